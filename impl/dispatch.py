@@ -1,0 +1,122 @@
+"""The one way from a model to an operation: named calls that can be recorded and replaced."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from impl.operations import OPERATIONS
+
+OUTPUTS: dict[str, tuple[str, ...]] = {
+    "weighted_cross_entropy": ("loss",),
+    "bce_with_logits": ("loss",),
+    "lm_cross_entropy": ("loss",),
+    "nf4_quantize": ("codes", "absmax"),
+    "nf4_dequantize": ("weight",),
+    "nf4_double_quantize": ("codes", "scales", "offset"),
+    "nf4_double_dequantize": ("absmax",),
+    "adamw_step": ("parameter", "exp_avg", "exp_avg_sq"),
+    "clip_by_global_norm": ("gradients", "norm"),
+    "average_gradients": ("gradient",),
+    "learning_rate_schedule": ("rates",),
+}
+
+
+@dataclass
+class Call:
+    """One recorded call. Inputs and outputs are the tensors themselves; None is an absent optional input."""
+
+    path: str
+    operation: str
+    inputs: dict[str, Tensor | None]
+    scalars: dict[str, Any]
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+
+    def input_gradients(self) -> dict[str, Tensor]:
+        """After a backward pass: this call's own share of the gradient of each input that has one."""
+        return {name: value.grad for name, value in self.inputs.items() if value is not None and _grad(value) is not None}
+
+    def output_gradients(self) -> dict[str, Tensor]:
+        """After a backward pass: the cotangent that arrived at each output."""
+        return {name: value.grad for name, value in self.outputs.items() if _grad(value) is not None}
+
+
+_replacements: Mapping[str, Callable[..., Any]] = {}
+_calls: list[Call] | None = None
+_prefix = ""
+
+
+def call(path: str, operation: str, /, **arguments: Any) -> Any:
+    """Runs an operation by name; `path` says where in the model. Arguments are the operation's inputs and scalars by name."""
+    function = _replacements.get(operation) or OPERATIONS[operation]
+    if _calls is None:
+        return function(**arguments)
+    record = _record_inputs(_prefix + path, operation, arguments)
+    result = function(**{**arguments, **{name: value for name, value in record.inputs.items() if value is not None}})
+    results = result if isinstance(result, tuple) else (result,)
+    record.outputs = dict(zip(OUTPUTS.get(operation, ("y",)), results, strict=True))
+    for value in results:
+        if value.requires_grad:
+            value.retain_grad()
+    _calls.append(record)
+    return result
+
+
+@contextmanager
+def recording() -> Iterator[list[Call]]:
+    """Collects every call inside the block, in order. Gradients can be read from the calls after a backward pass."""
+    global _calls
+    before, _calls = _calls, []
+    try:
+        yield _calls
+    finally:
+        _calls = before
+
+
+@contextmanager
+def replaced(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Runs `functions` in place of the operations of those names inside the block. Raises a KeyError for an unknown name."""
+    global _replacements
+    unknown = sorted(set(functions) - set(OPERATIONS))
+    if unknown:
+        raise KeyError(f"no operation is named {unknown[0]!r}; there are {', '.join(sorted(OPERATIONS))}")
+    before, _replacements = _replacements, {**_replacements, **functions}
+    try:
+        yield
+    finally:
+        _replacements = before
+
+
+@contextmanager
+def scope(name: str) -> Iterator[None]:
+    """Puts `name.` before the path of every call recorded inside the block."""
+    global _prefix
+    before, _prefix = _prefix, f"{_prefix}{name}."
+    try:
+        yield
+    finally:
+        _prefix = before
+
+
+def _record_inputs(path: str, operation: str, arguments: Mapping[str, Any]) -> Call:
+    inputs = {name: _local(value) for name, value in arguments.items() if isinstance(value, Tensor)}
+    absent = {name: None for name, value in arguments.items() if value is None}
+    scalars = {name: value for name, value in arguments.items() if name not in inputs and name not in absent}
+    return Call(path, operation, {**inputs, **absent}, scalars)
+
+
+def _local(value: Tensor) -> Tensor:
+    """An identity of `value` of its own, so that its gradient is this call's share and later changes in place do not reach the record."""
+    if isinstance(value, torch.nn.Parameter) and not value.requires_grad:
+        return value  # frozen: it neither changes nor has a gradient, and it is large
+    local = value.clone()
+    if local.requires_grad:
+        local.retain_grad()
+    return local
+
+
+def _grad(value: Tensor) -> Tensor | None:
+    return value.grad if value.requires_grad else None

@@ -1,0 +1,43 @@
+"""Rotary position embedding and grouped-query attention."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from impl.operations.precision import compute_dtype, widen
+
+
+def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """Rotates the pairs (i, i + d/2) of x [batch, seq, heads, d] by position · θ^(−2i/d) (Su et al. 2021).
+
+    positions [batch, seq] are integers. Angles, cosines and sines are float64 and rounded once, because float32 angles lose
+    whole digits at positions in the thousands.
+    """
+    half = x.shape[-1] // 2
+    exponent = torch.arange(half, dtype=torch.float64, device=x.device) / half
+    angle = positions[..., None].to(torch.float64) * theta**-exponent
+    table_dtype = compute_dtype(x.dtype)
+    cos, sin = (table[:, :, None, :].to(table_dtype) for table in (angle.cos(), angle.sin()))
+    first, second = widen(x).split(half, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Causal grouped-query attention: q [batch, seq, heads, d], k and v [batch, seq, kv_heads, d], mask [batch, seq] true at real tokens.
+
+    A query that sees no real key gives exactly zero, and no gradient. Such a row is let see itself and its result is then cleared:
+    a row of masked scores only is 0/0 in some of the library's backends.
+    """
+    seq, groups = q.shape[1], q.shape[2] // k.shape[2]
+    causal = torch.ones(seq, seq, dtype=torch.bool, device=q.device).tril()
+    allowed = causal & mask[:, None, :]
+    blind = ~allowed.any(dim=-1)
+    allowed = allowed | torch.diag_embed(blind)
+    # Not enable_gqa: with a mask it leaves CUDA only the unfused backend.
+    queries, keys, values = (
+        q.transpose(1, 2),
+        k.repeat_interleave(groups, dim=2).transpose(1, 2),
+        v.repeat_interleave(groups, dim=2).transpose(1, 2),
+    )
+    y = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=allowed[:, None], scale=q.shape[-1] ** -0.5)
+    return y.transpose(1, 2).masked_fill(blind[:, :, None, None], 0)

@@ -1,0 +1,27 @@
+"""Low-rank adaptation (Hu et al. 2021): A [rank, in], B [out, rank], scale alpha / rank."""
+
+from torch import Tensor
+from torch.nn import functional
+
+from impl.operations.layers import linear
+from impl.operations.precision import widen
+
+
+def lora_linear(x: Tensor, weight: Tensor, lora_a: Tensor, lora_b: Tensor, alpha: float, bias: Tensor | None = None) -> Tensor:
+    """y = x Wᵀ + b + (alpha/rank) · (x Aᵀ) Bᵀ; x [..., in] → [..., out]. A and B may be float32 masters: they compute in x's dtype."""
+    return linear(x, weight, bias) + lora_delta(x, lora_a, lora_b, alpha)
+
+
+def lora_delta(x: Tensor, lora_a: Tensor, lora_b: Tensor, alpha: float) -> Tensor:
+    """(alpha/rank) · (x Aᵀ) Bᵀ in x's dtype."""
+    return functional.linear(functional.linear(x, lora_a.to(x.dtype)), lora_b.to(x.dtype)) * (alpha / lora_a.shape[0])
+
+
+def lora_merge(weight: Tensor, lora_a: Tensor, lora_b: Tensor, alpha: float) -> Tensor:
+    """W + (alpha/rank) · B A, in float32, rounded once to W's dtype."""
+    return (widen(weight) + alpha / lora_a.shape[0] * (widen(lora_b) @ widen(lora_a))).to(weight.dtype)
+
+
+def lora_unmerge(weight: Tensor, lora_a: Tensor, lora_b: Tensor, alpha: float) -> Tensor:
+    """W − (alpha/rank) · B A, in float32, rounded once to W's dtype."""
+    return lora_merge(weight, lora_a, lora_b, -alpha)

@@ -1,0 +1,52 @@
+"""Losses, in float32 (float64 for float64 logits) whatever the dtype of the logits."""
+
+from torch import Tensor
+from torch.nn import functional
+
+from impl import validation
+from impl.operations.precision import widen
+
+
+def weighted_cross_entropy(logits: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
+    """(1/batch) Σ w[label] · (logsumexp(logits) − logits[label]); logits [batch, classes], labels [batch].
+
+    Divided by the number of samples, not by Σ w. Raises a ValueError for an empty batch, fewer than two classes, a non-finite
+    logit, a label outside the classes and weights that are not one a class.
+    """
+    batch, classes = logits.shape
+    if batch == 0:
+        raise ValueError("the batch is empty: a mean over no samples is undefined")
+    if classes < 2:
+        raise ValueError(f"{classes} class: classification needs at least two")
+    if class_weights is not None and class_weights.shape != (classes,):
+        raise ValueError(f"class_weights has shape {list(class_weights.shape)}, expected one weight for each of the {classes} classes")
+    validation.require_finite("logits", logits)
+    validation.require_below("labels", labels, classes, "classes")
+    wide = widen(logits)
+    weights = None if class_weights is None else class_weights.to(wide.dtype)
+    return functional.cross_entropy(wide, labels, weight=weights, reduction="none").sum() / batch
+
+
+def bce_with_logits(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean over samples and classes of the binary cross-entropy; logits and targets [batch, classes].
+
+    Raises a ValueError for an empty batch, a shape that differs and a non-finite logit.
+    """
+    if logits.numel() == 0 or logits.shape != targets.shape:
+        raise ValueError(f"logits {list(logits.shape)} and targets {list(targets.shape)} must have one shape, and not be empty")
+    validation.require_finite("logits", logits)
+    return functional.binary_cross_entropy_with_logits(widen(logits), widen(targets))
+
+
+def lm_cross_entropy(logits: Tensor, input_ids: Tensor, mask: Tensor) -> Tensor:
+    """Mean of −log p(input_ids[t + 1] | ≤ t) over the t where t and t + 1 are real; logits [batch, seq, vocab], the others [batch, seq].
+
+    Raises a ValueError where there is no such position, and for a token outside the vocabulary.
+    """
+    predicted = mask[:, :-1] & mask[:, 1:]
+    if validation.enabled() and not bool(predicted.any()):
+        raise ValueError("no two neighbouring real tokens in the batch: there is no next token to predict")
+    validation.require_below("input_ids", input_ids, logits.shape[-1], "tokens of the vocabulary")
+    targets = input_ids[:, 1:].masked_fill(~predicted, -100)
+    wide = widen(logits[:, :-1]).flatten(0, 1)
+    return functional.cross_entropy(wide, targets.flatten(), ignore_index=-100, reduction="sum") / predicted.sum()

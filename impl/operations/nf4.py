@@ -1,0 +1,98 @@
+"""NF4 (Dettmers et al. 2023, QLoRA §3) through bitsandbytes' functional interface.
+
+Not `Linear4bit`: in evaluation on a CPU with AVX512-BF16 it repacks its weight in place.
+"""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+GROUP_SIZE = 256
+
+
+@functools.cache
+def _library() -> ModuleType:
+    import bitsandbytes.functional  # 2.6 s: only where NF4 is used
+
+    return bitsandbytes.functional
+
+
+def nf4_quantize(weight: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
+    """Weight [rows, columns] → codes uint8 [(rows·columns + 1) // 2] (first of a pair in the high nibble), absmax float32 [blocks].
+
+    Blocks run over the flattened weight. Raises a ValueError for another block size than BLOCK_SIZES.
+    """
+    _check_block_size(block_size)
+    flat = weight.detach().reshape(-1)
+    flat = flat.float() if flat.dtype == torch.float64 else flat
+    # A whole number of blocks: the library divides a shorter last block by its absmax where it multiplies the others by the reciprocal.
+    padded = functional.pad(flat, (0, -flat.numel() % block_size))
+    codes, state = _library().quantize_4bit(padded, blocksize=block_size, quant_type="nf4")
+    return codes.flatten()[: (flat.numel() + 1) // 2].clone(), state.absmax
+
+
+def nf4_dequantize(codes: Tensor, absmax: Tensor, rows: int, columns: int, block_size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """codebook[code] · absmax[block] in float32, rounded once to `dtype`: [rows, columns]. float64 is the float32 result, widened."""
+    _check_block_size(block_size)
+    count = rows * columns
+    packed, blocks = (count + 1) // 2, -(-count // block_size)
+    if codes.numel() != packed or absmax.numel() != blocks:
+        raise ValueError(
+            f"a [{rows}, {columns}] weight in blocks of {block_size} has {packed} bytes of codes and {blocks} absmax, "
+            f"not {codes.numel()} and {absmax.numel()}"
+        )
+    library = _library()
+    # Flat and of even length: bitsandbytes sends an odd last axis through torch.compile.
+    stored = torch.float32 if dtype == torch.float64 else dtype
+    flat = torch.empty(2 * codes.numel(), dtype=stored, device=codes.device)
+    library.dequantize_4bit(codes.reshape(-1, 1), absmax=absmax.float(), out=flat[None], blocksize=block_size, quant_type="nf4")
+    return flat[:count].view(rows, columns).to(dtype)
+
+
+class _Nf4Linear(torch.autograd.Function):
+    """x Wᵀ + b that keeps the codes, not the dequantised weight, for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, codes: Tensor, absmax: Tensor, bias: Tensor | None, shape: tuple[int, int], block_size: int) -> Tensor:
+        ctx.save_for_backward(codes, absmax)
+        ctx.shape, ctx.block_size = shape, block_size
+        weight = nf4_dequantize(codes, absmax, *shape, block_size, dtype=x.dtype)
+        return functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        (cotangent,) = cotangents
+        codes, absmax = ctx.saved_tensors
+        weight = nf4_dequantize(codes, absmax, *ctx.shape, ctx.block_size, dtype=cotangent.dtype)
+        return cotangent @ weight, None, None, None, None, None
+
+
+def nf4_linear(
+    x: Tensor, codes: Tensor, absmax: Tensor, in_features: int, out_features: int, block_size: int, bias: Tensor | None = None
+) -> Tensor:
+    """y = x dequantize(codes, absmax)ᵀ + b; x [..., in] → [..., out]. Weight and bias are frozen: only x has a gradient."""
+    y: Tensor = _Nf4Linear.apply(x, codes, absmax, bias, (out_features, in_features), block_size)  # type: ignore[no-untyped-call]  # torch
+    return y
+
+
+def nf4_double_quantize(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """absmax [blocks] → codes uint8 [blocks], scales float32 [ceil(blocks / 256)], offset float32 [] (QLoRA §3, double quantisation)."""
+    offset = absmax.float().mean()
+    codes, state = _library().quantize_blockwise(absmax.float() - offset, blocksize=GROUP_SIZE)
+    return codes, state.absmax, offset
+
+
+def nf4_double_dequantize(codes: Tensor, scales: Tensor, offset: Tensor) -> Tensor:
+    """codebook8[code] · scale + offset, float32 [blocks]."""
+    restored: Tensor = _library().dequantize_blockwise(codes, absmax=scales.float(), blocksize=GROUP_SIZE)
+    return restored + offset.float()
+
+
+def _check_block_size(block_size: int) -> None:
+    if block_size not in BLOCK_SIZES:
+        raise ValueError(f"NF4 block size {block_size}: expected one of {', '.join(map(str, BLOCK_SIZES))}")

@@ -1,0 +1,78 @@
+"""Gradient averaging, clipping, AdamW and the learning-rate schedule: float32, or float64 for float64 tensors."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from impl import validation
+from impl.operations.precision import widen
+
+
+def average_gradients(gradients: Tensor, counts: Tensor) -> Tensor:
+    """Σ counts[i] · gradients[i] / Σ counts: gradients [micro_batches, count] are means over counts [micro_batches] samples → [count]."""
+    wide = widen(gradients)
+    total = counts.sum()
+    if validation.enabled() and int(total) <= 0:
+        raise ValueError("counts add up to no sample: a mean over no samples is undefined")
+    return (counts.to(wide.dtype)[:, None] * wide).sum(dim=0) / total
+
+
+def clip_by_global_norm(gradients: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
+    """Gradients [tensors, count] times min(1, max_norm / norm), and the L2 norm over all of them before (Pascanu et al. 2013).
+
+    Raises a FloatingPointError for a non-finite norm and a ValueError for max_norm ≤ 0.
+    """
+    if not max_norm > 0:
+        raise ValueError(f"max_norm is {max_norm}: expected a positive number")
+    wide = widen(gradients)
+    norm = torch.linalg.vector_norm(wide)
+    validation.require_finite_norm("the global gradient norm", norm)
+    return wide * torch.clamp(max_norm / norm, max=1.0), norm
+
+
+def adamw_step(
+    parameter: Tensor,
+    gradient: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: int,
+    learning_rate: float,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One AdamW step (Loshchilov & Hutter 2019, Algorithm 2); `step` counts from 1. Returns new parameter, exp_avg, exp_avg_sq.
+
+    Raises a ValueError for step < 1.
+    """
+    if step < 1:
+        raise ValueError(f"step is {step}: AdamW's bias correction counts steps from 1")
+    gradient = widen(gradient)
+    exp_avg = beta1 * widen(exp_avg) + (1 - beta1) * gradient
+    exp_avg_sq = beta2 * widen(exp_avg_sq) + (1 - beta2) * gradient * gradient
+    denominator = (exp_avg_sq / (1 - beta2**step)).sqrt() + eps
+    update = exp_avg / (1 - beta1**step) / denominator
+    parameter = widen(parameter)
+    return parameter - learning_rate * weight_decay * parameter - learning_rate * update, exp_avg, exp_avg_sq
+
+
+def learning_rate_schedule(total_steps: int, peak: float, warmup_fraction: float, kind: str) -> Tensor:
+    """The rate of each step 0 … total_steps − 1, float64: linear warm-up over ceil(warmup_fraction · total_steps) steps, then `kind`."""
+    if kind not in ("constant", "linear", "cosine"):
+        raise ValueError(f"schedule {kind!r}: expected one of 'constant', 'linear', 'cosine'")
+    if not 0 <= warmup_fraction <= 1:
+        raise ValueError(f"warmup_fraction is {warmup_fraction}: expected 0 to 1")
+    warmup = math.ceil(warmup_fraction * total_steps)
+    rates = [_rate(step, total_steps, warmup, kind) * peak for step in range(total_steps)]
+    return torch.tensor(rates, dtype=torch.float64)
+
+
+def _rate(step: int, total: int, warmup: int, kind: str) -> float:
+    if step < warmup:
+        return step / warmup
+    if kind == "constant":
+        return 1.0
+    progress = (step - warmup) / (total - warmup)
+    return 1.0 - progress if kind == "linear" else (1.0 + math.cos(math.pi * progress)) / 2.0

@@ -1,0 +1,64 @@
+"""Checks of tensor values, in one place because each of them waits for the device.
+
+A captured CUDA graph cannot wait: a capturing caller validates its batch before the replay and wraps the capture in `unchecked()`.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+_enabled = True
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Leaves out the checks of values inside the block, for a caller that has made them itself (CUDA graph capture)."""
+    global _enabled
+    before, _enabled = _enabled, False
+    try:
+        yield
+    finally:
+        _enabled = before
+
+
+def enabled() -> bool:
+    """Whether values are checked here."""
+    return _enabled
+
+
+def require_finite(name: str, value: Tensor) -> None:
+    """Raises a ValueError that names the first NaN or infinite entry of `value`."""
+    if _enabled and not bool(torch.isfinite(value).all()):
+        index = _first(~torch.isfinite(value))
+        raise ValueError(f"{name}{list(index)} is {value[index].item()}; every entry must be finite")
+
+
+def require_below(name: str, value: Tensor, limit: int, what: str) -> None:
+    """Raises a ValueError that names the first entry of the integer tensor `value` outside 0 … limit − 1."""
+    if not _enabled or value.numel() == 0:
+        return
+    wrong = (value < 0) | (value >= limit)
+    if bool(wrong.any()):
+        index = _first(wrong)
+        raise ValueError(f"{name}{list(index)} is {value[index].item()}, but the {what} go from 0 to {limit - 1}")
+
+
+def require_rows(name: str, mask: Tensor) -> None:
+    """Raises a ValueError that names the first row of the boolean `mask` [batch, seq] without a true entry."""
+    if not _enabled:
+        return
+    empty = ~mask.any(dim=-1)
+    if bool(empty.any()):
+        raise ValueError(f"{name}[{_first(empty)[0]}] has no real token; every sample needs at least one")
+
+
+def require_finite_norm(name: str, norm: Tensor) -> None:
+    """Raises a FloatingPointError where the scalar `norm` is NaN or infinite."""
+    if _enabled and not bool(torch.isfinite(norm)):
+        raise FloatingPointError(f"{name} is {norm.item()}: a gradient is not finite or too large for {norm.dtype}")
+
+
+def _first(wrong: Tensor) -> tuple[int, ...]:
+    return tuple(int(i) for i in wrong.nonzero()[0])
