@@ -4,6 +4,7 @@ Not `Linear4bit`: in evaluation on a CPU with AVX512-BF16 it repacks its weight 
 """
 
 import functools
+import logging
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +18,9 @@ GROUP_SIZE = 256
 
 @functools.cache
 def _library() -> ModuleType:
-    import bitsandbytes.functional  # 2.6 s: only where NF4 is used
+    # On some CPUs the import warns that a fused 4-bit product is missing; the functional interface does not use it.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    import bitsandbytes.functional  # takes seconds: only where NF4 is used
 
     return bitsandbytes.functional
 
@@ -48,9 +51,14 @@ def nf4_dequantize(codes: Tensor, absmax: Tensor, rows: int, columns: int, block
         )
     library = _library()
     # Flat and of even length: bitsandbytes sends an odd last axis through torch.compile.
-    stored = torch.float32 if dtype == torch.float64 else dtype
-    flat = torch.empty(2 * codes.numel(), dtype=stored, device=codes.device)
-    library.dequantize_4bit(codes.reshape(-1, 1), absmax=absmax.float(), out=flat[None], blocksize=block_size, quant_type="nf4")
+    state = library.QuantState(
+        absmax=absmax.float(),
+        shape=(1, 2 * packed),
+        dtype=torch.float32 if dtype == torch.float64 else dtype,
+        blocksize=block_size,
+        quant_type="nf4",
+    )
+    flat: Tensor = library.dequantize_4bit(codes.reshape(-1, 1), state).flatten()
     return flat[:count].view(rows, columns).to(dtype)
 
 
@@ -81,10 +89,23 @@ def nf4_linear(
 
 
 def nf4_double_quantize(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """absmax [blocks] → codes uint8 [blocks], scales float32 [ceil(blocks / 256)], offset float32 [] (QLoRA §3, double quantisation)."""
+    """absmax [blocks] → codes uint8 [blocks], scales float32 [ceil(blocks / 256)], offset float32 [] (QLoRA §3, double quantisation).
+
+    Not the library's quantize_blockwise: on the CPU it looks values up in a coarser table and misses the nearest code near a midpoint.
+    """
     offset = absmax.float().mean()
-    codes, state = _library().quantize_blockwise(absmax.float() - offset, blocksize=GROUP_SIZE)
-    return codes, state.absmax, offset
+    centred = absmax.float() - offset
+    blocks = functional.pad(centred, (0, -centred.numel() % GROUP_SIZE)).view(-1, GROUP_SIZE)
+    scales = blocks.abs().amax(dim=1)
+    scaled = (blocks * (1.0 / scales.clamp(min=1e-38))[:, None]).clamp(-1.0, 1.0)
+    codes = torch.bucketize(scaled, _dynamic_midpoints(absmax.device)).to(torch.uint8)
+    return codes.flatten()[: centred.numel()], scales, offset
+
+
+@functools.cache
+def _dynamic_midpoints(device: torch.device) -> Tensor:
+    codebook: Tensor = _library().create_dynamic_map().to(device)
+    return (codebook[:-1] + codebook[1:]) / 2
 
 
 def nf4_double_dequantize(codes: Tensor, scales: Tensor, offset: Tensor) -> Tensor:
