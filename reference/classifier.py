@@ -1,0 +1,105 @@
+"""A decoder with LoRA factors, NF4 base weights when asked, pooling and a linear head."""
+
+from dataclasses import dataclass
+
+from reference import decoder
+from reference.decoder import ATTENTION_PROJECTIONS, MLP_PROJECTIONS, DecoderConfig, Project
+from reference.table import Composition, Scalars
+from reference.tape import Tape
+
+NF4_BLOCK = 64
+TARGETS = {"q_v": ("q_proj", "v_proj"), "all": ATTENTION_PROJECTIONS + MLP_PROJECTIONS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierConfig(DecoderConfig):
+    """A decoder's configuration, with LoRA's rank, alpha and targets, the pooling mode, and whether base weights are NF4."""
+
+    tied: bool = True
+    classes: int
+    rank: int
+    alpha: float
+    targets: str = "q_v"
+    pooling: str
+    nf4: bool = False
+
+    def __post_init__(self) -> None:
+        """ValueError for sizes and choices that no classifier has."""
+        super().__post_init__()
+        if self.targets not in TARGETS:
+            raise ValueError(f"targets is {self.targets!r}; expected one of {', '.join(TARGETS)}")
+
+    def is_target(self, path: str) -> bool:
+        """Whether the projection at that path has LoRA factors."""
+        return path.rpartition(".")[2] in TARGETS[self.targets]
+
+
+def _trainable_shapes(config: ClassifierConfig) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer in range(config.layers):
+        for path, (out_features, in_features) in config.projection_shapes().items():
+            if config.is_target(path):
+                shapes[f"model.layers.{layer}.{path}.lora_A.weight"] = (config.rank, in_features)
+                shapes[f"model.layers.{layer}.{path}.lora_B.weight"] = (out_features, config.rank)
+    return shapes | {"score.weight": (config.classes, config.hidden), "score.bias": (config.classes,)}
+
+
+def trainable_names(scalars: Scalars) -> list[str]:
+    """The trainable parameters in their fixed order: per layer and target A then B, then the head's weight and bias."""
+    return list(_trainable_shapes(ClassifierConfig.from_scalars(scalars)))
+
+
+def parameter_shapes(scalars: Scalars) -> dict[str, tuple[int, ...]]:
+    """Hugging Face name → shape of every parameter, the decoder's first, then the trainable ones."""
+    config = ClassifierConfig.from_scalars(scalars)
+    return decoder.parameter_shapes({**scalars, "tied": config.tied}) | _trainable_shapes(config)
+
+
+def _base_weight(tape: Tape, config: ClassifierConfig, path: str) -> str:
+    """The projection's weight, through NF4 and back when asked."""
+    weight = f"{path}.weight"
+    if not config.nf4:
+        return weight
+    rows, columns = tape.values[weight].shape
+    quantized = f"{weight}.nf4"
+    tape.call(quantized, "nf4_quantize", weight=weight, block_size=NF4_BLOCK)
+    codes, absmax = f"{quantized}.codes", f"{quantized}.absmax"
+    return tape.call(
+        f"{weight}.dequantized", "nf4_dequantize", codes=codes, absmax=absmax, rows=rows, columns=columns, block_size=NF4_BLOCK
+    )
+
+
+def adapted_projection(tape: Tape, config: ClassifierConfig) -> Project:
+    """Projections with LoRA at the targets, and the base weight through NF4 when asked."""
+
+    def project(path: str, x: str) -> str:
+        weight = _base_weight(tape, config, path)
+        bias = f"{path}.bias" if config.has_bias(path) else None
+        if not config.is_target(path):
+            return tape.call(path, "linear", x=x, weight=weight, bias=bias)
+        factors = {"lora_a": f"{path}.lora_A.weight", "lora_b": f"{path}.lora_B.weight"}
+        return tape.call(path, "lora_linear", x=x, weight=weight, bias=bias, **factors, alpha=config.alpha)
+
+    return project
+
+
+def _forward(tape: Tape, scalars: Scalars) -> None:
+    config = ClassifierConfig.from_scalars(scalars)
+    decoder.require_parameters(tape, parameter_shapes(scalars))
+    hidden = decoder.backbone(tape, config, adapted_projection(tape, config))
+    pooled = tape.call("pool", "pool", x=hidden, mask="mask", mode=config.pooling)
+    tape.outputs = {"logits": tape.call("score", "linear", x=pooled, weight="score.weight", bias="score.bias")}
+
+
+CLASSIFIER_FORWARD = Composition(_forward)
+
+
+def _loss(tape: Tape, scalars: Scalars) -> None:
+    tape.compose("classifier_forward", CLASSIFIER_FORWARD, scalars)
+    logits = tape.outputs["logits"]
+    class_weights = "class_weights" if "class_weights" in tape.values else None
+    loss = tape.call("loss", "weighted_cross_entropy", logits=logits, labels="labels", class_weights=class_weights)
+    tape.outputs = {"loss": loss, "logits": logits}
+
+
+CLASSIFIER_LOSS = Composition(_loss)

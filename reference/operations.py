@@ -1,0 +1,48 @@
+"""The table of elementary operations, under the names of contracts/operations.yaml."""
+
+from reference import (
+    attention,
+    bce,
+    cross_entropy,
+    embedding,
+    linear,
+    lora,
+    nf4,
+    nf4_double,
+    optimiser,
+    pool,
+    residual,
+    rms_norm,
+    rope,
+    softmax,
+    swiglu,
+)
+from reference.table import Operation
+
+TABLE: dict[str, Operation] = {
+    "embedding": Operation(embedding.forward, embedding.backward),
+    "linear": Operation(linear.forward, linear.backward),
+    "residual_add": Operation(residual.forward, residual.backward),
+    "rms_norm": Operation(rms_norm.forward, rms_norm.backward),
+    "qk_norm": Operation(rms_norm.forward, rms_norm.backward),
+    "rope": Operation(rope.forward, rope.backward),
+    "attention": Operation(attention.forward, attention.backward),
+    "softmax": Operation(softmax.forward, softmax.backward),
+    "swiglu": Operation(swiglu.forward, swiglu.backward),
+    "pool": Operation(pool.forward, pool.backward),
+    "weighted_cross_entropy": Operation(cross_entropy.weighted_forward, cross_entropy.weighted_backward, ("loss",)),
+    "bce_with_logits": Operation(bce.forward, bce.backward, ("loss",)),
+    "lm_cross_entropy": Operation(cross_entropy.lm_forward, cross_entropy.lm_backward, ("loss",)),
+    "lora_linear": Operation(lora.forward, lora.backward),
+    "lora_merge": Operation(lora.merge),
+    "lora_unmerge": Operation(lora.unmerge),
+    "nf4_quantize": Operation(nf4.quantize, None, ("codes", "absmax")),
+    "nf4_dequantize": Operation(nf4.dequantize, None, ("weight",)),
+    "nf4_linear": Operation(nf4.linear_forward, nf4.linear_backward),
+    "nf4_double_quantize": Operation(nf4_double.quantize, None, ("codes", "scales", "offset")),
+    "nf4_double_dequantize": Operation(nf4_double.dequantize, None, ("absmax",)),
+    "adamw_step": Operation(optimiser.adamw_step, None, ("parameter", "exp_avg", "exp_avg_sq")),
+    "clip_by_global_norm": Operation(optimiser.clip_by_global_norm, None, ("gradients", "norm")),
+    "average_gradients": Operation(optimiser.average_gradients, None, ("gradient",)),
+    "learning_rate_schedule": Operation(optimiser.learning_rate_schedule, None, ("rates",)),
+}

@@ -1,0 +1,20 @@
+"""SwiGLU: y = gate · σ(gate) · up (Shazeer 2020, arXiv:2002.05202, eq. 6).
+
+Derivation: with σ' = σ (1 − σ), d(g σ(g))/dg = σ (1 + g (1 − σ)); 1 − σ(g) is computed as σ(−g), which does not cancel.
+"""
+
+from reference.sigmoid import sigmoid
+from reference.table import Array
+
+
+def forward(gate: Array, up: Array) -> Array:
+    """gate and up [..., intermediate] → [..., intermediate]."""
+    activation = gate * sigmoid(gate)
+    return activation * up
+
+
+def backward(dy: Array, gate: Array, up: Array) -> dict[str, Array]:
+    """Gradients of gate and up; dy [..., intermediate]."""
+    opening = sigmoid(gate)
+    slope = opening * (1.0 + gate * sigmoid(-gate))
+    return {"gate": dy * up * slope, "up": dy * gate * opening}

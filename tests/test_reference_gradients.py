@@ -1,0 +1,110 @@
+"""Every backward of the reference against central differences in float64, and every operation's dtype."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from reference_cases import DRAW
+
+from reference import TABLE, differentiate, evaluate
+
+DIFFERENTIABLE = sorted(name for name, operation in TABLE.items() if operation.backward is not None)
+SEEDS = range(12)
+
+
+def _gradients(name: str, inputs: dict[str, Any], scalars: dict[str, Any], cotangent: np.ndarray) -> dict[str, np.ndarray]:
+    """Everything that the operation's backward returns."""
+    operation = TABLE[name]
+    assert operation.backward is not None
+    return operation.backward(cotangent, **inputs, **scalars)
+
+
+def _central_differences(name: str, inputs: dict[str, Any], scalars: dict[str, Any], cotangent: np.ndarray, wrt: str) -> np.ndarray:
+    """∂(Σ cotangent · y)/∂x element by element; h = 1e-5 balances truncation h² against rounding u/h."""
+    h = 1e-5
+    gradient = np.zeros_like(inputs[wrt])
+    for index in np.ndindex(gradient.shape):
+        change = np.zeros_like(gradient)
+        change[index] = h
+        (up,), (down,) = (evaluate(name, {**inputs, wrt: inputs[wrt] + sign * change}, scalars).values() for sign in (1, -1))
+        gradient[index] = np.sum(cotangent * (up - down)) / (2 * h)
+    return gradient
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_backward_equals_central_differences(name: str, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    inputs, scalars = DRAW[name](random)
+    (output,) = evaluate(name, inputs, scalars).values()
+    cotangent = np.asarray(random.standard_normal(output.shape))
+    gradients = _gradients(name, inputs, scalars, cotangent)
+    assert gradients
+    for wrt, gradient in gradients.items():
+        expected = _central_differences(name, inputs, scalars, cotangent, wrt)
+        # Truncation h²/6·f‴ ≈ 2e-11·f‴ and rounding u·|f|/h ≈ 1e-11·|f|; rms_norm's f‴ at a small row is what needs the rest.
+        scale = max(1.0, float(np.abs(expected).max()))
+        assert gradient.shape == expected.shape
+        assert np.abs(gradient - expected).max() <= 1e-7 * scale, wrt
+
+
+@pytest.mark.parametrize("name", sorted(TABLE))
+def test_an_operation_stays_in_float32(name: str) -> None:
+    """Lines that name no dtype can leave the inputs' dtype; only the schedule and integer codes are another by their signature."""
+    for seed in SEEDS:
+        random = np.random.default_rng(seed)
+        inputs, scalars = DRAW[name](random)
+        single = {
+            key: value.astype(np.float32) if value is not None and value.dtype == np.float64 else value for key, value in inputs.items()
+        }
+        outputs = evaluate(name, single, scalars)
+        expected = {"learning_rate_schedule": {np.dtype(np.float64)}}.get(name, {np.dtype(np.float32), np.dtype(np.uint8)})
+        assert {value.dtype for value in outputs.values()} <= expected
+        assert any(value.dtype.kind == "f" for value in outputs.values())
+        if TABLE[name].backward is not None:
+            (output,) = outputs.values()
+            gradients = _gradients(name, single, scalars, np.ones_like(output))
+            assert {value.dtype for value in gradients.values()} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize("name", sorted(set(TABLE) - {"nf4_quantize", "nf4_double_quantize", "nf4_double_dequantize"}))
+def test_an_operation_stays_in_float64(name: str) -> None:
+    for seed in SEEDS:
+        inputs, scalars = DRAW[name](np.random.default_rng(seed))
+        assert {value.dtype for value in evaluate(name, inputs, scalars).values()} == {np.dtype(np.float64)}
+
+
+@pytest.mark.parametrize("name", ["linear", "lora_linear"])
+def test_a_backward_computes_only_what_is_needed(name: str) -> None:
+    inputs, scalars = DRAW[name](np.random.default_rng(0))
+    output = evaluate(name, inputs, scalars)["y"]
+    every = differentiate(name, inputs, scalars, {"y": output}, wrt=[key for key, value in inputs.items() if value is not None])
+    backward = TABLE[name].backward
+    assert backward is not None
+    for key, gradient in every.items():
+        alone = backward(output, **inputs, **scalars, needs={key})
+        assert list(alone) == [key]
+        np.testing.assert_array_equal(alone[key], gradient)
+
+
+def test_a_query_that_sees_no_key_gives_zero_and_takes_none() -> None:
+    random = np.random.default_rng(0)
+    q, k, v = (random.standard_normal((1, 4, heads, 3)) for heads in (4, 2, 2))
+    inputs = {"q": q, "k": k, "v": v, "mask": np.array([[False, False, True, True]])}
+    y = evaluate("attention", inputs, {})["y"]
+    gradients = differentiate("attention", inputs, {}, {"y": np.ones_like(y)}, wrt=["q", "k", "v"])
+    assert not y[:, :2].any()
+    assert y[:, 2:].all()
+    for gradient in gradients.values():
+        assert not gradient[:, :2].any()
+    assert gradients["v"][:, 2:].all()
+
+
+def test_unknown_operations_and_inputs_are_named() -> None:
+    with pytest.raises(KeyError, match="rms_norm"):
+        evaluate("rmsnorm", {}, {})
+    inputs, scalars = DRAW["softmax"](np.random.default_rng(0))
+    with pytest.raises(KeyError, match="'z'"):
+        differentiate("softmax", inputs, scalars, {"y": inputs["x"]}, wrt=["z"])
+    with pytest.raises(ValueError, match="no gradient"):
+        differentiate("lora_merge", *DRAW["lora_merge"](np.random.default_rng(0)), {}, wrt=["weight"])
