@@ -54,10 +54,26 @@ def require_rows(name: str, mask: Tensor) -> None:
         raise ValueError(f"{name}[{_first(empty)[0]}] has no real token; every sample needs at least one")
 
 
-def require_finite_norm(name: str, norm: Tensor) -> None:
-    """Raises a FloatingPointError where the scalar `norm` is NaN or infinite."""
-    if _enabled and not bool(torch.isfinite(norm)):
-        raise FloatingPointError(f"{name} is {norm.item()}: a gradient is not finite or too large for {norm.dtype}")
+def require_positive(name: str, counts: Tensor) -> None:
+    """Raises a ValueError that names the first entry of the integer vector `counts` below one, and for an empty vector."""
+    if not _enabled:
+        return
+    if counts.numel() == 0:
+        raise ValueError(f"{name} is empty: a mean over no samples is undefined")
+    if bool((counts < 1).any()):
+        index = _first(counts < 1)
+        raise ValueError(f"{name}{list(index)} is {counts[index].item()}; expected at least one sample in every micro-batch")
+
+
+def require_finite_norm(norm: Tensor, gradients: Tensor) -> None:
+    """Raises a FloatingPointError that names the first bad entry where the norm of `gradients` [tensors, count] is NaN or infinite."""
+    if not _enabled or bool(torch.isfinite(norm)):
+        return
+    bad = ~torch.isfinite(gradients)
+    if bool(bad.any()):
+        index = _first(bad)
+        raise FloatingPointError(f"the gradient norm is {norm.item()}: gradients{list(index)} is {gradients[index].item()}")
+    raise FloatingPointError(f"the gradient norm is {norm.item()}: the sum of squares overflows {norm.dtype}")
 
 
 def _first(wrong: Tensor) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """Low-rank adaptation (Hu et al. 2021): A [rank, in], B [out, rank], scale alpha / rank."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -9,12 +10,11 @@ from impl.operations.precision import widen
 
 def lora_linear(x: Tensor, weight: Tensor, lora_a: Tensor, lora_b: Tensor, alpha: float, bias: Tensor | None = None) -> Tensor:
     """y = x Wᵀ + b + (alpha/rank) · (x Aᵀ) Bᵀ; x [..., in] → [..., out]. A and B may be float32 masters: they compute in x's dtype."""
-    return linear(x, weight, bias) + lora_delta(x, lora_a, lora_b, alpha)
-
-
-def lora_delta(x: Tensor, lora_a: Tensor, lora_b: Tensor, alpha: float) -> Tensor:
-    """(alpha/rank) · (x Aᵀ) Bᵀ in x's dtype."""
-    return functional.linear(functional.linear(x, lora_a.to(x.dtype)), lora_b.to(x.dtype)) * (alpha / lora_a.shape[0])
+    base = linear(x, weight, bias)
+    projected = functional.linear(x, lora_a.to(x.dtype)).flatten(0, -2)
+    # Scaled and added inside the product: the update is not rounded by itself.
+    y = torch.addmm(base.flatten(0, -2), projected, lora_b.to(x.dtype).T, alpha=alpha / lora_a.shape[0])
+    return y.view(base.shape)
 
 
 def lora_merge(weight: Tensor, lora_a: Tensor, lora_b: Tensor, alpha: float) -> Tensor:

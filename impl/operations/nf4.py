@@ -93,7 +93,7 @@ def nf4_double_quantize(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Not the library's quantize_blockwise: on the CPU it looks values up in a coarser table and misses the nearest code near a midpoint.
     """
-    offset = absmax.float().mean()
+    offset = absmax.double().mean().float()  # the exact mean's neighbour, in whatever order the device sums
     centred = absmax.float() - offset
     blocks = functional.pad(centred, (0, -centred.numel() % GROUP_SIZE)).view(-1, GROUP_SIZE)
     scales = blocks.abs().amax(dim=1)

@@ -11,11 +11,10 @@ from impl.operations.precision import widen
 
 def average_gradients(gradients: Tensor, counts: Tensor) -> Tensor:
     """Σ counts[i] · gradients[i] / Σ counts: gradients [micro_batches, count] are means over counts [micro_batches] samples → [count]."""
+    validation.require_positive("counts", counts)
     wide = widen(gradients)
-    total = counts.sum()
-    if validation.enabled() and int(total) <= 0:
-        raise ValueError("counts add up to no sample: a mean over no samples is undefined")
-    return (counts.to(wide.dtype)[:, None] * wide).sum(dim=0) / total
+    weights = counts.to(wide.dtype)
+    return (weights[:, None] * wide).sum(dim=0) / weights.sum()
 
 
 def clip_by_global_norm(gradients: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
@@ -27,7 +26,7 @@ def clip_by_global_norm(gradients: Tensor, max_norm: float) -> tuple[Tensor, Ten
         raise ValueError(f"max_norm is {max_norm}: expected a positive number")
     wide = widen(gradients)
     norm = torch.linalg.vector_norm(wide)
-    validation.require_finite_norm("the global gradient norm", norm)
+    validation.require_finite_norm(norm, wide)
     return wide * torch.clamp(max_norm / norm, max=1.0), norm
 
 
@@ -65,14 +64,14 @@ def learning_rate_schedule(total_steps: int, peak: float, warmup_fraction: float
     if not 0 <= warmup_fraction <= 1:
         raise ValueError(f"warmup_fraction is {warmup_fraction}: expected 0 to 1")
     warmup = math.ceil(warmup_fraction * total_steps)
-    rates = [_rate(step, total_steps, warmup, kind) * peak for step in range(total_steps)]
-    return torch.tensor(rates, dtype=torch.float64)
+    return torch.tensor([_rate(step, total_steps, peak, warmup, kind) for step in range(total_steps)], dtype=torch.float64)
 
 
-def _rate(step: int, total: int, warmup: int, kind: str) -> float:
+def _rate(step: int, total: int, peak: float, warmup: int, kind: str) -> float:
     if step < warmup:
-        return step / warmup
-    if kind == "constant":
-        return 1.0
-    progress = (step - warmup) / (total - warmup)
-    return 1.0 - progress if kind == "linear" else (1.0 + math.cos(math.pi * progress)) / 2.0
+        return peak * step / warmup
+    if kind == "linear":
+        return peak * (total - step) / (total - warmup)
+    if kind == "cosine":
+        return peak * (1.0 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2.0
+    return peak

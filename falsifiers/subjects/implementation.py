@@ -1,0 +1,254 @@
+"""The subject `impl`: NumPy arrays in, the real PyTorch operations, models and trainer, NumPy arrays out."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from contracts.model import Signature
+from falsifiers.precision import signatures
+from falsifiers.subjects.protocol import TracedCall
+from impl import dispatch
+from impl.classifier import Adaptation, Classifier, trainable_shapes
+from impl.config import DecoderConfig
+from impl.decoder import Decoder
+from impl.device import resolve_device
+from impl.operations import OPERATIONS
+from impl.trainer import Batch, Trainer
+from reference.table import Array
+
+Arrays = Mapping[str, Array]
+Tensors = dict[str, torch.Tensor]
+Scalars = Mapping[str, Any]
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+PARAMETERS = "parameters/"
+_KEPT_IN_FLOAT32 = frozenset({"absmax", "scales", "offset"})
+_CONFIG = ("family", "vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "eps", "theta")
+
+
+class Implementation:
+    """Runs `impl` on a device. Raises DeviceUnavailable or a ValueError for a device that is not there or not in the grammar."""
+
+    name = "impl"
+
+    def __init__(self, device: str = "cpu") -> None:
+        self._device = resolve_device(device)
+        self.device = str(self._device)
+
+    def unsupported(self, operation: str, dtype: str) -> str | None:
+        """Why the operation cannot run in that dtype here; None when it can."""
+        if dtype not in DTYPES:
+            return f"impl has no {dtype}; it has {', '.join(DTYPES)}"
+        if operation not in OPERATIONS and operation not in _COMPOSITIONS:
+            return f"impl has no operation {operation}"
+        return None
+
+    def run(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str) -> dict[str, Array]:
+        """The operation's outputs."""
+        with torch.no_grad() if operation != "train_steps" else torch.enable_grad():
+            outputs, _ = self._forward(operation, inputs, scalars, dtype, ())
+        return {name: to_numpy(value) for name, value in outputs.items()}
+
+    def differentiate(
+        self, operation: str, inputs: Arrays, scalars: Scalars, cotangents: Arrays, wrt: Sequence[str], dtype: str
+    ) -> dict[str, Array]:
+        """The vector-Jacobian products with respect to the inputs in `wrt`; zero for an input that the graph does not reach."""
+        outputs, leaves = self._forward(operation, inputs, scalars, dtype, wrt)
+        roots, upstream = self._roots(outputs, cotangents)
+        wanted = [leaves[name] for name in wrt]
+        found = torch.autograd.grad(roots, wanted, upstream, allow_unused=True) if roots else [None] * len(wanted)
+        gradients = (torch.zeros_like(leaf) if value is None else value for leaf, value in zip(wanted, found, strict=True))
+        return {name: to_numpy(value) for name, value in zip(wrt, gradients, strict=True)}
+
+    def record(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str, cotangents: Arrays | None = None) -> list[TracedCall]:
+        """The calls that the operation makes, in order, with local gradients when cotangents are given."""
+        wrt = [] if cotangents is None else self._differentiable(operation, inputs, scalars)
+        with dispatch.recording() as calls:
+            outputs, _ = self._forward(operation, inputs, scalars, dtype, wrt)
+        roots, upstream = self._roots(outputs, cotangents or {})
+        if roots:
+            torch.autograd.backward(roots, upstream)
+        return [_traced(call) for call in calls]
+
+    def _forward(
+        self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str, wrt: Sequence[str]
+    ) -> tuple[Tensors, Mapping[str, torch.Tensor]]:
+        """The outputs, and the leaf of each input in `wrt`."""
+        reason = self.unsupported(operation, dtype)
+        if reason:
+            raise ValueError(reason)
+        signature = signatures()[operation]
+        tensors = self._tensors(signature, inputs, dtype)
+        if operation in _COMPOSITIONS:
+            return _COMPOSITIONS[operation](_Model(tensors, scalars, DTYPES[dtype], self._device), wrt)
+        leaves = {name: tensors[name].requires_grad_() for name in wrt}
+        extra = {"dtype": DTYPES[dtype]} if operation == "nf4_dequantize" else {}
+        result = dispatch.call(operation, operation, **tensors, **scalars, **extra)
+        results = result if isinstance(result, tuple) else (result,)
+        return dict(zip(signature.outputs, results, strict=True)), leaves
+
+    def _tensors(self, signature: Signature, inputs: Arrays, dtype: str) -> Tensors:
+        real = DTYPES[dtype]
+        wide = torch.float64 if dtype == "float64" else torch.float32
+        held = real if signature.precision == "storage" else wide
+        return {
+            name: self._tensor(value, torch.float32 if name in _KEPT_IN_FLOAT32 and signature.name.startswith("nf4") else held)
+            for name, value in inputs.items()
+            if value is not None
+        }
+
+    def _tensor(self, value: Array, real: torch.dtype) -> torch.Tensor:
+        array = np.asarray(value, order="C")
+        return torch.tensor(array, dtype=real if array.dtype.kind == "f" else None, device=self._device)
+
+    def _roots(self, outputs: Tensors, cotangents: Arrays) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The outputs that have a cotangent and a graph, and their cotangents."""
+        names = [name for name in cotangents if outputs[name].requires_grad]
+        return [outputs[name] for name in names], [self._tensor(cotangents[name], outputs[name].dtype) for name in names]
+
+    def _differentiable(self, operation: str, inputs: Arrays, scalars: Scalars) -> list[str]:
+        names = []
+        for name in signatures()[operation].gradients:
+            if name == "parameters":
+                names += [key for key in inputs if key.startswith(PARAMETERS)]
+            elif name == "trainable":
+                names += [f"{PARAMETERS}{key}" for key in trainable_shapes(_config(scalars), _adaptation(scalars))]
+            elif inputs.get(name) is not None:
+                names.append(name)
+        return names
+
+
+def to_numpy(value: torch.Tensor) -> Array:
+    """The tensor's content on the host; bfloat16 as ml_dtypes has it."""
+    host = value.detach().cpu()
+    if host.dtype == torch.bfloat16:
+        return host.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return np.asarray(host.numpy())
+
+
+def _traced(call: dispatch.Call) -> TracedCall:
+    return TracedCall(
+        path=call.path,
+        operation=call.operation,
+        inputs={name: to_numpy(value) for name, value in call.inputs.items() if value is not None},
+        scalars=call.scalars,
+        outputs={name: to_numpy(value) for name, value in call.outputs.items()},
+        gradients={name: to_numpy(value) for name, value in call.input_gradients().items()},
+        cotangents={name: to_numpy(value) for name, value in call.output_gradients().items()},
+    )
+
+
+class _Model:
+    """The inputs of a composition, and the real modules that are built from its parameters."""
+
+    def __init__(self, tensors: Tensors, scalars: Scalars, dtype: torch.dtype, device: torch.device) -> None:
+        self.tensors, self.scalars, self.dtype, self.device = tensors, scalars, dtype, device
+        self.config = _config(scalars)
+        self.parameters = {name.removeprefix(PARAMETERS): value for name, value in tensors.items() if name.startswith(PARAMETERS)}
+
+    def decoder(self) -> Decoder:
+        return Decoder(self.config, self.parameters, dtype=self.dtype, device=self.device)
+
+    def classifier(self) -> Classifier:
+        adaptation = _adaptation(self.scalars)
+        names = trainable_shapes(self.config, adaptation)
+        trainable = {name: value for name, value in self.parameters.items() if name in names}
+        base = {name: value for name, value in self.parameters.items() if name not in names}
+        return Classifier(self.config, adaptation, base, trainable, dtype=self.dtype, device=self.device)
+
+    def batch(self, samples: slice = slice(None)) -> Batch:
+        return Batch(self.tensors["input_ids"][samples], self.tensors["mask"][samples], self.tensors["labels"][samples])
+
+
+def _config(scalars: Scalars) -> DecoderConfig:
+    return DecoderConfig(**{name: scalars[name] for name in _CONFIG}, tied=scalars.get("tied", True), max_positions=2**31)
+
+
+def _adaptation(scalars: Scalars) -> Adaptation:
+    return Adaptation(
+        classes=scalars["classes"],
+        rank=scalars["rank"],
+        alpha=scalars["alpha"],
+        targets=scalars.get("targets", "q_v"),
+        pooling=scalars["pooling"],
+        nf4=scalars.get("nf4", False),
+    )
+
+
+def _leaves(module: torch.nn.Module, wrt: Sequence[str]) -> dict[str, torch.Tensor]:
+    """The module's own parameters of those names. Nothing is made differentiable here that the module has frozen."""
+    return {name: module.get_parameter(name.removeprefix(PARAMETERS)) for name in wrt}
+
+
+def _decoder_forward(model: _Model, wrt: Sequence[str]) -> tuple[Tensors, dict[str, torch.Tensor]]:
+    decoder = model.decoder()
+    hidden = decoder(model.tensors["input_ids"], model.tensors["mask"])
+    return {"hidden": hidden, "logits": decoder.logits(hidden)}, _leaves(decoder, wrt)
+
+
+def _language_model_loss(model: _Model, wrt: Sequence[str]) -> tuple[Tensors, dict[str, torch.Tensor]]:
+    decoder = model.decoder()
+    decoder.requires_grad_(bool(wrt))
+    return {"loss": decoder.loss(model.tensors["input_ids"], model.tensors["mask"])}, _leaves(decoder, wrt)
+
+
+def _classifier_forward(model: _Model, wrt: Sequence[str]) -> tuple[Tensors, dict[str, torch.Tensor]]:
+    classifier = model.classifier()
+    return {"logits": classifier(model.tensors["input_ids"], model.tensors["mask"])}, _leaves(classifier, wrt)
+
+
+def _classifier_loss(model: _Model, wrt: Sequence[str]) -> tuple[Tensors, dict[str, torch.Tensor]]:
+    classifier, batch = model.classifier(), model.batch()
+    logits = classifier(batch.input_ids, batch.mask)
+    loss = classifier.loss(logits, batch.labels, model.tensors.get("class_weights"))
+    return {"loss": loss, "logits": logits}, _leaves(classifier, wrt)
+
+
+def _train_steps(model: _Model, wrt: Sequence[str]) -> tuple[Tensors, dict[str, torch.Tensor]]:
+    del wrt
+    trainer = _trainer(model)
+    results = [trainer.train_batch(model.batch(samples)) for samples in _slices(model.scalars)]
+    wide = torch.float64 if model.dtype == torch.float64 else torch.float32
+    optimiser = trainer.optimiser
+    groups: dict[str, Mapping[str, torch.Tensor]] = {
+        "trainable": trainer.classifier.trainable_parameters(),
+        "exp_avg": optimiser.split(optimiser.exp_avg),
+        "exp_avg_sq": optimiser.split(optimiser.exp_avg_sq),
+    }
+    curves = {
+        "losses": torch.tensor([result.loss for result in results], dtype=wide),
+        "norms": torch.tensor([result.gradient_norm for result in results], dtype=wide),
+    }
+    return curves | {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}, {}
+
+
+def _trainer(model: _Model) -> Trainer:
+    scalars = model.scalars
+    return Trainer(
+        model.classifier(),
+        total_steps=scalars["steps"],
+        micro_batch=scalars["micro"],
+        learning_rate=scalars["learning_rate"],
+        warmup_fraction=scalars.get("warmup_fraction", 0.0),
+        schedule=scalars.get("schedule", "constant"),
+        weight_decay=scalars.get("weight_decay", 0.01),
+        max_norm=scalars.get("max_norm", 1.0),
+        class_weights=model.tensors.get("class_weights"),
+    )
+
+
+def _slices(scalars: Scalars) -> Iterator[slice]:
+    batch = scalars["batch"]
+    return (slice(step * batch, (step + 1) * batch) for step in range(scalars["steps"]))
+
+
+_COMPOSITIONS: dict[str, Callable[[_Model, Sequence[str]], tuple[Tensors, dict[str, torch.Tensor]]]] = {
+    "decoder_forward": _decoder_forward,
+    "language_model_loss": _language_model_loss,
+    "classifier_forward": _classifier_forward,
+    "classifier_loss": _classifier_loss,
+    "train_steps": _train_steps,
+}

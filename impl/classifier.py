@@ -1,0 +1,132 @@
+"""Sequence classifier: a frozen decoder with low-rank updates, pooling and a linear head."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from impl.config import TARGETS, ClassifyConfig, DecoderConfig
+from impl.decoder import Body, Tensors, parameter_shapes, projection_shapes, require_tensors
+from impl.dispatch import call
+from impl.lora import factor_shapes, initial_factor
+from impl.projection import Projection
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """What is added to a decoder: number of classes, rank, scale and targets of the updates, pooling; NF4 base weights or not."""
+
+    classes: int
+    rank: int
+    alpha: float
+    targets: str = "q_v"
+    pooling: str = "mean"
+    nf4: bool = False
+
+    @classmethod
+    def of(cls, settings: ClassifyConfig) -> "Adaptation":
+        """The adaptation that a run's settings ask for."""
+        return cls(
+            classes=settings.num_classes,
+            rank=settings.lora_rank,
+            alpha=settings.lora_alpha,
+            targets=settings.lora_targets,
+            pooling=settings.pooling,
+            nf4=settings.quantize_nf4,
+        )
+
+
+def trainable_shapes(config: DecoderConfig, adaptation: Adaptation) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every trainable tensor in its fixed order: per layer, per target, A then B; then head weight, head bias."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for index in range(config.layers):
+        for name, shape in projection_shapes(config).items():
+            if name.endswith(TARGETS[adaptation.targets]):
+                shapes |= factor_shapes(f"model.layers.{index}.{name}", shape, adaptation.rank)
+    return shapes | {"score.weight": (adaptation.classes, config.hidden), "score.bias": (adaptation.classes,)}
+
+
+def base_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of the decoder's tensors that a classifier uses: all but the language-model head."""
+    return {name: shape for name, shape in parameter_shapes(config).items() if name != "lm_head.weight"}
+
+
+def initial_trainable(config: DecoderConfig, adaptation: Adaptation, seed: int) -> dict[str, Tensor]:
+    """Float32 start values: LoRA A random, B zero; head Xavier-uniform (Glorot & Bengio 2010), its bias zero."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: _initial(name, shape, generator) for name, shape in trainable_shapes(config, adaptation).items()}
+
+
+def _initial(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    if name == "score.bias":
+        return torch.zeros(shape)
+    if name != "score.weight":
+        return initial_factor(name, shape, generator)
+    bound = math.sqrt(6.0 / sum(shape))
+    return (2.0 * torch.rand(shape, generator=generator) - 1.0) * bound
+
+
+class Head(nn.Module):
+    """Linear map from the pooled vector to the classes, trainable."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """X [batch, hidden] → [batch, classes]."""
+        y: Tensor = call("score", "linear", x=x, weight=self.weight, bias=self.bias)
+        return y
+
+
+class Classifier(nn.Module):
+    """A decoder's body with LoRA, pooling and a head.
+
+    `base` holds the decoder's tensors (a language-model head among them is not used) and `trainable` those of `trainable_shapes`,
+    wherever both come from: a checkpoint, `random_tensors`, `initial_trainable`. Base tensors live in `dtype`, trainable ones are
+    float32 masters (float64 in float64). Raises a ValueError where the tensors are not the architecture's.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        adaptation: Adaptation,
+        base: Tensors,
+        trainable: Tensors,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__()
+        base = {name: tensor for name, tensor in base.items() if name != "lm_head.weight"}
+        require_tensors(base_shapes(config), base, "decoder")
+        require_tensors(trainable_shapes(config, adaptation), trainable, "adapter and head")
+        self.config, self.adaptation = config, adaptation
+        self.model = Body(config, {name: tensor.to(device=device, dtype=dtype) for name, tensor in base.items()}, adaptation.nf4)
+        master = torch.float64 if dtype == torch.float64 else torch.float32
+        masters = {name: tensor.to(device=device, dtype=master, copy=True) for name, tensor in trainable.items()}
+        self._attach(masters)
+        self.score = Head(masters["score.weight"], masters["score.bias"])
+
+    def _attach(self, masters: Mapping[str, Tensor]) -> None:
+        for module in self.modules():
+            if isinstance(module, Projection) and f"{module.path}.lora_A.weight" in masters:
+                module.attach(masters[f"{module.path}.lora_A.weight"], masters[f"{module.path}.lora_B.weight"], self.adaptation.alpha)
+
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that training moves, in the order of `trainable_shapes`. No other requires a gradient."""
+        return {name: self.get_parameter(name) for name in trainable_shapes(self.config, self.adaptation)}
+
+    def forward(self, input_ids: Tensor, mask: Tensor) -> Tensor:
+        """input_ids and mask [batch, seq] → logits [batch, classes]."""
+        hidden = self.model(input_ids, mask)
+        pooled = call("pool", "pool", x=hidden, mask=mask, mode=self.adaptation.pooling)
+        logits: Tensor = self.score(pooled)
+        return logits
+
+    def loss(self, logits: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
+        """Weighted cross-entropy of logits [batch, classes], float32."""
+        loss: Tensor = call("loss", "weighted_cross_entropy", logits=logits, labels=labels, class_weights=class_weights)
+        return loss

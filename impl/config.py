@@ -1,0 +1,276 @@
+"""Architecture of a decoder, read from a Hugging Face config.json, and the settings of a fine-tuning run."""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+ENCODER_FAMILIES = (
+    *("albert", "bert", "big_bird", "camembert", "convbert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "esm", "eurobert"),
+    *("flaubert", "funnel", "longformer", "mobilebert", "modernbert", "mpnet", "nomic_bert", "nystromformer", "rembert", "roberta"),
+    *("roberta-prelayernorm", "roformer", "squeezebert", "xlm", "xlm-roberta", "xlm-roberta-xl"),
+)
+TARGETS = {
+    "q_v": ("q_proj", "v_proj"),
+    "all": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+}
+POOLINGS = ("mean", "last", "first")
+SCHEDULES = ("constant", "linear", "cosine")
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Architecture of a Llama, Qwen2 or Qwen3 decoder. Raises a ValueError for sizes that do not fit together."""
+
+    family: str
+    vocab: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    theta: float
+    tied: bool
+    max_positions: int
+
+    def __post_init__(self) -> None:
+        """Checks the sizes."""
+        _require_choice("family", self.family, FAMILIES)
+        for name in ("vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "max_positions"):
+            _require_count(name, getattr(self, name))
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} is odd: rotary position embedding turns pairs")
+        if not (0 < self.eps < 1 and self.theta > 0 and math.isfinite(self.theta)):
+            raise ValueError(f"eps {self.eps} and theta {self.theta}: expected 0 < eps < 1 and a positive finite theta")
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether the query, key and value projections have a bias (Qwen2)."""
+        return self.family == "qwen2"
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys are normalised per head (Qwen3)."""
+        return self.family == "qwen3"
+
+    @classmethod
+    def from_huggingface(cls, values: Mapping[str, Any], path: Path) -> "DecoderConfig":
+        """The architecture in the content of a config.json; `path` is named in errors.
+
+        Raises a ValueError for an encoder, an unknown model type, a missing key and anything that the decoder does not compute.
+        """
+        return _HuggingFaceConfig(values, path).decoder()
+
+
+class _HuggingFaceConfig:
+    """A config.json whose every reading names the file and the key in its errors."""
+
+    def __init__(self, values: Mapping[str, Any], path: Path) -> None:
+        self.values, self.path = values, path
+
+    def decoder(self) -> DecoderConfig:
+        family = self._family()
+        self._refuse_unsupported()
+        heads, hidden = self._count("num_attention_heads"), self._count("hidden_size")
+        head_dim = self._count("head_dim") if self.values.get("head_dim") is not None else hidden // heads
+        if self.values.get("head_dim") is None and hidden % heads:
+            raise self._error("hidden_size", f"a multiple of num_attention_heads ({heads}), since there is no head_dim")
+        try:
+            return DecoderConfig(
+                family=family,
+                vocab=self._count("vocab_size"),
+                hidden=hidden,
+                intermediate=self._count("intermediate_size"),
+                layers=self._count("num_hidden_layers"),
+                heads=heads,
+                kv_heads=self._count("num_key_value_heads") if self.values.get("num_key_value_heads") is not None else heads,
+                head_dim=head_dim,
+                eps=self._number("rms_norm_eps"),
+                theta=self._theta(),
+                tied=self._tied(),
+                max_positions=self._count("max_position_embeddings"),
+            )
+        except ValueError as error:
+            if str(error).startswith(str(self.path)):
+                raise
+            raise ValueError(f"{self.path}: {error}") from None
+
+    def _family(self) -> str:
+        kind = self.values.get("model_type")
+        if kind in ENCODER_FAMILIES:
+            raise self._error("model_type", f"a decoder ({', '.join(FAMILIES)}); this is an encoder, without causal attention")
+        if kind not in FAMILIES:
+            near = difflib.get_close_matches(str(kind), FAMILIES, n=1)
+            raise self._error("model_type", f"one of {', '.join(FAMILIES)}" + (f" (nearest: {near[0]})" if near else ""))
+        return str(kind)
+
+    def _refuse_unsupported(self) -> None:
+        expected: dict[str, tuple[Any, ...]] = {
+            "hidden_act": (None, "silu"),
+            "attention_bias": (None, False),
+            "mlp_bias": (None, False),
+            "quantization_config": (None,),
+            "partial_rotary_factor": (None, 1.0),
+        }
+        for key, allowed in expected.items():
+            if self.values.get(key) not in allowed:
+                raise self._error(key, f"{allowed[-1]!r} or no such key: nothing else is implemented")
+        if self.values.get("use_sliding_window") or set(self.values.get("layer_types") or ()) - {"full_attention"}:
+            key = "use_sliding_window" if self.values.get("use_sliding_window") else "layer_types"
+            raise self._error(key, "full attention in every layer: sliding windows are not implemented")
+        scaling = self.values.get("rope_scaling")
+        if scaling is not None and (not isinstance(scaling, Mapping) or scaling.get("rope_type", scaling.get("type")) != "default"):
+            raise self._error("rope_scaling", "null or the rope type 'default': scaled rotary embeddings are not implemented")
+
+    def _theta(self) -> float:
+        parameters = self.values.get("rope_parameters")  # transformers 5 moved rope_theta in here
+        if parameters is None:
+            return self._number("rope_theta") if self.values.get("rope_theta") is not None else 10000.0
+        known = {"rope_theta", "rope_type", "partial_rotary_factor"}
+        plain = isinstance(parameters, Mapping) and set(parameters) <= known and parameters.get("rope_type", "default") == "default"
+        if not plain or parameters.get("partial_rotary_factor", 1.0) != 1.0 or not _is_number(parameters.get("rope_theta")):
+            raise self._error("rope_parameters", "a number rope_theta with the rope type 'default': others are not implemented")
+        outer = self.values.get("rope_theta")
+        if outer is not None and outer != parameters["rope_theta"]:
+            raise self._error("rope_theta", f"the value of rope_parameters.rope_theta, {parameters['rope_theta']!r}")
+        return float(parameters["rope_theta"])
+
+    def _tied(self) -> bool:
+        tied = self.values.get("tie_word_embeddings", False)
+        if not isinstance(tied, bool):
+            raise self._error("tie_word_embeddings", "true or false")
+        return tied
+
+    def _count(self, key: str) -> int:
+        value = self._present(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self._error(key, "a positive integer")
+        return value
+
+    def _number(self, key: str) -> float:
+        value = self._present(key)
+        if not _is_number(value):
+            raise self._error(key, "a number")
+        return float(value)
+
+    def _present(self, key: str) -> Any:
+        if key not in self.values:
+            near = difflib.get_close_matches(key, list(self.values), n=1)
+            raise ValueError(f"{self.path}: no key {key!r}" + (f"; the nearest is {near[0]!r}" if near else ""))
+        return self.values[key]
+
+    def _error(self, key: str, expected: str) -> ValueError:
+        return ValueError(f"{self.path}: {key} is {self.values.get(key)!r}; expected {expected}")
+
+
+@dataclass(frozen=True)
+class ClassifyConfig:
+    """Settings of a classification run. Raises a ValueError that names the field, its value and what was expected."""
+
+    num_classes: int = 5
+    lora_rank: int = 16
+    lora_alpha: float = 32.0
+    lora_targets: str = "q_v"
+    learning_rate: float = 2e-4
+    epochs: int = 3
+    max_seq_len: int = 512
+    log_interval: int = 100
+    batch_size: int = 16
+    accumulation_steps: int = 1
+    gradient_clip_norm: float | None = 1.0
+    class_weights: tuple[float, ...] | None = None
+    quantize_nf4: bool = False
+    warmup_fraction: float = 0.06
+    weight_decay: float = 0.01
+    schedule: str = "linear"
+    pooling: str = "mean"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        for name in ("num_classes", "lora_rank", "epochs", "max_seq_len", "log_interval", "batch_size", "accumulation_steps"):
+            _require_count(name, getattr(self, name))
+        if self.num_classes < 2:
+            raise ValueError(f"num_classes is {self.num_classes}: classification needs at least 2")
+        for name in ("lora_alpha", "learning_rate"):
+            _require_number(name, getattr(self, name), above=0.0)
+        if self.gradient_clip_norm is not None:
+            _require_number("gradient_clip_norm", self.gradient_clip_norm, above=0.0)
+        for name in ("warmup_fraction", "weight_decay"):
+            value = getattr(self, name)
+            if not (_is_number(value) and 0 <= value <= 1):
+                raise ValueError(f"{name} is {value!r}: expected a number from 0 to 1")
+        _require_choice("lora_targets", self.lora_targets, tuple(TARGETS))
+        _require_choice("schedule", self.schedule, SCHEDULES)
+        _require_choice("pooling", self.pooling, POOLINGS)
+        self._check_class_weights()
+
+    def _check_class_weights(self) -> None:
+        weights = self.class_weights
+        if weights is None:
+            return
+        if len(weights) != self.num_classes or not all(_is_number(w) and math.isfinite(w) and w >= 0 for w in weights):
+            raise ValueError(f"class_weights is {weights!r}: expected {self.num_classes} numbers of at least 0, one a class")
+        if not math.isclose(sum(weights), self.num_classes, rel_tol=1e-3):
+            raise ValueError(
+                f"class_weights add up to {sum(weights):g}: expected {self.num_classes}, the number of classes; "
+                f"multiply each by {self.num_classes / sum(weights) if sum(weights) else math.nan:g}"
+            )
+
+    @classmethod
+    def qlora_default(cls, model_params: float) -> "ClassifyConfig":
+        """The settings of QLoRA for a model of that many parameters (Dettmers et al. 2023, Table 9)."""
+        _require_number("model_params", model_params, above=0.0)
+        return cls(
+            num_classes=2,
+            lora_rank=16,
+            lora_alpha=32.0,
+            learning_rate=2e-4 if model_params <= 13e9 else 1e-4,
+            epochs=3,
+            max_seq_len=256,
+            batch_size=16,
+            accumulation_steps=1,
+            gradient_clip_norm=1.0,
+            quantize_nf4=True,
+        )
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "ClassifyConfig":
+        """The settings with the given names, the others at their defaults. Raises a ValueError for an unknown name."""
+        names = [entry.name for entry in dataclasses.fields(cls)]
+        for key in values:
+            if key not in names:
+                near = difflib.get_close_matches(str(key), names, n=1)
+                raise ValueError(
+                    f"no setting is named {key!r}; " + (f"the nearest is {near[0]!r}" if near else f"there are {', '.join(names)}")
+                )
+        weights = values.get("class_weights")
+        return cls(**{**values, **({"class_weights": tuple(weights)} if isinstance(weights, list) else {})})
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _require_count(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} is {value!r}: expected a positive integer")
+
+
+def _require_number(name: str, value: Any, above: float) -> None:
+    if not (_is_number(value) and math.isfinite(value) and value > above):
+        raise ValueError(f"{name} is {value!r}: expected a finite number above {above:g}")
+
+
+def _require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        near = difflib.get_close_matches(str(value), choices, n=1)
+        raise ValueError(f"{name} is {value!r}: expected one of {', '.join(choices)}" + (f" (nearest: {near[0]})" if near else ""))

@@ -1,0 +1,84 @@
+"""AdamW over the trainable parameters as one flat vector, in the fixed order of the parameters.
+
+Its step is the operation `adamw_step` rather than torch.optim.AdamW, so that it is recorded, replaced and attacked like every other
+operation; and one vector takes a handful of kernels where a list of small tensors takes hundreds.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from impl.dispatch import call
+
+
+class AdamW:
+    """Decoupled weight decay (Loshchilov & Hutter 2019), betas 0.9 and 0.999, eps 1e-8; moments in the parameters' float32 or float64."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], weight_decay: float) -> None:
+        self.parameters = dict(parameters)
+        self.weight_decay = weight_decay
+        self.steps = 0
+        self._sizes = [parameter.numel() for parameter in self.parameters.values()]
+        self.exp_avg = torch.zeros_like(self.flat())
+        self.exp_avg_sq = torch.zeros_like(self.exp_avg)
+        self._rows, self._elements = _row_indices(self._sizes, self.exp_avg.device)
+
+    def flat(self) -> Tensor:
+        """A copy of the parameters as one vector."""
+        return torch.cat([parameter.detach().flatten() for parameter in self.parameters.values()])
+
+    def flat_gradient(self) -> Tensor:
+        """A copy of the gradients as one vector. Raises a RuntimeError that names a parameter without one: it would never move."""
+        for name, parameter in self.parameters.items():
+            if parameter.grad is None:
+                raise RuntimeError(f"{name} has no gradient: the loss does not depend on it")
+        return torch.cat([parameter.grad.flatten() for parameter in self.parameters.values() if parameter.grad is not None])
+
+    def zero_gradients(self) -> None:
+        """Forgets the gradients."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views of a flat vector under the parameters' names and shapes. Raises a ValueError for a vector of another length."""
+        if vector.shape != (sum(self._sizes),):
+            raise ValueError(f"a flat vector of shape {list(vector.shape)} for {sum(self._sizes)} trainable parameters")
+        parts = vector.split(self._sizes)
+        return {name: part.view(parameter.shape) for (name, parameter), part in zip(self.parameters.items(), parts, strict=True)}
+
+    @torch.no_grad()
+    def clip(self, gradient: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
+        """A flat gradient clipped by its global norm, and the norm before. Raises a FloatingPointError where that is not finite."""
+        rows = torch.cat([gradient, gradient.new_zeros(1)])[self._rows]
+        clipped, norm = call("clip", "clip_by_global_norm", gradients=rows, max_norm=max_norm)
+        return clipped.flatten()[self._elements], norm
+
+    @torch.no_grad()
+    def step(self, gradient: Tensor, learning_rate: float) -> None:
+        """One step with a flat gradient; every parameter and both moments move, or none."""
+        self.split(gradient)
+        parameter, self.exp_avg, self.exp_avg_sq = call(
+            "adamw",
+            "adamw_step",
+            parameter=self.flat(),
+            gradient=gradient,
+            exp_avg=self.exp_avg,
+            exp_avg_sq=self.exp_avg_sq,
+            step=self.steps + 1,
+            learning_rate=learning_rate,
+            weight_decay=self.weight_decay,
+        )
+        self.steps += 1
+        for name, value in self.split(parameter).items():
+            self.parameters[name].copy_(value)
+
+
+def _row_indices(sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where a matrix of one row a tensor reads the flat vector and the zero after its end; and where the vector reads the matrix."""
+    column = torch.arange(max(sizes))
+    length, total = torch.tensor(sizes), sum(sizes)
+    start = length.cumsum(0) - length
+    real = column < length[:, None]
+    rows = torch.where(real, start[:, None] + column, total)
+    return rows.to(device), real.flatten().nonzero().flatten().to(device)
