@@ -1,0 +1,203 @@
+"""The contracts' own door: lint, list, show, diagnose. Exit status 0: nothing found, 1: findings, 2: usage."""
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from contracts import KINDS, Claim, ContractError, Range, Tolerance, Vocabulary, load, load_vocabulary
+from contracts.document import read
+from contracts.problems import unknown
+
+_WIDTH = 72
+
+
+class UsageError(Exception):
+    """A command line that cannot be carried out."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit status."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except ContractError as error:
+        print(f"{error}\n{_count(error)}", file=sys.stderr)
+        return 1
+    except UsageError as error:
+        print(f"python -m contracts: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of a pipe has left; Python would complain once more at exit
+        return 0
+
+
+def _count(error: ContractError) -> str:
+    number = len(error.problems)
+    return f"{number} problem{'s' if number > 1 else ''}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m contracts", description="Claims about QLoRA fine-tuning, and rules for its hyperparameters."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    lint = commands.add_parser("lint", help="check contract files")
+    lint.add_argument("paths", nargs="*", metavar="PATH", type=Path, help="files or folders (default: the contracts of this folder)")
+    lint.set_defaults(command=_lint)
+    listing = commands.add_parser("list", help="list the claims")
+    listing.add_argument("--kind", choices=KINDS)
+    listing.add_argument("--severity", choices=("P0", "P1", "P2"))
+    listing.set_defaults(command=_list)
+    show = commands.add_parser("show", help="show everything about a claim")
+    show.add_argument("claim", metavar="CLAIM")
+    show.set_defaults(command=_show)
+    diagnose = commands.add_parser("diagnose", help="judge a configuration by the hyperparameter rules")
+    diagnose.add_argument("config", metavar="CONFIG.yaml", type=Path)
+    diagnose.add_argument("--statistics", metavar="FILE.yaml", type=Path, help="p99_length, imbalance_ratio, minority_count")
+    diagnose.set_defaults(command=_diagnose)
+    return parser
+
+
+def _lint(options: argparse.Namespace) -> int:
+    missing = [path for path in options.paths if not path.exists()]
+    if missing:
+        raise UsageError(f"{missing[0]}: no such file or folder")
+    contracts = load(options.paths or None)
+    print(f"{len(contracts)} contracts, {sum(len(contract.claims) for contract in contracts)} claims, no problems")
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    claims = [claim for contract in load() for claim in contract.claims]
+    chosen = [claim for claim in claims if options.kind in (None, claim.kind) and options.severity in (None, claim.severity)]
+    rows = [("CLAIM", "CONTRACT", "SEV", "KIND", "OPERATION", "STATEMENT")]
+    rows += [
+        (c.id, c.contract, c.severity, c.kind, c.operation or "-", textwrap.shorten(c.statement, _WIDTH, placeholder="…")) for c in chosen
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    for row in rows:
+        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    vocabulary = load_vocabulary()
+    contracts = load(vocabulary=vocabulary)
+    claims = {claim.id: (claim, contract) for contract in contracts for claim in contract.claims}
+    if options.claim not in claims:
+        raise UsageError(unknown("claim", options.claim, claims))
+    claim, contract = claims[options.claim]
+    print(f"{claim.id}  ({claim.severity} {claim.kind}, {contract.name} {contract.version})")
+    print(f"{claim.location.file}:{claim.location.line}")
+    cited = {name: contract.sources[name] for name in claim.sources}
+    for name, value in [*_fields(claim, vocabulary), *((f"source {key}", f"{cited[key].cite}; {claim.sources[key]}") for key in cited)]:
+        print(textwrap.fill(f"{value}", 120, initial_indent=f"{name:<14} ", subsequent_indent=" " * 15))
+    return 0
+
+
+def _fields(claim: Claim, vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
+    yield "statement", claim.statement
+    optional = {"formula": claim.formula, "correction": claim.correction, "cases": claim.cases, "check": claim.check}
+    yield from ((name, str(value)) for name, value in optional.items() if value is not None)
+    if claim.check:
+        yield "", vocabulary.checks[claim.check].doc
+    yield from ((f"argument {name}", str(value)) for name, value in claim.arguments.items())
+    if claim.operation:
+        yield from _signature(claim.operation, vocabulary)
+    yield from _domain(claim)
+    if claim.tolerance:
+        yield "tolerance", _tolerance(claim.tolerance)
+    for name in claim.must_catch:
+        mutant = vocabulary.mutants[name]
+        yield "must catch", f"{name} ({', '.join(mutant.pedigree)}): {mutant.doc}"
+    if claim.rule:
+        yield from (("when", claim.rule.when), ("require", claim.rule.require), (claim.rule.severity, claim.rule.message))
+        yield from (("recommend", f"{name} = {expression}") for name, expression in claim.rule.recommend.items())
+    if claim.ancestor:
+        yield "ancestor", ", ".join(claim.ancestor)
+
+
+def _signature(name: str, vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
+    signature = vocabulary.operations[name]
+    yield "operation", f"{name}: {signature.doc}"
+    for key, array in signature.inputs.items():
+        shape = f"[{', '.join(array.shape)}] {array.dtype}" if not array.group else f"the parameters of a {array.group}"
+        yield "  input", f"{key} {shape}{', optional' if array.optional else ''}"
+    for key, scalar in signature.scalars.items():
+        default = f" = {scalar.default}" if scalar.default is not None else ""
+        yield "  scalar", f"{key}: {' | '.join(scalar.of) or scalar.type}{default}"
+    for key, output in signature.outputs.items():
+        yield "  output", f"{key} [{', '.join(output.shape)}] {output.dtype}" if not output.group else f"{key}: {output.group} parameters"
+    if signature.gradients:
+        yield "  gradients", ", ".join(signature.gradients)
+
+
+def _domain(claim: Claim) -> Iterator[tuple[str, str]]:
+    domain = claim.domain
+    if claim.rule is None:
+        yield "domain", f"{domain.input} input; {', '.join(domain.dtype)}; {', '.join(domain.flavours)}"
+    for kind, choices in (("size", domain.sizes), ("scalar", domain.scalars), ("presence of", domain.optional)):
+        for name, choice in choices.items():
+            yield f"  {kind}", f"{name}: {_choice(choice)}"
+    yield from (("  require", condition) for condition in domain.require)
+    for case in domain.boundary:
+        values = {**case.sizes, **case.scalars, **case.optional}
+        yield "  boundary", ", ".join([*(f"{name} = {value}" for name, value in values.items()), case.flavour])
+
+
+def _choice(choice: Any) -> str:
+    return f"{choice.min} to {choice.max}" if isinstance(choice, Range) else ", ".join(map(str, choice))
+
+
+def _tolerance(tolerance: Tolerance) -> str:
+    if tolerance.basis == "rounding":
+        factors = (f"{dtype}: rms {f.rms:g}, row {f.row:g}, max {f.max:g}" for dtype, f in tolerance.factors.items())
+        return f"rounding, multiples of the noise floor; {'; '.join(factors)}"
+    if tolerance.basis == "literal":
+        return f"{tolerance.value:g} {tolerance.unit} ({tolerance.source})"
+    if tolerance.basis == "band":
+        return f"{tolerance.low:g} to {tolerance.high:g}, n = {tolerance.n}, confidence {tolerance.confidence:g} ({tolerance.source})"
+    return "exact"
+
+
+def _diagnose(options: argparse.Namespace) -> int:
+    from contracts.fields import CONFIG, STATISTICS
+    from contracts.rules import diagnose
+
+    config = _values(options.config, CONFIG)
+    statistics = _values(options.statistics, STATISTICS) if options.statistics else {}
+    found = diagnose(config, statistics)
+    for diagnostic in found:
+        print(f"{diagnostic.severity:<5} {diagnostic.rule}: {diagnostic.message}")
+        for name, value in diagnostic.recommendation.items():
+            print(f"      recommended: {name}: {value}")
+    errors = sum(diagnostic.severity == "error" for diagnostic in found)
+    print(f"{len(found)} findings, {errors} of them errors" if found else "no findings")
+    return 1 if errors else 0
+
+
+def _values(path: Path, fields: Any) -> dict[str, Any]:
+    """The fields of a configuration file, each checked, with every problem at its line."""
+    from contracts.fields import ConfigError, checked
+
+    try:
+        document = read(path)
+    except ContractError as error:
+        raise UsageError(str(error)) from error
+    problems = []
+    for name, value in document.data.items():
+        try:
+            checked(name, value, fields=fields)
+        except ConfigError as error:
+            problems.append(str(document.problem((name,), str(error).removeprefix(f"{name}: "))))
+    if problems:
+        raise UsageError("the values cannot be used\n" + "\n".join(problems))
+    return dict(document.data)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

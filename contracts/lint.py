@@ -1,0 +1,196 @@
+"""What can be said about a claim without running it. Every fault is a key path within the claim and a message."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from contracts import sizes
+from contracts.domains import build, included
+from contracts.model import Domain, Range, Signature, Vocabulary
+from contracts.problems import KeyPath, unknown
+from contracts.schema import shown
+from contracts.vocabulary import scalar_fault
+
+Fault = tuple[KeyPath, str]
+
+
+def faults(raw: Mapping[str, Any], vocabulary: Vocabulary, sources: Iterable[str]) -> Iterator[Fault]:
+    """Everything wrong with a claim that fits the schema."""
+    for name in raw.get("sources", {}):
+        if name not in sources:
+            yield ("sources", name), unknown("source", name, sources)
+    for index, name in enumerate(raw.get("must_catch", ())):
+        if name not in vocabulary.mutants:
+            yield ("must_catch", index), unknown("mutant", name, vocabulary.mutants)
+    if raw["kind"] == "rule":
+        from contracts import rule_lint  # CEL takes a fifth of a second to import
+
+        yield from rule_lint.faults(raw)
+        return
+    yield from _check(raw, vocabulary)
+    signature = vocabulary.operations.get(raw["operation"])
+    if signature is None:
+        yield ("operation",), unknown("operation", raw["operation"], vocabulary.operations)
+        return
+    yield from _operation(raw, signature)
+    yield from _domain(raw["domain"], signature)
+    yield from _tolerance(raw.get("tolerance", {}), raw["domain"])
+
+
+def _check(raw: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[Fault]:
+    name = raw.get("check")
+    if name is None:
+        return
+    check = vocabulary.checks.get(name)
+    if check is None:
+        fitting = [other for other, entry in vocabulary.checks.items() if raw["kind"] in entry.kinds]
+        yield ("check",), unknown("check", name, fitting or vocabulary.checks)
+    elif raw["kind"] not in check.kinds:
+        yield ("check",), f"the check {name!r} is for {', '.join(check.kinds)}; the claim's kind is {raw['kind']}"
+
+
+def _operation(raw: Mapping[str, Any], signature: Signature) -> Iterator[Fault]:
+    kind, source = raw["kind"], raw["domain"].get("input", "generated")
+    if kind == "gradient" and not signature.gradients:
+        yield ("kind",), f"gradient: the operation {signature.name!r} has no gradients"
+    if signature.procedure and kind in ("parity", "gradient", "trajectory"):
+        yield ("kind",), f"{kind}: the procedure {signature.name!r} has no reference"
+    if signature.procedure and source == "generated":
+        yield ("domain",), f"the procedure {signature.name!r} has no inputs to generate; expected input: none or checkpoint"
+
+
+def _domain(raw: Mapping[str, Any], signature: Signature) -> Iterator[Fault]:
+    if signature.procedure:
+        return
+    found = [*_sizes(raw, signature), *_scalars(raw, signature), *_optional(raw, signature)]
+    found += [] if any("sizes" in key for key, _ in found) else _require(raw, signature)
+    if not found and "sizes" in raw:
+        domain = build(raw, signature)
+        found += _satisfiable(domain, signature)
+        found += [] if found else _boundary(raw, domain, signature)
+    yield from ((("domain", *key), message) for key, message in found)
+
+
+def _sizes(raw: Mapping[str, Any], signature: Signature) -> Iterator[Fault]:
+    given = raw.get("sizes", {})
+    for name, value in given.items():
+        if name in signature.derived:
+            yield ("sizes", name), f"{name!r} follows from {signature.derived[name]!r}; give {', '.join(signature.sizes)}"
+        elif name not in signature.sizes:
+            yield ("sizes", name), unknown("size", name, signature.sizes)
+        elif isinstance(value, dict) and value["min"] > value["max"]:
+            yield ("sizes", name), f"the range is empty: min {value['min']} is more than max {value['max']}"
+    if raw.get("input", "generated") == "generated":
+        for name in signature.sizes:
+            if name not in given:
+                yield ("sizes",), f"missing size {name!r} of the operation {signature.name!r}"
+
+
+def _scalars(raw: Mapping[str, Any], signature: Signature) -> Iterator[Fault]:
+    given = raw.get("scalars", {})
+    for name, value in given.items():
+        if name not in signature.scalars:
+            yield ("scalars", name), unknown("scalar", name, signature.scalars)
+            continue
+        scalar = signature.scalars[name]
+        if isinstance(value, dict) and scalar.type not in ("real", "int"):
+            yield ("scalars", name), f"is of type {scalar.type} and cannot have a range; expected a list of choices"
+        elif isinstance(value, dict) and value["min"] > value["max"]:
+            yield ("scalars", name), f"the range is empty: min {value['min']} is more than max {value['max']}"
+        else:
+            listed = [value["min"], value["max"]] if isinstance(value, dict) else value if isinstance(value, list) else [value]
+            for message in filter(None, (scalar_fault(scalar, item) for item in listed)):
+                yield ("scalars", name), message
+    if raw.get("input", "generated") == "generated":
+        for name, scalar in signature.scalars.items():
+            if name not in given and scalar.default is None:
+                yield ("scalars",), f"missing scalar {name!r} of the operation {signature.name!r}; it has no default"
+
+
+def _optional(raw: Mapping[str, Any], signature: Signature) -> Iterator[Fault]:
+    names = [name for name, array in signature.inputs.items() if array.optional]
+    for name in raw.get("optional", {}):
+        if name not in names:
+            yield ("optional", name), unknown("optional input", name, names)
+
+
+def _require(raw: Mapping[str, Any], signature: Signature) -> Iterator[Fault]:
+    known = [*raw.get("sizes", signature.sizes), *signature.derived]
+    for index, condition in enumerate(raw.get("require", ())):
+        try:
+            for name in sorted(sizes.names(condition) - set(known)):
+                yield ("require", index), f"in {condition!r}: {unknown('size', name, known)}"
+            if not sizes.is_condition(condition):
+                yield ("require", index), f"{condition!r} is not a condition; expected a comparison such as 'hidden % 2 == 0'"
+        except sizes.SizeError as error:
+            yield ("require", index), str(error)
+
+
+def _satisfiable(domain: Domain, signature: Signature) -> Iterator[Fault]:
+    if set(domain.sizes) != set(signature.sizes):
+        return
+    combinations, complete = sizes.combinations(domain.sizes)
+    tried = 0
+    try:
+        for combination in combinations:
+            tried += 1
+            if sizes.holds(domain.require, sizes.resolve(signature, combination)):
+                return
+    except sizes.SizeError as error:
+        yield ("sizes",), str(error)
+        return
+    extent = f"none of the {tried} size combinations" if complete else f"none of {tried} sampled size combinations"
+    yield ("require",), f"the domain is empty: {extent} meets {' and '.join(map(repr, domain.require))}"
+
+
+def _boundary(raw: Mapping[str, Any], domain: Domain, signature: Signature) -> Iterator[Fault]:
+    allowed: dict[str, Mapping[str, Any]] = {"sizes": domain.sizes, "scalars": domain.scalars, "optional": domain.optional}
+    for index, entry in enumerate(raw.get("boundary", ())):
+        outside: list[Fault] = []
+        for part, choices in allowed.items():
+            for name, value in entry.get(part, {}).items():
+                if name not in choices:
+                    outside.append((("boundary", index, part, name), unknown(part.removesuffix("s"), name, choices)))
+                elif not included(choices[name], value):
+                    outside.append((("boundary", index, part, name), f"{shown(value)} is outside the domain {_written(choices[name])}"))
+        if entry.get("flavour", domain.flavours[0]) not in domain.flavours:
+            outside.append((("boundary", index, "flavour"), f"{entry['flavour']!r} is outside the domain's {', '.join(domain.flavours)}"))
+        yield from outside
+        if not outside:
+            yield from _boundary_sizes(index, domain, signature)
+
+
+def _boundary_sizes(index: int, domain: Domain, signature: Signature) -> Iterator[Fault]:
+    given = domain.boundary[index].sizes
+    try:
+        unmet = [condition for condition in domain.require if not sizes.evaluate(condition, sizes.resolve(signature, given))]
+    except sizes.SizeError as error:
+        yield ("boundary", index), str(error)
+        return
+    if unmet:
+        values = ", ".join(f"{name} = {value}" for name, value in given.items())
+        yield ("boundary", index), f"does not meet {unmet[0]!r} with {values} (sizes left out take their minimum or first value)"
+
+
+def _written(value: Any) -> str:
+    return f"{value.min} to {value.max}" if isinstance(value, Range) else ", ".join(map(str, value))
+
+
+def _tolerance(raw: Mapping[str, Any], domain: Mapping[str, Any]) -> Iterator[Fault]:
+    if raw.get("basis") == "band" and raw["low"] >= raw["high"]:
+        yield ("tolerance", "low"), f"the band is empty: low {raw['low']} is not less than high {raw['high']}"
+    if raw.get("basis") != "rounding":
+        return
+    given = set(raw["factors"])
+    measures = {"rms", "row", "max"}
+    dtypes = set(domain.get("dtype", Domain().dtype))
+    path: KeyPath = ("tolerance", "factors")
+    if given & measures:
+        for name in sorted(given - measures):
+            yield (*path, name), "factors are keyed by rms, row, max or by dtype, not by both"
+        for name in sorted(measures - given):
+            yield path, f"missing factor {name!r}"
+        return
+    for name in sorted(given - dtypes):
+        yield (*path, name), f"the domain has no dtype {name}; expected exactly {', '.join(sorted(dtypes))}"
+    for name in sorted(dtypes - given):
+        yield path, f"missing factors for the dtype {name}"

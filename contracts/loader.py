@@ -1,0 +1,161 @@
+"""Contract files to contracts. Every problem of every file is collected before anything is refused."""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from contracts import lint
+from contracts.document import Document, read
+from contracts.domains import build
+from contracts.model import Claim, Contract, Domain, Example, Examples, Factors, Location, Rule, Source, Tolerance, Vocabulary
+from contracts.problems import ContractError, Problem, shown_path
+from contracts.schema import violations
+from contracts.vocabulary import FOLDER, load_vocabulary
+
+_PATTERN = "*-v*.yaml"
+
+
+def load(paths: Iterable[Path | str] | None = None, vocabulary: Vocabulary | None = None) -> list[Contract]:
+    """The contracts of files and folders, by default of this folder.
+
+    ContractError holds every problem of every file: nothing is loaded unless all of it can be.
+    """
+    problems: list[Problem] = []
+    files = _files([FOLDER] if paths is None else [Path(path) for path in paths], problems)
+    documents = [document for path in files if (document := _read(path, problems))]
+    try:
+        vocabulary = vocabulary or load_vocabulary()
+    except ContractError as error:
+        raise ContractError([*problems, *error.problems]) from error
+    for document in documents:
+        problems += _problems(document, vocabulary)
+    problems += _duplicates(documents)
+    if problems:
+        raise ContractError(problems)
+    return [_contract(document, vocabulary) for document in documents]
+
+
+def _files(paths: Iterable[Path], problems: list[Problem]) -> list[Path]:
+    files: dict[Path, None] = {}
+    for path in paths:
+        found = sorted(path.glob(_PATTERN)) if path.is_dir() else [path]
+        if not found:
+            problems.append(Problem(shown_path(path), 1, "", f"has no contracts; expected files named {_PATTERN}"))
+        files.update(dict.fromkeys(found))
+    return list(files)
+
+
+def _read(path: Path, problems: list[Problem]) -> Document | None:
+    try:
+        return read(path)
+    except ContractError as error:
+        problems += error.problems
+        return None
+
+
+def _problems(document: Document, vocabulary: Vocabulary) -> list[Problem]:
+    """The problems of one file, in the order of its lines; a claim outside the schema is not examined further."""
+    found = [document.problem(key, message) for key, message in violations(document, "contract.schema.json")]
+    broken = {problem.key.split(".")[0] for problem in found}
+    if not {"contract", "version"} & broken:
+        found += _file_name(document)
+    claims = document.data.get("claims")
+    sources = document.data.get("sources", {})
+    for index, claim in enumerate(claims if isinstance(claims, list) else []):
+        if f"claims[{index}]" not in broken and isinstance(sources, dict):
+            found += [document.problem(("claims", index, *key), message) for key, message in lint.faults(claim, vocabulary, sources)]
+    return sorted(found, key=lambda problem: (problem.line, problem.key))
+
+
+def _file_name(document: Document) -> Iterable[Problem]:
+    name, version = document.data.get("contract"), document.data.get("version")
+    match = re.fullmatch(r"(.+)-v(\d+)\.yaml", document.path.name)
+    if not isinstance(name, str) or not isinstance(version, str):
+        return
+    major = version.split(".")[0]
+    if match is None or match[1] != name:
+        yield document.problem(("contract",), f"is {name!r} in the file {document.path.name}; expected {name}-v{major}.yaml")
+    elif match[2] != major:
+        yield document.problem(("version",), f"is {version}, and the file name says v{match[2]}; the major versions must be equal")
+
+
+def _duplicates(documents: Iterable[Document]) -> Iterable[Problem]:
+    first: dict[str, str] = {}
+    for document in documents:
+        claims = document.data.get("claims")
+        for index, claim in enumerate(claims if isinstance(claims, list) else []):
+            name = claim.get("id") if isinstance(claim, dict) else None
+            if not isinstance(name, str):
+                continue
+            path = ("claims", index, "id")
+            if name in first:
+                yield document.problem(path, f"duplicate claim id {name!r}; first given at {first[name]}")
+            first.setdefault(name, f"{document.file}:{document.line(path)}")
+
+
+def _contract(document: Document, vocabulary: Vocabulary) -> Contract:
+    raw = document.data
+    locations = [Location(document.file, document.line(("claims", index))) for index in range(len(raw["claims"]))]
+    return Contract(
+        name=raw["contract"],
+        version=raw["version"],
+        title=raw["title"],
+        sources={name: Source(**source) for name, source in raw.get("sources", {}).items()},
+        claims=tuple(
+            _claim(claim, raw["contract"], vocabulary, location) for claim, location in zip(raw["claims"], locations, strict=True)
+        ),
+        path=document.path,
+    )
+
+
+def _claim(raw: Mapping[str, Any], contract: str, vocabulary: Vocabulary, location: Location) -> Claim:
+    domain = _domain(raw, vocabulary)
+    return Claim(
+        id=raw["id"],
+        contract=contract,
+        severity=raw["severity"],
+        kind=raw["kind"],
+        operation=raw.get("operation"),
+        statement=raw["statement"].strip(),
+        formula=raw.get("formula"),
+        domain=domain,
+        cases=raw.get("cases"),
+        check=raw.get("check"),
+        arguments=raw.get("arguments", {}),
+        tolerance=_tolerance(raw["tolerance"], domain.dtype) if "tolerance" in raw else None,
+        must_catch=tuple(raw.get("must_catch", ())),
+        sources=raw.get("sources", {}),
+        ancestor=tuple(raw.get("ancestor", ())),
+        correction=raw.get("correction"),
+        rule=_rule(raw["rule"]) if "rule" in raw else None,
+        examples=_examples(raw.get("examples", {})),
+        location=location,
+        content=raw,
+    )
+
+
+def _domain(raw: Mapping[str, Any], vocabulary: Vocabulary) -> Domain:
+    if raw["kind"] == "rule":
+        from contracts.rule_lint import domain_choice
+
+        return Domain(input="none", scalars={name: domain_choice(name, value) for name, value in raw["domain"]["scalars"].items()})
+    return build(raw["domain"], vocabulary.operations[raw["operation"]])
+
+
+def _tolerance(raw: Mapping[str, Any], dtypes: Iterable[str]) -> Tolerance:
+    factors = raw.get("factors", {})
+    keyed = dict.fromkeys(dtypes, factors) if "rms" in factors else factors
+    return Tolerance(**{**raw, "factors": {dtype: Factors(**keyed[dtype]) for dtype in keyed}})
+
+
+def _rule(raw: Mapping[str, Any]) -> Rule:
+    from contracts.rule_lint import parse
+
+    return parse(raw)
+
+
+def _examples(raw: Mapping[str, Any]) -> Examples:
+    from contracts.fields import split
+
+    return Examples(**{kind: tuple(Example(*split(example)) for example in listed) for kind, listed in raw.items()})

@@ -1,0 +1,238 @@
+"""What contract files say, as frozen objects. Mappings are plain dictionaries; nobody may change them."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ScalarValue = float | int | bool | str | None | list[float] | list[str]
+
+
+class Location(NamedTuple):
+    """Where a definition stands; lines count from 1."""
+
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Range:
+    """All numbers from min to max, both included."""
+
+    min: float
+    max: float
+
+
+Choice = Range | tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input array: symbolic shape and element type, how to fill it, or the group of named arrays that it stands for."""
+
+    shape: tuple[str, ...] = ()
+    dtype: str = "real"
+    fill: str | None = None
+    below: str | None = None
+    optional: bool = False
+    group: str | None = None
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A scalar argument: real, int, bool or choice. `default` None means that a domain must give it."""
+
+    type: str
+    of: tuple[str, ...] = ()
+    default: ScalarValue = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output array: symbolic shape and dtype (`storage` is the dtype under test), or a group of named arrays."""
+
+    shape: tuple[str, ...] = ()
+    dtype: str = "storage"
+    group: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Signature:
+    """An operation of operations.yaml."""
+
+    name: str
+    doc: str
+    sizes: tuple[str, ...]
+    derived: Mapping[str, str]
+    inputs: Mapping[str, Input]
+    scalars: Mapping[str, Scalar]
+    attributes: tuple[str, ...]
+    outputs: Mapping[str, Output]
+    gradients: tuple[str, ...]
+    precision: str
+    composition: bool
+    procedure: bool
+    location: Location
+
+
+@dataclass(frozen=True, eq=False)
+class Check:
+    """A named check of checks.yaml and the claim kinds that may use it."""
+
+    name: str
+    kinds: tuple[str, ...]
+    doc: str
+    location: Location
+
+
+@dataclass(frozen=True, eq=False)
+class Mutant:
+    """A wrong operation or step of mutants.yaml, and the defects that it comes from."""
+
+    name: str
+    operation: str
+    pedigree: tuple[str, ...]
+    doc: str
+    location: Location
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """The names that claims may use."""
+
+    operations: Mapping[str, Signature]
+    checks: Mapping[str, Check]
+    mutants: Mapping[str, Mutant]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A publication or program that a claim rests on."""
+
+    cite: str
+    locator: str | None = None
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A case that always runs: complete sizes and scalars, presence of each optional input, flavour."""
+
+    sizes: Mapping[str, int]
+    scalars: Mapping[str, ScalarValue]
+    optional: Mapping[str, str]
+    flavour: str
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Where a claim is made.
+
+    For generated input `sizes`, `scalars` (with the signature's defaults) and `optional` are complete; a choice is a tuple of values, and
+    presence is `absent` or `present`. A claim without dtypes of its own has float32; one without flavours has normal.
+    """
+
+    input: str = "generated"
+    sizes: Mapping[str, Choice] = field(default_factory=dict)
+    require: tuple[str, ...] = ()
+    dtype: tuple[str, ...] = ("float32",)
+    scalars: Mapping[str, Choice] = field(default_factory=dict)
+    optional: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    flavours: tuple[str, ...] = ("normal",)
+    boundary: tuple[Boundary, ...] = ()
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Multiples of the noise floor that an error may reach: of the tensor's rms, of the worst row's rms and of the maximum."""
+
+    rms: float
+    row: float
+    max: float
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Basis exact; rounding (`factors` by dtype); literal (`value`, `unit`, `source`); band (`low` to `high` from `n` at `confidence`)."""
+
+    basis: str
+    factors: Mapping[str, Factors] = field(default_factory=dict)
+    value: float | None = None
+    unit: str | None = None
+    source: str | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
+    confidence: float | None = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A hyperparameter rule in CEL: where `when` is true, `require` must be; `recommend` gives values by configuration field."""
+
+    when: str
+    require: str
+    severity: str
+    message: str
+    recommend: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A configuration and data statistics, each partial."""
+
+    config: Mapping[str, ScalarValue]
+    statistics: Mapping[str, ScalarValue]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Examples for which a rule holds, and for which it reports."""
+
+    holds: tuple[Example, ...] = ()
+    violates: tuple[Example, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """One statement that can be false. `content` is the claim as the file has it."""
+
+    id: str
+    contract: str
+    severity: str
+    kind: str
+    operation: str | None
+    statement: str
+    formula: str | None
+    domain: Domain
+    cases: int | None
+    check: str | None
+    arguments: Mapping[str, Any]
+    tolerance: Tolerance | None
+    must_catch: tuple[str, ...]
+    sources: Mapping[str, str]
+    ancestor: tuple[str, ...]
+    correction: str | None
+    rule: Rule | None
+    examples: Examples
+    location: Location
+    content: Mapping[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Contract:
+    """A contract file."""
+
+    name: str
+    version: str
+    title: str
+    sources: Mapping[str, Source]
+    claims: tuple[Claim, ...]
+    path: Path
+
+
+def contract_digest(claim: Claim) -> str:
+    """SHA-256 over the claim's content, blind to comments, key order and formatting."""
+    canonical = json.dumps([claim.contract, claim.content], sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()

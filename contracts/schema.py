@@ -1,0 +1,131 @@
+"""Checks documents against the schemas, and says what is wrong in the document's words instead of the schema's."""
+
+import json
+import math
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator, ValidationError
+from jsonschema.validators import extend
+from referencing import Registry, Resource
+
+from contracts.document import Document
+from contracts.problems import KeyPath, unknown
+
+_FOLDER = Path(__file__).parent
+_FILES = ("contract.schema.json", "vocabulary.schema.json")
+_NAMES = {
+    "object": "a mapping",
+    "array": "a list",
+    "string": "text",
+    "number": "a finite number",
+    "integer": "an integer",
+    "boolean": "true or false",
+    "null": "null",
+}
+
+
+def _is_integer(_checker: object, value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(_checker: object, value: object) -> bool:
+    return _is_integer(_checker, value) or (isinstance(value, float) and math.isfinite(value))
+
+
+# JSON Schema counts 1.0 as an integer and lets NaN pass every bound.
+_Validator = extend(  # type: ignore[no-untyped-call]  # untyped in the stubs
+    Draft202012Validator,
+    type_checker=Draft202012Validator.TYPE_CHECKER.redefine_many({"integer": _is_integer, "number": _is_number}),
+)
+
+
+@cache
+def schemas() -> dict[str, Any]:
+    """The schema files by name."""
+    return {name: json.loads((_FOLDER / name).read_text(encoding="utf-8")) for name in _FILES}
+
+
+def vocabulary(name: str) -> tuple[str, ...]:
+    """The members of an enumeration of the contract schema: `kind`, `dtype` or `flavour`."""
+    return tuple(schemas()["contract.schema.json"]["$defs"][name]["enum"])
+
+
+@cache
+def _validator(reference: str) -> Any:
+    registry: Any = Registry().with_resources((name, Resource.from_contents(schema)) for name, schema in schemas().items())
+    return _Validator({"$ref": reference}, registry=registry)
+
+
+def violations(document: Document, reference: str) -> Iterator[tuple[KeyPath, str]]:
+    """Key path and message of each violation of a schema (`contract.schema.json`, `vocabulary.schema.json#/$defs/checks`)."""
+    for error in _validator(reference).iter_errors(document.data):
+        path = tuple(error.absolute_path)
+        yield from ((path + key, message) for key, message in _translate(error, path, document.data))
+
+
+def _translate(error: ValidationError, path: KeyPath, data: Any) -> Iterator[tuple[KeyPath, str]]:
+    instance: Any = error.instance
+    rule: Any = error.validator_value
+    schema: Any = error.schema  # a boolean where a key is forbidden
+    description = schema.get("description") if isinstance(schema, dict) else None
+    if "propertyNames" in error.absolute_schema_path:
+        yield (instance,), f"is named {instance!r}; expected {description}"
+        return
+    match error.validator:
+        case "additionalProperties":
+            for name in instance.keys() - schema.get("properties", {}).keys():
+                yield (name,), unknown("key", name, schema.get("properties", {})) + _situation(error, data)
+        case "required":
+            for name in [name for name in rule if name not in instance and repr(name) in error.message]:
+                yield (), f"missing key {name!r}{_situation(error, data)}"
+        case None:
+            yield (), f"is not allowed here{_situation(error, data)}"
+        case "enum":
+            yield (), unknown(str(path[-1] if isinstance(path[-1], str) else path[-2]), instance, map(str, rule))
+        case "type":
+            kinds = [rule] if isinstance(rule, str) else rule
+            yield (), f"is {shown(instance)}; expected {description or ' or '.join(_NAMES[kind] for kind in kinds)}"
+        case "pattern":
+            yield (), f"is {shown(instance)}; expected {description}"
+        case "minItems" | "minProperties":
+            yield (), f"is empty; expected at least {rule} {'entry' if rule == 1 else 'entries'}"
+        case "uniqueItems":
+            twice = next(item for index, item in enumerate(instance) if item in instance[:index])
+            yield (), f"contains {shown(twice)} twice"
+        case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum":
+            bound = {"minimum": "at least", "maximum": "at most", "exclusiveMinimum": "more than", "exclusiveMaximum": "less than"}
+            yield (), f"is {shown(instance)}; expected {bound[error.validator]} {rule}"
+        case "const":
+            yield (), f"is {shown(instance)}; expected {shown(rule)}"
+        case _:
+            yield (), error.message
+
+
+def _situation(error: ValidationError, data: Any) -> str:
+    """Why a conditional part of the schema applies: the claim's kind, the tolerance's basis, the domain's input."""
+    conditional = {"then", "else"} & set(map(str, error.absolute_schema_path))
+    if not conditional:
+        return ""
+    place, settings = data, ""
+    for part in (None, *error.absolute_path):
+        place = place if part is None else place[part]
+        for name in ("kind", "basis", "input", "procedure", "group", "type"):
+            if isinstance(place, dict) and isinstance(place.get(name), str | bool):
+                settings = f" ({name}: {shown(place[name]).strip(chr(39))})"
+    return settings
+
+
+def shown(value: Any) -> str:
+    """A value as it may be written in a message."""
+    if isinstance(value, dict):
+        return "a mapping" if value else "an empty mapping"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    text = str(value)
+    text = text if len(text) <= 60 else f"{text[:60]}…"
+    return repr(text) if isinstance(value, str) else text

@@ -1,0 +1,159 @@
+"""The names that claims may use: operations.yaml, checks.yaml and mutants.yaml."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from contracts import sizes
+from contracts.document import Document, read
+from contracts.model import Check, Input, Location, Mutant, Output, Scalar, Signature, Vocabulary
+from contracts.problems import ContractError, KeyPath, Problem, unknown
+from contracts.schema import shown, violations
+
+FOLDER = Path(__file__).parent
+
+
+def _read(path: Path, kind: str) -> Document:
+    document = read(path)
+    problems = [document.problem(key, message) for key, message in violations(document, f"vocabulary.schema.json#/$defs/{kind}")]
+    if problems:
+        raise ContractError(problems)
+    return document
+
+
+def _location(document: Document, path: KeyPath) -> Location:
+    return Location(document.file, document.line(path))
+
+
+def load_operations(path: Path = FOLDER / "operations.yaml") -> dict[str, Signature]:
+    """The signature of every operation. ContractError where the file is wrong."""
+    document = _read(path, "operations")
+    operations = {
+        name: _signature(name, raw, _location(document, ("operations", name))) for name, raw in document.data["operations"].items()
+    }
+    problems = [
+        document.problem(("operations", name, *key), message)
+        for name, signature in operations.items()
+        for key, message in _faults(signature)
+    ]
+    if problems:
+        raise ContractError(problems)
+    return operations
+
+
+def _signature(name: str, raw: Mapping[str, Any], location: Location) -> Signature:
+    def array(value: Mapping[str, Any]) -> dict[str, Any]:
+        return {**value, "shape": tuple(map(str, value.get("shape", ())))}
+
+    return Signature(
+        name=name,
+        doc=raw["doc"],
+        sizes=tuple(raw.get("sizes", ())),
+        derived=raw.get("derived", {}),
+        inputs={key: Input(**array(value)) for key, value in raw.get("inputs", {}).items()},
+        scalars={key: Scalar(**{**value, "of": tuple(value.get("of", ()))}) for key, value in raw.get("scalars", {}).items()},
+        attributes=tuple(raw.get("attributes", ())),
+        outputs={key: Output(**array(value)) for key, value in raw.get("outputs", {}).items()},
+        gradients=tuple(raw.get("gradients", ())),
+        precision=raw.get("precision", "storage"),
+        composition=raw.get("composition", False),
+        procedure=raw.get("procedure", False),
+        location=location,
+    )
+
+
+def _faults(signature: Signature) -> Iterable[tuple[KeyPath, str]]:
+    known = set(signature.sizes)
+    for name, expression in signature.derived.items():
+        if name in known:
+            yield ("derived", name), f"the size {name!r} is declared twice"
+        yield from _expression(("derived", name), expression, known)
+        known.add(name)
+    for kind, arrays in (("inputs", signature.inputs), ("outputs", signature.outputs)):
+        for name, array in arrays.items():
+            for index, dimension in enumerate(array.shape):
+                yield from _expression((kind, name, "shape", index), dimension, known)
+            if isinstance(array, Input) and array.below is not None and array.below not in known:
+                yield (kind, name, "below"), unknown("size", array.below, known)
+    for index, name in enumerate(signature.attributes):
+        if name not in known:
+            yield ("attributes", index), unknown("size", name, known)
+    differentiable = {*signature.inputs, *(["trainable"] if any(array.group for array in signature.inputs.values()) else [])}
+    for index, name in enumerate(signature.gradients):
+        if name not in differentiable:
+            yield ("gradients", index), unknown("input", name, differentiable)
+    for name, scalar in signature.scalars.items():
+        if name in signature.inputs:
+            yield ("scalars", name), f"{name!r} is an input too"
+        if scalar.default is not None and (message := scalar_fault(scalar, scalar.default)):
+            yield ("scalars", name, "default"), message
+
+
+def _expression(path: KeyPath, expression: str, known: Iterable[str]) -> Iterable[tuple[KeyPath, str]]:
+    try:
+        for name in sorted(sizes.names(expression) - set(known)):
+            yield path, unknown("size", name, known)
+        if sizes.is_condition(expression):
+            yield path, f"{expression!r} is a condition; expected a size"
+    except sizes.SizeError as error:
+        yield path, str(error)
+
+
+def scalar_fault(scalar: Scalar, value: Any) -> str | None:
+    """What is wrong with a value for a scalar, None where nothing is."""
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if scalar.type == "choice":
+        return None if value in scalar.of else unknown("choice", value, scalar.of)
+    fits = {"int": is_int, "real": is_int or isinstance(value, float), "bool": isinstance(value, bool)}[scalar.type]
+    expected = {"int": "an integer", "real": "a number", "bool": "true or false"}[scalar.type]
+    return None if fits else f"is {shown(value)}; expected {expected}"
+
+
+def load_checks(path: Path = FOLDER / "checks.yaml") -> dict[str, Check]:
+    """The checks that claims may name. ContractError where the file is wrong."""
+    document = _read(path, "checks")
+    return {
+        name: Check(name, tuple(raw["kinds"]), raw["doc"], _location(document, ("checks", name)))
+        for name, raw in document.data["checks"].items()
+    }
+
+
+def load_mutants(path: Path = FOLDER / "mutants.yaml", operations: Iterable[str] | None = None) -> dict[str, Mutant]:
+    """The mutants that claims may name. ContractError where the file is wrong or a mutant's operation does not exist."""
+    document = _read(path, "mutants")
+    known = set(load_operations() if operations is None else operations)
+    mutants = {
+        name: Mutant(name, raw["operation"], tuple(raw["pedigree"]), raw["doc"], _location(document, ("mutants", name)))
+        for name, raw in document.data["mutants"].items()
+    }
+    problems = [
+        document.problem(("mutants", name, "operation"), unknown("operation", mutant.operation, known))
+        for name, mutant in mutants.items()
+        if mutant.operation not in known
+    ]
+    if problems:
+        raise ContractError(problems)
+    return mutants
+
+
+def load_vocabulary() -> Vocabulary:
+    """Operations, checks and mutants; ContractError with the problems of all three files."""
+    problems: list[Problem] = []
+    operations: dict[str, Signature] = {}
+    checks: dict[str, Check] = {}
+    mutants: dict[str, Mutant] = {}
+    try:
+        operations = load_operations()
+    except ContractError as error:
+        problems += error.problems
+    try:
+        checks = load_checks()
+    except ContractError as error:
+        problems += error.problems
+    try:
+        mutants = load_mutants(operations=operations) if operations else {}
+    except ContractError as error:
+        problems += error.problems
+    if problems:
+        raise ContractError(problems)
+    return Vocabulary(operations, checks, mutants)
