@@ -1,0 +1,1 @@
+"""Verdict records in, pages out."""

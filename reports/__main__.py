@@ -1,0 +1,125 @@
+"""The door to reports: `python -m reports render | compare | check | evidence`."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+_FORMATS = ("md", "json", "html")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit status: 0 done, 1 something got worse (compare), 2 bad input."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 0
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except (ValueError, OSError) as error:
+        print(f"reports {options.command}: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m reports", description="Verdict records in, pages out.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    render = commands.add_parser("render", help="write a run's pages", description="Writes a verdict file's pages, named like the file.")
+    render.add_argument("file", type=Path, help="verdict file (JSON Lines)")
+    render.add_argument("--output", type=Path, default=_HERE / "generated", metavar="DIR", help="default: reports/generated")
+    render.add_argument("--format", choices=(*_FORMATS, "all"), default="all", help="default: all")
+    render.add_argument("--against-tree", action="store_true", help="mark verdicts STALE whose claim or code has changed in this checkout")
+    render.set_defaults(run=_render)
+
+    compare = commands.add_parser("compare", help="what changed between two runs", description="Exit status 1 when something got worse.")
+    compare.add_argument("old", type=Path, help="verdict file")
+    compare.add_argument("new", type=Path, help="verdict file")
+    compare.set_defaults(run=_compare)
+
+    check = commands.add_parser("check", help="validate verdict files", description="Exit status 2 when a file is not valid.")
+    check.add_argument("files", type=Path, nargs="+", metavar="FILE", help="verdict file")
+    check.set_defaults(run=_check)
+
+    evidence = commands.add_parser("evidence", help="list kept runs and whether they are STALE")
+    evidence.add_argument("--folder", type=Path, default=_HERE / "evidence", metavar="DIR", help="default: reports/evidence")
+    evidence.set_defaults(run=_evidence)
+    return parser
+
+
+def _render(options: argparse.Namespace) -> int:
+    from reports import markdown, page, staleness
+    from reports.records import read
+    from reports.summary import document, summarise
+    from reports.writing import write_all
+
+    run = read(options.file)
+    stale = staleness.stale_verdicts(run, staleness.current_tree(staleness.ROOT)) if options.against_tree else None
+    summary = summarise(run, stale)
+    writers = {
+        "md": markdown.render,
+        "json": lambda content: json.dumps(document(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n",
+        "html": page.render,
+    }
+    formats = _FORMATS if options.format == "all" else (options.format,)
+    pages = {options.output / f"{options.file.stem}.{name}": writers[name](summary) for name in formats}
+    write_all(pages)
+    print(summary.headline)
+    for path in pages:
+        print(path)
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from reports.compare import compare, differences
+    from reports.records import read
+
+    old, new = read(options.old), read(options.new)
+    for run in (old, new):
+        for note in run.notes:
+            print(f"note: {run.path}: {note}")
+    for difference in differences(old.header, new.header):
+        print(f"note: the runs differ in {difference}")
+    changes = compare(old, new)
+    for change in changes:
+        print(change)
+    worse = sum(change.worse is True for change in changes)
+    print(f"{len(changes)} changed, {worse} worse" if changes else "nothing changed")
+    return 1 if worse else 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from reports.records import RecordError, read
+    from reports.summary import summarise
+
+    status = 0
+    for path in options.files:
+        try:
+            run = read(path)
+        except RecordError as error:
+            print(f"reports check: {error}", file=sys.stderr)
+            status = 2
+        else:
+            print(f"{path}: valid, {len(run.verdicts)} verdicts; {summarise(run).headline}")
+            for note in run.notes:
+                print(f"{path}: {note}")
+    return status
+
+
+def _evidence(options: argparse.Namespace) -> int:
+    from reports import staleness
+    from reports.evidence import collect, listing
+
+    if not options.folder.is_dir():
+        raise FileNotFoundError(f"{options.folder}: no such folder")
+    kept = collect(options.folder, staleness.current_tree(staleness.ROOT))
+    print(listing(kept) if kept else f"{options.folder}: no verdict files")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

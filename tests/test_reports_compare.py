@@ -1,0 +1,91 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reports_factory import run_record, verdict, write
+
+from reports.__main__ import main
+from reports.compare import compare
+from reports.records import read
+
+
+def changes(path: Path, old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[tuple[bool | None, str]]:
+    before, after = read(write(path / "old.jsonl", *old)), read(write(path / "new.jsonl", *new))
+    return [(change.worse, str(change)) for change in compare(before, after)]
+
+
+def at(worst: float | str) -> dict[str, Any]:
+    return verdict(headroom={"worst": worst, "metric": "rms", "tensor": "y"})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "worse"),
+    [
+        ("HELD", "FALSIFIED", True),
+        ("HELD", "NOT_RUN", True),
+        ("HELD", "VACUOUS", True),
+        ("FALSIFIED", "NOT_RUN", True),
+        ("FALSIFIED", "FLAKY", True),
+        ("NOT_RUN", "FALSIFIED", True),
+        ("FALSIFIED", "HELD", False),
+        ("NOT_RUN", "HELD", False),
+    ],
+)
+def test_only_held_is_an_improvement(tmp_path: Path, old: str, new: str, worse: bool) -> None:
+    [(found, text)] = changes(tmp_path, [verdict(state=old)], [verdict(state=new)])
+    assert found is worse
+    assert "FWD-RMSNORM bfloat16 cpu" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "worse"),
+    [(0.2, 0.31, True), (0.2, 0.3, None), (0.31, 0.2, False), (0, 1e-9, True), (1e-9, 0, False), (0, 0, None)],
+)
+def test_headroom_counts_beyond_the_factor(tmp_path: Path, old: float, new: float, worse: bool | None) -> None:
+    found = changes(tmp_path, [at(old)], [at(new)])
+    assert [change for change, _ in found] == ([] if worse is None else [worse])
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), [(3, "nan", [True]), ("inf", "nan", []), ("inf", 3, [False])])
+def test_headroom_that_is_not_finite(tmp_path: Path, old: float | str, new: float | str, expected: list[bool]) -> None:
+    before = {**verdict(state="FALSIFIED"), "headroom": at(old)["headroom"]}
+    after = {**verdict(state="FALSIFIED"), "headroom": at(new)["headroom"]}
+    assert [change for change, _ in changes(tmp_path, [before], [after])] == expected
+
+
+def test_missing_and_new_verdicts(tmp_path: Path) -> None:
+    old = [verdict("GONE"), verdict("GONE-NOT-RUN", "NOT_RUN")]
+    new = [verdict("NEW"), verdict("NEW-BROKEN", "FALSIFIED")]
+    found = {text.split()[1].rstrip(":"): worse for worse, text in changes(tmp_path, old, new)}
+    assert found == {"GONE": True, "GONE-NOT-RUN": None, "NEW": None, "NEW-BROKEN": True}
+
+
+def test_dtypes_are_compared_apart(tmp_path: Path) -> None:
+    old = [verdict(), verdict(dtype="float32")]
+    new = [verdict(), verdict(dtype="float32", state="FALSIFIED")]
+    [(worse, text)] = changes(tmp_path, old, new)
+    assert worse is True
+    assert "float32" in text
+
+
+def test_exit_status_says_whether_something_got_worse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    held = str(write(tmp_path / "held.jsonl", verdict()))
+    broken = str(write(tmp_path / "broken.jsonl", verdict(state="FALSIFIED"), header=run_record(seed=1)))
+    assert main(["compare", held, held]) == 0
+    assert "nothing changed" in capsys.readouterr().out
+    assert main(["compare", held, broken]) == 1
+    output = capsys.readouterr().out
+    assert "worse   FWD-RMSNORM bfloat16 cpu: held → falsified" in output
+    assert "the runs differ in seed: 0 → 1" in output
+    assert "1 changed, 1 worse" in output
+    assert main(["compare", broken, held]) == 0
+    assert main(["compare", held, str(tmp_path / "absent.jsonl")]) == 2
+
+
+def test_interrupted_run_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = write(tmp_path / "old.jsonl", verdict("A"), verdict("B"))
+    new = write(tmp_path / "new.jsonl", verdict("A"), end=False)
+    assert main(["compare", str(old), str(new)]) == 1
+    output = capsys.readouterr().out
+    assert f"note: {new}: the run was interrupted" in output
+    assert "held → missing" in output
