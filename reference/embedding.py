@@ -10,12 +10,12 @@ from reference.table import Array
 
 
 def forward(input_ids: Array, weight: Array) -> Array:
-    """Rows of `weight` [vocab, hidden] for `input_ids` [batch, seq] → [batch, seq, hidden]; IndexError for an id outside the vocabulary."""
+    """Rows of `weight` [vocab, hidden] for `input_ids` [batch, seq] → [batch, seq, hidden]; ValueError for an id outside the vocabulary."""
     vocab = weight.shape[0]
     outside = (input_ids < 0) | (input_ids >= vocab)
     if outside.any():
         where = tuple(int(i) for i in np.argwhere(outside)[0])
-        raise IndexError(f"input_ids{list(where)} is {int(input_ids[where])}, but the embedding has rows 0 to {vocab - 1}")
+        raise ValueError(f"input_ids{list(where)} is {int(input_ids[where])}; expected 0 to {vocab - 1}")
     return weight[input_ids]
 
 

@@ -9,6 +9,7 @@ and 1.
 
 import numpy as np
 
+from reference.nf4 import SMALLEST_DIVISOR
 from reference.table import Array
 
 GROUP = 256
@@ -53,7 +54,7 @@ def quantize_centred(centred: Array) -> tuple[Array, Array]:
     padded[: centred.size] = centred
     blocks = padded.reshape(groups, GROUP)
     scales = np.abs(blocks).max(axis=1)  # [groups]
-    reciprocal = np.float32(1) / np.where(scales > 0, scales, np.float32(1))
+    reciprocal = np.float32(1) / np.maximum(scales, SMALLEST_DIVISOR)
     scaled = np.clip(blocks * reciprocal[:, None], -1, 1)  # [groups, GROUP]
     codes = np.searchsorted(MIDPOINTS, scaled, side="left").astype(np.uint8).ravel()[: centred.size]
     return codes, scales

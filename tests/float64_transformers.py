@@ -1,0 +1,117 @@
+"""transformers' decoders in true float64, an oracle for the reference that shares no line with it.
+
+`.double()` alone is good to 3e-7 only: RMSNorm, the rotary tables and the eager softmax force float32. A TorchFunctionMode turns each of
+these casts into one to float64.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+FAMILIES = {
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+}
+
+
+class _Float64(TorchFunctionMode):
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        widened = [torch.float64 if value is torch.float32 else value for value in args]
+        named = {key: torch.float64 if value is torch.float32 else value for key, value in (kwargs or {}).items()}
+        return (torch.Tensor.double if func is torch.Tensor.float else func)(*widened, **named)
+
+
+@contextmanager
+def true_float64() -> Iterator[None]:
+    """Inside, torch has no float32: what asks for it gets float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Float64():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def build(scalars: Mapping[str, Any], parameters: Mapping[str, np.ndarray], attention: str = "eager") -> nn.Module:
+    """The family's model in float64 with these parameters, by Hugging Face name; use it inside `true_float64`."""
+    config_class, model_class = FAMILIES[scalars["family"]]
+    config = config_class(
+        vocab_size=scalars["vocab"],
+        hidden_size=scalars["hidden"],
+        intermediate_size=scalars["intermediate"],
+        num_hidden_layers=scalars["layers"],
+        num_attention_heads=scalars["heads"],
+        num_key_value_heads=scalars["kv_heads"],
+        head_dim=scalars["head_dim"],
+        rms_norm_eps=scalars["eps"],
+        rope_parameters={"rope_type": "default", "rope_theta": scalars["theta"]},
+        tie_word_embeddings=scalars["tied"],
+        attn_implementation=attention,
+    )
+    with true_float64():
+        model: nn.Module = model_class(config)
+    state = {name: torch.tensor(value) for name, value in parameters.items()}
+    if scalars["tied"]:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    model.load_state_dict(state, strict=True)
+    assert {value.dtype for value in [*model.parameters(), *model.buffers()]} == {torch.float64}
+    return model.eval()
+
+
+class LoraLinear(nn.Module):
+    """y = base(x) + (alpha/rank) · x Aᵀ Bᵀ, the layer that PEFT puts in a projection's place."""
+
+    def __init__(self, base: nn.Linear, lora_a: Tensor, lora_b: Tensor, alpha: float) -> None:
+        super().__init__()
+        self.base, self.lora_a, self.lora_b = base, nn.Parameter(lora_a), nn.Parameter(lora_b)
+        self.scale = alpha / lora_a.shape[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.scale * nn.functional.linear(nn.functional.linear(x, self.lora_a), self.lora_b)
+
+
+def adapt(model: nn.Module, trainable: Mapping[str, np.ndarray], alpha: float) -> dict[str, nn.Parameter]:
+    """Freezes the model and adds the LoRA factors; returns all trainable parameters by name, the head's among them."""
+    model.requires_grad_(False)
+    parameters: dict[str, nn.Parameter] = {}
+    for name, value in trainable.items():
+        if name.endswith(".lora_A.weight"):
+            path = name.removesuffix(".lora_A.weight")
+            factors = (torch.tensor(trainable[f"{path}.lora_{factor}.weight"]) for factor in "AB")
+            parent, _, leaf = path.rpartition(".")
+            layer = LoraLinear(model.get_submodule(path), *factors, alpha)
+            setattr(model.get_submodule(parent), leaf, layer)
+            parameters |= {f"{path}.lora_A.weight": layer.lora_a, f"{path}.lora_B.weight": layer.lora_b}
+        elif name.startswith("score."):
+            parameters[name] = nn.Parameter(torch.tensor(value))
+    return parameters
+
+
+def hidden_states(model: nn.Module, input_ids: np.ndarray, mask: np.ndarray) -> Tensor:
+    """The states after the final norm [batch, seq, hidden]; positions count a sample's real tokens."""
+    positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
+    output = model.model(
+        input_ids=torch.tensor(input_ids),
+        attention_mask=torch.tensor(mask),
+        position_ids=torch.tensor(positions),
+        use_cache=False,
+    )
+    return output.last_hidden_state
+
+
+def classify(model: nn.Module, head: Mapping[str, Tensor], input_ids: np.ndarray, mask: np.ndarray, pooling: str) -> Tensor:
+    """Logits [batch, classes]: each sample's hidden states, cut to its real tokens, pooled, then the head."""
+    hidden = hidden_states(model, input_ids, mask)
+    vectors = []
+    for sample, real in zip(hidden, torch.tensor(mask), strict=True):
+        tokens = sample[real]
+        vectors.append({"mean": tokens.mean(dim=0), "first": tokens[0], "last": tokens[-1]}[pooling])
+    return nn.functional.linear(torch.stack(vectors), head["score.weight"], head["score.bias"])
