@@ -37,11 +37,11 @@ class Call:
 
     def input_gradients(self) -> dict[str, Tensor]:
         """After a backward pass: this call's own share of the gradient of each input that has one."""
-        return {name: value.grad for name, value in self.inputs.items() if value is not None and _grad(value) is not None}
+        return _gradients(self.inputs)
 
     def output_gradients(self) -> dict[str, Tensor]:
         """After a backward pass: the cotangent that arrived at each output."""
-        return {name: value.grad for name, value in self.outputs.items() if _grad(value) is not None}
+        return _gradients(self.outputs)
 
 
 _replacements: Mapping[str, Callable[..., Any]] = {}
@@ -118,5 +118,6 @@ def _local(value: Tensor) -> Tensor:
     return local
 
 
-def _grad(value: Tensor) -> Tensor | None:
-    return value.grad if value.requires_grad else None
+def _gradients(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    found = {name: value.grad for name, value in tensors.items() if value is not None and value.requires_grad}
+    return {name: gradient for name, gradient in found.items() if gradient is not None}

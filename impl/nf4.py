@@ -19,12 +19,12 @@ class Nf4Weight(nn.Module):
     absmax_scales: Tensor
     absmax_offset: Tensor
 
-    def __init__(self, path: str, weight: Tensor, block_size: int = BLOCK_SIZE, double: bool = False) -> None:
+    def __init__(self, path: str, weight: Tensor, block_size: int = BLOCK_SIZE, nested: bool = False) -> None:
         super().__init__()
-        self.path, self.block_size, self.double = path, block_size, double
+        self.path, self.block_size, self.nested = path, block_size, nested
         self.rows, self.columns = weight.shape
         codes, absmax = call(f"{path}.weight.nf4", "nf4_quantize", weight=weight, block_size=block_size)
-        if double:
+        if nested:
             absmax, scales, offset = call(f"{path}.weight.absmax", "nf4_double_quantize", absmax=absmax)
             self.register_buffer("absmax_scales", scales)
             self.register_buffer("absmax_offset", offset)
@@ -33,7 +33,7 @@ class Nf4Weight(nn.Module):
 
     def scales(self) -> Tensor:
         """The absmax of every block, float32 [blocks]."""
-        if not self.double:
+        if not self.nested:
             return self.absmax
         restored: Tensor = call(
             f"{self.path}.weight.absmax", "nf4_double_dequantize", codes=self.absmax, scales=self.absmax_scales, offset=self.absmax_offset

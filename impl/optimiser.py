@@ -44,7 +44,7 @@ class AdamW:
         """Views of a flat vector under the parameters' names and shapes. Raises a ValueError for a vector of another length."""
         if vector.shape != (sum(self._sizes),):
             raise ValueError(f"a flat vector of shape {list(vector.shape)} for {sum(self._sizes)} trainable parameters")
-        parts = vector.split(self._sizes)
+        parts = torch.split(vector, self._sizes)
         return {name: part.view(parameter.shape) for (name, parameter), part in zip(self.parameters.items(), parts, strict=True)}
 
     @torch.no_grad()

@@ -37,7 +37,7 @@ class Batch:
 
     def split(self, size: int) -> "Iterator[Batch]":
         """Micro-batches of `size` samples, the last one may be smaller."""
-        parts = zip(self.input_ids.split(size), self.mask.split(size), self.labels.split(size), strict=True)
+        parts = zip(*(torch.split(tensor, size) for tensor in (self.input_ids, self.mask, self.labels)), strict=True)
         return (Batch(*part) for part in parts)
 
 

@@ -18,7 +18,7 @@ def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     angle = positions[..., None].to(torch.float64) * theta**-exponent
     table_dtype = compute_dtype(x.dtype)
     cos, sin = (table[:, :, None, :].to(table_dtype) for table in (angle.cos(), angle.sin()))
-    first, second = widen(x).split(half, dim=-1)
+    first, second = torch.split(widen(x), half, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 

@@ -76,7 +76,8 @@ class _Nf4Linear(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         (cotangent,) = cotangents
         codes, absmax = ctx.saved_tensors
-        weight = nf4_dequantize(codes, absmax, *ctx.shape, ctx.block_size, dtype=cotangent.dtype)
+        rows, columns = ctx.shape
+        weight = nf4_dequantize(codes, absmax, rows, columns, ctx.block_size, dtype=cotangent.dtype)
         return cotangent @ weight, None, None, None, None, None
 
 
