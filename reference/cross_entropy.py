@@ -47,6 +47,8 @@ def _sample_weights(logits: Array, labels: Array, class_weights: Array | None) -
         raise ValueError(f"logits have shape {list(logits.shape)}: {classes} class; a classifier needs at least 2")
     if batch == 0:
         raise ValueError("logits have shape [0, ...]: the mean loss of no sample is undefined")
+    if labels.shape != (batch,):
+        raise ValueError(f"labels have shape {list(labels.shape)}; expected [{batch}], one for each sample")
     require_finite(logits)
     _require_labels(labels, classes, "labels")
     if class_weights is None:
