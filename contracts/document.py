@@ -18,6 +18,8 @@ class _Loader(_Base):  # type: ignore[misc]  # the C loader has no stub, and may
     yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012  # PyYAML's own attribute
 
 
+_DEEPEST = 40
+_LARGEST = 200_000
 _TAG = "tag:yaml.org,2002:"
 _PATTERNS = (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
@@ -78,6 +80,8 @@ def read(path: Path) -> Document:
     except UnicodeDecodeError as error:
         raise refuse(f"is not UTF-8: byte 0x{raw[error.start]:02x}", raw[: error.start].count(b"\n") + 1) from error
     try:
+        if (line := _too_deep(text)) is not None:
+            raise refuse(f"is nested more than {_DEEPEST} levels deep", line)
         root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -85,8 +89,6 @@ def read(path: Path) -> Document:
         raise refuse(f"is not YAML: {described}", mark.line + 1 if mark else 1) from error
     except yaml.YAMLError as error:
         raise refuse(f"is not YAML: {str(error).splitlines()[0]}") from error
-    except RecursionError as error:
-        raise refuse("is nested too deeply") from error
     if root is None:
         raise refuse("is empty; expected a mapping")
     if not isinstance(root, yaml.MappingNode):
@@ -98,6 +100,19 @@ def read(path: Path) -> Document:
     return Document(path, data, root)
 
 
+def _too_deep(text: str) -> int | None:
+    """The line where a text is nested too deeply. The C composer is recursive: ten thousand brackets would end the process."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _DEEPEST:
+            return event.start_mark.line + 1 if event.start_mark else 1
+    return None
+
+
 class _Builder:
     """Nodes to plain data, collecting duplicate keys, keys that are not text, foreign tags and aliases to themselves."""
 
@@ -105,10 +120,14 @@ class _Builder:
         self.file = shown_path(path)
         self.problems: list[Problem] = []
         self._open: set[int] = set()
+        self._nodes = 0
 
     def build(self, node: yaml.Node, path: KeyPath) -> Any:
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
+        self._nodes += 1
+        if len(path) > _DEEPEST or self._nodes > _LARGEST:
+            return self._overgrown(node, path)
         if id(node) in self._open:
             self._report(node, path, f"the alias refers to itself ({node.start_mark.line + 1})")
             return None
@@ -118,6 +137,11 @@ class _Builder:
         built = self._mapping(node, path) if isinstance(node, yaml.MappingNode) else self._sequence(node, path)
         self._open.discard(id(node))
         return built
+
+    def _overgrown(self, node: yaml.Node, path: KeyPath) -> None:
+        """Aliases of aliases can grow a short text without limit."""
+        if not self.problems:
+            self._report(node, path[:1], f"grows by its aliases beyond {_DEEPEST} levels or {_LARGEST} values")
 
     def _sequence(self, node: yaml.Node, path: KeyPath) -> list[Any]:
         return [self.build(item, (*path, index)) for index, item in enumerate(node.value)]

@@ -9,7 +9,8 @@ from typing import Any
 
 from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.validators import extend
-from referencing import Registry, Resource
+from referencing import Registry
+from referencing.jsonschema import DRAFT202012
 
 from contracts.document import Document
 from contracts.problems import KeyPath, unknown
@@ -55,7 +56,9 @@ def vocabulary(name: str) -> tuple[str, ...]:
 
 @cache
 def _validator(reference: str) -> Any:
-    registry: Any = Registry().with_resources((name, Resource.from_contents(schema)) for name, schema in schemas().items())
+    # Where a schema says $schema, jsonschema goes back to its own type checker.
+    bare = {name: {key: value for key, value in schema.items() if key != "$schema"} for name, schema in schemas().items()}
+    registry: Any = Registry().with_resources((name, DRAFT202012.create_resource(schema)) for name, schema in bare.items())
     return _Validator({"$ref": reference}, registry=registry)
 
 
@@ -69,8 +72,8 @@ def violations(document: Document, reference: str) -> Iterator[tuple[KeyPath, st
 def _translate(error: ValidationError, path: KeyPath, data: Any) -> Iterator[tuple[KeyPath, str]]:
     instance: Any = error.instance
     rule: Any = error.validator_value
-    schema: Any = error.schema  # a boolean where a key is forbidden
-    description = schema.get("description") if isinstance(schema, dict) else None
+    schema: Any = error.schema
+    description = schema.get("description")
     if "propertyNames" in error.absolute_schema_path:
         yield (instance,), f"is named {instance!r}; expected {description}"
         return
@@ -81,7 +84,7 @@ def _translate(error: ValidationError, path: KeyPath, data: Any) -> Iterator[tup
         case "required":
             for name in [name for name in rule if name not in instance and repr(name) in error.message]:
                 yield (), f"missing key {name!r}{_situation(error, data)}"
-        case None:
+        case "not":
             yield (), f"is not allowed here{_situation(error, data)}"
         case "enum":
             yield (), unknown(str(path[-1] if isinstance(path[-1], str) else path[-2]), instance, map(str, rule))
