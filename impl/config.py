@@ -69,6 +69,26 @@ class DecoderConfig:
         """
         return _HuggingFaceConfig(values, path).decoder()
 
+    def to_huggingface(self) -> dict[str, Any]:
+        """The content of a config.json, as transformers 4 and 5 read it."""
+        return {
+            "architectures": [{"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[self.family]],
+            "model_type": self.family,
+            "vocab_size": self.vocab,
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "rms_norm_eps": self.eps,
+            "rope_theta": self.theta,
+            "rope_parameters": {"rope_theta": self.theta, "rope_type": "default"},
+            "tie_word_embeddings": self.tied,
+            "max_position_embeddings": self.max_positions,
+        }
+
 
 class _HuggingFaceConfig:
     """A config.json whose every reading names the file and the key in its errors."""

@@ -1,0 +1,178 @@
+"""Hugging Face checkpoint folders: config.json and safetensors, whole and matching, or an error that names the file and the key."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from impl import strict_json
+from impl.config import DecoderConfig
+from impl.decoder import Decoder, parameter_shapes, require_tensors
+
+CONFIG, WEIGHTS, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
+STORED_DTYPES = ("F64", "F32", "F16", "BF16")
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A decoder's architecture and its tensors, as stored, which match each other."""
+
+    config: DecoderConfig
+    tensors: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """Where a tensor lies."""
+
+    file: Path
+    shape: tuple[int, ...]
+
+
+def load_checkpoint(folder: Path) -> Checkpoint:
+    """Architecture and tensors of a folder; tied embeddings are read once.
+
+    Raises a FileNotFoundError for a missing file, and a ValueError for an architecture that is not supported, a tensor that is missing,
+    unexpected, stored twice or of another shape or type, and a damaged file. Every file's header is checked before a tensor is read.
+    """
+    config = read_config(folder)
+    stored = _stored_tensors(folder)
+    surplus_head = config.tied and HEAD in stored
+    expected = parameter_shapes(config) | ({HEAD: (config.vocab, config.hidden)} if surplus_head else {})
+    _require_stored(expected, stored, folder)
+    tensors = _read(stored)
+    if surplus_head and not torch.equal(tensors.pop(HEAD), tensors[EMBEDDING]):
+        raise ValueError(f"{folder / CONFIG}: tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}; which one is meant?")
+    return Checkpoint(config, tensors)
+
+
+def load_decoder(folder: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", nf4: bool = False) -> Decoder:
+    """The decoder of a folder, converted to `dtype`. Raises as `load_checkpoint` does."""
+    checkpoint = load_checkpoint(folder)
+    return Decoder(checkpoint.config, checkpoint.tensors, dtype=dtype, device=device, nf4=nf4)
+
+
+def read_config(folder: Path) -> DecoderConfig:
+    """The architecture in a folder's config.json."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder; expected a Hugging Face checkpoint with {CONFIG}, {WEIGHTS} and {TOKENIZER}")
+    path = folder / CONFIG
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; it holds the architecture, copy it from where the weights came from")
+    return DecoderConfig.from_huggingface(_read_object(path), path)
+
+
+def save_checkpoint(folder: Path, config: DecoderConfig, tensors: Mapping[str, Tensor], tokenizer: Path | None = None) -> None:
+    """Writes a folder that `load_checkpoint` and transformers read; `tokenizer` is a tokenizer.json to copy.
+
+    The folder appears whole or not at all. Raises a FileExistsError where it exists and a ValueError where the tensors are not the
+    architecture's.
+    """
+    if folder.exists():
+        raise FileExistsError(f"{folder} exists; choose another name or move it away")
+    require_tensors(parameter_shapes(config), tensors, str(folder))
+    dtype = tensors[EMBEDDING].dtype
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(contiguous, partial / WEIGHTS, metadata={"format": "pt"})
+        (partial / CONFIG).write_text(json.dumps({**config.to_huggingface(), "dtype": _NAMES[dtype]}, indent=2) + "\n")
+        if tokenizer is not None:
+            shutil.copyfile(tokenizer, partial / TOKENIZER)
+        partial.chmod(0o755)
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _stored_tensors(folder: Path) -> dict[str, _Stored]:
+    single, index = folder / WEIGHTS, folder / INDEX
+    if single.is_file() and index.is_file():
+        raise ValueError(f"{folder}: both {WEIGHTS} and {INDEX}; remove the one that is not meant")
+    if single.is_file():
+        return _header(single)
+    if not index.is_file():
+        pickled = any(folder.glob("*.bin"))
+        hint = "convert the .bin files to safetensors" if pickled else "copy the weights into the folder"
+        raise FileNotFoundError(f"{folder}: neither {WEIGHTS} nor {INDEX}; {hint}")
+    return _sharded(index)
+
+
+def _sharded(index: Path) -> dict[str, _Stored]:
+    weight_map = _read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) and Path(name).name == name for name in weight_map.values()):
+        raise ValueError(f"{index}: weight_map must map tensor names to names of files in the same folder")
+    found: dict[str, _Stored] = {}
+    for name in sorted(set(weight_map.values())):
+        shard = index.parent / name
+        if not shard.is_file():
+            raise FileNotFoundError(
+                f"{shard}: no such file, but {index.name} puts {_first_of(weight_map, name)!r} there; copy the missing shard"
+            )
+        header = _header(shard)
+        for key in header:
+            if key in found:
+                raise ValueError(f"{shard}: tensor {key!r} is also in {found[key].file.name}")
+            if weight_map.get(key) != name:
+                raise ValueError(f"{shard}: tensor {key!r} is not where {index.name} says, {weight_map.get(key)!r}")
+        found |= header
+    absent = sorted(weight_map.keys() - found.keys())
+    if absent:
+        raise ValueError(f"{index.parent / weight_map[absent[0]]}: no tensor {absent[0]!r}, which {index.name} puts there")
+    return found
+
+
+def _first_of(weight_map: Mapping[str, str], file: str) -> str:
+    return min(name for name, shard in weight_map.items() if shard == file)
+
+
+def _header(path: Path) -> dict[str, _Stored]:
+    """Names and shapes in a safetensors file, which is checked for damage."""
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+        with path.open("rb") as file:
+            header = strict_json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    except (SafetensorError, ValueError) as error:
+        raise ValueError(f"{path}: not a whole safetensors file ({error}); copy or download it again") from None
+    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    for name, entry in entries.items():
+        if entry["dtype"] not in STORED_DTYPES:
+            raise ValueError(f"{path}: tensor {name!r} is stored as {entry['dtype']}; expected one of {', '.join(STORED_DTYPES)}")
+    return {name: _Stored(path, tuple(entry["shape"])) for name, entry in entries.items()}
+
+
+def _require_stored(expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, _Stored], folder: Path) -> None:
+    wrong = [name for name, shape in expected.items() if name in stored and stored[name].shape != shape]
+    source = str(stored[wrong[0]].file) if wrong else str(folder)
+    require_tensors(expected, {name: torch.empty(entry.shape, device="meta") for name, entry in stored.items()}, source)
+
+
+def _read(stored: Mapping[str, _Stored]) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for path in sorted({entry.file for entry in stored.values()}):
+        with safe_open(path, framework="pt") as file:
+            tensors |= {name: file.get_tensor(name) for name, entry in stored.items() if entry.file == path}
+    return tensors
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = strict_json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected a JSON object")
+    return value

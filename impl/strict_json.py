@@ -1,0 +1,25 @@
+"""JSON without silence: a key that is given twice is an error."""
+
+import json
+from typing import Any
+
+
+def loads(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises a ValueError for bad syntax, text that is not UTF-8, NaN or Infinity, and a key given twice."""
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ValueError(f"key {key!r} is given twice")
+        values[key] = value
+    return values
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON number")

@@ -1,0 +1,83 @@
+"""Text to token ids, through a checkpoint's tokenizer.json."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from impl import strict_json
+from impl.checkpoint import TOKENIZER
+
+SIDES = ("right", "left")
+
+
+class Tokens:
+    """A tokenizer with the length limit and padding of a run.
+
+    `fill` is the id that pads, and the one token of a text without tokens.
+    """
+
+    def __init__(self, path: Path, max_seq_len: int, padding_side: str, fill: int | None) -> None:
+        from tokenizers import Tokenizer
+
+        if max_seq_len < 1:
+            raise ValueError(f"max_seq_len is {max_seq_len}: expected at least 1")
+        if padding_side not in SIDES:
+            raise ValueError(f"padding_side is {padding_side!r}: expected one of {', '.join(SIDES)}")
+        try:
+            self._tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+            self._tokenizer.no_padding()
+            self._tokenizer.enable_truncation(max_seq_len)
+        except Exception as error:  # tokenizers raises Exception itself
+            raise ValueError(f"{path}: not a usable tokenizer ({error})") from None
+        self.max_seq_len, self.padding_side = max_seq_len, padding_side
+        self.fill = _fill_id(path.parent, self._tokenizer.token_to_id) if fill is None else fill
+        self.vocab: int = self._tokenizer.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, 1 to max_seq_len of them; the end of a longer text is cut off."""
+        return self._tokenizer.encode(text).ids or [self.fill]
+
+    def batch(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """input_ids (int64) and mask (true at real tokens), both [batch, longest]. Raises a ValueError for no texts."""
+        return self.pad([self.encode(text) for text in texts])
+
+    def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """input_ids and mask of rows of ids, padded to the longest."""
+        if not rows:
+            raise ValueError("the batch is empty")
+        longest = max(len(row) for row in rows)
+        input_ids = torch.full((len(rows), longest), self.fill, dtype=torch.int64)
+        mask = torch.zeros(len(rows), longest, dtype=torch.bool)
+        for index, row in enumerate(rows):
+            span = slice(0, len(row)) if self.padding_side == "right" else slice(longest - len(row), longest)
+            input_ids[index, span] = torch.tensor(row)
+            mask[index, span] = True
+        return input_ids, mask
+
+
+def load_tokenizer(folder: Path, max_seq_len: int, padding_side: str = "right", fill: int | None = None) -> Tokens:
+    """The tokenizer of a checkpoint folder. Raises a FileNotFoundError without tokenizer.json and a ValueError for a damaged one."""
+    path = folder / TOKENIZER
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; a checkpoint cannot be trained without its own tokenizer, copy it into the folder")
+    return Tokens(path, max_seq_len, padding_side, fill)
+
+
+def _fill_id(folder: Path, token_to_id: Callable[[str], int | None]) -> int:
+    """The padding or end token that tokenizer_config.json names, else 0; the mask hides it wherever it pads."""
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return 0
+    try:
+        settings = strict_json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid JSON ({error})") from None
+    for key in ("pad_token", "eos_token"):
+        token = settings.get(key)
+        token = token.get("content") if isinstance(token, dict) else token
+        found = token_to_id(token) if isinstance(token, str) else None
+        if found is not None:
+            return int(found)
+    return 0

@@ -1,0 +1,181 @@
+"""Checkpoints: the same logits as transformers, a bit-exact round trip, and every damaged folder refused whole."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from impl.checkpoint import load_checkpoint, load_decoder, save_checkpoint
+from impl.config import DecoderConfig
+from impl.decoder import random_tensors
+
+CONFIG = DecoderConfig("qwen2", 40, 32, 48, 2, 4, 2, 8, 1e-6, 1e6, True, 128)
+NAME = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_checkpoint(tmp_path / "model", CONFIG, random_tensors(CONFIG, 3))
+    return tmp_path / "model"
+
+
+def test_round_trip_is_bit_exact_in_every_dtype(tmp_path: Path) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        tensors = {name: tensor.to(dtype) for name, tensor in random_tensors(CONFIG, 0).items()}
+        save_checkpoint(tmp_path / str(dtype), CONFIG, tensors)
+        loaded = load_checkpoint(tmp_path / str(dtype))
+        assert loaded.config == CONFIG
+        assert loaded.tensors.keys() == tensors.keys()
+        assert all(torch.equal(loaded.tensors[name], tensors[name]) and loaded.tensors[name].dtype == dtype for name in tensors)
+
+
+def test_conversion_is_to_the_dtype_asked_for(folder: Path) -> None:
+    assert {p.dtype for p in load_decoder(folder, dtype=torch.bfloat16).parameters()} == {torch.bfloat16}
+
+
+def test_saving_refuses_an_existing_folder_and_leaves_nothing_after_a_failure(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileExistsError, match="model exists"):
+        save_checkpoint(folder, CONFIG, random_tensors(CONFIG, 0))
+    with pytest.raises(FileNotFoundError):
+        save_checkpoint(tmp_path / "other", CONFIG, random_tensors(CONFIG, 0), tokenizer=tmp_path / "none.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def change_tensors(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return damage
+
+
+def truncate(folder: Path) -> None:
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:-10])
+
+
+def duplicate_key(folder: Path) -> None:
+    """Two entries of one name in the file's header."""
+    content = (folder / "model.safetensors").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length].rstrip()
+    entry = b'"' + NAME.encode() + b'":' + json.dumps(json.loads(header)[NAME]).encode()
+    twice = header[:-1] + b"," + entry + b"}"
+    (folder / "model.safetensors").write_bytes(len(twice).to_bytes(8, "little") + twice + content[8 + length :])
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [
+        (change_tensors(lambda t: t.pop(NAME)), ValueError, f"no tensor '{NAME}'"),
+        (change_tensors(lambda t: t.update({"model.extra": torch.zeros(2)})), ValueError, "unexpected tensor 'model.extra'"),
+        (change_tensors(lambda t: t.update({NAME: torch.zeros(48, 31)})), ValueError, rf"{NAME} has shape \[48, 31\].*\[48, 32\]"),
+        (change_tensors(lambda t: t.update({NAME: torch.zeros(48, 32, dtype=torch.int8)})), ValueError, f"'{NAME}' is stored as I8"),
+        (change_tensors(lambda t: t.update({"lm_head.weight": torch.zeros(40, 32)})), ValueError, "lm_head.weight differs"),
+        (truncate, ValueError, "model.safetensors: not a whole safetensors file"),
+        (duplicate_key, ValueError, "model.safetensors: not a whole safetensors file"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"{}"), ValueError, "model.safetensors: not a whole safetensors file"),
+        (lambda f: (f / "model.safetensors").unlink(), FileNotFoundError, "neither model.safetensors nor"),
+        (lambda f: (f / "config.json").unlink(), FileNotFoundError, "config.json: no such file"),
+        (lambda f: (f / "config.json").write_text("{"), ValueError, "config.json: not valid JSON"),
+        (lambda f: (f / "config.json").write_text('{"a": 1, "a": 2}'), ValueError, "config.json: .*'a' is given twice"),
+        (lambda f: shutil.rmtree(f), FileNotFoundError, "model: no such folder"),
+    ],
+)
+def test_refuses_a_damaged_folder(folder: Path, damage: Callable[[Path], None], error: type[Exception], message: str) -> None:
+    damage(folder)
+    with pytest.raises(error, match=message):
+        load_checkpoint(folder)
+
+
+def test_a_stored_head_that_equals_the_tied_embedding_is_accepted(folder: Path) -> None:
+    change_tensors(lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))(folder)
+    assert "lm_head.weight" not in load_checkpoint(folder).tensors
+
+
+def shard(folder: Path) -> dict[str, str]:
+    """Spreads the tensors over two files; returns the weight map."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    half = len(names) // 2
+    weight_map = {name: f"model-{1 + (index >= half)}.safetensors" for index, name in enumerate(names)}
+    for file in sorted(set(weight_map.values())):
+        save_file({name: tensors[name] for name in names if weight_map[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return weight_map
+
+
+def test_reads_shards(folder: Path) -> None:
+    whole = load_checkpoint(folder).tensors
+    shard(folder)
+    parts = load_checkpoint(folder).tensors
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_refuses_shards_that_disagree_with_the_index(folder: Path) -> None:
+    weight_map = shard(folder)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {**weight_map, "ghost": "model-1.safetensors"}}))
+    with pytest.raises(ValueError, match=r"model-1.safetensors: no tensor 'ghost'"):
+        load_checkpoint(folder)
+    index.write_text(json.dumps({"weight_map": {**weight_map, NAME: "../outside.safetensors"}}))
+    with pytest.raises(ValueError, match="names of files in the same folder"):
+        load_checkpoint(folder)
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    first, second = load_file(folder / "model-1.safetensors"), load_file(folder / "model-2.safetensors")
+    save_file(second | {"model.embed_tokens.weight": first["model.embed_tokens.weight"]}, folder / "model-2.safetensors")
+    with pytest.raises(ValueError, match=r"'model.embed_tokens.weight' is also in model-1"):
+        load_checkpoint(folder)
+    (folder / "model-2.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"model-2.safetensors: no such file"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("qwen2", True), ("qwen3", True)])
+def test_logits_are_those_of_transformers(family: str, tied: bool, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    settings = transformers.AutoConfig.for_model(
+        family,
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        tie_word_embeddings=tied,
+        initializer_range=0.3,
+    )
+    theirs = transformers.AutoModelForCausalLM.from_config(settings).eval()
+    for name, parameter in theirs.named_parameters():
+        if parameter.ndim == 1:  # biases are zero and norms one after initialisation: leaving them out would change nothing
+            torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.3)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = load_decoder(tmp_path / "theirs", dtype=torch.float32)
+    input_ids = torch.randint(0, 40, (3, 9))
+    mask = torch.tensor([[1] * 9, [1] * 6 + [0] * 3, [1] * 2 + [0] * 7]).bool()
+    with torch.no_grad():
+        expected = theirs(input_ids=input_ids, attention_mask=mask.long()).logits[mask]
+        actual = ours.logits(ours(input_ids, mask))[mask]
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_transformers_reads_what_is_saved(folder: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ours = load_decoder(folder, dtype=torch.float32)
+    input_ids = torch.arange(12).view(2, 6)
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    with torch.no_grad():
+        expected, actual = theirs(input_ids=input_ids).logits, ours.logits(ours(input_ids, mask))
+    assert theirs.config.rope_parameters["rope_theta"] == CONFIG.theta
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)

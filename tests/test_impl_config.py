@@ -1,0 +1,117 @@
+"""Configurations: what is read, what is refused, and the defaults against the hyperparameter rules' numbers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from impl.config import ClassifyConfig, DecoderConfig
+
+PATH = Path("folder/config.json")
+QWEN2: dict[str, Any] = {
+    "model_type": "qwen2",
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 128,
+    "hidden_act": "silu",
+    "sliding_window": 32,
+    "use_sliding_window": False,
+}
+
+
+def read(**changes: Any) -> DecoderConfig:
+    values = {**QWEN2, **changes}
+    return DecoderConfig.from_huggingface({key: value for key, value in values.items() if value != "absent"}, PATH)
+
+
+def test_reads_the_theta_of_both_generations_of_transformers() -> None:
+    assert read().theta == 1e6
+    assert read(rope_theta="absent", rope_parameters={"rope_theta": 5e5, "rope_type": "default"}).theta == 5e5
+
+
+def test_reads_sizes_and_derives_the_head_size() -> None:
+    config = read()
+    assert (config.family, config.head_dim, config.tied, config.qkv_bias, config.qk_norm) == ("qwen2", 8, True, True, False)
+    assert read(model_type="qwen3", head_dim=16).head_dim == 16
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "deberta-v2", "xlm-roberta", "modernbert"])
+def test_refuses_encoders(family: str) -> None:
+    with pytest.raises(ValueError, match=rf"config\.json: model_type is '{family}'.*decoder.*encoder"):
+        read(model_type=family)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "value"),
+    [
+        ({"model_type": "qwen22"}, "model_type", "'qwen22'.*nearest: qwen2"),
+        ({"hidden_act": "gelu"}, "hidden_act", "'gelu'"),
+        ({"attention_bias": True}, "attention_bias", "True"),
+        ({"mlp_bias": True}, "mlp_bias", "True"),
+        ({"use_sliding_window": True}, "use_sliding_window", "True"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types", "sliding_attention"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling", "yarn"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6}}, "rope_parameters", "llama3"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_theta", "1000000.0.*10000.0"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config", "bits"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers", "0"),
+        ({"num_hidden_layers": 2.0}, "num_hidden_layers", "2.0"),
+        ({"num_attention_heads": 5, "num_key_value_heads": 5}, "hidden_size", "32"),
+        ({"num_key_value_heads": 3}, "heads 4", "kv_heads 3"),
+        ({"head_dim": 7}, "head_dim", "7"),
+        ({"rms_norm_eps": "1e-6"}, "rms_norm_eps", "'1e-6'"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings", "'yes'"),
+    ],
+)
+def test_refuses_what_it_does_not_compute(changes: dict[str, Any], key: str, value: str) -> None:
+    with pytest.raises(ValueError, match=rf"config\.json: {key}.*{value}"):
+        read(**changes)
+
+
+def test_names_a_missing_key_and_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"config\.json: no key 'rms_norm_eps'; the nearest is 'rms_norm_epsilon'"):
+        read(rms_norm_eps="absent", rms_norm_epsilon=1e-6)
+
+
+def test_default_settings_keep_the_published_recipe() -> None:
+    settings = ClassifyConfig()
+    assert settings.lora_alpha == 2 * settings.lora_rank
+    assert settings.learning_rate == 2e-4
+    assert settings.batch_size * settings.accumulation_steps == 16
+    assert 0.03 <= settings.warmup_fraction <= 0.10
+    assert (settings.gradient_clip_norm, settings.weight_decay) == (1.0, 0.01)
+
+
+@pytest.mark.parametrize(("parameters", "rate"), [(0.5e9, 2e-4), (13e9, 2e-4), (13.1e9, 1e-4), (70e9, 1e-4)])
+def test_qlora_default_rate_by_model_size(parameters: float, rate: float) -> None:
+    settings = ClassifyConfig.qlora_default(parameters)
+    assert settings.learning_rate == rate
+    assert (settings.num_classes, settings.lora_alpha, settings.max_seq_len, settings.quantize_nf4) == (2, 32.0, 256, True)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"learning_rate": 0.0}, "learning_rate is 0.0"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"epochs": True}, "epochs is True"),
+        ({"num_classes": 1}, "num_classes is 1"),
+        ({"gradient_clip_norm": -1.0}, "gradient_clip_norm is -1.0"),
+        ({"warmup_fraction": 1.5}, "warmup_fraction is 1.5"),
+        ({"pooling": "lst"}, "pooling is 'lst'.*nearest: last"),
+        ({"class_weights": [1.0, 1.0]}, "class_weights.*expected 5 numbers"),
+        ({"class_weights": [1.0, 1.0, 1.0, 1.0, 5.0]}, "class_weights add up to 9: expected 5"),
+        ({"lora_rnk": 8}, "'lora_rnk'.*nearest is 'lora_rank'"),
+    ],
+)
+def test_refuses_bad_settings(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ClassifyConfig.from_mapping(values)
