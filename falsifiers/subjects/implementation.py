@@ -14,7 +14,7 @@ from impl import dispatch
 from impl.classifier import Adaptation, Classifier, trainable_shapes
 from impl.config import DecoderConfig
 from impl.decoder import Decoder
-from impl.device import resolve_device
+from impl.device import resolve_device, set_tf32
 from impl.operations import OPERATIONS
 from impl.trainer import Batch, Trainer
 from reference.table import Array
@@ -37,6 +37,8 @@ class Implementation:
     def __init__(self, device: str = "cpu") -> None:
         self._device = resolve_device(device)
         self.device = str(self._device)
+        if self._device.type == "cuda":
+            set_tf32(False)
 
     def unsupported(self, operation: str, dtype: str) -> str | None:
         """Why the operation cannot run in that dtype here; None when it can."""

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 GROUP_SIZE = 256
+ZERO_PAIR = 0x77
 
 
 @functools.cache
@@ -36,6 +37,8 @@ def nf4_quantize(weight: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
     # A whole number of blocks: the library divides a shorter last block by its absmax where it multiplies the others by the reciprocal.
     padded = functional.pad(flat, (0, -flat.numel() % block_size))
     codes, state = _library().quantize_4bit(padded, blocksize=block_size, quant_type="nf4")
+    # The library's CUDA kernel divides by a zero block's absmax and codes the NaN as −1.
+    codes = codes.view(-1, block_size // 2).masked_fill(state.absmax[:, None] == 0, ZERO_PAIR)
     return codes.flatten()[: (flat.numel() + 1) // 2].clone(), state.absmax
 
 

@@ -1,0 +1,94 @@
+"""The subject `impl` against the reference in float64: models, gradients, training, and the trace of the real model call by call."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import reference
+from falsifiers.subjects.implementation import Implementation
+from reference.classifier import parameter_shapes, trainable_names
+from reference.table import Array
+
+MASK = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 1, 1, 1], [1, 1, 1, 1, 1]], dtype=bool)
+IMPL = Implementation()
+
+
+def scalars(family: str, nf4: bool) -> dict[str, Any]:
+    sizes = {"vocab": 11, "hidden": 12, "intermediate": 20, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 6, "classes": 3, "rank": 2}
+    choices = {"targets": "all" if family == "llama" else "q_v", "pooling": "last", "nf4": nf4}
+    return {**sizes, **choices, "family": family, "eps": 1e-5, "theta": 1e4, "tied": family != "llama", "alpha": 5.0}
+
+
+def inputs(settings: dict[str, Any]) -> dict[str, Array]:
+    rng = np.random.default_rng(0)
+    values = {
+        f"parameters/{name}": (0.3 * rng.standard_normal(shape) + name.endswith("norm.weight")).astype(np.float32).astype(np.float64)
+        for name, shape in parameter_shapes(settings).items()
+    }
+    return values | {"input_ids": rng.integers(0, 11, (4, 5)), "mask": MASK, "labels": np.array([0, 2, 1, 1])}
+
+
+def assert_equal(actual: dict[str, Array], expected: dict[str, Array], relative: float) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(actual[name], value, rtol=0, atol=relative * float(np.abs(value).max()), err_msg=name)
+
+
+@pytest.mark.parametrize("nf4", [False, True])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_loss_and_gradients_equal_the_reference(family: str, nf4: bool) -> None:
+    settings = scalars(family, nf4)
+    given = inputs(settings)
+    wrt = [f"parameters/{name}" for name in trainable_names(settings)]
+    cotangents = {"loss": np.array(1.5), "logits": np.random.default_rng(1).standard_normal((4, 3))}
+    run = ("classifier_loss", given, settings)
+    assert_equal(IMPL.run(*run, "float64"), reference.evaluate(*run), 1e-12)
+    assert_equal(IMPL.differentiate(*run, cotangents, wrt, "float64"), reference.differentiate(*run, cotangents, wrt), 1e-11)
+
+
+def test_training_equals_the_reference() -> None:
+    settings = scalars("qwen3", nf4=False)
+    steps = {"steps": 2, "batch": 2, "micro": 1, "learning_rate": 1e-2, "weight_decay": 0.1, "max_norm": 0.3, "schedule": "cosine"}
+    run = ("train_steps", inputs(settings), {**settings, **steps})
+    assert_equal(IMPL.run(*run, "float64"), reference.evaluate(*run), 1e-10)
+
+
+def test_the_trace_lines_up_with_the_references_call_by_call() -> None:
+    settings = scalars("llama", nf4=True)
+    given = inputs(settings)
+    calls = {call.path: call for call in IMPL.record("classifier_loss", given, settings, "float64", {"loss": np.array(1.0)})}
+    tape = reference.record("classifier_loss", given, settings)
+    gradients = tape.backward({"loss": np.array(1.0)})
+    assert [call.path for call in tape.calls if call.path not in calls] == []
+    for call in tape.calls:
+        ours = calls[call.path]
+        for name, value in call.results.items():
+            np.testing.assert_allclose(ours.outputs[name], tape.values[value].reshape(ours.outputs[name].shape), rtol=1e-9, atol=1e-12)
+            if name in ours.cotangents:
+                np.testing.assert_allclose(
+                    ours.cotangents[name], gradients[value].reshape(ours.cotangents[name].shape), rtol=1e-9, atol=1e-12
+                )
+    assert sum(bool(call.cotangents) for call in calls.values()) > 30
+
+
+def test_results_come_in_the_dtype_under_test_and_masters_in_float32() -> None:
+    settings = scalars("qwen2", nf4=True)
+    given = inputs(settings)
+    outputs = IMPL.run("classifier_loss", given, settings, "bfloat16")
+    assert (outputs["loss"].dtype, outputs["logits"].dtype) == (np.float32, ml_dtypes.bfloat16)
+    found = IMPL.differentiate("classifier_loss", given, settings, {"loss": np.array(1.0)}, ["parameters/score.weight"], "bfloat16")
+    assert found["parameters/score.weight"].dtype == np.float32
+    y = IMPL.run("rms_norm", {"x": np.ones((2, 4)), "weight": np.ones(4)}, {"eps": 1e-6}, "bfloat16")["y"]
+    assert y.dtype == ml_dtypes.bfloat16
+
+
+def test_what_impl_does_not_have_is_said() -> None:
+    assert IMPL.unsupported("rms_norm", "bfloat16") is None
+    assert "float16" in str(IMPL.unsupported("rms_norm", "float16"))
+    assert "load_corpus" in str(IMPL.unsupported("load_corpus", "float32"))
+    settings = scalars("qwen2", nf4=False)
+    incomplete = {name: value for name, value in inputs(settings).items() if name != "parameters/model.norm.weight"}
+    with pytest.raises(ValueError, match=r"no tensor 'model\.norm\.weight'"):
+        IMPL.run("classifier_forward", incomplete, settings, "float32")
