@@ -84,7 +84,8 @@ def test_interrupted_run_has_not_held(tmp_path: Path) -> None:
 
 def test_not_run_is_counted_by_reason_and_never_as_held(tmp_path: Path) -> None:
     reasons = ["no CUDA device", "no CUDA device", "package liger is not installed"]
-    found = summary(tmp_path, verdict("H"), *(verdict(f"N-{place}", "NOT_RUN", reason=reason) for place, reason in enumerate(reasons)))
+    skipped = [verdict(f"N-{place}", "NOT_RUN", reason=reason) for place, reason in enumerate(reasons)]
+    found = summary(tmp_path, verdict("H"), verdict("F", "FLAKY", reason="held the second time"), *skipped)
     assert found.counts["HELD"] == 1
     assert found.not_run == [("no CUDA device", 2), ("package liger is not installed", 1)]
     text = markdown.render(found)

@@ -195,6 +195,20 @@ def test_what_is_not_strict_json_is_refused_and_never_crashes(file: Path, line: 
     assert refused(file).startswith(":2:")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('"seed": 0', '"seed": 0, "seed": 1', "key 'seed' appears 2 times"),
+        ('"subject": "impl"', r'"subject": "\ud800"', "surrogates not allowed"),
+    ],
+)
+def test_valid_record_in_dubious_json_is_refused(file: Path, old: str, new: str, expected: str) -> None:
+    text = json.dumps(run_record())
+    assert old in text
+    file.write_text(text.replace(old, new) + "\n")
+    assert expected in refused(file)
+
+
 def test_check_names_every_bad_file_and_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = write(tmp_path / "good.jsonl", verdict())
     bad = write_records(tmp_path / "bad.jsonl", run_record(), verdict(state="PASSED"))
