@@ -237,12 +237,12 @@ class ClassifyConfig:
         weights = self.class_weights
         if weights is None:
             return
-        if len(weights) != self.num_classes or not all(_is_number(w) and math.isfinite(w) and w >= 0 for w in weights):
-            raise ValueError(f"class_weights is {weights!r}: expected {self.num_classes} numbers of at least 0, one a class")
+        if len(weights) != self.num_classes or not all(_is_number(w) and math.isfinite(w) and w > 0 for w in weights):
+            raise ValueError(f"class_weights is {weights!r}: expected {self.num_classes} positive numbers, one a class")
         if not math.isclose(sum(weights), self.num_classes, rel_tol=1e-3):
             raise ValueError(
                 f"class_weights add up to {sum(weights):g}: expected {self.num_classes}, the number of classes; "
-                f"multiply each by {self.num_classes / sum(weights) if sum(weights) else math.nan:g}"
+                f"multiply each by {self.num_classes / sum(weights):g}"
             )
 
     @classmethod

@@ -35,6 +35,26 @@ def require_finite(name: str, value: Tensor) -> None:
         raise ValueError(f"{name}{list(index)} is {value[index].item()}; every entry must be finite")
 
 
+def require_between(name: str, value: Tensor, low: float, high: float) -> None:
+    """Raises a ValueError that names the first entry of `value` outside low … high, NaN among them."""
+    if not _enabled:
+        return
+    wrong = ~((value >= low) & (value <= high))
+    if bool(wrong.any()):
+        index = _first(wrong)
+        raise ValueError(f"{name}{list(index)} is {value[index].item()}; expected {low:g} to {high:g}")
+
+
+def require_above_zero(name: str, value: Tensor) -> None:
+    """Raises a ValueError that names the first entry of `value` that is not a positive finite number."""
+    if not _enabled:
+        return
+    wrong = ~((value > 0) & torch.isfinite(value))
+    if bool(wrong.any()):
+        index = _first(wrong)
+        raise ValueError(f"{name}{list(index)} is {value[index].item()}; expected a positive finite number")
+
+
 def require_below(name: str, value: Tensor, limit: int, what: str) -> None:
     """Raises a ValueError that names the first entry of the integer tensor `value` outside 0 … limit − 1."""
     if not _enabled or value.numel() == 0:

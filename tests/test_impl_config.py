@@ -107,7 +107,7 @@ def test_qlora_default_rate_by_model_size(parameters: float, rate: float) -> Non
         ({"gradient_clip_norm": -1.0}, "gradient_clip_norm is -1.0"),
         ({"warmup_fraction": 1.5}, "warmup_fraction is 1.5"),
         ({"pooling": "lst"}, "pooling is 'lst'.*nearest: last"),
-        ({"class_weights": [1.0, 1.0]}, "class_weights.*expected 5 numbers"),
+        ({"class_weights": [1.0, 1.0]}, "class_weights.*expected 5 positive numbers"),
         ({"class_weights": [1.0, 1.0, 1.0, 1.0, 5.0]}, "class_weights add up to 9: expected 5"),
         ({"lora_rnk": 8}, "'lora_rnk'.*nearest is 'lora_rank'"),
     ],

@@ -1,5 +1,6 @@
 """The subject `impl` against the reference in float64: models, gradients, training, and the trace of the real model call by call."""
 
+import inspect
 from typing import Any
 
 import ml_dtypes
@@ -7,7 +8,10 @@ import numpy as np
 import pytest
 
 import reference
+from falsifiers.precision import signatures
 from falsifiers.subjects.implementation import Implementation
+from impl.dispatch import OUTPUTS
+from impl.operations import OPERATIONS
 from reference.classifier import parameter_shapes, trainable_names
 from reference.table import Array
 
@@ -34,6 +38,16 @@ def assert_equal(actual: dict[str, Array], expected: dict[str, Array], relative:
     assert actual.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(actual[name], value, rtol=0, atol=relative * float(np.abs(value).max()), err_msg=name)
+
+
+def test_every_elementary_operation_has_its_signature() -> None:
+    elementary = {name: entry for name, entry in signatures().items() if not (entry.composition or entry.procedure)}
+    assert elementary.keys() == OPERATIONS.keys()
+    for name, entry in elementary.items():
+        taken = inspect.signature(OPERATIONS[name]).parameters
+        # the storage dtype of a weight is not to be seen in codes and absmax
+        assert taken.keys() - {"dtype"} == {*entry.inputs, *entry.scalars, *entry.attributes}, name
+        assert OUTPUTS.get(name, ("y",)) == tuple(entry.outputs), name
 
 
 @pytest.mark.parametrize("nf4", [False, True])

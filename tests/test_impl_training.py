@@ -215,6 +215,34 @@ def test_a_query_that_sees_no_key_gives_exact_zero_and_no_gradient() -> None:
         assert tensor.grad[:, 2:].any()
 
 
+ONES = torch.ones(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("operation", "arguments", "message"),
+    [
+        ("weighted_cross_entropy", {"logits": ONES, "labels": torch.tensor([0, 3])}, r"labels\[1\] is 3"),
+        ("weighted_cross_entropy", {"logits": ONES[:, :1], "labels": torch.tensor([0, 0])}, "at least two"),
+        ("weighted_cross_entropy", {"logits": ONES, "labels": torch.tensor([0])}, "one label for each of the 2"),
+        (
+            "weighted_cross_entropy",
+            {"logits": ONES, "labels": torch.tensor([0, 1]), "class_weights": ONES[0] - 1},
+            r"class_weights\[0\] is 0",
+        ),
+        ("bce_with_logits", {"logits": ONES * math.inf, "targets": ONES}, r"logits\[0, 0\] is inf"),
+        ("bce_with_logits", {"logits": ONES, "targets": ONES * math.nan}, r"targets\[0, 0\] is nan; expected 0 to 1"),
+        ("pool", {"x": ONES[None], "mask": torch.zeros(1, 2, dtype=torch.bool), "mode": "mean"}, r"mask\[0\] has no real token"),
+        ("pool", {"x": ONES[None], "mask": torch.ones(1, 2, dtype=torch.bool), "mode": "max"}, "'max': expected one of 'mean'"),
+        ("embedding", {"input_ids": torch.tensor([[0, 2]]), "weight": ONES}, r"input_ids\[0, 1\] is 2"),
+        ("average_gradients", {"gradients": ONES, "counts": torch.tensor([1, 0])}, r"counts\[1\] is 0"),
+        ("learning_rate_schedule", {"total_steps": 2, "peak": 1.0, "warmup_fraction": 0.0, "kind": "step"}, "'step': expected one of"),
+    ],
+)
+def test_bad_values_are_named(operation: str, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OPERATIONS[operation](**arguments)
+
+
 def test_checks_can_be_left_to_a_caller_that_made_them() -> None:
     logits, labels = torch.tensor([[1.0, math.nan]]), torch.tensor([0])
     with pytest.raises(ValueError, match=r"logits\[0, 1\] is nan"):

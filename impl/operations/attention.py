@@ -28,6 +28,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     A query that sees no real key gives exactly zero, and no gradient. Such a row is let see itself and its result is then cleared:
     a row of masked scores only is 0/0 in some of the library's backends.
     """
+    if q.shape[2] % k.shape[2]:
+        raise ValueError(f"{q.shape[2]} query heads and {k.shape[2]} key heads: expected a multiple")
     seq, groups = q.shape[1], q.shape[2] // k.shape[2]
     causal = torch.ones(seq, seq, dtype=torch.bool, device=q.device).tril()
     allowed = causal & mask[:, None, :]

@@ -9,7 +9,8 @@ from impl.operations.precision import widen
 
 
 def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:
-    """Row look-up: input_ids [batch, seq], weight [vocab, hidden] → [batch, seq, hidden]."""
+    """Row look-up: input_ids [batch, seq], weight [vocab, hidden] → [batch, seq, hidden]; a ValueError for an id outside the vocabulary."""
+    validation.require_below("input_ids", input_ids, weight.shape[0], "tokens of the vocabulary")
     if not weight.requires_grad:
         return functional.embedding(input_ids, weight)
     # The gradient of a frequent token is a sum of many rows: in bfloat16 it would stop growing.

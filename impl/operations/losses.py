@@ -11,7 +11,7 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, class_weights: Tensor
     """(1/batch) Σ w[label] · (logsumexp(logits) − logits[label]); logits [batch, classes], labels [batch].
 
     Divided by the number of samples, not by Σ w. Raises a ValueError for an empty batch, fewer than two classes, a non-finite
-    logit, a label outside the classes and weights that are not one a class.
+    logit, a label outside the classes and weights that are not one positive number a class.
     """
     batch, classes = logits.shape
     if batch == 0:
@@ -20,8 +20,12 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, class_weights: Tensor
         raise ValueError(f"{classes} class: classification needs at least two")
     if class_weights is not None and class_weights.shape != (classes,):
         raise ValueError(f"class_weights has shape {list(class_weights.shape)}, expected one weight for each of the {classes} classes")
+    if labels.shape != (batch,):
+        raise ValueError(f"labels has shape {list(labels.shape)}, expected one label for each of the {batch} samples")
     validation.require_finite("logits", logits)
     validation.require_below("labels", labels, classes, "classes")
+    if class_weights is not None:
+        validation.require_above_zero("class_weights", class_weights)
     wide = widen(logits)
     weights = None if class_weights is None else class_weights.to(wide.dtype)
     return functional.cross_entropy(wide, labels, weight=weights, reduction="none").sum() / batch
@@ -30,23 +34,25 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, class_weights: Tensor
 def bce_with_logits(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean over samples and classes of the binary cross-entropy; logits and targets [batch, classes].
 
-    Raises a ValueError for an empty batch, a shape that differs and a non-finite logit.
+    Raises a ValueError for an empty batch, a shape that differs, a non-finite logit and a target outside 0 … 1.
     """
     if logits.numel() == 0 or logits.shape != targets.shape:
         raise ValueError(f"logits {list(logits.shape)} and targets {list(targets.shape)} must have one shape, and not be empty")
     validation.require_finite("logits", logits)
+    validation.require_between("targets", targets, 0.0, 1.0)
     return functional.binary_cross_entropy_with_logits(widen(logits), widen(targets))
 
 
 def lm_cross_entropy(logits: Tensor, input_ids: Tensor, mask: Tensor) -> Tensor:
     """Mean of −log p(input_ids[t + 1] | ≤ t) over the t where t and t + 1 are real; logits [batch, seq, vocab], the others [batch, seq].
 
-    Raises a ValueError where there is no such position, and for a token outside the vocabulary.
+    Raises a ValueError where there is no such position, for a token outside the vocabulary and for a non-finite logit.
     """
     predicted = mask[:, :-1] & mask[:, 1:]
     if validation.enabled() and not bool(predicted.any()):
         raise ValueError("no two neighbouring real tokens in the batch: there is no next token to predict")
     validation.require_below("input_ids", input_ids, logits.shape[-1], "tokens of the vocabulary")
+    validation.require_finite("logits", logits)
     targets = input_ids[:, 1:].masked_fill(~predicted, -100)
     wide = widen(logits[:, :-1]).flatten(0, 1)
     return functional.cross_entropy(wide, targets.flatten(), ignore_index=-100, reduction="sum") / predicted.sum()
