@@ -41,7 +41,7 @@ def case(value: Case | Counterexample | None) -> str:
 def element(counterexample: Counterexample) -> str:
     """The worst element: `y[0, 3]: expected 1.0, got 1.5`."""
     index = counterexample["index"]
-    place = (counterexample["tensor"] or "") + (f"[{', '.join(map(str, index))}]" if index is not None else "")
+    place = (counterexample["tensor"] or "") + (f"[{', '.join(map(str, index))}]" if index else "")
     values = f"expected {figure(counterexample['expected'], 9)}, got {figure(counterexample['actual'], 9)}"
     return f"{place}: {values}" if place else values
 

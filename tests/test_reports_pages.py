@@ -235,6 +235,11 @@ def test_case_without_digest_or_scalars() -> None:
     assert words.case(None) == "–"
 
 
+def test_scalar_has_no_index_to_show() -> None:
+    found: Any = {**COUNTEREXAMPLE, "tensor": "loss", "index": []}
+    assert words.element(found) == "loss: expected 1.25, got 1.5"
+
+
 def test_failure_of_structure_has_no_error_to_show() -> None:
     found: Any = {**COUNTEREXAMPLE, "error": None, "limit": None, "metric": "shape (2, 3) instead of (3, 2)"}
     assert words.excess(found) == "shape (2, 3) instead of (3, 2)"
