@@ -19,7 +19,7 @@ class _Loader(_Base):  # type: ignore[misc]  # the C loader has no stub, and may
 
 
 _DEEPEST = 40
-_LARGEST = 200_000
+_LARGEST = 50_000
 _TAG = "tag:yaml.org,2002:"
 _PATTERNS = (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),

@@ -119,10 +119,10 @@ def checked(field: str, value: Any, *, fields: Mapping[str, Field] = FIELDS) -> 
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        return float(value)
+        return None if math.isnan(value) else float(value)
     except OverflowError:
         return None
 

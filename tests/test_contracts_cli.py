@@ -1,0 +1,194 @@
+"""The contracts' command line: what it prints, and its exit statuses."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import contracts.loader
+from contracts import Vocabulary, load_operations
+from contracts.__main__ import main
+from contracts.model import Check, Location, Mutant
+
+NOWHERE = Location("vocabulary.yaml", 1)
+VOCABULARY = Vocabulary(
+    load_operations(),
+    {"sums": Check("sums", ("invariant",), "The entries sum to 1.", NOWHERE)},
+    {"rms_norm_eps_hard_coded": Mutant("rms_norm_eps_hard_coded", "rms_norm", ("S2",), "Epsilon is always 1e-5.", NOWHERE)},
+)
+CONTRACT = """\
+contract: small
+version: 1.2.3
+title: Small
+sources:
+  higham2002: {cite: "Higham, Accuracy and Stability", locator: "§3"}
+claims:
+  - id: SMALL-PARITY
+    severity: P0
+    kind: parity
+    operation: rms_norm
+    statement: RMSNorm equals the reference within the rounding noise of its dtype, as wide and as tall as it may be.
+    domain:
+      sizes: {rows: {min: 1, max: 4}, hidden: 8}
+      dtype: [float32]
+      scalars: {eps: 1e-6}
+      require: [rows < 5]
+      boundary: [{sizes: {rows: 4}}]
+    tolerance: {basis: rounding, factors: {rms: 1.5, row: 4, max: 3}}
+    must_catch: [rms_norm_eps_hard_coded]
+    sources: {higham2002: "§3.1"}
+    ancestor: [F-CUDA-007]
+  - id: SMALL-SUM
+    severity: P1
+    kind: invariant
+    operation: softmax
+    check: sums
+    arguments: {axis: last}
+    statement: Sums to one.
+    domain: {sizes: {rows: 1, classes: 2}, dtype: [float32]}
+    tolerance: {basis: literal, value: 1e-5, unit: absolute, source: known}
+    must_catch: [rms_norm_eps_hard_coded]
+"""
+CONFIG = "learning_rate: 2e-4\nlora_rank: 16\nlora_alpha: 32\nbatch_size: 16\naccumulation_steps: 1\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with one contract, which the commands take for their own."""
+    (tmp_path / "small-v1.yaml").write_text(CONTRACT, encoding="utf-8")
+    monkeypatch.setattr(contracts.loader, "FOLDER", tmp_path)
+    monkeypatch.setattr(contracts.loader, "load_vocabulary", lambda: VOCABULARY)
+    monkeypatch.setattr("contracts.__main__.load_vocabulary", lambda: VOCABULARY)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_lint_counts_what_is_right(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lint"]) == 0
+    assert main(["lint", str(folder / "small-v1.yaml")]) == 0
+    assert capsys.readouterr().out == "1 contracts, 2 claims, no problems\n" * 2
+
+
+def test_lint_prints_file_line_key_and_the_nearest_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "small-v1.yaml").write_text(
+        CONTRACT.replace("hidden: 8", "hiden: 8").replace("severity: P1", "severity: P7"), encoding="utf-8"
+    )
+    assert main(["lint"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "small-v1.yaml:13: claims[0].domain.sizes: missing size 'hidden' of the operation 'rms_norm'",
+        "small-v1.yaml:13: claims[0].domain.sizes.hiden: unknown size 'hiden'; expected one of hidden, rows; did you mean 'hidden'?",
+        "small-v1.yaml:23: claims[1].severity: unknown severity 'P7'; expected one of P0, P1, P2",
+        "3 problems",
+    ]
+
+
+@pytest.mark.usefixtures("folder")
+def test_list_is_a_table_that_can_be_filtered(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    header, first, second = capsys.readouterr().out.splitlines()
+    assert header.split() == ["CLAIM", "CONTRACT", "SEV", "KIND", "OPERATION", "STATEMENT"]
+    assert first.split()[:5] == ["SMALL-PARITY", "small", "P0", "parity", "rms_norm"]
+    assert first.endswith("…")
+    assert second.index("Sums") == header.index("STATEMENT")
+    assert main(["list", "--kind", "invariant"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["CLAIM", "SMALL-SUM"]
+    assert main(["list", "--severity", "P0"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["CLAIM", "SMALL-PARITY"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_show_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "SMALL-PARITY"]) == 0
+    shown = capsys.readouterr().out
+    for expected in (
+        "small-v1.yaml:7", "P0 parity, small 1.2.3", "rms_norm: y = x / sqrt", "x [rows, hidden] real", "eps: real", "rows: 1 to 4",
+        "hidden: 8", "rows < 5", "rows = 4, hidden = 8, eps = 1e-06, normal", "float32: rms 1.5, row 4, max 3",
+        "rms_norm_eps_hard_coded (S2): Epsilon is always",
+        "source higham2002 Higham, Accuracy and Stability; §3.1", "F-CUDA-007",
+    ):  # fmt: skip
+        assert expected in shown, shown
+    assert main(["show", "SMALL-SUM"]) == 0
+    shown = capsys.readouterr().out
+    assert "The entries sum to 1." in shown
+    assert "1e-05 absolute (known)" in shown
+    assert "argument axis" in shown
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_unknown_claim_has_its_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "SMALL-PARTY"]) == 2
+    assert "unknown claim 'SMALL-PARTY'; expected one of SMALL-PARITY, SMALL-SUM; did you mean 'SMALL-PARITY'?" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("folder")
+def test_usage_errors_have_their_own_status(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lint", "absent-v1.yaml"]) == 2
+    for wrong in ([], ["lnt"], ["list", "--kind", "speed"]):
+        with pytest.raises(SystemExit) as caught:
+            main(wrong)
+        assert caught.value.code == 2
+    assert "absent-v1.yaml: no such file or folder" in capsys.readouterr().err
+
+
+@pytest.fixture
+def rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the hyperparameter contract, so that no other contract takes part."""
+    path = Path(contracts.__file__).parent / "qlora-hyperparameters-v1.yaml"
+    claims = contracts.load([path], Vocabulary({}, {}, {}))[0].claims
+    monkeypatch.setattr("contracts.rules._installed", lambda: claims)
+
+
+@pytest.mark.usefixtures("rules")
+def test_diagnose_fails_on_errors_and_not_on_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, statistics = tmp_path / "config.yaml", tmp_path / "statistics.yaml"
+    statistics.write_text("p99_length: 100\n")
+    config.write_text(CONFIG)
+    assert main(["diagnose", str(config)]) == 0
+    assert capsys.readouterr().out == "no findings\n"
+    config.write_text(CONFIG.replace("alpha: 32", "alpha: 16") + "max_seq_len: 512\n")
+    assert main(["diagnose", str(config), "--statistics", str(statistics)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "warn  C-HP-003-ALPHA: lora_alpha 16 is not twice lora_rank 16",
+        "      recommended: lora_alpha: 32.0",
+        "warn  C-HP-004-WASTE: max_seq_len 512 is more than twice the 99th percentile of the lengths (100 tokens); "
+        "attention is quadratic in it",
+        "      recommended: max_seq_len: 128",
+        "2 findings, 0 of them errors",
+    ]
+    config.write_text(CONFIG.replace("2e-4", "-2e-4"))
+    assert main(["diagnose", str(config)]) == 1
+    assert "error C-HP-001-POSITIVE: learning_rate is -0.0002" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("rules")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learning_rate: 2e-4\nlora_rnk: 3\nbatch_size: x\n", "config.yaml:2: lora_rnk: unknown field 'lora_rnk'; expected"),
+        ("learning_rate: 2e-4\nlora_rnk: 3\nbatch_size: x\n", "config.yaml:3: batch_size: is 'x'; expected an integer"),
+        ("lora_rnk: 3\n", "did you mean 'lora_rank'?"),
+        ("a: [\n", "is not YAML"),
+        ("", "is empty"),
+    ],
+)
+def test_a_configuration_that_cannot_be_judged_is_a_usage_error(
+    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(text)
+    assert main(["diagnose", str(config)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_line_loads_nothing_heavy() -> None:
+    """Every command must answer at once: neither torch nor transformers nor numpy is imported, and CEL only for rules."""
+    code = "import contracts.__main__, sys; print([name for name in ('torch', 'transformers', 'numpy', 'cel') if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(contracts.__file__).parent.parent
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_installed_contracts_are_without_problems(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lint"]) == 0, capsys.readouterr().err
