@@ -9,6 +9,7 @@ import torch
 
 from contracts.model import Signature
 from falsifiers.precision import signatures
+from falsifiers.subjects.procedures import PROCEDURES, default_configurations
 from falsifiers.subjects.protocol import TracedCall
 from impl import dispatch
 from impl.classifier import Adaptation, Classifier, trainable_shapes
@@ -44,12 +45,14 @@ class Implementation:
         """Why the operation cannot run in that dtype here; None when it can."""
         if dtype not in DTYPES:
             return f"impl has no {dtype}; it has {', '.join(DTYPES)}"
-        if operation not in OPERATIONS and operation not in _COMPOSITIONS:
+        if operation not in OPERATIONS and operation not in _COMPOSITIONS and operation not in PROCEDURES:
             return f"impl has no operation {operation}"
         return None
 
     def run(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str) -> dict[str, Array]:
         """The operation's outputs."""
+        if operation in PROCEDURES:
+            return PROCEDURES[operation](scalars, self._device)
         with torch.no_grad() if operation != "train_steps" else torch.enable_grad():
             outputs, _ = self._forward(operation, inputs, scalars, dtype, ())
         return {name: to_numpy(value) for name, value in outputs.items()}
@@ -74,6 +77,10 @@ class Implementation:
         if roots:
             torch.autograd.backward(roots, upstream)
         return [_traced(call) for call in calls]
+
+    def default_configurations(self, model_params: float) -> list[dict[str, Any]]:
+        """The settings that `impl` gives a user who asked for none."""
+        return default_configurations(model_params)
 
     def _forward(
         self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str, wrt: Sequence[str]

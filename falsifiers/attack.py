@@ -1,0 +1,173 @@
+"""One claim's attack: runs reference and subject on a case, keeps the time of each, and knows the limits that the claim's tolerance gives."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import reference
+from contracts.model import Claim, Signature, Tolerance
+from falsifiers.case import Case
+from falsifiers.comparison import Comparison, Errors, broken, compare, compare_exactly, rejected, same_structure
+from falsifiers.precision import STORAGE, UNIT_ROUNDOFF, compute_dtype, held_dtype, is_real, output_dtypes, rounded_table, signatures
+from falsifiers.subjects.protocol import Subject
+from reference.table import Array, Table
+
+STAGES = ("drawing", "reference", "noise", "subject", "comparison")
+REPLAYS = 2
+SIGNAL_SHARE = 0.1
+"""A floor above this share of the signal proves nothing: the case is rejected for that tensor."""
+
+
+class SubjectError(Exception):
+    """The subject raised where it had to answer."""
+
+
+@dataclass
+class Stopwatch:
+    """Seconds by stage."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+
+    @contextmanager
+    def on(self, stage: str) -> Iterator[None]:
+        """Adds the time inside to a stage."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] += time.perf_counter() - start
+
+
+@dataclass
+class Attack:
+    """A claim against a subject in one dtype."""
+
+    claim: Claim
+    subject: Subject
+    dtype: str
+    watch: Stopwatch = field(default_factory=Stopwatch)
+
+    @property
+    def signature(self) -> Signature:
+        """The signature of the claim's operation."""
+        return signatures()[self.claim.operation]
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """The claim's tolerance; asking for one that is not there is an error of the contract."""
+        if self.claim.tolerance is None:
+            raise ValueError(f"{self.claim.id}: check {self.claim.check!r} needs a tolerance")
+        return self.claim.tolerance
+
+    def expect(self, case: Case, operation: str | None = None, **changes: Any) -> dict[str, Array]:
+        """The reference's float64 outputs, with some inputs or scalars replaced."""
+        inputs, scalars = _changed(case, changes)
+        with self.watch.on("reference"):
+            return reference.evaluate(operation or case.operation, inputs, scalars)
+
+    def answer(self, case: Case, operation: str | None = None, **changes: Any) -> dict[str, Array]:
+        """The subject's outputs, with some inputs or scalars replaced. SubjectError where it raises."""
+        inputs, scalars = _changed(case, changes)
+        with self.watch.on("subject"):
+            return _asked(lambda: self.subject.run(operation or case.operation, inputs, scalars, self.dtype))
+
+    def expect_gradients(self, case: Case, wrt: Sequence[str]) -> dict[str, Array]:
+        """The reference's float64 gradients."""
+        with self.watch.on("reference"):
+            return reference.differentiate(case.operation, case.inputs, case.scalars, case.cotangents, wrt)
+
+    def answer_gradients(self, case: Case, wrt: Sequence[str], **changes: Any) -> dict[str, Array]:
+        """The subject's gradients. SubjectError where it raises."""
+        inputs, scalars = _changed(case, changes)
+        with self.watch.on("subject"):
+            return _asked(lambda: self.subject.differentiate(case.operation, inputs, scalars, case.cotangents, wrt, self.dtype))
+
+    def floor(self, case: Case, run: Callable[[Mapping[str, Array], Table], dict[str, Array]], expected: Mapping[str, Array]) -> dict[str, Errors]:
+        """The error that honest arithmetic in this dtype makes on the case, a tensor: nearest rounding, the worst of the random replays,
+        and half an ulp of the answer, whichever is largest."""
+        storage_is_compute = STORAGE[self.dtype] == compute_dtype(self.dtype)
+        replays = REPLAYS if storage_is_compute or self.signature.composition or self.signature.precision != "storage" else 0
+        with self.watch.on("noise"):
+            inputs = {name: value.astype(compute_dtype(self.dtype)) if is_real(value) else value for name, value in case.inputs.items()}
+            floors = {name: self._half_ulp(name, value) for name, value in expected.items()}
+            for replay in range(-1, replays):
+                generator = None if replay < 0 else np.random.default_rng([case.seed, replay])
+                for name, value in run(inputs, rounded_table(reference.TABLE, self.dtype, generator)).items():
+                    with np.errstate(invalid="ignore"):
+                        difference = value.astype(np.float64) - expected[name]
+                    finite = np.isfinite(expected[name])
+                    floors[name] = floors[name].at_least(Errors.of(difference if finite.all() else difference[finite]))
+        return floors
+
+    def judge(self, case: Case, expected: Mapping[str, Array], actual: Mapping[str, Array], floors: Callable[[], Mapping[str, Errors]], dtypes: Mapping[str, np.dtype[Any]]) -> list[Comparison]:
+        """Compares an answer with the expected one under the claim's tolerance. `floors` is called only when it is needed."""
+        found = same_structure(expected, actual, dtypes)
+        if found:
+            return found
+        basis = self.tolerance.basis
+        if basis == "exact":
+            with self.watch.on("comparison"):
+                return [compare_exactly(name, expected[name].astype(dtypes[name]), actual[name]) for name in expected]
+        if basis == "literal":
+            with self.watch.on("comparison"):
+                return [compare(name, expected[name], actual[name], self.literal(expected[name]), self._unit(name)) for name in expected]
+        noise = floors()
+        with self.watch.on("comparison"):
+            return [self._judged(name, expected[name], actual[name], noise[name]) for name in expected]
+
+    def _judged(self, name: str, expected: Array, actual: Array, floor: Errors) -> Comparison:
+        if not is_real(expected):
+            return compare_exactly(name, expected, actual)
+        finite = np.where(np.isfinite(expected), expected, 0.0)
+        if not floor.rms <= SIGNAL_SHARE * Errors.of(finite).rms and floor.max > 0:
+            return rejected(name)
+        return compare(name, expected, actual, floor.times(self.factors()), self._unit(name))
+
+    def factors(self) -> Errors:
+        """The calibrated factors of a rounding tolerance, for this dtype."""
+        factors = self.tolerance.factors[self.dtype]
+        return Errors(factors.rms, factors.row, factors.max)
+
+    def literal(self, expected: Array) -> Errors:
+        """The limit of a literal tolerance: absolute, or relative to the tensor's largest magnitude."""
+        value = float(self.tolerance.value or 0.0)
+        if self.tolerance.unit == "relative":
+            finite = expected[np.isfinite(expected)]
+            value *= float(np.max(np.abs(finite))) if finite.size else 0.0
+        return Errors.flat(value)
+
+    def dtypes(self, expected: Mapping[str, Array]) -> dict[str, np.dtype[Any]]:
+        """The dtype that each output must come back in."""
+        return output_dtypes(self.signature, expected, self.dtype)
+
+    def _unit(self, name: str) -> float:
+        output = self.signature.outputs.get(name.split("/", 1)[0])
+        held = held_dtype(output.dtype if output else "storage", self.dtype)
+        return UNIT_ROUNDOFF.get(held, UNIT_ROUNDOFF["float32"])
+
+    def _half_ulp(self, name: str, expected: Array) -> Errors:
+        if not is_real(expected):
+            return Errors.flat(0.0)
+        finite = expected[np.isfinite(expected)] if not np.isfinite(expected).all() else expected
+        return Errors.of(finite).times(self._unit(name))
+
+
+def _changed(case: Case, changes: Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, Any]]:
+    inputs = {**case.inputs, **changes.get("inputs", {})}
+    return {name: value for name, value in inputs.items() if value is not None}, {**case.scalars, **changes.get("scalars", {})}
+
+
+def _asked(ask: Callable[[], dict[str, Array]]) -> dict[str, Array]:
+    try:
+        return ask()
+    except Exception as error:  # whatever a subject raises, where it had to answer, is a finding about the subject
+        raise SubjectError(f"raised {type(error).__name__}: {error}") from error
+
+
+def raised(error: SubjectError) -> Comparison:
+    """The comparison of an answer that never came."""
+    return broken("(no answer)", str(error))

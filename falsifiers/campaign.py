@@ -1,0 +1,168 @@
+"""A run: which claims are attacked in which dtypes and on what, the verdicts reached so far, and the file that they are written to."""
+
+import datetime
+import json
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+import contracts
+from contracts.model import Claim, Contract
+from falsifiers import environment
+from falsifiers.case import Case
+from falsifiers.engine import Options, falsify, replay
+from falsifiers.real_input import RealInput
+from falsifiers.subjects.protocol import Subject
+from falsifiers.verdict import State, Verdict, plain
+
+GENERATED = environment.ROOT / "reports" / "generated"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What to attack: claim ids, operations and dtypes; empty means all."""
+
+    claims: Sequence[str] = ()
+    operations: Sequence[str] = ()
+    dtypes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Target:
+    """One claim in one dtype, on the run's device or, for `device` cuda on a CPU run, not at all."""
+
+    claim: Claim
+    dtype: str
+    device: str
+
+    def __str__(self) -> str:
+        where = f" on {self.device}" if self.claim.domain.device else ""
+        return f"{self.claim.id}: {self.claim.operation or 'configuration'} {self.claim.kind} in {self.dtype}{where}"
+
+
+@dataclass
+class Campaign:
+    """Attacks claims one by one, writes each verdict as it is reached, and keeps them for the summary."""
+
+    subject: Subject
+    contracts: Sequence[Contract]
+    options: Options
+    selection: Selection
+    real_input: RealInput
+    verdict_file: Path
+    required: Sequence[str] = ()
+    verdicts: list[Verdict] = field(default_factory=list)
+    _stream: IO[str] | None = None
+
+    def targets(self) -> Iterator[Target]:
+        """Every selected claim, once for each dtype and each device that it names."""
+        here = self.subject.device.split(":")[0]
+        chosen = self.selection
+        for contract in self.contracts:
+            for claim in contract.claims:
+                if (chosen.claims and claim.id not in chosen.claims) or (chosen.operations and claim.operation not in chosen.operations):
+                    continue
+                for device in [here] if here == "cuda" else (claim.domain.device or (here,)):
+                    for dtype in claim.domain.dtype:
+                        if not chosen.dtypes or dtype in chosen.dtypes:
+                            yield Target(claim, dtype, device)
+
+    def attack(self, target: Target) -> Verdict:
+        """The verdict on a target, written and kept."""
+        claim = target.claim
+        if target.device != self.subject.device.split(":")[0]:
+            reason = f"the claim is about {target.device}, and this run's device is {self.subject.device}"
+            verdict = Verdict(claim, target.dtype, target.device, State.NOT_RUN, reason)
+        else:
+            source = self.real_input.case if claim.domain.input == "checkpoint" else None
+            verdict = falsify(claim, target.dtype, self.subject, self.options, source)
+        return self.conclude(verdict)
+
+    def replay(self, claim: Claim, case: Case) -> Verdict:
+        """The verdict on one stored case."""
+        return self.conclude(replay(claim, case, self.subject))
+
+    def conclude(self, verdict: Verdict) -> Verdict:
+        """Stores the counterexample of a falsified claim, names the culprit, writes the record."""
+        if verdict.state is State.FALSIFIED and verdict.case is not None:
+            from falsifiers.diagnosis import diagnose
+
+            name = f"{verdict.claim.id}-{verdict.dtype}-{verdict.case.digest}.npz"
+            path = self.verdict_file.parent / "counterexamples" / name
+            verdict.case.save(path, verdict.claim.id)
+            culprit = diagnose(verdict.claim, verdict.case, verdict.comparison, self.subject)
+            verdict = replace(verdict, replay=f"pytest falsifiers --replay {environment.display_path(path)}", culprit=culprit)
+        self.verdicts.append(verdict)
+        self._write({**verdict.record(), "contract_version": self._version(verdict.claim), "digests": self._digests(verdict.claim)})
+        return verdict
+
+    def open(self) -> None:
+        """Starts the verdict file with the run's record."""
+        self.verdict_file.parent.mkdir(parents=True, exist_ok=True)
+        self._stream = self.verdict_file.open("w", encoding="utf-8")
+        self._folders = environment.digests()
+        self._write(
+            {
+                "record": "run",
+                "schema": 1,
+                "run": str(uuid.uuid4()),
+                "subject": self.subject.name,
+                "device": self.subject.device,
+                "device_name": environment.device_name(self.subject.device),
+                "dtypes": sorted({target.dtype for target in self.targets()}),
+                "effort": self.options.effort,
+                "seed": self.options.seed,
+                "started": _now(),
+                "command": environment.command(),
+                "versions": environment.versions(self.subject.device),
+                "machine": environment.machine(),
+                "model": _described(self.real_input.model),
+                "corpus": _described(self.real_input.corpus),
+                "digests": self._folders,
+            }
+        )
+
+    def close(self, exit_status: int, interrupted: bool) -> None:
+        """Ends the verdict file with the totals."""
+        if self._stream is None:
+            return
+        totals = Counter(verdict.state.value for verdict in self.verdicts)
+        self._write(
+            {
+                "record": "end",
+                "finished": _now(),
+                "interrupted": interrupted,
+                "exit_status": int(exit_status),
+                "totals": {state.value: totals[state.value] for state in State},
+            }
+        )
+        self._stream.close()
+        self._stream = None
+
+    def _write(self, record: dict[str, Any]) -> None:
+        assert self._stream is not None
+        self._stream.write(json.dumps(plain(record), ensure_ascii=False, allow_nan=False) + "\n")
+        self._stream.flush()
+
+    def _version(self, claim: Claim) -> str:
+        return next(contract.version for contract in self.contracts if contract.name == claim.contract)
+
+    def _digests(self, claim: Claim) -> dict[str, str]:
+        folders = self._folders
+        return {
+            "claim": contracts.contract_digest(claim),
+            "reference": folders["reference"],
+            "subject": folders["impl"],
+            "comparison": folders["falsifiers"],
+        }
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _described(path: Path) -> dict[str, str]:
+    return {"path": environment.display_path(path), "digest": environment.file_digest(path)}

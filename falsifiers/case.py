@@ -1,0 +1,86 @@
+"""A case: the concrete inputs of one attack, replayable from its file alone."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reference.table import Array
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of an operation: flat arrays by name, scalars with the signature's attributes, and where they came from.
+
+    Real arrays are float64 and hold values that the dtype can hold.
+    """
+
+    operation: str
+    dtype: str
+    sizes: Mapping[str, int]
+    scalars: Mapping[str, Any]
+    seed: int
+    flavour: str
+    inputs: Mapping[str, Array]
+    cotangents: Mapping[str, Array] = field(default_factory=dict)
+
+    @cached_property
+    def digest(self) -> str:
+        """Twelve hexadecimal digits over the operation, the dtype, the scalars and every array."""
+        state = hashlib.sha256(json.dumps([self.operation, self.dtype, dict(self.scalars)], sort_keys=True, default=str).encode())
+        for name, value in sorted(self._arrays().items()):
+            array = np.ascontiguousarray(value)
+            state.update(f"{name}:{array.dtype}:{array.shape}".encode())
+            state.update(array.tobytes())
+        return state.hexdigest()[:12]
+
+    def _arrays(self) -> dict[str, Array]:
+        return {f"input:{name}": value for name, value in self.inputs.items()} | {
+            f"cotangent:{name}": value for name, value in self.cotangents.items()
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """What a record says of the case."""
+        return {
+            "sizes": dict(self.sizes),
+            "scalars": {name: value for name, value in self.scalars.items() if name not in self.sizes},
+            "seed": self.seed,
+            "flavour": self.flavour,
+            "digest": self.digest,
+        }
+
+    def save(self, path: Path, claim: str) -> None:
+        """Writes the tensors and everything else that a replay needs."""
+        header = {
+            "claim": claim,
+            "operation": self.operation,
+            "dtype": self.dtype,
+            "sizes": dict(self.sizes),
+            "scalars": dict(self.scalars),
+            "seed": self.seed,
+            "flavour": self.flavour,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial.npz")
+        np.savez_compressed(partial, header=np.array(json.dumps(header)), **self._arrays())  # type: ignore[arg-type]  # the stub types the keywords as allow_pickle
+        partial.replace(path)
+
+
+def load(path: Path) -> tuple[str, Case]:
+    """The claim and the case of a replay file. ValueError where the file is no such file."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            header = json.loads(str(stored["header"]))
+            inputs = {name.removeprefix("input:"): stored[name] for name in stored.files if name.startswith("input:")}
+            cotangents = {name.removeprefix("cotangent:"): stored[name] for name in stored.files if name.startswith("cotangent:")}
+        claim = str(header.pop("claim"))
+        return claim, Case(inputs=inputs, cotangents=cotangents, **header)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file; expected a case written by a falsified claim (reports/generated/counterexamples/*.npz)") from None
+    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+        raise ValueError(f"{path}: not a replay file ({type(error).__name__}: {error}); expected a case written by a falsified claim") from None

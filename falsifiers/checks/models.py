@@ -1,0 +1,109 @@
+"""Checks on whole models and training: ablation, gradient flow, accumulation, frozen weights, logits of a trained checkpoint."""
+
+import fnmatch
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+import reference
+from falsifiers.attack import Attack
+from falsifiers.case import Case
+from falsifiers.checks.relations import related
+from falsifiers.comparison import METRICS, Comparison, Errors, broken, compare_exactly, value_within
+from falsifiers.precision import STORAGE
+from reference.classifier import trainable_names
+from reference.table import Array, Arrays, Table
+
+
+def ablation_shows(attack: Attack, case: Case) -> list[Comparison]:
+    """The output moves by at least three tolerances in some measure, wherever the reference's moves by six in it."""
+    changes = _ablated(attack, case)
+    expected, ablated = attack.expect(case), attack.expect(case, **changes)
+    actual, without = attack.answer(case), attack.answer(case, **changes)
+
+    def rounded(inputs: Arrays, table: Table) -> dict[str, Array]:
+        return reference.evaluate(case.operation, inputs, case.scalars, table)
+
+    floors = attack.floor(case, rounded, expected)
+    found = []
+    for name, floor in floors.items():
+        limit = floor.times(attack.factors())
+        wanted = Errors.of(ablated[name] - expected[name])
+        moved = Errors.of(np.asarray(without[name], np.float64) - np.asarray(actual[name], np.float64))
+        shares = [getattr(moved, m) / max(getattr(limit, m), 1e-300) for m in METRICS if getattr(wanted, m) >= 6 * getattr(limit, m)]
+        if shares:
+            found.append(value_within(f"{name}: change / tolerance", max(shares), 3.0, np.inf, 3.0))
+    return found
+
+
+def _ablated(attack: Attack, case: Case) -> dict[str, Mapping[str, Any]]:
+    patterns = attack.claim.arguments.get("zero", [])
+    zeroed = {
+        name: np.zeros_like(value)
+        for name, value in case.inputs.items()
+        if any(fnmatch.fnmatchcase(name.removeprefix("parameters/"), str(pattern)) for pattern in patterns)
+    }
+    return {"inputs": zeroed, "scalars": dict(attack.claim.arguments.get("scalars", {}))}
+
+
+def both_factors_receive_gradients(attack: Attack, case: Case) -> list[Comparison]:
+    """At B = 0 every B has a gradient where the reference has one and every A has none; with the case's own B both have."""
+    wrt = [f"parameters/{name}" for name in trainable_names(case.scalars) if "lora_" in name]
+    zero_b = {name: np.zeros_like(case.inputs[name]) for name in wrt if name.endswith("lora_B.weight")}
+    found = []
+    for label, changes in (("B = 0", zero_b), ("B ≠ 0", {})):
+        inputs = {**case.inputs, **changes}
+        with attack.watch.on("reference"):
+            expected = reference.differentiate(case.operation, inputs, case.scalars, case.cotangents, wrt)
+        actual = attack.answer_gradients(case, wrt, inputs=changes)
+        found += [_flows(f"{name} at {label}", expected[name], actual[name]) for name in wrt]
+    return found
+
+
+def _flows(name: str, expected: Array, actual: Array) -> Comparison:
+    wanted, got = float(np.linalg.norm(expected)), float(np.linalg.norm(np.asarray(actual, np.float64)))
+    if wanted == 0.0:
+        return compare_exactly(name, np.zeros_like(expected), actual)
+    return value_within(f"norm of the gradient of {name} / reference's", got / wanted, 0.5, 2.0)
+
+
+def accumulation_changes_nothing(attack: Attack, case: Case) -> list[Comparison]:
+    """Micro-batches of one and of `micro` against the whole batch at once."""
+    whole = case.scalars["batch"]
+    base = Case(case.operation, case.dtype, case.sizes, {**case.scalars, "micro": whole}, case.seed, case.flavour, case.inputs)
+    first = attack.answer(base)
+    found = []
+    for micro in sorted({1, case.scalars["micro"]}):
+        if micro < whole:
+            found += related(attack, base, first, attack.answer(base, scalars={"micro": micro}), dict)
+    return found
+
+
+def base_weights_unchanged(attack: Attack, case: Case) -> list[Comparison]:
+    """`frozen/…` of the outputs against the parameters that went in."""
+    answer = attack.answer(case)
+    trainable = set(trainable_names(case.scalars))
+    found = []
+    for key, value in case.inputs.items():
+        name = key.removeprefix("parameters/")
+        if name == key or name in trainable:
+            continue
+        if f"frozen/{name}" not in answer:
+            found.append(broken(name, "missing from the answer's frozen parameters"))
+            continue
+        found.append(compare_exactly(name, value.astype(STORAGE[attack.dtype]), answer[f"frozen/{name}"]))
+    return found
+
+
+def logits_are_not_flat(attack: Attack, case: Case) -> list[Comparison]:
+    """Over the vocabulary, at every real token: deviation, and (peak − mean) / deviation."""
+    logits = np.asarray(attack.answer(case)["logits"], np.float64)[case.inputs["mask"]]
+    arguments = attack.claim.arguments
+    deviation = logits.std(axis=-1)
+    peak = (logits.max(axis=-1) - logits.mean(axis=-1)) / np.where(deviation > 0, deviation, 1.0)
+    low, high = float(arguments["deviation"]), float(arguments["peak"])
+    return [
+        value_within("least deviation of the logits", float(deviation.min()), low, np.inf, low),
+        value_within("least peak over deviation", float(peak.min()), high, np.inf, high),
+    ]

@@ -1,0 +1,180 @@
+"""`pytest falsifiers`: options, the campaign, the header and the closing table."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import contracts
+from falsifiers.campaign import GENERATED, Campaign, Selection, Target
+from falsifiers.case import load as load_case
+from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from falsifiers.engine import Options
+from falsifiers.real_input import RealInput
+from falsifiers.terminal import not_run, table, time_spent
+from falsifiers.verdict import State
+
+EXIT_USAGE, EXIT_NOTHING_HELD, EXIT_NO_DEVICE = 4, 5, 6
+CAMPAIGN = pytest.StashKey[Campaign]()
+NOT_RUN = "not run"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of the main door."""
+    group = parser.getgroup("falsifiers", "Blackswan")
+    group.addoption("--model", type=Path, default=CHECKPOINT, metavar="DIR", help="checkpoint folder (default: the one shipped)")
+    group.addoption("--corpus", type=Path, default=CORPUS_HELDOUT, metavar="FILE", help="JSONL corpus (default: the held-out one shipped)")
+    group.addoption("--device", default="cpu", metavar="DEVICE", help="cpu | cuda | cuda:N | auto (default: cpu)")
+    group.addoption("--dtype", action="append", default=[], choices=contracts.DTYPES, help="attack in this dtype only; may be repeated")
+    group.addoption("--effort", choices=("quick", "default", "deep"), default="default", help="how many cases a claim gets")
+    group.addoption("--claim", action="append", default=[], metavar="ID", help="attack this claim only; may be repeated")
+    group.addoption("--operation", action="append", default=[], metavar="NAME", help="attack claims on this operation only; may be repeated")
+    group.addoption("--require", action="append", default=[], choices=("cuda",), help="fail where a claim could not be run on it")
+    group.addoption("--verdicts", type=Path, default=None, metavar="FILE", help="verdict file (default: reports/generated/verdicts.jsonl)")
+    group.addoption("--replay", type=Path, default=None, metavar="FILE", help="attack the one case stored in FILE")
+    group.addoption("--seed", type=int, default=0, help="seed of the run (default: 0)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepares the campaign; bad input stops here, before anything is written."""
+    if config.option.help or config.option.version:
+        return
+    config.stash[CAMPAIGN] = _campaign(config)
+
+
+def _campaign(config: pytest.Config) -> Campaign:
+    option = config.option
+    try:
+        loaded = contracts.load()
+        selection = Selection(option.claim, option.operation, option.dtype)
+        _known(selection, loaded)
+        real_input = RealInput(option.model, option.corpus)
+        real_input.check()
+        if option.replay is not None:
+            load_case(option.replay)
+    except (contracts.ContractError, ValueError, OSError) as error:
+        pytest.exit(f"blackswan: {error}", returncode=EXIT_USAGE)
+    from falsifiers.subjects.implementation import Implementation
+    from impl.device import DeviceUnavailable
+
+    try:
+        subject = Implementation(option.device)
+    except DeviceUnavailable as error:
+        pytest.exit(f"blackswan: {error}", returncode=EXIT_NO_DEVICE)
+    except ValueError as error:
+        pytest.exit(f"blackswan: {error}", returncode=EXIT_USAGE)
+    if "cuda" in option.require and not subject.device.startswith("cuda"):
+        pytest.exit(f"blackswan: --require cuda, but this run's device is {subject.device}; add --device cuda", returncode=EXIT_NO_DEVICE)
+    path = option.verdicts or GENERATED / "verdicts.jsonl"
+    return Campaign(subject, loaded, Options(option.effort, option.seed), selection, real_input, path, option.require)
+
+
+def _known(selection: Selection, loaded: list[contracts.Contract]) -> None:
+    """ValueError where a claim or an operation of the selection does not exist, with the nearest name."""
+    from contracts.problems import unknown
+
+    claims = {claim.id: claim for contract in loaded for claim in contract.claims}
+    operations = {claim.operation for claim in claims.values() if claim.operation}
+    for name in selection.claims:
+        if name not in claims:
+            raise ValueError(f"--claim: {unknown('claim', name, claims)}")
+    for name in selection.operations:
+        if name not in operations:
+            raise ValueError(f"--operation: {unknown('operation', name, sorted(operations))}")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test a target; with --replay only the stored case."""
+    campaign, replayed = metafunc.config.stash[CAMPAIGN], metafunc.config.option.replay
+    if "target" in metafunc.fixturenames:
+        targets = [] if replayed else list(campaign.targets())
+        metafunc.parametrize("target", targets, ids=str)
+    if "stored" in metafunc.fixturenames:
+        stored = [_stored(campaign, replayed)] if replayed else []
+        metafunc.parametrize("stored", stored, ids=lambda pair: f"{pair[0]} {pair[1].digest}")
+
+
+def _stored(campaign: Campaign, path: Path) -> tuple[Target, Any]:
+    name, case = load_case(path)
+    claims = {claim.id: claim for contract in campaign.contracts for claim in contract.claims}
+    if name not in claims:
+        raise pytest.UsageError(f"{path}: is a case of claim {name}, which no contract has any more")
+    return Target(claims[name], case.dtype, campaign.subject.device.split(":")[0]), case
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Drops the placeholder that pytest makes of an empty parameter set: it is no verdict."""
+    items[:] = [item for item in items if "NOTSET" not in item.name]
+
+
+@pytest.fixture(scope="session")
+def campaign(request: pytest.FixtureRequest) -> Campaign:
+    """The run's campaign."""
+    return request.config.stash[CAMPAIGN]
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Subject, device, dtypes, versions, seed, effort, real input."""
+    campaign = config.stash.get(CAMPAIGN, None)
+    if campaign is None:
+        return []
+    from falsifiers import environment
+
+    versions = environment.versions(campaign.subject.device)
+    shown = ", ".join(f"{name} {value}" for name, value in versions.items() if value and name in ("python", "numpy", "torch", "bitsandbytes", "cuda"))
+    dtypes = sorted({target.dtype for target in campaign.targets()})
+    name = environment.device_name(campaign.subject.device)
+    return [
+        f"blackswan: subject {campaign.subject.name} on {campaign.subject.device}{f' ({name})' if name else ''} in {', '.join(dtypes) or 'no dtype'}",
+        f"  {shown}",
+        f"  seed {campaign.options.seed}, effort {campaign.options.effort}, claims of {len(campaign.contracts)} contracts",
+        f"  model {environment.display_path(campaign.real_input.model)}, corpus {environment.display_path(campaign.real_input.corpus)}",
+    ]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Opens the verdict file once it is known that something will run."""
+    campaign = session.config.stash.get(CAMPAIGN, None)
+    if campaign is not None and session.items and not session.config.option.collectonly:
+        campaign.open()
+
+
+def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+    """NOT_RUN is neither passed nor skipped."""
+    if report.skipped and getattr(report, "when", None) == "call":
+        return NOT_RUN, "N", ("NOT RUN", {"yellow": True})
+    return None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Nothing held is no success; the verdict file is closed and the report rendered."""
+    campaign = session.config.stash.get(CAMPAIGN, None)
+    if campaign is None or not session.items or session.config.option.collectonly:
+        return
+    if exitstatus == pytest.ExitCode.OK and not any(verdict.state is State.HELD for verdict in campaign.verdicts):
+        session.exitstatus = EXIT_NOTHING_HELD
+    campaign.close(int(session.exitstatus), exitstatus == pytest.ExitCode.INTERRUPTED)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The table, what was not run and why, the time by stage, and where the report is."""
+    campaign = config.stash.get(CAMPAIGN, None)
+    if campaign is None or not campaign.verdicts:
+        return
+    terminalreporter.section("verdicts")
+    for line in (*table(campaign.verdicts), *not_run(campaign.verdicts), time_spent(campaign.verdicts)):
+        terminalreporter.write_line(line)
+    terminalreporter.write_line(f"verdicts: {_shown(campaign.verdict_file)}; report: {_shown(_report(campaign))}")
+
+
+def _shown(path: Path) -> str:
+    from falsifiers.environment import display_path
+
+    return display_path(path)
+
+
+def _report(campaign: Campaign) -> Path:
+    from reports.render import render_all
+
+    return render_all(campaign.verdict_file, campaign.verdict_file.parent)

@@ -1,0 +1,218 @@
+"""The engine: draws cases from a claim's domain, attacks the subject with each, shrinks what falsifies it, and gives the verdict."""
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, Verbosity
+from hypothesis.errors import Flaky, Unsatisfiable
+
+from contracts.model import Claim
+from falsifiers.attack import Attack, SubjectError, raised
+from falsifiers.case import Case
+from falsifiers.comparison import Comparison
+from falsifiers.kinds import KINDS
+from falsifiers.precision import signatures
+from falsifiers.strategies import Draw, boundaries, build, draws
+from falsifiers.subjects.protocol import Subject
+from falsifiers.verdict import State, Tally, Verdict
+
+EXAMPLES = {"quick": 6, "default": 20, "deep": 1000}
+"""Examples a claim; each runs in every flavour. A claim's own `cases` replaces the default and scales the others."""
+
+SHRINK_SECONDS = 5.0
+
+
+class Falsified(Exception):
+    """A case on which the subject left the claim."""
+
+    def __init__(self, case: Case, comparison: Comparison) -> None:
+        super().__init__(f"{comparison.tensor}: {comparison.reason or comparison.metric}")
+        self.case, self.comparison = case, comparison
+
+
+@dataclass(frozen=True)
+class Options:
+    """How hard to attack: effort, the run's seed, and whether to stop at the first falsifying case instead of shrinking it."""
+
+    effort: str = "default"
+    seed: int = 0
+    shrink: bool = True
+    examples: int | None = None
+
+    def examples_for(self, claim: Claim) -> int:
+        """The number of examples that Hypothesis draws."""
+        if self.examples is not None:
+            return self.examples
+        default = claim.cases or EXAMPLES["default"]
+        if self.effort == "deep":
+            return EXAMPLES["deep"]
+        return default if self.effort == "default" else max(1, default * EXAMPLES["quick"] // EXAMPLES["default"])
+
+
+def own_seed(claim: Claim, dtype: str, seed: int) -> int:
+    """A seed of the claim's own, so that no two claims draw the same examples."""
+    return int.from_bytes(hashlib.sha256(f"{claim.id}:{dtype}:{seed}".encode()).digest()[:8], "big")
+
+
+class Examination:
+    """Attacks cases one by one and keeps the tally; raises Falsified at the first that leaves the claim."""
+
+    def __init__(self, attack: Attack, source: "Source | None" = None) -> None:
+        self.attack, self.tally, self.source = attack, Tally(), source
+        self.compare = KINDS[attack.claim.kind]
+
+    def case(self, case: Case) -> None:
+        """One case. A subject that raises where it had to answer has left the claim."""
+        try:
+            comparisons = self.compare(self.attack, case)
+        except SubjectError as error:
+            comparisons = [raised(error)]
+        self.tally.add(case, comparisons)
+        worst = max((c for c in comparisons if not c.held), key=lambda c: c.headroom, default=None)
+        if worst is not None:
+            raise Falsified(case, worst)
+
+    def draw(self, draw: Draw, flavours: tuple[str, ...]) -> None:
+        """The draw in each flavour, the plainest first."""
+        for flavour in flavours:
+            with self.attack.watch.on("drawing"):
+                case = self.build(draw, flavour)
+            self.case(case)
+
+    def build(self, draw: Draw, flavour: str) -> Case:
+        """The case of a draw, generated or from real input."""
+        if self.source is not None:
+            return self.source(self.attack.claim, draw, flavour, self.attack.dtype)
+        return build(self.attack.claim, draw, flavour, self.attack.dtype)
+
+
+Source = Callable[[Claim, Draw, str, str], Case]
+
+
+def falsify(claim: Claim, dtype: str, subject: Subject, options: Options, source: Source | None = None) -> Verdict:
+    """Attacks a claim in a dtype and gives the verdict. `source` builds cases of claims on real input."""
+    if claim.operation is not None and (reason := subject.unsupported(claim.operation, dtype)):
+        return Verdict(claim, dtype, subject.device, State.NOT_RUN, reason)
+    start = time.perf_counter()
+    examination = Examination(Attack(claim, subject, dtype), source)
+    found: Falsified | None = None
+    state, reason = State.HELD, None
+    try:
+        found = _boundaries(examination, options) or None
+        found = _hypothesis(examination, options) or found
+    except Flaky:
+        state, reason = State.FLAKY, "the subject answered differently the second time on the same case"
+    except Unsatisfiable:
+        state, reason = State.VACUOUS, "no case of the domain could be drawn"
+    if found is not None:
+        state = State.FALSIFIED
+    elif state is State.HELD and examination.tally.compared == 0:
+        state, reason = State.VACUOUS, f"nothing was compared: all {examination.tally.rejected} cases were rejected"
+    seconds = {**examination.attack.watch.seconds, "total": time.perf_counter() - start}
+    return Verdict(
+        claim,
+        dtype,
+        subject.device,
+        state,
+        reason,
+        examination.tally,
+        found.case if found else None,
+        found.comparison if found else None,
+        seconds=seconds,
+    )
+
+
+def replay(claim: Claim, case: Case, subject: Subject) -> Verdict:
+    """Attacks one stored case."""
+    start = time.perf_counter()
+    examination = Examination(Attack(claim, subject, case.dtype))
+    found: Falsified | None = None
+    try:
+        examination.case(case)
+    except Falsified as falsified:
+        found = falsified
+    state = State.FALSIFIED if found else (State.HELD if examination.tally.compared else State.VACUOUS)
+    reason = "the case was rejected: its noise floor is as large as its signal" if state is State.VACUOUS else None
+    seconds = {**examination.attack.watch.seconds, "total": time.perf_counter() - start}
+    return Verdict(
+        claim, case.dtype, subject.device, state, reason, examination.tally, found and found.case, found and found.comparison, seconds=seconds
+    )
+
+
+def _boundaries(examination: Examination, options: Options) -> Falsified | None:
+    claim = examination.attack.claim
+    for draw, flavour in boundaries(claim, own_seed(claim, examination.attack.dtype, options.seed) % 2**31):
+        try:
+            examination.draw(draw, (flavour,))
+        except Falsified as falsified:
+            return falsified
+    return None
+
+
+def _hypothesis(examination: Examination, options: Options) -> Falsified | None:
+    claim = examination.attack.claim
+    phases = (Phase.generate, Phase.shrink) if options.shrink else (Phase.generate,)
+    if options.effort == "deep":
+        phases = (Phase.generate, Phase.target, Phase.shrink)
+    budget = ShrinkBudget(examination, claim.domain.flavours, options.effort == "deep")
+
+    @hypothesis.seed(own_seed(claim, examination.attack.dtype, options.seed))
+    @hypothesis.settings(
+        max_examples=options.examples_for(claim),
+        database=None,
+        deadline=None,
+        derandomize=False,
+        phases=phases,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+        print_blob=False,
+        verbosity=Verbosity.quiet,
+    )
+    @hypothesis.given(draws(claim))
+    def attack(draw: Draw) -> None:
+        budget.examine(draw)
+
+    try:
+        attack()
+    except Falsified as falsified:
+        return falsified
+    return None
+
+
+class ShrinkBudget:
+    """Examines draws; once the first one fails, shrinking gets a few seconds, after which only draws known to fail still do."""
+
+    def __init__(self, examination: Examination, flavours: tuple[str, ...], target: bool) -> None:
+        self.examination, self.flavours, self.target = examination, flavours, target
+        self.failing: dict[str, Falsified] = {}
+        self.deadline = float("inf")
+
+    def examine(self, draw: Draw) -> None:
+        """Raises Falsified where the draw leaves the claim; the claim's headroom guides a deep search."""
+        if time.perf_counter() > self.deadline:
+            if draw.key in self.failing:
+                self.examination.draw(draw, self.flavours)
+            return
+        try:
+            self.examination.draw(draw, self.flavours)
+        except Falsified as falsified:
+            if not self.failing:
+                self.deadline = time.perf_counter() + SHRINK_SECONDS
+            self.failing[draw.key] = falsified
+            raise
+        if self.target:
+            self._guide()
+
+    def _guide(self) -> None:
+        worst: Any = self.examination.tally.worst
+        if worst is not None and worst.headroom < float("inf"):
+            hypothesis.target(worst.headroom)
+
+
+def attackable(claim: Claim) -> bool:
+    """Whether the claim attacks an operation (rules are attacked through their own engine)."""
+    return claim.kind != "rule" and claim.operation in signatures()

@@ -1,0 +1,44 @@
+"""Gradient: every vector-Jacobian product of the subject equals the reference's."""
+
+import numpy as np
+
+import reference
+from contracts.model import Signature
+from falsifiers.attack import Attack
+from falsifiers.case import Case
+from falsifiers.comparison import Comparison
+from falsifiers.precision import gradient_dtypes
+from reference.classifier import trainable_names
+from reference.table import Array, Arrays, Table
+
+
+def compare_gradients(attack: Attack, case: Case) -> list[Comparison]:
+    """The gradient with respect to each differentiable input that is present."""
+    wrt = differentiable(attack.signature, case)
+    expected = attack.expect_gradients(case, wrt)
+    actual = attack.answer_gradients(case, wrt)
+    dtypes = gradient_dtypes(attack.signature, case.scalars, wrt, attack.dtype)
+
+    def rounded(inputs: Arrays, table: Table) -> dict[str, Array]:
+        upstream = {name: np.asarray(value, inputs_dtype(inputs)) for name, value in case.cotangents.items()}
+        return reference.differentiate(case.operation, inputs, case.scalars, upstream, wrt, table)
+
+    return attack.judge(case, expected, actual, lambda: attack.floor(case, rounded, expected), dtypes)
+
+
+def inputs_dtype(inputs: Arrays) -> "np.dtype[np.floating]":
+    """The dtype that the real inputs of a rounded run are held in."""
+    return next((value.dtype for value in inputs.values() if value.dtype.kind == "f"), np.dtype(np.float64))
+
+
+def differentiable(signature: Signature, case: Case) -> list[str]:
+    """The inputs to differentiate by: those of the signature that are present, groups spelt out."""
+    present = []
+    for name in signature.gradients:
+        if name == "trainable":
+            present += [f"parameters/{parameter}" for parameter in trainable_names(case.scalars)]
+        elif name == "parameters":
+            present += [key for key in case.inputs if key.startswith("parameters/")]
+        elif name in case.inputs:
+            present.append(name)
+    return present

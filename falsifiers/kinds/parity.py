@@ -1,0 +1,19 @@
+"""Parity and trajectory: the subject's outputs equal the reference's within the claim's tolerance."""
+
+import reference
+from falsifiers.attack import Attack
+from falsifiers.case import Case
+from falsifiers.comparison import Comparison
+
+
+def compare_outputs(attack: Attack, case: Case) -> list[Comparison]:
+    """Every output of the operation, by name."""
+    expected = attack.expect(case)
+    actual = attack.answer(case)
+    return attack.judge(
+        case,
+        expected,
+        actual,
+        lambda: attack.floor(case, lambda inputs, table: reference.evaluate(case.operation, inputs, case.scalars, table), expected),
+        attack.dtypes(expected),
+    )

@@ -1,0 +1,148 @@
+"""Storage dtypes, and the reference under the rounding of mixed precision: where the noise floor comes from.
+
+Each operation computes in float32 and its results are rounded to the storage dtype, as mixed-precision hardware does (Micikevicius et al. 2018,
+"Mixed precision training", §3). In a replay every operation's inputs also move by one unit roundoff of the compute dtype and its results round
+stochastically: another summation order or another instruction makes errors of that size.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import contracts
+from contracts.model import Signature
+from reference.classifier import trainable_names
+from reference.table import Array, Composition, Operation, Table
+
+STORAGE: dict[str, np.dtype[Any]] = {
+    "float64": np.dtype(np.float64),
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype(np.float16),
+}
+UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+
+
+@cache
+def signatures() -> Mapping[str, Signature]:
+    """Every operation's signature, read once."""
+    return contracts.load_operations()
+
+
+def compute_dtype(dtype: str) -> np.dtype[Any]:
+    """What arithmetic runs in when values are stored in `dtype`."""
+    return STORAGE["float64" if dtype == "float64" else "float32"]
+
+
+def is_real(array: Array) -> bool:
+    """Whether the array holds real numbers, bfloat16 included (NumPy does not count it among its own floats)."""
+    return array.dtype.kind == "f" or array.dtype == ml_dtypes.bfloat16
+
+
+def held_dtype(declared: str, dtype: str) -> str:
+    """The dtype of a result declared as storage, float32, …, when `dtype` is under test; float64 replaces float32 in float64."""
+    if declared in ("storage", "real"):
+        return dtype
+    return "float64" if declared == "float32" and dtype == "float64" else declared
+
+
+def output_dtypes(signature: Signature, names: Iterable[str], dtype: str) -> dict[str, np.dtype[Any]]:
+    """The dtype that each output must come back in; the group of trainable parameters and their moments is kept in float32."""
+    outputs = {name: signature.outputs[name.split("/", 1)[0]] for name in names}
+    declared = {name: "float32" if output.group == "trainable" else output.dtype for name, output in outputs.items()}
+    return {name: np.dtype(STORAGE.get(held := held_dtype(kind, dtype)) or held) for name, kind in declared.items()}
+
+
+def gradient_dtypes(signature: Signature, scalars: Mapping[str, Any], names: Iterable[str], dtype: str) -> dict[str, np.dtype[Any]]:
+    """A gradient has its input's dtype: float32 for trainable masters and for operations kept in float32, else the storage dtype."""
+    float32 = STORAGE[held_dtype("float32", dtype)]
+    if signature.precision != "storage":
+        return dict.fromkeys(names, float32)
+    masters = {f"parameters/{name}" for name in trainable_names(scalars)} if "trainable" in signature.gradients else set()
+    return {name: float32 if name in masters else STORAGE[dtype] for name in names}
+
+
+def round_to(array: Array, dtype: str) -> Array:
+    """The array's values as `dtype` holds them, to nearest even, in the compute dtype. Overflow gives an infinity, as hardware does."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return np.asarray(np.asarray(array).astype(STORAGE[dtype]).astype(compute_dtype(dtype)))
+
+
+def rounded_table(table: Table, dtype: str, replay: np.random.Generator | None = None) -> Table:
+    """The same operations under the rounding of `dtype`; with a generator, one random replay of that rounding.
+
+    A composition stays as it is: what it calls is rounded.
+    """
+    return {
+        name: entry if isinstance(entry, Composition) else _Rounding(signatures()[name], entry, dtype, replay).wrapped()
+        for name, entry in table.items()
+    }
+
+
+class _Rounding:
+    """One operation under rounding."""
+
+    def __init__(self, signature: Signature, entry: Operation, dtype: str, replay: np.random.Generator | None) -> None:
+        self.signature, self.entry, self.dtype, self.replay = signature, entry, dtype, replay
+        self.inner = dtype if signature.precision == "storage" else held_dtype("float32", dtype)
+
+    def wrapped(self) -> Operation:
+        backward = None if self.entry.backward is None else self._guarded(self._backward)
+        return Operation(self._guarded(self._forward), backward, self.entry.outputs)
+
+    def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def quiet(*arguments: Any, **keywords: Any) -> Any:
+            with np.errstate(all="ignore"):
+                return function(*arguments, **keywords)
+
+        return quiet
+
+    def _forward(self, **arguments: Any) -> Any:
+        results = self.entry.run(self._entering(arguments))
+        rounded = tuple(self._leaving(value, self.signature.outputs[name].dtype) for name, value in results.items())
+        return rounded if len(rounded) > 1 else rounded[0]
+
+    def _backward(self, *cotangents: Array, **arguments: Any) -> dict[str, Array]:
+        assert self.entry.backward is not None
+        declared = [self.signature.outputs[name].dtype for name in self.entry.outputs]
+        upstream = [self._entered(value, held_dtype(kind, self.dtype)) for value, kind in zip(cotangents, declared, strict=True)]
+        gradients = self.entry.backward(*upstream, **self._entering(arguments))
+        return {name: self._leaving(value, "storage") for name, value in gradients.items()}
+
+    def _entering(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        real = isinstance
+        return {
+            name: self._entered(value, self.inner) if real(value, np.ndarray) and is_real(value) else value
+            for name, value in arguments.items()
+        }
+
+    def _entered(self, value: Array, dtype: str) -> Array:
+        rounded = round_to(value, dtype)
+        if self.replay is None:
+            return rounded
+        step = rounded.dtype.type(UNIT_ROUNDOFF["float64" if rounded.dtype == np.float64 else "float32"])
+        signs = self.replay.integers(0, 2, rounded.shape, dtype=np.int8) * 2 - 1
+        return np.asarray(rounded + rounded * (signs.astype(rounded.dtype) * step))
+
+    def _leaving(self, value: Array, declared: str) -> Array:
+        if not is_real(value):
+            return value
+        if declared == "float64":
+            return value
+        kept_in_float32 = declared == "float32" and value.dtype == np.float32
+        if value.dtype != compute_dtype(self.inner) and not kept_in_float32:
+            raise TypeError(f"{self.signature.name} left {compute_dtype(self.inner)} for {value.dtype}: the reference names a dtype somewhere")
+        dtype = held_dtype(declared, self.dtype) if self.signature.precision == "storage" else self.inner
+        if self.replay is not None and STORAGE[dtype] != value.dtype:
+            value = _dithered(value, dtype, self.replay)
+        return round_to(value, dtype)
+
+
+def _dithered(value: Array, dtype: str, generator: np.random.Generator) -> Array:
+    """Moved by up to half an ulp either way, so that rounding to nearest afterwards is stochastic rounding."""
+    shift = (generator.random(value.shape, dtype=np.float32) - np.float32(0.5)) * np.float32(2 * UNIT_ROUNDOFF[dtype])
+    _, exponent = np.frexp(value)
+    return np.asarray(value + np.ldexp(shift, exponent - 1), dtype=value.dtype)

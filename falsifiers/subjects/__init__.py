@@ -1,0 +1,1 @@
+"""Subjects: sets of implementations under test, operation → answer for NumPy inputs in a dtype on a device."""

@@ -1,0 +1,54 @@
+"""Procedures of `impl` (files, devices, default settings) as a subject runs them: names and paths in, arrays out."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from impl.checkpoint import load_checkpoint, load_decoder
+from impl.config import ClassifyConfig
+from impl.corpus import load_corpus
+from impl.device import resolve_device
+from impl.tokens import load_tokenizer
+from reference.table import Array
+
+Scalars = Mapping[str, Any]
+
+
+def _checkpoint(scalars: Scalars, device: torch.device) -> dict[str, Array]:
+    folder = Path(scalars["path"])
+    dtype = next(iter(load_checkpoint(folder).tensors.values())).dtype
+    decoder = load_decoder(folder, dtype=dtype, device=device)
+    return {f"parameters/{name}": value.detach().cpu().float().numpy() for name, value in decoder.named_parameters()}
+
+
+def _tokenizer(scalars: Scalars, device: torch.device) -> dict[str, Array]:
+    del device
+    return {"vocab": np.asarray(load_tokenizer(Path(scalars["path"]), 16).vocab)}
+
+
+def _corpus(scalars: Scalars, device: torch.device) -> dict[str, Array]:
+    del device
+    return {"labels": np.asarray([sample.label for sample in load_corpus(Path(scalars["path"]), scalars["classes"])])}
+
+
+def _device(scalars: Scalars, device: torch.device) -> dict[str, Array]:
+    del device
+    return {"index": np.asarray(resolve_device(str(scalars["name"])).index or 0)}
+
+
+PROCEDURES: dict[str, Callable[[Scalars, torch.device], dict[str, Array]]] = {
+    "load_checkpoint": _checkpoint,
+    "load_tokenizer": _tokenizer,
+    "load_corpus": _corpus,
+    "resolve_device": _device,
+}
+
+
+def default_configurations(model_params: float) -> list[dict[str, Any]]:
+    """The settings that `impl` gives a user who asked for none, in the vocabulary of the hyperparameter rules."""
+    fields = ("num_classes", "lora_rank", "lora_alpha", "learning_rate", "epochs", "batch_size", "accumulation_steps")
+    fields += ("gradient_clip_norm", "quantize_nf4", "warmup_fraction", "weight_decay", "pooling")
+    return [{name: getattr(config, name) for name in fields} for config in (ClassifyConfig(), ClassifyConfig.qlora_default(model_params))]
