@@ -117,6 +117,8 @@ def _fields(claim: Claim, vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
     if claim.rule:
         yield from (("when", claim.rule.when), ("require", claim.rule.require), (claim.rule.severity, claim.rule.message))
         yield from (("recommend", f"{name} = {expression}") for name, expression in claim.rule.recommend.items())
+        for kind, examples in (("holds", claim.examples.holds), ("violates", claim.examples.violates)):
+            yield from ((kind, str({**example.config, **example.statistics})) for example in examples)
     if claim.ancestor:
         yield "ancestor", ", ".join(claim.ancestor)
 

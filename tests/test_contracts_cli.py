@@ -115,6 +115,17 @@ def test_show_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert "argument axis" in shown
 
 
+def test_show_has_a_rule_with_its_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "C-HP-004-WASTE"]) == 0
+    shown = capsys.readouterr().out
+    for expected in (
+        "max_seq_len <= 2.0 * p99_length",
+        "max_seq_len = p99_power_of_two",
+        "violates       {'max_seq_len': 512, 'p99_length': 120}",
+    ):
+        assert expected in shown, shown
+
+
 @pytest.mark.usefixtures("folder")
 def test_an_unknown_claim_has_its_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "SMALL-PARTY"]) == 2
