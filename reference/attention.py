@@ -6,13 +6,15 @@ Query head h reads key head h // groups. A query that sees no key (left padding)
 
 Derivation: dv = pᵀ dy, dp = dy vᵀ, dscores = p (dp − Σ_j dp_j p_j), dq = dscores k / sqrt(head_dim), dk = dscoresᵀ q / sqrt(head_dim); dk
 and dv are summed over the query heads of a group. The groups are stacked along the query axis, so that these sums are part of the products.
+
+The sum is also dy · y, since Σ_j p_j (dy · v_j) = dy · Σ_j p_j v_j (Dao 2023, arXiv:2307.08691, §3.1). Implementations read y as the
+forward pass stored it, so that its rounding enters their gradient; given that y, so does this one.
 """
 
 import math
 
 import numpy as np
 
-from reference.softmax import backward_from_probabilities
 from reference.table import Array
 
 
@@ -58,15 +60,18 @@ def forward(q: Array, k: Array, v: Array, mask: Array) -> Array:
     return _unstack_groups(probabilities @ _by_head(v), q.shape[1])
 
 
-def backward(dy: Array, q: Array, k: Array, v: Array, mask: Array) -> dict[str, Array]:
-    """Gradients of q, k and v; dy as q."""
+def backward(dy: Array, q: Array, k: Array, v: Array, mask: Array, y: Array | None = None) -> dict[str, Array]:
+    """Gradients of q, k and v; dy as q. `y` is the result as the forward pass stored it, where it is given."""
     kv_heads, seq, head_dim = k.shape[2], q.shape[1], q.shape[3]
     queries, keys, values = _stack_groups(q, kv_heads), _by_head(k), _by_head(v)
     dout = _stack_groups(dy, kv_heads)  # [batch, kv_heads, groups·seq, head_dim]
     probabilities = _probabilities(queries, keys, mask)  # [batch, kv_heads, groups·seq, seq]
     dvalues = probabilities.swapaxes(-1, -2) @ dout  # [batch, kv_heads, seq, head_dim]
     dprobabilities = dout @ values.swapaxes(-1, -2)  # [batch, kv_heads, groups·seq, seq]
-    dscores = backward_from_probabilities(dprobabilities, probabilities) / math.sqrt(head_dim)
+    # Without a stored y, the sum over keys: where one key has all the weight, its gradient is then exactly zero.
+    weighed = dprobabilities * probabilities if y is None else dout * _stack_groups(y, kv_heads)
+    projection = weighed.sum(axis=-1, keepdims=True)  # [batch, kv_heads, groups·seq, 1]
+    dscores = probabilities * (dprobabilities - projection) / math.sqrt(head_dim)
     dqueries = dscores @ keys  # [batch, kv_heads, groups·seq, head_dim]
     dkeys = dscores.swapaxes(-1, -2) @ queries  # [batch, kv_heads, seq, head_dim]
     return {"q": _unstack_groups(dqueries, seq), "k": _by_head(dkeys), "v": _by_head(dvalues)}

@@ -100,6 +100,22 @@ def test_a_query_that_sees_no_key_gives_zero_and_takes_none() -> None:
     assert gradients["v"][:, 2:].all()
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_gradient_of_attention_may_read_the_stored_result(seed: int) -> None:
+    """With y as it is nothing changes; a perturbed y enters through dy · y alone, which leaves the gradient of v."""
+    random = np.random.default_rng(seed)
+    inputs, _ = DRAW["attention"](random)
+    y = evaluate("attention", inputs, {})["y"]
+    cotangent = random.standard_normal(y.shape)
+    plain = _gradients("attention", inputs, {}, cotangent)
+    stored = _gradients("attention", {**inputs, "y": y}, {}, cotangent)
+    moved = _gradients("attention", {**inputs, "y": y + random.standard_normal(y.shape)}, {}, cotangent)
+    for name, gradient in plain.items():
+        np.testing.assert_allclose(stored[name], gradient, rtol=0, atol=1e-13)
+    np.testing.assert_array_equal(moved["v"], plain["v"])
+    assert (moved["q"] != stored["q"]).any()
+
+
 def test_unknown_operations_and_inputs_are_named() -> None:
     with pytest.raises(KeyError, match="rms_norm"):
         evaluate("rmsnorm", {}, {})
