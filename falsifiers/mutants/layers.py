@@ -1,0 +1,232 @@
+"""Wrong embedding, linear layer, residual connection, SwiGLU and pooling."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from falsifiers.mutants.changes import (
+    Arguments,
+    Gradients,
+    call,
+    dropped,
+    in_bfloat16,
+    pull,
+    scaled,
+    through,
+    with_arguments,
+    with_gradients,
+)
+from falsifiers.mutants.registry import mutant
+from reference.rows import as_rows, outer
+from reference.sigmoid import sigmoid
+from reference.table import Array, Operation
+
+
+@mutant("embedding_off_by_one")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, input_ids=lambda a: (a["input_ids"] + 1) % len(a["weight"]))
+
+
+@mutant("embedding_scaled")
+def _(correct: Operation) -> Operation:
+    return scaled(correct, lambda a: math.sqrt(a["weight"].shape[1]))
+
+
+@mutant("embedding_row_zero_is_padding")
+def _(correct: Operation) -> Operation:
+    def without_row_zero(weight: Array, _: Arguments) -> Array:
+        return np.concatenate([np.zeros_like(weight[:1]), weight[1:]])
+
+    return through(correct, without_row_zero, without_row_zero, "weight")
+
+
+@mutant("embedding_gradient_overwrites")
+def _(correct: Operation) -> Operation:
+    def overwritten(_: Gradients, dy: Array, a: Arguments) -> Gradients:
+        gradient = np.zeros_like(a["weight"])
+        gradient[a["input_ids"]] = dy
+        return {"weight": gradient}
+
+    return with_gradients(correct, overwritten)
+
+
+@mutant("linear_bias_dropped")
+def _(correct: Operation) -> Operation:
+    return dropped(correct, "bias")
+
+
+@mutant("linear_transposed_product")
+def _(correct: Operation) -> Operation:
+    def turned(weight: Array, _: Arguments) -> Array:
+        return weight.T if weight.shape[0] == weight.shape[1] else weight[::-1]
+
+    return through(correct, turned, turned, "weight")
+
+
+@mutant("linear_bias_gradient_averaged")
+def _(correct: Operation) -> Operation:
+    return with_gradients(correct, lambda g, dy, _: {"bias": g["bias"] / len(as_rows(dy))} if "bias" in g else {})
+
+
+@mutant("linear_bias_gradient_dropped")
+def _(correct: Operation) -> Operation:
+    return with_gradients(correct, lambda g, *_: {"bias": np.zeros_like(g["bias"])} if "bias" in g else {})
+
+
+@mutant("linear_input_gradient_untransposed")
+def _(correct: Operation) -> Operation:
+    return with_gradients(correct, lambda _, dy, a: {"x": dy @ a["weight"][::-1]})
+
+
+@mutant("linear_weight_gradient_last_row")
+def _(correct: Operation) -> Operation:
+    return with_gradients(correct, lambda _, dy, a: {"weight": outer(as_rows(dy)[-1:], as_rows(a["x"])[-1:])})
+
+
+@mutant("linear_accumulates_in_low_precision")
+def _(correct: Operation) -> Operation:
+    def forward(x: Array, weight: Array, bias: Array | None = None) -> Array:
+        total = np.zeros_like(x, shape=(*x.shape[:-1], len(weight)))
+        for column in range(weight.shape[1]):
+            total = in_bfloat16(total + x[..., column, None] * weight[:, column])
+        return total if bias is None else total + bias
+
+    return Operation(forward, correct.backward)
+
+
+@mutant("residual_dropped")
+def _(correct: Operation) -> Operation:
+    return through(correct, lambda x, _: np.zeros_like(x), lambda dx, _: np.zeros_like(dx), "x")
+
+
+@mutant("residual_gradient_dropped")
+def _(correct: Operation) -> Operation:
+    return with_gradients(correct, lambda g, *_: {"x": np.zeros_like(g["x"])})
+
+
+@mutant("swiglu_gelu")
+def _(_: Operation) -> Operation:
+    root = math.sqrt(2 / math.pi)
+
+    def opening(gate: Array) -> Array:
+        return np.asarray(np.tanh(root * (gate + 0.044715 * gate * gate * gate)))
+
+    def forward(gate: Array, up: Array) -> Array:
+        return 0.5 * gate * (1.0 + opening(gate)) * up
+
+    def backward(dy: Array, gate: Array, up: Array) -> Gradients:
+        tanh = opening(gate)
+        slope = 0.5 * (1.0 + tanh) + 0.5 * gate * (1.0 - tanh * tanh) * root * (1.0 + 3 * 0.044715 * gate * gate)
+        return {"gate": dy * up * slope, "up": dy * 0.5 * gate * (1.0 + tanh)}
+
+    return Operation(forward, backward)
+
+
+@mutant("swiglu_swapped")
+def _(correct: Operation) -> Operation:
+    def forward(gate: Array, up: Array) -> Any:
+        return call(correct, {"gate": up, "up": gate})
+
+    def backward(dy: Array, gate: Array, up: Array) -> Gradients:
+        swapped = pull(correct, dy, {"gate": up, "up": gate})
+        return {"gate": swapped["up"], "up": swapped["gate"]}
+
+    return Operation(forward, backward)
+
+
+@mutant("swiglu_sigmoid_only")
+def _(_: Operation) -> Operation:
+    def forward(gate: Array, up: Array) -> Array:
+        return sigmoid(gate) * up
+
+    def backward(dy: Array, gate: Array, up: Array) -> Gradients:
+        return {"gate": dy * up * sigmoid(gate) * sigmoid(-gate), "up": dy * sigmoid(gate)}
+
+    return Operation(forward, backward)
+
+
+@mutant("swiglu_gate_clamped")
+def _(correct: Operation) -> Operation:
+    return through(correct, lambda gate, _: np.clip(gate, -7, 7), lambda dgate, a: np.where(np.abs(a["gate"]) <= 7, dgate, 0), "gate")
+
+
+@mutant("swiglu_gradient_of_sigmoid")
+def _(correct: Operation) -> Operation:
+    return with_gradients(correct, lambda _, dy, a: {"gate": dy * a["up"] * sigmoid(a["gate"])})
+
+
+@mutant("swiglu_up_gradient_raw_gate")
+def _(correct: Operation) -> Operation:
+    return with_gradients(correct, lambda _, dy, a: {"up": dy * a["gate"]})
+
+
+def _masked_otherwise(correct: Operation, mode: str, mask_of: Any) -> Operation:
+    """Pooling that sees another mask in one mode."""
+    return with_arguments(correct, mask=lambda a: mask_of(a["mask"]) if a["mode"] == mode else a["mask"])
+
+
+def _to_length(mask: Array) -> Array:
+    """As many real tokens, all on the left."""
+    return np.asarray(np.arange(mask.shape[1])[None, :] < mask.sum(axis=1, keepdims=True))
+
+
+@mutant("pool_counts_padding")
+def _(correct: Operation) -> Operation:
+    return _masked_otherwise(correct, "mean", np.ones_like)
+
+
+@mutant("pool_divides_by_padded_length")
+def _(correct: Operation) -> Operation:
+    def share(x: Array, a: Arguments) -> Array:
+        counts = a["mask"].sum(axis=1).astype(x.dtype)[:, None, None]
+        return x * counts / a["mask"].shape[1] if a["mode"] == "mean" else x
+
+    return through(correct, share, share, "x")
+
+
+@mutant("pool_length_of_the_longest")
+def _(correct: Operation) -> Operation:
+    def share(x: Array, a: Arguments) -> Array:
+        counts = a["mask"].sum(axis=1)
+        return x * (counts.astype(x.dtype) / int(counts.max()))[:, None, None] if a["mode"] == "mean" else x
+
+    return through(correct, share, share, "x")
+
+
+@mutant("pool_last_column")
+def _(correct: Operation) -> Operation:
+    return _masked_otherwise(correct, "last", np.ones_like)
+
+
+@mutant("pool_length_minus_one")
+def _(correct: Operation) -> Operation:
+    return _masked_otherwise(correct, "last", _to_length)
+
+
+@mutant("pool_first_column")
+def _(correct: Operation) -> Operation:
+    return _masked_otherwise(correct, "first", np.ones_like)
+
+
+@mutant("pool_mean_is_sum")
+def _(correct: Operation) -> Operation:
+    def summed(x: Array, a: Arguments) -> Array:
+        return x * a["mask"].sum(axis=1).astype(x.dtype)[:, None, None] if a["mode"] == "mean" else x
+
+    return through(correct, summed, summed, "x")
+
+
+@mutant("pool_detached")
+def _(correct: Operation) -> Operation:
+    return with_gradients(correct, lambda g, *_: {"x": np.zeros_like(g["x"])})
+
+
+@mutant("pool_gradient_to_padding")
+def _(correct: Operation) -> Operation:
+    def spread(gradients: Gradients, dy: Array, a: Arguments) -> Gradients:
+        if a["mode"] != "mean":
+            return gradients
+        return {"x": np.broadcast_to((dy / a["mask"].sum(axis=1).astype(dy.dtype)[:, None])[:, None, :], a["x"].shape).copy()}
+
+    return with_gradients(correct, spread)

@@ -1,0 +1,122 @@
+"""Wrong adapters, and wrong merging of them."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from falsifiers.mutants.changes import Arguments, call, dropped, in_bfloat16, pull, scaled_input, with_arguments, with_gradients
+from falsifiers.mutants.registry import mutant
+from reference.rows import as_rows, outer
+from reference.table import Array, Operation
+
+
+def _rank(a: Arguments) -> int:
+    return int(a["lora_a"].shape[0])
+
+
+def _scale(a: Arguments) -> float:
+    return float(a["alpha"]) / _rank(a)
+
+
+def _scale_one(correct: Operation) -> Operation:
+    return with_arguments(correct, alpha=lambda a: float(_rank(a)))
+
+
+def _negated(correct: Operation) -> Operation:
+    return with_arguments(correct, alpha=lambda a: -a["alpha"])
+
+
+@mutant("lora_scale_alpha")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, alpha=lambda a: a["alpha"] * _rank(a))
+
+
+@mutant("lora_scale_one")
+def _(correct: Operation) -> Operation:
+    return _scale_one(correct)
+
+
+@mutant("lora_scale_sqrt_rank")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, alpha=lambda a: a["alpha"] * math.sqrt(_rank(a)))
+
+
+@mutant("lora_adapter_dropped")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, alpha=lambda _: 0.0)
+
+
+@mutant("lora_bias_dropped")
+def _(correct: Operation) -> Operation:
+    return dropped(correct, "bias")
+
+
+@mutant("lora_bias_scaled")
+def _(correct: Operation) -> Operation:
+    return scaled_input(correct, "bias", _scale)
+
+
+@mutant("lora_input_rounded")
+def _(correct: Operation) -> Operation:
+    def forward(**a: Any) -> Array:
+        adapter = call(correct, {**a, "x": in_bfloat16(a["x"])}) - call(correct, {**a, "x": in_bfloat16(a["x"]), "alpha": 0.0})
+        return np.asarray(call(correct, {**a, "alpha": 0.0}) + adapter)
+
+    return Operation(forward, correct.backward)
+
+
+@mutant("lora_b_gradient_unscaled")
+def _(correct: Operation) -> Operation:
+    return with_gradients(correct, lambda g, _, a: {"lora_b": g["lora_b"] / _scale(a)})
+
+
+@mutant("lora_a_gradient_zero")
+def _(correct: Operation) -> Operation:
+    return with_gradients(correct, lambda g, *_: {"lora_a": np.zeros_like(g["lora_a"])})
+
+
+@mutant("lora_input_gradient_without_adapter")
+def _(correct: Operation) -> Operation:
+    return with_gradients(correct, lambda _, dy, a: {"x": pull(correct, dy, {**a, "alpha": 0.0})["x"]})
+
+
+@mutant("lora_factors_swapped_gradient")
+def _(correct: Operation) -> Operation:
+    return with_gradients(correct, lambda _, dy, a: {"lora_a": outer(_scale(a) * (dy @ a["lora_b"]), as_rows(a["x"])[:, ::-1])})
+
+
+@mutant("lora_merge_scale_one")
+def _(correct: Operation) -> Operation:
+    return _scale_one(correct)
+
+
+@mutant("lora_merge_subtracts")
+def _(correct: Operation) -> Operation:
+    return _negated(correct)
+
+
+@mutant("lora_merge_low_precision")
+def _(_: Operation) -> Operation:
+    def forward(weight: Array, lora_a: Array, lora_b: Array, alpha: float) -> Array:
+        return weight + in_bfloat16(alpha / len(lora_a) * (lora_b @ lora_a))
+
+    return Operation(forward)
+
+
+@mutant("lora_merge_full_rank")
+def _(correct: Operation) -> Operation:
+    def forward(**a: Any) -> Array:
+        return np.asarray(call(correct, a) + 1e-2 * np.eye(*a["weight"].shape, dtype=a["weight"].dtype))
+
+    return Operation(forward)
+
+
+@mutant("lora_unmerge_adds")
+def _(correct: Operation) -> Operation:
+    return _negated(correct)
+
+
+@mutant("lora_unmerge_scale_one")
+def _(correct: Operation) -> Operation:
+    return _scale_one(correct)

@@ -1,0 +1,187 @@
+"""Wrong NF4 quantisation, dequantisation, fused product and double quantisation."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from falsifiers.mutants.changes import Arguments, call, dropped, in_bfloat16, pull, with_arguments, with_gradients
+from falsifiers.mutants.registry import mutant
+from reference import nf4, nf4_double
+from reference.table import Array, Operation
+
+FP4 = np.array([0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4], np.float32)
+"""The positive levels of bitsandbytes' FP4 by code; the other eight are their negatives."""
+
+
+def _swapped_nibbles(codes: Array) -> Array:
+    return codes << 4 | codes >> 4
+
+
+@mutant("nf4_nibbles_swapped")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, codes=lambda a: _swapped_nibbles(a["codes"]))
+
+
+@mutant("nf4_quantize_nibbles_swapped")
+def _(correct: Operation) -> Operation:
+    def forward(**a: Any) -> tuple[Array, Array]:
+        codes, absmax = call(correct, a)
+        return _swapped_nibbles(codes), absmax
+
+    return replace(correct, forward=forward)
+
+
+def _quantizer(correct: Operation, code: Callable[[Array], Array], absmax_of: Callable[[Array], Array] | None = None) -> Operation:
+    """Quantisation with another choice of code for the scaled elements [blocks, block_size] in [−1, 1], or another scale of a block."""
+
+    def forward(weight: Array, block_size: int) -> tuple[Array, Array]:
+        count = -(-weight.size // block_size)
+        flat = np.zeros(count * block_size, np.float32)
+        flat[: weight.size] = weight.ravel()
+        blocks = flat.reshape(count, block_size)
+        absmax = np.abs(blocks).max(axis=1) if absmax_of is None else absmax_of(blocks)
+        scaled = np.clip(blocks * (np.float32(1) / np.maximum(absmax, nf4.SMALLEST_DIVISOR))[:, None], -1, 1)
+        codes = code(scaled).astype(np.uint8).ravel()[: weight.size]
+        codes = np.append(codes, np.uint8(nf4.ZERO_CODE)) if weight.size % 2 else codes
+        return codes[0::2] << 4 | codes[1::2], absmax
+
+    return replace(correct, forward=forward)
+
+
+def _nearest(scaled: Array) -> Array:
+    return np.searchsorted(nf4.MIDPOINTS, scaled, side="left")
+
+
+@mutant("nf4_absmax_signed")
+def _(correct: Operation) -> Operation:
+    return _quantizer(correct, _nearest, lambda blocks: np.asarray(blocks.max(axis=1)))
+
+
+@mutant("nf4_nearest_truncated")
+def _(correct: Operation) -> Operation:
+    return _quantizer(correct, lambda scaled: np.searchsorted(nf4.CODEBOOK, scaled, side="right") - 1)
+
+
+@mutant("nf4_ties_to_upper")
+def _(correct: Operation) -> Operation:
+    return _quantizer(correct, lambda scaled: np.searchsorted(nf4.MIDPOINTS, scaled, side="right"))
+
+
+@mutant("nf4_zero_code_is_last")
+def _(correct: Operation) -> Operation:
+    return _quantizer(correct, lambda scaled: np.where((scaled == 0).all(axis=1, keepdims=True), 15, _nearest(scaled)))
+
+
+@mutant("nf4_blocks_per_row")
+def _(correct: Operation) -> Operation:
+    def forward(weight: Array, block_size: int) -> tuple[Array, Array]:
+        columns = weight.shape[1]
+        blocks = -(-columns // block_size)
+        padded = np.zeros_like(weight, shape=(len(weight), blocks * block_size))
+        padded[:, :columns] = weight
+        packed, absmax = call(correct, {"weight": padded, "block_size": block_size})
+        codes = np.stack([packed >> 4, packed & 0x0F], axis=-1).ravel()[: padded.size].reshape(padded.shape)[:, :columns].ravel()
+        codes = np.append(codes, np.uint8(nf4.ZERO_CODE)) if codes.size % 2 else codes
+        return codes[0::2] << 4 | codes[1::2], absmax
+
+    return replace(correct, forward=forward)
+
+
+def _dequantizer(correct: Operation, levels: Array) -> Operation:
+    """Dequantisation with other values for the codes."""
+
+    def forward(codes: Array, absmax: Array, rows: int, columns: int, block_size: int) -> Array:
+        nibbles = np.stack([codes >> 4, codes & 0x0F], axis=-1).ravel()[: rows * columns]
+        scale = np.repeat(absmax.astype(np.float32), block_size)[: rows * columns]
+        return np.asarray((levels.astype(np.float32)[nibbles] * scale).astype(absmax.dtype).reshape(rows, columns))
+
+    return replace(correct, forward=forward)
+
+
+@mutant("nf4_codebook_off_by_one")
+def _(correct: Operation) -> Operation:
+    return _dequantizer(correct, nf4.CODEBOOK[np.minimum(np.arange(16) + 1, 15)])
+
+
+@mutant("nf4_uniform_codebook")
+def _(correct: Operation) -> Operation:
+    return _dequantizer(correct, np.linspace(-1, 1, 16))
+
+
+@mutant("nf4_fp4_codebook")
+def _(correct: Operation) -> Operation:
+    return _dequantizer(correct, np.concatenate([FP4, -FP4]))
+
+
+@mutant("nf4_dequantize_blocks_per_row")
+def _(correct: Operation) -> Operation:
+    def forward(codes: Array, absmax: Array, rows: int, columns: int, block_size: int) -> Array:
+        unit = np.ones_like(absmax, shape=-(-rows * columns // block_size))
+        levels = call(correct, {"codes": codes, "absmax": unit, "rows": rows, "columns": columns, "block_size": block_size})
+        blocks = np.arange(rows)[:, None] * -(-columns // block_size) + np.arange(columns) // block_size
+        return np.asarray(levels * absmax[np.minimum(blocks, len(absmax) - 1)])
+
+    return replace(correct, forward=forward)
+
+
+@mutant("nf4_block_zeroed")
+def _(correct: Operation) -> Operation:
+    def last_zeroed(a: Arguments) -> Array:
+        return np.concatenate([a["absmax"][:-1], np.zeros_like(a["absmax"][-1:])])
+
+    return with_arguments(correct, absmax=last_zeroed)
+
+
+@mutant("nf4_absmax_shifted")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, absmax=lambda a: np.roll(a["absmax"], 1))
+
+
+@mutant("nf4_absmax_rounded")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, absmax=lambda a: in_bfloat16(a["absmax"]))
+
+
+@mutant("nf4_linear_ignores_absmax")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, absmax=lambda a: np.full_like(a["absmax"], a["absmax"][0]))
+
+
+@mutant("nf4_linear_bias_dropped")
+def _(correct: Operation) -> Operation:
+    return dropped(correct, "bias")
+
+
+@mutant("nf4_linear_gradient_untransposed")
+def _(correct: Operation) -> Operation:
+    return with_gradients(correct, lambda _, dy, a: pull(correct, dy[..., ::-1], a))
+
+
+@mutant("nf4_double_offset_dropped")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, offset=lambda a: np.zeros_like(a["offset"]))
+
+
+@mutant("nf4_double_block_size")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, scales=lambda a: np.full_like(a["scales"], a["scales"][0]))
+
+
+@mutant("nf4_double_linear_codebook")
+def _(correct: Operation) -> Operation:
+    def forward(codes: Array, scales: Array, offset: Array) -> Array:
+        levels = np.linspace(-1, 1, 256, dtype=np.float32)[codes]
+        return np.asarray(levels * np.repeat(scales.astype(np.float32), nf4_double.GROUP)[: codes.size] + np.asarray(offset, np.float32))
+
+    return replace(correct, forward=forward)
+
+
+@mutant("nf4_double_quantize_without_offset")
+def _(correct: Operation) -> Operation:
+    def forward(absmax: Array) -> tuple[Array, Array, Array]:
+        codes, scales = nf4_double.quantize_centred(absmax.astype(np.float32))
+        return codes, scales, np.zeros((), np.float32)
+
+    return replace(correct, forward=forward)

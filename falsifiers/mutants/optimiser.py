@@ -1,0 +1,263 @@
+"""Wrong averaging, clipping, AdamW and learning-rate schedule."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from falsifiers.mutants.changes import Arguments, call, in_bfloat16, with_arguments
+from falsifiers.mutants.registry import mutant
+from reference.table import Array, Operation
+
+State = tuple[Array, Array, Array]
+
+
+def _beta2(a: Arguments) -> float:
+    return float(a.get("beta2", 0.999))
+
+
+def _eps(a: Arguments) -> float:
+    return float(a.get("eps", 1e-8))
+
+
+def _decay(a: Arguments) -> float:
+    return float(a.get("weight_decay", 0.01))
+
+
+@mutant("adamw_coupled_decay")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, gradient=lambda a: a["gradient"] + _decay(a) * a["parameter"], weight_decay=lambda _: 0.0)
+
+
+@mutant("adamw_decay_without_learning_rate")
+def _(correct: Operation) -> Operation:
+    def forward(**a: Any) -> State:
+        parameter, first, second = call(correct, {**a, "weight_decay": 0.0})
+        return parameter - _decay(a) * a["parameter"], first, second
+
+    return replace(correct, forward=forward)
+
+
+@mutant("adamw_decay_dropped")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, weight_decay=lambda _: 0.0)
+
+
+@mutant("adamw_no_bias_correction")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, step=lambda _: 10**9)
+
+
+@mutant("adamw_bias_correction_off_by_one")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, step=lambda a: a["step"] + 1)
+
+
+def _without_decay_and_eps(correct: Operation, a: Arguments) -> State:
+    """Both moments after the step, and the second one corrected: what a wrong update starts from."""
+    _, first, second = call(correct, a)
+    return first / (1.0 - a.get("beta1", 0.9) ** a["step"]), first, second
+
+
+@mutant("adamw_eps_inside_root")
+def _(correct: Operation) -> Operation:
+    def forward(**a: Any) -> State:
+        unbiased, first, second = _without_decay_and_eps(correct, a)
+        root = np.sqrt(second / (1.0 - _beta2(a) ** a["step"]) + _eps(a))
+        return a["parameter"] - a["learning_rate"] * (_decay(a) * a["parameter"] + unbiased / root), first, second
+
+    return replace(correct, forward=forward)
+
+
+@mutant("adamw_eps_before_correction")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, eps=lambda a: _eps(a) / math.sqrt(1.0 - _beta2(a) ** a["step"]))
+
+
+@mutant("adamw_moments_low_precision")
+def _(correct: Operation) -> Operation:
+    def forward(**a: Any) -> State:
+        parameter, first, second = call(correct, a)
+        return parameter, in_bfloat16(first), in_bfloat16(second)
+
+    return replace(correct, forward=forward)
+
+
+@mutant("adamw_parameter_low_precision")
+def _(correct: Operation) -> Operation:
+    def forward(**a: Any) -> State:
+        parameter, first, second = call(correct, a)
+        return in_bfloat16(parameter), first, second
+
+    return replace(correct, forward=forward)
+
+
+@mutant("adamw_betas_swapped")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, beta1=_beta2, beta2=lambda a: a.get("beta1", 0.9))
+
+
+@mutant("adamw_second_moment_of_mean")
+def _(correct: Operation) -> Operation:
+    def forward(**a: Any) -> State:
+        unbiased, first, _ = _without_decay_and_eps(correct, a)
+        second = _beta2(a) * a["exp_avg_sq"] + (1.0 - _beta2(a)) * first * first
+        root = np.sqrt(second / (1.0 - _beta2(a) ** a["step"]))
+        return a["parameter"] - a["learning_rate"] * (_decay(a) * a["parameter"] + unbiased / (root + _eps(a))), first, second
+
+    return replace(correct, forward=forward)
+
+
+@mutant("adamw_gradient_ascent")
+def _(correct: Operation) -> Operation:
+    def forward(**a: Any) -> State:
+        parameter, first, second = call(correct, {**a, "gradient": -a["gradient"], "exp_avg": -a["exp_avg"]})
+        return parameter, -first, second
+
+    return replace(correct, forward=forward)
+
+
+def _norm(gradients: Array, axis: int | None = None) -> Array:
+    return np.asarray(np.sqrt((gradients * gradients).sum(axis=axis, keepdims=axis is not None)))
+
+
+@mutant("clip_per_tensor")
+def _(correct: Operation) -> Operation:
+    def forward(gradients: Array, max_norm: float) -> tuple[Array, Array]:
+        _, norm = call(correct, {"gradients": gradients, "max_norm": max_norm})
+        own = _norm(gradients, axis=1)
+        return np.where(own > max_norm, gradients * (max_norm / np.where(own > 0, own, 1.0)), gradients), norm
+
+    return replace(correct, forward=forward)
+
+
+@mutant("clip_by_value")
+def _(correct: Operation) -> Operation:
+    def forward(gradients: Array, max_norm: float) -> tuple[Array, Array]:
+        _, norm = call(correct, {"gradients": gradients, "max_norm": max_norm})
+        return np.clip(gradients, -max_norm, max_norm), norm
+
+    return replace(correct, forward=forward)
+
+
+@mutant("clip_left_out")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, max_norm=lambda _: math.inf)
+
+
+@mutant("clip_always_rescales")
+def _(correct: Operation) -> Operation:
+    def forward(gradients: Array, max_norm: float) -> tuple[Array, Array]:
+        _, norm = call(correct, {"gradients": gradients, "max_norm": max_norm})
+        return gradients * (max_norm / norm) if norm > 0 else gradients.copy(), norm
+
+    return replace(correct, forward=forward)
+
+
+@mutant("clip_norm_after")
+def _(correct: Operation) -> Operation:
+    def forward(gradients: Array, max_norm: float) -> tuple[Array, Array]:
+        clipped, _ = call(correct, {"gradients": gradients, "max_norm": max_norm})
+        return clipped, _norm(clipped)
+
+    return replace(correct, forward=forward)
+
+
+@mutant("clip_norm_squared")
+def _(correct: Operation) -> Operation:
+    def forward(gradients: Array, max_norm: float) -> tuple[Array, Array]:
+        _, norm = call(correct, {"gradients": gradients, "max_norm": max_norm})
+        squared = norm * norm
+        return gradients * (max_norm / squared) if squared > max_norm else gradients.copy(), squared
+
+    return replace(correct, forward=forward)
+
+
+@mutant("clip_norm_of_first_tensor")
+def _(correct: Operation) -> Operation:
+    def forward(gradients: Array, max_norm: float) -> tuple[Array, Array]:
+        call(correct, {"gradients": gradients, "max_norm": max_norm})
+        norm = _norm(gradients[0])
+        return gradients * (max_norm / norm) if norm > max_norm else gradients.copy(), norm
+
+    return replace(correct, forward=forward)
+
+
+@mutant("clip_nan_swallowed")
+def _(correct: Operation) -> Operation:
+    def forward(gradients: Array, max_norm: float) -> tuple[Array, Array]:
+        if np.isfinite(_norm(gradients)):
+            clipped, norm = call(correct, {"gradients": gradients, "max_norm": max_norm})
+            return clipped, norm
+        return np.zeros_like(gradients), np.zeros_like(gradients, shape=())
+
+    return replace(correct, forward=forward)
+
+
+@mutant("average_of_means")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, counts=lambda a: np.ones_like(a["counts"]))
+
+
+@mutant("average_summed")
+def _(correct: Operation) -> Operation:
+    return replace(correct, forward=lambda gradients, counts: gradients.sum(axis=0))  # noqa: ARG005  the signature names counts
+
+
+@mutant("average_last_only")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, gradients=lambda a: a["gradients"][-1:], counts=lambda a: a["counts"][-1:])
+
+
+def _schedule(correct: Operation, warmup_of: Callable[[float], int], progress_from_zero: bool = False, first: int = 0) -> Operation:
+    """The schedule with another number of warm-up steps, with decay measured from step 0, or with warm-up counted from `first`."""
+
+    def forward(total_steps: int, peak: float, warmup_fraction: float, kind: str) -> Array:
+        warmup = warmup_of(warmup_fraction * total_steps)
+        start = 0 if progress_from_zero else warmup
+
+        def rate(t: int) -> float:
+            if t < warmup:
+                return peak * (t + first) / warmup
+            left = (total_steps - t) / (total_steps - start)
+            return {"constant": peak, "linear": peak * left, "cosine": peak * (1.0 + math.cos(math.pi * (1.0 - left))) / 2.0}[kind]
+
+        return np.array([rate(t) for t in range(total_steps)], np.float64)
+
+    return replace(correct, forward=forward)
+
+
+@mutant("schedule_warmup_from_one")
+def _(correct: Operation) -> Operation:
+    return _schedule(correct, math.ceil, first=1)
+
+
+@mutant("schedule_never_peaks")
+def _(correct: Operation) -> Operation:
+    def forward(**a: Any) -> Array:
+        warmup = math.ceil(a["warmup_fraction"] * a["total_steps"])
+        return np.asarray(call(correct, a) * (warmup / (warmup + 1) if warmup else 1.0))
+
+    return replace(correct, forward=forward)
+
+
+@mutant("schedule_without_warmup")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, warmup_fraction=lambda _: 0.0)
+
+
+@mutant("schedule_decay_over_total")
+def _(correct: Operation) -> Operation:
+    return _schedule(correct, math.ceil, progress_from_zero=True)
+
+
+@mutant("schedule_rounds_warmup_down")
+def _(correct: Operation) -> Operation:
+    return _schedule(correct, math.floor)
+
+
+@mutant("schedule_decay_dropped")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, kind=lambda _: "constant")
