@@ -48,6 +48,7 @@ def build(raw: Mapping[str, Any], signature: Signature) -> Domain:
         scalars=scalars,
         optional=optional,
         flavours=flavours,
+        device=tuple(raw.get("device", plain.device)),
         boundary=tuple(_boundary(entry, sizes, scalars, optional, flavours) for entry in raw.get("boundary", ())),
     )
 

@@ -51,11 +51,15 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Output:
-    """An output array: symbolic shape and dtype (`storage` is the dtype under test), or a group of named arrays."""
+    """An output array: symbolic shape and dtype (`storage` is the dtype under test), or a group of named arrays.
+
+    `order` is the size of what the output is computed from, where that can be larger than the output itself.
+    """
 
     shape: tuple[str, ...] = ()
     dtype: str = "storage"
     group: str | None = None
+    order: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +134,8 @@ class Domain:
     """Where a claim is made.
 
     For generated input `sizes`, `scalars` (with the signature's defaults) and `optional` are complete; a choice is a tuple of values, and
-    presence is `absent` or `present`. A claim without dtypes of its own has float32; one without flavours has normal.
+    presence is `absent` or `present`. A claim without dtypes of its own has float32; one without flavours has normal. `device` names the
+    kinds of device that the claim speaks of; none means whichever a run has.
     """
 
     input: str = "generated"
@@ -141,6 +146,7 @@ class Domain:
     optional: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     flavours: tuple[str, ...] = ("normal",)
     boundary: tuple[Boundary, ...] = ()
+    device: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

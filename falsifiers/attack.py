@@ -12,12 +12,12 @@ import reference
 from contracts.model import Claim, Signature, Tolerance
 from falsifiers.case import Case
 from falsifiers.comparison import Comparison, Errors, broken, compare, compare_exactly, rejected, same_structure
-from falsifiers.precision import STORAGE, UNIT_ROUNDOFF, compute_dtype, held_dtype, is_real, output_dtypes, rounded_table, signatures
+from falsifiers.precision import UNIT_ROUNDOFF, compute_dtype, is_real, output_dtypes, rounded_table, signatures
 from falsifiers.subjects.protocol import Subject
 from reference.table import Array, Table
 
 STAGES = ("drawing", "reference", "noise", "subject", "comparison")
-REPLAYS = 2
+REPLAYS, REPLAYS_OF_A_NUMBER = 2, 6
 SIGNAL_SHARE = 0.1
 """A floor above this share of the signal proves nothing: the case is rejected for that tensor."""
 
@@ -86,24 +86,36 @@ class Attack:
         with self.watch.on("subject"):
             return _asked(lambda: self.subject.differentiate(case.operation, inputs, scalars, case.cotangents, wrt, self.dtype))
 
-    def floor(self, case: Case, run: Callable[[Mapping[str, Array], Table], dict[str, Array]], expected: Mapping[str, Array]) -> dict[str, Errors]:
+    def floor(
+        self, case: Case, run: Callable[[Mapping[str, Array], Table], dict[str, Array]], expected: Mapping[str, Array]
+    ) -> dict[str, Errors]:
         """The error that honest arithmetic in this dtype makes on the case, a tensor: nearest rounding, the worst of the random replays,
         and half an ulp of the answer, whichever is largest."""
-        storage_is_compute = STORAGE[self.dtype] == compute_dtype(self.dtype)
-        replays = REPLAYS if storage_is_compute or self.signature.composition or self.signature.precision != "storage" else 0
         with self.watch.on("noise"):
             inputs = {name: value.astype(compute_dtype(self.dtype)) if is_real(value) else value for name, value in case.inputs.items()}
             floors = {name: self._half_ulp(name, value) for name, value in expected.items()}
-            for replay in range(-1, replays):
+            for replay in range(-1, self._replays()):
                 generator = None if replay < 0 else np.random.default_rng([case.seed, replay])
-                for name, value in run(inputs, rounded_table(reference.TABLE, self.dtype, generator)).items():
+                for name, value in run(inputs, rounded_table(reference.TABLE, self.dtype, generator, self.signature.composition)).items():
                     with np.errstate(invalid="ignore"):
                         difference = value.astype(np.float64) - expected[name]
                     finite = np.isfinite(expected[name])
                     floors[name] = floors[name].at_least(Errors.of(difference if finite.all() else difference[finite]))
         return floors
 
-    def judge(self, case: Case, expected: Mapping[str, Array], actual: Mapping[str, Array], floors: Callable[[], Mapping[str, Errors]], dtypes: Mapping[str, np.dtype[Any]]) -> list[Comparison]:
+    def _replays(self) -> int:
+        """More for a single number, whose one error says little."""
+        numbers = all(not output.shape and output.group is None for output in self.signature.outputs.values())
+        return REPLAYS_OF_A_NUMBER if numbers else REPLAYS
+
+    def judge(
+        self,
+        case: Case,
+        expected: Mapping[str, Array],
+        actual: Mapping[str, Array],
+        floors: Callable[[], Mapping[str, Errors]],
+        dtypes: Mapping[str, np.dtype[Any]],
+    ) -> list[Comparison]:
         """Compares an answer with the expected one under the claim's tolerance. `floors` is called only when it is needed."""
         found = same_structure(expected, actual, dtypes)
         if found:
@@ -145,15 +157,16 @@ class Attack:
         return output_dtypes(self.signature, expected, self.dtype)
 
     def _unit(self, name: str) -> float:
-        output = self.signature.outputs.get(name.split("/", 1)[0])
-        held = held_dtype(output.dtype if output else "storage", self.dtype)
+        known = name.split("/", 1)[0] in self.signature.outputs
+        held = str(output_dtypes(self.signature, [name], self.dtype)[name]) if known else self.dtype
         return UNIT_ROUNDOFF.get(held, UNIT_ROUNDOFF["float32"])
 
     def _half_ulp(self, name: str, expected: Array) -> Errors:
         if not is_real(expected):
             return Errors.flat(0.0)
         finite = expected[np.isfinite(expected)] if not np.isfinite(expected).all() else expected
-        return Errors.of(finite).times(self._unit(name))
+        output = self.signature.outputs.get(name.split("/", 1)[0])
+        return Errors.of(finite).at_least(Errors.flat(output.order if output else 0.0)).times(self._unit(name))
 
 
 def _changed(case: Case, changes: Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, Any]]:

@@ -81,6 +81,10 @@ def load(path: Path) -> tuple[str, Case]:
         claim = str(header.pop("claim"))
         return claim, Case(inputs=inputs, cotangents=cotangents, **header)
     except FileNotFoundError:
-        raise ValueError(f"{path}: no such file; expected a case written by a falsified claim (reports/generated/counterexamples/*.npz)") from None
+        raise ValueError(
+            f"{path}: no such file; expected a case written by a falsified claim (reports/generated/counterexamples/*.npz)"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
-        raise ValueError(f"{path}: not a replay file ({type(error).__name__}: {error}); expected a case written by a falsified claim") from None
+        raise ValueError(
+            f"{path}: not a replay file ({type(error).__name__}: {error}); expected a case written by a falsified claim"
+        ) from None

@@ -110,9 +110,35 @@ def value_within(name: str, value: float, low: float, high: float, scale: float 
         headroom = max((low - value) / scale, (value - high) / scale, -1.0) + 1.0
     else:
         headroom = 0.0 if held else np.inf
+    return _within(name, value, low, high, headroom)
+
+
+def value_at_most(name: str, value: float, high: float) -> Comparison:
+    """A number that must lie in [0, high]; headroom is its share of `high`."""
+    return _within(name, value, 0.0, high, value / high if value >= 0 and high > 0 else np.inf)
+
+
+def value_inside(name: str, value: float, low: float, high: float) -> Comparison:
+    """A number that must lie in [low, high], where being close to an end is no sign of trouble: headroom is 0 inside."""
+    return _within(name, value, low, high, 0.0 if low <= value <= high else np.inf)
+
+
+def _within(name: str, value: float, low: float, high: float, headroom: float) -> Comparison:
+    held = bool(low <= value <= high)
     headroom = float(headroom) if held or headroom > 1 else float(np.nextafter(1, 2))
     limit = high if value > high or not np.isfinite(low) else low
-    return Comparison(name, held, headroom if headroom == headroom else np.inf, "range", None, (), f"in [{low:.6g}, {high:.6g}]", _plain(value), None, float(limit))
+    return Comparison(
+        name,
+        held,
+        headroom if headroom == headroom else np.inf,
+        "range",
+        None,
+        (),
+        f"in [{low:.6g}, {high:.6g}]",
+        _plain(value),
+        None,
+        float(limit),
+    )
 
 
 def same_structure(expected: Mapping[str, Array], actual: Mapping[str, Array], dtypes: Mapping[str, np.dtype[Any]]) -> list[Comparison]:

@@ -28,7 +28,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--dtype", action="append", default=[], choices=contracts.DTYPES, help="attack in this dtype only; may be repeated")
     group.addoption("--effort", choices=("quick", "default", "deep"), default="default", help="how many cases a claim gets")
     group.addoption("--claim", action="append", default=[], metavar="ID", help="attack this claim only; may be repeated")
-    group.addoption("--operation", action="append", default=[], metavar="NAME", help="attack claims on this operation only; may be repeated")
+    group.addoption(
+        "--operation", action="append", default=[], metavar="NAME", help="attack claims on this operation only; may be repeated"
+    )
     group.addoption("--require", action="append", default=[], choices=("cuda",), help="fail where a claim could not be run on it")
     group.addoption("--verdicts", type=Path, default=None, metavar="FILE", help="verdict file (default: reports/generated/verdicts.jsonl)")
     group.addoption("--replay", type=Path, default=None, metavar="FILE", help="attack the one case stored in FILE")
@@ -121,7 +123,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     from falsifiers import environment
 
     versions = environment.versions(campaign.subject.device)
-    shown = ", ".join(f"{name} {value}" for name, value in versions.items() if value and name in ("python", "numpy", "torch", "bitsandbytes", "cuda"))
+    shown = ", ".join(
+        f"{name} {value}" for name, value in versions.items() if value and name in ("python", "numpy", "torch", "bitsandbytes", "cuda")
+    )
     dtypes = sorted({target.dtype for target in campaign.targets()})
     name = environment.device_name(campaign.subject.device)
     return [

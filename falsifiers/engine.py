@@ -139,7 +139,15 @@ def replay(claim: Claim, case: Case, subject: Subject) -> Verdict:
     reason = "the case was rejected: its noise floor is as large as its signal" if state is State.VACUOUS else None
     seconds = {**examination.attack.watch.seconds, "total": time.perf_counter() - start}
     return Verdict(
-        claim, case.dtype, subject.device, state, reason, examination.tally, found and found.case, found and found.comparison, seconds=seconds
+        claim,
+        case.dtype,
+        subject.device,
+        state,
+        reason,
+        examination.tally,
+        found and found.case,
+        found and found.comparison,
+        seconds=seconds,
     )
 
 

@@ -5,6 +5,7 @@ Each operation computes in float32 and its results are rounded to the storage dt
 stochastically: another summation order or another instruction makes errors of that size.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
@@ -71,22 +72,30 @@ def round_to(array: Array, dtype: str) -> Array:
         return np.asarray(np.asarray(array).astype(STORAGE[dtype]).astype(compute_dtype(dtype)))
 
 
-def rounded_table(table: Table, dtype: str, replay: np.random.Generator | None = None) -> Table:
+def rounded_table(table: Table, dtype: str, replay: np.random.Generator | None = None, dither: bool = False) -> Table:
     """The same operations under the rounding of `dtype`; with a generator, one random replay of that rounding.
+
+    In a replay inputs move by one unit roundoff of the compute dtype; with `dither` results round stochastically as well.
 
     A composition stays as it is: what it calls is rounded.
     """
     return {
-        name: entry if isinstance(entry, Composition) else _Rounding(signatures()[name], entry, dtype, replay).wrapped()
+        name: entry if isinstance(entry, Composition) else _Rounding(signatures()[name], entry, dtype, replay, dither).wrapped()
         for name, entry in table.items()
     }
+
+
+@cache
+def reads_stored_output(backward: Callable[..., Any]) -> bool:
+    """Whether the backward pass takes the forward pass's result `y`, as stored, that is rounded."""
+    return "y" in inspect.signature(backward).parameters
 
 
 class _Rounding:
     """One operation under rounding."""
 
-    def __init__(self, signature: Signature, entry: Operation, dtype: str, replay: np.random.Generator | None) -> None:
-        self.signature, self.entry, self.dtype, self.replay = signature, entry, dtype, replay
+    def __init__(self, signature: Signature, entry: Operation, dtype: str, replay: np.random.Generator | None, dither: bool) -> None:
+        self.signature, self.entry, self.dtype, self.replay, self.dither = signature, entry, dtype, replay, dither
         self.inner = dtype if signature.precision == "storage" else held_dtype("float32", dtype)
 
     def wrapped(self) -> Operation:
@@ -109,13 +118,15 @@ class _Rounding:
         assert self.entry.backward is not None
         declared = [self.signature.outputs[name].dtype for name in self.entry.outputs]
         upstream = [self._entered(value, held_dtype(kind, self.dtype)) for value, kind in zip(cotangents, declared, strict=True)]
-        gradients = self.entry.backward(*upstream, **self._entering(arguments))
+        given = self._entering(arguments)
+        if reads_stored_output(self.entry.backward):
+            given["y"] = self._forward(**arguments)
+        gradients = self.entry.backward(*upstream, **given)
         return {name: self._leaving(value, "storage") for name, value in gradients.items()}
 
     def _entering(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        real = isinstance
         return {
-            name: self._entered(value, self.inner) if real(value, np.ndarray) and is_real(value) else value
+            name: self._entered(value, self.inner) if isinstance(value, np.ndarray) and is_real(value) else value
             for name, value in arguments.items()
         }
 
@@ -134,9 +145,11 @@ class _Rounding:
             return value
         kept_in_float32 = declared == "float32" and value.dtype == np.float32
         if value.dtype != compute_dtype(self.inner) and not kept_in_float32:
-            raise TypeError(f"{self.signature.name} left {compute_dtype(self.inner)} for {value.dtype}: the reference names a dtype somewhere")
+            raise TypeError(
+                f"{self.signature.name} left {compute_dtype(self.inner)} for {value.dtype}: the reference names a dtype somewhere"
+            )
         dtype = held_dtype(declared, self.dtype) if self.signature.precision == "storage" else self.inner
-        if self.replay is not None and STORAGE[dtype] != value.dtype:
+        if self.replay is not None and self.dither and STORAGE[dtype] != value.dtype:
             value = _dithered(value, dtype, self.replay)
         return round_to(value, dtype)
 

@@ -36,7 +36,9 @@ class RealInput:
         expected = parameter_shapes(self.scalars)
         for name, shape in expected.items():
             if shapes.get(name) != shape:
-                raise ValueError(f"{self.model}: tensor {name} has shape {shapes.get(name, 'none (missing)')}; expected {shape} by config.json")
+                raise ValueError(
+                    f"{self.model}: tensor {name} has shape {shapes.get(name, 'none (missing)')}; expected {shape} by config.json"
+                )
         unexpected = sorted(set(shapes) - set(expected) - {"lm_head.weight"})
         if unexpected:
             raise ValueError(f"{self.model}: unexpected tensor {unexpected[0]}; expected those of a {self.scalars['family']} decoder")
@@ -172,7 +174,7 @@ def _samples(path: Path) -> list[tuple[str, int]]:
             row = json.loads(line.decode("utf-8"))
             text, label = row["input"], row["label"]
         except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}:{number}: expected {{\"input\": text, \"label\": number}} ({type(error).__name__}: {error})") from None
+            raise ValueError(f'{path}:{number}: expected {{"input": text, "label": number}} ({type(error).__name__}: {error})') from None
         if not isinstance(text, str) or not isinstance(label, int) or isinstance(label, bool) or label < 0:
             raise ValueError(f"{path}:{number}: input must be text and label an integer from 0; got label {label!r}")
         samples.append((text, label))

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from contracts import sizes as symbolic
+from contracts.fields import FIELDS
 from contracts.model import Claim, Range, Scalar, Signature
 from falsifiers.case import Case
 from falsifiers.fill import fill, generator_for, model_parameter
@@ -44,7 +45,7 @@ def draws(claim: Claim) -> st.SearchStrategy[Draw]:
     return st.builds(
         Draw,
         sizes=sizes,
-        scalars=st.fixed_dictionaries({name: _scalar(choice, kinds.get(name)) for name, choice in domain.scalars.items()}),
+        scalars=st.fixed_dictionaries({name: _scalar(name, choice, kinds.get(name)) for name, choice in domain.scalars.items()}),
         optional=st.fixed_dictionaries({name: st.sampled_from(presence) for name, presence in domain.optional.items()}),
         seed=st.integers(0, 2**31 - 1),
     )
@@ -54,10 +55,10 @@ def _size(choice: Any) -> st.SearchStrategy[int]:
     return st.integers(int(choice.min), int(choice.max)) if isinstance(choice, Range) else st.sampled_from([int(value) for value in choice])
 
 
-def _scalar(choice: Any, scalar: Scalar | None) -> st.SearchStrategy[Any]:
+def _scalar(name: str, choice: Any, scalar: Scalar | None) -> st.SearchStrategy[Any]:
     if not isinstance(choice, Range):
         return st.sampled_from(list(choice))
-    if scalar is not None and scalar.type == "int":
+    if (scalar.type if scalar else FIELDS[name].type) == "int":
         return st.integers(int(choice.min), int(choice.max))
     return st.floats(float(choice.min), float(choice.max), allow_nan=False, allow_infinity=False)
 
@@ -83,7 +84,9 @@ def build(claim: Claim, draw: Draw, flavour: str, dtype: str) -> Case:
             continue
         if spec.optional and draw.optional.get(name) == "absent":
             continue
-        array = fill(spec, symbolic.shape(spec.shape, sizes), sizes.get(spec.below or ""), flavour, first_real, generator_for(draw.seed, name))
+        array = fill(
+            spec, symbolic.shape(spec.shape, sizes), sizes.get(spec.below or ""), flavour, first_real, generator_for(draw.seed, name)
+        )
         first_real = first_real and not is_real(array)
         inputs[name] = _representable(array, dtype if signature.precision == "storage" else held_dtype("float32", dtype))
     cotangents = _cotangents(signature, sizes, draw.seed, dtype) if signature.gradients else {}

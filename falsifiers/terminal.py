@@ -21,7 +21,11 @@ def story(verdict: Verdict) -> str:
     if verdict.case is not None:
         case = verdict.case.describe()
         lines.append(f"  case       {_pairs(case['sizes'])}")
-        lines.append(f"             {_pairs(case['scalars'])} flavour={case['flavour']} seed={case['seed']} digest={case['digest']}".replace("  ", " "))
+        lines.append(
+            f"             {_pairs(case['scalars'])} flavour={case['flavour']} seed={case['seed']} digest={case['digest']}".replace(
+                "  ", " "
+            )
+        )
     if verdict.comparison is not None:
         lines += _comparison(verdict.comparison.describe(), verdict.comparison.headroom)
     if verdict.culprit is not None:
@@ -63,12 +67,18 @@ def table(verdicts: Sequence[Verdict]) -> list[str]:
     if len(by_contract) > 1:
         rows.append(_row("all", verdicts))
     widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
-    return ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))) for row in rows]
+    return [
+        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))) for row in rows
+    ]
 
 
 def _row(name: str, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
     states = Counter(verdict.state for verdict in verdicts)
-    worst = max((v for v in verdicts if v.state is State.HELD and v.tally.worst), key=lambda v: v.tally.worst.headroom if v.tally.worst else 0, default=None)
+    worst = max(
+        (v for v in verdicts if v.state is State.HELD and v.tally.worst),
+        key=lambda v: v.tally.worst.headroom if v.tally.worst else 0,
+        default=None,
+    )
     shown = f"{worst.tally.worst.headroom:.2f} {worst.claim.id} {worst.dtype}" if worst and worst.tally.worst else "–"
     seconds = sum(verdict.seconds.get("total", 0.0) for verdict in verdicts)
     order = (State.HELD, State.FALSIFIED, State.NOT_RUN, State.VACUOUS, State.FLAKY)

@@ -5,7 +5,7 @@ import warnings
 
 import torch
 
-EXIT_STATUS = 3
+EXIT_STATUS = 6
 _GRAMMAR = re.compile(r"cpu|auto|cuda(:(?P<index>0|[1-9][0-9]?))?")
 MAX_INDEX = 15
 

@@ -49,6 +49,14 @@ def trainable_names(scalars: Scalars) -> list[str]:
     return list(_trainable_shapes(ClassifierConfig.from_scalars(scalars)))
 
 
+def frozen_names(scalars: Scalars) -> list[str]:
+    """The parameters that are neither trained nor, with NF4, quantised."""
+    config = ClassifierConfig.from_scalars(scalars)
+    quantised = {f"{path}.weight" for path in config.projection_shapes()} if config.nf4 else set()
+    names = decoder.parameter_shapes({**scalars, "tied": config.tied})
+    return [name for name in names if not any(name.endswith(suffix) for suffix in quantised)]
+
+
 def parameter_shapes(scalars: Scalars) -> dict[str, tuple[int, ...]]:
     """Hugging Face name → shape of every parameter, the decoder's first, then the trainable ones."""
     config = ClassifierConfig.from_scalars(scalars)

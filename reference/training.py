@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from reference.classifier import CLASSIFIER_LOSS, trainable_names
+from reference.classifier import CLASSIFIER_LOSS, frozen_names, trainable_names
 from reference.table import Array, Arrays, Composition, Scalars
 from reference.tape import Tape
 
@@ -102,15 +102,19 @@ def _train_steps(tape: Tape, scalars: Scalars) -> None:
         inputs |= dict(zip(names, split(tape.values[state["parameter"]], shapes), strict=True))
         losses.append(tape.values[loss][0])
         norms.append(tape.values[norm])
-    _publish(tape, names, shapes, state, {"losses": np.stack(losses), "norms": np.stack(norms)})
+    frozen = {name: inputs[name] for name in frozen_names(scalars)}
+    _publish(tape, names, shapes, state, {"losses": np.stack(losses), "norms": np.stack(norms)}, frozen)
 
 
-def _publish(tape: Tape, names: Sequence[str], shapes: Sequence[tuple[int, ...]], state: Mapping[str, str], curves: Arrays) -> None:
-    """Names the outputs: losses and norms [steps], and the final trainable parameters and moments by name."""
+def _publish(
+    tape: Tape, names: Sequence[str], shapes: Sequence[tuple[int, ...]], state: Mapping[str, str], curves: Arrays, frozen: Arrays
+) -> None:
+    """Names the outputs: losses and norms [steps], the final trainable parameters and moments by name, and the frozen parameters."""
     outputs = dict(curves)
     for group, vector in zip(("trainable", "exp_avg", "exp_avg_sq"), state.values(), strict=True):
         parts = split(tape.values[vector], shapes)
         outputs |= {f"{group}/{name}": part for name, part in zip(names, parts, strict=True)}
+    outputs |= {f"frozen/{name}": frozen[name] for name in sorted(frozen)}
     tape.outputs = {name: tape.put(name, value) for name, value in outputs.items()}
 
 

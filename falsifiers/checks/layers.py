@@ -7,7 +7,7 @@ import numpy as np
 import reference
 from falsifiers.attack import Attack
 from falsifiers.case import Case
-from falsifiers.comparison import Comparison, Errors, compare, value_within
+from falsifiers.comparison import Comparison, Errors, compare, value_inside, value_within
 from falsifiers.precision import UNIT_ROUNDOFF
 from reference.table import Array, Arrays, Table
 
@@ -19,7 +19,7 @@ def rows_form_a_simplex(attack: Attack, case: Case) -> list[Comparison]:
     with attack.watch.on("comparison"):
         sums = answer.sum(axis=-1)
         worst = float(sums.reshape(-1)[np.argmax(np.abs(sums - 1))]) if np.isfinite(sums).all() else np.nan
-        return [value_within("smallest entry", float(answer.min()), 0.0, np.inf), value_within("row sum", worst, 1 - width, 1 + width)]
+        return [value_inside("smallest entry", float(answer.min()), 0.0, np.inf), value_within("row sum", worst, 1 - width, 1 + width)]
 
 
 def rotation_keeps_pair_norms(attack: Attack, case: Case) -> list[Comparison]:

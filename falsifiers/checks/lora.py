@@ -5,7 +5,7 @@ import numpy as np
 import reference
 from falsifiers.attack import Attack
 from falsifiers.case import Case
-from falsifiers.comparison import Comparison, Errors, compare, value_within
+from falsifiers.comparison import Comparison, Errors, compare, value_at_most
 from falsifiers.precision import STORAGE, UNIT_ROUNDOFF
 from reference.table import Array, Arrays, Table
 
@@ -62,7 +62,7 @@ def update_has_low_rank(attack: Attack, case: Case) -> list[Comparison]:
     """σ_{r+1} of merge(W) − W against the Frobenius norm of the rounding of merge(W) (Weyl's inequality)."""
     merged = np.asarray(attack.answer(case)["y"], np.float64)
     if not np.isfinite(merged).all():
-        return [value_within("σ beyond the rank / rounding", np.nan, 0.0, 1.0)]
+        return [value_at_most("σ beyond the rank / rounding", np.nan, 1.0)]
     with attack.watch.on("comparison"):
         update = merged - case.inputs["weight"]
         rank = case.inputs["lora_a"].shape[0]
@@ -70,4 +70,4 @@ def update_has_low_rank(attack: Attack, case: Case) -> list[Comparison]:
         beyond = float(values[rank]) if rank < len(values) else 0.0
         product = case.scalars["alpha"] / rank * (np.abs(case.inputs["lora_b"]) @ np.abs(case.inputs["lora_a"]))
         rounding = UNIT_ROUNDOFF[attack.dtype] * np.linalg.norm(merged) + (rank + 2) * UNIT_ROUNDOFF["float32"] * np.linalg.norm(product)
-        return [value_within("σ beyond the rank / rounding", beyond / float(rounding), 0.0, 1.0, 1.0)]
+        return [value_at_most("σ beyond the rank / rounding", beyond / float(rounding), 1.0)]

@@ -6,7 +6,7 @@ import numpy as np
 
 from falsifiers.attack import Attack
 from falsifiers.case import Case
-from falsifiers.comparison import Comparison, compare_exactly, value_within
+from falsifiers.comparison import Comparison, compare_exactly, value_at_most, value_inside, value_within
 from falsifiers.precision import UNIT_ROUNDOFF
 from reference.table import Array
 
@@ -41,7 +41,7 @@ def nf4_error_within_half_a_gap(attack: Attack, case: Case) -> list[Comparison]:
         bound = (HALF_WIDEST_GAP + 4 * UNIT_ROUNDOFF[attack.dtype]) * absmax
         error = np.abs(back.reshape(-1) - weight)
         ratio = np.where(bound > 0, error / np.where(bound > 0, bound, 1), np.where(error > 0, np.inf, 0.0))
-        return [value_within("error / bound", float(ratio.max()), 0.0, 1.0, 1.0)]
+        return [value_at_most("error / bound", float(ratio.max()), 1.0)]
 
 
 def nf4_mean_error_in_band(attack: Attack, case: Case) -> list[Comparison]:
@@ -71,7 +71,7 @@ def nf4_keeps_zero(attack: Attack, case: Case) -> list[Comparison]:
 def nf4_mostly_not_zero(attack: Attack, case: Case) -> list[Comparison]:
     """More than half of the elements are not zero."""
     _, back = _roundtrip(attack, case)
-    return [value_within("share of non-zero elements", float((back != 0).mean()), float(np.nextafter(0.5, 1)), 1.0)]
+    return [value_inside("share of non-zero elements", float((back != 0).mean()), float(np.nextafter(0.5, 1)), 1.0)]
 
 
 def nf4_takes_half_a_byte(attack: Attack, case: Case) -> list[Comparison]:

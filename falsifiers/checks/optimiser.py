@@ -7,7 +7,7 @@ import numpy as np
 
 from falsifiers.attack import Attack
 from falsifiers.case import Case
-from falsifiers.comparison import Comparison, Errors, compare, compare_exactly, value_within
+from falsifiers.comparison import Comparison, Errors, compare, compare_exactly, value_at_most, value_inside
 from falsifiers.precision import UNIT_ROUNDOFF, round_to
 from reference.table import Array
 
@@ -56,7 +56,7 @@ def converges_on_a_quadratic(attack: Attack, case: Case) -> list[Comparison]:
     for step in range(1, 401):
         answer = attack.answer(case, inputs={**state, "gradient": state["parameter"]}, scalars={"step": step})
         state = {name: np.asarray(answer[name], np.float64) for name in state}
-    return [value_within("max|θ| / lr", float(np.abs(state["parameter"]).max() / case.scalars["learning_rate"]), 0.0, 10.0)]
+    return [value_at_most("max|θ| / lr", float(np.abs(state["parameter"]).max() / case.scalars["learning_rate"]), 10.0)]
 
 
 def clipped_norm_is_bounded(attack: Attack, case: Case) -> list[Comparison]:
@@ -65,7 +65,7 @@ def clipped_norm_is_bounded(attack: Attack, case: Case) -> list[Comparison]:
     clipped = np.asarray(attack.answer(case)["gradients"], np.float64)
     with attack.watch.on("comparison"):
         slack = 1 + (gradients.size + 4) * U
-        found = [value_within("norm after clipping / max_norm", float(np.linalg.norm(clipped)) / bound, 0.0, slack, 1.0)]
+        found = [value_inside("norm after clipping / max_norm", float(np.linalg.norm(clipped)) / bound, 0.0, slack)]
         if np.linalg.norm(gradients) < bound / slack:
             found.append(compare_exactly("gradients below max_norm", gradients, clipped))
         return found
@@ -76,7 +76,10 @@ def schedule_reaches_its_peak(attack: Attack, case: Case) -> list[Comparison]:
     rates = np.asarray(attack.answer(case)["rates"], np.float64)
     peak, total = float(case.scalars["peak"]), len(rates)
     warmup = math.ceil(case.scalars["warmup_fraction"] * total)
-    found = [value_within("lowest / peak", float(rates.min() / peak), 0.0, 1.0), value_within("highest / peak", float(rates.max() / peak), 0.0, 1.0)]
+    found = [
+        value_inside("lowest / peak", float(rates.min() / peak), 0.0, 1.0),
+        value_inside("highest / peak", float(rates.max() / peak), 0.0, 1.0),
+    ]
     if warmup:
         found.append(compare_exactly("rate of step 0", np.asarray(0.0), rates[0]))
     if warmup < total:

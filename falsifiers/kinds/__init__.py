@@ -14,5 +14,7 @@ KINDS: dict[str, Compare] = {
     "trajectory": parity.compare_outputs,
     "gradient": gradient.compare_gradients,
     "rule": rule.check_rule,
-    **dict.fromkeys(("invariant", "metamorphic", "roundtrip", "rejection", "determinism", "bound", "resource", "device"), checked.run_check),
+    **dict.fromkeys(
+        ("invariant", "metamorphic", "roundtrip", "rejection", "determinism", "bound", "resource", "device"), checked.run_check
+    ),
 }

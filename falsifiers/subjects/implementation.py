@@ -90,7 +90,7 @@ class Implementation:
         if reason:
             raise ValueError(reason)
         signature = signatures()[operation]
-        tensors = self._tensors(signature, inputs, dtype)
+        tensors = self._tensors(signature, inputs, scalars, dtype)
         if operation in _COMPOSITIONS:
             return _COMPOSITIONS[operation](_Model(tensors, scalars, DTYPES[dtype], self._device), wrt)
         leaves = {name: tensors[name].requires_grad_() for name in wrt}
@@ -99,15 +99,13 @@ class Implementation:
         results = result if isinstance(result, tuple) else (result,)
         return dict(zip(signature.outputs, results, strict=True)), leaves
 
-    def _tensors(self, signature: Signature, inputs: Arrays, dtype: str) -> Tensors:
-        real = DTYPES[dtype]
+    def _tensors(self, signature: Signature, inputs: Arrays, scalars: Scalars, dtype: str) -> Tensors:
         wide = torch.float64 if dtype == "float64" else torch.float32
-        held = real if signature.precision == "storage" else wide
-        return {
-            name: self._tensor(value, torch.float32 if name in _KEPT_IN_FLOAT32 and signature.name.startswith("nf4") else held)
-            for name, value in inputs.items()
-            if value is not None
-        }
+        held = DTYPES[dtype] if signature.precision == "storage" else wide
+        special = dict.fromkeys(_KEPT_IN_FLOAT32, torch.float32) if signature.name.startswith("nf4") else {}
+        if signature.composition and "classes" in scalars:
+            special = {f"{PARAMETERS}{name}": wide for name in trainable_shapes(_config(scalars), _adaptation(scalars))}
+        return {name: self._tensor(value, special.get(name, held)) for name, value in inputs.items() if value is not None}
 
     def _tensor(self, value: Array, real: torch.dtype) -> torch.Tensor:
         array = np.asarray(value, order="C")
@@ -226,6 +224,7 @@ def _train_steps(model: _Model, wrt: Sequence[str]) -> tuple[Tensors, dict[str, 
         "trainable": trainer.classifier.trainable_parameters(),
         "exp_avg": optimiser.split(optimiser.exp_avg),
         "exp_avg_sq": optimiser.split(optimiser.exp_avg_sq),
+        "frozen": {name: value for name, value in trainer.classifier.named_parameters() if name not in optimiser.parameters},
     }
     curves = {
         "losses": torch.tensor([result.loss for result in results], dtype=wide),

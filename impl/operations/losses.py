@@ -1,5 +1,6 @@
 """Losses, in float32 (float64 for float64 logits) whatever the dtype of the logits."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -40,7 +41,9 @@ def bce_with_logits(logits: Tensor, targets: Tensor) -> Tensor:
         raise ValueError(f"logits {list(logits.shape)} and targets {list(targets.shape)} must have one shape, and not be empty")
     validation.require_finite("logits", logits)
     validation.require_between("targets", targets, 0.0, 1.0)
-    return functional.binary_cross_entropy_with_logits(widen(logits), widen(targets))
+    # torch's own (1 − t) z − log σ(z) cancels: of a confident, correct sample nothing is left but the rounding of z.
+    z, t = widen(logits), widen(targets)
+    return (z.clamp(min=0) - z * t + torch.log1p(torch.exp(-z.abs()))).mean()
 
 
 def lm_cross_entropy(logits: Tensor, input_ids: Tensor, mask: Tensor) -> Tensor:
