@@ -53,13 +53,15 @@ class Scalar:
 class Output:
     """An output array: symbolic shape and dtype (`storage` is the dtype under test), or a group of named arrays.
 
-    `order` is the size of what the output is computed from, where that can be larger than the output itself.
+    `order` is the size of what the output is computed from, where that can be larger than the output itself. The tensors of a `pooled`
+    group share one noise floor.
     """
 
     shape: tuple[str, ...] = ()
     dtype: str = "storage"
     group: str | None = None
     order: float = 0.0
+    pooled: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -101,6 +101,16 @@ class Attack:
                         difference = value.astype(np.float64) - expected[name]
                     finite = np.isfinite(expected[name])
                     floors[name] = floors[name].at_least(Errors.of(difference if finite.all() else difference[finite]))
+        return self._pooled(floors, expected)
+
+    def _pooled(self, floors: dict[str, Errors], expected: Mapping[str, Array]) -> dict[str, Errors]:
+        """The floors, with those of a pooled group raised to the rms over all its tensors."""
+        for group, output in self.signature.outputs.items():
+            names = [name for name in floors if name.startswith(f"{group}/")] if output.pooled else []
+            if names:
+                total = sum(expected[name].size * floors[name].rms ** 2 for name in names)
+                shared = Errors.flat((total / sum(expected[name].size for name in names)) ** 0.5)
+                floors |= {name: floors[name].at_least(shared) for name in names}
         return floors
 
     def _replays(self) -> int:
@@ -137,6 +147,10 @@ class Attack:
         finite = np.where(np.isfinite(expected), expected, 0.0)
         if not floor.rms <= SIGNAL_SHARE * Errors.of(finite).rms and floor.max > 0:
             return rejected(name)
+        return self.within(name, expected, actual, floor)
+
+    def within(self, name: str, expected: Array, actual: Array, floor: Errors) -> Comparison:
+        """Compares a tensor with the claim's factors times its noise floor."""
         return compare(name, expected, actual, floor.times(self.factors()), self._unit(name))
 
     def factors(self) -> Errors:
