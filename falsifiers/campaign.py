@@ -96,7 +96,7 @@ class Campaign:
             culprit = diagnose(verdict.claim, verdict.case, verdict.comparison, self.subject)
             verdict = replace(verdict, replay=f"pytest falsifiers --replay {environment.display_path(path)}", culprit=culprit)
         self.verdicts.append(verdict)
-        self._write({**verdict.record(), "contract_version": self._version(verdict.claim), "digests": self._digests(verdict.claim)})
+        self._write({**verdict.record(self._version(verdict.claim)), "digests": self._digests(verdict.claim)})
         return verdict
 
     def open(self) -> None:

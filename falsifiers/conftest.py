@@ -179,6 +179,7 @@ def _shown(path: Path) -> str:
 
 
 def _report(campaign: Campaign) -> Path:
-    from reports.render import render_all
+    from reports.render import write_pages
 
-    return render_all(campaign.verdict_file, campaign.verdict_file.parent)
+    _, pages = write_pages(campaign.verdict_file, campaign.verdict_file.parent)
+    return pages[0]

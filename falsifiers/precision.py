@@ -126,9 +126,14 @@ class _Rounding:
 
     def _entering(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            name: self._entered(value, self.inner) if isinstance(value, np.ndarray) and is_real(value) else value
+            name: self._entered(value, self._kept(name)) if isinstance(value, np.ndarray) and is_real(value) else value
             for name, value in arguments.items()
         }
+
+    def _kept(self, name: str) -> str:
+        """The dtype that an input is kept in: the scales of quantised weights stay in float32."""
+        declared = self.signature.inputs[name].dtype if name in self.signature.inputs else "storage"
+        return held_dtype("float32", self.dtype) if declared == "float32" else self.inner
 
     def _entered(self, value: Array, dtype: str) -> Array:
         rounded = round_to(value, dtype)

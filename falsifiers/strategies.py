@@ -88,7 +88,8 @@ def build(claim: Claim, draw: Draw, flavour: str, dtype: str) -> Case:
             spec, symbolic.shape(spec.shape, sizes), sizes.get(spec.below or ""), flavour, first_real, generator_for(draw.seed, name)
         )
         first_real = first_real and not is_real(array)
-        inputs[name] = _representable(array, dtype if signature.precision == "storage" else held_dtype("float32", dtype))
+        narrow = signature.precision == "storage" and spec.dtype == "real"
+        inputs[name] = _representable(array, dtype if narrow else held_dtype("float32", dtype))
     cotangents = _cotangents(signature, sizes, draw.seed, dtype) if signature.gradients else {}
     return Case(claim.operation, dtype, sizes, scalars, draw.seed, flavour, inputs, cotangents)
 

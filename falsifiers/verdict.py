@@ -76,7 +76,7 @@ class Verdict:
     digests: Mapping[str, str] = field(default_factory=dict)
     known_failure: Mapping[str, str] | None = None
 
-    def record(self) -> dict[str, Any]:
+    def record(self, contract_version: str) -> dict[str, Any]:
         """The JSON record (reports/verdict.schema.json)."""
         claim, tally = self.claim, self.tally
         worst = tally.worst
@@ -87,7 +87,7 @@ class Verdict:
             "record": "verdict",
             "claim": claim.id,
             "contract": claim.contract,
-            "contract_version": claim.version,
+            "contract_version": contract_version,
             "severity": claim.severity,
             "kind": claim.kind,
             "operation": claim.operation,

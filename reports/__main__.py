@@ -1,13 +1,11 @@
 """The door to reports: `python -m reports render | compare | check | evidence`."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-_FORMATS = ("md", "json", "html")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     render = commands.add_parser("render", help="write a run's pages", description="Writes a verdict file's pages, named like the file.")
     render.add_argument("file", type=Path, help="verdict file (JSON Lines)")
     render.add_argument("--output", type=Path, default=_HERE / "generated", metavar="DIR", help="default: reports/generated")
-    render.add_argument("--format", choices=(*_FORMATS, "all"), default="all", help="default: all")
+    render.add_argument("--format", choices=("md", "json", "html", "all"), default="all", help="default: all")
     render.add_argument("--against-tree", action="store_true", help="mark verdicts STALE whose claim or code has changed in this checkout")
     render.set_defaults(run=_render)
 
@@ -52,23 +50,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _render(options: argparse.Namespace) -> int:
-    from reports import markdown, page, staleness
-    from reports.records import read
-    from reports.summary import document, summarise
-    from reports.writing import write_all
+    from reports.render import FORMATS, write_pages
 
-    run = read(options.file)
-    stale = staleness.stale_verdicts(run, staleness.current_tree(staleness.ROOT)) if options.against_tree else None
-    summary = summarise(run, stale)
-    writers = {
-        "md": markdown.render,
-        "json": lambda content: json.dumps(document(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n",
-        "html": page.render,
-    }
-    formats = _FORMATS if options.format == "all" else (options.format,)
-    pages = {options.output / f"{options.file.stem}.{name}": writers[name](summary) for name in formats}
-    write_all(pages)
-    print(summary.headline)
+    formats = FORMATS if options.format == "all" else (options.format,)
+    headline, pages = write_pages(options.file, options.output, formats, options.against_tree)
+    print(headline)
     for path in pages:
         print(path)
     return 0

@@ -26,7 +26,6 @@ Scalars = Mapping[str, Any]
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 PARAMETERS = "parameters/"
-_KEPT_IN_FLOAT32 = frozenset({"absmax", "scales", "offset"})
 _CONFIG = ("family", "vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "eps", "theta")
 
 
@@ -102,7 +101,7 @@ class Implementation:
     def _tensors(self, signature: Signature, inputs: Arrays, scalars: Scalars, dtype: str) -> Tensors:
         wide = torch.float64 if dtype == "float64" else torch.float32
         held = DTYPES[dtype] if signature.precision == "storage" else wide
-        special = dict.fromkeys(_KEPT_IN_FLOAT32, torch.float32) if signature.name.startswith("nf4") else {}
+        special = {name: torch.float32 for name, spec in signature.inputs.items() if spec.dtype == "float32"}
         if signature.composition and "classes" in scalars:
             special = {f"{PARAMETERS}{name}": wide for name in trainable_shapes(_config(scalars), _adaptation(scalars))}
         return {name: self._tensor(value, special.get(name, held)) for name, value in inputs.items() if value is not None}
