@@ -141,7 +141,8 @@ def _signature(name: str, vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
 def _domain(claim: Claim) -> Iterator[tuple[str, str]]:
     domain = claim.domain
     if claim.rule is None:
-        yield "domain", f"{domain.input} input; {', '.join(domain.dtype)}; {', '.join(domain.flavours)}; on {' and '.join(domain.device) or 'any device'}"
+        devices = " and ".join(domain.device) or "any device"
+        yield "domain", f"{domain.input} input; {', '.join(domain.dtype)}; {', '.join(domain.flavours)}; on {devices}"
     for kind, choices in (("size", domain.sizes), ("scalar", domain.scalars), ("presence of", domain.optional)):
         for name, choice in choices.items():
             yield f"  {kind}", f"{name}: {_choice(choice)}"

@@ -1,4 +1,4 @@
-"""One claim's attack: runs reference and subject on a case, keeps the time of each, and knows the limits that the claim's tolerance gives."""
+"""One claim's attack: runs reference and subject on a case, keeps the time of each, and knows the limits of the claim's tolerance."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,6 +54,7 @@ class Attack:
     @property
     def signature(self) -> Signature:
         """The signature of the claim's operation."""
+        assert self.claim.operation is not None
         return signatures()[self.claim.operation]
 
     @property
@@ -104,13 +105,15 @@ class Attack:
         return self._pooled(floors, expected)
 
     def _pooled(self, floors: dict[str, Errors], expected: Mapping[str, Array]) -> dict[str, Errors]:
-        """The floors, with those of a pooled group raised to the rms over all its tensors."""
+        """The floors, with those of a pooled group raised to what its whole noise would be in any one of its tensors."""
         for group, output in self.signature.outputs.items():
             names = [name for name in floors if name.startswith(f"{group}/")] if output.pooled else []
-            if names:
-                total = sum(expected[name].size * floors[name].rms ** 2 for name in names)
-                shared = Errors.flat((total / sum(expected[name].size for name in names)) ** 0.5)
-                floors |= {name: floors[name].at_least(shared) for name in names}
+            energy = sum(expected[name].size * floors[name].rms ** 2 for name in names)
+            largest = max((floors[name].max for name in names), default=0.0)
+            for name in names:
+                size, row = expected[name].size, expected[name].shape[-1] if expected[name].ndim else 1
+                shared = Errors(min((energy / size) ** 0.5, largest), min((energy / row) ** 0.5, largest), largest)
+                floors[name] = floors[name].at_least(shared)
         return floors
 
     def _replays(self) -> int:
@@ -120,7 +123,6 @@ class Attack:
 
     def judge(
         self,
-        case: Case,
         expected: Mapping[str, Array],
         actual: Mapping[str, Array],
         floors: Callable[[], Mapping[str, Errors]],

@@ -1,4 +1,4 @@
-"""Calibration: the factors of rounding tolerances are measured on the correct implementation, and recorded with sample size, dtype and machine."""
+"""Calibration: factors of rounding tolerances, measured on the correct implementation and recorded with sample size, dtype and machine."""
 
 import json
 import math
@@ -59,7 +59,9 @@ class Calibration:
 
     def describe(self) -> dict[str, Any]:
         """The record."""
-        largest, median = ({metric: float(f"{getattr(errors, metric):.4g}") for metric in METRICS} for errors in (self.largest, self.median))
+        largest, median = (
+            {metric: float(f"{getattr(errors, metric):.4g}") for metric in METRICS} for errors in (self.largest, self.median)
+        )
         return {"cases": self.cases, "tensors": self.tensors, "largest": largest, "median": median, "factors": self.factors()}
 
 
@@ -85,7 +87,9 @@ def calibrate(claim: Claim, dtype: str, subject: Subject, cases: int, seed: int,
         try:
             compare(attack, case)
         except SubjectError as error:
-            raise ValueError(f"{claim.id} in {dtype}: the subject {error} on case {case.digest}; calibrate a correct implementation") from error
+            raise ValueError(
+                f"{claim.id} in {dtype}: the subject {error} on case {case.digest}; calibrate a correct implementation"
+            ) from error
         count += 1
     table = np.array([[getattr(ratio, metric) for metric in METRICS] for ratio in attack.ratios] or [[0.0] * len(METRICS)])
     return Calibration(claim.id, dtype, count, len(attack.ratios), Errors(*table.max(axis=0)), Errors(*np.median(table, axis=0)))

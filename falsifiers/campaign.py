@@ -39,6 +39,7 @@ class Target:
     device: str
 
     def __str__(self) -> str:
+        """The test's id, which reads as a statement."""
         where = f" on {self.device}" if self.claim.domain.device else ""
         return f"{self.claim.id}: {self.claim.operation or 'configuration'} {self.claim.kind} in {self.dtype}{where}"
 

@@ -1,4 +1,7 @@
-"""Comparing an answer with the expected one: shape, dtype, placement of non-finite values, then error. Accepts by `<=` only, so NaN never passes."""
+"""Comparing an answer with the expected one: shape, dtype, placement of non-finite values, then error.
+
+Accepts by `<=` only, so NaN never passes.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -102,7 +105,10 @@ def rejected(tensor: str) -> Comparison:
 
 
 def value_within(name: str, value: float, low: float, high: float, scale: float | None = None) -> Comparison:
-    """A number that must lie in [low, high]; headroom is its distance from the middle over half the width, or over `scale` if one side is open."""
+    """A number that must lie in [low, high].
+
+    Headroom is its distance from the middle over half the width, or, if one side is open, from the bound over `scale`, plus one.
+    """
     held = bool(low <= value <= high)
     if np.isfinite(low) and np.isfinite(high) and high > low:
         headroom = abs(value - (low + high) / 2) / ((high - low) / 2)

@@ -128,8 +128,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     )
     dtypes = sorted({target.dtype for target in campaign.targets()})
     name = environment.device_name(campaign.subject.device)
+    where = f"{campaign.subject.device} ({name})" if name else campaign.subject.device
     return [
-        f"blackswan: subject {campaign.subject.name} on {campaign.subject.device}{f' ({name})' if name else ''} in {', '.join(dtypes) or 'no dtype'}",
+        f"blackswan: subject {campaign.subject.name} on {where} in {', '.join(dtypes) or 'no dtype'}",
         f"  {shown}",
         f"  seed {campaign.options.seed}, effort {campaign.options.effort}, claims of {len(campaign.contracts)} contracts",
         f"  model {environment.display_path(campaign.real_input.model)}, corpus {environment.display_path(campaign.real_input.corpus)}",

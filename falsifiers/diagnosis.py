@@ -1,7 +1,7 @@
 """Who is to blame for a falsified claim: the first call of the subject's trace that is wrong by itself, and the mutant that errs likewise.
 
-Each recorded call is held to the reference on the call's own inputs, so an error does not travel; and to the reference's trace, so a call that
-is missing, has another weight or scalar, or reads another value is found as well.
+Each recorded call is held to the reference on the call's own inputs, so an error does not travel; and to the reference's trace, so a call
+that is missing, has another weight or scalar, or reads another value is found as well.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

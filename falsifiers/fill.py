@@ -157,7 +157,10 @@ def fill(spec: Input, shape: Shape, below: int | None, flavour: str, first_real:
 
 
 def model_parameter(name: str, shape: Shape, flavour: str, rng: Generator) -> Array:
-    """A model's parameter, scaled so that activations keep their size; biases and LoRA B are not zero, or dropping them would change nothing."""
+    """A model's parameter, scaled so that activations keep their size.
+
+    Biases and LoRA B are not zero, or dropping them would change nothing.
+    """
     if len(shape) == 1:
         around = 1.0 if name.endswith("norm.weight") else 0.0
         return np.asarray(around + 0.3 * rng.standard_normal(shape))

@@ -1,4 +1,4 @@
-"""From a claim's domain to cases: Hypothesis draws sizes, scalars, presence of optional inputs and a seed; arrays are filled from the seed."""
+"""From a claim's domain to cases: Hypothesis draws sizes, scalars, presence of optional inputs and a seed; the seed fills the arrays."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -48,7 +48,8 @@ def _comparison(found: Mapping[str, Any], headroom: float) -> Iterable[str]:
     if found["error"] is not None:
         ulp = "" if found["ulp"] is None else f", {found['ulp']:.3g} ulp"
         cosine = "" if found["cosine"] is None else f", cosine {found['cosine']:.9f}"
-        yield f"  error      {found['metric']} {_number(found['error'])} against {_number(found['limit'])}: {headroom:.3g} × the tolerance{ulp}{cosine}"
+        against = f"{found['metric']} {_number(found['error'])} against {_number(found['limit'])}"
+        yield f"  error      {against}: {headroom:.3g} × the tolerance{ulp}{cosine}"
     else:
         yield f"  difference {found['metric']}"
 
@@ -93,8 +94,9 @@ def not_run(verdicts: Iterable[Verdict]) -> list[str]:
 
 def time_spent(verdicts: Iterable[Verdict]) -> str:
     """Seconds by stage over all attacks."""
-    totals = Counter[str]()
+    totals = dict.fromkeys((*STAGES, "rest"), 0.0)
     for verdict in verdicts:
-        totals.update({name: value for name, value in verdict.seconds.items() if name in STAGES})
-        totals["rest"] += verdict.seconds.get("total", 0.0) - sum(verdict.seconds.get(stage, 0.0) for stage in STAGES)
-    return "seconds: " + ", ".join(f"{name} {totals[name]:.1f}" for name in (*STAGES, "rest"))
+        stages = {name: verdict.seconds.get(name, 0.0) for name in STAGES}
+        for name, value in (stages | {"rest": verdict.seconds.get("total", 0.0) - sum(stages.values())}).items():
+            totals[name] += value
+    return "seconds: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in totals.items())

@@ -22,7 +22,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Culprit:
-    """Which operation is to blame, where in the model, and why; with the mutant that gives the same wrong answer, and how close it comes."""
+    """Which operation is to blame, where in the model, and why; with the mutant that gives the same wrong answer, and how close it is."""
 
     operation: str
     path: str
@@ -105,7 +105,7 @@ class Verdict:
             "seconds": {name: round(value, 6) for name, value in self.seconds.items()},
             "digests": dict(self.digests),
         }
-        return plain(record)
+        return {name: plain(value) for name, value in record.items()}
 
 
 def plain(value: Any) -> Any:

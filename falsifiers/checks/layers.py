@@ -39,7 +39,7 @@ def scores_depend_on_distance(attack: Attack, case: Case) -> list[Comparison]:
 
     def scores(rotate: Callable[[Array, Array], Array], where: Array) -> Array:
         q, k = rotate(case.inputs["x"], where), rotate(case.inputs["x"][..., ::-1].copy(), where)
-        return np.einsum("bqhd,bkhd->bhqk", np.asarray(q, np.float64), np.asarray(k, np.float64))
+        return np.asarray(np.einsum("bqhd,bkhd->bhqk", np.asarray(q, np.float64), np.asarray(k, np.float64)))
 
     def subject(x: Array, where: Array) -> Array:
         return attack.answer(case, inputs={"x": x, "positions": where})["y"]
@@ -56,4 +56,4 @@ def scores_depend_on_distance(attack: Attack, case: Case) -> list[Comparison]:
 
     expected = {"scores": scores(exactly, positions)}
     actual = {"scores": scores(subject, shifted)}
-    return attack.judge(case, expected, actual, lambda: attack.floor(case, rounded, expected), {"scores": np.dtype(np.float64)})
+    return attack.judge(expected, actual, lambda: attack.floor(case, rounded, expected), {"scores": np.dtype(np.float64)})

@@ -21,7 +21,7 @@ def zero_b_is_the_plain_layer(attack: Attack, case: Case) -> list[Comparison]:
     def rounded(run: Arrays, table: Table) -> dict[str, Array]:
         return reference.evaluate("linear", run, {}, table)
 
-    return attack.judge(plain, first, adapted, lambda: attack.floor(plain, rounded, expected), {"y": STORAGE[attack.dtype]})
+    return attack.judge(first, adapted, lambda: attack.floor(plain, rounded, expected), {"y": STORAGE[attack.dtype]})
 
 
 def merged_equals_unmerged(attack: Attack, case: Case) -> list[Comparison]:
@@ -40,7 +40,7 @@ def merged_equals_unmerged(attack: Attack, case: Case) -> list[Comparison]:
         plain = {name: run[name] for name in ("x", "bias") if name in run}
         return reference.evaluate("linear", {**plain, "weight": low}, {}, table)
 
-    return attack.judge(case, unmerged, merged, lambda: attack.floor(case, rounded, expected), {"y": STORAGE[attack.dtype]})
+    return attack.judge(unmerged, merged, lambda: attack.floor(case, rounded, expected), {"y": STORAGE[attack.dtype]})
 
 
 def unmerge_undoes_merge(attack: Attack, case: Case) -> list[Comparison]:

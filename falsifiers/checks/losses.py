@@ -17,8 +17,8 @@ SLACK = 2.0**-20
 def gradient_rows_sum_to_zero(attack: Attack, case: Case) -> list[Comparison]:
     """|Σ_c dz| ≤ (C + 2) (u Σ_c |dz| + u₃₂ w / B) for each row.
 
-    Every entry is rounded once to the storage dtype; before that p − 1 carries the rounding of p, which is of the order of one however small
-    the difference is.
+    Every entry is rounded once to the storage dtype; before that p − 1 carries the rounding of p, which is of the order of one however
+    small the difference is.
     """
     gradient = np.asarray(attack.answer_gradients(case, ["logits"])["logits"], np.float64)
     with attack.watch.on("comparison"):

@@ -1,8 +1,6 @@
 """Checks on whole models and training: ablation, gradient flow, accumulation, frozen weights, logits of a trained checkpoint."""
 
 import fnmatch
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -18,9 +16,9 @@ from reference.table import Array, Arrays, Table
 
 def ablation_shows(attack: Attack, case: Case) -> list[Comparison]:
     """The output moves by at least three tolerances in some measure, wherever the reference's moves by six in it."""
-    changes = _ablated(attack, case)
-    expected, ablated = attack.expect(case), attack.expect(case, **changes)
-    actual, without = attack.answer(case), attack.answer(case, **changes)
+    inputs, scalars = _zeroed(attack, case), dict(attack.claim.arguments.get("scalars", {}))
+    expected, ablated = attack.expect(case), attack.expect(case, inputs=inputs, scalars=scalars)
+    actual, without = attack.answer(case), attack.answer(case, inputs=inputs, scalars=scalars)
 
     def rounded(inputs: Arrays, table: Table) -> dict[str, Array]:
         return reference.evaluate(case.operation, inputs, case.scalars, table)
@@ -37,14 +35,13 @@ def ablation_shows(attack: Attack, case: Case) -> list[Comparison]:
     return found
 
 
-def _ablated(attack: Attack, case: Case) -> dict[str, Mapping[str, Any]]:
+def _zeroed(attack: Attack, case: Case) -> dict[str, Array]:
     patterns = attack.claim.arguments.get("zero", [])
-    zeroed = {
+    return {
         name: np.zeros_like(value)
         for name, value in case.inputs.items()
         if any(fnmatch.fnmatchcase(name.removeprefix("parameters/"), str(pattern)) for pattern in patterns)
     }
-    return {"inputs": zeroed, "scalars": dict(attack.claim.arguments.get("scalars", {}))}
 
 
 def both_factors_receive_gradients(attack: Attack, case: Case) -> list[Comparison]:

@@ -1,6 +1,7 @@
 """Relations between two runs of the subject: determinism, batches, padding, causality, shifts.
 
-The second run is held to the first within the noise floor of the case, so an error common to both does not show here: that is what parity is for.
+The second run is held to the first within the noise floor of the case, so an error common to both does not show here: that is what parity
+is for.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +33,7 @@ def related(attack: Attack, case: Case, first: Arrays, second: Arrays, view: Vie
 
     wanted = {name: np.asarray(value, np.float64) for name, value in seen_first.items()}
     dtypes = {name: value.dtype for name, value in seen_first.items()}
-    return attack.judge(case, wanted, seen_second, lambda: attack.floor(case, rounded, expected), dtypes)
+    return attack.judge(wanted, seen_second, lambda: attack.floor(case, rounded, expected), dtypes)
 
 
 def twice_the_same(attack: Attack, case: Case) -> list[Comparison]:

@@ -23,7 +23,7 @@ def compare_gradients(attack: Attack, case: Case) -> list[Comparison]:
         upstream = {name: np.asarray(value, inputs_dtype(inputs)) for name, value in case.cotangents.items()}
         return reference.differentiate(case.operation, inputs, case.scalars, upstream, wrt, table)
 
-    return attack.judge(case, expected, actual, lambda: attack.floor(case, rounded, expected), dtypes)
+    return attack.judge(expected, actual, lambda: attack.floor(case, rounded, expected), dtypes)
 
 
 def inputs_dtype(inputs: Arrays) -> "np.dtype[np.floating]":

@@ -11,7 +11,6 @@ def compare_outputs(attack: Attack, case: Case) -> list[Comparison]:
     expected = attack.expect(case)
     actual = attack.answer(case)
     return attack.judge(
-        case,
         expected,
         actual,
         lambda: attack.floor(case, lambda inputs, table: reference.evaluate(case.operation, inputs, case.scalars, table), expected),

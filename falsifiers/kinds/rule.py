@@ -1,4 +1,4 @@
-"""Rules: a hyperparameter rule holds and is violated where its examples say, never raises, heals what it reports, and passes our own defaults."""
+"""Rules: one holds and is violated where its examples say, never raises, heals what it reports, and passes the subject's own defaults."""
 
 import re
 from typing import Any

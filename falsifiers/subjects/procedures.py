@@ -47,8 +47,24 @@ PROCEDURES: dict[str, Callable[[Scalars, torch.device], dict[str, Array]]] = {
 }
 
 
+_CONFIGURED = (
+    "num_classes",
+    "lora_rank",
+    "lora_alpha",
+    "learning_rate",
+    "epochs",
+    "batch_size",
+    "accumulation_steps",
+    "gradient_clip_norm",
+    "quantize_nf4",
+    "warmup_fraction",
+    "weight_decay",
+    "pooling",
+)
+
+
 def default_configurations(model_params: float) -> list[dict[str, Any]]:
     """The settings that `impl` gives a user who asked for none, in the vocabulary of the hyperparameter rules."""
-    fields = ("num_classes", "lora_rank", "lora_alpha", "learning_rate", "epochs", "batch_size", "accumulation_steps")
-    fields += ("gradient_clip_norm", "quantize_nf4", "warmup_fraction", "weight_decay", "pooling")
-    return [{name: getattr(config, name) for name in fields} for config in (ClassifyConfig(), ClassifyConfig.qlora_default(model_params))]
+    return [
+        {name: getattr(config, name) for name in _CONFIGURED} for config in (ClassifyConfig(), ClassifyConfig.qlora_default(model_params))
+    ]

@@ -26,8 +26,8 @@ class TracedCall:
 class Subject(Protocol):
     """Implementations of operations, called with NumPy arrays.
 
-    Inputs are float64 values that the dtype can hold, int64, bool or uint8; outputs come back in the dtype under test, under the names of the
-    signature.
+    Inputs are float64 values that the dtype can hold, int64, bool or uint8; outputs come back in the dtype under test, under the names of
+    the signature.
     """
 
     name: str

@@ -47,6 +47,11 @@ class ReferenceSubject:
         arrived = {} if cotangents is None else tape.backward(_entering(cotangents, dtype))
         return [_traced(tape, call, arrived, dtype) for call in tape.calls]
 
+    def default_configurations(self, model_params: float) -> list[dict[str, Any]]:
+        """The reference has no settings."""
+        del model_params
+        return []
+
     def _table(self, dtype: str) -> Table:
         if dtype not in self._rounded:
             self._rounded[dtype] = rounded_table(self.table, dtype)
