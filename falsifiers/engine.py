@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ EXAMPLES = {"quick": 6, "default": 20, "deep": 1000}
 SHRINK_SECONDS = 5.0
 
 
-class Falsified(Exception):
+class Falsified(Exception):  # noqa: N818  # a verdict on the way, not an error of the program
     """A case on which the subject left the claim."""
 
     def __init__(self, case: Case, comparison: Comparison) -> None:
@@ -145,8 +145,8 @@ def replay(claim: Claim, case: Case, subject: Subject) -> Verdict:
         state,
         reason,
         examination.tally,
-        found and found.case,
-        found and found.comparison,
+        found.case if found else None,
+        found.comparison if found else None,
         seconds=seconds,
     )
 
@@ -163,12 +163,21 @@ def _boundaries(examination: Examination, options: Options) -> Falsified | None:
 
 def _hypothesis(examination: Examination, options: Options) -> Falsified | None:
     claim = examination.attack.claim
-    phases = (Phase.generate, Phase.shrink) if options.shrink else (Phase.generate,)
+    phases: tuple[Phase, ...] = (Phase.generate, Phase.shrink) if options.shrink else (Phase.generate,)
     if options.effort == "deep":
         phases = (Phase.generate, Phase.target, Phase.shrink)
     budget = ShrinkBudget(examination, claim.domain.flavours, options.effort == "deep")
+    try:
+        _drawn(claim, examination.attack.dtype, options, phases, budget.examine)
+    except Falsified as falsified:
+        return falsified
+    return None
 
-    @hypothesis.seed(own_seed(claim, examination.attack.dtype, options.seed))
+
+def _drawn(claim: Claim, dtype: str, options: Options, phases: tuple[Phase, ...], examine: Callable[[Draw], None]) -> None:
+    """Calls `examine` with every draw that Hypothesis makes of the claim's domain."""
+
+    @hypothesis.seed(own_seed(claim, dtype, options.seed))
     @hypothesis.settings(
         max_examples=options.examples_for(claim),
         database=None,
@@ -182,13 +191,21 @@ def _hypothesis(examination: Examination, options: Options) -> Falsified | None:
     )
     @hypothesis.given(draws(claim))
     def attack(draw: Draw) -> None:
-        budget.examine(draw)
+        examine(draw)
 
-    try:
-        attack()
-    except Falsified as falsified:
-        return falsified
-    return None
+    attack()
+
+
+def cases(claim: Claim, dtype: str, options: Options, source: Source | None = None) -> Iterator[Case]:
+    """The cases that `falsify` attacks, in its order, for a subject that holds on all of them."""
+    make = source or build
+    for draw, flavour in boundaries(claim, own_seed(claim, dtype, options.seed) % 2**31):
+        yield make(claim, draw, flavour, dtype)
+    found: list[Draw] = []
+    _drawn(claim, dtype, options, (Phase.generate,), found.append)
+    for draw in found:
+        for flavour in claim.domain.flavours:
+            yield make(claim, draw, flavour, dtype)
 
 
 class ShrinkBudget:
