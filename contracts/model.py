@@ -78,6 +78,7 @@ class Signature:
     outputs: Mapping[str, Output]
     gradients: tuple[str, ...]
     precision: str
+    intermediates: str
     composition: bool
     procedure: bool
     location: Location

@@ -56,6 +56,7 @@ def _signature(name: str, raw: Mapping[str, Any], location: Location) -> Signatu
         outputs={key: Output(**array(value)) for key, value in raw.get("outputs", {}).items()},
         gradients=tuple(raw.get("gradients", ())),
         precision=raw.get("precision", "storage"),
+        intermediates=raw.get("intermediates", "float32"),
         composition=raw.get("composition", False),
         procedure=raw.get("procedure", False),
         location=location,

@@ -1,8 +1,8 @@
 """Storage dtypes, and the reference under the rounding of mixed precision: where the noise floor comes from.
 
-Each operation computes in float32 and its results are rounded to the storage dtype, as mixed-precision hardware does (Micikevicius et al. 2018,
-"Mixed precision training", §3). In a replay every operation's inputs also move by one unit roundoff of the compute dtype and its results round
-stochastically: another summation order or another instruction makes errors of that size.
+Each operation computes in float32 and its results are rounded to the storage dtype, as mixed-precision hardware does (Micikevicius et al.
+2018, "Mixed precision training", §3). In a replay every operation's inputs also move by one unit roundoff of the compute dtype and its
+results round stochastically: another summation order or another instruction makes errors of that size.
 """
 
 import inspect
@@ -75,7 +75,8 @@ def round_to(array: Array, dtype: str) -> Array:
 def rounded_table(table: Table, dtype: str, replay: np.random.Generator | None = None, dither: bool = False) -> Table:
     """The same operations under the rounding of `dtype`; with a generator, one random replay of that rounding.
 
-    In a replay inputs move by one unit roundoff of the compute dtype; with `dither` results round stochastically as well.
+    In a replay inputs move by one unit roundoff of the dtype that the operation's intermediates are held in, for a rounded product of
+    intermediates is the product of operands that moved; with `dither` results round stochastically as well.
 
     A composition stays as it is: what it calls is rounded.
     """
@@ -139,9 +140,15 @@ class _Rounding:
         rounded = round_to(value, dtype)
         if self.replay is None:
             return rounded
-        step = rounded.dtype.type(UNIT_ROUNDOFF["float64" if rounded.dtype == np.float64 else "float32"])
+        step = rounded.dtype.type(UNIT_ROUNDOFF[self._step(rounded)])
         signs = self.replay.integers(0, 2, rounded.shape, dtype=np.int8) * 2 - 1
         return np.asarray(rounded + rounded * (signs.astype(rounded.dtype) * step))
+
+    def _step(self, value: Array) -> str:
+        """The dtype whose unit roundoff an input moves by in a replay."""
+        if self.signature.intermediates == "storage":
+            return self.inner
+        return "float64" if value.dtype == np.float64 else "float32"
 
     def _leaving(self, value: Array, declared: str) -> Array:
         if not is_real(value):
