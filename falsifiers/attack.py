@@ -23,7 +23,7 @@ SIGNAL_SHARE = 0.1
 
 
 class SubjectError(Exception):
-    """The subject raised where it had to answer."""
+    """The subject gave no answer: it raised (then the cause is what it raised), or returned something else than arrays by name."""
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Attack:
         """The subject's outputs, with some inputs or scalars replaced. SubjectError where it raises."""
         inputs, scalars = _changed(case, changes)
         with self.watch.on("subject"):
-            return _asked(lambda: self.subject.run(operation or case.operation, inputs, scalars, self.dtype))
+            return _asked(inputs, lambda given: self.subject.run(operation or case.operation, given, scalars, self.dtype))
 
     def expect_gradients(self, case: Case, wrt: Sequence[str]) -> dict[str, Array]:
         """The reference's float64 gradients."""
@@ -84,8 +84,13 @@ class Attack:
     def answer_gradients(self, case: Case, wrt: Sequence[str], **changes: Any) -> dict[str, Array]:
         """The subject's gradients. SubjectError where it raises."""
         inputs, scalars = _changed(case, changes)
+
+        def ask(given: dict[str, Array]) -> object:
+            upstream = {name: given.pop(f"cotangent {name}") for name in case.cotangents}
+            return self.subject.differentiate(case.operation, given, scalars, upstream, wrt, self.dtype)
+
         with self.watch.on("subject"):
-            return _asked(lambda: self.subject.differentiate(case.operation, inputs, scalars, case.cotangents, wrt, self.dtype))
+            return _asked({**inputs, **{f"cotangent {name}": value for name, value in case.cotangents.items()}}, ask)
 
     def floor(
         self, case: Case, run: Callable[[Mapping[str, Array], Table], dict[str, Array]], expected: Mapping[str, Array]
@@ -147,7 +152,7 @@ class Attack:
         if not is_real(expected):
             return compare_exactly(name, expected, actual)
         finite = np.where(np.isfinite(expected), expected, 0.0)
-        if not floor.rms <= SIGNAL_SHARE * Errors.of(finite).rms and floor.max > 0:
+        if not floor.rms <= SIGNAL_SHARE * Errors.of(finite).rms and floor.max != 0:
             return rejected(name)
         return self.within(name, expected, actual, floor)
 
@@ -190,11 +195,29 @@ def _changed(case: Case, changes: Mapping[str, Any]) -> tuple[dict[str, Array], 
     return {name: value for name, value in inputs.items() if value is not None}, {**case.scalars, **changes.get("scalars", {})}
 
 
-def _asked(ask: Callable[[], dict[str, Array]]) -> dict[str, Array]:
+def _asked(inputs: Mapping[str, Array], ask: Callable[[dict[str, Array]], object]) -> dict[str, Array]:
+    """The answer to copies of the inputs, itself a copy: a subject that writes to either changes neither the case nor an earlier answer."""
+    given = {name: value.copy() for name, value in inputs.items()}
+    failure: Exception | None = None
+    answer: object = None
     try:
-        return ask()
+        answer = ask(dict(given))
     except Exception as error:  # whatever a subject raises, where it had to answer, is a finding about the subject
-        raise SubjectError(f"raised {type(error).__name__}: {error}") from error
+        failure = error
+    changed = [name for name, value in inputs.items() if value.tobytes() != given[name].tobytes()]
+    if changed:
+        raise SubjectError(f"changed its input {changed[0]} in place")
+    if failure is not None:
+        raise SubjectError(f"raised {type(failure).__name__}: {failure}") from failure
+    if not isinstance(answer, Mapping) or not all(isinstance(value, np.ndarray) for value in answer.values()):
+        raise SubjectError(f"answered with {_kind(answer)}; expected arrays by name")
+    return {name: value.copy() for name, value in answer.items()}
+
+
+def _kind(answer: object) -> str:
+    if not isinstance(answer, Mapping):
+        return type(answer).__name__
+    return ", ".join(f"{name}: {type(value).__name__}" for name, value in answer.items())
 
 
 def raised(error: SubjectError) -> Comparison:

@@ -87,14 +87,15 @@ class Campaign:
         return self.conclude(replay(claim, case, self.subject))
 
     def conclude(self, verdict: Verdict) -> Verdict:
-        """Stores the counterexample of a falsified claim, names the culprit, writes the record."""
-        if verdict.state is State.FALSIFIED and verdict.case is not None:
+        """Stores the counterexample of a falsified or flaky claim, names the culprit, writes the record."""
+        if verdict.case is not None:
             from falsifiers.diagnosis import diagnose
 
             name = f"{verdict.claim.id}-{verdict.dtype}-{verdict.case.digest}.npz"
             path = self.verdict_file.parent / "counterexamples" / name
             verdict.case.save(path, verdict.claim.id)
-            culprit = diagnose(verdict.claim, verdict.case, verdict.comparison, self.subject)
+            falsified = verdict.state is State.FALSIFIED
+            culprit = diagnose(verdict.claim, verdict.case, verdict.comparison, self.subject) if falsified else None
             verdict = replace(verdict, replay=f"pytest falsifiers --replay {environment.display_path(path)}", culprit=culprit)
         self.verdicts.append(verdict)
         self._write({**verdict.record(self._version(verdict.claim)), "digests": self._digests(verdict.claim)})

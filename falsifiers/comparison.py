@@ -40,8 +40,8 @@ class Errors:
         return cls(value, value, value)
 
     def at_least(self, other: "Errors") -> "Errors":
-        """The larger of two in each measure."""
-        return Errors(max(self.rms, other.rms), max(self.row, other.row), max(self.max, other.max))
+        """The larger of two in each measure; NaN where either is."""
+        return Errors(*(float(np.maximum(getattr(self, metric), getattr(other, metric))) for metric in METRICS))
 
     def times(self, factors: "Errors | float") -> "Errors":
         """Each measure times its factor."""
@@ -100,7 +100,7 @@ def broken(tensor: str, reason: str, expected: Any = None, actual: Any = None, i
 
 
 def rejected(tensor: str) -> Comparison:
-    """The noise floor is as large as the signal: nothing is compared."""
+    """The noise floor is as large as the signal, or the tensor is empty: nothing is compared."""
     return Comparison(tensor, True, 0.0, "rejected", rejected=True)
 
 
@@ -121,7 +121,7 @@ def value_within(name: str, value: float, low: float, high: float, scale: float 
 
 def value_at_most(name: str, value: float, high: float) -> Comparison:
     """A number that must lie in [0, high]; headroom is its share of `high`."""
-    return _within(name, value, 0.0, high, value / high if value >= 0 and high > 0 else np.inf)
+    return _within(name, value, 0.0, high, _ratio(value, high) if value >= 0 else np.inf)
 
 
 def value_inside(name: str, value: float, low: float, high: float) -> Comparison:
@@ -130,13 +130,14 @@ def value_inside(name: str, value: float, low: float, high: float) -> Comparison
 
 
 def _within(name: str, value: float, low: float, high: float, headroom: float) -> Comparison:
-    held = bool(low <= value <= high)
-    headroom = float(headroom) if held or headroom > 1 else float(np.nextafter(1, 2))
+    held = bool(low <= value <= high and np.isfinite(value))
+    if not held and not np.isnan(value):
+        headroom = max(headroom, float(np.nextafter(1, 2)))
     limit = high if value > high or not np.isfinite(low) else low
     return Comparison(
         name,
         held,
-        headroom if headroom == headroom else np.inf,
+        np.inf if np.isnan(headroom) else float(headroom),
         "range",
         None,
         (),
@@ -159,8 +160,13 @@ def same_structure(expected: Mapping[str, Array], actual: Mapping[str, Array], d
     return found
 
 
+@np.errstate(all="ignore")
 def compare(tensor: str, expected: Array, actual: Array, limit: Errors, unit_roundoff: float) -> Comparison:
-    """Two tensors of one shape: the placement of NaN and infinities first, then the error of the finite elements against the limit."""
+    """Two tensors: shape, then the placement of NaN and infinities, then the error of the finite elements against the limit."""
+    if expected.shape != actual.shape:
+        return broken(tensor, "shape", str(expected.shape), str(actual.shape))
+    if not expected.size:
+        return rejected(tensor)
     wanted, got = np.asarray(expected, np.float64), np.asarray(actual, np.float64)
     finite = np.isfinite(wanted) & np.isfinite(got)
     agree = finite | (np.isnan(wanted) & np.isnan(got)) | ((wanted == got) & ~finite)
@@ -171,8 +177,8 @@ def compare(tensor: str, expected: Array, actual: Array, limit: Errors, unit_rou
     errors = Errors.of(difference)
     headroom, metric = errors.headroom(limit)
     held = all(getattr(errors, name) <= getattr(limit, name) for name in METRICS)
-    index = _index(np.argmax(np.abs(difference)), difference.shape) if difference.size else ()
-    at = float(wanted[index]) if difference.size else 0.0
+    index = _index(np.argmax(np.abs(difference)), difference.shape)
+    at = float(wanted[index])
     return Comparison(
         tensor,
         held,
@@ -181,7 +187,7 @@ def compare(tensor: str, expected: Array, actual: Array, limit: Errors, unit_rou
         None,
         index,
         at,
-        float(got[index]) if difference.size else 0.0,
+        float(got[index]),
         getattr(errors, metric),
         getattr(limit, metric),
         abs(errors.max) / (2 * unit_roundoff * 2.0 ** np.floor(np.log2(abs(at)))) if at and np.isfinite(at) else None,
@@ -190,11 +196,15 @@ def compare(tensor: str, expected: Array, actual: Array, limit: Errors, unit_rou
 
 
 def compare_exactly(tensor: str, expected: Array, actual: Array) -> Comparison:
-    """Equal in every element, NaN in the same places; used for codes, copies and bit-for-bit claims."""
+    """Equal in every element, NaN in the same places; used for codes, copies and determinism. Zeros of either sign are equal."""
     if expected.shape != actual.shape:
         return broken(tensor, "shape", str(expected.shape), str(actual.shape))
-    wanted, got = np.asarray(expected, np.float64), np.asarray(actual, np.float64)
-    same = (wanted == got) | (np.isnan(wanted) & np.isnan(got))
+    if not expected.size:
+        return rejected(tensor)
+    wanted, got = np.asarray(expected), np.asarray(actual)
+    if wanted.dtype.kind not in "iub" or got.dtype.kind not in "iub":
+        wanted, got = wanted.astype(np.float64), got.astype(np.float64)
+    same = (wanted == got) | ((wanted != wanted) & (got != got))
     if same.all():
         return Comparison(tensor, True, 0.0, "exact", error=0.0, limit=0.0)
     index = _index(np.argmin(same), same.shape)

@@ -2,8 +2,10 @@
 
 import hashlib
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -32,6 +34,10 @@ class Falsified(Exception):  # noqa: N818  # a verdict on the way, not an error 
     def __init__(self, case: Case, comparison: Comparison) -> None:
         super().__init__(f"{comparison.tensor}: {comparison.reason or comparison.metric}")
         self.case, self.comparison = case, comparison
+
+
+class Unsteady(Exception):  # noqa: N818  # a verdict on the way, not an error of the program
+    """A case that falsified the claim, and did not when it was attacked again."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,8 @@ class Examination:
     def __init__(self, attack: Attack, source: "Source | None" = None) -> None:
         self.attack, self.tally, self.source = attack, Tally(), source
         self.compare = KINDS[attack.claim.kind]
+        self.stopped: str | None = None
+        self.last: Falsified | None = None
 
     def case(self, case: Case) -> None:
         """One case. A subject that raises where it had to answer has left the claim."""
@@ -71,16 +79,28 @@ class Examination:
             comparisons = self.compare(self.attack, case)
         except SubjectError as error:
             comparisons = [raised(error)]
+        except Exception as error:  # a reference or a check that breaks proves nothing about the subject, and must not pass for that
+            self._stop(f"case {case.digest}", error)
+            return
         self.tally.add(case, comparisons)
         worst = max((c for c in comparisons if not c.held), key=lambda c: c.headroom, default=None)
         if worst is not None:
-            raise Falsified(case, worst)
+            self.last = Falsified(case, worst)
+            raise self.last
+
+    def _stop(self, what: str, error: Exception) -> None:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        self.stopped = self.stopped or f"the attack broke on {what}: {type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})"
 
     def draw(self, draw: Draw, flavours: tuple[str, ...]) -> None:
         """The draw in each flavour, the plainest first."""
         for flavour in flavours:
-            with self.attack.watch.on("drawing"):
-                case = self.build(draw, flavour)
+            try:
+                with self.attack.watch.on("drawing"):
+                    case = self.build(draw, flavour)
+            except Exception as error:  # as above: a case that cannot be built proves nothing
+                self._stop(f"{draw} in flavour {flavour}", error)
+                continue
             self.case(case)
 
     def build(self, draw: Draw, flavour: str) -> Case:
@@ -102,16 +122,17 @@ def falsify(claim: Claim, dtype: str, subject: Subject, options: Options, source
     found: Falsified | None = None
     state, reason = State.HELD, None
     try:
-        found = _boundaries(examination, options) or None
+        found = _boundaries(examination, options)
         found = _hypothesis(examination, options) or found
-    except Flaky:
+    except (Flaky, Unsteady):
         state, reason = State.FLAKY, "the subject answered differently the second time on the same case"
+        found = examination.last
     except Unsatisfiable:
         state, reason = State.VACUOUS, "no case of the domain could be drawn"
-    if found is not None:
-        state = State.FALSIFIED
-    elif state is State.HELD and examination.tally.compared == 0:
-        state, reason = State.VACUOUS, f"nothing was compared: all {examination.tally.rejected} cases were rejected"
+    if found is not None and state is not State.FLAKY:
+        state, reason = State.FALSIFIED, None
+    elif state is State.HELD:
+        state, reason = _unfalsified(examination)
     seconds = {**examination.attack.watch.seconds, "total": time.perf_counter() - start}
     return Verdict(
         claim,
@@ -135,8 +156,7 @@ def replay(claim: Claim, case: Case, subject: Subject) -> Verdict:
         examination.case(case)
     except Falsified as falsified:
         found = falsified
-    state = State.FALSIFIED if found else (State.HELD if examination.tally.compared else State.VACUOUS)
-    reason = "the case was rejected: its noise floor is as large as its signal" if state is State.VACUOUS else None
+    state, reason = (State.FALSIFIED, None) if found else _unfalsified(examination)
     seconds = {**examination.attack.watch.seconds, "total": time.perf_counter() - start}
     return Verdict(
         claim,
@@ -151,14 +171,32 @@ def replay(claim: Claim, case: Case, subject: Subject) -> Verdict:
     )
 
 
+def _unfalsified(examination: Examination) -> tuple[State, str | None]:
+    """Held, unless the attack itself broke or compared nothing."""
+    if examination.stopped:
+        return State.VACUOUS, examination.stopped
+    if not examination.tally.compared:
+        return State.VACUOUS, f"nothing was compared: the noise floor drowned the signal in all {examination.tally.rejected} cases"
+    return State.HELD, None
+
+
 def _boundaries(examination: Examination, options: Options) -> Falsified | None:
     claim = examination.attack.claim
     for draw, flavour in boundaries(claim, own_seed(claim, examination.attack.dtype, options.seed) % 2**31):
         try:
             examination.draw(draw, (flavour,))
         except Falsified as falsified:
-            return falsified
+            return _confirmed(examination, falsified)
     return None
+
+
+def _confirmed(examination: Examination, found: Falsified) -> Falsified:
+    """The same case again, as Hypothesis does with what it draws."""
+    try:
+        examination.case(found.case)
+    except Falsified as again:
+        return again
+    raise Unsteady
 
 
 def _hypothesis(examination: Examination, options: Options) -> Falsified | None:

@@ -40,7 +40,7 @@ def nf4_error_within_half_a_gap(attack: Attack, case: Case) -> list[Comparison]:
         absmax = np.repeat(blocks.max(axis=1), block)[: weight.size]
         bound = (HALF_WIDEST_GAP + 4 * UNIT_ROUNDOFF[attack.dtype]) * absmax
         error = np.abs(back.reshape(-1) - weight)
-        ratio = np.where(bound > 0, error / np.where(bound > 0, bound, 1), np.where(error > 0, np.inf, 0.0))
+        ratio = np.where(bound > 0, error / np.where(bound > 0, bound, 1), np.where(error == 0, 0.0, np.inf))
         return [value_at_most("error / bound", float(ratio.max()), 1.0)]
 
 
@@ -69,9 +69,9 @@ def nf4_keeps_zero(attack: Attack, case: Case) -> list[Comparison]:
 
 
 def nf4_mostly_not_zero(attack: Attack, case: Case) -> list[Comparison]:
-    """More than half of the elements are not zero."""
+    """More than half of the elements are numbers other than zero."""
     _, back = _roundtrip(attack, case)
-    return [value_inside("share of non-zero elements", float((back != 0).mean()), float(np.nextafter(0.5, 1)), 1.0)]
+    return [value_inside("share of non-zero elements", float((np.isfinite(back) & (back != 0)).mean()), float(np.nextafter(0.5, 1)), 1.0)]
 
 
 def nf4_takes_half_a_byte(attack: Attack, case: Case) -> list[Comparison]:
