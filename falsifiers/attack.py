@@ -74,7 +74,12 @@ class Attack:
         """The subject's outputs, with some inputs or scalars replaced. SubjectError where it raises."""
         inputs, scalars = _changed(case, changes)
         with self.watch.on("subject"):
-            return _asked(inputs, lambda given: self.subject.run(operation or case.operation, given, scalars, self.dtype))
+            answer = _asked(inputs, lambda given: self.subject.run(operation or case.operation, given, scalars, self.dtype))
+        outputs = signatures()[operation or case.operation].outputs
+        missing = [name for name, output in outputs.items() if output.group is None and name not in answer]
+        if missing:
+            raise SubjectError(f"answered without {missing[0]}; it has {', '.join(sorted(answer)[:6]) or 'nothing'}")
+        return answer
 
     def expect_gradients(self, case: Case, wrt: Sequence[str]) -> dict[str, Array]:
         """The reference's float64 gradients."""
@@ -162,6 +167,8 @@ class Attack:
 
     def factors(self) -> Errors:
         """The calibrated factors of a rounding tolerance, for this dtype."""
+        if self.dtype not in self.tolerance.factors:
+            raise ValueError(f"{self.claim.id} has no factors for {self.dtype}; it has them for {', '.join(self.tolerance.factors)}")
         factors = self.tolerance.factors[self.dtype]
         return Errors(factors.rms, factors.row, factors.max)
 

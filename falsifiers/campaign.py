@@ -13,10 +13,11 @@ import contracts
 from contracts.model import Claim, Contract
 from falsifiers import environment
 from falsifiers.case import Case
-from falsifiers.engine import Options, falsify, replay
+from falsifiers.engine import Options, Source, falsify, replay
 from falsifiers.real_input import RealInput
 from falsifiers.subjects.protocol import Subject
 from falsifiers.verdict import State, Verdict, plain
+from falsifiers.watchdog import Watchdog
 
 GENERATED = environment.ROOT / "reports" / "generated"
 
@@ -55,8 +56,10 @@ class Campaign:
     real_input: RealInput
     verdict_file: Path
     required: Sequence[str] = ()
+    limit: float | None = None
     verdicts: list[Verdict] = field(default_factory=list)
     _stream: IO[str] | None = None
+    _watchdog: Watchdog | None = None
 
     def targets(self) -> Iterator[Target]:
         """Every selected claim, once for each dtype and each device that it names."""
@@ -79,8 +82,15 @@ class Campaign:
             verdict = Verdict(claim, target.dtype, target.device, State.NOT_RUN, reason)
         else:
             source = self.real_input.case if claim.domain.input == "checkpoint" else None
-            verdict = falsify(claim, target.dtype, self.subject, self.options, source)
+            verdict = self._falsify(claim, target.dtype, source)
         return self.conclude(verdict)
+
+    def _falsify(self, claim: Claim, dtype: str, source: Source | None) -> Verdict:
+        if self.limit is None:
+            return falsify(claim, dtype, self.subject, self.options, source)
+        if self._watchdog is None:
+            self._watchdog = Watchdog(self.subject, self.options, self.limit)
+        return self._watchdog.falsify(claim, dtype, source)
 
     def replay(self, claim: Claim, case: Case) -> Verdict:
         """The verdict on one stored case."""
@@ -129,6 +139,8 @@ class Campaign:
 
     def close(self, exit_status: int, interrupted: bool) -> None:
         """Ends the verdict file with the totals."""
+        if self._watchdog is not None:
+            self._watchdog.close()
         if self._stream is None:
             return
         totals = Counter(verdict.state.value for verdict in self.verdicts)

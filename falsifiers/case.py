@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from contracts import DTYPES
+from falsifiers.precision import signatures
 from reference.table import Array
 
 
@@ -74,17 +78,36 @@ class Case:
 def load(path: Path) -> tuple[str, Case]:
     """The claim and the case of a replay file. ValueError where the file is no such file."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            header = json.loads(str(stored["header"]))
-            inputs = {name.removeprefix("input:"): stored[name] for name in stored.files if name.startswith("input:")}
-            cotangents = {name.removeprefix("cotangent:"): stored[name] for name in stored.files if name.startswith("cotangent:")}
-        claim = str(header.pop("claim"))
-        return claim, Case(inputs=inputs, cotangents=cotangents, **header)
+        claim, case = _read(path)
+        _check(case)
+        return claim, case
     except FileNotFoundError:
         raise ValueError(
             f"{path}: no such file; expected a case written by a falsified claim (reports/generated/counterexamples/*.npz)"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
             f"{path}: not a replay file ({type(error).__name__}: {error}); expected a case written by a falsified claim"
         ) from None
+
+
+def _read(path: Path) -> tuple[str, Case]:
+    with np.load(path, allow_pickle=False) as stored:
+        header = json.loads(str(stored["header"]))
+        inputs = {name.removeprefix("input:"): stored[name] for name in stored.files if name.startswith("input:")}
+        cotangents = {name.removeprefix("cotangent:"): stored[name] for name in stored.files if name.startswith("cotangent:")}
+    claim = str(header.pop("claim"))
+    return claim, Case(inputs=inputs, cotangents=cotangents, **header)
+
+
+def _check(case: Case) -> None:
+    """ValueError where a replay would stumble over a name, a dtype or an input that is missing."""
+    if case.dtype not in DTYPES:
+        raise ValueError(f"dtype {case.dtype!r}, expected one of {', '.join(DTYPES)}")
+    if not case.operation:
+        return
+    if case.operation not in signatures():
+        raise ValueError(f"operation {case.operation!r} is unknown")
+    for name, spec in signatures()[case.operation].inputs.items():
+        if not spec.optional and not any(given == name or (spec.group and given.startswith(f"{name}/")) for given in case.inputs):
+            raise ValueError(f"operation {case.operation} has no input {name!r} here")

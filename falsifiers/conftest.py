@@ -1,12 +1,16 @@
 """`pytest falsifiers`: options, the campaign, the header and the closing table."""
 
+import math
+import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import contracts
-from falsifiers.campaign import GENERATED, Campaign, Selection, Target
+from contracts.model import Claim
+from contracts.problems import unknown
+from falsifiers.campaign import GENERATED, Campaign, Selection
+from falsifiers.case import Case
 from falsifiers.case import load as load_case
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from falsifiers.engine import Options
@@ -16,6 +20,7 @@ from falsifiers.verdict import State
 
 EXIT_USAGE, EXIT_NOTHING_HELD, EXIT_NO_DEVICE = 4, 5, 6
 CAMPAIGN = pytest.StashKey[Campaign]()
+STORED = pytest.StashKey[tuple[Claim, Case]]()
 NOT_RUN = "not run"
 
 
@@ -34,7 +39,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--require", action="append", default=[], choices=("cuda",), help="fail where a claim could not be run on it")
     group.addoption("--verdicts", type=Path, default=None, metavar="FILE", help="verdict file (default: reports/generated/verdicts.jsonl)")
     group.addoption("--replay", type=Path, default=None, metavar="FILE", help="attack the one case stored in FILE")
+    group.addoption(
+        "--limit", type=_seconds, default=None, metavar="SECONDS", help="attack in a process of its own, and stop a claim after this time"
+    )
     group.addoption("--seed", type=int, default=0, help="seed of the run (default: 0)")
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise ValueError(text)
+    return value
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,8 +67,9 @@ def _campaign(config: pytest.Config) -> Campaign:
         _known(selection, loaded)
         real_input = RealInput(option.model, option.corpus)
         real_input.check()
+        path = _writable(option.verdicts or GENERATED / "verdicts.jsonl")
         if option.replay is not None:
-            load_case(option.replay)
+            config.stash[STORED] = _stored(loaded, option.replay)
     except (contracts.ContractError, ValueError, OSError) as error:
         pytest.exit(f"blackswan: {error}", returncode=EXIT_USAGE)
     from falsifiers.subjects.implementation import Implementation
@@ -67,14 +83,30 @@ def _campaign(config: pytest.Config) -> Campaign:
         pytest.exit(f"blackswan: {error}", returncode=EXIT_USAGE)
     if "cuda" in option.require and not subject.device.startswith("cuda"):
         pytest.exit(f"blackswan: --require cuda, but this run's device is {subject.device}; add --device cuda", returncode=EXIT_NO_DEVICE)
-    path = option.verdicts or GENERATED / "verdicts.jsonl"
-    return Campaign(subject, loaded, Options(option.effort, option.seed), selection, real_input, path, option.require)
+    return Campaign(subject, loaded, Options(option.effort, option.seed), selection, real_input, path, option.require, option.limit)
+
+
+def _writable(path: Path) -> Path:
+    """ValueError where the verdict file could not be written at the end of the run."""
+    nearest = next(parent for parent in path.absolute().parents if parent.exists())
+    if path.is_dir() or not nearest.is_dir() or not os.access(path if path.exists() else nearest, os.W_OK):
+        raise ValueError(f"--verdicts: {path} cannot be written; expected a file in a folder that can be written to")
+    return path
+
+
+def _stored(loaded: list[contracts.Contract], path: Path) -> tuple[Claim, Case]:
+    """The claim and the case of a replay file. ValueError where no contract has that claim on that operation."""
+    name, case = load_case(path)
+    claims = {claim.id: claim for contract in loaded for claim in contract.claims}
+    if name not in claims:
+        raise ValueError(f"{path}: is a case of a claim that no contract has: {unknown('claim', name, claims)}")
+    if case.operation != (claims[name].operation or ""):
+        raise ValueError(f"{path}: is a case of {case.operation}, but {name} is a claim on {claims[name].operation}")
+    return claims[name], case
 
 
 def _known(selection: Selection, loaded: list[contracts.Contract]) -> None:
     """ValueError where a claim or an operation of the selection does not exist, with the nearest name."""
-    from contracts.problems import unknown
-
     claims = {claim.id: claim for contract in loaded for claim in contract.claims}
     operations = {claim.operation for claim in claims.values() if claim.operation}
     for name in selection.claims:
@@ -92,16 +124,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         targets = [] if replayed else list(campaign.targets())
         metafunc.parametrize("target", targets, ids=str)
     if "stored" in metafunc.fixturenames:
-        stored = [_stored(campaign, replayed)] if replayed else []
-        metafunc.parametrize("stored", stored, ids=lambda pair: f"{pair[0]} {pair[1].digest}")
-
-
-def _stored(campaign: Campaign, path: Path) -> tuple[Target, Any]:
-    name, case = load_case(path)
-    claims = {claim.id: claim for contract in campaign.contracts for claim in contract.claims}
-    if name not in claims:
-        raise pytest.UsageError(f"{path}: is a case of claim {name}, which no contract has any more")
-    return Target(claims[name], case.dtype, campaign.subject.device.split(":")[0]), case
+        stored = [metafunc.config.stash[STORED]] if replayed else []
+        metafunc.parametrize("stored", stored, ids=lambda pair: f"{pair[0].id} {pair[1].digest}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

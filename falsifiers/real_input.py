@@ -54,25 +54,27 @@ class RealInput:
         if family is None:
             raise ValueError(f"{path}: model_type is {config.get('model_type')!r}; expected a decoder, one of {', '.join(FAMILIES)}")
         rope = config.get("rope_parameters") or {}
+        if not isinstance(rope, dict):
+            raise ValueError(f"{path}: rope_parameters is {rope!r}; expected an object")
         if config.get("rope_scaling") or rope.get("rope_type", "default") != "default":
             raise ValueError(f"{path}: scaled rotary embeddings are not supported; expected rope_type default")
         try:
-            heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+            heads, hidden = _size(config, "num_attention_heads"), _size(config, "hidden_size")
             return {
                 "family": family,
-                "vocab": int(config["vocab_size"]),
+                "vocab": _size(config, "vocab_size"),
                 "hidden": hidden,
-                "intermediate": int(config["intermediate_size"]),
-                "layers": int(config["num_hidden_layers"]),
+                "intermediate": _size(config, "intermediate_size"),
+                "layers": _size(config, "num_hidden_layers"),
                 "heads": heads,
-                "kv_heads": int(config.get("num_key_value_heads") or heads),
-                "head_dim": int(config.get("head_dim") or hidden // heads),
+                "kv_heads": _size(config, "num_key_value_heads", heads),
+                "head_dim": _size(config, "head_dim", hidden // heads),
                 "eps": float(config["rms_norm_eps"]),
                 "theta": float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
                 "tied": bool(config.get("tie_word_embeddings", False)),
             }
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path}: key {error} is missing or not a number") from None
+            raise ValueError(f"{path}: {error}; expected the numbers of a decoder's config.json") from None
 
     @cached_property
     def rows(self) -> list[tuple[list[int], int]]:
@@ -141,7 +143,7 @@ class RealInput:
     def _index(self) -> dict[str, Path]:
         """Tensor name → file."""
         index = self.model / "model.safetensors.index.json"
-        files = sorted(set(_json(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+        files = _shards(index) if index.is_file() else ["model.safetensors"]
         return {str(name): self.model / file for file in files for name in self._open(self.model / file).keys()}  # noqa: SIM118  # not a mapping
 
     def _open(self, path: Path) -> Any:
@@ -153,12 +155,26 @@ class RealInput:
             raise ValueError(f"{path}: not a readable safetensors file ({error})") from None
 
 
+def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key) if config.get(key) is not None else default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"key {key!r} is {'missing' if value is None else repr(value)}")
+    return value
+
+
+def _shards(index: Path) -> list[str]:
+    found = _json(index).get("weight_map")
+    if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
+        raise ValueError(f"{index}: key 'weight_map' is missing or no object of file names")
+    return sorted(set(found.values()))
+
+
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file; expected a Hugging Face checkpoint folder") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({error})") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a JSON object")
@@ -173,7 +189,7 @@ def _samples(path: Path) -> list[tuple[str, int]]:
         try:
             row = json.loads(line.decode("utf-8"))
             text, label = row["input"], row["label"]
-        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, KeyError, TypeError) as error:
             raise ValueError(f'{path}:{number}: expected {{"input": text, "label": number}} ({type(error).__name__}: {error})') from None
         if not isinstance(text, str) or not isinstance(label, int) or isinstance(label, bool) or label < 0:
             raise ValueError(f"{path}:{number}: input must be text and label an integer from 0; got label {label!r}")

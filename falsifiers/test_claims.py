@@ -2,6 +2,7 @@
 
 import pytest
 
+from contracts.model import Claim
 from falsifiers.campaign import Campaign, Target
 from falsifiers.case import Case
 from falsifiers.terminal import story
@@ -13,10 +14,10 @@ def test_holds(target: Target, campaign: Campaign) -> None:
     conclude(campaign.attack(target), campaign)
 
 
-def test_replay(stored: tuple[Target, Case], campaign: Campaign) -> None:
+def test_replay(stored: tuple[Claim, Case], campaign: Campaign) -> None:
     """One stored case, whatever has become of seeds and contracts."""
-    target, case = stored
-    conclude(campaign.replay(target.claim, case), campaign)
+    claim, case = stored
+    conclude(campaign.replay(claim, case), campaign)
 
 
 def conclude(verdict: Verdict, campaign: Campaign) -> None:

@@ -40,6 +40,10 @@ class Implementation:
         if self._device.type == "cuda":
             set_tf32(False)
 
+    def __reduce__(self) -> tuple[type["Implementation"], tuple[str]]:
+        """Made anew in another process, settings of the device included."""
+        return Implementation, (self.device,)
+
     def unsupported(self, operation: str, dtype: str) -> str | None:
         """Why the operation cannot run in that dtype here; None when it can."""
         if dtype not in DTYPES:
