@@ -1,237 +1,141 @@
-"""Who is to blame for a falsified claim: the first call of the subject's trace that is wrong by itself, and the mutant that errs likewise.
+"""Who is to blame for a falsified claim: the first call of the subject's traces that is wrong, and the mutant that errs likewise.
 
-Each recorded call is held to the reference on the call's own inputs, so an error does not travel; and to the reference's trace, so a call
-that is missing, has another weight or scalar, or reads another value is found as well.
+Whatever the claim asked of the subject on the case is asked again with the calls recorded. Each call is held to the reference on the call's
+own inputs, so an error does not travel (falsifiers.local), and what it reads to the reference's tape (falsifiers.wiring).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
 import reference
 from contracts.model import Claim
 from falsifiers.case import Case
-from falsifiers.comparison import Comparison, Errors
-from falsifiers.kinds.gradient import differentiable
-from falsifiers.precision import STORAGE, UNIT_ROUNDOFF, compute_dtype, is_real, rounded_table, signatures
+from falsifiers.comparison import Comparison
+from falsifiers.local import Local, Suspicion
+from falsifiers.mutants import MUTANTS
+from falsifiers.precision import is_real, signatures
 from falsifiers.subjects.protocol import Subject, TracedCall
+from falsifiers.training_trace import Training
+from falsifiers.twin import Question, find, questions
 from falsifiers.verdict import Culprit
-from reference.table import Array, Arrays
-from reference.tape import Call, Tape
+from falsifiers.wiring import Section, Trace
+from reference.classifier import trainable_names
+from reference.table import Array
 
-LOCAL_FACTOR = 6.0
-"""Multiples of a single call's noise floor that its own answer may differ by; a wrong formula is tens to thousands of floors away."""
-
-SAME_ANSWER = 0.05
-"""A mutant is named when its answer is this much closer to the subject's than the reference's is."""
+INNER = {"train_steps": "classifier_loss", "classifier_loss": "classifier_forward", "language_model_loss": "decoder_forward"}
+"""The composition inside a composition: what is recorded where the outer one raises."""
 
 
-def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: Subject, left_out: Sequence[str] = ()) -> Culprit | None:
-    """The culprit of a falsified claim on a case; mutants in `left_out` are not tried."""
+def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: Subject, left_out: Collection[str] = ()) -> Culprit | None:
+    """The culprit of a falsified claim on a case; mutants in `left_out` are not tried. None for a claim without a reference."""
     if claim.operation is None or signatures()[claim.operation].procedure:
         return None
-    mutant, distance = _twin(claim, case, subject, left_out)
-    if not signatures()[claim.operation].composition:
-        where = comparison.tensor if comparison else ""
-        return Culprit(claim.operation, claim.operation, f"its {where or 'answer'} leaves the tolerance", mutant, distance)
-    found = next(_suspects(claim, case, subject), None)
+    asked = questions(claim, case, subject)
+    found = next(suspicions(claim, asked, subject), None)
+    mutant, distance = find(claim, asked, subject, found.operation if found else claim.operation, left_out)
     if found is None:
-        explanation = "every operation that it calls is right by itself; what is wrong is the procedure around them"
-        return Culprit(claim.operation, claim.operation, explanation, mutant, distance)
-    operation, path, explanation = found
-    return Culprit(operation, path, explanation, mutant, distance)
+        found = _unexplained(claim, comparison, mutant)
+    return Culprit(found.operation, found.path, found.explanation, mutant, distance)
 
 
-def _suspects(claim: Claim, case: Case, subject: Subject) -> Iterator[tuple[str, str, str]]:
-    """Operation, path and explanation of everything that is wrong, the first in the order of the computation first."""
-    assert claim.operation is not None
-    differentiated = bool(signatures()[claim.operation].gradients) and claim.kind in ("gradient", "invariant")
-    cotangents = case.cotangents if differentiated else None
+def _unexplained(claim: Claim, comparison: Comparison | None, mutant: str | None) -> Suspicion:
+    """What can be said where every recorded call is right by itself and reads what it should."""
+    operation = claim.operation or ""
+    where = comparison.tensor if comparison else "its answer"
+    if not signatures()[operation].composition:
+        return Suspicion(operation, operation, f"{where} leaves the tolerance")
+    if mutant is not None:
+        return Suspicion(MUTANTS[mutant].operation, operation, "every recorded call is right by itself; the procedure around them is not")
+    return Suspicion(operation, operation, f"no operation is wrong by itself, and each reads what it should; yet {where} leaves the tolerance")
+
+
+def suspicions(claim: Claim, asked: Sequence[Question], subject: Subject) -> Iterator[Suspicion]:
+    """Everything that is wrong in the answers to what the claim asked, in the order of the computation."""
+    for question in asked:
+        case = question.case
+        local = Local(claim, subject, case.dtype, case.seed)
+        if signatures()[case.operation].composition:
+            yield from _composition(question, local)
+        else:
+            yield from _operation(question, local)
+    if claim.kind == "determinism" and asked:
+        yield from _unsteady(asked[0].case, subject)
+
+
+def _operation(question: Question, local: Local) -> Iterator[Suspicion]:
+    """An elementary operation, asked by itself, as a call of its own."""
+    case, operation = question.case, question.case.operation
+    answer = question.ask(local.subject)
+    if answer is None:
+        if _refused(question):
+            return
+        yield Suspicion(operation, operation, "raises where the reference answers")
+    elif question.wrt is None:
+        yield from local.results(TracedCall(operation, operation, case.inputs, case.scalars, answer))
+    else:
+        call = TracedCall(operation, operation, case.inputs, case.scalars, {}, answer, case.cotangents)
+        yield from local.gradients(call, question.wrt)
+
+
+def _refused(question: Question) -> bool:
     try:
-        calls = subject.record(claim.operation, case.inputs, case.scalars, case.dtype, cotangents)
-    except Exception as error:  # the subject may fail in its own way once more; the verdict has the message already
-        yield claim.operation, claim.operation, f"raises {type(error).__name__}: {error}"
+        question.run(question.case.inputs, reference.TABLE)
+    except (ValueError, FloatingPointError):
+        return True
+    return False
+
+
+def _composition(question: Question, local: Local) -> Iterator[Suspicion]:
+    case, subject = question.case, local.subject
+    try:
+        calls = subject.record(case.operation, case.inputs, case.scalars, case.dtype, None if question.wrt is None else case.cotangents)
+    except Exception as error:  # whatever the subject raises, the calls inside may say why
+        yield from _inside(question, local)
+        yield Suspicion(case.operation, case.operation, f"raises {type(error).__name__}: {error}")
         return
-    tape = reference.record(case.operation, case.inputs, case.scalars)
-    yield from _forward(case, calls, tape)
-    if differentiated:
-        yield from _backward(case, calls)
-        yield from _unreached(claim, case, tape, calls)
-
-
-def _forward(case: Case, calls: Sequence[TracedCall], tape: Tape) -> Iterator[tuple[str, str, str]]:
-    by_path = {call.path: call for call in calls}
-    known = {call.path: call for call in tape.calls}
-    for call in tape.calls if known.keys() & by_path.keys() else ():
-        if call.path in by_path:
-            yield from _wiring(case, call, by_path[call.path], tape, by_path)
-        elif not any(path.endswith(call.path) for path in by_path):
-            yield call.operation, call.path, "is not called"
-    for traced in calls:
-        if traced.path not in known:
-            yield from _local(case, traced)
-
-
-def _wiring(case: Case, call: Call, traced: TracedCall, tape: Tape, by_path: Mapping[str, TracedCall]) -> Iterator[tuple[str, str, str]]:
-    """Inputs, parameters and scalars of one call against the reference's, then its own answer."""
-    produced = {result: (other.path, output) for other in tape.calls for output, result in other.results.items()}
-    for name, value in call.inputs.items():
-        if name not in traced.inputs:
-            yield call.operation, call.path, f"is called without {name}"
-            continue
-        source = tape.views.get(value, value)
-        if source in produced:
-            path, output = produced[source]
-            made = by_path[path].outputs[output] if path in by_path else None
-            if made is not None and not _close(made, traced.inputs[name]):
-                yield call.operation, call.path, f"reads a {name} that is not what {path} gave"
-        elif not _close(_as_stored(tape.values[value], case.dtype), traced.inputs[name]):
-            yield call.operation, call.path, f"is called with another {name} than {value}"
-    for name, scalar in call.scalars.items():
-        given = traced.scalars.get(name)
-        if isinstance(scalar, int | float) and isinstance(given, int | float) and not np.isclose(given, scalar, rtol=1e-6, atol=0):
-            yield call.operation, call.path, f"is called with {name} = {given:g}; the configuration has {scalar:g}"
-    yield from _local(case, traced)
-
-
-def _local(case: Case, traced: TracedCall) -> Iterator[tuple[str, str, str]]:
-    """The call's answer from its own inputs, against the reference's and its noise floor."""
-    inputs, scalars = _own(traced)
-    try:
-        expected = reference.evaluate(traced.operation, inputs, scalars)
-    except (ValueError, FloatingPointError) as error:
-        yield traced.operation, traced.path, f"answers where the reference refuses: {error}"
+    trace = Trace(calls)
+    if case.operation == "train_steps":
+        training = Training(case, trace, local)
+        yield from training.suspicions()
+        yield from training.answers(question.ask(subject) or {}, question.floors(local.claim, subject, training.tape.result()))
         return
-    rounded = reference.evaluate(traced.operation, _computing(inputs, case.dtype), scalars, rounded_table(reference.TABLE, case.dtype))
-    for name, value in expected.items():
-        excess = _excess(value, rounded[name], traced.outputs.get(name), case.dtype)
-        if excess > LOCAL_FACTOR:
-            yield traced.operation, traced.path, f"from its own inputs, {name} is {excess:.3g} noise floors from the reference's"
+    section = Section(reference.record(case.operation, case.inputs, case.scalars), trace, local)
+    yield from section.forward()
+    if question.wrt is None:
+        yield from section.answers(question.ask(subject) or {}, question.floors(local.claim, subject, section.tape.result()))
+    else:
+        yield from section.backward(case.cotangents, [name.removeprefix("parameters/") for name in question.wrt])
 
 
-def _backward(case: Case, calls: Sequence[TracedCall]) -> Iterator[tuple[str, str, str]]:
-    """Each call's own gradients from its own inputs and cotangents, the last call first."""
-    for traced in reversed(calls):
-        wrt = [name for name in signatures()[traced.operation].gradients if name in traced.gradients]
-        if not wrt or not traced.cotangents:
-            continue
-        inputs, scalars = _own(traced)
-        upstream = {name: np.asarray(value, np.float64) for name, value in traced.cotangents.items()}
-        expected = reference.differentiate(traced.operation, inputs, scalars, upstream, wrt)
-        low, table = _computing(inputs, case.dtype), rounded_table(reference.TABLE, case.dtype)
-        rounded = reference.differentiate(traced.operation, low, scalars, _computing(upstream, case.dtype), wrt, table)
-        for name in wrt:
-            excess = _excess(expected[name], rounded[name], traced.gradients[name], case.dtype)
-            if excess > LOCAL_FACTOR:
-                yield traced.operation, traced.path, f"the gradient of its {name} is {excess:.3g} noise floors from the reference's"
+def _inside(question: Question, local: Local) -> Iterator[Suspicion]:
+    """What is wrong in the composition inside one that raises."""
+    case = question.case
+    inner = INNER.get(case.operation)
+    if inner is None:
+        return
+    first = slice(0, case.scalars.get("batch") if case.operation == "train_steps" else None)
+    names = {*signatures()[inner].inputs}
+    inputs = {
+        name: value[first] if name in ("input_ids", "mask", "labels") else value
+        for name, value in case.inputs.items()
+        if name in names or name.startswith("parameters/")
+    }
+    cotangents = {"loss": np.ones(())} if case.operation == "train_steps" else {}
+    wrt = tuple(f"parameters/{name}" for name in trainable_names(case.scalars)) if cotangents else None
+    asked = Case(inner, case.dtype, case.sizes, case.scalars, case.seed, case.flavour, inputs, cotangents)
+    yield from _composition(Question(asked, wrt), local)
 
 
-def _unreached(claim: Claim, case: Case, tape: Tape, calls: Sequence[TracedCall]) -> Iterator[tuple[str, str, str]]:
-    """Calls whose output gets a gradient in the reference and none in the subject, the last one first."""
-    del claim
-    wrt = differentiable(signatures()[case.operation], case)
-    arrived = tape.backward(case.cotangents)
-    by_path = {call.path: call for call in calls}
-    for call in reversed(tape.calls):
-        result = next(iter(call.results.values()))
-        traced = by_path.get(call.path)
-        if traced is None or result not in arrived or not wrt:
-            continue
-        got = np.asarray(next(iter(traced.cotangents.values()), np.zeros(())), np.float64)
-        if np.any(arrived[result]) and not np.any(got):
-            yield call.operation, call.path, "no gradient reaches its result"
+def _unsteady(case: Case, subject: Subject) -> Iterator[Suspicion]:
+    """The calls that answer differently the second time."""
+    first, second = (Trace(subject.record(case.operation, case.inputs, case.scalars, case.dtype)) for _ in range(2))
+    for call in first.calls:
+        again = second.at(call.path)
+        if again is None or any(not _identical(value, again.outputs[name]) for name, value in call.outputs.items()):
+            yield Suspicion(call.operation, call.path, "answers differently the second time")
 
 
-def _own(traced: TracedCall) -> tuple[dict[str, Array], dict[str, Any]]:
-    inputs = {name: np.asarray(value, np.float64) if is_real(value) else value for name, value in traced.inputs.items()}
-    known = {*signatures()[traced.operation].scalars, *signatures()[traced.operation].attributes}
-    return inputs, {name: value for name, value in traced.scalars.items() if name in known}
-
-
-def _computing(arrays: Arrays, dtype: str) -> dict[str, Array]:
-    return {name: value.astype(compute_dtype(dtype)) if is_real(value) else value for name, value in arrays.items()}
-
-
-def _as_stored(value: Array, dtype: str) -> Array:
-    return value.astype(STORAGE[dtype]) if is_real(value) else value
-
-
-def _close(one: Array, other: Array) -> bool:
-    """Equal up to two roundings of the coarser of the two dtypes."""
-    if one.size != other.size:
-        return False
-    unit = max(UNIT_ROUNDOFF.get(str(array.dtype), 0.0) for array in (one, other))
-    a, b = (np.asarray(value, np.float64).reshape(-1) for value in (one, other))
-    return bool(np.all(np.abs(a - b) <= 2 * unit * np.maximum(np.abs(a), np.abs(b)), where=np.isfinite(a) & np.isfinite(b)))
-
-
-def _excess(expected: Array, rounded: Array, actual: Array | None, dtype: str) -> float:
-    """The rms error in noise floors of the call; infinite for another shape or misplaced non-finite values."""
-    if actual is None or actual.shape != expected.shape:
-        return np.inf
-    got = np.asarray(actual, np.float64)
-    if not is_real(expected):
-        return 0.0 if np.array_equal(expected, actual) else np.inf
-    if not np.array_equal(np.isfinite(got), np.isfinite(expected)):
-        return np.inf
-    finite = np.isfinite(expected)
-    wanted = np.where(finite, expected, 0.0)
-    noise = Errors.of(np.where(finite, rounded.astype(np.float64) - wanted, 0.0)).at_least(Errors.of(wanted).times(UNIT_ROUNDOFF[dtype]))
-    error = Errors.of(np.where(finite, got - wanted, 0.0))
-    if error.rms == 0:
-        return 0.0
-    tiny = UNIT_ROUNDOFF["float32"] * 1e-3
-    return error.rms / noise.rms if noise.rms > 0 else (np.inf if error.rms > tiny else 0.0)
-
-
-def _twin(claim: Claim, case: Case, subject: Subject, left_out: Iterable[str]) -> tuple[str | None, float | None]:
-    """The mutant whose answer on the case is the subject's, and the relative distance of the two."""
-    from falsifiers.mutants import reaching
-    from falsifiers.mutants import subject as mutated
-
-    assert claim.operation is not None
-    actual = _answer(subject, claim, case)
-    exact = _answer(mutated_reference(), claim, case)
-    if actual is None or exact is None:
-        return None, None
-    best: tuple[str | None, float | None] = (None, None)
-    closest = SAME_ANSWER * _distance(actual, exact)
-    for mutant in reaching(claim.operation):
-        answer = None if mutant.name in left_out else _answer(mutated(mutant.name), claim, case)
-        if answer is not None and (away := _distance(actual, answer)) < closest:
-            closest, best = away, (mutant.name, away)
-    return best
-
-
-def mutated_reference() -> Subject:
-    """The reference itself under rounding, the mutant that is none."""
-    from falsifiers.subjects.reference import ReferenceSubject
-
-    return ReferenceSubject()
-
-
-def _answer(subject: Subject, claim: Claim, case: Case) -> dict[str, Array] | None:
-    try:
-        if claim.kind == "gradient":
-            wrt = differentiable(signatures()[case.operation], case)
-            return subject.differentiate(case.operation, case.inputs, case.scalars, case.cotangents, wrt, case.dtype)
-        return subject.run(case.operation, case.inputs, case.scalars, case.dtype)
-    except Exception:  # a mutant may refuse the case; then it is not the twin
-        return None
-
-
-def _distance(one: Arrays, other: Arrays) -> float:
-    """The largest relative rms difference of two answers over their tensors; infinite where they have other names or shapes."""
-    if set(one) != set(other):
-        return np.inf
-    worst = 0.0
-    for name, value in one.items():
-        a, b = np.asarray(value, np.float64), np.asarray(other[name], np.float64)
-        if a.shape != b.shape or not np.array_equal(np.isfinite(a), np.isfinite(b)):
-            return np.inf
-        finite = np.isfinite(a)
-        scale = Errors.of(np.where(finite, a, 0.0)).rms + Errors.of(np.where(finite, b, 0.0)).rms
-        if scale:
-            worst = max(worst, 2 * Errors.of(np.where(finite, a - b, 0.0)).rms / scale)
-    return worst
+def _identical(one: Array, other: Array) -> bool:
+    a, b = (np.asarray(value, np.float64) if is_real(value) else value for value in (one, other))
+    return np.array_equal(a, b, equal_nan=is_real(one))
