@@ -17,7 +17,7 @@ from falsifiers.subjects.protocol import Subject
 from reference.table import Array, Table
 
 STAGES = ("drawing", "reference", "noise", "subject", "comparison")
-REPLAYS, REPLAYS_OF_A_NUMBER = 2, 6
+REPLAYS, REPLAYS_OF_FEW, FEW_ELEMENTS = 2, 6, 32
 SIGNAL_SHARE = 0.1
 """A floor above this share of the signal proves nothing: the case is rejected for that tensor."""
 
@@ -105,7 +105,7 @@ class Attack:
         with self.watch.on("noise"):
             inputs = {name: value.astype(compute_dtype(self.dtype)) if is_real(value) else value for name, value in case.inputs.items()}
             floors = {name: self._half_ulp(name, value) for name, value in expected.items()}
-            for replay in range(-1, self._replays()):
+            for replay in range(-1, self._replays(expected)):
                 generator = None if replay < 0 else np.random.default_rng([case.seed, replay])
                 for name, value in run(inputs, rounded_table(reference.TABLE, self.dtype, generator, self.signature.composition)).items():
                     with np.errstate(invalid="ignore"):
@@ -126,10 +126,11 @@ class Attack:
                 floors[name] = floors[name].at_least(shared)
         return floors
 
-    def _replays(self) -> int:
-        """More for a single number, whose one error says little."""
-        numbers = all(not output.shape and output.group is None for output in self.signature.outputs.values())
-        return REPLAYS_OF_A_NUMBER if numbers else REPLAYS
+    def _replays(self, expected: Mapping[str, Array]) -> int:
+        """More where a tensor has few elements: the one error of a number may be small by luck. A composition's errors average themselves."""
+        fewest = min((value.size for value in expected.values()), default=0)
+        few = fewest <= (1 if self.signature.composition else FEW_ELEMENTS)
+        return REPLAYS_OF_FEW if few else REPLAYS
 
     def judge(
         self,

@@ -37,6 +37,9 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cpu")
     if (index or 0) >= count:
         raise DeviceUnavailable(f"device {name!r}: this host has {count or 'no'} usable CUDA devices; use cpu or auto")
+    # cuBLAS may otherwise add up the parts of a split sum in bfloat16, an error of the size of the terms and not of the result.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     return torch.device("cuda", index or 0)
 
 

@@ -14,7 +14,6 @@ from torch.nn import functional
 
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 GROUP_SIZE = 256
-ZERO_PAIR = 0x77
 
 
 @functools.cache
@@ -32,14 +31,20 @@ def nf4_quantize(weight: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
     Blocks run over the flattened weight. Raises a ValueError for another block size than BLOCK_SIZES.
     """
     _check_block_size(block_size)
-    flat = weight.detach().reshape(-1)
-    flat = flat.float() if flat.dtype == torch.float64 else flat
-    # A whole number of blocks: the library divides a shorter last block by its absmax where it multiplies the others by the reciprocal.
-    padded = functional.pad(flat, (0, -flat.numel() % block_size))
-    codes, state = _library().quantize_4bit(padded, blocksize=block_size, quant_type="nf4")
-    # The library's CUDA kernel divides by a zero block's absmax and codes the NaN as −1.
-    codes = codes.view(-1, block_size // 2).masked_fill(state.absmax[:, None] == 0, ZERO_PAIR)
-    return codes.flatten()[: (flat.numel() + 1) // 2].clone(), state.absmax
+    flat = weight.detach().reshape(-1).float()
+    # Not the library's quantize_4bit: its CUDA kernel approximates the reciprocal, so that a value within an ulp of a midpoint gets another
+    # code than on the CPU, and one checkpoint becomes two models.
+    blocks = functional.pad(flat, (0, -flat.numel() % block_size)).view(-1, block_size)
+    absmax = blocks.abs().amax(dim=1)
+    scaled = (blocks * (1.0 / absmax.clamp(min=1e-38))[:, None]).clamp(-1.0, 1.0)
+    codes = torch.bucketize(scaled, _nf4_midpoints(flat.device)).to(torch.uint8).view(-1, 2)
+    return (codes[:, 0] << 4 | codes[:, 1])[: (flat.numel() + 1) // 2], absmax
+
+
+@functools.cache
+def _nf4_midpoints(device: torch.device) -> Tensor:
+    codebook: Tensor = _library().get_4bit_type("nf4", device=device)
+    return (codebook[:-1] + codebook[1:]) / 2
 
 
 def nf4_dequantize(codes: Tensor, absmax: Tensor, rows: int, columns: int, block_size: int, dtype: torch.dtype = torch.float32) -> Tensor:
