@@ -1,0 +1,148 @@
+"""Who may import whom: the table of ARCHITECTURE.md, held against the imports of every file."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = {"torch", "transformers", "bitsandbytes", "triton", "peft", "safetensors", "tokenizers"}
+
+
+def rules() -> dict[str, str]:
+    """Folder → the cell `may import`, from the table."""
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), re.MULTILINE)
+    return dict(rows)
+
+
+FOLDERS = tuple(rules())
+
+
+def allowed(folder: str) -> set[str]:
+    """The folders that one may import besides itself, as its cell says."""
+    cell = rules()[folder]
+    named = set(re.findall(r"`(\w+)`", cell))
+    if cell == "all":
+        return set(FOLDERS)
+    if cell.startswith("not "):
+        return set(FOLDERS) - named - {"tests", "reports", "falsifiers"}
+    return named
+
+
+def imports(path: Path, source: str | None = None) -> Iterator[tuple[int, str]]:
+    """Line and top-level package of every import, wherever in the file it stands; relative and dynamic ones included."""
+    for node in ast.walk(ast.parse(source if source is not None else path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.split(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            here = path.relative_to(ROOT).parent.parts
+            base = ".".join(here[: len(here) - node.level + 1]) if node.level else node.module or ""
+            yield node.lineno, base.split(".")[0]
+        elif isinstance(node, ast.Call) and _called(node.func) in ("import_module", "__import__"):
+            name = node.args[0] if node.args else None
+            yield node.lineno, str(name.value).split(".")[0] if isinstance(name, ast.Constant) else "(dynamic)"
+
+
+def _called(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+
+
+def files(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def violations(folder: str, path: Path, source: str | None = None) -> list[str]:
+    """Imports of the project's other folders that the table does not allow, and packages that the folder's cell leaves out."""
+    may = allowed(folder) | {folder}
+    free = may >= set(FOLDERS)
+    found = [
+        (line, name) for line, name in imports(path, source) if (name in FOLDERS or name == "(dynamic)") and name not in may and not free
+    ]
+    if folder == "reference":
+        found += [(line, name) for line, name in imports(path, source) if not _in_reference(name)]
+    if folder in ("contracts", "reports"):
+        found += [(line, name) for line, name in imports(path, source) if name in HEAVY]
+    return [f"{path.relative_to(ROOT)}:{line} imports {name}" for line, name in found]
+
+
+def _in_reference(name: str) -> bool:
+    return name in ("numpy", "ml_dtypes", "reference") or name in sys.stdlib_module_names
+
+
+def test_the_table_names_every_package_and_is_read_right() -> None:
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"tests"}
+    assert packages <= set(FOLDERS)
+    assert allowed("contracts") == set()
+    assert allowed("reports") == {"contracts"}
+    assert allowed("impl").isdisjoint({"reference", "falsifiers"})
+    assert allowed("reference") == set()
+    assert rules()["reference"] == "NumPy, ml_dtypes"
+    assert allowed("falsifiers") == set(FOLDERS)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_imports_keep_to_the_table(folder: str) -> None:
+    assert files(folder), f"no Python file in {folder}"
+    assert [found for path in files(folder) for found in violations(folder, path)] == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "source"),
+    [
+        ("contracts", "import reference"),
+        ("contracts", "def f():\n    from torch import nn"),
+        ("reference", "import torch"),
+        ("reference", "from impl.lora import x"),
+        ("reference", "import scipy"),
+        ("impl", "import reference.table as t"),
+        ("impl", "from falsifiers import case"),
+        ("impl", "import importlib\nimportlib.import_module('reference.table')"),
+        ("impl", "__import__('refer' + 'ence')"),
+        ("reports", "if True:\n    import falsifiers.verdict"),
+        ("reports", "import safetensors"),
+    ],
+)
+def test_a_forbidden_import_is_found(folder: str, source: str) -> None:
+    assert violations(folder, ROOT / folder / "planted.py", source)
+
+
+@pytest.mark.parametrize(
+    ("folder", "source"),
+    [
+        ("reference", "import math\nimport ml_dtypes\nfrom reference.table import Array\nfrom . import rows"),
+        ("impl", "import torch\nfrom impl import lora"),
+        ("reports", "import contracts"),
+        ("falsifiers", "import impl, reference, reports, contracts, torch"),
+    ],
+)
+def test_an_allowed_import_is_not_found(folder: str, source: str) -> None:
+    assert violations(folder, ROOT / folder / "planted.py", source) == []
+
+
+def test_impl_and_reference_meet_in_falsifiers_and_tests_only() -> None:
+    both = {
+        folder
+        for folder in FOLDERS
+        for path in files(folder)
+        if {"impl", "reference"} <= {name for _, name in imports(path)} | ({folder} & {"impl", "reference"})
+    }
+    assert both <= {"falsifiers", "tests"}
+    assert "falsifiers" in both
+
+
+@pytest.mark.parametrize("command", ["contracts list", "contracts lint", "reports --help"])
+def test_commands_import_nothing_heavy(command: str) -> None:
+    program = (
+        "import runpy, sys\n"
+        "module, *sys.argv[1:] = sys.argv[1:]\n"
+        "try:\n    runpy.run_module(module, run_name='__main__')\n"
+        "except SystemExit as stop:\n    assert not stop.code, stop.code\n"
+        f"print('heavy:', sorted({HEAVY!r} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program, *command.split()], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines()[-1] == "heavy: []"
