@@ -127,7 +127,7 @@ class Attack:
         return floors
 
     def _replays(self, expected: Mapping[str, Array]) -> int:
-        """More where a tensor has few elements: the one error of a number may be small by luck. A composition's errors average themselves."""
+        """More where a tensor has few elements: the one error of a number may be small by luck. A composition averages its own."""
         fewest = min((value.size for value in expected.values()), default=0)
         few = fewest <= (1 if self.signature.composition else FEW_ELEMENTS)
         return REPLAYS_OF_FEW if few else REPLAYS

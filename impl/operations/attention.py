@@ -1,8 +1,11 @@
 """Rotary position embedding and grouped-query attention."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from impl.operations.precision import compute_dtype, widen
 
@@ -20,6 +23,13 @@ def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     cos, sin = (table[:, :, None, :].to(table_dtype) for table in (angle.cos(), angle.sin()))
     first, second = torch.split(widen(x), half, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def _exact_products(q: Tensor) -> AbstractContextManager[None]:
+    """In float32 on CUDA the unfused backend: the fused ones make float32 products of three TF32 ones, and small gradients drown in that."""
+    if q.is_cuda and q.dtype == torch.float32:
+        return sdpa_kernel(SDPBackend.MATH)
+    return nullcontext()
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -41,5 +51,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         k.repeat_interleave(groups, dim=2).transpose(1, 2),
         v.repeat_interleave(groups, dim=2).transpose(1, 2),
     )
-    y = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=allowed[:, None], scale=q.shape[-1] ** -0.5)
+    with _exact_products(q):
+        y = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=allowed[:, None], scale=q.shape[-1] ** -0.5)
     return y.transpose(1, 2).masked_fill(blind[:, :, None, None], 0)
