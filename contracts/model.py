@@ -96,10 +96,10 @@ class Check:
 
 @dataclass(frozen=True, eq=False)
 class Mutant:
-    """A wrong operation or step of mutants.yaml, and the defects that it comes from."""
+    """A wrong operation or step of mutants.yaml, and the defects that it comes from; without an operation, wrong settings or a wrong rule."""
 
     name: str
-    operation: str
+    operation: str | None
     pedigree: tuple[str, ...]
     doc: str
     location: Location

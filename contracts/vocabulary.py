@@ -124,13 +124,13 @@ def load_mutants(path: Path = FOLDER / "mutants.yaml", operations: Iterable[str]
     document = _read(path, "mutants")
     known = set(load_operations() if operations is None else operations)
     mutants = {
-        name: Mutant(name, raw["operation"], tuple(raw["pedigree"]), raw["doc"], _location(document, ("mutants", name)))
+        name: Mutant(name, raw.get("operation"), tuple(raw["pedigree"]), raw["doc"], _location(document, ("mutants", name)))
         for name, raw in document.data["mutants"].items()
     }
     problems = [
         document.problem(("mutants", name, "operation"), unknown("operation", mutant.operation, known))
         for name, mutant in mutants.items()
-        if mutant.operation not in known
+        if mutant.operation is not None and mutant.operation not in known
     ]
     if problems:
         raise ContractError(problems)

@@ -1,4 +1,4 @@
-"""`python -m falsifiers calibrate`: measures the factors of rounding tolerances."""
+"""`python -m falsifiers calibrate`: measures the factors of rounding tolerances; `… power`: shows that every claim can fail."""
 
 import argparse
 import sys
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import contracts
 from contracts.model import Claim
 from contracts.problems import unknown
+from falsifiers import power_command
 
 if TYPE_CHECKING:
     from falsifiers.calibration import Calibration
@@ -41,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--device", default="cpu", help="cpu | cuda | cuda:N | auto (default: cpu)")
     calibrate.add_argument("--write", action="store_true", help="record the ratios, and put the factors into the contracts")
     calibrate.set_defaults(run=_calibrate)
+    power_command.add_parser(commands)
     return parser
 
 

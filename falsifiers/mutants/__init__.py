@@ -3,14 +3,19 @@
 from collections.abc import Mapping
 from importlib import import_module
 
-from falsifiers.mutants.registry import MUTANTS as _REGISTERED
-from falsifiers.mutants.registry import Mutant, correct, mutant
+from falsifiers.mutants.registry import MUTANTS as _MUTANTS
+from falsifiers.mutants.registry import PROCEDURES as _PROCEDURES
+from falsifiers.mutants.registry import RULES as _RULES
+from falsifiers.mutants.registry import Mutant, ProcedureMutant, RuleMutant, correct, mutant
+from falsifiers.subjects.protocol import Subject
 from falsifiers.subjects.reference import ReferenceSubject
 
-for _module in ("layers", "norms", "attention", "losses", "lora", "nf4", "optimiser", "decoder", "training"):
+for _module in ("layers", "norms", "attention", "losses", "lora", "nf4", "optimiser", "decoder", "training", "procedures"):
     import_module(f"{__name__}.{_module}")
 
-MUTANTS: Mapping[str, Mutant] = _REGISTERED
+MUTANTS: Mapping[str, Mutant] = _MUTANTS
+PROCEDURES: Mapping[str, ProcedureMutant] = _PROCEDURES
+RULES: Mapping[str, RuleMutant] = _RULES
 
 _BLOCK = {"embedding", "linear", "residual_add", "rms_norm", "qk_norm", "rope", "attention", "swiglu"}
 _CLASSIFIER = {*_BLOCK, "pool", "lora_linear", "nf4_quantize", "nf4_dequantize"}
@@ -32,9 +37,13 @@ def reaching(operation: str) -> list[Mutant]:
     return [entry for entry in MUTANTS.values() if entry.operation in used]
 
 
-def subject(name: str) -> ReferenceSubject:
-    """The reference with the mutant's operation in it, as a subject."""
+def subject(name: str) -> Subject:
+    """The mutant as a subject: the reference with the wrong operation in it, or the implementation with the wrong procedure."""
+    if name in PROCEDURES:
+        from falsifiers.subjects.implementation import Implementation  # imports torch, which operation mutants do without
+
+        return PROCEDURES[name].make(Implementation("cpu"))
     return ReferenceSubject(MUTANTS[name].build(), name)
 
 
-__all__ = ["MUTANTS", "USES", "Mutant", "correct", "mutant", "reaching", "subject"]
+__all__ = ["MUTANTS", "PROCEDURES", "RULES", "USES", "Mutant", "ProcedureMutant", "RuleMutant", "correct", "mutant", "reaching", "subject"]

@@ -230,3 +230,21 @@ def _(correct: Operation) -> Operation:
         return {"x": np.broadcast_to((dy / a["mask"].sum(axis=1).astype(dy.dtype)[:, None])[:, None, :], a["x"].shape).copy()}
 
     return with_gradients(correct, spread)
+
+
+@mutant("pool_empty_accepted")
+def _(correct: Operation) -> Operation:
+    def real(a: Arguments) -> Array:
+        """The mask, with all tokens of an empty sample taken for real."""
+        return np.asarray(a["mask"] | ~a["mask"].any(axis=1, keepdims=True))
+
+    def zeroed(value: Array, a: Arguments) -> Array:
+        return np.asarray(value * a["mask"].any(axis=1).astype(value.dtype)[:, None])
+
+    def forward(**a: Any) -> Array:
+        return zeroed(call(correct, {**a, "mask": real(a)}), a)
+
+    def backward(dy: Array, **a: Any) -> Gradients:
+        return pull(correct, zeroed(dy, a), {**a, "mask": real(a)})
+
+    return Operation(forward, backward)

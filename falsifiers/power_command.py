@@ -1,0 +1,83 @@
+"""`python -m falsifiers power`: runs the kill matrix, prints it as it grows, and fails where a claim cannot fail or a mutant survives."""
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import contracts
+from contracts.problems import unknown
+from falsifiers import mutants, power, power_report
+from falsifiers.verdict import plain
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the subcommand."""
+    parser = commands.add_parser(
+        "power", help="run every claim on wrong implementations: each must be caught, and each claim must catch some"
+    )
+    parser.add_argument("--claim", action="append", default=[], metavar="ID", help="this claim only; may be repeated")
+    parser.add_argument("--mutant", action="append", default=[], metavar="NAME", help="this mutant only; may be repeated")
+    parser.add_argument("--full", action="store_true", help="every cell, not only those that decide something")
+    parser.add_argument("--processes", type=int, default=2, help="processes to run in (default: 2)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the cells as JSON lines")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit status 0 where every mutant dies and every claim can fail, 1 otherwise."""
+    start = time.perf_counter()
+    loaded = [claim for contract in contracts.load() for claim in contract.claims]
+    claims = _selected("claim", {claim.id: claim for claim in loaded}, options.claim)
+    every = {**mutants.MUTANTS, **mutants.PROCEDURES, **mutants.RULES}
+    names = [entry.name for entry in _selected("mutant", every, options.mutant)]
+    selected = bool(options.claim or options.mutant)
+    cells = _attack(power.first_tasks(claims, options.full or selected, options.mutant), options.processes)
+    if not selected:
+        cells += _attack(power.further_tasks(claims, cells), options.processes)
+    if options.output:
+        options.output.write_text("".join(json.dumps(plain(dataclasses.asdict(cell))) + "\n" for cell in cells), encoding="utf-8")
+    tried = {cell.mutant for cell in cells}
+    shown = [name for name in names if name in tried] if options.claim else names
+    faults = power_report.faults(() if options.mutant else claims, () if options.claim else names, cells)
+    _print(shown, cells, faults)
+    counts = f"{len(shown)} mutants, {len({cell.claim for cell in cells})} claims, {len(cells)} cells"
+    print(
+        f"\n{counts} in {time.perf_counter() - start:.0f} s: "
+        + (f"{len(faults)} faults" if faults else "every mutant dies, every claim can fail")
+    )
+    return 1 if faults else 0
+
+
+def _selected(what: str, known: dict[str, Any], chosen: Sequence[str]) -> list[Any]:
+    for name in chosen:
+        if name not in known:
+            raise ValueError(f"--{what}: {unknown(what, name, known)}")
+    return [entry for name, entry in known.items() if not chosen or name in chosen]
+
+
+def _attack(tasks: Sequence[power.Task], processes: int) -> list[power.Cell]:
+    found: list[power.Cell] = []
+    for number, cells in enumerate(power.run(tasks, processes), start=1):
+        found += cells
+        against = [cell for cell in cells if cell.mutant is not None]
+        spent = sum(cell.seconds for cell in cells)
+        killed = sum(cell.killed for cell in against)
+        print(f"[{number}/{len(tasks)}] {cells[0].claim} in {cells[0].dtype}: {killed} of {len(against)} killed, {spent:.1f} s", flush=True)
+    return found
+
+
+def _print(names: Sequence[str], cells: Sequence[power.Cell], faults: Sequence[str]) -> None:
+    print("\nmutant: the quickest kill, and by which claims")
+    for line in power_report.kill_table(names, cells):
+        print(line)
+    print("\nclaim and dtype: power (the least, over the mutants to catch, of the largest error / tolerance) and the mutant that gives it")
+    for line in power_report.power_table(cells):
+        print(line)
+    if faults:
+        print("\nfaults")
+        for fault in faults:
+            print(f"  {fault}")

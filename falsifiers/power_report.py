@@ -1,0 +1,101 @@
+"""What the kill matrix shows: faults of claims and mutants, the power of each claim, and who killed whom."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from contracts.model import Claim
+from falsifiers.power import ENOUGH, Cell, aimed_at
+from falsifiers.verdict import State
+
+LEAST_POWER = 3.0
+LOOSEST = 10.0
+"""Noise floors that a literal tolerance may amount to."""
+
+
+def shown(power: float) -> str:
+    """Error / tolerance as text; attacks end at ENOUGH."""
+    return f"≥{ENOUGH:g}" if power >= ENOUGH else f"{power:.3g}"
+
+
+def by_pair(cells: Iterable[Cell]) -> dict[tuple[str, str | None], list[Cell]]:
+    """Cells by claim and mutant, over the dtypes."""
+    found = defaultdict(list)
+    for cell in cells:
+        found[cell.claim, cell.mutant].append(cell)
+    return found
+
+
+def faults(claims: Sequence[Claim], names: Sequence[str], cells: Sequence[Cell]) -> list[str]:
+    """Everything that makes the matrix fail, one line each; empty when all claims can fail and all mutants die."""
+    return [*_unsound(cells), *_survivors(claims, names, cells), *_powerless(claims, cells), *_uncaught(cells)]
+
+
+def _unsound(cells: Iterable[Cell]) -> Iterator[str]:
+    for cell in cells:
+        if cell.mutant is None and cell.state != State.HELD.value:
+            yield f"{cell.claim} in {cell.dtype}: {cell.state} on the correct subject ({cell.reason}); a claim must hold there"
+        if cell.looseness is not None and cell.looseness > LOOSEST:
+            yield (
+                f"{cell.claim} in {cell.dtype}: its literal tolerance is {cell.looseness:.3g} noise floors; at most {LOOSEST:g} tell a "
+                "wrong answer from rounding"
+            )
+
+
+def _survivors(claims: Sequence[Claim], names: Iterable[str], cells: Iterable[Cell]) -> Iterator[str]:
+    dead = {cell.mutant for cell in cells if cell.killed}
+    for name in names:
+        if name not in dead:
+            tried = [claim.id for claim in claims if name in aimed_at(claim)]
+            where = f"of {', '.join(tried[:6])}" if tried else "reaches it: a claim on its operation is missing"
+            yield f"mutant {name}: survives; no claim {where}" + (f" and {len(tried) - 6} more" if len(tried) > 6 else "")
+
+
+def _powerless(claims: Iterable[Claim], cells: Iterable[Cell]) -> Iterator[str]:
+    deadly = {cell.claim for cell in cells if cell.killed}
+    for claim in claims:
+        if claim.id not in deadly:
+            yield f"{claim.id}: kills no mutant, so that nothing shows it can fail; name one in must_catch"
+
+
+def _uncaught(cells: Iterable[Cell]) -> Iterator[str]:
+    for (claim, name), group in by_pair(cell for cell in cells if cell.must_catch).items():
+        best = max(group, key=lambda cell: cell.power)
+        where = ", ".join(f"{cell.dtype} {shown(cell.power)}" for cell in group)
+        if not best.killed:
+            yield f"{claim}: does not catch {name}, which it must (largest error / tolerance: {where})"
+        elif best.power < LEAST_POWER:
+            yield f"{claim}: catches {name} too narrowly (largest error / tolerance: {where}; at least {LEAST_POWER:g} asked for)"
+
+
+def power(cells: Iterable[Cell]) -> dict[tuple[str, str], tuple[float, str]]:
+    """Claim and dtype → power, and the mutant that gives it."""
+    found: dict[tuple[str, str], tuple[float, str]] = {}
+    for cell in cells:
+        key = (cell.claim, cell.dtype)
+        if cell.must_catch and cell.mutant and (key not in found or cell.power < found[key][0]):
+            found[key] = (cell.power, cell.mutant)
+    return found
+
+
+def power_table(cells: Sequence[Cell]) -> list[str]:
+    """A line a claim and dtype, the weakest first."""
+    rows = sorted(power(cells).items(), key=lambda row: (row[1][0], row[0]))
+    return [f"{claim:28} {dtype:9} {shown(value):>8}  {mutant}" for (claim, dtype), (value, mutant) in rows]
+
+
+def kill_table(names: Iterable[str], cells: Sequence[Cell]) -> list[str]:
+    """A line a mutant: the claims that killed it, and what the quickest kill took."""
+    kills: Mapping[str | None, list[Cell]] = defaultdict(list)
+    for cell in cells:
+        if cell.killed:
+            kills[cell.mutant].append(cell)
+    return [_killed(name, kills[name]) for name in names]
+
+
+def _killed(name: str, kills: Sequence[Cell]) -> str:
+    if not kills:
+        return f"{name:46} SURVIVED"
+    quickest = min(kills, key=lambda cell: cell.seconds)
+    by = sorted({cell.claim for cell in kills})
+    listed = ", ".join(by[:4]) + (f" and {len(by) - 4} more" if len(by) > 4 else "")
+    return f"{name:46} {quickest.cases:4} cases {quickest.seconds:7.3f} s  {listed}"
