@@ -92,7 +92,7 @@ def load(path: Path) -> tuple[str, Case]:
 
 
 def _read(path: Path) -> tuple[str, Case]:
-    with np.load(path, allow_pickle=False) as stored:
+    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
         header = json.loads(str(stored["header"]))
         inputs = {name.removeprefix("input:"): stored[name] for name in stored.files if name.startswith("input:")}
         cotangents = {name.removeprefix("cotangent:"): stored[name] for name in stored.files if name.startswith("cotangent:")}

@@ -1,0 +1,95 @@
+"""Claims for the tests of the falsifiers, made by hand and valid unless a test changes them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from contracts.model import Boundary, Claim, Domain, Examples, Factors, Location, Range, Tolerance
+from falsifiers.subjects.protocol import TracedCall
+from falsifiers.subjects.reference import ReferenceSubject
+from reference.table import Array
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+ROUNDING = Tolerance("rounding", {dtype: Factors(4.0, 8.0, 8.0) for dtype in DTYPES})
+EXACT = Tolerance("exact")
+RMS_NORM: dict[str, Any] = {"sizes": {"rows": Range(1, 4), "hidden": Range(1, 32)}, "scalars": {"eps": (1e-6,)}}
+
+
+def claim(
+    operation: str = "rms_norm", kind: str = "parity", *, name: str = "TEST-CLAIM", check: str | None = None, **changes: Any
+) -> Claim:
+    """A claim on rms_norm, or on what `operation` and `domain` say."""
+    domain = changes.pop("domain", None) or Domain(**{**RMS_NORM, "dtype": ("float32",), **changes.pop("domain_changes", {})})
+    fields: dict[str, Any] = {
+        "id": name,
+        "contract": "test",
+        "severity": "P0",
+        "kind": kind,
+        "operation": operation,
+        "statement": "The subject computes what the reference computes.",
+        "formula": None,
+        "domain": domain,
+        "cases": None,
+        "check": check,
+        "arguments": {},
+        "tolerance": ROUNDING,
+        "must_catch": (),
+        "sources": {},
+        "ancestor": (),
+        "correction": None,
+        "rule": None,
+        "examples": Examples(),
+        "location": Location("contracts/test-v1.yaml", 1),
+        "content": {},
+    }
+    return Claim(**{**fields, **changes})
+
+
+def boundary(hidden: int, flavour: str = "normal") -> Boundary:
+    """A boundary case of rms_norm."""
+    return Boundary({"rows": 1, "hidden": hidden}, {"eps": 1e-6}, {}, flavour)
+
+
+class Fake:
+    """The reference as a subject, with a chance for a test to step between question and answer."""
+
+    name, device = "fake", "cpu"
+
+    def __init__(self) -> None:
+        self.inner, self.asked = ReferenceSubject(), 0
+
+    def answer(self, inputs: Mapping[str, Array], outputs: dict[str, Array]) -> Any:
+        """What a test overrides; the honest answer here."""
+        del inputs
+        return outputs
+
+    def unsupported(self, operation: str, dtype: str) -> str | None:
+        """As the reference."""
+        return self.inner.unsupported(operation, dtype)
+
+    def run(self, operation: str, inputs: Mapping[str, Array], scalars: Mapping[str, Any], dtype: str) -> Any:
+        """The reference's outputs, through `answer`."""
+        self.asked += 1
+        return self.answer(inputs, self.inner.run(operation, inputs, scalars, dtype))
+
+    def differentiate(self, operation: str, inputs: Mapping[str, Array], scalars: Mapping[str, Any], *rest: Any) -> Any:
+        """The reference's gradients, through `answer`."""
+        self.asked += 1
+        return self.answer(inputs, self.inner.differentiate(operation, inputs, scalars, *rest))
+
+    def record(self, *_: Any) -> list[TracedCall]:
+        """Nothing."""
+        return []
+
+    def default_configurations(self, model_params: float) -> list[dict[str, Any]]:
+        """None."""
+        del model_params
+        return []
+
+
+def off(value: Array, by: float = 1.0) -> Array:
+    """The array with its last element moved, in its own dtype."""
+    wrong = np.array(value)
+    wrong[(-1,) * wrong.ndim] += np.asarray(by, wrong.dtype)
+    return wrong

@@ -1,0 +1,181 @@
+"""The noise floor: rounding neither accumulates in the storage dtype, nor leaves float32 unseen, nor makes noise where there is none."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from falsifiers_claims import claim
+
+import reference
+from falsifiers.attack import Attack
+from falsifiers.comparison import Errors
+from falsifiers.precision import STORAGE, UNIT_ROUNDOFF, compute_dtype, held_dtype, is_real, round_to, rounded_table, signatures
+from falsifiers.strategies import Draw, build
+from falsifiers.subjects.reference import ReferenceSubject
+from reference.table import Array, Operation
+
+NARROW = ("float32", "bfloat16", "float16")
+INPUTS: dict[str, dict[str, Any]] = {
+    "linear": {"x": (3, 8), "weight": (5, 8), "bias": (5,)},
+    "rms_norm": {"x": (3, 8), "weight": (8,)},
+    "softmax": {"x": (3, 8)},
+    "swiglu": {"gate": (3, 8), "up": (3, 8)},
+    "residual_add": {"x": (3, 8), "branch": (3, 8)},
+}
+SCALARS: dict[str, dict[str, Any]] = {"rms_norm": {"eps": 1e-6}}
+
+
+def drawn(operation: str, seed: int = 0) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(shape) for name, shape in INPUTS[operation].items()}
+
+
+def ran(operation: str, inputs: dict[str, Array], dtype: str, replay: np.random.Generator | None = None) -> Array:
+    given = {name: value.astype(compute_dtype(dtype)) for name, value in inputs.items()}
+    table = rounded_table(reference.TABLE, dtype, replay)
+    return np.asarray(reference.evaluate(operation, given, SCALARS.get(operation, {}), table)["y"])
+
+
+@pytest.mark.parametrize("operation", sorted(INPUTS))
+def test_float64_is_the_oracle_itself(operation: str) -> None:
+    inputs = drawn(operation)
+    oracle = reference.evaluate(operation, inputs, SCALARS.get(operation, {}))["y"]
+    np.testing.assert_array_equal(ran(operation, inputs, "float64"), oracle)
+    assert ran(operation, inputs, "float64").dtype == np.float64
+
+
+def test_every_operation_of_the_table_is_the_oracle_in_float64_forward_and_backward() -> None:
+    rounded = rounded_table(reference.TABLE, "float64")
+    x, weight, dy = (np.random.default_rng(seed).standard_normal((4, 6)) for seed in range(3))
+    for name, arguments in {"linear": {"x": x, "weight": weight, "bias": None}, "swiglu": {"gate": x, "up": weight}}.items():
+        upstream = dy[:, :4] if name == "linear" else dy
+        plain, wrapped = reference.TABLE[name], rounded[name]
+        assert isinstance(plain, Operation)
+        assert isinstance(wrapped, Operation)
+        for given, want in zip(
+            wrapped.gradients([upstream], arguments, ["x", "weight", "gate", "up"]).items(),
+            plain.gradients([upstream], arguments, ["x", "weight", "gate", "up"]).items(),
+            strict=True,
+        ):
+            assert given[0] == want[0]
+            np.testing.assert_array_equal(given[1], want[1])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_thousand_ones_sum_to_a_thousand(dtype: str) -> None:
+    ones = {"x": np.ones((1, 1000)), "weight": np.ones((1, 1000))}
+    assert ran("linear", ones, dtype) == 1000.0
+    narrow = ReferenceSubject().run("linear", ones, {}, dtype)["y"]
+    assert narrow.dtype == STORAGE[dtype]
+    assert float(narrow[0, 0]) == 1000.0
+
+
+def test_the_naive_way_would_not_sum_to_a_thousand() -> None:
+    total = ml_dtypes.bfloat16(0)
+    for one in np.ones(1000, ml_dtypes.bfloat16):
+        total = ml_dtypes.bfloat16(total + one)
+    assert float(total) == 256.0
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("replayed", [False, True])
+def test_results_are_numbers_that_the_dtype_holds(dtype: str, replayed: bool) -> None:
+    for operation in INPUTS:
+        y = ran(operation, drawn(operation), dtype, np.random.default_rng(0) if replayed else None)
+        assert y.dtype == np.float32
+        np.testing.assert_array_equal(y, y.astype(STORAGE[dtype]).astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_a_constant_of_float64_is_found(dtype: str) -> None:
+    def leaves(x: Array) -> Array:
+        return x * np.array([2.0])
+
+    with np.errstate(all="ignore"), pytest.raises(TypeError, match="softmax left float32 for float64"):
+        rounded_table({"softmax": Operation(leaves)}, dtype)["softmax"].run({"x": np.ones((2, 3), np.float32)})  # type: ignore[union-attr]
+
+
+def test_a_backward_pass_that_leaves_float32_is_found() -> None:
+    def backward(dy: Array, x: Array) -> dict[str, Array]:
+        return {"x": dy * x * np.float64(2.0)}
+
+    table = rounded_table({"softmax": Operation(lambda x: x, backward)}, "float32")
+    with pytest.raises(TypeError, match="float64"):
+        table["softmax"].gradients([np.ones((2, 3), np.float32)], {"x": np.ones((2, 3), np.float32)}, ["x"])  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("operation", ["linear", "rms_norm", "swiglu", "softmax"])
+def test_replays_differ_and_are_of_the_size_of_the_rounding(operation: str, dtype: str) -> None:
+    inputs = {name: np.asarray(round_to(value, dtype), np.float64) for name, value in drawn(operation).items()}
+    oracle = reference.evaluate(operation, inputs, SCALARS.get(operation, {}))["y"]
+    answers = [ran(operation, inputs, dtype, np.random.default_rng(seed)) for seed in range(8)]
+    if dtype == "float32":
+        assert len({answer.tobytes() for answer in answers}) > 1
+    unit = UNIT_ROUNDOFF[dtype] * float(np.abs(oracle).max())
+    for answer in answers:
+        error = float(np.abs(answer - oracle).max())
+        assert unit / 100 < error < 16 * unit
+
+
+def test_the_same_replay_is_the_same() -> None:
+    one, other = (ran("linear", drawn("linear"), "bfloat16", np.random.default_rng(5)) for _ in range(2))
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_copies_make_no_noise_beyond_half_an_ulp_of_the_largest_value(dtype: str) -> None:
+    wanted = claim("embedding", domain_changes={"sizes": {}, "scalars": {}})
+    case = build(wanted, Draw({"batch": 2, "seq": 3, "vocab": 5, "hidden": 7}, {}, {}, 3), "normal", dtype)
+    attack = Attack(wanted, ReferenceSubject(), dtype)
+    expected = attack.expect(case)
+    floors = attack.floor(case, lambda inputs, table: reference.evaluate("embedding", inputs, {}, table), expected)
+    half = Errors.of(expected["y"]).times(UNIT_ROUNDOFF[dtype])
+    for metric in ("rms", "row", "max"):
+        assert getattr(floors["y"], metric) <= 2 * getattr(half, metric)
+    assert floors["y"].max > 0
+
+
+def test_a_floor_that_overflows_rejects_the_case() -> None:
+    wanted = claim("linear", domain_changes={"sizes": {}, "scalars": {}})
+    attack = Attack(wanted, ReferenceSubject(), "float16")
+    expected = {"y": np.full((2, 2), 6e4)}
+    for floor in (np.nan, np.inf, 5e4):
+        dtypes = {"y": np.dtype(np.float16)}
+        (found,) = attack.judge(expected, {"y": np.zeros((2, 2), np.float16)}, lambda size=floor: {"y": Errors.flat(size)}, dtypes)
+        assert found.rejected, floor
+
+
+def test_rounding_is_to_nearest_even_and_overflows_to_infinity() -> None:
+    assert round_to(np.array(1 + 2.0**-8), "bfloat16") == 1.0
+    assert round_to(np.array(1 + 3 * 2.0**-8), "bfloat16") == 1 + 2.0**-6
+    assert round_to(np.array(1e39), "float32") == np.inf
+    assert round_to(np.array(1e5), "float16") == np.inf
+    assert np.isnan(round_to(np.array(np.nan), "bfloat16"))
+    value = np.array([0.1, -1e-3, 3e38])
+    np.testing.assert_array_equal(round_to(value, "float64"), value)
+
+
+def test_what_is_kept_in_float32_is_not_rounded_further() -> None:
+    assert held_dtype("float32", "bfloat16") == "float32"
+    assert held_dtype("float32", "float64") == "float64"
+    assert held_dtype("storage", "bfloat16") == "bfloat16"
+    assert signatures()["adamw_step"].precision == "float32"
+    fine = np.array([1 + 2.0**-20], np.float32)
+    inputs = {
+        "parameter": fine,
+        "gradient": np.zeros(1, np.float32),
+        "exp_avg": np.zeros(1, np.float32),
+        "exp_avg_sq": np.ones(1, np.float32),
+    }
+    scalars = {"step": 1, "learning_rate": 0.0, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+    answer = reference.evaluate("adamw_step", inputs, scalars, rounded_table(reference.TABLE, "bfloat16"))
+    assert answer["parameter"] == fine
+
+
+def test_bfloat16_is_real_and_integers_are_not() -> None:
+    assert is_real(np.zeros(1, ml_dtypes.bfloat16))
+    assert is_real(np.zeros(1, np.float16))
+    assert not is_real(np.zeros(1, np.int64))
+    assert not is_real(np.zeros(1, bool))
