@@ -102,7 +102,7 @@ class Verdict:
             "counterexample": counterexample,
             "culprit": None if self.culprit is None else self.culprit.describe(),
             "known_failure": None if self.known_failure is None else dict(self.known_failure),
-            "seconds": {name: round(value, 6) for name, value in self.seconds.items()},
+            "seconds": {name: round(value, 6) for name, value in {"total": 0.0, **self.seconds}.items()},
             "digests": dict(self.digests),
         }
         return {name: plain(value) for name, value in record.items()}

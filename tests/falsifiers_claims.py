@@ -1,5 +1,8 @@
 """Claims for the tests of the falsifiers, made by hand and valid unless a test changes them."""
 
+import os
+import signal
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -93,3 +96,19 @@ def off(value: Array, by: float = 1.0) -> Array:
     wrong = np.array(value)
     wrong[(-1,) * wrong.ndim] += np.asarray(by, wrong.dtype)
     return wrong
+
+
+class Hanging(Fake):
+    """Answers cases of hidden below `hangs_from`, sleeps for ever on others; or kills its own process."""
+
+    def __init__(self, hangs_from: int, kill: bool = False) -> None:
+        super().__init__()
+        self.hangs_from, self.kill = hangs_from, kill
+
+    def answer(self, inputs: Mapping[str, Array], outputs: dict[str, Array]) -> Any:
+        """Late, or never."""
+        if inputs["x"].shape[-1] >= self.hangs_from:
+            if self.kill:
+                os.kill(os.getpid(), signal.SIGSEGV)
+            time.sleep(3600)
+        return outputs

@@ -1,0 +1,508 @@
+"""The engine under attack: bad subjects, bad references and bad claims each end in the state that is true of them."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from falsifiers_claims import EXACT, ROUNDING, Fake, Hanging, boundary, claim, off
+
+import reference
+from contracts.model import Claim, Contract, Range, Tolerance
+from falsifiers import attack, engine
+from falsifiers.attack import Attack, SubjectError
+from falsifiers.campaign import Campaign, Selection
+from falsifiers.checks.nf4 import nf4_error_within_half_a_gap, nf4_mostly_not_zero
+from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from falsifiers.engine import Options, falsify
+from falsifiers.precision import rounded_table
+from falsifiers.real_input import RealInput
+from falsifiers.strategies import Draw, build
+from falsifiers.subjects.reference import ReferenceSubject
+from falsifiers.verdict import State, Verdict
+from falsifiers.watchdog import Watchdog
+from reference.table import Array, Operation
+from reports.records import read
+
+QUICK = Options(examples=6)
+Answer = Callable[[Mapping[str, Array], dict[str, Array]], Any]
+
+
+class Wrong(Fake):
+    """Answers what a function makes of question and honest answer."""
+
+    def __init__(self, change: Answer) -> None:
+        super().__init__()
+        self.change = change
+
+    def answer(self, inputs: Mapping[str, Array], outputs: dict[str, Array]) -> Any:
+        return self.change(inputs, outputs)
+
+
+def verdict(change: Answer, one: Claim | None = None, dtype: str = "float32", options: Options = QUICK) -> Verdict:
+    return falsify(one or claim(), dtype, Wrong(change), options)
+
+
+def y_off(_: Mapping[str, Array], outputs: dict[str, Array]) -> dict[str, Array]:
+    return {"y": off(outputs["y"])}
+
+
+# states
+
+
+def test_a_correct_subject_holds_and_is_counted() -> None:
+    named = claim(domain_changes={"boundary": (boundary(5),), "flavours": ("normal", "wide")})
+    found = falsify(named, "bfloat16", ReferenceSubject(), QUICK)
+    assert found.state is State.HELD
+    assert (found.tally.run, found.tally.compared, found.tally.rejected) == (13, 13, 0)
+    assert found.case is found.comparison is found.reason is None
+    assert found.tally.worst is not None
+    assert found.tally.worst.headroom <= 1
+
+
+@pytest.mark.parametrize("kind", ["parity", "gradient", "trajectory"])
+def test_a_wrong_subject_is_falsified_with_a_counterexample_that_reproduces(kind: str) -> None:
+    one = claim(kind=kind)
+    wrong = Wrong(lambda _, outputs: {name: off(value) for name, value in outputs.items()})
+    found = falsify(one, "float32", wrong, QUICK)
+    assert found.state is State.FALSIFIED
+    assert found.reason is None
+    assert found.case is not None
+    assert found.comparison is not None
+    assert not found.comparison.held
+    assert engine.replay(one, found.case, wrong).state is State.FALSIFIED
+    assert engine.replay(one, found.case, ReferenceSubject()).state is State.HELD
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("bad"), RuntimeError(), MemoryError("CUDA out of memory"), ZeroDivisionError(), StopIteration(), AssertionError("x")],
+)
+def test_a_subject_that_raises_is_falsified(error: Exception) -> None:
+    def raising(_: Any, __: Any) -> None:
+        raise error
+
+    found = verdict(raising)
+    assert found.state is State.FALSIFIED
+    assert found.comparison is not None
+    assert f"raised {type(error).__name__}" in str(found.comparison.reason)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (None, "NoneType"),
+        ([1.0], "list"),
+        ({"y": 1.0}, "y: float"),
+        ({"y": None}, "y: NoneType"),
+        ({"y": np.float32(1)}, "y: float32"),
+        ({}, "without y"),
+        ({"Y": np.zeros((1, 1), np.float32)}, "without y"),
+    ],
+)
+def test_what_is_no_arrays_by_name_is_no_answer(answer: Any, words: str) -> None:
+    for one in (claim(), claim(check="twice_the_same", kind="determinism")):
+        found = verdict(lambda _, __: answer, one)
+        assert found.state is State.FALSIFIED
+        assert found.comparison is not None
+        assert words in str(found.comparison.reason)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda y: y.astype(np.float64), "dtype"),
+        (lambda y: y[..., None], "shape"),
+        (lambda y: y[:0], "shape"),
+        (lambda y: y.reshape(-1), "shape"),
+        (lambda y: np.full_like(y, np.nan), "non-finite"),
+        (lambda y: off(y, np.nan), "non-finite"),
+        (lambda y: off(y, np.inf), "non-finite"),
+    ],
+)
+@pytest.mark.parametrize("tolerance", [ROUNDING, EXACT, Tolerance("literal", value=1e30, unit="absolute")])
+def test_an_answer_of_another_structure_is_falsified_on_every_basis(
+    change: Callable[[Array], Array], words: str, tolerance: Tolerance
+) -> None:
+    one = claim("residual_add", tolerance=tolerance, domain_changes={"sizes": {"rows": Range(2, 3), "hidden": Range(2, 4)}, "scalars": {}})
+    found = verdict(lambda _, outputs: {"y": change(outputs["y"])}, one)
+    assert found.state is State.FALSIFIED
+    assert found.comparison is not None
+    assert words in str(found.comparison.reason or found.comparison.metric) or (words == "non-finite" and tolerance is EXACT)
+
+
+def test_an_extra_output_is_falsified() -> None:
+    assert verdict(lambda _, outputs: {**outputs, "z": outputs["y"]}).state is State.FALSIFIED
+
+
+class Fickle(Fake):
+    """Wrong the first time a question is asked, right from the second on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[bytes] = set()
+
+    def answer(self, inputs: Mapping[str, Array], outputs: dict[str, Array]) -> dict[str, Array]:
+        first = inputs["x"].tobytes() not in self.seen
+        self.seen.add(inputs["x"].tobytes())
+        return {"y": off(outputs["y"])} if first else outputs
+
+
+@pytest.mark.parametrize("named", [(), (boundary(3),)])
+def test_a_subject_that_answers_differently_the_second_time_is_flaky(named: Any) -> None:
+    found = falsify(claim(domain_changes={"boundary": named}), "float32", Fickle(), QUICK)
+    assert found.state is State.FLAKY
+    assert "differently" in str(found.reason)
+    assert found.case is not None
+
+
+def test_determinism_is_not_fooled_by_an_answer_in_the_same_memory() -> None:
+    buffer = np.zeros((4, 32), np.float32)
+
+    class Shared(Fake):
+        def answer(self, inputs: Mapping[str, Array], outputs: dict[str, Array]) -> dict[str, Array]:
+            assert inputs["x"].shape == outputs["y"].shape
+            view = buffer[: outputs["y"].shape[0], : outputs["y"].shape[1]]
+            view[:] = outputs["y"] + self.asked % 2
+            return {"y": view}
+
+    assert falsify(claim(kind="determinism", check="twice_the_same", tolerance=None), "float32", Shared(), QUICK).state in (
+        State.FALSIFIED,
+        State.FLAKY,
+    )
+
+
+def test_all_cases_rejected_is_vacuous_and_counted() -> None:
+    def noisy(x: Array, branch: Array) -> Array:
+        return x + branch if x.dtype == np.float64 else x * 0 - 9
+
+    one = claim("residual_add", domain_changes={"sizes": {"rows": (2,), "hidden": (3,)}, "scalars": {}})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference, "TABLE", {**reference.TABLE, "residual_add": Operation(noisy)})
+        found = falsify(one, "float32", Fake(), QUICK)
+    assert found.state is State.VACUOUS
+    assert (found.tally.compared, found.tally.rejected) == (0, found.tally.run)
+    assert f"all {found.tally.run} cases" in str(found.reason)
+
+
+def test_comparing_nothing_is_vacuous() -> None:
+    one = claim(
+        "nf4_quantize",
+        "roundtrip",
+        check="nf4_keeps_zero",
+        domain_changes={"sizes": {"rows": (2,), "columns": (8,), "block_size": (64,)}, "scalars": {}},
+    )
+    assert falsify(one, "float32", ReferenceSubject(), QUICK).state is State.VACUOUS
+
+
+def test_what_a_subject_cannot_do_is_not_run() -> None:
+    class Unable(Fake):
+        def unsupported(self, operation: str, dtype: str) -> str | None:
+            return f"no {operation} in {dtype}"
+
+    subject = Unable()
+    found = falsify(claim(), "float32", subject, QUICK)
+    assert (found.state, found.reason, found.tally.run, subject.asked) == (State.NOT_RUN, "no rms_norm in float32", 0, 0)
+
+
+def test_a_reference_that_raises_proves_nothing_and_is_no_crash() -> None:
+    def refusing(*_: Any, **__: Any) -> dict[str, Array]:
+        raise FloatingPointError("1.0")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Attack, "expect", refusing)
+        found = falsify(claim(domain_changes={"boundary": (boundary(3),)}), "float32", ReferenceSubject(), QUICK)
+    assert found.state is State.VACUOUS
+    assert "the attack broke on case" in str(found.reason)
+    assert "FloatingPointError: 1.0 (test_falsifiers_engine.py:" in str(found.reason)
+
+
+def test_a_reference_that_raises_hides_no_counterexample_found_before() -> None:
+    expect = Attack.expect
+
+    def sometimes(self: Attack, case: Any, *rest: Any, **changes: Any) -> dict[str, Array]:
+        if case.sizes["hidden"] > 5:
+            raise KeyError("reference")
+        return expect(self, case, *rest, **changes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Attack, "expect", sometimes)
+        assert verdict(y_off, options=Options(examples=30)).state is State.FALSIFIED
+        assert falsify(claim(), "float32", ReferenceSubject(), Options(examples=30)).state is State.VACUOUS
+
+
+def test_a_wrong_reference_falsifies_a_correct_subject() -> None:
+    def forward(x: Array, weight: Array, eps: float) -> Array:
+        return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True)) * weight * (1 + 1e-3) + 0 * eps
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            attack.reference, "evaluate", lambda name, inputs, scalars, table=None: reference_with(forward)(name, inputs, scalars, table)
+        )
+        found = falsify(claim(), "float32", Honest(), QUICK)
+    assert found.state is State.FALSIFIED
+    assert falsify(claim(), "float32", Honest(), QUICK).state is State.HELD
+
+
+EVALUATE = reference.evaluate
+
+
+def reference_with(forward: Callable[..., Array]) -> Callable[..., dict[str, Array]]:
+    wrong = {**reference.TABLE, "rms_norm": Operation(forward)}
+    narrow = rounded_table(wrong, "float32")
+    return lambda name, inputs, scalars, table: EVALUATE(name, inputs, scalars, wrong if table is None else narrow)
+
+
+class Honest(Fake):
+    """RMSNorm written here, in float32."""
+
+    def run(self, operation: str, inputs: Mapping[str, Array], scalars: Mapping[str, Any], dtype: str) -> Any:
+        assert (operation, dtype) == ("rms_norm", "float32")
+        x, weight = (inputs[name].astype(np.float32) for name in ("x", "weight"))
+        return {"y": x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(scalars["eps"])) * weight}
+
+
+def test_an_interrupt_inside_a_subject_is_no_verdict() -> None:
+    def interrupted(_: Any, __: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        verdict(interrupted)
+
+
+# inputs
+
+
+@pytest.mark.parametrize("kind", ["parity", "gradient"])
+def test_a_subject_that_writes_to_its_inputs_is_found(kind: str) -> None:
+    class Scribbler(Fake):
+        def run(self, operation: str, inputs: Any, scalars: Any, dtype: str) -> Any:
+            return self.scribbled(inputs, super().run(operation, inputs, scalars, dtype))
+
+        def differentiate(self, operation: str, inputs: Any, scalars: Any, cotangents: Any, *rest: Any) -> Any:
+            return self.scribbled(cotangents, super().differentiate(operation, inputs, scalars, cotangents, *rest))
+
+        def scribbled(self, arrays: dict[str, Array], answer: Any) -> Any:
+            next(iter(arrays.values()))[..., 0] = 9
+            return answer
+
+    found = falsify(claim(kind=kind), "float32", Scribbler(), QUICK)
+    assert found.state is State.FALSIFIED
+    assert found.comparison is not None
+    assert found.comparison.reason == f"changed its input {'x' if kind == 'parity' else 'cotangent y'} in place"
+    assert found.case is not None
+    assert (
+        found.case.digest
+        == build(
+            claim(),
+            Draw({k: found.case.sizes[k] for k in ("rows", "hidden")}, {"eps": 1e-6}, {}, found.case.seed),
+            found.case.flavour,
+            "float32",
+        ).digest
+    )
+
+
+def test_a_subject_that_empties_the_dictionary_it_was_given_does_no_harm() -> None:
+    class Greedy(Fake):
+        def run(self, operation: str, inputs: Any, scalars: Any, dtype: str) -> Any:
+            answer = super().run(operation, inputs, scalars, dtype)
+            assert scalars
+            inputs.clear()
+            scalars.clear()
+            return answer
+
+    assert falsify(claim(), "float32", Greedy(), QUICK).state is State.HELD
+
+
+def test_a_refusal_that_damages_the_input_is_no_refusal() -> None:
+    class Damaging(Fake):
+        def run(self, _: str, inputs: Any, *__: Any) -> Any:
+            inputs["logits"][...] = 0
+            raise ValueError("non-finite logits")
+
+    one = claim(
+        "weighted_cross_entropy",
+        "rejection",
+        check="refuses",
+        arguments={"bad": "non_finite_logits", "error": "ValueError", "message": "finite"},
+        domain_changes={"sizes": {"batch": (2,), "classes": (3,)}, "scalars": {}, "optional": {"class_weights": ("absent",)}},
+    )
+    found = falsify(one, "float32", Damaging(), QUICK)
+    assert found.state is State.FALSIFIED
+    assert found.comparison is not None
+    assert "changed its input logits" in str(found.comparison.reason)
+    assert falsify(one, "float32", ReferenceSubject(), QUICK).state is State.HELD
+    accepting = falsify(one, "float32", Wrong(lambda _, outputs: outputs), replace(QUICK, examples=1))
+    assert accepting.state is State.HELD, "the reference refuses before the answer is changed"
+
+
+# shrinking
+
+
+def test_shrinking_ends_in_the_smallest_size_and_the_plainest_flavour() -> None:
+    one = claim(domain_changes={"flavours": ("normal", "wide", "outliers")})
+    found = verdict(lambda inputs, outputs: y_off(inputs, outputs) if inputs["x"].shape[-1] >= 7 else outputs, one, options=Options())
+    assert found.case is not None
+    assert (found.case.sizes["hidden"], found.case.sizes["rows"], found.case.flavour, found.case.seed) == (7, 1, "normal", 0)
+
+
+def test_shrinking_keeps_a_flavour_that_is_needed() -> None:
+    one = claim(domain_changes={"flavours": ("normal", "wide", "outliers")})
+    found = verdict(lambda inputs, outputs: y_off(inputs, outputs) if np.abs(inputs["x"]).max() > 60 else outputs, one, options=Options())
+    assert found.case is not None
+    assert found.case.flavour in ("wide", "outliers")
+
+
+def test_shrinking_has_a_budget() -> None:
+    def slow(inputs: Mapping[str, Array], outputs: dict[str, Array]) -> dict[str, Array]:
+        time.sleep(0.02)
+        return y_off(inputs, outputs) if inputs["x"].shape[-1] >= 7 else outputs
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "SHRINK_SECONDS", 0.1)
+        start = time.perf_counter()
+        found = verdict(slow, options=Options())
+    assert found.state is State.FALSIFIED
+    assert time.perf_counter() - start < 3
+
+
+def test_without_shrinking_the_first_case_found_stays() -> None:
+    found = verdict(
+        y_off, claim(domain_changes={"sizes": {"rows": Range(2, 9), "hidden": Range(9, 99)}}), options=Options(shrink=False, examples=3)
+    )
+    assert found.state is State.FALSIFIED
+
+
+# checks that a NaN or an empty answer must not pass
+
+
+@pytest.mark.parametrize("check", [nf4_error_within_half_a_gap, nf4_mostly_not_zero])
+def test_nan_from_a_block_of_zeros_does_not_pass(check: Any) -> None:
+    class Dividing(ReferenceSubject):
+        def run(self, operation: str, *rest: Any) -> dict[str, Array]:
+            answer = super().run(operation, *rest)
+            return {name: np.full_like(value, np.nan) if operation == "nf4_dequantize" else value for name, value in answer.items()}
+
+    one = claim("nf4_quantize", "roundtrip", domain_changes={"sizes": {}, "scalars": {}})
+    case = build(one, Draw({"rows": 2, "columns": 64, "block_size": 64}, {}, {}, 0), "zeros", "float32")
+    assert not all(found.held for found in check(Attack(one, Dividing(), "float32"), case))
+
+
+# the watchdog
+
+
+def test_a_watchdog_gives_the_verdict_stops_what_hangs_and_survives_what_dies() -> None:
+    sized = claim(domain_changes={"sizes": {"rows": (2,), "hidden": (5,)}})
+    large = claim(name="LARGE", domain_changes={"sizes": {"rows": (2,), "hidden": (9,)}})
+    dog = Watchdog(Hanging(7), QUICK, 1.0)
+    try:
+        alone = falsify(sized, "float32", Hanging(7), QUICK)
+        watched = dog.falsify(sized, "float32")
+        assert watched.state is State.HELD
+        assert watched.tally.run == alone.tally.run
+        start = time.perf_counter()
+        hung = dog.falsify(large, "float32")
+        assert time.perf_counter() - start < 5
+        assert hung.state is State.VACUOUS
+        assert "no verdict within 1 s" in str(hung.reason)
+        assert "'hidden': 9" in str(hung.reason)
+        assert dog.falsify(sized, "float32").state is State.HELD
+    finally:
+        dog.close()
+    dying = Watchdog(Hanging(7, kill=True), QUICK, 30.0)
+    try:
+        dead = dying.falsify(large, "float32")
+        assert dead.state is State.VACUOUS
+        assert "died" in str(dead.reason)
+        assert "SIGSEGV" in str(dead.reason)
+    finally:
+        dying.close()
+
+
+# a campaign's records
+
+
+def campaign(tmp_path: Path, subject: Any, *claims: Claim) -> Campaign:
+    contract = Contract("test", "1.0.0", "Test", {}, claims, tmp_path / "test-v1.yaml")
+    return Campaign(subject, [contract], QUICK, Selection(), RealInput(CHECKPOINT, CORPUS_HELDOUT), tmp_path / "out" / "verdicts.jsonl")
+
+
+def test_an_interrupt_leaves_the_verdicts_so_far(tmp_path: Path) -> None:
+    class Impatient(Fake):
+        def answer(self, inputs: Mapping[str, Array], outputs: dict[str, Array]) -> dict[str, Array]:
+            if inputs["x"].shape[-1] == 9:
+                raise KeyboardInterrupt
+            return outputs
+
+    first, second = claim(name="FIRST"), claim(name="SECOND", domain_changes={"sizes": {"rows": (1,), "hidden": (9,)}})
+    first = replace(first, domain=replace(first.domain, sizes={"rows": (1,), "hidden": (5,)}))
+    run = campaign(tmp_path, Impatient(), first, second)
+    run.open()
+    one, other = run.targets()
+    assert run.attack(one).state is State.HELD
+    with pytest.raises(KeyboardInterrupt):
+        run.attack(other)
+    lines = [json.loads(line) for line in run.verdict_file.read_text().splitlines()]
+    assert [line["record"] for line in lines] == ["run", "verdict"], "readable before the file is closed"
+    run.close(2, interrupted=True)
+    end = json.loads(run.verdict_file.read_text().splitlines()[-1])
+    assert (end["interrupted"], end["exit_status"], end["totals"]["HELD"]) == (True, 2, 1)
+
+
+def test_every_state_makes_a_record_that_the_schema_accepts(tmp_path: Path) -> None:
+    class Moody(Fake):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fickle = Fickle()
+
+        def unsupported(self, operation: str, dtype: str) -> str | None:
+            return f"no {operation} in bfloat16" if dtype == "bfloat16" else None
+
+        def answer(self, inputs: Mapping[str, Array], outputs: dict[str, Array]) -> dict[str, Array]:
+            hidden = inputs["x"].shape[-1]
+            if hidden == 6:
+                return {"y": off(outputs["y"], np.nan)}
+            return self.fickle.answer(inputs, outputs) if hidden == 7 else outputs
+
+    def sized(name: str, hidden: int, **changes: Any) -> Claim:
+        return claim(name=name, domain_changes={"sizes": {"rows": (1,), "hidden": (hidden,)}, **changes})
+
+    run = campaign(
+        tmp_path,
+        Moody(),
+        sized("HOLDS", 5),
+        sized("WRONG", 6),
+        sized("FLAKES", 7),
+        sized("ABSENT", 5, dtype=("bfloat16",)),
+        sized("NOTHING", 5, require=("hidden > 9",)),
+    )
+    run.open()
+    states = {str(run.attack(target).claim.id): run.verdicts[-1].state for target in run.targets()}
+    run.close(1, interrupted=False)
+    assert states == {
+        "HOLDS": State.HELD,
+        "WRONG": State.FALSIFIED,
+        "FLAKES": State.FLAKY,
+        "ABSENT": State.NOT_RUN,
+        "NOTHING": State.VACUOUS,
+    }
+    kept = read(run.verdict_file)
+    assert {str(kept_verdict.claim): str(kept_verdict.state) for kept_verdict in kept.verdicts} == {
+        name: state.value for name, state in states.items()
+    }
+    wrong = run.verdicts[1]
+    assert wrong.replay is not None
+    stored = sorted(path.name.split("-float32")[0] for path in (tmp_path / "out" / "counterexamples").iterdir())
+    assert stored == ["FLAKES", "WRONG"]
+
+
+def test_the_answers_of_a_claim_without_a_subject_error_have_a_cause() -> None:
+    with pytest.raises(SubjectError) as raised:
+        Attack(claim(), Wrong(lambda _, __: 1 / 0), "float32").answer(
+            build(claim(), Draw({"rows": 1, "hidden": 2}, {"eps": 1e-6}), "normal", "float32")
+        )
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
