@@ -491,9 +491,7 @@ def test_every_state_makes_a_record_that_the_schema_accepts(tmp_path: Path) -> N
         "NOTHING": State.VACUOUS,
     }
     kept = read(run.verdict_file)
-    assert {str(kept_verdict.claim): str(kept_verdict.state) for kept_verdict in kept.verdicts} == {
-        name: state.value for name, state in states.items()
-    }
+    assert {record["claim"]: record["state"] for record in kept.verdicts} == {name: state.value for name, state in states.items()}
     wrong = run.verdicts[1]
     assert wrong.replay is not None
     stored = sorted(path.name.split("-float32")[0] for path in (tmp_path / "out" / "counterexamples").iterdir())
