@@ -4,7 +4,7 @@ import hashlib
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,11 @@ from falsifiers.strategies import Draw, boundaries, build, draws
 from falsifiers.subjects.protocol import Subject
 from falsifiers.verdict import State, Tally, Verdict
 
-EXAMPLES = {"quick": 6, "default": 20, "deep": 1000}
-"""Examples a claim; each runs in every flavour. A claim's own `cases` replaces the default and scales the others."""
+CASES = {"quick": 6, "default": 20, "deep": 1000}
+"""Seeds a claim; each runs in every flavour. A claim's own `cases` replaces the default and scales the others."""
+
+SEEDS_OF_A_DRAW = 2
+"""An elementary operation runs faster than Hypothesis draws its sizes, so each draw of sizes gets this many seeds."""
 
 SHRINK_SECONDS = 5.0
 
@@ -51,12 +54,22 @@ class Options:
 
     def examples_for(self, claim: Claim) -> int:
         """The number of examples that Hypothesis draws."""
+        return -(-self._cases(claim) // len(same_sizes(claim, Draw({}, {}))))
+
+    def _cases(self, claim: Claim) -> int:
         if self.examples is not None:
             return self.examples
-        default = claim.cases or EXAMPLES["default"]
+        default = claim.cases or CASES["default"]
         if self.effort == "deep":
-            return EXAMPLES["deep"]
-        return default if self.effort == "default" else max(1, default * EXAMPLES["quick"] // EXAMPLES["default"])
+            return CASES["deep"]
+        return default if self.effort == "default" else max(1, default * CASES["quick"] // CASES["default"])
+
+
+def same_sizes(claim: Claim, draw: Draw) -> list[Draw]:
+    """The draw, and for an elementary operation the same sizes with further seeds."""
+    signature = signatures()[claim.operation] if claim.operation else None
+    alone = signature is None or signature.composition or signature.procedure or claim.domain.input != "generated"
+    return [replace(draw, seed=draw.seed + step) for step in range(1 if alone else SEEDS_OF_A_DRAW)]
 
 
 def own_seed(claim: Claim, dtype: str, seed: int) -> int:
@@ -94,14 +107,18 @@ class Examination:
 
     def draw(self, draw: Draw, flavours: tuple[str, ...]) -> None:
         """The draw in each flavour, the plainest first."""
-        for flavour in flavours:
-            try:
-                with self.attack.watch.on("drawing"):
-                    case = self.build(draw, flavour)
-            except Exception as error:  # as above: a case that cannot be built proves nothing
-                self._stop(f"{draw} in flavour {flavour}", error)
-                continue
-            self.case(case)
+        for seeded in same_sizes(self.attack.claim, draw):
+            for flavour in flavours:
+                self._draw(seeded, flavour)
+
+    def _draw(self, draw: Draw, flavour: str) -> None:
+        try:
+            with self.attack.watch.on("drawing"):
+                case = self.build(draw, flavour)
+        except Exception as error:  # as above: a case that cannot be built proves nothing
+            self._stop(f"{draw} in flavour {flavour}", error)
+            return
+        self.case(case)
 
     def build(self, draw: Draw, flavour: str) -> Case:
         """The case of a draw, generated or from real input."""
@@ -238,12 +255,14 @@ def cases(claim: Claim, dtype: str, options: Options, source: Source | None = No
     """The cases that `falsify` attacks, in its order, for a subject that holds on all of them."""
     make = source or build
     for draw, flavour in boundaries(claim, own_seed(claim, dtype, options.seed) % 2**31):
-        yield make(claim, draw, flavour, dtype)
+        for seeded in same_sizes(claim, draw):
+            yield make(claim, seeded, flavour, dtype)
     found: list[Draw] = []
     _drawn(claim, dtype, options, (Phase.generate,), found.append)
     for draw in found:
-        for flavour in claim.domain.flavours:
-            yield make(claim, draw, flavour, dtype)
+        for seeded in same_sizes(claim, draw):
+            for flavour in claim.domain.flavours:
+                yield make(claim, seeded, flavour, dtype)
 
 
 class ShrinkBudget:

@@ -1,0 +1,106 @@
+"""The command `python -m falsifiers calibrate`."""
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import contracts
+from contracts.model import Claim
+from contracts.problems import unknown
+from falsifiers import calibration_record
+
+Task = tuple[str, str, str, int, int]
+"""Claim, dtype, device, draws, seed."""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the subcommand to `python -m falsifiers`."""
+    parser = commands.add_parser("calibrate", help="measure error / noise floor of the correct implementation")
+    parser.add_argument("--cases", type=int, default=300, help="draws a claim and dtype (default: 300)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the draws (default: 1)")
+    parser.add_argument("--claim", action="append", default=[], metavar="ID", help="this claim only; may be repeated")
+    parser.add_argument("--dtype", action="append", default=[], choices=contracts.DTYPES, help="this dtype only; may be repeated")
+    parser.add_argument("--device", default="cpu", help="cpu | cuda | cuda:N | auto (default: cpu)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
+    parser.add_argument("--write", action="store_true", help="record the ratios, and put the factors into the contracts")
+    parser.add_argument("--lines", type=Path, metavar="FILE", help="append the ratios to FILE, to be merged elsewhere")
+    parser.add_argument(
+        "--merge", type=Path, metavar="FILE", help="measure nothing: record the ratios in FILE, and put the factors into the contracts"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit status 0."""
+    if options.merge is not None:
+        _merge([json.loads(line) for line in options.merge.read_text(encoding="utf-8").splitlines()])
+        return 0
+    tasks = list(_tasks(options))
+    print(f"{'claim':28} {'dtype':9} {'cases':>6} {'rms':>7} {'row':>7} {'max':>7}   largest error / noise floor")
+    found = []
+    for number, entry in enumerate(_measured(tasks, options.jobs), start=1):
+        largest = entry["largest"]
+        ratios = " ".join(f"{largest[metric]:7.3f}" for metric in ("rms", "row", "max"))
+        print(f"{entry['claim']:28} {entry['dtype']:9} {entry['cases']:6} {ratios}   [{number}/{len(tasks)}]", flush=True)
+        found.append(entry)
+        if options.lines is not None:
+            with options.lines.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(entry) + "\n")
+    if options.write:
+        _merge(found)
+    return 0
+
+
+def _tasks(options: argparse.Namespace) -> Iterator[Task]:
+    from falsifiers.calibration import is_calibrated
+
+    for claim in _chosen([claim for contract in contracts.load() for claim in contract.claims], options.claim):
+        real = claim.domain.input == "checkpoint"
+        draws = max(4, options.cases // 15) if real else max(10, options.cases * (claim.cases or 20) // 20)
+        for dtype in claim.domain.dtype if is_calibrated(claim) else ():
+            if not options.dtype or dtype in options.dtype:
+                yield claim.id, dtype, options.device, draws, options.seed
+
+
+def _measured(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
+    if jobs == 1:
+        yield from map(_measure, tasks)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(_measure, task) for task in tasks]):
+            yield future.result()
+
+
+def _measure(task: Task) -> dict[str, Any]:
+    from falsifiers.calibration import calibrate
+    from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+    from falsifiers.real_input import RealInput
+    from falsifiers.subjects.implementation import Implementation
+
+    name, dtype, device, draws, seed = task
+    claim = next(claim for contract in contracts.load() for claim in contract.claims if claim.id == name)
+    source = RealInput(CHECKPOINT, CORPUS_HELDOUT).case if claim.domain.input == "checkpoint" else None
+    return calibrate(claim, dtype, Implementation(device), draws, seed, source).describe()
+
+
+def _merge(entries: Iterable[dict[str, Any]]) -> None:
+    """Into the record, and from there into every contract whose factors follow from it."""
+    record = calibration_record.add(entries)
+    for contract in contracts.load():
+        for claim in contract.claims:
+            known = record.get(claim.id, {})
+            if claim.tolerance is not None and claim.tolerance.factors and all(dtype in known for dtype in claim.domain.dtype):
+                by_dtype = {dtype: calibration_record.factors(record, claim.id, dtype) for dtype in claim.domain.dtype}
+                calibration_record.write_factors(claim, contract.path, by_dtype)
+
+
+def _chosen(claims: Sequence[Claim], names: Sequence[str]) -> list[Claim]:
+    known = {claim.id: claim for claim in claims}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--claim: {unknown('claim', name, known)}")
+    return [claim for claim in claims if not names or claim.id in names]

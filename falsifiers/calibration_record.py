@@ -1,0 +1,69 @@
+"""The record of calibrations, by claim, dtype and kind of device, and the factors of contracts that follow from it."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from contracts.model import Claim
+from falsifiers.comparison import METRICS
+
+RECORD = Path(__file__).parent / "calibration.json"
+MARGIN = 1.3
+"""A factor is the largest ratio that was measured on any device, times this, rounded up to two figures; and at least one."""
+
+Record = dict[str, dict[str, dict[str, Any]]]
+
+
+def read(path: Path = RECORD) -> Record:
+    """Claim → dtype → device → calibration; empty where nothing is recorded yet."""
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+def add(entries: Iterable[Mapping[str, Any]], path: Path = RECORD) -> Record:
+    """Adds calibrations (as Calibration.describe gives them), replacing older ones of the same claim, dtype and device."""
+    record = read(path)
+    for entry in entries:
+        where = record.setdefault(entry["claim"], {}).setdefault(entry["dtype"], {})
+        where[entry["device"]] = {name: value for name, value in entry.items() if name not in ("claim", "dtype", "device")}
+    path.write_text(json.dumps(dict(sorted(record.items())), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return record
+
+
+def factors(record: Record, claim: str, dtype: str) -> dict[str, float]:
+    """The factors that a contract may use for a claim in a dtype, none looser."""
+    devices = record[claim][dtype].values()
+    return {metric: max(1.0, rounded_up(MARGIN * max(entry["largest"][metric] for entry in devices))) for metric in METRICS}
+
+
+def rounded_up(value: float) -> float:
+    """Up to two significant figures."""
+    if value <= 0 or not math.isfinite(value):
+        return value
+    step = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{math.ceil(value / step - 1e-9) * step:.2g}")
+
+
+def write_factors(claim: Claim, path: Path, by_dtype: Mapping[str, Mapping[str, float]]) -> None:
+    """Puts factors into a contract's text, at the claim's own tolerance line; everything else stays as it is.
+
+    Raises a ValueError where the claim has no such line.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    pattern = re.compile(r"(\s+tolerance: \{basis: rounding, factors: )\{.*\}\}\s*$")
+    start = next((i for i, line in enumerate(lines) if line.strip() == f"- id: {claim.id}"), len(lines))
+    for index in range(start + 1, len(lines)):
+        if lines[index].lstrip().startswith("- id:"):
+            break
+        if match := pattern.match(lines[index]):
+            lines[index] = f"{match[1]}{_flow(by_dtype)}}}\n"
+            path.write_text("".join(lines), encoding="utf-8")
+            return
+    raise ValueError(f"{path}: {claim.id} has no line `tolerance: {{basis: rounding, factors: {{…}}}}` to write to")
+
+
+def _flow(by_dtype: Mapping[str, Mapping[str, float]]) -> str:
+    parts = [f"{dtype}: {{" + ", ".join(f"{metric}: {value:g}" for metric, value in by.items()) + "}" for dtype, by in by_dtype.items()]
+    return "{" + ", ".join(parts) + "}"
