@@ -26,7 +26,7 @@ def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 
 
 def _exact_products(q: Tensor) -> AbstractContextManager[None]:
-    """In float32 on CUDA the unfused backend: the fused ones make float32 products of three TF32 ones, and small gradients drown in that."""
+    """In float32 on CUDA the unfused backend: fused ones make a product of three TF32 ones, and small gradients drown in that."""
     if q.is_cuda and q.dtype == torch.float32:
         return sdpa_kernel(SDPBackend.MATH)
     return nullcontext()
