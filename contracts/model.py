@@ -96,11 +96,15 @@ class Check:
 
 @dataclass(frozen=True, eq=False)
 class Mutant:
-    """A wrong operation or step of mutants.yaml, and the defects that it comes from; without an operation, wrong settings or a wrong rule."""
+    """A wrong operation or step of mutants.yaml, and the defects that it comes from; without an operation, wrong settings or a wrong rule.
+
+    `hidden_in` names the dtypes whose rounding is as large as the mutant's error.
+    """
 
     name: str
     operation: str | None
     pedigree: tuple[str, ...]
+    hidden_in: tuple[str, ...]
     doc: str
     location: Location
 

@@ -124,7 +124,14 @@ def load_mutants(path: Path = FOLDER / "mutants.yaml", operations: Iterable[str]
     document = _read(path, "mutants")
     known = set(load_operations() if operations is None else operations)
     mutants = {
-        name: Mutant(name, raw.get("operation"), tuple(raw["pedigree"]), raw["doc"], _location(document, ("mutants", name)))
+        name: Mutant(
+            name,
+            raw.get("operation"),
+            tuple(raw["pedigree"]),
+            tuple(raw.get("hidden_in", ())),
+            raw["doc"],
+            _location(document, ("mutants", name)),
+        )
         for name, raw in document.data["mutants"].items()
     }
     problems = [

@@ -43,6 +43,10 @@ class Errors:
         """The larger of two in each measure; NaN where either is."""
         return Errors(*(float(np.maximum(getattr(self, metric), getattr(other, metric))) for metric in METRICS))
 
+    def plus(self, other: "Errors") -> "Errors":
+        """The sum of two in each measure."""
+        return Errors(self.rms + other.rms, self.row + other.row, self.max + other.max)
+
     def times(self, factors: "Errors | float") -> "Errors":
         """Each measure times its factor."""
         by = Errors.flat(factors) if isinstance(factors, float | int) else factors
@@ -122,6 +126,16 @@ def value_within(name: str, value: float, low: float, high: float, scale: float 
 def value_at_most(name: str, value: float, high: float) -> Comparison:
     """A number that must lie in [0, high]; headroom is its share of `high`."""
     return _within(name, value, 0.0, high, _ratio(value, high) if value >= 0 else np.inf)
+
+
+def value_at_least(name: str, value: float, low: float) -> Comparison:
+    """A number that must be `low` or more; headroom is `low` as a share of it."""
+    return _within(name, value, low, np.inf, _ratio(low, value))
+
+
+def value_within_factor(name: str, ratio: float, factor: float) -> Comparison:
+    """A ratio that must lie in [1 / factor, factor]; headroom is the larger of it and its inverse, as a share of `factor`."""
+    return _within(name, ratio, 1 / factor, factor, max(ratio, _ratio(1.0, ratio)) / factor)
 
 
 def value_inside(name: str, value: float, low: float, high: float) -> Comparison:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from contracts.model import Input
+from reference.nf4 import MIDPOINTS
 from reference.table import Array
 
 Generator = np.random.Generator
@@ -46,6 +47,13 @@ def ties(rng: Generator, shape: Shape) -> Array:
     return rng.choice([-1.0, -0.5, 0.0, 0.5, 1.0], shape)
 
 
+def midpoints(rng: Generator, shape: Shape) -> Array:
+    """Midpoints between levels of NF4 times a power of two, with the power itself as every 32nd element: the absmax of its block."""
+    values = rng.choice(MIDPOINTS.astype(np.float64), shape).reshape(-1)
+    values[::32] = rng.choice([-1.0, 1.0], values[::32].shape)
+    return np.asarray(values.reshape(shape) * 2.0 ** rng.integers(-4, 5))
+
+
 def tiny_norm(rng: Generator, shape: Shape) -> Array:
     """Rows whose mean square is of the order of a norm's epsilon, 1e-8 to 1e-4."""
     scale = 10.0 ** rng.uniform(-4, -2, (*shape[:-1], 1)) if shape else 1e-3
@@ -76,6 +84,7 @@ FLAVOURS: dict[str, Callable[[Generator, Shape], Array]] = {
     "outliers": outliers,
     "zeros": zeros,
     "ties": ties,
+    "midpoints": midpoints,
     "tiny_norm": tiny_norm,
     "subnormal": subnormal,
     "one_hot": one_hot,

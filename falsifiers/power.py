@@ -1,4 +1,4 @@
-"""The kill matrix: every claim's own falsifier on its own default cases, against the correct subject and against the mutants that it reaches.
+"""The kill matrix: every claim's own falsifier on its own default cases, against the correct subject and the mutants that it reaches.
 
 What a case's expected answer and noise floor are does not depend on the subject, so that both are computed once for all mutants.
 """
@@ -131,10 +131,9 @@ def _of_gradients_only(entry: mutants.Mutant) -> bool:
 
 
 def must_catch(claim: Claim) -> tuple[str, ...]:
-    """The mutants that the claim names, and for a hyperparameter rule those of rules."""
-    if claim.rule is None:
-        return claim.must_catch
-    return (*claim.must_catch, *(name for name in mutants.RULES if name != "rule_recommends_what_is_there" or claim.rule.recommend))
+    """The mutants that the claim names, and for a hyperparameter rule those of rules, where they change it."""
+    rule = claim.rule
+    return (*claim.must_catch, *(name for name, entry in mutants.RULES.items() if rule is not None and entry.make(rule) != rule))
 
 
 def aimed_at(claim: Claim) -> list[str]:
@@ -181,7 +180,8 @@ def _against(claim: Claim, name: str | None) -> tuple[Subject, Claim]:
 def cell(attack: RememberingAttack, drawn: Sequence[Case], name: str | None) -> Cell:
     """Attacks the cases one by one: up to the first kill, or for a mutant that must be caught up to an error of ENOUGH tolerances."""
     claim, start = attack.claim, time.perf_counter()
-    due = name in must_catch(claim)
+    entry = mutants.MUTANTS.get(name or "")
+    due = name in must_catch(claim) and not (entry and attack.dtype in entry.hidden_in)
     if claim.operation is not None and (reason := attack.subject.unsupported(claim.operation, attack.dtype)):
         return Cell(claim.id, attack.dtype, name, due, State.NOT_RUN.value, 0, 0.0, 0.0, reason)
     examination, first = Examination(attack), 0
@@ -229,7 +229,7 @@ def work(task: Task) -> list[Cell]:
 
 
 def first_tasks(claims: Sequence[Claim], every: bool, only: Sequence[str] = ()) -> list[Task]:
-    """The correct subject and what must be caught, for all claims; for one on an elementary operation, or with `every`, all that it reaches."""
+    """The correct subject and what must be caught; for a claim on an elementary operation, or with `every`, all that it reaches."""
     tasks = []
     for claim in claims:
         elementary = claim.operation is not None and not signatures()[claim.operation].composition

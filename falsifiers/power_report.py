@@ -17,14 +17,6 @@ def shown(power: float) -> str:
     return f"≥{ENOUGH:g}" if power >= ENOUGH else f"{power:.3g}"
 
 
-def by_pair(cells: Iterable[Cell]) -> dict[tuple[str, str | None], list[Cell]]:
-    """Cells by claim and mutant, over the dtypes."""
-    found = defaultdict(list)
-    for cell in cells:
-        found[cell.claim, cell.mutant].append(cell)
-    return found
-
-
 def faults(claims: Sequence[Claim], names: Sequence[str], cells: Sequence[Cell]) -> list[str]:
     """Everything that makes the matrix fail, one line each; empty when all claims can fail and all mutants die."""
     return [*_unsound(cells), *_survivors(claims, names, cells), *_powerless(claims, cells), *_uncaught(cells)]
@@ -58,13 +50,13 @@ def _powerless(claims: Iterable[Claim], cells: Iterable[Cell]) -> Iterator[str]:
 
 
 def _uncaught(cells: Iterable[Cell]) -> Iterator[str]:
-    for (claim, name), group in by_pair(cell for cell in cells if cell.must_catch).items():
-        best = max(group, key=lambda cell: cell.power)
-        where = ", ".join(f"{cell.dtype} {shown(cell.power)}" for cell in group)
-        if not best.killed:
-            yield f"{claim}: does not catch {name}, which it must (largest error / tolerance: {where})"
-        elif best.power < LEAST_POWER:
-            yield f"{claim}: catches {name} too narrowly (largest error / tolerance: {where}; at least {LEAST_POWER:g} asked for)"
+    """In every dtype of the claim but those in which the catalogue says that rounding hides the mutant."""
+    for cell in cells:
+        where, most = f"{cell.claim} in {cell.dtype}", f"largest error / tolerance: {shown(cell.power)}"
+        if cell.must_catch and not cell.killed:
+            yield f"{where}: does not catch {cell.mutant}, which it must ({cell.reason or most})"
+        elif cell.must_catch and cell.power < LEAST_POWER:
+            yield f"{where}: catches {cell.mutant} too narrowly ({most}; at least {LEAST_POWER:g} asked for)"
 
 
 def power(cells: Iterable[Cell]) -> dict[tuple[str, str], tuple[float, str]]:

@@ -8,7 +8,7 @@ import reference
 from falsifiers.attack import Attack
 from falsifiers.case import Case
 from falsifiers.checks.relations import related
-from falsifiers.comparison import METRICS, Comparison, Errors, broken, compare_exactly, value_within
+from falsifiers.comparison import METRICS, Comparison, Errors, broken, compare_exactly, value_at_least, value_within_factor
 from falsifiers.precision import STORAGE
 from reference.classifier import trainable_names
 from reference.table import Array, Arrays, Table
@@ -31,7 +31,7 @@ def ablation_shows(attack: Attack, case: Case) -> list[Comparison]:
         moved = Errors.of(np.asarray(without[name], np.float64) - np.asarray(actual[name], np.float64))
         shares = [getattr(moved, m) / max(getattr(limit, m), 1e-300) for m in METRICS if getattr(wanted, m) >= 6 * getattr(limit, m)]
         if shares:
-            found.append(value_within(f"{name}: change / tolerance", max(shares), 3.0, np.inf, 3.0))
+            found.append(value_at_least(f"{name}: change / tolerance", max(shares), 3.0))
     return found
 
 
@@ -62,7 +62,7 @@ def _flows(name: str, expected: Array, actual: Array) -> Comparison:
     wanted, got = float(np.linalg.norm(expected)), float(np.linalg.norm(np.asarray(actual, np.float64)))
     if wanted == 0.0:
         return compare_exactly(name, np.zeros_like(expected), actual)
-    return value_within(f"norm of the gradient of {name} / reference's", got / wanted, 0.5, 2.0)
+    return value_within_factor(f"norm of the gradient of {name} / reference's", got / wanted, 2.0)
 
 
 def accumulation_changes_nothing(attack: Attack, case: Case) -> list[Comparison]:
@@ -101,6 +101,6 @@ def logits_are_not_flat(attack: Attack, case: Case) -> list[Comparison]:
     peak = (logits.max(axis=-1) - logits.mean(axis=-1)) / np.where(deviation > 0, deviation, 1.0)
     low, high = float(arguments["deviation"]), float(arguments["peak"])
     return [
-        value_within("least deviation of the logits", float(deviation.min()), low, np.inf, low),
-        value_within("least peak over deviation", float(peak.min()), high, np.inf, high),
+        value_at_least("least deviation of the logits", float(deviation.min()), low),
+        value_at_least("least peak over deviation", float(peak.min()), high),
     ]

@@ -5,13 +5,14 @@ is for.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 import reference
 from falsifiers.attack import Attack
 from falsifiers.case import Case
-from falsifiers.comparison import Comparison, broken, compare_exactly
+from falsifiers.comparison import Comparison, Errors, broken, compare_exactly
 from falsifiers.fill import generator_for
 from falsifiers.precision import STORAGE, round_to
 from reference.table import Array, Table
@@ -23,17 +24,27 @@ View = Callable[[Arrays], dict[str, Array]]
 _PER_SAMPLE = ("input_ids", "mask", "labels", "logits", "targets")
 
 
-def related(attack: Attack, case: Case, first: Arrays, second: Arrays, view: View) -> list[Comparison]:
-    """Compares two answers of the subject within the noise floor of the case, both seen through `view`."""
+def related(attack: Attack, case: Case, first: Arrays, second: Arrays, view: View, other: Case | None = None) -> list[Comparison]:
+    """Compares two answers of the subject within the noise floor of the case, both seen through `view`.
+
+    Where the second answer is that to a case whose noise is of another size, `other`, its floor is added.
+    """
     expected = view({name: np.asarray(value, np.float64) for name, value in attack.expect(case).items()})
     seen_first, seen_second = view(first), view(second)
 
     def rounded(inputs: Arrays, table: Table) -> dict[str, Array]:
         return view(reference.evaluate(case.operation, inputs, case.scalars, table))
 
+    def floors() -> dict[str, Errors]:
+        own = attack.floor(case, rounded, expected)
+        if other is None:
+            return own
+        added = attack.floor(other, rounded, expected)
+        return {name: floor.plus(added[name]) for name, floor in own.items()}
+
     wanted = {name: np.asarray(value, np.float64) for name, value in seen_first.items()}
     dtypes = {name: value.dtype for name, value in seen_first.items()}
-    return attack.judge(wanted, seen_second, lambda: attack.floor(case, rounded, expected), dtypes)
+    return attack.judge(wanted, seen_second, floors, dtypes)
 
 
 def twice_the_same(attack: Attack, case: Case) -> list[Comparison]:
@@ -106,10 +117,14 @@ def future_changes_nothing(attack: Attack, case: Case) -> list[Comparison]:
 
 
 def shift_changes_nothing(attack: Attack, case: Case) -> list[Comparison]:
-    """Scores x + c against x, where x is what (x + c) − c leaves, so that the shift is exact in the dtype."""
+    """Scores x against x + c, where x is what (x + c) − c leaves, so that the shift is exact in the dtype.
+
+    exp(c) overflows, so that nothing gets through which does not subtract the maximum. Both answers carry the noise of their own scores.
+    """
     name = "x" if "x" in case.inputs else "logits"
-    shift = 8.0
+    shift = 128.0
     shifted = np.asarray(round_to(case.inputs[name] + shift, attack.dtype), np.float64)
     plain = np.asarray((shifted - shift).astype(STORAGE[attack.dtype]), np.float64)
-    base = Case(case.operation, case.dtype, case.sizes, case.scalars, case.seed, case.flavour, {**case.inputs, name: plain})
-    return related(attack, base, attack.answer(base), attack.answer(base, inputs={name: shifted}), dict)
+    base = replace(case, inputs={**case.inputs, name: plain})
+    other = replace(case, inputs={**case.inputs, name: shifted})
+    return related(attack, base, attack.answer(base), attack.answer(other), dict, other)

@@ -190,6 +190,11 @@ def _(correct: Operation) -> Operation:
     return with_arguments(correct, mask=lambda a: np.ones_like(a["mask"]))
 
 
+@mutant("attention_mask_of_first_sample")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, mask=lambda a: np.broadcast_to(a["mask"][:1], a["mask"].shape))
+
+
 @mutant("attention_masked_row_nan")
 def _(_: Operation) -> Operation:
     class Undefined(_Attention):

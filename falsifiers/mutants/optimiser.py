@@ -110,6 +110,16 @@ def _(correct: Operation) -> Operation:
     return replace(correct, forward=forward)
 
 
+@mutant("adamw_eps_hard_coded")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, eps=lambda _: 1e-8)
+
+
+@mutant("adamw_gradient_clamped")
+def _(correct: Operation) -> Operation:
+    return with_arguments(correct, gradient=lambda a: np.clip(a["gradient"], -1.0, 1.0))
+
+
 @mutant("adamw_gradient_ascent")
 def _(correct: Operation) -> Operation:
     def forward(**a: Any) -> State:

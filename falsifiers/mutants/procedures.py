@@ -227,6 +227,7 @@ def _(rule: Rule) -> Rule:
 
 @rule_mutant("rule_recommends_what_is_there")
 def _(rule: Rule) -> Rule:
-    """Equal to the rule where it recommends nothing."""
-    recommend: Mapping[str, str] = {name: name for name in rule.recommend}
+    """Advice on a field that the rule does not ask about by name stays: the field may not be there."""
+    asked = rule.when + rule.require
+    recommend: Mapping[str, str] = {name: name if name in asked else advice for name, advice in rule.recommend.items()}
     return replace(rule, recommend=recommend)

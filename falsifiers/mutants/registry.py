@@ -20,13 +20,14 @@ R = TypeVar("R", bound=Callable[[Rule], Rule])
 
 @dataclass(frozen=True)
 class Mutant:
-    """A wrong operation with a pedigree; `make` builds it from the correct one."""
+    """A wrong operation with a pedigree; `make` builds it from the correct one. In the dtypes `hidden_in`, rounding hides it."""
 
     name: str
     operation: str
     pedigree: tuple[str, ...]
     doc: str
     make: Callable[[Any], Entry]
+    hidden_in: tuple[str, ...] = ()
 
     def entry(self) -> Entry:
         """The wrong operation, with the signature of the correct one."""
@@ -91,7 +92,7 @@ def mutant(name: str) -> Callable[[M], M]:
     def register(make: M) -> M:
         if entry.operation is None:
             raise KeyError(f"contracts/mutants.yaml gives {name!r} no operation")
-        MUTANTS[name] = Mutant(name, entry.operation, entry.pedigree, entry.doc, make)
+        MUTANTS[name] = Mutant(name, entry.operation, entry.pedigree, entry.doc, make, entry.hidden_in)
         return make
 
     return register
