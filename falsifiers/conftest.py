@@ -2,6 +2,7 @@
 
 import math
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from falsifiers.verdict import State
 
 EXIT_USAGE, EXIT_NOTHING_HELD, EXIT_NO_DEVICE = 4, 5, 6
 CAMPAIGN = pytest.StashKey[Campaign]()
+NOTES = pytest.StashKey[list[warnings.WarningMessage]]()
 STORED = pytest.StashKey[tuple[Claim, Case]]()
 NOT_RUN = "not run"
 
@@ -76,7 +78,9 @@ def _campaign(config: pytest.Config) -> Campaign:
     from impl.device import DeviceUnavailable
 
     try:
-        subject = Implementation(option.device)
+        with warnings.catch_warnings(record=True) as config.stash[NOTES]:
+            warnings.simplefilter("always")
+            subject = Implementation(option.device)
     except DeviceUnavailable as error:
         pytest.exit(f"blackswan: {error}", returncode=EXIT_NO_DEVICE)
     except ValueError as error:
@@ -158,6 +162,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         f"  {shown}",
         f"  seed {campaign.options.seed}, effort {campaign.options.effort}, claims of {len(campaign.contracts)} contracts",
         f"  model {environment.display_path(campaign.real_input.model)}, corpus {environment.display_path(campaign.real_input.corpus)}",
+        *(f"  note: {note.message}" for note in config.stash[NOTES]),
     ]
 
 

@@ -32,8 +32,8 @@ class RealInput:
 
     def check(self) -> None:
         """Reads everything small, and the headers of the weights, so that bad input stops before any claim runs."""
-        shapes = {name: tuple(self._file(name).get_slice(name).get_shape()) for name in self._index}
         expected = parameter_shapes(self.scalars)
+        shapes = {name: tuple(self._file(name).get_slice(name).get_shape()) for name in self._index}
         for name, shape in expected.items():
             if shapes.get(name) != shape:
                 raise ValueError(
@@ -73,7 +73,9 @@ class RealInput:
                 "theta": float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
                 "tied": bool(config.get("tie_word_embeddings", False)),
             }
-        except (KeyError, TypeError, ValueError) as error:
+        except KeyError as error:
+            raise ValueError(f"{path}: key {error} is missing; expected the numbers of a decoder's config.json") from None
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {error}; expected the numbers of a decoder's config.json") from None
 
     @cached_property
@@ -172,7 +174,7 @@ def _shards(index: Path) -> list[str]:
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(f"{path}: no such file; expected a Hugging Face checkpoint folder") from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({error})") from None
