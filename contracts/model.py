@@ -104,9 +104,9 @@ class Mutant:
     name: str
     operation: str | None
     pedigree: tuple[str, ...]
-    hidden_in: tuple[str, ...]
     doc: str
     location: Location
+    hidden_in: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -128,9 +128,9 @@ def load_mutants(path: Path = FOLDER / "mutants.yaml", operations: Iterable[str]
             name,
             raw.get("operation"),
             tuple(raw["pedigree"]),
-            tuple(raw.get("hidden_in", ())),
             raw["doc"],
             _location(document, ("mutants", name)),
+            tuple(raw.get("hidden_in", ())),
         )
         for name, raw in document.data["mutants"].items()
     }

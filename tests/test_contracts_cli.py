@@ -15,7 +15,10 @@ NOWHERE = Location("vocabulary.yaml", 1)
 VOCABULARY = Vocabulary(
     load_operations(),
     {"sums": Check("sums", ("invariant",), "The entries sum to 1.", NOWHERE)},
-    {"rms_norm_eps_hard_coded": Mutant("rms_norm_eps_hard_coded", "rms_norm", ("S2",), "Epsilon is always 1e-5.", NOWHERE)},
+    {
+        "rms_norm_eps_hard_coded": Mutant("rms_norm_eps_hard_coded", "rms_norm", ("S2",), "Epsilon is always 1e-5.", NOWHERE),
+        "defaults_of_the_ancestor": Mutant("defaults_of_the_ancestor", None, ("S31",), "Alpha equals rank.", NOWHERE),
+    },
 )
 CONTRACT = """\
 contract: small

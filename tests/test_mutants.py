@@ -15,7 +15,7 @@ import reference
 from falsifiers import mutants, strategies
 from falsifiers.case import Case
 from falsifiers.kinds.gradient import differentiable
-from falsifiers.mutants import MUTANTS, Mutant, reaching
+from falsifiers.mutants import MUTANTS, PROCEDURES, RULES, Mutant, reaching
 from falsifiers.mutants.attention import _Attention
 from falsifiers.mutants.registry import mutant
 from falsifiers.precision import STORAGE, signatures
@@ -81,6 +81,7 @@ REFUSALS = {
     "clip_nan_swallowed",
     "lm_loss_made_up_when_empty",
     "lm_loss_nan_when_empty",
+    "pool_empty_accepted",
 }
 """Mutants that differ only where the correct operation refuses its input."""
 
@@ -180,16 +181,20 @@ def _plausible(entry: Mutant) -> Iterable[Case]:
 
 def test_registry_is_the_catalogue() -> None:
     catalogue = contracts.load_mutants()
-    assert set(MUTANTS) == set(catalogue)
-    assert {name: entry.operation for name, entry in MUTANTS.items()} == {name: entry.operation for name, entry in catalogue.items()}
+    registered = {**MUTANTS, **PROCEDURES}
+    assert set(registered) | set(RULES) == set(catalogue)
+    assert len(MUTANTS) + len(PROCEDURES) + len(RULES) == len(catalogue)
+    assert {name: entry.operation for name, entry in registered.items()} == {name: catalogue[name].operation for name in registered}
+    assert {name: entry.hidden_in for name, entry in MUTANTS.items()} == {name: catalogue[name].hidden_in for name in MUTANTS}
 
 
 def test_every_pedigree_is_in_the_readme() -> None:
     rows = (Path(mutants.__file__).parent / "README.md").read_text()
-    numbered = {number for entry in MUTANTS.values() for number in entry.pedigree if number != "own"}
+    entries = [*MUTANTS.values(), *PROCEDURES.values(), *RULES.values()]
+    numbered = {number for entry in entries for number in entry.pedigree if number != "own"}
     assert {number for number in numbered if f"| {number} |" not in rows} == set()
     named = set(re.findall(r"`([a-z0-9_]+)`", rows))
-    expected = {entry.name for entry in MUTANTS.values() if entry.pedigree != ("own",)}
+    expected = {entry.name for entry in entries if entry.pedigree != ("own",)}
     assert expected - named == set(), "mutants with a pedigree that the table does not name"
 
 
@@ -221,6 +226,7 @@ def _bad_inputs() -> dict[str, tuple[Case, type[Exception]]]:
     one_class = _case("weighted_cross_entropy", ({"batch": 3, "classes": 1}, {}), "normal", 0)
     clip = _case("clip_by_global_norm", SETTINGS["clip_by_global_norm"][0], "normal", 0)
     tokens = _case("lm_cross_entropy", ({"batch": 2, "seq": 1, "vocab": 5}, {}), "normal", 0)
+    pool = _case("pool", SETTINGS["pool"][0], "normal", 0)
     logits, gradients = entropy.inputs["logits"].copy(), clip.inputs["gradients"].copy()
     logits[1, 2] = gradients[1, 2] = np.nan
     return {
@@ -230,6 +236,7 @@ def _bad_inputs() -> dict[str, tuple[Case, type[Exception]]]:
         "clip_nan_swallowed": (replace(clip, inputs={"gradients": gradients}), FloatingPointError),
         "lm_loss_made_up_when_empty": (tokens, ValueError),
         "lm_loss_nan_when_empty": (tokens, ValueError),
+        "pool_empty_accepted": (replace(pool, inputs={**pool.inputs, "mask": pool.inputs["mask"] & False}), ValueError),
     }
 
 

@@ -48,6 +48,7 @@ CHECKS: dict[str, Check] = {
         optimiser.clipped_norm_is_bounded,
         optimiser.schedule_reaches_its_peak,
         models.accumulation_changes_nothing,
+        models.every_trainable_tensor_moves,
         models.base_weights_unchanged,
         procedures.refuses_corpus,
         procedures.refuses_checkpoint,

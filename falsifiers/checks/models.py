@@ -77,6 +77,22 @@ def accumulation_changes_nothing(attack: Attack, case: Case) -> list[Comparison]
     return found
 
 
+def every_trainable_tensor_moves(attack: Attack, case: Case) -> list[Comparison]:
+    """The norm of θ' − θ of each trainable tensor against the reference's."""
+    expected, answer = attack.expect(case), attack.answer(case)
+    found = []
+    for name in trainable_names(case.scalars):
+        key, start = f"trainable/{name}", case.inputs[f"parameters/{name}"]
+        if key not in answer:
+            found.append(broken(key, "missing from the answer"))
+            continue
+        wanted = float(np.linalg.norm(expected[key] - start))
+        moved = float(np.linalg.norm(np.asarray(answer[key], np.float64) - start))
+        if wanted > 0:
+            found.append(value_within_factor(f"move of {name} / reference's", moved / wanted, 2.0))
+    return found
+
+
 def base_weights_unchanged(attack: Attack, case: Case) -> list[Comparison]:
     """`frozen/…` of the outputs against the parameters that went in."""
     answer = attack.answer(case)
