@@ -1,0 +1,412 @@
+"""The main door by its command: exit statuses, one clear message for bad input and nothing written, planted breaks, Ctrl-C."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from falsifiers_claims import claim
+from safetensors.numpy import load_file, save_file
+
+from falsifiers import engine
+from falsifiers.conftest import EXIT_NO_DEVICE, EXIT_NOTHING_HELD, EXIT_USAGE
+from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from falsifiers.real_input import RealInput
+from reports.__main__ import main as check_reports
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("contracts", "reference", "impl", "falsifiers", "reports")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400"}
+QUICK = ("--effort", "quick", "-q", "-p", "no:cacheprovider")
+
+SEVERAL = """
+import contextlib, io, json, sys
+import pytest
+for arguments in json.load(sys.stdin):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        status = pytest.main(arguments)
+    print(json.dumps([int(status), out.getvalue()]), flush=True)
+"""
+
+
+class Run(NamedTuple):
+    status: int
+    text: str
+
+    def verdict(self, file: Path) -> dict[str, Any]:
+        """The only verdict of the file."""
+        (record,) = [record for record in records(file) if record["record"] == "verdict"]
+        return record
+
+
+def records(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def command(*arguments: object, tree: Path = ROOT, folder: Path | None = None) -> Run:
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", str(tree / "falsifiers") if folder else "falsifiers", *QUICK, *map(str, arguments)],
+        cwd=folder or tree,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return Run(ran.returncode, ran.stdout + ran.stderr)
+
+
+def several(lines: list[list[str]], tree: Path = ROOT) -> list[Run]:
+    """The same command many times in one process, since it takes seconds to start."""
+    given = json.dumps([["falsifiers", *QUICK, *line] for line in lines])
+    ran = subprocess.run(
+        [sys.executable, "-c", SEVERAL], cwd=tree, env=ENVIRONMENT, input=given, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    return [Run(*json.loads(line)) for line in ran.stdout.splitlines()]
+
+
+def listing(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout, to break."""
+    copy = tmp_path_factory.mktemp("tree")
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "generated", "evidence"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    return copy
+
+
+@pytest.fixture
+def edited(tree: Path) -> Iterator[Any]:
+    """Replaces text of a file of the copied tree, and puts it back afterwards."""
+    kept: dict[Path, str] = {}
+
+    def edit(file: str, old: str, new: str) -> Path:
+        path = tree / file
+        text = path.read_text(encoding="utf-8")
+        assert old in text, f"{file} has no {old!r} any more: plant another break"
+        kept.setdefault(path, text)
+        path.write_text(text.replace(old, new, 1), encoding="utf-8")
+        return path
+
+    def restore() -> None:
+        for path, text in kept.items():
+            path.write_text(text, encoding="utf-8")
+
+    edit.restore = restore  # type: ignore[attr-defined]  # the test also wants to put it back
+    yield edit
+    restore()
+
+
+# good runs
+
+
+def test_a_held_claim_is_success_from_any_folder_and_twice_in_a_row(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "verdicts.jsonl"
+    first = command("--claim", "OP-RMSNORM", "--verdicts", file, folder=tmp_path)
+    kept = records(file)
+    (again,) = several([["--claim", "OP-RMSNORM", "--verdicts", str(file), "--dtype", "bfloat16", "--limit", "60"]])
+    assert (first.status, again.status) == (0, 0), first.text + again.text
+    assert [record["record"] for record in kept] == ["run", "verdict", "verdict", "end"]
+    assert {record["dtype"] for record in kept if record["record"] == "verdict"} == {"float32", "bfloat16"}
+    assert [record["record"] for record in records(file)] == ["run", "verdict", "end"], "a new run starts a new file"
+    assert kept[-1]["exit_status"] == 0
+    assert not kept[-1]["interrupted"]
+    assert kept[0]["run"] != records(file)[0]["run"]
+    assert check_reports(["check", str(file)]) == 0
+    assert "decoder-operations" in first.text
+    assert (tmp_path / "new" / "verdicts.md").is_file()
+
+
+# bad input
+
+
+def write(path: Path, text: str | bytes) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(path)
+
+
+def model(folder: Path, damage: Any) -> str:
+    shutil.copytree(CHECKPOINT, folder)
+    damage(folder)
+    return str(folder)
+
+
+def config(**changes: Any) -> Any:
+    def damage(folder: Path) -> None:
+        content = json.loads((folder / "config.json").read_text()) | changes
+        (folder / "config.json").write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+    return damage
+
+
+def tensors(change: Any) -> Any:
+    def damage(folder: Path) -> None:
+        found = load_file(folder / "model.safetensors")
+        change(found)
+        save_file(found, folder / "model.safetensors")
+
+    return damage
+
+
+def truncated(name: str) -> Any:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-200])
+
+
+def replay_file(folder: Path, name: str) -> str:
+    path = folder / f"{name}.npz"
+    next(iter(engine.cases(claim(), "float32", engine.Options(examples=1)))).save(path, name)
+    return str(path)
+
+
+NORM = "model.norm.weight"
+BAD_MODELS: dict[str, tuple[Any, str]] = {
+    "empty": (lambda folder: [path.unlink() for path in folder.iterdir()], "config.json: no such file"),
+    "no_config": (lambda folder: (folder / "config.json").unlink(), "config.json: no such file"),
+    "no_weights": (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: no such file"),
+    "no_tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json: no such file"),
+    "encoder": (config(model_type="bert"), "model_type is 'bert'; expected a decoder"),
+    "no_hidden": (config(hidden_size=None), "'hidden_size' is missing"),
+    "no_heads": (config(num_attention_heads=0), "'num_attention_heads' is 0"),
+    "text_layers": (config(num_hidden_layers="four"), "'num_hidden_layers' is 'four'"),
+    "no_eps": (config(rms_norm_eps=None), "rms_norm_eps"),
+    "rope_text": (config(rope_parameters="default"), "rope_parameters is 'default'"),
+    "scaled_rope": (config(rope_scaling={"rope_type": "yarn", "factor": 4.0}), "scaled rotary"),
+    "config_list": (lambda folder: write(folder / "config.json", "[1]"), "expected a JSON object"),
+    "config_nested": (lambda folder: write(folder / "config.json", "[" * 100_000), "config.json: not JSON"),
+    "truncated_config": (truncated("config.json"), "config.json: not JSON"),
+    "truncated_weights": (truncated("model.safetensors"), "model.safetensors: not a readable safetensors file"),
+    "truncated_tokenizer": (truncated("tokenizer.json"), "tokenizer.json: not a usable tokenizer"),
+    "missing_tensor": (tensors(lambda found: found.pop(NORM)), f"tensor {NORM} has shape none (missing)"),
+    "surplus_tensor": (tensors(lambda found: found.update(extra=np.zeros(1, np.float32))), "unexpected tensor extra"),
+    "other_shape": (
+        tensors(lambda found: found.update({NORM: found[NORM][:-1].copy()})),
+        f"tensor {NORM} has shape (127,); expected (128,)",
+    ),
+    "bad_index": (lambda folder: write(folder / "model.safetensors.index.json", '{"weight_map": 3}'), "'weight_map'"),
+    "no_index_map": (lambda folder: write(folder / "model.safetensors.index.json", "{}"), "'weight_map'"),
+}
+GOOD_LINE = '{"input": "ls", "label": 1}\n'
+BAD_CORPORA: dict[str, tuple[str | bytes, str]] = {
+    "empty": ("", "the corpus is empty"),
+    "broken_line": (GOOD_LINE + '{"input": "ls", "lab', "broken_line.jsonl:2: expected"),
+    "blank_line": (GOOD_LINE + "\n" + GOOD_LINE, "blank_line.jsonl:2: expected"),
+    "text_label": (GOOD_LINE * 2 + '{"input": "ls", "label": "safe"}', "text_label.jsonl:3: input must be text and label an integer"),
+    "truth_label": ('{"input": "ls", "label": true}', "truth_label.jsonl:1:"),
+    "negative_label": ('{"input": "ls", "label": -1}', "negative_label.jsonl:1:"),
+    "number_input": ('{"input": 3, "label": 1}', "number_input.jsonl:1:"),
+    "list_line": ("[1, 2]", "list_line.jsonl:1:"),
+    "nested_line": ("[" * 100_000, "nested_line.jsonl:1:"),
+    "not_utf8": (b'{"input": "\xff", "label": 1}', "not_utf8.jsonl:1:"),
+}
+
+
+def bad_lines(folder: Path) -> list[tuple[list[str], str]]:
+    """Arguments, and what the one message must hold."""
+    taken = write(folder / "taken", "a file")
+    found = [
+        (["--claim", "OP-RMSNROM"], "--claim: unknown claim 'OP-RMSNROM'"),
+        (["--claim", "OP-RMSNROM"], "did you mean 'OP-RMSNORM'"),
+        (["--claim", ""], "--claim: unknown claim ''"),
+        (["--operation", "rmsnorm"], "did you mean 'rms_norm'"),
+        (["--device", "gpu"], "'gpu'"),
+        (["--device", "cuda:-1"], "cuda:-1"),
+        (["--dtype", "float8"], "invalid choice: 'float8'"),
+        (["--effort", "high"], "invalid choice: 'high'"),
+        (["--limit", "0"], "--limit"),
+        (["--limit", "nan"], "--limit"),
+        (["--seed", "x"], "--seed"),
+        (["--verdicts", str(folder)], "cannot be written"),
+        (["--verdicts", f"{taken}/verdicts.jsonl"], "cannot be written"),
+        (["--model", str(folder / "nowhere")], "config.json: no such file"),
+        (["--model", taken], "no such file"),
+        (["--corpus", str(folder / "nowhere.jsonl")], "nowhere.jsonl: no such file"),
+        (["--corpus", str(folder)], "no such file"),
+        (["--replay", str(folder / "nowhere.npz")], "nowhere.npz: no such file"),
+        (["--replay", write(folder / "empty.npz", "")], "empty.npz: not a replay file"),
+        (["--replay", str(CORPUS_HELDOUT)], "heldout.jsonl: not a replay file"),
+        (["--replay", replay_file(folder, "OP-RMSNORN")], "unknown claim 'OP-RMSNORN'"),
+        (["--replay", replay_file(folder, "OP-LINEAR")], "a case of rms_norm, but OP-LINEAR is a claim on linear"),
+    ]
+    models = {name: BAD_MODELS[name] for name in ("encoder", "truncated_weights", "truncated_tokenizer", "missing_tensor")}
+    corpora = {name: BAD_CORPORA[name] for name in ("empty", "broken_line", "text_label")}
+    found += [(["--model", model(folder / f"model_{name}", damage)], words) for name, (damage, words) in models.items()]
+    return found + [(["--corpus", write(folder / f"{name}.jsonl", text)], words) for name, (text, words) in corpora.items()]
+
+
+@pytest.mark.parametrize("name", BAD_MODELS)
+def test_a_bad_checkpoint_is_refused_with_its_file(name: str, tmp_path: Path) -> None:
+    damage, words = BAD_MODELS[name]
+    folder = Path(model(tmp_path / "checkpoint", damage))
+    with pytest.raises((ValueError, OSError), match=re.escape(words)) as refused:
+        RealInput(folder, CORPUS_HELDOUT).check()
+    assert str(folder) in str(refused.value)
+    assert "Errno" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", BAD_CORPORA)
+def test_a_bad_corpus_is_refused_with_file_and_line(name: str, tmp_path: Path) -> None:
+    text, words = BAD_CORPORA[name]
+    path = write(tmp_path / f"{name}.jsonl", text)
+    with pytest.raises((ValueError, OSError), match=re.escape(words)) as refused:
+        RealInput(CHECKPOINT, Path(path)).check()
+    assert path in str(refused.value)
+
+
+def test_bad_input_is_one_message_status_4_and_nothing_written(tmp_path: Path) -> None:
+    lines = bad_lines(tmp_path)
+    before = listing(tmp_path)
+    target = ["--verdicts", str(tmp_path / "out" / "verdicts.jsonl")]
+    runs = several([["--claim", "OP-RMSNORM", *target, *line] if "--claim" not in line else [*target, *line] for line, _ in lines])
+    for (line, words), run in zip(lines, runs, strict=True):
+        assert run.status == EXIT_USAGE, f"{line}: {run}"
+        assert words in run.text, f"{line}: {run.text}"
+        assert "Traceback" not in run.text, f"{line}: {run.text}"
+        assert "INTERNALERROR" not in run.text, line
+        assert run.text.count("blackswan: ") + run.text.count("error: ") == 1, f"{line}: {run.text}"
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here: tests of its absence mean nothing")
+def test_an_absent_device_stops_the_run_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "verdicts.jsonl"
+    given = [["--device", "cuda"], ["--device", "cuda:1"], ["--require", "cuda"], ["--device", "auto", "--require", "cuda"]]
+    *runs, listed = several(
+        [[*line, "--verdicts", str(file)] for line in [*given, ["--device", "auto", "--claim", "OP-POOL", "--co", "-v"]]]
+    )
+    assert listed.status == 0, listed.text
+    assert "note: device auto: no CUDA device is available, using the CPU" in listed.text
+    for line, run in zip(given, runs, strict=True):
+        assert run.status == EXIT_NO_DEVICE, f"{line}: {run}"
+        assert run.text.count("blackswan: ") == 1
+        assert "cuda" in run.text.lower()
+        assert "Traceback" not in run.text
+    assert listing(tmp_path) == {}
+
+
+# the copied tree
+
+
+def test_bad_contracts_are_one_message_with_file_and_line(tree: Path, edited: Any, tmp_path: Path) -> None:
+    contract = "contracts/decoder-operations-v1.yaml"
+    edited(contract, "kind: parity", "kind: partiy")
+    edited(contract, "operation: linear", "operation: liner")
+    edited("contracts/lora-v1.yaml", "title:", "title: [")
+    path = tree / "contracts" / "unreadable-v1.yaml"
+    path.write_bytes(b"contract: \xff\xfe\n")
+    try:
+        (run,) = several([["--verdicts", str(tmp_path / "verdicts.jsonl")]], tree)
+    finally:
+        path.unlink()
+    assert run.status == EXIT_USAGE, run.text
+    for words in (
+        "'partiy'",
+        "parity",
+        "'liner'",
+        "did you mean 'linear'",
+        "decoder-operations-v1.yaml:",
+        "lora-v1.yaml:",
+        "unreadable-v1.yaml",
+    ):
+        assert words in run.text, run.text
+    assert "Traceback" not in run.text
+    assert run.text.count("blackswan: ") == 1
+    assert listing(tmp_path) == {}
+
+
+def test_what_only_a_gpu_could_show_is_not_run_and_nothing_held_is_no_success(tree: Path, edited: Any, tmp_path: Path) -> None:
+    file = tmp_path / "verdicts.jsonl"
+    text = (tree / "contracts" / "decoder-operations-v1.yaml").read_text(encoding="utf-8")
+    start = text.index("      sizes:", text.index("- id: OP-RMSNORM\n"))
+    line = text[start : text.index("\n", start)]
+    edited("contracts/decoder-operations-v1.yaml", line, f"      device: [cuda]\n{line}")
+    only, mixed = several(
+        [[*names, "--verdicts", str(file)] for names in (["--claim", "OP-RMSNORM"], ["--claim", "OP-RMSNORM", "--claim", "OP-LINEAR"])],
+        tree,
+    )
+    assert only.status == EXIT_NOTHING_HELD, only.text
+    assert "not run: 2 × the claim is about cuda" in only.text
+    assert mixed.status == 0, mixed.text
+    assert [record["state"] for record in records(file) if record["record"] == "verdict"].count("NOT_RUN") == 2
+    nothing = command("-k", "no_such_test", "--verdicts", tmp_path / "none.jsonl", tree=tree)
+    assert nothing.status == EXIT_NOTHING_HELD
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+BREAKS = {
+    "OP-POOL": ("impl/operations/layers.py", 'if mode == "mean":', 'if mode == "median":', "pool"),
+    "FWD-DECODER": ("impl/projection.py", "None if bias is None else", 'None if bias is None or "v_proj" in path else', "v_proj"),
+}
+
+
+def test_planted_breaks_are_found_named_and_replayed_until_they_are_mended(tree: Path, edited: Any, tmp_path: Path) -> None:
+    file = tmp_path / "verdicts.jsonl"
+    for path, old, new, _ in BREAKS.values():
+        edited(path, old, new)
+    broken = command(*(part for name in BREAKS for part in ("--claim", name)), "--dtype", "float32", "--verdicts", file, tree=tree)
+    assert broken.status == 1, broken.text
+    assert "Traceback" not in broken.text
+    found = {record["claim"]: record for record in records(file) if record["record"] == "verdict"}
+    assert set(found) == set(BREAKS)
+    files = {name: tmp_path / f"replay-{name}.jsonl" for name in BREAKS}
+    replays = []
+    for name, (_, _, _, culprit) in BREAKS.items():
+        assert found[name]["state"] == "FALSIFIED"
+        assert f"FALSIFIED  {name}" in broken.text
+        assert culprit in f"{found[name]['culprit']['operation']} {found[name]['culprit']['path']}", found[name]["culprit"]
+        line = found[name]["counterexample"]["replay"]
+        assert f"replay     {line}" in broken.text
+        replays.append(["--replay", line.removeprefix("pytest falsifiers --replay "), "--verdicts", str(files[name])])
+    for (name, path), again in zip(files.items(), several(replays, tree), strict=True):
+        assert again.status == 1, again.text
+        assert again.verdict(path)["state"] == "FALSIFIED"
+        assert again.verdict(path)["counterexample"]["digest"] == found[name]["counterexample"]["digest"]
+    edited.restore()
+    for path, mended in zip(files.values(), several(replays, tree), strict=True):
+        assert mended.status == 0, mended.text
+        assert mended.verdict(path)["state"] == "HELD"
+        assert mended.verdict(path)["cases"]["run"] == 1
+
+
+def test_ctrl_c_leaves_a_readable_verdict_file(tmp_path: Path) -> None:
+    file = tmp_path / "verdicts.jsonl"
+    arguments = [sys.executable, "-m", "pytest", "falsifiers", "-q", "-p", "no:cacheprovider", "--verdicts", str(file)]
+    process = subprocess.Popen(
+        [*arguments, "--claim", "CLS-LOSS", "--claim", "CLS-TRAJECTORY"],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 90
+        while process.poll() is None and time.monotonic() < deadline and '"verdict"' not in (file.read_text() if file.exists() else ""):
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        text, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    found = records(file)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, text
+    assert [found[0]["record"], found[-1]["record"]] == ["run", "end"]
+    assert found[-1]["interrupted"] is True
+    assert found[-1]["exit_status"] == 2
+    verdicts = [record for record in found if record["record"] == "verdict"]
+    assert verdicts
+    assert sum(found[-1]["totals"].values()) == len(verdicts)
+    assert "verdicts" in text
