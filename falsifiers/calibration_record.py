@@ -1,4 +1,4 @@
-"""The record of calibrations, by claim, dtype and kind of device, and the factors of contracts that follow from it."""
+"""The record of calibrations, by claim, dtype and machine, and the factors of contracts that follow from it."""
 
 import json
 import math
@@ -12,30 +12,30 @@ from falsifiers.comparison import METRICS
 
 RECORD = Path(__file__).parent / "calibration.json"
 MARGIN = 1.3
-"""A factor is the largest ratio that was measured on any device, times this, rounded up to two figures; and at least one."""
+"""A factor is the largest ratio that was measured on any machine, times this, rounded up to two figures; and at least one."""
 
 Record = dict[str, dict[str, dict[str, Any]]]
 
 
 def read(path: Path = RECORD) -> Record:
-    """Claim → dtype → device → calibration; empty where nothing is recorded yet."""
+    """Claim → dtype → machine → calibration; empty where nothing is recorded yet."""
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 def add(entries: Iterable[Mapping[str, Any]], path: Path = RECORD) -> Record:
-    """Adds calibrations (as Calibration.describe gives them), replacing older ones of the same claim, dtype and device."""
+    """Adds calibrations (as Calibration.describe gives them), replacing older ones of the same claim, dtype and machine."""
     record = read(path)
     for entry in entries:
         where = record.setdefault(entry["claim"], {}).setdefault(entry["dtype"], {})
-        where[entry["device"]] = {name: value for name, value in entry.items() if name not in ("claim", "dtype", "device")}
+        where[entry["machine"]] = {name: value for name, value in entry.items() if name not in ("claim", "dtype", "machine")}
     path.write_text(json.dumps(dict(sorted(record.items())), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return record
 
 
 def factors(record: Record, claim: str, dtype: str) -> dict[str, float]:
     """The factors that a contract may use for a claim in a dtype, none looser."""
-    devices = record[claim][dtype].values()
-    return {metric: max(1.0, rounded_up(MARGIN * max(entry["largest"][metric] for entry in devices))) for metric in METRICS}
+    entries = record[claim][dtype].values()
+    return {metric: max(1.0, rounded_up(MARGIN * max(entry["largest"][metric] for entry in entries))) for metric in METRICS}
 
 
 def rounded_up(value: float) -> float:
