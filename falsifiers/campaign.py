@@ -14,6 +14,7 @@ from contracts.model import Claim, Contract
 from falsifiers import environment
 from falsifiers.case import Case
 from falsifiers.engine import Options, Source, falsify, replay
+from falsifiers.known_failures import KnownFailure
 from falsifiers.real_input import RealInput
 from falsifiers.subjects.protocol import Subject
 from falsifiers.verdict import State, Verdict, plain
@@ -57,6 +58,7 @@ class Campaign:
     verdict_file: Path
     required: Sequence[str] = ()
     limit: float | None = None
+    known_failures: Sequence[KnownFailure] = ()
     verdicts: list[Verdict] = field(default_factory=list)
     _stream: IO[str] | None = None
     _watchdog: Watchdog | None = None
@@ -97,7 +99,9 @@ class Campaign:
         return self.conclude(replay(claim, case, self.subject))
 
     def conclude(self, verdict: Verdict) -> Verdict:
-        """Stores the counterexample of a falsified or flaky claim, names the culprit, writes the record."""
+        """Stores the counterexample of a falsified or flaky claim, names the culprit and a known failure, writes the record."""
+        listed = self.listed(verdict)
+        verdict = replace(verdict, known_failure=listed.record() if listed else None)
         if verdict.case is not None:
             from falsifiers.diagnosis import diagnose
 
@@ -110,6 +114,10 @@ class Campaign:
         self.verdicts.append(verdict)
         self._write({**verdict.record(self._version(verdict.claim)), "digests": self._digests(verdict.claim)})
         return verdict
+
+    def listed(self, verdict: Verdict) -> KnownFailure | None:
+        """The entry of the known failures that speaks of the verdict's claim, dtype and device."""
+        return next((entry for entry in self.known_failures if entry.matches(verdict)), None)
 
     def open(self) -> None:
         """Starts the verdict file with the run's record."""

@@ -15,15 +15,16 @@ from falsifiers.case import Case
 from falsifiers.case import load as load_case
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from falsifiers.engine import Options
+from falsifiers.known_failures import load as known_failures_of
 from falsifiers.real_input import RealInput
-from falsifiers.terminal import not_run, table, time_spent
+from falsifiers.terminal import known, not_run, table, time_spent
 from falsifiers.verdict import State
 
 EXIT_USAGE, EXIT_NOTHING_HELD, EXIT_NO_DEVICE = 4, 5, 6
 CAMPAIGN = pytest.StashKey[Campaign]()
 NOTES = pytest.StashKey[list[warnings.WarningMessage]]()
 STORED = pytest.StashKey[tuple[Claim, Case]]()
-NOT_RUN = "not run"
+NOT_RUN, KNOWN_FAILURE = "not run", "known failure"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,6 +70,7 @@ def _campaign(config: pytest.Config) -> Campaign:
         _known(selection, loaded)
         real_input = RealInput(option.model, option.corpus)
         real_input.check()
+        known_failures = known_failures_of([claim for contract in loaded for claim in contract.claims])
         path = _writable(option.verdicts or GENERATED / "verdicts.jsonl")
         if option.replay is not None:
             config.stash[STORED] = _stored(loaded, option.replay)
@@ -87,7 +89,9 @@ def _campaign(config: pytest.Config) -> Campaign:
         pytest.exit(f"blackswan: {error}", returncode=EXIT_USAGE)
     if "cuda" in option.require and not subject.device.startswith("cuda"):
         pytest.exit(f"blackswan: --require cuda, but this run's device is {subject.device}; add --device cuda", returncode=EXIT_NO_DEVICE)
-    return Campaign(subject, loaded, Options(option.effort, option.seed), selection, real_input, path, option.require, option.limit)
+    return Campaign(
+        subject, loaded, Options(option.effort, option.seed), selection, real_input, path, option.require, option.limit, known_failures
+    )
 
 
 def _writable(path: Path) -> Path:
@@ -174,7 +178,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-    """NOT_RUN is neither passed nor skipped."""
+    """NOT_RUN is neither passed nor skipped, and a known failure neither passed nor failed."""
+    if hasattr(report, "wasxfail"):
+        return KNOWN_FAILURE, "K", ("KNOWN FAILURE", {"yellow": True})
     if report.skipped and getattr(report, "when", None) == "call":
         return NOT_RUN, "N", ("NOT RUN", {"yellow": True})
     return None
@@ -197,7 +203,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if campaign is None or not campaign.verdicts:
         return
     terminalreporter.section("verdicts")
-    for line in (*table(campaign.verdicts), *not_run(campaign.verdicts), time_spent(campaign.verdicts)):
+    for line in (*table(campaign.verdicts), *not_run(campaign.verdicts), *known(campaign.verdicts), time_spent(campaign.verdicts)):
         terminalreporter.write_line(line)
     terminalreporter.write_line(f"verdicts: {_shown(campaign.verdict_file)}; report: {_shown(_report(campaign))}")
 

@@ -92,6 +92,15 @@ def not_run(verdicts: Iterable[Verdict]) -> list[str]:
     return [f"not run: {count} × {reason}" for reason, count in reasons.most_common()]
 
 
+def known(verdicts: Iterable[Verdict]) -> list[str]:
+    """The claims that failed as they are known to."""
+    return [
+        f"known failure: {verdict.claim.id} in {verdict.dtype} until {verdict.known_failure['expiry']}: {verdict.known_failure['reason']}"
+        for verdict in verdicts
+        if verdict.known_failure and verdict.state is State.FALSIFIED
+    ]
+
+
 def time_spent(verdicts: Iterable[Verdict]) -> str:
     """Seconds by stage over all attacks."""
     totals = dict.fromkeys((*STAGES, "rest"), 0.0)

@@ -1,5 +1,7 @@
 """Every claim of every contract, one test a claim and dtype. A new YAML file runs by being there."""
 
+import datetime
+
 import pytest
 
 from contracts.model import Claim
@@ -21,7 +23,12 @@ def test_replay(stored: tuple[Claim, Case], campaign: Campaign) -> None:
 
 
 def conclude(verdict: Verdict, campaign: Campaign) -> None:
-    """Turns a verdict into a test's outcome."""
+    """Turns a verdict into a test's outcome. A known failure is an outcome of its own; an entry that is stale or out of date fails."""
+    listed = campaign.listed(verdict)
+    if listed and (objection := listed.objection(verdict, datetime.datetime.now(datetime.UTC).date())):
+        pytest.fail(f"{objection}\n{story(verdict)}", pytrace=False)
+    if listed and verdict.state is State.FALSIFIED:
+        pytest.xfail(f"known until {listed.expiry}: {listed.reason}")
     if verdict.state is State.NOT_RUN and not campaign.required:
         pytest.skip(verdict.reason or "")
     if verdict.state is not State.HELD:

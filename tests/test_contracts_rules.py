@@ -17,7 +17,7 @@ from contracts.rules import apply, diagnose
 
 EMPTY = Vocabulary({}, {}, {})
 FILE = Path(__file__).parent.parent / "contracts" / "qlora-hyperparameters-v1.yaml"
-RULES = load([FILE], EMPTY)[0].claims
+RULES = load([FILE])[0].claims
 ANCESTOR_DEFAULTS: dict[str, Any] = {
     "num_classes": 5, "lora_rank": 16, "lora_alpha": 16.0, "learning_rate": 1e-4, "epochs": 3, "max_seq_len": 512, "log_interval": 100,
     "batch_size": 32, "accumulation_steps": 1, "gradient_clip_norm": 1.0, "class_weights": None, "quantize_nf4": False,

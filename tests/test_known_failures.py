@@ -1,0 +1,171 @@
+"""Known failures: what an entry excuses, and what it does not."""
+
+import datetime
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import contracts
+from contracts import ContractError
+from contracts.model import Claim, Domain
+from falsifiers import known_failures
+from falsifiers.campaign import Campaign, Selection
+from falsifiers.engine import Options
+from falsifiers.known_failures import KnownFailure, load
+from falsifiers.subjects.reference import ReferenceSubject
+from falsifiers.test_claims import conclude
+from falsifiers.verdict import State, Verdict
+
+CLAIMS = [claim for contract in contracts.load() for claim in contract.claims]
+RESIDUAL = next(claim for claim in CLAIMS if claim.id == "OP-RESIDUAL")
+ON_CUDA = replace(RESIDUAL, id="ON-CUDA", domain=Domain(dtype=("float32",), device=("cuda",)))
+ENTRY = {"claim": "OP-RESIDUAL", "dtype": "float32", "reason": "The branch is lost.", "expiry": "2999-01-31"}
+YESTERDAY = str(datetime.datetime.now(datetime.UTC).date() - datetime.timedelta(days=1))
+
+
+def write(folder: Path, *entries: dict[str, Any]) -> Path:
+    """A file of known failures; JSON is YAML."""
+    path = folder / "known-failures.yaml"
+    path.write_text(json.dumps({"failures": entries}, indent=1), encoding="utf-8")
+    return path
+
+
+def listed(folder: Path, *entries: dict[str, Any]) -> list[KnownFailure]:
+    """What such a file is read as."""
+    return load([*CLAIMS, ON_CUDA], write(folder, *entries))
+
+
+def outcome(state: State, entries: list[KnownFailure], claim: Claim = RESIDUAL, device: str = "cpu") -> tuple[str, str]:
+    """The test's outcome for a verdict, and its message."""
+    campaign = Campaign(ReferenceSubject(), [], Options(), Selection(), None, Path("unused"), known_failures=entries)  # type: ignore[arg-type]  # no real input is read
+    try:
+        conclude(Verdict(claim, "float32", device, state, "a reason"), campaign)
+    except (pytest.fail.Exception, pytest.skip.Exception, pytest.xfail.Exception) as raised:
+        return type(raised).__name__, str(raised)
+    return "passed", ""
+
+
+def test_the_shipped_file_is_in_order() -> None:
+    for entry in load(CLAIMS):
+        assert entry.expiry >= datetime.datetime.now(datetime.UTC).date()
+
+
+def test_a_falsified_claim_that_is_listed_is_a_known_failure(tmp_path: Path) -> None:
+    kind, message = outcome(State.FALSIFIED, listed(tmp_path, ENTRY))
+    assert (kind, message) == ("XFailed", "known until 2999-01-31: The branch is lost.")
+
+
+def test_nothing_is_excused_without_an_entry(tmp_path: Path) -> None:
+    others = listed(tmp_path, {**ENTRY, "dtype": "bfloat16"}, {**ENTRY, "claim": "OP-LINEAR"}, {**ENTRY, "device": "cuda"})
+    assert outcome(State.FALSIFIED, others)[0] == "Failed"
+
+
+@pytest.mark.parametrize(("device", "kind"), [("cuda:1", "XFailed"), ("cpu", "Failed")])
+def test_an_entry_for_a_device_excuses_only_that_device(tmp_path: Path, device: str, kind: str) -> None:
+    assert outcome(State.FALSIFIED, listed(tmp_path, {**ENTRY, "device": "cuda"}), device=device)[0] == kind
+
+
+def test_a_listed_claim_that_holds_is_stale(tmp_path: Path) -> None:
+    kind, message = outcome(State.HELD, listed(tmp_path, ENTRY))
+    assert kind == "Failed"
+    assert "known-failures.yaml:3: OP-RESIDUAL in float32 holds; remove it" in message
+
+
+@pytest.mark.parametrize("state", [State.FALSIFIED, State.HELD, State.NOT_RUN])
+def test_an_expired_entry_fails(tmp_path: Path, state: State) -> None:
+    kind, message = outcome(state, listed(tmp_path, {**ENTRY, "expiry": YESTERDAY}))
+    assert kind == "Failed"
+    assert f"expired on {YESTERDAY}" in message
+
+
+def test_an_entry_counts_until_the_end_of_its_day(tmp_path: Path) -> None:
+    today = str(datetime.datetime.now(datetime.UTC).date())
+    assert outcome(State.FALSIFIED, listed(tmp_path, {**ENTRY, "expiry": today}))[0] == "XFailed"
+
+
+@pytest.mark.parametrize(("state", "kind"), [(State.VACUOUS, "Failed"), (State.FLAKY, "Failed"), (State.NOT_RUN, "Skipped")])
+def test_only_a_falsified_claim_is_excused(tmp_path: Path, state: State, kind: str) -> None:
+    assert outcome(state, listed(tmp_path, ENTRY))[0] == kind
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"claim": "OP-RESIDUL"}, "did you mean 'OP-RESIDUAL'?"),
+        ({"dtype": "float16"}, "OP-RESIDUAL is not claimed in float16; expected float32 or bfloat16"),
+        ({"claim": "ON-CUDA", "device": "cpu"}, "ON-CUDA is not claimed on cpu; expected cuda"),
+        ({"device": "gpu"}, "unknown device 'gpu'"),
+        ({"expiry": "31.01.2999"}, "expected a day as YYYY-MM-DD"),
+        ({"expiry": 2999}, "is 2999; expected text"),
+        ({"reason": " "}, "expected text"),
+        ({"expires": "2999-01-31"}, "did you mean 'expiry'?"),
+    ],
+)
+def test_an_entry_that_excuses_nothing_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ContractError) as caught:
+        listed(tmp_path, {**ENTRY, **changes})
+    assert message in str(caught.value)
+    assert "known-failures.yaml:" in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["claim", "dtype", "reason", "expiry"])
+def test_an_entry_without_a_key_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ContractError, match=f"missing key '{key}'"):
+        listed(tmp_path, {name: value for name, value in ENTRY.items() if name != key})
+
+
+def test_an_entry_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match="listed twice"):
+        listed(tmp_path, ENTRY, ENTRY)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("failures: 3\n", "expected a list"), ("failures: [3]\n", "expected a mapping"), ("fails: []\n", "unknown key")]
+)
+def test_a_file_that_is_no_list_of_entries_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "known-failures.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ContractError, match=message):
+        load(CLAIMS, path)
+
+
+RUN = """
+import sys
+from pathlib import Path
+import pytest
+from falsifiers import known_failures
+from impl.operations import OPERATIONS
+known_failures.FILE = Path(sys.argv[1])
+if sys.argv[2] == "wrong":
+    OPERATIONS["residual_add"] = lambda x, branch: branch * 1.0
+sys.exit(pytest.main(["falsifiers", "-q", "--claim", "OP-RESIDUAL", "--claim", "OP-EMBEDDING", "--verdicts", sys.argv[3]]))
+"""
+
+
+def run(folder: Path, operation: str) -> tuple[int, str, list[dict[str, Any]]]:
+    """Exit status, output and records of a run in which OP-RESIDUAL is listed in both dtypes."""
+    path = write(folder, ENTRY, {**ENTRY, "dtype": "bfloat16"})
+    verdicts = folder / "verdicts.jsonl"
+    command = [sys.executable, "-c", RUN, str(path), operation, str(verdicts)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(known_failures.__file__).parents[1])
+    return found.returncode, found.stdout, [json.loads(line) for line in verdicts.read_text().splitlines()]
+
+
+def test_a_run_with_known_failures_passes_and_shows_them(tmp_path: Path) -> None:
+    status, output, records = run(tmp_path, "wrong")
+    assert status == 0, output
+    assert "known failure: OP-RESIDUAL in bfloat16 until 2999-01-31: The branch is lost." in output
+    assert "2 known failure" in output
+    known = {record["dtype"]: record["known_failure"] for record in records if record.get("claim") == "OP-RESIDUAL"}
+    assert known == {dtype: {"reason": "The branch is lost.", "expiry": "2999-01-31"} for dtype in ("float32", "bfloat16")}
+
+
+def test_a_run_with_stale_entries_fails(tmp_path: Path) -> None:
+    status, output, _ = run(tmp_path, "correct")
+    assert status == 1, output
+    assert "OP-RESIDUAL in float32 holds; remove it from the known failures" in output
