@@ -159,10 +159,12 @@ def attack(claim: Claim, dtype: str, subjects: Iterable[str | None], source: Sou
     drawn = list(cases(claim, dtype, Options(shrink=False), source))
     memory: dict[tuple[Any, ...], Any] = {}
     for name in subjects:
+        entry = mutants.MUTANTS.get(name or "")
+        due = name in must_catch(claim) and not (entry and dtype in entry.hidden_in)
         attacked, changed = _against(claim, name)
         # Such a mutant may write into its inputs; the cases are shared.
         own = copy.deepcopy(drawn) if name in mutants.PROCEDURES else drawn
-        yield cell(RememberingAttack(changed, attacked, dtype, memory=memory), own, name)
+        yield cell(RememberingAttack(changed, attacked, dtype, memory=memory), own, name, due)
 
 
 def _against(claim: Claim, name: str | None) -> tuple[Subject, Claim]:
@@ -177,11 +179,9 @@ def _against(claim: Claim, name: str | None) -> tuple[Subject, Claim]:
     return ReferenceSubject(), claim
 
 
-def cell(attack: RememberingAttack, drawn: Sequence[Case], name: str | None) -> Cell:
-    """Attacks the cases one by one: up to the first kill, or for a mutant that must be caught up to an error of ENOUGH tolerances."""
+def cell(attack: RememberingAttack, drawn: Sequence[Case], name: str | None, due: bool) -> Cell:
+    """Attacks the cases one by one: up to the first kill, or, for a mutant that is `due` to be caught, up to ENOUGH tolerances."""
     claim, start = attack.claim, time.perf_counter()
-    entry = mutants.MUTANTS.get(name or "")
-    due = name in must_catch(claim) and not (entry and attack.dtype in entry.hidden_in)
     if claim.operation is not None and (reason := attack.subject.unsupported(claim.operation, attack.dtype)):
         return Cell(claim.id, attack.dtype, name, due, State.NOT_RUN.value, 0, 0.0, 0.0, reason)
     examination, first = Examination(attack), 0
