@@ -5,6 +5,7 @@ own inputs, so an error does not travel (falsifiers.local), and what it reads to
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,16 +16,12 @@ from falsifiers.comparison import Comparison
 from falsifiers.local import Local, Suspicion
 from falsifiers.mutants import MUTANTS
 from falsifiers.precision import is_real, signatures
-from falsifiers.subjects.protocol import Subject, TracedCall
+from falsifiers.subjects.protocol import Interrupted, Subject, TracedCall
 from falsifiers.training_trace import Training
-from falsifiers.twin import Question, find, questions
+from falsifiers.twin import Question, find, find_in_call, questions
 from falsifiers.verdict import Culprit
-from falsifiers.wiring import Section, Trace
-from reference.classifier import trainable_names
+from falsifiers.wiring import NOT_CALLED, Section, Trace
 from reference.table import Array
-
-INNER = {"train_steps": "classifier_loss", "classifier_loss": "classifier_forward", "language_model_loss": "decoder_forward"}
-"""The composition inside a composition: what is recorded where the outer one raises."""
 
 
 def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: Subject, left_out: Collection[str] = ()) -> Culprit | None:
@@ -34,6 +31,8 @@ def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: S
     asked = questions(claim, case, subject)
     found = next(suspicions(claim, asked, subject), None)
     mutant, distance = find(claim, asked, subject, found.operation if found else claim.operation, left_out)
+    if mutant is None and found is not None and found.call is not None:
+        mutant, distance = find_in_call(claim, found.call, case, subject, left_out)
     if found is None:
         found = _unexplained(claim, comparison, mutant)
     return Culprit(found.operation, found.path, found.explanation, mutant, distance)
@@ -47,18 +46,23 @@ def _unexplained(claim: Claim, comparison: Comparison | None, mutant: str | None
         return Suspicion(operation, operation, f"{where} leaves the tolerance")
     if mutant is not None:
         return Suspicion(MUTANTS[mutant].operation, operation, "every recorded call is right by itself; the procedure around them is not")
-    return Suspicion(operation, operation, f"no operation is wrong by itself, and each reads what it should; yet {where} leaves the tolerance")
+    return Suspicion(
+        operation, operation, f"no operation is wrong by itself, and each reads what it should; yet {where} leaves the tolerance"
+    )
 
 
 def suspicions(claim: Claim, asked: Sequence[Question], subject: Subject) -> Iterator[Suspicion]:
-    """Everything that is wrong in the answers to what the claim asked, in the order of the computation."""
+    """What is wrong in the answers to what the claim asked, in the order of the computation; then what is a little wrong always."""
+    judges = []
     for question in asked:
         case = question.case
-        local = Local(claim, subject, case.dtype, case.seed)
+        judges.append(local := Local(claim, subject, case.dtype, case.seed))
         if signatures()[case.operation].composition:
             yield from _composition(question, local)
         else:
             yield from _operation(question, local)
+    for local in judges:
+        yield from local.steady()
     if claim.kind == "determinism" and asked:
         yield from _unsteady(asked[0].case, subject)
 
@@ -90,9 +94,8 @@ def _composition(question: Question, local: Local) -> Iterator[Suspicion]:
     case, subject = question.case, local.subject
     try:
         calls = subject.record(case.operation, case.inputs, case.scalars, case.dtype, None if question.wrt is None else case.cotangents)
-    except Exception as error:  # whatever the subject raises, the calls inside may say why
-        yield from _inside(question, local)
-        yield Suspicion(case.operation, case.operation, f"raises {type(error).__name__}: {error}")
+    except Interrupted as interrupted:
+        yield from _broken_off(question, local, interrupted)
         return
     trace = Trace(calls)
     if case.operation == "train_steps":
@@ -108,23 +111,17 @@ def _composition(question: Question, local: Local) -> Iterator[Suspicion]:
         yield from section.backward(case.cotangents, [name.removeprefix("parameters/") for name in question.wrt])
 
 
-def _inside(question: Question, local: Local) -> Iterator[Suspicion]:
-    """What is wrong in the composition inside one that raises."""
-    case = question.case
-    inner = INNER.get(case.operation)
-    if inner is None:
-        return
-    first = slice(0, case.scalars.get("batch") if case.operation == "train_steps" else None)
-    names = {*signatures()[inner].inputs}
-    inputs = {
-        name: value[first] if name in ("input_ids", "mask", "labels") else value
-        for name, value in case.inputs.items()
-        if name in names or name.startswith("parameters/")
-    }
-    cotangents = {"loss": np.ones(())} if case.operation == "train_steps" else {}
-    wrt = tuple(f"parameters/{name}" for name in trainable_names(case.scalars)) if cotangents else None
-    asked = Case(inner, case.dtype, case.sizes, case.scalars, case.seed, case.flavour, inputs, cotangents)
-    yield from _composition(Question(asked, wrt), local)
+def _broken_off(question: Question, local: Local, interrupted: Interrupted) -> Iterator[Suspicion]:
+    """What is wrong before the subject raises; else the first call of the reference that it did not get to."""
+    case, trace = question.case, Trace(interrupted.calls)
+    why = f"raises {type(interrupted.__cause__).__name__}: {interrupted.__cause__}"
+    if case.operation == "train_steps":
+        found = Training(case, trace, local).suspicions()
+    else:
+        found = Section(reference.record(case.operation, case.inputs, case.scalars), trace, local).forward()
+    for suspicion in found:
+        yield replace(suspicion, explanation=why) if suspicion.explanation == NOT_CALLED else suspicion
+    yield Suspicion(case.operation, case.operation, why)
 
 
 def _unsteady(case: Case, subject: Subject) -> Iterator[Suspicion]:

@@ -1,7 +1,7 @@
-"""One call held to the reference on its own inputs: its results, and its own gradients on its own cotangents. Errors made before do not show."""
+"""One call held to the reference on its own inputs: its results, and its gradients on its own cotangents. Earlier errors do not show."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,27 +16,50 @@ from falsifiers.subjects.protocol import Subject, TracedCall
 from reference.table import Array, Arrays, Table
 
 LIMIT = Errors(rms=4.0, row=6.0, max=6.0)
-"""Multiples of a call's own noise floor. Of the honest implementation's calls inside models none comes near (`python -m benchmarks.diagnosis
---honest` measures it); a wrong formula is tens to millions of floors away."""
+"""Multiples of a call's own noise floor. `python -m benchmarks.diagnosis --honest 20` measures how near the calls of the correct
+implementation come, inside models; a wrong formula is tens to millions of floors away."""
 
 
 @dataclass(frozen=True)
 class Suspicion:
-    """What is wrong with a call: its operation and path, and why."""
+    """What is wrong with a call: its operation and path, and why; the call itself where it is wrong on its own inputs."""
 
     operation: str
     path: str
     explanation: str
+    call: TracedCall | None = None
+
+
+STEADY = 2.0
+"""Noise floors that the results of one operation may be off by on average (rms over its calls): what is small in each of them adds up."""
+
+COARSER_GRADIENT = {"attention": 3.0}
+"""Both limits times this for the gradients of an operation. Fused attention recomputes its probabilities in the backward pass as
+exp(score − log-sum-exp), from a log-sum-exp that is rounded: they are off together, by its size times the unit roundoff (Dao et al. 2022,
+arXiv:2205.14135, algorithm 4), where the reference's noise is of each score by itself."""
 
 
 @dataclass(frozen=True)
 class Local:
-    """Judges single calls of a subject in one dtype; `claim` and `seed` are those of the case that the calls come from."""
+    """Judges single calls of a subject in one dtype; `claim` and `seed` are those of the case that the calls come from.
+
+    `errors` keeps, for each operation and result or gradient, every call's path and rms error in noise floors.
+    """
 
     claim: Claim
     subject: Subject
     dtype: str
     seed: int
+    errors: dict[tuple[str, str], list[tuple[str, float]]] = field(default_factory=dict)
+
+    def steady(self) -> Iterator[Suspicion]:
+        """The operations that are a little wrong in all of their calls, the worst one first."""
+        averages = {key: float(np.sqrt(np.mean(np.square([error for _, error in errors])))) for key, errors in self.errors.items()}
+        for (operation, what), average in sorted(averages.items(), key=lambda entry: -entry[1]):
+            errors = self.errors[operation, what]
+            if average > STEADY and len(errors) > 1:
+                why = f"{what} is {average:.3g} noise floors from the reference's on average over {len(errors)} calls"
+                yield Suspicion(operation, errors[0][0], why)
 
     def results(self, call: TracedCall) -> Iterator[Suspicion]:
         """What is wrong with the call's results."""
@@ -50,9 +73,7 @@ class Local:
         def rounded(entering: Arrays, table: Table) -> dict[str, Array]:
             return reference.evaluate(call.operation, entering, scalars, table)
 
-        for name, times in self._excesses(call, inputs, rounded, expected, call.outputs):
-            if times > 1:
-                yield Suspicion(call.operation, call.path, f"from its own inputs, its {name} is {_multiple(times)} from the reference's")
+        yield from self._judged(call, inputs, rounded, expected, call.outputs)
 
     def gradients(self, call: TracedCall, wrt: Sequence[str]) -> Iterator[Suspicion]:
         """What is wrong with the call's own share of the gradients of its inputs in `wrt`."""
@@ -68,9 +89,7 @@ class Local:
             cotangents = {name: value.astype(held) for name, value in upstream.items()}
             return reference.differentiate(call.operation, entering, scalars, cotangents, names, table)
 
-        for name, times in self._excesses(call, inputs, rounded, expected, call.gradients):
-            if times > 1:
-                yield Suspicion(call.operation, call.path, f"the gradient of its {name} is {_multiple(times)} from the reference's")
+        yield from self._judged(call, inputs, rounded, expected, call.gradients)
 
     def alone(self, call: TracedCall, name: str) -> Array:
         """The subject's gradient of one input where it differentiates the call's operation by itself, outside any model."""
@@ -78,15 +97,18 @@ class Local:
         upstream = {key: np.asarray(value, np.float64) for key, value in call.cotangents.items()}
         return self.subject.differentiate(call.operation, inputs, scalars, upstream, [name], self.dtype)[name]
 
-    def _excesses(
-        self, call: TracedCall, inputs: Mapping[str, Array], rounded: Any, expected: Arrays, actual: Arrays
-    ) -> Iterator[tuple[str, float]]:
-        """By name, the error in multiples of LIMIT noise floors; infinite for another shape or misplaced non-finite values."""
+    def _judged(self, call: TracedCall, inputs: Mapping[str, Array], rounded: Any, expected: Arrays, actual: Arrays) -> Iterator[Suspicion]:
+        """The results or gradients that are further from the expected ones than LIMIT noise floors."""
         case = Case(call.operation, self.dtype, {}, call.scalars, self.seed, "recorded", inputs)
         attack = Attack(replace(self.claim, operation=call.operation), self.subject, self.dtype)
         floors = attack.floor(case, rounded, expected)
         for name, value in expected.items():
-            yield name, excess(value, actual.get(name), floors[name])
+            what = f"the gradient of its {name}" if actual is call.gradients else f"from its own inputs, its {name}"
+            coarser = COARSER_GRADIENT.get(call.operation, 1.0) if actual is call.gradients else 1.0
+            error, limited = excess(value, actual.get(name), floors[name].times(coarser))
+            self.errors.setdefault((call.operation, what), []).append((call.path, error))
+            if limited > 1:
+                yield Suspicion(call.operation, call.path, f"{what} is {_multiple(limited)} from the reference's", call)
 
 
 def own(call: TracedCall) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -97,18 +119,21 @@ def own(call: TracedCall) -> tuple[dict[str, Array], dict[str, Any]]:
     return inputs, {name: value for name, value in call.scalars.items() if name in known}
 
 
-def excess(expected: Array, actual: Array | None, floor: Errors) -> float:
-    """The error in multiples of LIMIT floors; infinite for another shape, another integer or misplaced non-finite values."""
+def excess(expected: Array, actual: Array | None, floor: Errors) -> tuple[float, float]:
+    """The rms error in floors, and the worst measure in multiples of LIMIT floors; infinite for another shape, another integer or misplaced
+    non-finite values.
+    """
     if actual is None or actual.shape != expected.shape:
-        return np.inf
+        return np.inf, np.inf
     if not is_real(expected):
-        return 0.0 if np.array_equal(expected, actual) else np.inf
+        return (0.0, 0.0) if np.array_equal(expected, actual) else (np.inf, np.inf)
     got = np.asarray(actual, np.float64)
     finite = np.isfinite(expected)
     if not np.array_equal(np.isfinite(got), finite):
-        return np.inf
+        return np.inf, np.inf
     error = Errors.of(np.subtract(got, expected, out=np.zeros_like(expected), where=finite))
-    return error.headroom(floor.times(LIMIT))[0]
+    rms = 0.0 if error.rms == 0 else (error.rms / floor.rms if floor.rms > 0 else np.inf)
+    return rms, error.headroom(floor.times(LIMIT))[0]
 
 
 def _multiple(times: float) -> str:

@@ -11,13 +11,19 @@ from falsifiers.case import Case
 from falsifiers.comparison import Errors
 from falsifiers.local import Local, Suspicion
 from falsifiers.precision import STORAGE
-from falsifiers.wiring import Derived, Section, Trace
+from falsifiers.wiring import Derived, Section, Trace, same
 from reference.classifier import frozen_names, trainable_names
 from reference.table import Array, Arrays
 from reference.tape import Call
 from reference.training import flatten, from_rows, split, to_rows
 
 STATE = {"trainable": "parameter", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+PUBLISHED_BY = {
+    "losses": ("average_gradients", "steps.{}.loss"),
+    "norms": ("clip_by_global_norm", "steps.{}.clip"),
+    **dict.fromkeys(STATE, ("adamw_step", "steps.{}.adamw")),
+}
+"""The operation whose results an output of training is, and its path in the last step."""
 
 
 class Training:
@@ -35,14 +41,33 @@ class Training:
         loop = {step: self._loop(step) for step in range(-1, self.case.scalars["steps"])}
         yield from loop.pop(-1).forward()
         for step, section in loop.items():
+            yield from self._moved(step)
             for micro in self.micro_batches(step):
                 yield from micro.forward()
                 yield from micro.backward({"loss": np.ones(())}, self.names)
             yield from section.forward()
 
+    def _moved(self, step: int) -> Iterator[Suspicion]:
+        """The parameters that a step's first micro-batch reads and the step before did not give."""
+        first = next(iter(self.micro_batches(step)), None)
+        if step == 0 or first is None:
+            return
+        for call in first.calls:
+            for name, value in call.inputs.items():
+                traced = first.traced(call)
+                if value in self.names and traced is not None and name in traced.inputs:
+                    given = first.value(value)
+                    if given is not None and not same(given, traced.inputs[name]):
+                        yield Suspicion("adamw_step", f"steps.{step - 1}.adamw", f"{value} is not what the step gave afterwards")
+
     def answers(self, actual: Arrays, floors: Mapping[str, Errors]) -> Iterator[Suspicion]:
-        """What of the answer is not what the calls gave."""
-        yield from Section(self.tape, self.trace, self.local, derived=self._derived()).answers(actual, floors)
+        """What of the answer is not what the calls gave; the call that gave it is named."""
+        last = self.case.scalars["steps"] - 1
+        for found in Section(self.tape, self.trace, self.local, derived=self._derived()).answers(actual, floors):
+            group = found.path.partition("/")[0]
+            operation, path = PUBLISHED_BY.get(group, (found.operation, found.path))
+            path = path.format(last)
+            yield Suspicion(operation, path, f"{found.path} in the end is not what it gave" if group in PUBLISHED_BY else found.explanation)
 
     def _loop(self, step: int) -> Section:
         """The calls of one step outside its micro-batches; those before the first step for −1."""

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,14 @@ from falsifiers.attack import Attack, SubjectError
 from falsifiers.case import Case
 from falsifiers.comparison import Errors
 from falsifiers.kinds import KINDS
-from falsifiers.mutants import MUTANTS, USES, reaching
+from falsifiers.local import LIMIT
+from falsifiers.local import own as own_arguments
+from falsifiers.mutants import USES, reaching
 from falsifiers.mutants import subject as mutated
-from falsifiers.precision import UNIT_ROUNDOFF, is_real
+from falsifiers.mutants.procedures import Wrapped
+from falsifiers.precision import UNIT_ROUNDOFF, is_real, signatures
 from falsifiers.subjects.protocol import Subject, TracedCall
+from falsifiers.subjects.reference import ReferenceSubject
 from reference.table import Array, Arrays, Table
 
 SAME_NOISE = 6.0
@@ -25,8 +30,12 @@ SAME_NOISE = 6.0
 SAME_SHARE = 0.05
 """And the share of the error that they may be apart where the error is large: a wrong model has another noise than the right one."""
 
+CLEARLY_CLOSER = 3.0
+"""How many times closer to the subject's answer than the reference's a mutant's must be where the error is small: what is left of an honest
+error is shared by every mutant that does not show on the case."""
+
 SECONDS = 15.0
-"""Time for the mutants that are not of the operation that the traces name."""
+"""Time for each of the two rounds of mutants; on a large model not all of them get their turn."""
 
 
 @dataclass(frozen=True)
@@ -55,48 +64,30 @@ class Question:
         upstream = {name: np.asarray(value, held) for name, value in case.cotangents.items()}
         return reference.differentiate(case.operation, inputs, case.scalars, upstream, self.wrt, table)
 
-
     def floors(self, claim: Claim, subject: Subject, exact: Arrays) -> dict[str, Errors]:
         """The noise floor of each tensor of the answer."""
         attack = Attack(replace(claim, operation=self.case.operation), subject, self.case.dtype)
         return attack.floor(self.case, self.run, exact)
 
 
-@dataclass
-class Listener:
+class Listener(Wrapped):
     """A subject that keeps what it is asked."""
 
-    subject: Subject
-    case: Case
-    questions: list[Question] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        """Answers under the subject's name."""
-        self.name, self.device = self.subject.name, self.subject.device
-
-    def unsupported(self, operation: str, dtype: str) -> str | None:
-        """As the subject."""
-        return self.subject.unsupported(operation, dtype)
+    def __init__(self, subject: Subject, case: Case) -> None:
+        super().__init__(subject)
+        self.case, self.questions = case, list[Question]()
 
     def run(self, operation: str, inputs: Arrays, scalars: Any, dtype: str) -> dict[str, Array]:
         """As the subject."""
         self._keep(operation, inputs, scalars, {}, None)
-        return self.subject.run(operation, inputs, scalars, dtype)
+        return super().run(operation, inputs, scalars, dtype)
 
     def differentiate(
         self, operation: str, inputs: Arrays, scalars: Any, cotangents: Arrays, wrt: Sequence[str], dtype: str
     ) -> dict[str, Array]:
         """As the subject."""
         self._keep(operation, inputs, scalars, cotangents, tuple(wrt))
-        return self.subject.differentiate(operation, inputs, scalars, cotangents, wrt, dtype)
-
-    def record(self, operation: str, inputs: Arrays, scalars: Any, dtype: str, cotangents: Arrays | None = None) -> list[TracedCall]:
-        """As the subject."""
-        return self.subject.record(operation, inputs, scalars, dtype, cotangents)
-
-    def default_configurations(self, model_params: float) -> list[dict[str, Any]]:
-        """As the subject."""
-        return self.subject.default_configurations(model_params)
+        return super().differentiate(operation, inputs, scalars, cotangents, wrt, dtype)
 
     def _keep(self, operation: str, inputs: Arrays, scalars: Any, cotangents: Arrays, wrt: tuple[str, ...] | None) -> None:
         asked = replace(self.case, operation=operation, inputs=dict(inputs), scalars=dict(scalars), cotangents=dict(cotangents))
@@ -106,10 +97,8 @@ class Listener:
 def questions(claim: Claim, case: Case, subject: Subject) -> list[Question]:
     """What the claim asks of the subject on the case, up to the first question that it raises on."""
     listener = Listener(subject, case)
-    try:
+    with suppress(SubjectError):
         KINDS[claim.kind](Attack(claim, listener, case.dtype), case)
-    except SubjectError:
-        pass
     return listener.questions
 
 
@@ -137,26 +126,48 @@ class _Target:
         return max((_relative(answer[name], self.actual[name]) for name in wrong), default=0.0)
 
 
-def find(claim: Claim, asked: Sequence[Question], subject: Subject, operation: str, left_out: Collection[str]) -> tuple[str | None, float | None]:
-    """The mutant and its distance from the subject's answer; those of `operation` first, the others if none of them is it."""
-    targets = [(question, _target(claim, question, subject)) for question in asked]
-    wrong = max((target.apart(target.exact) for _, target in targets), default=0.0)
-    limit = min(max(SAME_NOISE, SAME_SHARE * wrong), wrong / 2)
+def find(
+    claim: Claim, asked: Sequence[Question], subject: Subject, operation: str, left_out: Collection[str]
+) -> tuple[str | None, float | None]:
+    """The mutant and its distance from the subject's answer: one of `operation`; else a wrong composition; where `operation` is a
+    composition, any that it calls."""
+    targets = [(question, _target(claim, question, subject, question.ask(subject))) for question in asked]
+    limit = _limit(targets)
     reached = {mutant.name: mutant for question in asked for mutant in reaching(question.case.operation) if mutant.name not in left_out}
     own = [name for name, mutant in reached.items() if mutant.operation == operation]
-    return (
-        _closest(own, targets, limit, time.perf_counter() + SECONDS)
-        or _closest([name for name in _ordered(reached) if name not in own], targets, limit, time.perf_counter() + SECONDS)
-        or (None, None)
-    )
+    rest = [name for name, mutant in reached.items() if name not in own and (operation in USES or mutant.operation in USES)]
+    return _closest(own, targets, limit) or _closest(rest, targets, limit) or (None, None)
 
 
-def _ordered(names: Iterable[str]) -> list[str]:
-    """Wrong compositions first: an operation that the traces do not name is hardly the wrong one."""
-    return sorted(names, key=lambda name: MUTANTS[name].operation not in USES)
+def find_in_call(
+    claim: Claim, call: TracedCall, case: Case, subject: Subject, left_out: Collection[str]
+) -> tuple[str | None, float | None]:
+    """The mutant of a recorded call's operation that gives what the call gave, and the distance: where no mutant's whole answer is the
+    subject's, since the subject errs in some of the calls only or in an operation that the reference does not call.
+    """
+    inputs, scalars = own_arguments(call)
+    asked = replace(case, operation=call.operation, inputs=inputs, scalars=scalars, cotangents={})
+    targets = [(Question(asked), _target(claim, Question(asked), subject, dict(call.outputs)))]
+    wrt = tuple(name for name in signatures()[call.operation].gradients if name in call.gradients)
+    if wrt and call.cotangents:
+        upstream = {name: np.asarray(value, np.float64) for name, value in call.cotangents.items()}
+        question = Question(replace(asked, cotangents=upstream), wrt)
+        targets.append((question, _target(claim, question, subject, {name: call.gradients[name] for name in wrt})))
+    names = [mutant.name for mutant in reaching(call.operation) if mutant.name not in left_out]
+    return _closest(names, targets, _limit(targets)) or (None, None)
 
 
-def _closest(names: Iterable[str], targets: Sequence[tuple[Question, _Target]], limit: float, deadline: float) -> tuple[str, float] | None:
+def _limit(targets: Sequence[tuple[Question, "_Target"]]) -> float:
+    """How far apart, in noise floors, a mutant's answer and the subject's may be to count as one; nothing where an honest one may err so."""
+    exact = max((target.apart(target.exact) for _, target in targets), default=0.0)
+    rounded = max((target.apart(question.ask(ReferenceSubject())) for question, target in targets), default=0.0)
+    wrong = min(exact, rounded)  # a mutant that changes nothing on the case is as close as the rounded reference
+    return min(max(SAME_NOISE, SAME_SHARE * wrong), wrong / CLEARLY_CLOSER) if exact > LIMIT.rms else 0.0
+
+
+def _closest(names: Iterable[str], targets: Sequence[tuple[Question, _Target]], limit: float) -> tuple[str, float] | None:
+    """The closest mutant within the limit and its distance; after SECONDS, of those tried so far."""
+    deadline = time.perf_counter() + SECONDS
     best: tuple[float, str, float] | None = None
     for name in names:
         if time.perf_counter() > deadline:
@@ -164,19 +175,18 @@ def _closest(names: Iterable[str], targets: Sequence[tuple[Question, _Target]], 
         away, distance, mutant = 0.0, 0.0, mutated(name)
         for question, target in targets:
             answer = question.ask(mutant)
-            away, distance = max(away, target.apart(answer)), max(distance, target.distance(answer) if target.apart(answer) < np.inf else np.inf)
-            if away > limit:
+            away = max(away, target.apart(answer))
+            if away >= limit:
                 break
-        if away <= limit and (best is None or away < best[0]):
+            distance = max(distance, target.distance(answer))
+        if away < limit and (best is None or away < best[0]):
             best = (away, name, distance)
     return best and (best[1], best[2])
 
 
-def _target(claim: Claim, question: Question, subject: Subject) -> _Target:
-    actual = question.ask(subject)
-    case = question.case
+def _target(claim: Claim, question: Question, subject: Subject, actual: dict[str, Array] | None) -> _Target:
     try:
-        exact = question.run(case.inputs, reference.TABLE)
+        exact = question.run(question.case.inputs, reference.TABLE)
     except (ValueError, FloatingPointError):
         return _Target(actual, None, {})
     return _Target(actual, exact, {name: floor.rms for name, floor in question.floors(claim, subject, exact).items()})

@@ -18,6 +18,8 @@ from falsifiers.subjects.protocol import TracedCall
 from reference.table import Array, Arrays
 from reference.tape import Call, Tape
 
+NOT_CALLED = "is not called"
+
 Derived = Mapping[str, Callable[[], Array | None]]
 
 
@@ -27,9 +29,6 @@ class Trace:
     def __init__(self, calls: Iterable[TracedCall]) -> None:
         self.calls = list(calls)
         self._by_path = {call.path: call for call in self.calls}
-
-    def __contains__(self, path: str) -> bool:
-        return path in self._by_path
 
     def at(self, path: str, prefix: str = "") -> TracedCall | None:
         """The call at `prefix` + `path`; what is done once, while a model is built, stands without the prefix."""
@@ -89,7 +88,7 @@ class Section:
         return self._makers.get(self.base(value))
 
     def value(self, name: str) -> Array | None:
-        """The array that a recorded call must have read where the reference's reads the value of that name; None where it cannot be told."""
+        """What a recorded call must have read where the reference's reads the value of that name; None where it cannot be told."""
         made = self.maker(name)
         if made is not None:
             output = next(output for output, value in made.results.items() if value == self.base(name))
@@ -101,7 +100,7 @@ class Section:
         for call in self.calls:
             traced = self.traced(call)
             if traced is None:
-                yield self._suspicion(call, "is not called")
+                yield self._suspicion(call, NOT_CALLED)
             elif traced.operation != call.operation:
                 yield self._suspicion(call, f"is not called; {traced.operation} is, in its place")
             else:
@@ -171,7 +170,9 @@ class Section:
                 if share is None and reader.cotangents:
                     yield self._lost(call, reader, name)
             given = [np.asarray(share, np.float64) for _, _, share in shares if share is not None]
-            given += [np.asarray(cotangents[name], np.float64) for name, made in self.tape.outputs.items() if made == value and name in cotangents]
+            given += [
+                np.asarray(cotangents[name], np.float64) for name, made in self.tape.outputs.items() if made == value and name in cotangents
+            ]
             wanted = traced.outputs[output]
             total, size = np.zeros(wanted.shape), np.zeros(wanted.shape)
             for share in given:
@@ -194,7 +195,7 @@ class Section:
         operation = self.local.claim.operation or ""
         for name, value in self.tape.outputs.items():
             wanted = self.value(value)
-            if wanted is not None and name in actual and excess(np.asarray(wanted, np.float64), actual[name], floors[name]) > 1:
+            if wanted is not None and name in actual and excess(np.asarray(wanted, np.float64), actual[name], floors[name])[1] > 1:
                 made = self.maker(value)
                 yield Suspicion(operation, name, f"is not what {made.path if made else 'the last call'} gave")
 

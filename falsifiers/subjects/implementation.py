@@ -10,7 +10,7 @@ import torch
 from contracts.model import Signature
 from falsifiers.precision import signatures
 from falsifiers.subjects.procedures import PROCEDURES, default_configurations
-from falsifiers.subjects.protocol import TracedCall
+from falsifiers.subjects.protocol import Interrupted, TracedCall
 from impl import dispatch
 from impl.classifier import Adaptation, Classifier, trainable_shapes
 from impl.config import DecoderConfig
@@ -72,13 +72,16 @@ class Implementation:
         return {name: to_numpy(value) for name, value in zip(wrt, gradients, strict=True)}
 
     def record(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str, cotangents: Arrays | None = None) -> list[TracedCall]:
-        """The calls that the operation makes, in order, with local gradients when cotangents are given."""
+        """The calls that the operation makes, in order, with local gradients when cotangents are given. Interrupted where it raises."""
         wrt = [] if cotangents is None else self._differentiable(operation, inputs, scalars)
         with dispatch.recording() as calls:
-            outputs, _ = self._forward(operation, inputs, scalars, dtype, wrt)
-        roots, upstream = self._roots(outputs, cotangents or {})
-        if roots:
-            torch.autograd.backward(roots, upstream)
+            try:
+                outputs, _ = self._forward(operation, inputs, scalars, dtype, wrt)
+                roots, upstream = self._roots(outputs, cotangents or {})
+                if roots:
+                    torch.autograd.backward(roots, upstream)
+            except Exception as error:  # whatever it raises, what was recorded before says why
+                raise Interrupted([_traced(call) for call in calls]) from error
         return [_traced(call) for call in calls]
 
     def default_configurations(self, model_params: float) -> list[dict[str, Any]]:

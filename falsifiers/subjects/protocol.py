@@ -23,6 +23,14 @@ class TracedCall:
     cotangents: Mapping[str, Array] = field(default_factory=dict)
 
 
+class Interrupted(Exception):  # noqa: N818  # what was recorded is the news; the cause is the error
+    """A composition raised while it was recorded; `calls` are those made before, the exception is the cause."""
+
+    def __init__(self, calls: Sequence[TracedCall]) -> None:
+        super().__init__(f"after {len(calls)} calls")
+        self.calls = calls
+
+
 class Subject(Protocol):
     """Implementations of operations, called with NumPy arrays.
 
@@ -58,7 +66,7 @@ class Subject(Protocol):
         dtype: str,
         cotangents: Mapping[str, Array] | None = None,
     ) -> list[TracedCall]:
-        """The calls that a composition makes, in order, with local gradients when cotangents are given."""
+        """The calls that a composition makes, in order, with local gradients when cotangents are given. Interrupted where it raises."""
 
     def default_configurations(self, model_params: float) -> list[dict[str, Any]]:
         """The settings that the subject gives a user who asked for none, by the field names of the hyperparameter rules; may be empty."""
