@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from falsifiers.attack import Attack
 from falsifiers.case import Case
-from falsifiers.checks import layers, lora, losses, models, nf4, optimiser, procedures, refusals, relations
+from falsifiers.checks import layers, lora, losses, models, nf4, optimiser, procedures, refusals, relations, slopes
 from falsifiers.comparison import Comparison
 
 Check = Callable[[Attack, Case], list[Comparison]]
@@ -47,6 +47,8 @@ CHECKS: dict[str, Check] = {
         optimiser.converges_on_a_quadratic,
         optimiser.clipped_norm_is_bounded,
         optimiser.schedule_reaches_its_peak,
+        slopes.slope_matches_gradient,
+        slopes.step_changes_loss_as_predicted,
         models.accumulation_changes_nothing,
         models.every_trainable_tensor_moves,
         models.base_weights_unchanged,

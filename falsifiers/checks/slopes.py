@@ -1,0 +1,69 @@
+"""The gradient against the loss that it belongs to: the subject's own central differences, and the change of its loss over one step."""
+
+import numpy as np
+
+from falsifiers.attack import Attack
+from falsifiers.case import Case
+from falsifiers.comparison import Comparison, rejected, value_at_most
+from falsifiers.fill import generator_for
+from falsifiers.kinds.gradient import differentiable
+from falsifiers.precision import UNIT_ROUNDOFF, signatures
+from reference.table import Array, Arrays
+
+STEP = 2.0**-12
+"""Of the order of u^(1/4) in float64: the estimate of the truncation error below is then well above the rounding of the loss."""
+
+
+def slope_matches_gradient(attack: Attack, case: Case) -> list[Comparison]:
+    """g · d against (L(θ + hd) − L(θ − hd)) / 2h for a random direction d of unit length.
+
+    The difference quotient D(h) errs by h² L‴/6 and by rounding. D(2h) − D(h) is three times the first, so the bound is its double, plus
+    64 roundings of the loss over h: no number is chosen but h.
+    """
+    wrt, direction, gradient = _direction(attack, case, "a random direction")
+    slope = sum(float(np.vdot(gradient[name], direction[name])) for name in wrt)
+    near, far = (_quotient(attack, case, direction, step) for step in (STEP, 2 * STEP))
+    rounding = 64 * UNIT_ROUNDOFF[attack.dtype] * max(1.0, abs(_loss(attack, case, {}))) / STEP
+    bound = 2 * abs(far - near) + rounding
+    if bound > 0.1 * np.sqrt(sum(float(np.square(gradient[name]).sum()) for name in wrt)):
+        return [rejected("slope")]
+    return [value_at_most("(g · d − difference quotient) / bound", abs(slope - near) / bound, 1.0)]
+
+
+def step_changes_loss_as_predicted(attack: Attack, case: Case) -> list[Comparison]:
+    """The loss falls by η|g|² to first order: the remainder of a step of length η down the gradient is four times that of η/2, to an eighth.
+
+    Steps are short enough for the third order to be a twentieth of the second, and long enough for rounding to be a hundredth of it; a case
+    that has no such step proves nothing.
+    """
+    wrt, _, gradient = _direction(attack, case, "none")
+    norm = float(np.sqrt(sum(float(np.square(gradient[name]).sum()) for name in wrt)))
+    if norm == 0.0:
+        return [rejected("remainder")]
+    down = {name: -gradient[name] / norm for name in wrt}
+    start = _loss(attack, case, {})
+    rounding = 4 * UNIT_ROUNDOFF[attack.dtype] * max(1.0, abs(start))
+    step = 2.0**-8
+    whole, half, quarter = (_loss(attack, case, down, step / part) - start + step / part * norm for part in (1, 2, 4))
+    curved = abs(half - 4 * quarter) <= 0.05 * abs(half) and rounding <= 0.01 * abs(quarter)
+    if not curved and abs(whole) <= 0.05 * step * norm:
+        return [rejected("remainder")]
+    return [value_at_most("|remainder(η) / remainder(η/2) − 4|", abs(whole / half - 4) if half else np.inf, 0.5)]
+
+
+def _direction(attack: Attack, case: Case, name: str) -> tuple[list[str], dict[str, Array], dict[str, Array]]:
+    """The parameters, a random direction of unit length over all of them, and the subject's gradient."""
+    wrt = differentiable(signatures()[case.operation], case)
+    drawn = {key: generator_for(case.seed, f"{name} {key}").standard_normal(case.inputs[key].shape) for key in wrt}
+    length = float(np.sqrt(sum(float(np.square(value).sum()) for value in drawn.values())))
+    gradient = attack.answer_gradients(case, wrt)
+    return wrt, {key: value / length for key, value in drawn.items()}, {key: np.asarray(gradient[key], np.float64) for key in wrt}
+
+
+def _quotient(attack: Attack, case: Case, direction: Arrays, step: float) -> float:
+    return (_loss(attack, case, direction, step) - _loss(attack, case, direction, -step)) / (2 * step)
+
+
+def _loss(attack: Attack, case: Case, direction: Arrays, step: float = 0.0) -> float:
+    moved = {name: case.inputs[name] + step * value for name, value in direction.items()}
+    return float(attack.answer(case, inputs=moved)["loss"])
