@@ -149,7 +149,7 @@ def test_usage_errors_have_their_own_status(capsys: pytest.CaptureFixture[str]) 
 def rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the hyperparameter contract, so that no other contract takes part."""
     path = Path(contracts.__file__).parent / "qlora-hyperparameters-v1.yaml"
-    claims = contracts.load([path], Vocabulary({}, {}, {}))[0].claims
+    claims = contracts.load([path], VOCABULARY)[0].claims
     monkeypatch.setattr("contracts.rules._installed", lambda: claims)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import contracts
+import reference
 from contracts.model import Claim, Tolerance
 from falsifiers import mutants, power, power_report
 from falsifiers.__main__ import main
@@ -18,7 +19,7 @@ from falsifiers.attack import Attack
 from falsifiers.case import Case
 from falsifiers.checks import CHECKS
 from falsifiers.comparison import Comparison
-from falsifiers.engine import Options, cases, falsify
+from falsifiers.engine import Options, cases, falsify, replay
 from falsifiers.kinds import KINDS
 from falsifiers.mutants import MUTANTS, PROCEDURES, Mutant
 from falsifiers.power import Cell, Task
@@ -102,13 +103,37 @@ def test_what_is_remembered_changes_no_verdict() -> None:
     assert [(cell.state, cell.power, cell.cases) for cell in together] == [(cell.state, cell.power, cell.cases) for cell in alone]
 
 
+def test_the_power_of_a_cell_is_the_largest_of_its_cases() -> None:
+    """A mutant that must be caught is attacked beyond its first kill."""
+    claim, name = CLAIMS["LOSS-CE-BOUNDS"], "cross_entropy_sum"
+    (cell,) = cells(claim, "float32", name)
+    each = [replay(claim, case, mutants.subject(name)).tally.worst for case in cases(claim, "float32", Options(shrink=False))]
+    headrooms = [worst.headroom for worst in each if worst is not None]
+    assert cell.power == max(headrooms)
+    assert cell.power > headrooms[cell.cases - 1] > 1
+
+
+def test_each_view_of_a_case_has_its_own_floor() -> None:
+    claim = CLAIMS["OP-SWIGLU"]
+    attack = power.RememberingAttack(claim, ReferenceSubject(), "float32")
+    case = next(cases(claim, "float32", Options(shrink=False)))
+    expected = attack.expect(case)
+    first = attack.floor(case, lambda inputs, table: reference.evaluate(case.operation, inputs, case.scalars, table), expected)
+    second = attack.floor(
+        case,
+        lambda inputs, table: {"y": 8 * reference.evaluate(case.operation, inputs, case.scalars, table)["y"]},
+        {"y": 8 * expected["y"]},
+    )
+    assert second["y"].max == 8 * first["y"].max > 0
+
+
 def _equivalent(_: Any) -> Any:
     """SwiGLU in another order of products: correct."""
     return replace(TABLE["swiglu"], forward=lambda gate, up: up * gate / (1 + np.exp(-gate)))
 
 
 def test_an_equivalent_mutant_survives_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MUTANTS, "swiglu_equivalent", Mutant("swiglu_equivalent", "swiglu", ("own",), "correct", _equivalent))  # type: ignore[index]  # the registry is read-only to others
+    monkeypatch.setitem(MUTANTS, "swiglu_equivalent", Mutant("swiglu_equivalent", "swiglu", ("own",), "correct", _equivalent))
     claim = replace(CLAIMS["OP-SWIGLU"], must_catch=("swiglu_gelu", "swiglu_equivalent"))
     assert "swiglu_equivalent" in power.aimed_at(CLAIMS["OP-SWIGLU"])
     found = cells(claim, "float32", None, "swiglu_gelu", "swiglu_equivalent")
