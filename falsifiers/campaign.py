@@ -119,6 +119,11 @@ class Campaign:
         """The entry of the known failures that speaks of the verdict's claim, dtype and device."""
         return next((entry for entry in self.known_failures if entry.matches(verdict)), None)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the verdict file is being written."""
+        return self._stream is not None
+
     def open(self) -> None:
         """Starts the verdict file with the run's record."""
         self.verdict_file.parent.mkdir(parents=True, exist_ok=True)

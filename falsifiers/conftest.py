@@ -171,9 +171,10 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Opens the verdict file once it is known that something will run."""
+    """Opens the verdict file once it is known that a claim will be attacked; a run of other tests alone leaves it as it is."""
     campaign = session.config.stash.get(CAMPAIGN, None)
-    if campaign is not None and session.items and not session.config.option.collectonly:
+    attacks = any("campaign" in getattr(item, "fixturenames", ()) for item in session.items)
+    if campaign is not None and attacks and not session.config.option.collectonly:
         campaign.open()
 
 
@@ -190,7 +191,7 @@ def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Nothing held is no success; the verdict file is closed and the report rendered."""
     campaign = session.config.stash.get(CAMPAIGN, None)
-    if campaign is None or not session.items or session.config.option.collectonly:
+    if campaign is None or not campaign.is_open:
         return
     if exitstatus == pytest.ExitCode.OK and not any(verdict.state is State.HELD for verdict in campaign.verdicts):
         session.exitstatus = EXIT_NOTHING_HELD

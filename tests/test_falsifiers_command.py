@@ -132,6 +132,14 @@ def test_a_held_claim_is_success_from_any_folder_and_twice_in_a_row(tmp_path: Pa
     assert (tmp_path / "new" / "verdicts.md").is_file()
 
 
+def test_a_run_of_other_tests_alone_is_no_run(tmp_path: Path) -> None:
+    file = tmp_path / "verdicts.jsonl"
+    (run,) = several([["tests/test_import_rules.py", "-k", "table_names", "--verdicts", str(file)]])
+    assert run.status == 0, run.text
+    assert "1 passed" in run.text
+    assert not file.exists()
+
+
 # bad input
 
 
