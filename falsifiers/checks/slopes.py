@@ -1,5 +1,7 @@
 """The gradient against the loss that it belongs to: the subject's own central differences, and the change of its loss over one step."""
 
+from itertools import pairwise
+
 import numpy as np
 
 from falsifiers.attack import Attack
@@ -31,24 +33,25 @@ def slope_matches_gradient(attack: Attack, case: Case) -> list[Comparison]:
 
 
 def step_changes_loss_as_predicted(attack: Attack, case: Case) -> list[Comparison]:
-    """The loss falls by η|g|² to first order: the remainder of a step of length η down the gradient is four times that of η/2, to an eighth.
+    """(L(θ − ηg/|g|) − L(θ)) / η against −|g| as η goes to 0, extrapolated from η to η/8.
 
-    Steps are short enough for the third order to be a twentieth of the second, and long enough for rounding to be a hundredth of it; a case
-    that has no such step proves nothing.
+    What is left over is aη + bη² + …; two Richardson steps remove a and b. The bound is what the last two steps still changed, plus
+    rounding; a case whose bound is more than a tenth of |g| proves nothing.
     """
     wrt, _, gradient = _direction(attack, case, "none")
     norm = float(np.sqrt(sum(float(np.square(gradient[name]).sum()) for name in wrt)))
     if norm == 0.0:
-        return [rejected("remainder")]
+        return [rejected("left over")]
     down = {name: -gradient[name] / norm for name in wrt}
-    start = _loss(attack, case, {})
-    rounding = 4 * UNIT_ROUNDOFF[attack.dtype] * max(1.0, abs(start))
-    step = 2.0**-8
-    whole, half, quarter = (_loss(attack, case, down, step / part) - start + step / part * norm for part in (1, 2, 4))
-    curved = abs(half - 4 * quarter) <= 0.05 * abs(half) and rounding <= 0.01 * abs(quarter)
-    if not curved and abs(whole) <= 0.05 * step * norm:
-        return [rejected("remainder")]
-    return [value_at_most("|remainder(η) / remainder(η/2) − 4|", abs(whole / half - 4) if half else np.inf, 0.5)]
+    start, step = _loss(attack, case, {}), 2.0**-8
+    over = [(_loss(attack, case, down, step / part) - start) / (step / part) + norm for part in (1, 2, 4, 8)]
+    linear = [2 * fine - coarse for coarse, fine in pairwise(over)]
+    quadratic = [(4 * fine - coarse) / 3 for coarse, fine in pairwise(linear)]
+    rounding = 64 * UNIT_ROUNDOFF[attack.dtype] * max(1.0, abs(start)) / (step / 8)
+    bound = abs(quadratic[1] - quadratic[0]) + abs(linear[2] - linear[1]) + rounding
+    if bound > 0.1 * norm:
+        return [rejected("left over")]
+    return [value_at_most("|left over at first order| / bound", abs(quadratic[1]) / bound, 1.0)]
 
 
 def _direction(attack: Attack, case: Case, name: str) -> tuple[list[str], dict[str, Array], dict[str, Array]]:
