@@ -1,0 +1,162 @@
+"""Factors of contracts come from calibrations, and none is looser than its calibration says."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import contracts
+from contracts.model import Claim
+from falsifiers import calibration_record
+from falsifiers.calibration import calibrate
+from falsifiers.comparison import METRICS
+from falsifiers.subjects.reference import ReferenceSubject
+from reference.operations import TABLE
+from reference.table import Operation
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = calibration_record.read()
+CALIBRATED = [
+    (contract, claim)
+    for contract in contracts.load()
+    for claim in contract.claims
+    if claim.tolerance and claim.tolerance.basis == "rounding"
+]
+
+
+def claim_named(name: str) -> Claim:
+    return next(claim for _, claim in CALIBRATED if claim.id == name)
+
+
+def looser(claim: Claim, record: calibration_record.Record) -> list[str]:
+    """The factors of a claim that its calibrations do not justify."""
+    assert claim.tolerance is not None
+    found = []
+    for dtype, factors in claim.tolerance.factors.items():
+        allowed = calibration_record.factors(record, claim.id, dtype)
+        found += [
+            f"{claim.id} {dtype} {metric}: {getattr(factors, metric)} > {allowed[metric]}"
+            for metric in METRICS
+            if getattr(factors, metric) > allowed[metric]
+        ]
+    return found
+
+
+@pytest.mark.parametrize("claim", [claim for _, claim in CALIBRATED], ids=lambda claim: claim.id)
+def test_no_factor_is_looser_than_its_calibration(claim: Claim) -> None:
+    assert claim.id in RECORD, f"{claim.id} was never calibrated: python -m falsifiers calibrate --claim {claim.id} --write"
+    assert looser(claim, RECORD) == []
+
+
+def test_a_loosened_factor_is_found() -> None:
+    claim = claim_named("OP-LINEAR")
+    tightened: dict[str, Any] = json.loads(json.dumps(RECORD))
+    for entry in tightened["OP-LINEAR"]["float32"].values():
+        entry["largest"]["max"] /= 2
+    assert any("float32 max" in line for line in looser(claim, tightened))
+
+
+def test_every_calibration_says_how_large_and_where() -> None:
+    for claim, by_dtype in RECORD.items():
+        for dtype, by_machine in by_dtype.items():
+            for machine, entry in by_machine.items():
+                assert machine, (claim, dtype)
+                assert entry["device"], (claim, dtype)
+                assert entry["torch"], (claim, dtype)
+                assert entry["cases"] >= 4, (claim, dtype, machine)
+                assert all(np.isfinite(entry["largest"][metric]) for metric in METRICS), (claim, dtype, machine)
+
+
+def test_a_wrong_implementation_calibrates_far_above_the_right_one() -> None:
+    claim = claim_named("OP-SWIGLU")
+    right = calibrate(claim, "float32", ReferenceSubject(), 5, 0, None)
+    swapped = Operation(lambda gate, up: TABLE["swiglu"].forward(gate=up, up=gate))
+    wrong = calibrate(claim, "float32", ReferenceSubject({**TABLE, "swiglu": swapped}), 5, 0, None)
+    assert right.largest.rms <= 1.0
+    assert wrong.largest.rms > 1e3
+    assert right.cases == wrong.cases
+    assert right.cases >= 15
+
+
+@pytest.mark.parametrize(("value", "expected"), [(1.0, 1.0), (1.01, 1.1), (1.2349, 1.3), (12.01, 13.0), (0.1234, 0.13), (100.5, 110.0)])
+def test_rounding_up_never_rounds_down(value: float, expected: float) -> None:
+    assert calibration_record.rounded_up(value) == expected
+
+
+def test_a_factor_is_the_worst_machine_with_the_margin_and_at_least_one() -> None:
+    entry = {"claim": "A", "dtype": "float32", "cases": 9, "device": "cpu", "torch": "2"}
+    record = {
+        "A": {
+            "float32": {
+                "one": {**entry, "largest": {"rms": 2.0, "row": 0.1, "max": 1.0}},
+                "other": {**entry, "largest": {"rms": 1.0, "row": 0.2, "max": 3.0}},
+            }
+        }
+    }
+    assert calibration_record.factors(record, "A", "float32") == {"rms": 2.6, "row": 1.0, "max": 3.9}
+
+
+def test_adding_replaces_the_same_machine_only(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    entry = {"claim": "A", "dtype": "float32", "machine": "one", "device": "cpu", "largest": {"rms": 2.0}}
+    calibration_record.add([entry], path)
+    calibration_record.add([{**entry, "machine": "other"}, {**entry, "largest": {"rms": 1.0}}], path)
+    record = calibration_record.read(path)
+    assert record["A"]["float32"]["one"]["largest"]["rms"] == 1.0
+    assert record["A"]["float32"]["other"]["largest"]["rms"] == 2.0
+
+
+def test_writing_factors_changes_one_line(tmp_path: Path) -> None:
+    contract, claim = next((contract, claim) for contract, claim in CALIBRATED if claim.id == "OP-LINEAR")
+    path = tmp_path / contract.path.name
+    before = contract.path.read_text(encoding="utf-8")
+    path.write_text(before, encoding="utf-8")
+    calibration_record.write_factors(claim, path, {dtype: {"rms": 9.5, "row": 9, "max": 9} for dtype in claim.domain.dtype})
+    after = path.read_text(encoding="utf-8")
+    changed = [(a, b) for a, b in zip(before.splitlines(), after.splitlines(), strict=True) if a != b]
+    assert len(changed) == 1
+    assert "rms: 9.5" in changed[0][1]
+    again = next(c for k in contracts.load([path]) for c in k.claims if c.id == "OP-LINEAR")
+    assert again.tolerance is not None
+    assert again.tolerance.factors["bfloat16"].rms == 9.5
+
+
+def test_a_claim_without_a_tolerance_line_is_an_error(tmp_path: Path) -> None:
+    contract, claim = next((contract, claim) for contract, claim in CALIBRATED if claim.id == "OP-LINEAR")
+    path = tmp_path / contract.path.name
+    path.write_text("claims:\n  - id: OP-LINEAR\n    severity: P0\n  - id: OTHER\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="OP-LINEAR has no line"):
+        calibration_record.write_factors(claim, path, {})
+
+
+def test_the_command_measures_and_appends_lines(tmp_path: Path) -> None:
+    lines = tmp_path / "lines.jsonl"
+    command = [
+        sys.executable,
+        "-m",
+        "falsifiers",
+        "calibrate",
+        "--claim",
+        "OP-RESIDUAL-GRADIENT",
+        "--claim",
+        "OP-SWIGLU",
+        "--dtype",
+        "float32",
+    ]
+    run = subprocess.run([*command, "--cases", "10", "--lines", str(lines)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    entries = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
+    assert [entry["claim"] for entry in entries] == ["OP-SWIGLU"]  # exact claims have no factors
+    assert entries[0]["largest"]["rms"] > 0
+
+
+def test_an_unknown_claim_is_a_clear_error() -> None:
+    command = [sys.executable, "-m", "falsifiers", "calibrate", "--claim", "OP-LINAER"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert "OP-LINEAR" in run.stderr
+    assert "Traceback" not in run.stderr
