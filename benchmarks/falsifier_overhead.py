@@ -43,14 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("  ".join(f"{value:>10.2f}" if isinstance(value, float) else f"{value:>10}" for value in rows[-1]), flush=True)
     default = run(None, options.claim)
     print("default run: " + ", ".join(f"{name} {value:.2f}" for name, value in zip(COLUMNS[1:], default[1:], strict=True)))
-    print(
-        f"harness / (reference + implementation): {default[-1]:.2f} in the default run, median {statistics.median(r[-1] for r in rows):.2f} above"
-    )
+    median = statistics.median(row[-1] for row in rows)
+    print(f"harness / (reference + implementation): {default[-1]:.2f} in the default run, median {median:.2f} above")
     first, last = rows[0], rows[-1]
     if first[0] != last[0]:
-        print(
-            f"total grows as examples^{math.log(last[-2] / first[-2]) / math.log(last[0] / first[0]):.2f} from {first[0]} to {last[0]} examples"
-        )
+        exponent = math.log(last[-2] / first[-2]) / math.log(last[0] / first[0])
+        print(f"total grows as examples^{exponent:.2f} from {first[0]} to {last[0]} examples")
     return 0
 
 

@@ -28,9 +28,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
     parser.add_argument("--write", action="store_true", help="record the ratios, and put the factors into the contracts")
     parser.add_argument("--lines", type=Path, metavar="FILE", help="append the ratios to FILE, to be merged elsewhere")
-    parser.add_argument(
-        "--merge", type=Path, metavar="FILE", help="measure nothing: write what FILE holds"
-    )
+    parser.add_argument("--merge", type=Path, metavar="FILE", help="measure nothing: write what FILE holds")
     parser.set_defaults(run=run)
 
 
