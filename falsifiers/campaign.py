@@ -16,8 +16,9 @@ from falsifiers.case import Case
 from falsifiers.engine import Options, Source, falsify, replay
 from falsifiers.known_failures import KnownFailure
 from falsifiers.real_input import RealInput
+from falsifiers.resume import kept
 from falsifiers.subjects.protocol import Subject
-from falsifiers.verdict import State, Verdict, plain
+from falsifiers.verdict import Culprit, State, Verdict, plain
 from falsifiers.watchdog import Watchdog
 
 GENERATED = environment.ROOT / "reports" / "generated"
@@ -59,6 +60,7 @@ class Campaign:
     required: Sequence[str] = ()
     limit: float | None = None
     known_failures: Sequence[KnownFailure] = ()
+    kept: list[dict[str, Any]] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
     _stream: IO[str] | None = None
     _watchdog: Watchdog | None = None
@@ -67,13 +69,15 @@ class Campaign:
         """Every selected claim, once for each dtype and each device that it names."""
         here = self.subject.device.split(":")[0]
         chosen = self.selection
+        done = {(record["claim"], record["dtype"]) for record in self.kept}
         for contract in self.contracts:
             for claim in contract.claims:
                 if (chosen.claims and claim.id not in chosen.claims) or (chosen.operations and claim.operation not in chosen.operations):
                     continue
                 for device in [here] if here == "cuda" else (claim.domain.device or (here,)):
                     for dtype in claim.domain.dtype:
-                        if not chosen.dtypes or dtype in chosen.dtypes:
+                        there = device == here and (claim.id, dtype) in done
+                        if not there and (not chosen.dtypes or dtype in chosen.dtypes):
                             yield Target(claim, dtype, device)
 
     def attack(self, target: Target) -> Verdict:
@@ -109,7 +113,11 @@ class Campaign:
             path = self.verdict_file.parent / "counterexamples" / name
             verdict.case.save(path, verdict.claim.id)
             falsified = verdict.state is State.FALSIFIED
-            culprit = diagnose(verdict.claim, verdict.case, verdict.comparison, self.subject) if falsified else None
+            try:
+                culprit = diagnose(verdict.claim, verdict.case, verdict.comparison, self.subject) if falsified else None
+            except Exception as error:  # the verdict stands whatever becomes of its diagnosis
+                explanation = f"the diagnosis itself broke: {type(error).__name__}: {error}"
+                culprit = Culprit(verdict.claim.operation or "", verdict.claim.operation or "", explanation)
             verdict = replace(verdict, replay=f"pytest falsifiers --replay {environment.display_path(path)}", culprit=culprit)
         self.verdicts.append(verdict)
         self._write({**verdict.record(self._version(verdict.claim)), "digests": self._digests(verdict.claim)})
@@ -124,12 +132,26 @@ class Campaign:
         """Whether the verdict file is being written."""
         return self._stream is not None
 
+    def resume(self) -> None:
+        """Takes over what held in the verdict file of an interrupted run. ValueError where that was another run."""
+        claims = [claim for contract in self.contracts for claim in contract.claims]
+        for verdict, record in kept(self.verdict_file, self.header(), claims):
+            self.verdicts.append(verdict)
+            self.kept.append(record)
+
     def open(self) -> None:
-        """Starts the verdict file with the run's record."""
+        """Starts the verdict file with the run's record, and what was taken over."""
         self.verdict_file.parent.mkdir(parents=True, exist_ok=True)
+        header = self.header()
+        self._folders = header["digests"]
         self._stream = self.verdict_file.open("w", encoding="utf-8")
-        self._folders = environment.digests()
-        self._write(
+        for record in (header, *self.kept):
+            self._write(record)
+
+    def header(self) -> dict[str, Any]:
+        """The run's record."""
+        dtypes = {target.dtype for target in self.targets()} | {record["dtype"] for record in self.kept}
+        record: dict[str, Any] = plain(
             {
                 "record": "run",
                 "schema": 1,
@@ -137,7 +159,7 @@ class Campaign:
                 "subject": self.subject.name,
                 "device": self.subject.device,
                 "device_name": environment.device_name(self.subject.device),
-                "dtypes": sorted({target.dtype for target in self.targets()}),
+                "dtypes": sorted(dtypes),
                 "effort": self.options.effort,
                 "seed": self.options.seed,
                 "started": _now(),
@@ -146,9 +168,10 @@ class Campaign:
                 "machine": environment.machine(),
                 "model": _described(self.real_input.model),
                 "corpus": _described(self.real_input.corpus),
-                "digests": self._folders,
+                "digests": environment.digests(),
             }
         )
+        return record
 
     def close(self, exit_status: int, interrupted: bool) -> None:
         """Ends the verdict file with the totals."""

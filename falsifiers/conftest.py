@@ -45,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--limit", type=_seconds, default=None, metavar="SECONDS", help="attack in a process of its own, and stop a claim after this time"
     )
+    group.addoption("--resume", action="store_true", help="go on with the run in the verdict file: what held there is not attacked again")
     group.addoption("--seed", type=int, default=0, help="seed of the run (default: 0)")
 
 
@@ -89,9 +90,15 @@ def _campaign(config: pytest.Config) -> Campaign:
         pytest.exit(f"blackswan: {error}", returncode=EXIT_USAGE)
     if "cuda" in option.require and not subject.device.startswith("cuda"):
         pytest.exit(f"blackswan: --require cuda, but this run's device is {subject.device}; add --device cuda", returncode=EXIT_NO_DEVICE)
-    return Campaign(
+    campaign = Campaign(
         subject, loaded, Options(option.effort, option.seed), selection, real_input, path, option.require, option.limit, known_failures
     )
+    if option.resume:
+        try:
+            campaign.resume()
+        except ValueError as error:
+            pytest.exit(f"blackswan: {error}", returncode=EXIT_USAGE)
+    return campaign
 
 
 def _writable(path: Path) -> Path:
@@ -165,6 +172,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         f"blackswan: subject {campaign.subject.name} on {where} in {', '.join(dtypes) or 'no dtype'}",
         f"  {shown}",
         f"  seed {campaign.options.seed}, effort {campaign.options.effort}, claims of {len(campaign.contracts)} contracts",
+        *([f"  resumed: {len(campaign.kept)} verdicts that held are kept"] if campaign.kept else []),
         f"  model {environment.display_path(campaign.real_input.model)}, corpus {environment.display_path(campaign.real_input.corpus)}",
         *(f"  note: {note.message}" for note in config.stash[NOTES]),
     ]
@@ -191,6 +199,8 @@ def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Nothing held is no success; the verdict file is closed and the report rendered."""
     campaign = session.config.stash.get(CAMPAIGN, None)
+    if campaign is not None and campaign.kept and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK  # everything had held before
     if campaign is None or not campaign.is_open:
         return
     if exitstatus == pytest.ExitCode.OK and not any(verdict.state is State.HELD for verdict in campaign.verdicts):

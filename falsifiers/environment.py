@@ -5,6 +5,7 @@ import importlib.metadata
 import os
 import platform
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,7 @@ def command() -> str:
     return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
+@cache
 def digests() -> dict[str, str]:
     """The digest of each folder that verdicts depend on."""
     return tree_digests(ROOT)
