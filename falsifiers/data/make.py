@@ -99,9 +99,9 @@ def make_checkpoint(options: argparse.Namespace) -> dict[str, Any]:
 def measure_baseline(options: argparse.Namespace) -> dict[str, Any]:
     """Held-out accuracy of TF-IDF with logistic regression, for words and for blank-separated tokens, one at a time and in pairs."""
     (train, train_labels), (heldout, heldout_labels) = (_read(options.output / path) for path in (TRAIN, HELDOUT))
-    from sklearn.feature_extraction.text import TfidfVectorizer  # type: ignore[import-untyped]  # scikit-learn ships no types
-    from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]  # scikit-learn ships no types
-    from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]  # scikit-learn ships no types
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
 
     accuracy: dict[str, float] = {}
     for name, pattern in {"words": r"\b\w\w+\b", "blank-separated": r"\S+"}.items():
