@@ -27,7 +27,7 @@ from reference.table import Array, Arrays, Table
 SAME_NOISE = 6.0
 """Noise floors that two honest computations of one (wrong) formula may be apart, in the worst tensor."""
 
-SAME_SHARE = 0.05
+SAME_SHARE = 0.01
 """And the share of the error that they may be apart where the error is large: a wrong model has another noise than the right one."""
 
 CLEARLY_CLOSER = 3.0
@@ -158,7 +158,7 @@ def find_in_call(
 
 
 def _limit(targets: Sequence[tuple[Question, "_Target"]]) -> float:
-    """How far apart, in noise floors, a mutant's answer and the subject's may be to count as one; nothing where an honest one may err so."""
+    """How far apart, in noise floors, a mutant's answer and the subject's may be to count as one; 0 where an honest one may err so."""
     exact = max((target.apart(target.exact) for _, target in targets), default=0.0)
     rounded = max((target.apart(question.ask(ReferenceSubject())) for question, target in targets), default=0.0)
     wrong = min(exact, rounded)  # a mutant that changes nothing on the case is as close as the rounded reference
