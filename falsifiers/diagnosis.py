@@ -23,19 +23,32 @@ from falsifiers.verdict import Culprit
 from falsifiers.wiring import NOT_CALLED, Section, Trace
 from reference.table import Array
 
+CLEAR = 10.0
+"""Times its limit that a call's error is beyond doubt."""
+
 
 def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: Subject, left_out: Collection[str] = ()) -> Culprit | None:
     """The culprit of a falsified claim on a case; mutants in `left_out` are not tried. None for a claim without a reference."""
     if claim.operation is None or signatures()[claim.operation].procedure:
         return None
     asked = questions(claim, case, subject)
-    found = next(suspicions(claim, asked, subject), None)
+    found = _first(suspicions(claim, asked, subject))
     mutant, distance = find(claim, asked, subject, found.operation if found else claim.operation, left_out)
     if mutant is None and found is not None and found.call is not None:
         mutant, distance = find_in_call(claim, found.call, case, subject, left_out)
     if found is None:
         found = _unexplained(claim, comparison, mutant)
     return Culprit(found.operation, found.path, found.explanation, mutant, distance)
+
+
+def _first(found: Iterator[Suspicion]) -> Suspicion | None:
+    """The first that is clear; else the first: next to a wrong formula, a call that is a little outside its limit is noise."""
+    doubtful: Suspicion | None = None
+    for suspicion in found:
+        if suspicion.times >= CLEAR:
+            return suspicion
+        doubtful = doubtful or suspicion
+    return doubtful
 
 
 def _unexplained(claim: Claim, comparison: Comparison | None, mutant: str | None) -> Suspicion:
