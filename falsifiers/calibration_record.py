@@ -11,8 +11,12 @@ from contracts.model import Claim
 from falsifiers.comparison import METRICS
 
 RECORD = Path(__file__).parent / "calibration.json"
-MARGIN = 1.3
-"""A factor is the largest ratio that was measured on any machine, times this, rounded up to two figures; and at least one."""
+MARGIN = {"float32": 2.0, "bfloat16": 1.3, "float16": 1.3, "float64": 2.0}
+"""A factor is the largest ratio that was measured on any machine, times this, rounded up to two figures; and at least one.
+
+In a narrow dtype most of an error is one rounding of the result, which every implementation makes. In float32 and float64 it is the
+order of sums and the instructions used, which differ among machines, so a sample's largest says less about the largest there can be.
+"""
 
 Record = dict[str, dict[str, dict[str, Any]]]
 
@@ -23,19 +27,33 @@ def read(path: Path = RECORD) -> Record:
 
 
 def add(entries: Iterable[Mapping[str, Any]], path: Path = RECORD) -> Record:
-    """Adds calibrations (as Calibration.describe gives them), replacing older ones of the same claim, dtype and machine."""
+    """Adds calibrations (as Calibration.describe gives them) to those of the same claim, dtype and machine.
+
+    Where the machine's torch is another one than before, the old calibration is replaced. To calibrate anew, delete the record.
+    """
     record = read(path)
     for entry in entries:
         where = record.setdefault(entry["claim"], {}).setdefault(entry["dtype"], {})
-        where[entry["machine"]] = {name: value for name, value in entry.items() if name not in ("claim", "dtype", "machine")}
+        new = {name: value for name, value in entry.items() if name not in ("claim", "dtype", "machine", "seed")}
+        new["seeds"] = [entry["seed"]]
+        old = where.get(entry["machine"])
+        same = old is not None and old["torch"] == new["torch"] and entry["seed"] not in old["seeds"]
+        where[entry["machine"]] = _joined(old, new) if same else new
     path.write_text(json.dumps(dict(sorted(record.items())), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return record
+
+
+def _joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Two samples as one: cases add up, the larger of the largest ratios stays."""
+    largest = {metric: max(old["largest"][metric], new["largest"][metric]) for metric in METRICS}
+    counts = {name: old[name] + new[name] for name in ("cases", "tensors")}
+    return {**new, **counts, "largest": largest, "seeds": sorted({*old["seeds"], *new["seeds"]})}
 
 
 def factors(record: Record, claim: str, dtype: str) -> dict[str, float]:
     """The factors that a contract may use for a claim in a dtype, none looser."""
     entries = record[claim][dtype].values()
-    return {metric: max(1.0, rounded_up(MARGIN * max(entry["largest"][metric] for entry in entries))) for metric in METRICS}
+    return {metric: max(1.0, rounded_up(MARGIN[dtype] * max(entry["largest"][metric] for entry in entries))) for metric in METRICS}
 
 
 def rounded_up(value: float) -> float:

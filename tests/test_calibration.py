@@ -97,17 +97,31 @@ def test_a_factor_is_the_worst_machine_with_the_margin_and_at_least_one() -> Non
             }
         }
     }
-    assert calibration_record.factors(record, "A", "float32") == {"rms": 2.6, "row": 1.0, "max": 3.9}
+    assert calibration_record.factors(record, "A", "float32") == {"rms": 4.0, "row": 1.0, "max": 6.0}
 
 
-def test_adding_replaces_the_same_machine_only(tmp_path: Path) -> None:
+def test_samples_of_one_machine_are_joined_and_those_of_others_kept_apart(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
-    entry = {"claim": "A", "dtype": "float32", "machine": "one", "device": "cpu", "largest": {"rms": 2.0}}
-    calibration_record.add([entry], path)
-    calibration_record.add([{**entry, "machine": "other"}, {**entry, "largest": {"rms": 1.0}}], path)
-    record = calibration_record.read(path)
-    assert record["A"]["float32"]["one"]["largest"]["rms"] == 1.0
-    assert record["A"]["float32"]["other"]["largest"]["rms"] == 2.0
+    entry = {"claim": "A", "dtype": "float32", "machine": "one", "torch": "2.11", "device": "cpu", "seed": 1, "cases": 5, "tensors": 7}
+    ratios = {"largest": {"rms": 2.0, "row": 1.0, "max": 1.0}}
+    calibration_record.add([{**entry, **ratios}], path)
+    calibration_record.add([{**entry, **ratios, "machine": "other"}], path)
+    calibration_record.add([{**entry, "seed": 2, "largest": {"rms": 1.0, "row": 3.0, "max": 1.0}}], path)
+    joined = calibration_record.read(path)["A"]["float32"]["one"]
+    assert joined["largest"] == {"rms": 2.0, "row": 3.0, "max": 1.0}
+    assert (joined["cases"], joined["tensors"], joined["seeds"]) == (10, 14, [1, 2])
+    assert calibration_record.read(path)["A"]["float32"]["other"]["cases"] == 5
+
+
+def test_the_same_seed_again_or_another_torch_replaces_the_sample(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    entry = {"claim": "A", "dtype": "float32", "machine": "one", "torch": "2.11", "device": "cpu", "seed": 1, "cases": 5, "tensors": 7}
+    calibration_record.add([{**entry, "largest": {"rms": 2.0, "row": 1.0, "max": 1.0}}], path)
+    for change in ({"seed": 1}, {"torch": "2.12", "seed": 2}):
+        calibration_record.add([{**entry, **change, "largest": {"rms": 1.0, "row": 1.0, "max": 1.0}}], path)
+        replaced = calibration_record.read(path)["A"]["float32"]["one"]
+        assert replaced["largest"]["rms"] == 1.0
+        assert replaced["cases"] == 5
 
 
 def test_writing_factors_changes_one_line(tmp_path: Path) -> None:

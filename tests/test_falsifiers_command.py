@@ -395,7 +395,7 @@ def test_ctrl_c_leaves_a_readable_verdict_file(tmp_path: Path) -> None:
     file = tmp_path / "verdicts.jsonl"
     arguments = [sys.executable, "-m", "pytest", "falsifiers", "-q", "-p", "no:cacheprovider", "--verdicts", str(file)]
     process = subprocess.Popen(
-        [*arguments, "--claim", "CLS-LOSS", "--claim", "CLS-TRAJECTORY"],
+        [*arguments, "--effort", "deep", "--claim", "OP-RESIDUAL", "--claim", "OP-ATTENTION-GRADIENT"],
         cwd=ROOT,
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,

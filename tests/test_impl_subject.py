@@ -101,7 +101,7 @@ def test_results_come_in_the_dtype_under_test_and_masters_in_float32() -> None:
 def test_what_impl_does_not_have_is_said() -> None:
     assert IMPL.unsupported("rms_norm", "bfloat16") is None
     assert "float16" in str(IMPL.unsupported("rms_norm", "float16"))
-    assert "load_corpus" in str(IMPL.unsupported("load_corpus", "float32"))
+    assert "fuse" in str(IMPL.unsupported("fuse", "float32"))
     settings = scalars("qwen2", nf4=False)
     incomplete = {name: value for name, value in inputs(settings).items() if name != "parameters/model.norm.weight"}
     with pytest.raises(ValueError, match=r"no tensor 'model\.norm\.weight'"):
