@@ -11,11 +11,11 @@ from contracts.model import Claim
 from falsifiers.comparison import METRICS
 
 RECORD = Path(__file__).parent / "calibration.json"
-MARGIN = {"float32": 2.0, "bfloat16": 1.3, "float16": 1.3, "float64": 2.0}
+MARGIN = 2.0
 """A factor is the largest ratio that was measured on any machine, times this, rounded up to two figures; and at least one.
 
-In a narrow dtype most of an error is one rounding of the result, which every implementation makes. In float32 and float64 it is the
-order of sums and the instructions used, which differ among machines, so a sample's largest says less about the largest there can be.
+The largest of a sample is exceeded in a longer one: of 70 claims and dtypes attacked with 1,000 seeds, six exceeded 1.3 times the largest
+of 300 to 1,500 cases, by up to 1.36 times. What a factor may be at most is held from the other side, by the power of each claim.
 """
 
 Record = dict[str, dict[str, dict[str, Any]]]
@@ -37,8 +37,8 @@ def add(entries: Iterable[Mapping[str, Any]], path: Path = RECORD) -> Record:
         new = {name: value for name, value in entry.items() if name not in ("claim", "dtype", "machine", "seed")}
         new["seeds"] = [entry["seed"]]
         old = where.get(entry["machine"])
-        same = old is not None and old["torch"] == new["torch"] and entry["seed"] not in old["seeds"]
-        where[entry["machine"]] = _joined(old, new) if same else new
+        joins = old is not None and old["torch"] == new["torch"] and entry["seed"] not in old["seeds"]
+        where[entry["machine"]] = _joined(old, new) if old is not None and joins else new
     path.write_text(json.dumps(dict(sorted(record.items())), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return record
 
@@ -53,7 +53,7 @@ def _joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 def factors(record: Record, claim: str, dtype: str) -> dict[str, float]:
     """The factors that a contract may use for a claim in a dtype, none looser."""
     entries = record[claim][dtype].values()
-    return {metric: max(1.0, rounded_up(MARGIN[dtype] * max(entry["largest"][metric] for entry in entries))) for metric in METRICS}
+    return {metric: max(1.0, rounded_up(MARGIN * max(entry["largest"][metric] for entry in entries))) for metric in METRICS}
 
 
 def rounded_up(value: float) -> float:

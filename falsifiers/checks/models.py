@@ -1,14 +1,15 @@
 """Checks on whole models and training: ablation, gradient flow, accumulation, frozen weights, logits of a trained checkpoint."""
 
 import fnmatch
+from dataclasses import replace
 
 import numpy as np
 
 import reference
-from falsifiers.attack import Attack
+from falsifiers.attack import SIGNAL_SHARE, Attack
 from falsifiers.case import Case
 from falsifiers.checks.relations import related
-from falsifiers.comparison import METRICS, Comparison, Errors, broken, compare_exactly, value_at_least, value_within_factor
+from falsifiers.comparison import METRICS, Comparison, Errors, broken, compare_exactly, rejected, value_at_least, value_within_factor
 from falsifiers.precision import STORAGE
 from reference.classifier import trainable_names
 from reference.table import Array, Arrays, Table
@@ -45,23 +46,32 @@ def _zeroed(attack: Attack, case: Case) -> dict[str, Array]:
 
 
 def both_factors_receive_gradients(attack: Attack, case: Case) -> list[Comparison]:
-    """At B = 0 every B has a gradient where the reference has one and every A has none; with the case's own B both have."""
+    """At B = 0 every B has a gradient where the reference has one and every A has none; with the case's own B both have.
+
+    A gradient that honest arithmetic drowns in noise proves nothing.
+    """
     wrt = [f"parameters/{name}" for name in trainable_names(case.scalars) if "lora_" in name]
     zero_b = {name: np.zeros_like(case.inputs[name]) for name in wrt if name.endswith("lora_B.weight")}
     found = []
     for label, changes in (("B = 0", zero_b), ("B ≠ 0", {})):
-        inputs = {**case.inputs, **changes}
-        with attack.watch.on("reference"):
-            expected = reference.differentiate(case.operation, inputs, case.scalars, case.cotangents, wrt)
-        actual = attack.answer_gradients(case, wrt, inputs=changes)
-        found += [_flows(f"{name} at {label}", expected[name], actual[name]) for name in wrt]
+        here = replace(case, inputs={**case.inputs, **changes})
+        expected, actual = attack.expect_gradients(here, wrt), attack.answer_gradients(here, wrt)
+        floors = attack.floor(here, lambda inputs, table: _rounded_gradients(case, wrt, inputs, table), expected)
+        found += [_flows(f"{name} at {label}", expected[name], actual[name], floors[name]) for name in wrt]
     return found
 
 
-def _flows(name: str, expected: Array, actual: Array) -> Comparison:
+def _rounded_gradients(case: Case, wrt: list[str], inputs: Arrays, table: Table) -> dict[str, Array]:
+    upstream = {name: value.astype(inputs[wrt[0]].dtype) for name, value in case.cotangents.items()}
+    return reference.differentiate(case.operation, inputs, case.scalars, upstream, wrt, table)
+
+
+def _flows(name: str, expected: Array, actual: Array, floor: Errors) -> Comparison:
     wanted, got = float(np.linalg.norm(expected)), float(np.linalg.norm(np.asarray(actual, np.float64)))
     if wanted == 0.0:
         return compare_exactly(name, np.zeros_like(expected), actual)
+    if floor.rms > SIGNAL_SHARE * Errors.of(expected).rms:
+        return rejected(name)
     return value_within_factor(f"norm of the gradient of {name} / reference's", got / wanted, 2.0)
 
 
@@ -78,13 +88,21 @@ def accumulation_changes_nothing(attack: Attack, case: Case) -> list[Comparison]
 
 
 def every_trainable_tensor_moves(attack: Attack, case: Case) -> list[Comparison]:
-    """The norm of θ' − θ of each trainable tensor against the reference's."""
+    """The norm of θ' − θ of each trainable tensor against the reference's.
+
+    Adam moves a tensor whose gradient is noise by the learning rate all the same, in directions that prove nothing.
+    """
     expected, answer = attack.expect(case), attack.answer(case)
+    floors = attack.floor(case, lambda inputs, table: reference.evaluate(case.operation, inputs, case.scalars, table), expected)
     found = []
     for name in trainable_names(case.scalars):
         key, start = f"trainable/{name}", case.inputs[f"parameters/{name}"]
         if key not in answer:
             found.append(broken(key, "missing from the answer"))
+            continue
+        moment = f"exp_avg/{name}"
+        if floors[moment].rms > SIGNAL_SHARE * Errors.of(expected[moment]).rms:
+            found.append(rejected(key))
             continue
         wanted = float(np.linalg.norm(expected[key] - start))
         moved = float(np.linalg.norm(np.asarray(answer[key], np.float64) - start))
