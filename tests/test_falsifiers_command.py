@@ -400,6 +400,8 @@ def test_ctrl_c_leaves_a_readable_verdict_file(tmp_path: Path) -> None:
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         text=True,
+        # A run in the background of a shell inherits that it ignores SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # single-threaded
     )
     try:
         deadline = time.monotonic() + 90

@@ -25,9 +25,9 @@ _PER_SAMPLE = ("input_ids", "mask", "labels", "logits", "targets")
 
 
 def related(attack: Attack, case: Case, first: Arrays, second: Arrays, view: View, other: Case | None = None) -> list[Comparison]:
-    """Compares two answers of the subject within the noise floor of the case, both seen through `view`.
+    """Compares two answers of the subject, both seen through `view`, within the sum of their noise floors.
 
-    Where the second answer is that to a case whose noise is of another size, `other`, its floor is added.
+    The second answer's floor is that of `other` where it is the answer to a case whose noise is of another size, else as the first's.
     """
     expected = view({name: np.asarray(value, np.float64) for name, value in attack.expect(case).items()})
     seen_first, seen_second = view(first), view(second)
@@ -37,9 +37,7 @@ def related(attack: Attack, case: Case, first: Arrays, second: Arrays, view: Vie
 
     def floors() -> dict[str, Errors]:
         own = attack.floor(case, rounded, expected)
-        if other is None:
-            return own
-        added = attack.floor(other, rounded, expected)
+        added = own if other is None else attack.floor(other, rounded, expected)
         return {name: floor.plus(added[name]) for name, floor in own.items()}
 
     wanted = {name: np.asarray(value, np.float64) for name, value in seen_first.items()}
