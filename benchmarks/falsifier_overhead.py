@@ -68,7 +68,7 @@ def run(examples: int | None, claims: Sequence[str]) -> list[float]:
     spent = Counter[str]()
     for verdict in campaign.verdicts:
         spent.update(verdict.seconds)
-        if verdict.state is not State.HELD:
+        if verdict.state not in (State.HELD, State.NOT_RUN):
             print(f"note: {verdict.claim.id} in {verdict.dtype} is {verdict.state.value}")
     stages = ("drawing", "reference", "noise", "subject", "comparison")
     engine = spent["total"] - sum(spent[stage] for stage in stages)
