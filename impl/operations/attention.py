@@ -26,7 +26,7 @@ def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 
 
 def _exact_products(q: Tensor) -> AbstractContextManager[None]:
-    """In float32 on CUDA the unfused backend: fused ones make a product of three TF32 ones, and small gradients drown in that."""
+    """In float32 on CUDA the unfused backend: with the default one small query gradients were 36 noise floors off on an H200."""
     if q.is_cuda and q.dtype == torch.float32:
         return sdpa_kernel(SDPBackend.MATH)
     return nullcontext()
