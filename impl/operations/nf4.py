@@ -32,8 +32,8 @@ def nf4_quantize(weight: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
     """
     _check_block_size(block_size)
     flat = weight.detach().reshape(-1).float()
-    # Not the library's quantize_4bit: on an H200 its kernel gave a value within an ulp of a midpoint, and a block of zeros, other codes than
-    # on the CPU, and one checkpoint becomes two models.
+    # Not the library's quantize_4bit: on an H200 its kernel gave a value within an ulp of a midpoint, and a block of zeros, other codes
+    # than on the CPU, and one checkpoint becomes two models.
     blocks = functional.pad(flat, (0, -flat.numel() % block_size)).view(-1, block_size)
     absmax = blocks.abs().amax(dim=1)
     scaled = (blocks * (1.0 / absmax.clamp(min=1e-38))[:, None]).clamp(-1.0, 1.0)
