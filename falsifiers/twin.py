@@ -18,7 +18,7 @@ from falsifiers.local import LIMIT
 from falsifiers.local import own as own_arguments
 from falsifiers.mutants import USES, reaching
 from falsifiers.mutants import subject as mutated
-from falsifiers.mutants.procedures import Wrapped
+from falsifiers.mutants.wrapped import Wrapped
 from falsifiers.precision import UNIT_ROUNDOFF, is_real, signatures
 from falsifiers.subjects.protocol import Subject, TracedCall
 from falsifiers.subjects.reference import ReferenceSubject

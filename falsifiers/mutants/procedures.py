@@ -1,7 +1,7 @@
 """Wrong procedures, settings and rules: a subject with one outcome changed, or a rule that errs."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,40 +12,11 @@ from contracts.model import Rule
 from falsifiers.data import CHECKPOINT
 from falsifiers.mutants.changes import in_bfloat16
 from falsifiers.mutants.registry import procedure_mutant, rule_mutant
-from falsifiers.subjects.protocol import Subject, TracedCall
-from reference.table import Array, Arrays, Scalars
+from falsifiers.mutants.wrapped import Outputs, Wrapped
+from falsifiers.subjects.protocol import Subject
+from reference.table import Arrays, Scalars
 
-Outputs = dict[str, Array]
 LAYER = "parameters/model.layers."
-
-
-class Wrapped:
-    """A subject that answers as another one does."""
-
-    def __init__(self, inner: Subject) -> None:
-        self.inner, self.name, self.device = inner, inner.name, inner.device
-
-    def unsupported(self, operation: str, dtype: str) -> str | None:
-        """Why the operation cannot run; None when it can."""
-        return self.inner.unsupported(operation, dtype)
-
-    def run(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str) -> Outputs:
-        """The operation's outputs."""
-        return self.inner.run(operation, inputs, scalars, dtype)
-
-    def differentiate(
-        self, operation: str, inputs: Arrays, scalars: Scalars, cotangents: Arrays, wrt: Sequence[str], dtype: str
-    ) -> Outputs:
-        """The vector-Jacobian products with respect to the inputs in `wrt`."""
-        return self.inner.differentiate(operation, inputs, scalars, cotangents, wrt, dtype)
-
-    def record(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str, cotangents: Arrays | None = None) -> list[TracedCall]:
-        """The calls that the operation makes."""
-        return self.inner.record(operation, inputs, scalars, dtype, cotangents)
-
-    def default_configurations(self, model_params: float) -> list[dict[str, Any]]:
-        """The settings that the subject gives a user who asked for none."""
-        return self.inner.default_configurations(model_params)
 
 
 class _Changed(Wrapped):

@@ -1,4 +1,4 @@
-"""Procedures of `impl` (files, devices, default settings) as a subject runs them: names and paths in, arrays out."""
+"""Procedures of `impl` (files, devices, whole runs, default settings) as a subject runs them: names and paths in, arrays out."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -39,7 +39,9 @@ def _device(scalars: Scalars, device: torch.device) -> dict[str, Array]:
     return {"index": np.asarray(resolve_device(str(scalars["name"])).index or 0)}
 
 
-PROCEDURES: dict[str, Callable[[Scalars, torch.device], dict[str, Array]]] = {
+Procedure = Callable[[Scalars, torch.device], dict[str, Array]]
+
+PROCEDURES: dict[str, Procedure] = {
     "load_checkpoint": _checkpoint,
     "load_tokenizer": _tokenizer,
     "load_corpus": _corpus,
