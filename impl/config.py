@@ -20,6 +20,9 @@ TARGETS = {
 }
 POOLINGS = ("mean", "last", "first")
 SCHEDULES = ("constant", "linear", "cosine")
+PADDING_SIDES = ("right", "left")
+DTYPES = ("float32", "bfloat16")
+BALANCED = "balanced"
 
 
 @dataclass(frozen=True)
@@ -193,7 +196,13 @@ class _HuggingFaceConfig:
 
 @dataclass(frozen=True)
 class ClassifyConfig:
-    """Settings of a classification run. Raises a ValueError that names the field, its value and what was expected."""
+    """Settings of a classification run. Raises a ValueError that names the field, its value and what was expected.
+
+    A micro-batch holds `batch_size` samples, an optimiser step `batch_size * accumulation_steps`; the last step of an epoch takes what is
+    left. `class_weights` are one a class or "balanced", from the training data. `validation_fraction` is used where no validation corpus is
+    given; 0 leaves validation out. `early_stop_patience` is a number of epochs without a lower validation loss. `dtype` is that of base
+    weights and activations.
+    """
 
     num_classes: int = 5
     lora_rank: int = 16
@@ -206,13 +215,18 @@ class ClassifyConfig:
     batch_size: int = 16
     accumulation_steps: int = 1
     gradient_clip_norm: float | None = 1.0
-    class_weights: tuple[float, ...] | None = None
+    class_weights: tuple[float, ...] | str | None = None
     quantize_nf4: bool = False
     warmup_fraction: float = 0.06
     weight_decay: float = 0.01
     schedule: str = "linear"
     pooling: str = "mean"
     seed: int = 0
+    multi_label: bool = False
+    validation_fraction: float = 0.1
+    early_stop_patience: int | None = None
+    padding_side: str = "right"
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
         """Checks the settings."""
@@ -228,14 +242,32 @@ class ClassifyConfig:
             value = getattr(self, name)
             if not (_is_number(value) and 0 <= value <= 1):
                 raise ValueError(f"{name} is {value!r}: expected a number from 0 to 1")
+        if not (_is_number(self.validation_fraction) and 0 <= self.validation_fraction < 1):
+            raise ValueError(f"validation_fraction is {self.validation_fraction!r}: expected a number from 0 to below 1")
+        if self.early_stop_patience is not None:
+            _require_count("early_stop_patience", self.early_stop_patience)
+        for name in ("quantize_nf4", "multi_label"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is {getattr(self, name)!r}: expected true or false")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
+            raise ValueError(f"seed is {self.seed!r}: expected an integer, 0 or above")
         _require_choice("lora_targets", self.lora_targets, tuple(TARGETS))
         _require_choice("schedule", self.schedule, SCHEDULES)
         _require_choice("pooling", self.pooling, POOLINGS)
+        _require_choice("padding_side", self.padding_side, PADDING_SIDES)
+        _require_choice("dtype", self.dtype, DTYPES)
         self._check_class_weights()
 
     def _check_class_weights(self) -> None:
         weights = self.class_weights
         if weights is None:
+            return
+        if self.multi_label:
+            raise ValueError(
+                f"class_weights is {weights!r} with multi_label: they weight the cross-entropy of single labels; leave them out"
+            )
+        if isinstance(weights, str):
+            _require_choice("class_weights", weights, (BALANCED,))
             return
         if len(weights) != self.num_classes or not all(_is_number(w) and math.isfinite(w) and w > 0 for w in weights):
             raise ValueError(f"class_weights is {weights!r}: expected {self.num_classes} positive numbers, one a class")
