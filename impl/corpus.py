@@ -9,6 +9,7 @@ from typing import Any
 from impl import strict_json
 
 PERCENTILES = (50, 90, 95, 99)
+Label = int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -16,17 +17,18 @@ class Sample:
     """A text with its class, or with one 0 or 1 a class."""
 
     text: str
-    label: int | tuple[int, ...]
+    label: Label
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Samples in all and of each class; majority / minority (infinite with an empty class); percentiles of the lengths in tokens."""
+    """Samples in all and of each class; percentiles and maximum of the lengths in tokens; how many texts lost their end to truncation."""
 
     total: int
     class_counts: tuple[int, ...]
     length_percentiles: dict[int, int]
     max_length: int
+    truncated: int = 0
 
     @property
     def minority(self) -> int:
@@ -35,7 +37,7 @@ class Statistics:
 
     @property
     def imbalance(self) -> float:
-        """Samples of the most frequent class for each of the rarest."""
+        """Samples of the most frequent class for each of the rarest; infinite where a class has none."""
         return max(self.class_counts) / self.minority if self.minority else math.inf
 
 
@@ -58,17 +60,20 @@ def load_corpus(path: Path, num_classes: int, multi_label: bool = False) -> list
     return samples
 
 
-def statistics(samples: Sequence[Sample], num_classes: int, lengths: Sequence[int]) -> Statistics:
-    """Statistics of a corpus whose samples have those lengths in tokens; percentiles by nearest rank."""
-    if not samples or len(lengths) != len(samples):
-        raise ValueError(f"{len(samples)} samples and {len(lengths)} lengths: expected as many, and at least one")
+def statistics(labels: Sequence[Label], num_classes: int, lengths: Sequence[int], truncated: int = 0) -> Statistics:
+    """Statistics of samples with those labels and lengths in tokens; percentiles by nearest rank.
+
+    A sample of several classes counts for each of them. Raises a ValueError where there is no sample or not a length for each.
+    """
+    if not labels or len(lengths) != len(labels):
+        raise ValueError(f"{len(labels)} samples and {len(lengths)} lengths: expected as many, and at least one")
     counts = [0] * num_classes
-    for sample in samples:
-        for label in (sample.label,) if isinstance(sample.label, int) else [i for i, on in enumerate(sample.label) if on]:
-            counts[label] += 1
+    for label in labels:
+        for index in (label,) if isinstance(label, int) else [i for i, on in enumerate(label) if on]:
+            counts[index] += 1
     ranked = sorted(lengths)
-    percentiles = {percent: ranked[math.ceil(percent / 100 * len(ranked)) - 1] for percent in PERCENTILES}
-    return Statistics(len(samples), tuple(counts), percentiles, ranked[-1])
+    percentiles = {percent: ranked[-(-percent * len(ranked) // 100) - 1] for percent in PERCENTILES}
+    return Statistics(len(labels), tuple(counts), percentiles, ranked[-1], truncated)
 
 
 def _lines(path: Path) -> list[bytes]:

@@ -1,5 +1,6 @@
-"""Text to token ids, through a checkpoint's tokenizer.json."""
+"""Text to token ids: through a checkpoint's tokenizer.json, or as bytes where there is no checkpoint."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,32 +13,31 @@ from impl.checkpoint import TOKENIZER
 SIDES = ("right", "left")
 
 
-class Tokens:
-    """A tokenizer with the length limit and padding of a run.
+class Tokens(ABC):
+    """Token ids of texts, with the length limit and padding of a run.
 
-    `fill` is the id that pads, and the one token of a text without tokens.
+    `fill` is the id that pads, and the one token of a text without tokens; `vocab` the number of ids; `description` says where the ids
+    come from.
     """
 
-    def __init__(self, path: Path, max_seq_len: int, padding_side: str, fill: int | None) -> None:
-        from tokenizers import Tokenizer
+    fill: int
+    vocab: int
+    description: str
 
+    def __init__(self, max_seq_len: int, padding_side: str) -> None:
         if max_seq_len < 1:
             raise ValueError(f"max_seq_len is {max_seq_len}: expected at least 1")
         if padding_side not in SIDES:
             raise ValueError(f"padding_side is {padding_side!r}: expected one of {', '.join(SIDES)}")
-        try:
-            self._tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-            self._tokenizer.no_padding()
-            self._tokenizer.enable_truncation(max_seq_len)
-        except Exception as error:  # tokenizers raises Exception itself
-            raise ValueError(f"{path}: not a usable tokenizer ({error})") from None
         self.max_seq_len, self.padding_side = max_seq_len, padding_side
-        self.fill = _fill_id(path.parent, self._tokenizer.token_to_id) if fill is None else fill
-        self.vocab: int = self._tokenizer.get_vocab_size()
+
+    @abstractmethod
+    def measure(self, text: str) -> tuple[list[int], int]:
+        """The ids of a text, 1 to max_seq_len of them with the end of a longer text cut off, and how many there were before."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, 1 to max_seq_len of them; the end of a longer text is cut off."""
-        return self._tokenizer.encode(text).ids or [self.fill]
+        return self.measure(text)[0]
 
     def batch(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """input_ids (int64) and mask (true at real tokens), both [batch, longest]. Raises a ValueError for no texts."""
@@ -57,12 +57,54 @@ class Tokens:
         return input_ids, mask
 
 
-def load_tokenizer(folder: Path, max_seq_len: int, padding_side: str = "right", fill: int | None = None) -> Tokens:
+class CheckpointTokens(Tokens):
+    """The tokenizer of a checkpoint. `fill` is by default the padding or end token that tokenizer_config.json names, else 0."""
+
+    def __init__(self, path: Path, max_seq_len: int, padding_side: str = "right", fill: int | None = None) -> None:
+        from tokenizers import Tokenizer
+
+        super().__init__(max_seq_len, padding_side)
+        try:
+            self._tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+            self._tokenizer.no_padding()
+            self._tokenizer.enable_truncation(max_seq_len)
+        except Exception as error:  # tokenizers raises Exception itself
+            raise ValueError(f"{path}: not a usable tokenizer ({error})") from None
+        self.fill = _fill_id(path.parent, self._tokenizer.token_to_id) if fill is None else fill
+        self.vocab = self._tokenizer.get_vocab_size()
+        self.description = f"{path} ({self.vocab} tokens)"
+        self._special: int = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+
+    def measure(self, text: str) -> tuple[list[int], int]:
+        """The ids of a text and their number before truncation."""
+        encoding = self._tokenizer.encode(text)
+        cut = sum(len(part.ids) - self._special for part in encoding.overflowing)  # special tokens are added to every part
+        ids = encoding.ids or [self.fill]
+        return ids, len(ids) + cut
+
+
+class ByteTokens(Tokens):
+    """The UTF-8 bytes of a text, and 256 for padding: for a model with random weights, which has no tokenizer of its own."""
+
+    fill = 256
+    vocab = 257
+    description = "UTF-8 bytes (257 tokens): random weights come without a tokenizer"
+
+    def __init__(self, max_seq_len: int, padding_side: str = "right") -> None:
+        super().__init__(max_seq_len, padding_side)
+
+    def measure(self, text: str) -> tuple[list[int], int]:
+        """The bytes of a text and their number before truncation."""
+        ids = list(text.encode()) or [self.fill]
+        return ids[: self.max_seq_len], len(ids)
+
+
+def load_tokenizer(folder: Path, max_seq_len: int, padding_side: str = "right", fill: int | None = None) -> CheckpointTokens:
     """The tokenizer of a checkpoint folder. Raises a FileNotFoundError without tokenizer.json and a ValueError for a damaged one."""
     path = folder / TOKENIZER
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; a checkpoint cannot be trained without its own tokenizer, copy it into the folder")
-    return Tokens(path, max_seq_len, padding_side, fill)
+    return CheckpointTokens(path, max_seq_len, padding_side, fill)
 
 
 def _fill_id(folder: Path, token_to_id: Callable[[str], int | None]) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from impl.corpus import Sample, load_corpus, statistics
 from impl.device import DeviceUnavailable, parse_device, resolve_device
-from impl.tokens import Tokens, load_tokenizer
+from impl.tokens import CheckpointTokens, load_tokenizer
 
 GOOD = '{"input": "ls", "label": 0}\n'
 
@@ -70,13 +70,13 @@ def test_an_empty_or_missing_corpus_is_an_error(tmp_path: Path) -> None:
 
 
 def test_statistics() -> None:
-    samples = [Sample("", 0)] * 98 + [Sample("", 1)] * 2
-    found = statistics(samples, 3, list(range(1, 101)))
+    labels = [0] * 98 + [1] * 2
+    found = statistics(labels, 3, list(range(1, 101)))
     assert (found.total, found.class_counts, found.minority, found.max_length) == (100, (98, 2, 0), 0, 100)
     assert found.length_percentiles == {50: 50, 90: 90, 95: 95, 99: 99}
     assert math.isinf(found.imbalance)
-    assert statistics(samples, 2, [1] * 100).imbalance == 49.0
-    assert statistics([Sample("", (1, 0, 1))], 3, [1]).class_counts == (1, 0, 1)
+    assert statistics(labels, 2, [1] * 100).imbalance == 49.0
+    assert statistics([(1, 0, 1)], 3, [1]).class_counts == (1, 0, 1)
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_tokenizer_is_required_and_checked(tokenizer_folder: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json: no such file"):
         load_tokenizer(tokenizer_folder, 8)
     with pytest.raises(ValueError, match="padding_side is 'middle'"):
-        Tokens(tokenizer_folder / "tokenizer.json", 8, "middle", None)
+        CheckpointTokens(tokenizer_folder / "tokenizer.json", 8, "middle")
 
 
 @pytest.mark.parametrize(
