@@ -1,0 +1,95 @@
+"""What the ranks of a group agree on: that none of them failed, and that all hold the same model.
+
+A trainer does, on every rank:
+
+    with together(group):                      # an error of one rank is raised on all of them
+        ... forward and backward over this rank's shard: sums over its samples, zeros for an empty shard ...
+        require_finite(gradient_sum)
+    gradient = group.sum(gradient_sum) / group.sum(count)
+    ... clip, step ...
+    require_equal(group, {"weights": flat_weights})
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from impl.group import Group
+
+_CHUNK = 1 << 22
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_MIX_FIRST, _MIX_SECOND = -7046029254386353131, -4658895280553007687  # splitmix64 (Steele et al. 2014), as signed 64-bit integers
+_RAISED_ELSEWHERE = (FloatingPointError, IndexError, ValueError)
+
+
+def require_finite(gradient: Tensor) -> None:
+    """Raises a FloatingPointError that says how many elements of a rank's own gradient are not finite."""
+    bad = int((~torch.isfinite(gradient)).sum())
+    if bad:
+        raise FloatingPointError(f"the gradient is not finite in {bad} of {gradient.numel()} elements")
+
+
+@contextmanager
+def together(group: Group) -> Iterator[None]:
+    """An error inside the block on one rank is raised on every rank at the block's end, with the rank named: nobody waits in vain.
+
+    The others see a FloatingPointError, IndexError or ValueError as such, any other error as a RuntimeError. No collective may stand inside.
+    """
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:  # whatever stops this rank has to stop the others, which would wait for it
+        error = caught
+    if group.size == 1:
+        if error is not None:
+            raise error
+        return
+    failed = group.gather(torch.tensor(error is not None))
+    if failed.any():
+        _raise_first(group.gather_text("" if error is None else f"{_shared_kind(error).__name__}\n{error}"), group.rank, error)
+
+
+def _shared_kind(error: Exception) -> type[Exception]:
+    return next((kind for kind in _RAISED_ELSEWHERE if isinstance(error, kind)), RuntimeError)
+
+
+def _raise_first(texts: Sequence[str], rank: int, own: Exception | None) -> NoReturn:
+    kinds = {kind.__name__: kind for kind in (*_RAISED_ELSEWHERE, RuntimeError)}
+    first = next(rank for rank, text in enumerate(texts) if text)
+    name, _, message = texts[first].partition("\n")
+    others = [str(other) for other, text in enumerate(texts) if text and other != first]
+    also = f" (also on rank {', '.join(others)})" if others else ""
+    raise kinds[name](f"rank {first} of {len(texts)}: {message}{also}") from (own if first == rank else None)
+
+
+def fingerprint(tensor: Tensor) -> Tensor:
+    """A 64-bit linear hash of the bits of a tensor, int64 [], computed where it is: another bit anywhere gives another hash, and other
+    differences do but for one in 2⁶⁴.
+    """
+    flat = tensor.detach().contiguous().flatten()
+    bits = flat.view(_BITS[flat.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for start in range(0, len(bits), _CHUNK):
+        part = bits[start : start + _CHUNK].long()
+        weight = torch.arange(start + 1, start + 1 + len(part), device=bits.device) * _MIX_FIRST
+        weight = (weight ^ (weight >> 32)) * _MIX_SECOND
+        total += (part * (weight | 1)).sum()
+    return total
+
+
+def require_equal(group: Group, tensors: Mapping[str, Tensor]) -> None:
+    """Raises a RuntimeError on every rank where a tensor is not the same, bit for bit, on all of them; it names tensor and ranks."""
+    if group.size == 1 or not tensors:
+        return
+    hashes = group.gather(torch.stack([fingerprint(tensor) for tensor in tensors.values()]))
+    different = (hashes != hashes[0]).cpu()
+    if different.any():
+        first = int(different.any(dim=0).int().argmax())
+        ranks = ", ".join(str(rank) for rank in different[:, first].nonzero().flatten().tolist())
+        raise RuntimeError(
+            f"{list(tensors)[first]} of rank {ranks} differ from those of rank 0: the workers do not train the same model any more; "
+            "resume from the last state"
+        )
