@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from impl.dispatch import call
 
+GROUPS = ("trainable", "exp_avg", "exp_avg_sq")
+
 
 class AdamW:
     """Decoupled weight decay (Loshchilov & Hutter 2019), betas 0.9 and 0.999, eps 1e-8; moments in the parameters' float32 or float64."""
@@ -72,6 +74,40 @@ class AdamW:
         self.steps += 1
         for name, value in self.split(parameter).items():
             self.parameters[name].copy_(value)
+
+    def state(self) -> dict[str, Tensor]:
+        """Copies of the parameters and both moments by name, `trainable/…`, `exp_avg/…`, `exp_avg_sq/…`, and `step` [] (int64)."""
+        vectors = zip(GROUPS, (self.flat(), self.exp_avg.clone(), self.exp_avg_sq.clone()), strict=True)
+        parts = {f"{group}/{name}": part.clone() for group, vector in vectors for name, part in self.split(vector).items()}
+        return parts | {"step": torch.tensor(self.steps)}
+
+    @torch.no_grad()
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Puts back what `state` gave. Raises a ValueError that names the first tensor that does not fit; nothing has changed then."""
+        self._require_state(state)
+        device = self.exp_avg.device
+        groups = [{name: state[f"{group}/{name}"].to(device) for name in self.parameters} for group in GROUPS]
+        for name, parameter in self.parameters.items():
+            parameter.copy_(groups[0][name])
+        self.exp_avg, self.exp_avg_sq = (torch.cat([part.flatten() for part in group.values()]) for group in groups[1:])
+        self.steps = int(state["step"])
+        self.zero_gradients()
+
+    def _require_state(self, state: Mapping[str, Tensor]) -> None:
+        expected = {f"{group}/{name}": parameter for group in GROUPS for name, parameter in self.parameters.items()}
+        wrong = sorted(state.keys() ^ (expected.keys() | {"step"}))
+        if wrong:
+            raise ValueError(
+                f"optimiser state: {wrong[0]!r} is {'unexpected' if wrong[0] in state else 'missing'} ({len(wrong)} such names)"
+            )
+        for name, parameter in expected.items():
+            given = state[name]
+            if given.shape != parameter.shape or given.dtype != parameter.dtype:
+                raise ValueError(
+                    f"optimiser state: {name} is {given.dtype} {list(given.shape)}, expected {parameter.dtype} {list(parameter.shape)}"
+                )
+        if state["step"].shape != () or int(state["step"]) < 0:
+            raise ValueError(f"optimiser state: step is {state['step'].tolist()}: expected a count of steps")
 
 
 def _row_indices(sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:

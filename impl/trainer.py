@@ -1,25 +1,31 @@
-"""Training of a classifier: micro-batches, clipping, AdamW, schedule."""
+"""Training of a classifier: micro-batches, their mean over all workers, clipping, AdamW, schedule."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from impl.agreement import require_equal, require_finite, together
 from impl.classifier import Classifier
 from impl.dispatch import call, scope
+from impl.group import ALONE, Group
 from impl.optimiser import AdamW
 
 
 @dataclass(frozen=True)
 class BatchResult:
-    """Mean loss and number of correct samples of a batch, and the gradient's global norm before clipping (None without a step)."""
+    """Mean loss and number of correct samples of a batch, and the gradient's global norm before clipping (None without a step).
+
+    With several labels a sample, it is correct when all of them are. `probabilities` [batch, classes] where they were asked for.
+    """
 
     loss: float
     correct: int
     total: int
     gradient_norm: float | None = None
+    probabilities: Tensor | None = field(default=None, compare=False)
 
     @property
     def accuracy(self) -> float:
@@ -29,7 +35,7 @@ class BatchResult:
 
 @dataclass(frozen=True)
 class Batch:
-    """Tokens and mask [batch, seq], labels [batch]."""
+    """Tokens and mask [batch, seq]; labels [batch], or with several a sample 0 or 1 for each class, [batch, classes] in float32."""
 
     input_ids: Tensor
     mask: Tensor
@@ -45,7 +51,10 @@ class Trainer:
     """Runs optimiser steps on a classifier.
 
     The rate of each of the `total_steps` steps is the schedule's; `learning_rate` can be read and written. `micro_batch` is the number
-    of samples in one forward and backward pass.
+    of samples in one forward and backward pass. With `multi_label` the loss is the binary cross-entropy, without class weights.
+
+    In a `group` of several workers each accumulates its share of a batch, which may be none of it; `apply` takes the mean over the samples
+    of all, so that every worker makes the same step. An error of one worker in `train_batch` or `apply` is raised on all.
     """
 
     def __init__(
@@ -60,10 +69,16 @@ class Trainer:
         weight_decay: float = 0.01,
         max_norm: float | None = 1.0,
         class_weights: Tensor | None = None,
+        multi_label: bool = False,
+        group: Group = ALONE,
     ) -> None:
+        if multi_label and class_weights is not None:
+            raise ValueError("class weights weight the cross-entropy of single labels; with several labels a sample leave them out")
         self.classifier, self.micro_batch, self.class_weights = classifier, micro_batch, class_weights
+        self.multi_label, self.group = multi_label, group
         self.max_norm = math.inf if max_norm is None else max_norm
         self.optimiser = AdamW(classifier.trainable_parameters(), weight_decay)
+        self._accumulated: list[_MicroResult] = []
         rates: Tensor = call(
             "learning_rate_schedule",
             "learning_rate_schedule",
@@ -76,55 +91,204 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next step."""
+        """The rate of the next step. Raises an IndexError after the last one of the schedule."""
+        self._require_step_left()
         return self.learning_rates[self.optimiser.steps]
 
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
+        self._require_step_left()
         self.learning_rates[self.optimiser.steps] = rate
+
+    @property
+    def accumulated(self) -> int:
+        """Number of samples of this worker that wait for `apply`."""
+        return sum(result.count for result in self._accumulated)
+
+    def train_step(self, sample: Batch) -> BatchResult:
+        """One optimiser step on one sample. Raises a ValueError for another number of them, and as `train_batch` does."""
+        if len(sample.labels) != 1:
+            raise ValueError(f"{len(sample.labels)} samples: train_step takes one, train_batch several")
+        return self.train_batch(sample)
 
     def train_batch(self, batch: Batch) -> BatchResult:
         """One optimiser step on the mean over the batch's samples: zero, accumulate, average, clip, step.
 
-        Raises a ValueError for an empty batch, bad labels and non-finite logits, an IndexError after the last step of the schedule and a
-        FloatingPointError for a non-finite gradient; nothing has changed then.
+        Raises a ValueError for an empty batch, bad labels and non-finite logits, an IndexError after the last step of the schedule, a
+        FloatingPointError for a non-finite gradient and a RuntimeError while accumulated samples wait; nothing has changed then.
         """
-        if len(batch.labels) == 0:
-            raise ValueError("the batch is empty: there is nothing to train on")
-        if self.optimiser.steps >= len(self.learning_rates):
-            raise IndexError(f"the schedule ends after {len(self.learning_rates)} steps")
+        if self._accumulated:
+            raise RuntimeError(f"{self.accumulated} accumulated samples wait: call apply() or discard() first")
+        try:
+            with together(self.group):
+                if len(batch.labels) or self.group.size == 1:
+                    self._accumulate(batch)
+            return self.apply()
+        except BaseException:
+            self.discard()
+            raise
+
+    def accumulate(self, batch: Batch) -> BatchResult:
+        """Adds the gradients of a batch's samples to those that the next `apply` averages; returns the batch's own mean loss.
+
+        Raises as `train_batch` does; what was accumulated before is kept then.
+        """
+        return _summary(self._accumulate(batch))
+
+    def apply(self) -> BatchResult:
+        """One optimiser step on the mean over all accumulated samples, those of the other workers too.
+
+        Raises a ValueError where there are none, an IndexError after the last step of the schedule and a FloatingPointError for a
+        non-finite gradient; nothing has changed then, and the samples are still there.
+        """
+        self._require_step_left()
         with scope(f"steps.{self.optimiser.steps}"):
-            results = [self._micro_batch(index, part) for index, part in enumerate(batch.split(self.micro_batch))]
-            counts = torch.tensor([result.count for result in results], device=batch.labels.device)
-            loss = _average("loss", [result.loss for result in results], counts)
-            gradient = _average("gradient", [result.gradient for result in results], counts)
-            clipped, norm = self.optimiser.clip(gradient, self.max_norm)
-            self.optimiser.step(clipped, self.learning_rate)
-        return BatchResult(float(loss), sum(int(result.correct) for result in results), len(batch.labels), float(norm))
+            mean = self._mean()
+            norm = self._step(mean.gradient)
+        self.discard()
+        if self.group.size > 1:
+            require_equal(self.group, {"trainable parameters": self.optimiser.flat()})
+        return BatchResult(float(mean.loss), int(mean.correct), mean.count, norm)
+
+    def discard(self) -> None:
+        """Forgets the accumulated samples."""
+        self._accumulated = []
+        self.optimiser.zero_gradients()
+
+    def gradient_vector(self) -> Tensor:
+        """The mean gradient over this worker's accumulated samples as one vector: per layer A then B, then head weight, head bias.
+
+        Raises a ValueError where there are none.
+        """
+        if not self._accumulated:
+            raise ValueError("no sample is accumulated: there is no gradient")
+        return _average("gradient", [result.gradient for result in self._accumulated], self._counts())
+
+    def apply_gradient_vector(self, vector: Tensor) -> BatchResult:
+        """One optimiser step with a gradient in the order of `gradient_vector`; the accumulated samples are forgotten, their loss reported.
+
+        Raises a ValueError for a vector of another length, and as `apply` does; nothing has changed then.
+        """
+        self._require_step_left()
+        self.optimiser.split(vector)
+        summary = _summary(self._accumulated)
+        with scope(f"steps.{self.optimiser.steps}"):
+            norm = self._step(vector)
+        self.discard()
+        return BatchResult(summary.loss, summary.correct, summary.total, norm)
 
     @torch.no_grad()
-    def forward_only(self, batch: Batch) -> BatchResult:
-        """Mean loss and accuracy of a batch; changes nothing."""
+    def forward_only(self, batch: Batch, probabilities: bool = False) -> BatchResult:
+        """Mean loss and accuracy of a batch, and the classes' probabilities where asked for; changes nothing."""
         if len(batch.labels) == 0:
             return BatchResult(math.nan, 0, 0)
-        results = []
+        results, found = [], []
         for part in batch.split(self.micro_batch):
             logits = self.classifier(part.input_ids, part.mask)
-            loss = self.classifier.loss(logits, part.labels, self.class_weights)
-            results.append(_MicroResult(len(part.labels), loss, _correct(logits, part.labels), torch.empty(0)))
-        counts = torch.tensor([result.count for result in results], device=batch.labels.device)
-        loss = _average("loss", [result.loss for result in results], counts)
-        return BatchResult(float(loss), sum(int(result.correct) for result in results), len(batch.labels))
+            loss = self._loss(logits, part.labels)
+            results.append(_MicroResult(len(part.labels), loss, self._correct(logits, part.labels), torch.empty(0)))
+            found.append(class_probabilities(logits, self.multi_label) if probabilities else logits)
+        summary = _summary(results)
+        return BatchResult(summary.loss, summary.correct, summary.total, None, torch.cat(found) if probabilities else None)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the next steps depend on: parameters, moments, step, and the rate of every step [total_steps], float64."""
+        return self.optimiser.state() | {"learning_rates": torch.tensor(self.learning_rates, dtype=torch.float64)}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continues from what `state` gave. Raises a ValueError for the state of another run; nothing has changed then."""
+        rates = state.get("learning_rates")
+        if rates is None or rates.shape != (len(self.learning_rates),):
+            found = "no learning_rates" if rates is None else f"learning_rates of shape {list(rates.shape)}"
+            raise ValueError(f"training state: {found}, expected one for each of {len(self.learning_rates)} steps")
+        self.optimiser.load_state({name: value for name, value in state.items() if name != "learning_rates"})
+        self.learning_rates = rates.tolist()
+        self.discard()
+
+    def _accumulate(self, batch: Batch) -> "list[_MicroResult]":
+        if len(batch.labels) == 0:
+            raise ValueError("the batch is empty: there is nothing to train on")
+        self._require_step_left()
+        first, results = len(self._accumulated), []
+        with scope(f"steps.{self.optimiser.steps}"):
+            for index, part in enumerate(batch.split(self.micro_batch)):
+                results.append(self._micro_batch(first + index, part))
+        self._accumulated += results
+        return results
 
     def _micro_batch(self, index: int, part: Batch) -> "_MicroResult":
         self.optimiser.zero_gradients()
         with scope(f"micro.{index}"):
             logits = self.classifier(part.input_ids, part.mask)
-            loss = self.classifier.loss(logits, part.labels, self.class_weights)
+            loss = self._loss(logits, part.labels)
         loss.backward()  # type: ignore[no-untyped-call]  # torch
         gradient = self.optimiser.flat_gradient()
         self.optimiser.zero_gradients()
-        return _MicroResult(len(part.labels), loss.detach(), _correct(logits, part.labels), gradient)
+        return _MicroResult(len(part.labels), loss.detach(), self._correct(logits, part.labels), gradient)
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if not self.multi_label:
+            return self.classifier.loss(logits, labels, self.class_weights)
+        loss: Tensor = call("loss", "bce_with_logits", logits=logits, targets=labels)
+        return loss
+
+    def _correct(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.multi_label:
+            return ((logits.detach() > 0) == (labels > 0.5)).all(dim=-1).sum()
+        return (logits.detach().argmax(dim=-1) == labels).sum()
+
+    def _mean(self) -> "_MicroResult":
+        """Over the accumulated samples of all workers."""
+        if self.group.size == 1:
+            loss = _average("loss", [result.loss for result in self._required()], self._counts())
+            correct = torch.stack([result.correct for result in self._accumulated]).sum()
+            return _MicroResult(self.accumulated, loss, correct, self.gradient_vector())
+        with together(self.group):
+            weighted = self._weighted()
+            require_finite(weighted)
+        total = self.group.sum(weighted)
+        count = int(total[-1])
+        if count == 0:
+            raise ValueError("no worker has accumulated a sample: there is nothing to train on")
+        return _MicroResult(count, total[-3] / count, total[-2], total[:-3] / count)
+
+    def _required(self) -> "list[_MicroResult]":
+        if not self._accumulated:
+            raise ValueError("no sample is accumulated: there is nothing to train on")
+        return self._accumulated
+
+    def _weighted(self) -> Tensor:
+        """This worker's sums over samples of the gradient and the loss, and its numbers of correct and of all samples, in one vector."""
+        count = self.accumulated
+        if count == 0:
+            return self.optimiser.exp_avg.new_zeros(len(self.optimiser.exp_avg) + 3)
+        gradient = self.gradient_vector()
+        loss = _average("loss", [result.loss for result in self._accumulated], self._counts())
+        correct = torch.stack([result.correct for result in self._accumulated]).sum()
+        numbers = torch.stack([correct.to(gradient), gradient.new_tensor(count)])
+        return torch.cat([count * gradient, count * loss.to(gradient), numbers])
+
+    def _step(self, gradient: Tensor) -> float:
+        """Clips and steps; the norm before."""
+        clipped, norm = self.optimiser.clip(gradient, self.max_norm)
+        self.optimiser.step(clipped, self.learning_rate)
+        return float(norm)
+
+    def _counts(self) -> Tensor:
+        return torch.tensor([result.count for result in self._accumulated], device=self.optimiser.exp_avg.device)
+
+    def _require_step_left(self) -> None:
+        if self.optimiser.steps >= len(self.learning_rates):
+            raise IndexError(f"the schedule ends after {len(self.learning_rates)} steps")
+
+
+def class_probabilities(logits: Tensor, multi_label: bool) -> Tensor:
+    """Logits [batch, classes] → the probability of each class, float32: by softmax, or each by its own sigmoid with several labels."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    if multi_label:
+        return torch.sigmoid(wide)
+    found: Tensor = call("probabilities", "softmax", x=wide)
+    return found
 
 
 @dataclass(frozen=True)
@@ -135,8 +299,13 @@ class _MicroResult:
     gradient: Tensor
 
 
-def _correct(logits: Tensor, labels: Tensor) -> Tensor:
-    return (logits.detach().argmax(dim=-1) == labels).sum()
+def _summary(results: list[_MicroResult]) -> BatchResult:
+    """Mean loss and correct samples of micro-batches; the loss of none is undefined."""
+    if not results:
+        return BatchResult(math.nan, 0, 0)
+    counts = torch.tensor([result.count for result in results], device=results[0].loss.device)
+    loss = _average("loss", [result.loss for result in results], counts)
+    return BatchResult(float(loss), sum(int(result.correct) for result in results), sum(result.count for result in results))
 
 
 def _average(path: str, means: list[Tensor], counts: Tensor) -> Tensor:

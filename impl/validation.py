@@ -12,6 +12,10 @@ from torch import Tensor
 _enabled = True
 
 
+class NonFiniteError(ValueError, FloatingPointError):
+    """A value that must be finite is NaN or infinite: bad input to an operation, and a run that has to stop."""
+
+
 @contextmanager
 def unchecked() -> Iterator[None]:
     """Leaves out the checks of values inside the block, for a caller that has made them itself (CUDA graph capture)."""
@@ -29,10 +33,10 @@ def enabled() -> bool:
 
 
 def require_finite(name: str, value: Tensor) -> None:
-    """Raises a ValueError that names the first NaN or infinite entry of `value`."""
+    """Raises a NonFiniteError that names the first NaN or infinite entry of `value`."""
     if _enabled and not bool(torch.isfinite(value).all()):
         index = _first(~torch.isfinite(value))
-        raise ValueError(f"{name}{list(index)} is {value[index].item()}; every entry must be finite")
+        raise NonFiniteError(f"{name}{list(index)} is {value[index].item()}; every entry must be finite")
 
 
 def require_between(name: str, value: Tensor, low: float, high: float) -> None:
