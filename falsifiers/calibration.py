@@ -1,6 +1,7 @@
 """Calibration: factors of rounding tolerances, measured on the correct implementation and recorded with sample size, dtype and machine."""
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,15 +20,37 @@ from reference.table import Array
 
 @dataclass
 class Calibrating(Attack):
-    """An attack that records error / noise floor instead of judging by it."""
+    """An attack that records error / noise floor instead of judging by it.
+
+    A ratio larger than all before is measured again by the floor of many replays, as a miss is in an attack.
+    """
 
     ratios: list[Errors] = field(default_factory=list)
+    largest: Errors = field(default_factory=lambda: Errors.flat(0.0))
+    _case: dict[str, Errors] = field(default_factory=dict)
+
+    def judge(
+        self,
+        expected: Mapping[str, Array],
+        actual: Mapping[str, Array],
+        floors: Callable[[], Mapping[str, Errors]],
+        dtypes: Mapping[str, np.dtype[Any]],
+    ) -> list[Comparison]:
+        """Always held, or broken; the ratio of each tensor is kept."""
+        self._case = {}
+        found = super().judge(expected, actual, floors, dtypes)
+        for ratio in self._case.values():
+            self.ratios.append(ratio)
+            self.largest = self.largest.at_least(ratio)
+        return found
 
     def within(self, name: str, expected: Array, actual: Array, floor: Errors) -> Comparison:
-        """Always held; the ratio of each measure is kept."""
+        """Held, unless the ratio is a new largest one by the floor of few replays."""
         error = Errors.of(np.asarray(actual, np.float64) - expected)
-        self.ratios.append(Errors(*(_ratio(getattr(error, metric), getattr(floor, metric)) for metric in METRICS)))
-        return Comparison(name, True, 0.0, "calibration")
+        ratio = Errors(*(_ratio(getattr(error, metric), getattr(floor, metric)) for metric in METRICS))
+        self._case[name] = ratio
+        again = not self.thorough and any(getattr(ratio, metric) > getattr(self.largest, metric) for metric in METRICS)
+        return Comparison(name, not again, 1.0, "calibration")
 
 
 def _ratio(error: float, floor: float) -> float:

@@ -98,7 +98,7 @@ class RememberingAttack(Attack):
     ) -> dict[str, Errors]:
         """The noise floor; a claim has one for each expected answer."""
         view = replace(case, inputs=dict(expected), cotangents={}).digest
-        return self._once(("floor", case.digest, view), lambda: super(RememberingAttack, self).floor(case, run, expected))
+        return self._once(("floor", case.digest, view, self.thorough), lambda: super(RememberingAttack, self).floor(case, run, expected))
 
     def _once(self, key: tuple[Any, ...], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if key not in self.memory:
