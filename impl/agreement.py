@@ -34,9 +34,9 @@ def require_finite(gradient: Tensor) -> None:
 
 @contextmanager
 def together(group: Group) -> Iterator[None]:
-    """An error inside the block on one rank is raised on every rank at the block's end, with the rank named: nobody waits in vain.
+    """An error inside the block on one rank is raised on every rank at the block's end and names the rank: nobody waits in vain.
 
-    The others see a FloatingPointError, IndexError or ValueError as such, any other error as a RuntimeError. No collective may stand inside.
+    FloatingPointError, IndexError and ValueError are raised as such, others as a RuntimeError. No collective may stand inside.
     """
     error: Exception | None = None
     try:

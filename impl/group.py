@@ -102,7 +102,7 @@ class DistributedGroup:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """As in Group. An all-reduce leaves the order of the terms to the backend, so the parts are gathered and added here."""
-        parts = [_added(self.gather(part)) for part in tensor.detach().flatten().split(_CHUNK)]
+        parts = [_added(self.gather(part)) for part in torch.split(tensor.detach().flatten(), _CHUNK)]
         return torch.cat(parts).view(tensor.shape)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
