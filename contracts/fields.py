@@ -44,6 +44,13 @@ CONFIG: Mapping[str, Field] = {
     "weight_decay": Field("real"),
     "lora_targets": Field("texts"),
     "pooling": Field("text"),
+    "schedule": Field("text"),
+    "seed": Field("int"),
+    "multi_label": Field("bool"),
+    "validation_fraction": Field("real"),
+    "early_stop_patience": Field("int", optional=True),
+    "padding_side": Field("text"),
+    "dtype": Field("text"),
     "model_params": Field("int", least=1, recommendable=False),
 }
 STATISTICS: Mapping[str, Field] = {

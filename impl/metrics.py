@@ -1,0 +1,104 @@
+"""metrics.jsonl, a line a step and a line an epoch; and the same to TensorBoard where it is installed."""
+
+import dataclasses
+import json
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from impl import strict_json
+
+if TYPE_CHECKING:
+    from impl.fit import EpochRecord, StepRecord
+
+
+class MetricsFile:
+    """Appends records to a file as they come.
+
+    A run that goes on from an earlier step writes the steps after it anew: with the first record, the file loses every line from that
+    record on, and a last line that a kill tore, so that no step is in it twice.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._cut = False
+
+    def step(self, record: "StepRecord") -> None:
+        """Appends a step's line."""
+        self._append(record.epoch, record.step, {"kind": "step", **dataclasses.asdict(record)})
+
+    def epoch(self, record: "EpochRecord") -> None:
+        """Appends an epoch's line."""
+        self._append(record.epoch, None, {"kind": "epoch", **dataclasses.asdict(record)})
+
+    def _append(self, epoch: int, step: int | None, values: dict[str, Any]) -> None:
+        if not self._cut:
+            cut_back(self.path, epoch, step)
+            self._cut = True
+        finite = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(finite, allow_nan=False) + "\n")
+
+
+def cut_back(path: Path, epoch: int, step: int | None) -> None:
+    """Removes what stands from that step on, or with no step from that epoch's own line on. The file changes at once or not at all."""
+    if not path.exists():
+        return
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if _before(line, epoch, step)]
+    if kept != lines:
+        partial = path.with_name(f".{path.name}.partial")
+        with partial.open("w", encoding="utf-8") as file:
+            file.writelines(kept)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+
+
+def _before(line: str, epoch: int, step: int | None) -> bool:
+    try:
+        values = strict_json.loads(line) if line.endswith("\n") else None
+    except ValueError:
+        values = None
+    if values is None:
+        return False
+    if values["kind"] == "epoch":
+        return bool(values["epoch"] < epoch)
+    return bool(values["epoch"] <= epoch if step is None else values["step"] < step)
+
+
+class TensorBoard:
+    """The same records as scalars for TensorBoard. Raises a ValueError where TensorBoard is not installed."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ValueError("--tensorboard: TensorBoard is not installed; pip install tensorboard, or leave the option out") from None
+        self._folder, self._writer_class, self._writer = folder, SummaryWriter, None
+
+    def step(self, record: "StepRecord") -> None:
+        """Loss, accuracy, gradient norm, learning rate and samples a second of a step."""
+        writer = self._open(record.step)
+        for name in ("loss", "accuracy", "gradient_norm", "learning_rate"):
+            if (value := getattr(record, name)) is not None:
+                writer.add_scalar(f"train/{name}", value, record.step)
+        writer.add_scalar("train/samples_per_second", record.samples / max(record.seconds, 1e-9), record.step)
+
+    def epoch(self, record: "EpochRecord") -> None:
+        """Losses and validation accuracy of an epoch."""
+        for name in ("train_loss", "validation_loss", "validation_accuracy"):
+            if (value := getattr(record, name)) is not None:
+                self._open(None).add_scalar(f"epoch/{name}", value, record.epoch)
+
+    def close(self) -> None:
+        """Writes what is left."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self, step: int | None) -> Any:
+        """The writer, made with the first record: nothing is written before; steps from an earlier run's later part are hidden."""
+        if self._writer is None:
+            self._writer = self._writer_class(str(self._folder), purge_step=step)
+        return self._writer
