@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from impl.config import TARGETS, ClassifyConfig, DecoderConfig
+from impl.config import ClassifyConfig, DecoderConfig, target_modules
 from impl.decoder import Body, Tensors, parameter_shapes, projection_shapes, require_tensors
 from impl.dispatch import call
 from impl.lora import factor_shapes, initial_factor
@@ -41,9 +41,10 @@ class Adaptation:
 def trainable_shapes(config: DecoderConfig, adaptation: Adaptation) -> dict[str, tuple[int, ...]]:
     """Name and shape of every trainable tensor in its fixed order: per layer, per target, A then B; then head weight, head bias."""
     shapes: dict[str, tuple[int, ...]] = {}
+    adapted = target_modules(adaptation.targets)
     for index in range(config.layers):
         for name, shape in projection_shapes(config).items():
-            if name.endswith(TARGETS[adaptation.targets]):
+            if name.endswith(adapted):
                 shapes |= factor_shapes(f"model.layers.{index}.{name}", shape, adaptation.rank)
     return shapes | {"score.weight": (adaptation.classes, config.hidden), "score.bias": (adaptation.classes,)}
 

@@ -251,7 +251,8 @@ class ClassifyConfig:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: expected true or false")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
             raise ValueError(f"seed is {self.seed!r}: expected an integer, 0 or above")
-        _require_choice("lora_targets", self.lora_targets, tuple(TARGETS))
+        if not (isinstance(self.lora_targets, str) and target_modules(self.lora_targets)):
+            raise ValueError(f"lora_targets is {self.lora_targets!r}: expected {', '.join(TARGETS)} or names of projections with commas")
         _require_choice("schedule", self.schedule, SCHEDULES)
         _require_choice("pooling", self.pooling, POOLINGS)
         _require_choice("padding_side", self.padding_side, PADDING_SIDES)
@@ -306,6 +307,23 @@ class ClassifyConfig:
                 )
         weights = values.get("class_weights")
         return cls(**{**values, **({"class_weights": tuple(weights)} if isinstance(weights, list) else {})})
+
+
+def target_modules(targets: str) -> tuple[str, ...]:
+    """The projections that a name of `TARGETS`, or names of projections with commas between, stand for; none for the empty text.
+
+    Raises a ValueError for an unknown name.
+    """
+    if targets in TARGETS or not targets:
+        return TARGETS.get(targets, ())
+    names = targets.split(",")
+    for name in names:
+        if name not in TARGETS["all"]:
+            near = difflib.get_close_matches(name, (*TARGETS["all"], *TARGETS), n=1)
+            hint = f" (nearest: {near[0]})" if near else ""
+            expected = f"{', '.join(TARGETS)}, or names with commas between of {', '.join(TARGETS['all'])}"
+            raise ValueError(f"lora_targets is {targets!r}: expected {expected}{hint}")
+    return tuple(name for name in TARGETS["all"] if name in names)
 
 
 def _is_number(value: Any) -> bool:

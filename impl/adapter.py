@@ -1,0 +1,298 @@
+"""Adapters on disk in PEFT's format: adapter_config.json and adapter_model.safetensors, head included.
+
+What PEFT's format has no place for lies beside them in blackswan.json: pooling, NF4, architecture of the base, settings of the run.
+
+The Hugging Face classes for sequence classification pool the last token and have a head without a bias. PEFT drops a stored head bias
+there without a word, so that the logits are off by it: `prepare_sequence_classifier` gives the model a head with a bias before PEFT
+loads the adapter into it. Mean and first-token pooling have no Hugging Face counterpart; such an adapter is refused there.
+"""
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from impl import strict_json
+from impl.classifier import Adaptation, trainable_shapes
+from impl.config import POOLINGS, TARGETS, DecoderConfig, target_modules
+from impl.folder import whole_folder
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS, BESIDE, HEAD = "adapter_config.json", "adapter_model.safetensors", "blackswan.json", "head.safetensors"
+PREFIX = "base_model.model."
+HEAD_WEIGHT, HEAD_BIAS = "score.weight", "score.bias"
+_BESIDE_KEYS = ("classes", "pooling", "nf4", "architecture", "extra")
+# They say how training went, or from where, and nothing about what the adapter computes.
+_IRRELEVANT = (
+    *("auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "inference_mode", "lora_dropout", "peft_version", "revision"),
+    *("megatron_core", "qalora_group_size", "runtime_config"),
+)
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "task_type": ("SEQ_CLS",),
+    "bias": ("none",),
+    "init_lora_weights": (True, False, "gaussian", "orthogonal"),  # PiSSA, OLoRA and others change the base weights
+}
+_READ = ("r", "lora_alpha", "target_modules", "modules_to_save")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A trained adaptation: its tensors by the names of `trainable_shapes`, the checkpoint that it was trained on, settings beside it."""
+
+    adaptation: Adaptation
+    trainable: dict[str, Tensor]
+    base: Path | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def save_adapter(
+    folder: Path,
+    config: DecoderConfig,
+    adaptation: Adaptation,
+    trainable: Mapping[str, Tensor],
+    *,
+    base: Path | None,
+    extra: Mapping[str, Any],
+) -> None:
+    """Writes an adapter that `load_adapter` and PEFT read; an existing folder of that name is replaced as a whole.
+
+    `trainable` are the tensors of `trainable_shapes(config, adaptation)`, stored in their dtype; `base` is the checkpoint's folder and
+    `extra` what else is to come back, as JSON holds it. Raises a ValueError where the tensors are not the adaptation's, and a
+    FileExistsError where `folder` holds something else than an adapter; nothing has changed then.
+    """
+    require_named(trainable_shapes(config, adaptation), trainable, str(folder))
+    if folder.exists() and not (folder / ADAPTER_CONFIG).is_file():
+        raise FileExistsError(f"{folder} exists and is no adapter (it has no {ADAPTER_CONFIG}); choose another name or move it away")
+    if not target_modules(adaptation.targets):
+        raise ValueError(f"{folder}: the adaptation has no targets; PEFT's format needs at least one")
+    with whole_folder(folder, replace=True) as partial:
+        stored = {PREFIX + name: tensor.detach().cpu().contiguous() for name, tensor in trainable.items()}
+        save_file(stored, partial / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        (partial / ADAPTER_CONFIG).write_text(json.dumps(_peft_config(adaptation, base), indent=2) + "\n")
+        (partial / BESIDE).write_text(json.dumps(beside(config, adaptation, extra), indent=2) + "\n")
+
+
+def load_adapter(folder: Path, config: DecoderConfig) -> Adapter:
+    """The adapter of a folder, written by `save_adapter` or by PEFT for sequence classification, for a decoder of that architecture.
+
+    An adapter of PEFT's own pools the last token, as the Hugging Face classes do; a head without a bias gets one of zeros. Raises a
+    FileNotFoundError for a missing file, and a ValueError that names file and key for anything that is damaged, of another architecture,
+    or computed otherwise than plain LoRA (DoRA, rsLoRA, ranks by module, …).
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder; expected an adapter with {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}")
+    values, tensors = read_object(folder / ADAPTER_CONFIG), read_tensors(folder / ADAPTER_WEIGHTS, PREFIX)
+    settings = _PeftConfig(values, folder / ADAPTER_CONFIG)
+    settings.refuse_unsupported()
+    own = read_beside(folder / BESIDE, config) if (folder / BESIDE).is_file() else None
+    head = tensors.get(HEAD_WEIGHT)
+    if head is None or head.ndim != 2:
+        raise ValueError(f"{folder / ADAPTER_WEIGHTS}: no matrix {PREFIX + HEAD_WEIGHT!r}; the head was not saved with the adapter")
+    if HEAD_BIAS not in tensors and own is None:
+        tensors[HEAD_BIAS] = torch.zeros(len(head), dtype=head.dtype)
+    adaptation = Adaptation(
+        classes=len(head) if own is None else own["classes"],
+        rank=settings.rank(),
+        alpha=settings.alpha(),
+        targets=settings.targets(),
+        pooling="last" if own is None else own["pooling"],
+        nf4=False if own is None else own["nf4"],
+    )
+    require_named(trainable_shapes(config, adaptation), tensors, str(folder / ADAPTER_WEIGHTS))
+    trainable = {name: tensors[name] for name in trainable_shapes(config, adaptation)}
+    return Adapter(adaptation, trainable, settings.base(), {} if own is None else own["extra"])
+
+
+def prepare_sequence_classifier(model: nn.Module, folder: Path) -> None:
+    """Gives a transformers model for sequence classification the head of an adapter or a merged checkpoint, bias included.
+
+    With an adapter, call it before PEFT loads the same folder; its head is then loaded by PEFT as well:
+
+        model = AutoModelForSequenceClassification.from_pretrained(base)
+        prepare_sequence_classifier(model, adapter)
+        model = PeftModel.from_pretrained(model, adapter)
+
+    `model.config.pad_token_id` must be the id that pads, and no text may end in it: that is how those classes find the last token.
+    Raises a ValueError for another pooling than `last`, which those classes cannot compute, and for a model without a `score` layer of
+    the head's width.
+    """
+    merged = folder / HEAD
+    path, prefix = (merged, "") if merged.is_file() else (folder / ADAPTER_WEIGHTS, PREFIX)
+    tensors = read_tensors(path, prefix)
+    pooling = read_object(folder / BESIDE).get("pooling") if (folder / BESIDE).is_file() else "last"
+    if pooling != "last":
+        raise ValueError(f"{folder / BESIDE}: pooling is {pooling!r}; transformers' classes pool the last token, they cannot compute it")
+    weight, old = tensors.get(HEAD_WEIGHT), getattr(model, "score", None)
+    if weight is None:
+        raise ValueError(f"{path}: no tensor {HEAD_WEIGHT!r}; the head was not saved")
+    if not isinstance(old, nn.Linear) or old.in_features != weight.shape[-1]:
+        raise ValueError(f"{type(model).__name__} has no linear layer 'score' of {weight.shape[-1]} inputs; expected a sequence classifier")
+    head = nn.Linear(weight.shape[1], weight.shape[0], device=old.weight.device, dtype=old.weight.dtype)
+    head.load_state_dict({"weight": weight, "bias": tensors.get(HEAD_BIAS, torch.zeros(len(weight)))})
+    model.score = head
+    model.num_labels = model.config.num_labels = len(weight)  # type: ignore[union-attr, assignment]  # transformers' config
+
+
+def beside(config: DecoderConfig, adaptation: Adaptation, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of blackswan.json."""
+    own = {"classes": adaptation.classes, "pooling": adaptation.pooling, "nf4": adaptation.nf4}
+    return own | {"architecture": _architecture(config), "extra": dict(extra)}
+
+
+def read_beside(path: Path, config: DecoderConfig) -> dict[str, Any]:
+    """The content of a blackswan.json, checked; a ValueError for a base of another architecture than `config`."""
+    values = read_object(path)
+    for key in _BESIDE_KEYS:
+        if key not in values:
+            raise ValueError(f"{path}: no key {key!r}")
+    expected = {"classes": int, "nf4": bool, "architecture": dict, "extra": dict}
+    for key, kind in expected.items():
+        if type(values[key]) is not kind:
+            raise ValueError(f"{path}: {key} is {values[key]!r}; expected {kind.__name__}")
+    if values["pooling"] not in POOLINGS:
+        raise ValueError(f"{path}: pooling is {values['pooling']!r}; expected one of {', '.join(POOLINGS)}")
+    for key, value in _architecture(config).items():
+        if values["architecture"].get(key) != value:
+            stored = values["architecture"].get(key)
+            raise ValueError(f"{path}: trained on a decoder with {key} {stored!r}, this one has {value!r}; use its own base")
+    return values
+
+
+def _architecture(config: DecoderConfig) -> dict[str, Any]:
+    """What a base must have in common with that of training; a language-model head and a position limit are not used."""
+    return {name: value for name, value in dataclasses.asdict(config).items() if name not in ("tied", "max_positions")}
+
+
+def require_named(expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor], source: str) -> None:
+    """Raises a ValueError that names the first tensor that is missing, unexpected or of another shape."""
+    missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+    if missing:
+        raise ValueError(f"{source}: no tensor {missing[0]!r} ({len(missing)} missing) of this architecture, these targets and head")
+    if extra:
+        raise ValueError(f"{source}: unexpected tensor {extra[0]!r} ({len(extra)} in all); targets and architecture do not have it")
+    for name, shape in expected.items():
+        if tuple(tensors[name].shape) != shape:
+            raise ValueError(f"{source}: {name} has shape {list(tensors[name].shape)}; architecture, rank and classes say {list(shape)}")
+
+
+def _peft_config(adaptation: Adaptation, base: Path | None) -> dict[str, Any]:
+    """The content of adapter_config.json: the keys that every PEFT since 0.8 knows."""
+    alpha = int(adaptation.alpha) if float(adaptation.alpha).is_integer() else adaptation.alpha
+    return {
+        "auto_mapping": None,
+        "base_model_name_or_path": None if base is None else str(base),
+        "alpha_pattern": {},
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "layers_pattern": None,
+        "layers_to_transform": None,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "modules_to_save": ["score"],
+        "peft_type": "LORA",
+        "r": adaptation.rank,
+        "rank_pattern": {},
+        "revision": None,
+        "target_modules": list(target_modules(adaptation.targets)),
+        "task_type": "SEQ_CLS",
+        "use_dora": False,
+        "use_rslora": False,
+    }
+
+
+class _PeftConfig:
+    """An adapter_config.json whose every reading names the file and the key in its errors."""
+
+    def __init__(self, values: Mapping[str, Any], path: Path) -> None:
+        self.values, self.path = values, path
+
+    def refuse_unsupported(self) -> None:
+        """Refuses whatever makes the adapter another function than LoRA's; keys of later versions pass when they are off."""
+        for key, allowed in _NEUTRAL.items():
+            value = self.values.get(key, allowed[0])
+            if key == "peft_type" and key not in self.values:
+                raise ValueError(f"{self.path}: no key {key!r}; is it PEFT's?")
+            if not any(value is one or (isinstance(one, str) and value == one) for one in allowed):
+                raise self._error(key, " or ".join(map(repr, allowed)))
+        for key, value in self.values.items():
+            known = key in _IRRELEVANT or key in _NEUTRAL or key in _READ
+            if not known and value not in (None, False, {}, []):
+                raise self._error(key, "that it is off: nothing but plain LoRA is implemented")
+        saved = self.values.get("modules_to_save")
+        if not isinstance(saved, list) or "score" not in saved or set(saved) - {"score", "classifier"}:
+            raise self._error("modules_to_save", "['score']: the head is saved with the adapter, and nothing else of the base")
+
+    def rank(self) -> int:
+        value = self.values.get("r")
+        if type(value) is not int or value < 1:
+            raise self._error("r", "a positive integer")
+        return value
+
+    def alpha(self) -> float:
+        value = self.values.get("lora_alpha")
+        if type(value) not in (int, float) or not value > 0:
+            raise self._error("lora_alpha", "a positive number")
+        return float(value)
+
+    def targets(self) -> str:
+        """The name in `TARGETS` of the set of modules, or their names with commas between."""
+        value = self.values.get("target_modules")
+        names = list(TARGETS["all"]) if value == "all-linear" else value
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            raise self._error("target_modules", f"a list of names among {', '.join(TARGETS['all'])}")
+        for name in names:
+            if name not in TARGETS["all"]:
+                near = difflib.get_close_matches(name.rpartition(".")[2], TARGETS["all"], n=1)
+                hint = f" (nearest to {name!r}: {near[0]})" if near else ""
+                raise self._error("target_modules", f"names among {', '.join(TARGETS['all'])}{hint}")
+        known = [key for key, modules in TARGETS.items() if set(modules) == set(names)]
+        return known[0] if known else ",".join(name for name in TARGETS["all"] if name in names)
+
+    def base(self) -> Path | None:
+        value = self.values.get("base_model_name_or_path")
+        return Path(value) if isinstance(value, str) and value else None
+
+    def _error(self, key: str, expected: str) -> ValueError:
+        return ValueError(f"{self.path}: {key} is {self.values.get(key)!r}; expected {expected}")
+
+
+def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
+    """The tensors of a safetensors file, their names without the prefix that each must have; errors name the file."""
+    if not path.is_file():
+        pickled = path.with_suffix(".bin").is_file()
+        hint = "convert the .bin file to safetensors" if pickled else "it holds the tensors, copy it into the folder"
+        raise FileNotFoundError(f"{path}: no such file; {hint}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+    except SafetensorError as error:
+        raise ValueError(f"{path}: not a whole safetensors file ({error}); copy it again") from None
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise ValueError(f"{path}: tensor {name!r} is stored as {tensor.dtype}; expected a floating-point type")
+        if not name.startswith(prefix):
+            raise ValueError(f"{path}: unexpected tensor {name!r}; every name begins with {prefix!r}")
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; errors name the file."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; copy it into the folder")
+    try:
+        value = strict_json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected a JSON object")
+    return value
