@@ -1,0 +1,106 @@
+"""Adapters merged into their base: a plain Hugging Face checkpoint, with the head beside it.
+
+The folder holds a language model (config.json, model.safetensors, the tokenizer's files) that any tool reads, the head in
+head.safetensors and the settings that it needs in blackswan.json. The head is not among the decoder's tensors: the Hugging Face classes
+for sequence classification have no head bias and would load a half of it; `impl.adapter.prepare_sequence_classifier` gives them all of it.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from impl.adapter import BESIDE, HEAD, HEAD_BIAS, HEAD_WEIGHT, Adapter, beside, read_beside, read_object, read_tensors, require_named
+from impl.checkpoint import CONFIG, EMBEDDING, TOKENIZER, WEIGHTS, Checkpoint, load_checkpoint
+from impl.classifier import Adaptation, trainable_shapes
+from impl.config import DecoderConfig
+from impl.decoder import projection_shapes
+from impl.folder import whole_folder
+from impl.nf4 import Nf4Weight
+from impl.operations.lora import lora_merge
+
+TOKENIZER_FILES = (
+    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+    *("tokenizer.model", "chat_template.jinja", "generation_config.json"),
+)
+
+
+def merge_adapter(checkpoint: Checkpoint, adapter: Adapter, *, nf4: bool, quantized_as: torch.dtype | None = None) -> dict[str, Tensor]:
+    """The decoder's tensors with W + (alpha/r) · B A where the adapter has an update, computed in float32 and rounded once to W's dtype.
+
+    With `nf4`, for an adapter that was trained on NF4 weights, every projection is what it was in training, the dequantised one, and the
+    updates are added to that (QLoRA §3); `quantized_as` is the dtype that training had the weights in when it quantised them, the
+    stored one without it. Raises a ValueError where the adapter's tensors are not those of its adaptation.
+    """
+    require_named(trainable_shapes(checkpoint.config, adapter.adaptation), adapter.trainable, "adapter")
+    projections = tuple(f".{name}.weight" for name in projection_shapes(checkpoint.config))
+    merged: dict[str, Tensor] = {}
+    for name, stored in checkpoint.tensors.items():
+        merged[name] = stored
+        if name.endswith(projections):
+            path = name.removesuffix(".weight")
+            weight = _dequantized(path, stored, quantized_as or stored.dtype) if nf4 else stored
+            merged[name] = _updated(path, weight, adapter).to(stored.dtype)
+    return merged
+
+
+def _dequantized(path: str, stored: Tensor, quantized_as: torch.dtype) -> Tensor:
+    """The weight after NF4, at least in float32, which holds it exactly."""
+    return Nf4Weight(path, stored.to(quantized_as)).dequantized(torch.promote_types(stored.dtype, torch.float32))
+
+
+def _updated(path: str, weight: Tensor, adapter: Adapter) -> Tensor:
+    """W + (alpha/r) · B A in W's dtype, or W itself where the adapter has no update."""
+    lora_a, lora_b = (adapter.trainable.get(f"{path}.lora_{factor}.weight") for factor in "AB")
+    if lora_a is None or lora_b is None:
+        return weight
+    return lora_merge(weight, lora_a.to(weight.device), lora_b.to(weight.device), adapter.adaptation.alpha)
+
+
+def save_merged(
+    folder: Path, checkpoint: Checkpoint, adapter: Adapter, *, source: Path | None = None, quantized_as: torch.dtype | None = None
+) -> None:
+    """Writes the merged checkpoint of an adapter and its base; NF4 as the adapter was trained.
+
+    `source` is the base's folder: what else its config.json says (special tokens among it) and its tokenizer come along. The folder
+    appears whole or not at all. Raises a FileExistsError where it exists.
+    """
+    adaptation = adapter.adaptation
+    tensors = merge_adapter(checkpoint, adapter, nf4=adaptation.nf4, quantized_as=quantized_as)
+    head = {name: adapter.trainable[name].detach().cpu().contiguous() for name in (HEAD_WEIGHT, HEAD_BIAS)}
+    with whole_folder(folder) as partial:
+        stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(stored, partial / WEIGHTS, metadata={"format": "pt"})
+        save_file(head, partial / HEAD, metadata={"format": "pt"})
+        settings = _config(checkpoint.config, source) | {"dtype": str(tensors[EMBEDDING].dtype).removeprefix("torch.")}
+        (partial / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
+        unquantized = Adaptation(adaptation.classes, adaptation.rank, adaptation.alpha, adaptation.targets, adaptation.pooling)
+        (partial / BESIDE).write_text(json.dumps(beside(checkpoint.config, unquantized, adapter.extra), indent=2) + "\n")
+        for name in TOKENIZER_FILES:
+            if source is not None and (source / name).is_file():
+                shutil.copyfile(source / name, partial / name)
+
+
+def load_merged(folder: Path) -> tuple[Checkpoint, Adapter]:
+    """A merged checkpoint and its head, the latter as an adapter without updates: a `Classifier` is made from the two.
+
+    Raises as `load_checkpoint` does, and for a head or settings that are missing, damaged or of another architecture.
+    """
+    checkpoint = load_checkpoint(folder)
+    head = read_tensors(folder / HEAD)
+    own = read_beside(folder / BESIDE, checkpoint.config)
+    adaptation = Adaptation(own["classes"], rank=1, alpha=1.0, targets="", pooling=own["pooling"], nf4=own["nf4"])
+    require_named(trainable_shapes(checkpoint.config, adaptation), head, str(folder / HEAD))
+    return checkpoint, Adapter(adaptation, {name: head[name] for name in (HEAD_WEIGHT, HEAD_BIAS)}, folder, own["extra"])
+
+
+def _config(config: DecoderConfig, source: Path | None) -> dict[str, Any]:
+    """The base's config.json as a language model's, or the architecture's own."""
+    values = {} if source is None else read_object(source / CONFIG)
+    kept = {key: value for key, value in values.items() if key not in ("torch_dtype", "num_labels", "id2label", "label2id")}
+    plain = config.to_huggingface()
+    return plain | kept | {"architectures": plain["architectures"]}
