@@ -16,8 +16,9 @@ from impl.classifier import Adaptation, Classifier, trainable_shapes
 from impl.config import DecoderConfig
 from impl.decoder import Decoder
 from impl.device import resolve_device, set_tf32
+from impl.group import ALONE, Group
 from impl.operations import OPERATIONS
-from impl.trainer import Batch, Trainer
+from impl.trainer import Batch, BatchResult, Trainer
 from reference.table import Array
 
 Arrays = Mapping[str, Array]
@@ -87,6 +88,11 @@ class Implementation:
     def default_configurations(self, model_params: float) -> list[dict[str, Any]]:
         """The settings that `impl` gives a user who asked for none."""
         return default_configurations(model_params)
+
+    def prepare(self, inputs: Arrays, scalars: Scalars, dtype: str, group: Group) -> tuple[Trainer, list[Batch]]:
+        """The trainer of `train_steps` as a member of a group, and the whole batch of each step."""
+        model = _Model(self._tensors(signatures()["train_steps"], inputs, scalars, dtype), scalars, DTYPES[dtype], self._device)
+        return _trainer(model, group), [model.batch(samples) for samples in _slices(scalars)]
 
     def _forward(
         self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str, wrt: Sequence[str]
@@ -222,10 +228,14 @@ def _classifier_loss(model: _Model, wrt: Sequence[str]) -> tuple[Tensors, dict[s
 
 def _train_steps(model: _Model, wrt: Sequence[str]) -> tuple[Tensors, dict[str, torch.Tensor]]:
     del wrt
-    trainer = _trainer(model)
-    results = [trainer.train_batch(model.batch(samples)) for samples in _slices(model.scalars)]
-    wide = torch.float64 if model.dtype == torch.float64 else torch.float32
+    trainer = _trainer(model, ALONE)
+    return trained(trainer, [trainer.train_batch(model.batch(samples)) for samples in _slices(model.scalars)]), {}
+
+
+def trained(trainer: Trainer, results: Sequence[BatchResult]) -> Tensors:
+    """The outputs of `train_steps`: what the trainer holds after its steps, and the loss and the norm of each."""
     optimiser = trainer.optimiser
+    wide = optimiser.exp_avg.dtype
     groups: dict[str, Mapping[str, torch.Tensor]] = {
         "trainable": trainer.classifier.trainable_parameters(),
         "exp_avg": optimiser.split(optimiser.exp_avg),
@@ -236,10 +246,10 @@ def _train_steps(model: _Model, wrt: Sequence[str]) -> tuple[Tensors, dict[str, 
         "losses": torch.tensor([result.loss for result in results], dtype=wide),
         "norms": torch.tensor([result.gradient_norm for result in results], dtype=wide),
     }
-    return curves | {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}, {}
+    return curves | {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}
 
 
-def _trainer(model: _Model) -> Trainer:
+def _trainer(model: _Model, group: Group) -> Trainer:
     scalars = model.scalars
     return Trainer(
         model.classifier(),
@@ -251,6 +261,7 @@ def _trainer(model: _Model) -> Trainer:
         weight_decay=scalars.get("weight_decay", 0.01),
         max_norm=scalars.get("max_norm", 1.0),
         class_weights=model.tensors.get("class_weights"),
+        group=group,
     )
 
 

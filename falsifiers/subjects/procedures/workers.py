@@ -1,0 +1,107 @@
+"""Groups of workers for the procedures that run in several processes.
+
+One process, started once, imports everything and computes nothing; for each run it forks as many ranks as are wanted, which are gone when
+the run ends. A rank may be killed without harm to the next run, and a run costs no start of Python. See `forking` for the other end.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+from reference.table import Array
+
+START_SECONDS = 120.0
+"""What the process may take to import everything."""
+RUN_SECONDS = 60.0
+"""What a run may take; its ranks are killed then."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A function `module:name` of (group, device, scalars) on `size` ranks, with a mutant's step of `impl` in place of the right one."""
+
+    function: str
+    size: int
+    scalars: Mapping[str, Any]
+    device: str = "cpu"
+    mutant: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rank ended with: arrays by name, or the error that it raised (its type and text), or the signal that ended it."""
+
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+    error: str | None = None
+    message: str = ""
+    signal: int | None = None
+
+
+class Workers:
+    """The process that forks the ranks: started by the first run, and again where it died."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection[Any, Any] | None = None
+
+    def run(self, run: Run) -> list[Outcome]:
+        """The outcome of each rank. Raises a RuntimeError where the forking process itself gives none."""
+        pipe = self._started()
+        try:
+            pipe.send(run)
+            if pipe.poll(RUN_SECONDS + 10.0):
+                outcomes: list[Outcome] = pipe.recv()
+                return outcomes
+        except (EOFError, OSError):
+            pass
+        self.close()
+        raise RuntimeError(f"the process that forks the workers died or hung in {run.function}")
+
+    def close(self) -> None:
+        """Ends the process, where there is one."""
+        if self._pipe is not None:
+            self._pipe.close()
+        if self._process is not None:
+            try:
+                self._process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._process = self._pipe = None
+
+    def _started(self) -> "Connection[Any, Any]":
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
+        if self._pipe is None:
+            self._pipe, theirs = Pipe()
+            command = [sys.executable, "-m", "falsifiers.subjects.procedures.forking", str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=_environment(), stdin=subprocess.DEVNULL)  # noqa: S603  # this program's own module
+            theirs.close()
+            self._await_start(self._pipe)
+        return self._pipe
+
+    def _await_start(self, pipe: "Connection[Any, Any]") -> None:
+        try:
+            if pipe.poll(START_SECONDS):
+                pipe.recv()
+                return
+        except (EOFError, OSError):
+            pass
+        self.close()
+        raise RuntimeError(f"the process that forks the workers did not start within {START_SECONDS:g} s, or ended at once")
+
+
+def _environment() -> dict[str, str]:
+    """One thread a rank: threads do not survive a fork, and each rank is one of several on the machine."""
+    path = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+
+
+WORKERS = Workers()
+Finalize(None, WORKERS.close, exitpriority=10)  # at the end of a main program and of a multiprocessing child, where atexit is not heeded
