@@ -15,7 +15,8 @@ from torch import Tensor
 
 from impl import strict_json
 from impl.config import DecoderConfig
-from impl.decoder import Decoder, parameter_shapes, require_tensors
+from impl.decoder import Decoder, parameter_shapes, require_shapes, require_tensors
+from impl.tensors import LazyTensors, Shapes, Tensors
 
 CONFIG, WEIGHTS, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
 STORED_DTYPES = ("F64", "F32", "F16", "BF16")
@@ -25,10 +26,13 @@ _NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "fl
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A decoder's architecture and its tensors, as stored, which match each other."""
+    """A decoder's architecture and its tensors, as stored, which match each other.
+
+    Those of `load_checkpoint` are read from the folder each time that they are asked for: the folder has to stay as it is until then.
+    """
 
     config: DecoderConfig
-    tensors: dict[str, Tensor]
+    tensors: Tensors
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,32 @@ class _Stored:
     shape: tuple[int, ...]
 
 
+class StoredTensors(LazyTensors):
+    """The tensors of safetensors files: each look-up reads one, into memory of its own on the CPU."""
+
+    def __init__(self, stored: Mapping[str, _Stored]) -> None:
+        self._stored = dict(stored)
+
+    @property
+    def shapes(self) -> Shapes:
+        """Name and shape of every tensor, from the files' headers."""
+        return {name: entry.shape for name, entry in self._stored.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The tensor as stored. Raises a ValueError where its file is no longer what it was when its header was read."""
+        entry = self._stored[name]
+        try:
+            with safe_open(entry.file, framework="pt") as file:
+                tensor: Tensor = file.get_tensor(name).clone()  # without a copy it would be a view of the file
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{entry.file}: changed since its header was read ({error}); leave it alone while it is loaded") from None
+        if tuple(tensor.shape) != entry.shape:
+            raise ValueError(f"{entry.file}: changed since its header was read; leave it alone while it is loaded")
+        return tensor
+
+
 def load_checkpoint(folder: Path) -> Checkpoint:
-    """Architecture and tensors of a folder; tied embeddings are read once.
+    """Architecture and tensors of a folder. A tensor is read when it is asked for; a stored copy of a tied embedding is left out.
 
     Raises a FileNotFoundError for a missing file, and a ValueError for an architecture that is not supported, a tensor that is missing,
     unexpected, stored twice or of another shape or type, and a damaged file. Every file's header is checked before a tensor is read.
@@ -50,10 +78,12 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     surplus_head = config.tied and HEAD in stored
     expected = parameter_shapes(config) | ({HEAD: (config.vocab, config.hidden)} if surplus_head else {})
     _require_stored(expected, stored, folder)
-    tensors = _read(stored)
-    if surplus_head and not torch.equal(tensors.pop(HEAD), tensors[EMBEDDING]):
-        raise ValueError(f"{folder / CONFIG}: tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}; which one is meant?")
-    return Checkpoint(config, tensors)
+    if surplus_head:
+        both = StoredTensors(stored)
+        if not torch.equal(both[HEAD], both[EMBEDDING]):
+            raise ValueError(f"{folder / CONFIG}: tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}; which one is meant?")
+        del stored[HEAD]
+    return Checkpoint(config, StoredTensors(stored))
 
 
 def load_decoder(folder: Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", nf4: bool = False) -> Decoder:
@@ -72,7 +102,7 @@ def read_config(folder: Path) -> DecoderConfig:
     return DecoderConfig.from_huggingface(_read_object(path), path)
 
 
-def save_checkpoint(folder: Path, config: DecoderConfig, tensors: Mapping[str, Tensor], tokenizer: Path | None = None) -> None:
+def save_checkpoint(folder: Path, config: DecoderConfig, tensors: Tensors, tokenizer: Path | None = None) -> None:
     """Writes a folder that `load_checkpoint` and transformers read; `tokenizer` is a tokenizer.json to copy.
 
     The folder appears whole or not at all. Raises a FileExistsError where it exists and a ValueError where the tensors are not the
@@ -154,18 +184,10 @@ def _header(path: Path) -> dict[str, _Stored]:
     return {name: _Stored(path, tuple(entry["shape"])) for name, entry in entries.items()}
 
 
-def _require_stored(expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, _Stored], folder: Path) -> None:
+def _require_stored(expected: Shapes, stored: Mapping[str, _Stored], folder: Path) -> None:
     wrong = [name for name, shape in expected.items() if name in stored and stored[name].shape != shape]
     source = str(stored[wrong[0]].file) if wrong else str(folder)
-    require_tensors(expected, {name: torch.empty(entry.shape, device="meta") for name, entry in stored.items()}, source)
-
-
-def _read(stored: Mapping[str, _Stored]) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for path in sorted({entry.file for entry in stored.values()}):
-        with safe_open(path, framework="pt") as file:
-            tensors |= {name: file.get_tensor(name) for name, entry in stored.items() if entry.file == path}
-    return tensors
+    require_shapes(expected, {name: entry.shape for name, entry in stored.items()}, source)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

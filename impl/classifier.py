@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from impl.config import ClassifyConfig, DecoderConfig, target_modules
-from impl.decoder import Body, Tensors, parameter_shapes, projection_shapes, require_tensors
+from impl.decoder import Body, parameter_shapes, projection_shapes, require_tensors
 from impl.dispatch import call
 from impl.lora import factor_shapes, initial_factor
 from impl.projection import Projection
+from impl.tensors import Converted, Tensors
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ class Classifier(nn.Module):
 
     `base` holds the decoder's tensors (a language-model head among them is not used) and `trainable` those of `trainable_shapes`,
     wherever both come from: a checkpoint, `random_tensors`, `initial_trainable`. Base tensors live in `dtype`, trainable ones are
-    float32 masters (float64 in float64). Raises a ValueError where the tensors are not the architecture's.
+    float32 masters (float64 in float64). Base tensors are asked for one at a time, so that with NF4 those of a `LazyTensors` are never
+    in memory together. Raises a ValueError where the tensors are not the architecture's.
     """
 
     def __init__(
@@ -101,11 +103,11 @@ class Classifier(nn.Module):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
-        base = {name: tensor for name, tensor in base.items() if name != "lm_head.weight"}
-        require_tensors(base_shapes(config), base, "decoder")
+        placed = Converted(base, dtype=dtype, device=device, without=("lm_head.weight",))
+        require_tensors(base_shapes(config), placed, "decoder")
         require_tensors(trainable_shapes(config, adaptation), trainable, "adapter and head")
         self.config, self.adaptation = config, adaptation
-        self.model = Body(config, {name: tensor.to(device=device, dtype=dtype) for name, tensor in base.items()}, adaptation.nf4)
+        self.model = Body(config, placed, adaptation.nf4)
         master = torch.float64 if dtype == torch.float64 else torch.float32
         masters = {name: tensor.to(device=device, dtype=master, copy=True) for name, tensor in trainable.items()}
         self._attach(masters)
@@ -128,6 +130,16 @@ class Classifier(nn.Module):
         return logits
 
     def loss(self, logits: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
-        """Weighted cross-entropy of logits [batch, classes], float32."""
-        loss: Tensor = call("loss", "weighted_cross_entropy", logits=logits, labels=labels, class_weights=class_weights)
+        """Weighted cross-entropy of logits [batch, classes] with labels [batch], float32.
+
+        With several labels a sample, 0 or 1 for each class in floating point [batch, classes]: the binary cross-entropy, which has no
+        weights. Raises a ValueError for weights there.
+        """
+        loss: Tensor
+        if not labels.is_floating_point():
+            loss = call("loss", "weighted_cross_entropy", logits=logits, labels=labels, class_weights=class_weights)
+            return loss
+        if class_weights is not None:
+            raise ValueError("class weights weight the cross-entropy of single labels; with several labels a sample leave them out")
+        loss = call("loss", "bce_with_logits", logits=logits, targets=labels)
         return loss

@@ -1,7 +1,6 @@
 """Llama, Qwen2 and Qwen3 decoders. Parameter names and call paths are those of Hugging Face."""
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +8,7 @@ from torch import Tensor, nn
 from impl.config import DecoderConfig
 from impl.dispatch import call
 from impl.projection import Projection, frozen
-
-Tensors = Mapping[str, Tensor]
+from impl.tensors import Converted, Shapes, Tensors, shapes_of
 
 
 def parameter_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
@@ -61,16 +59,21 @@ def _random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator
     return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
 
 
-def require_tensors(expected: Mapping[str, tuple[int, ...]], tensors: Tensors, source: str) -> None:
+def require_tensors(expected: Shapes, tensors: Tensors, source: str) -> None:
+    """Raises as `require_shapes` does; of tensors that are read when they are asked for, none is read."""
+    require_shapes(expected, shapes_of(tensors), source)
+
+
+def require_shapes(expected: Shapes, shapes: Shapes, source: str) -> None:
     """Raises a ValueError that names the first tensor that is missing, unexpected or of another shape."""
-    missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+    missing, extra = sorted(expected.keys() - shapes.keys()), sorted(shapes.keys() - expected.keys())
     if missing:
         raise ValueError(f"{source}: no tensor {missing[0]!r} ({len(missing)} missing); are these the weights of that architecture?")
     if extra:
         raise ValueError(f"{source}: unexpected tensor {extra[0]!r} ({len(extra)} in all); the architecture does not have it")
     for name, shape in expected.items():
-        if tuple(tensors[name].shape) != shape:
-            raise ValueError(f"{source}: {name} has shape {list(tensors[name].shape)}, the architecture says {list(shape)}")
+        if shapes[name] != shape:
+            raise ValueError(f"{source}: {name} has shape {list(shapes[name])}, the architecture says {list(shape)}")
 
 
 class Norm(nn.Module):
@@ -151,7 +154,10 @@ class Layer(nn.Module):
 
 
 class Body(nn.Module):
-    """Embedding, blocks and final norm: what Hugging Face calls `model`."""
+    """Embedding, blocks and final norm: what Hugging Face calls `model`.
+
+    Each of `tensors` is asked for once, in the order of the model; one that goes to NF4 is let go before the next is asked for.
+    """
 
     def __init__(self, config: DecoderConfig, tensors: Tensors, nf4: bool) -> None:
         super().__init__()
@@ -173,8 +179,8 @@ class Body(nn.Module):
 class Decoder(nn.Module):
     """A decoder with its language-model head, frozen.
 
-    `tensors` are exactly those of `parameter_shapes(config)`; they are converted to `dtype` on `device`. With `nf4` the seven projections
-    of every layer are kept in NF4. Raises a ValueError where the tensors are not the architecture's.
+    `tensors` are exactly those of `parameter_shapes(config)`; they are converted to `dtype` on `device`, one at a time. With `nf4` the
+    seven projections of every layer are kept in NF4. Raises a ValueError where the tensors are not the architecture's.
     """
 
     def __init__(
@@ -182,7 +188,7 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         require_tensors(parameter_shapes(config), tensors, "decoder")
-        placed = {name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors.items()}
+        placed = Converted(tensors, dtype=dtype, device=device)
         self.config = config
         self.model = Body(config, placed, nf4)
         if not config.tied:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,14 +45,20 @@ class Call:
         return _gradients(self.outputs)
 
 
+Around = Callable[[str, str, Callable[..., Any], Mapping[str, Any]], Any]
+"""What stands around a call: path, operation, function and arguments to the function's result."""
+
 _replacements: Mapping[str, Callable[..., Any]] = {}
 _calls: list[Call] | None = None
+_around: Around | None = None
 _prefix = ""
 
 
 def call(path: str, operation: str, /, **arguments: Any) -> Any:
     """Runs an operation by name; `path` says where in the model. Arguments are the operation's inputs and scalars by name."""
     function = _replacements.get(operation) or OPERATIONS[operation]
+    if _around is not None:
+        function = partial(_surrounded, _around, _prefix + path, operation, function)
     if _calls is None:
         return function(**arguments)
     record = _record_inputs(_prefix + path, operation, arguments)
@@ -91,6 +98,17 @@ def replaced(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
 
 
 @contextmanager
+def surrounded(around: Around) -> Iterator[None]:
+    """Every call inside the block goes through `around`, which runs the function itself."""
+    global _around
+    before, _around = _around, around
+    try:
+        yield
+    finally:
+        _around = before
+
+
+@contextmanager
 def scope(name: str) -> Iterator[None]:
     """Puts `name.` before the path of every call recorded inside the block."""
     global _prefix
@@ -99,6 +117,10 @@ def scope(name: str) -> Iterator[None]:
         yield
     finally:
         _prefix = before
+
+
+def _surrounded(around: Around, path: str, operation: str, function: Callable[..., Any], **arguments: Any) -> Any:
+    return around(path, operation, function, arguments)
 
 
 def _record_inputs(path: str, operation: str, arguments: Mapping[str, Any]) -> Call:

@@ -1,0 +1,57 @@
+"""Named tensors that are read, selected and converted one at a time, when they are asked for."""
+
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+Tensors = Mapping[str, Tensor]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class LazyTensors(Mapping[str, Tensor]):
+    """Tensors whose names and shapes are known before they are read. Each look-up reads anew and keeps nothing."""
+
+    @property
+    @abstractmethod
+    def shapes(self) -> Shapes:
+        """Name and shape of every tensor; reads none."""
+
+    def __iter__(self) -> Iterator[str]:
+        """The names."""
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self.shapes)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there is a tensor of that name; reads none."""
+        return name in self.shapes
+
+
+class Converted(LazyTensors):
+    """`tensors` without the names in `without`, each one converted to `dtype` on `device` when it is asked for."""
+
+    def __init__(self, tensors: Tensors, *, dtype: torch.dtype, device: torch.device | str, without: Collection[str] = ()) -> None:
+        self._tensors, self._dtype, self._device = tensors, dtype, device
+        self._shapes = {name: shape for name, shape in shapes_of(tensors).items() if name not in without}
+
+    @property
+    def shapes(self) -> Shapes:
+        """Name and shape of every tensor; reads none."""
+        return self._shapes
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The tensor; it shares the memory of a tensor that is there already in that form. KeyError for a name that is not there."""
+        if name not in self._shapes:
+            raise KeyError(name)
+        return self._tensors[name].to(device=self._device, dtype=self._dtype)
+
+
+def shapes_of(tensors: Tensors) -> Shapes:
+    """Name and shape of every tensor; those of LazyTensors without reading one."""
+    if isinstance(tensors, LazyTensors):
+        return tensors.shapes
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
