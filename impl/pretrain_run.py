@@ -1,0 +1,232 @@
+"""A pre-training run: epochs of steps, validation and a checkpoint after each, and a state from which it goes on after a kill."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from impl import strict_json
+from impl.decoder import Decoder
+from impl.decoder_optimiser import state_hash
+from impl.folder import whole_folder
+from impl.pretrain import CheckpointFn, StepFn, StepResult, ValFn
+from impl.token_shards import TokenBatches
+
+STATE, CHECKPOINTS = "state", "checkpoints"
+_TENSORS, _POSITION = "state.safetensors", "state.json"
+
+
+@dataclass(frozen=True)
+class PretrainSettings:
+    """Settings of a run, besides those of its batches. `save_every` is the number of steps between states; None: after each epoch."""
+
+    epochs: int = 1
+    micro_batch: int = 8
+    learning_rate: float = 3e-4
+    warmup_fraction: float = 0.06
+    schedule: str = "cosine"
+    weight_decay: float = 0.1
+    gradient_clip_norm: float | None = 1.0
+    save_every: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises a ValueError that names the setting, its value and what was expected."""
+        for name in ("epochs", "micro_batch", *(() if self.save_every is None else ("save_every",))):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} is {value!r}: expected a positive integer")
+        clip = () if self.gradient_clip_norm is None else ("gradient_clip_norm",)
+        for name in ("learning_rate", *clip):
+            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
+                raise ValueError(f"{name} is {getattr(self, name)!r}: expected a finite number above 0")
+        for name in ("warmup_fraction", "weight_decay"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)!r}: expected a number from 0 to 1")
+
+
+@dataclass(frozen=True)
+class PretrainStep:
+    """A step that was made; `step` counts from 1 over the run, `epoch` from 0."""
+
+    step: int
+    epoch: int
+    loss: float
+    gradient_norm: float
+    tokens: int
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class PretrainEpoch:
+    """An epoch that ended: its number, the mean held-out loss (NaN without held-out tokens), and its checkpoint."""
+
+    epoch: int
+    validation_loss: float
+    checkpoint: Path
+
+
+@dataclass(frozen=True)
+class PretrainResult:
+    """What was done in this process, and the hash of the optimiser's state at the end."""
+
+    steps: tuple[PretrainStep, ...]
+    epochs: tuple[PretrainEpoch, ...]
+    state_hash: str
+
+
+@dataclass(frozen=True)
+class _Position:
+    """Where a run stands: the epoch, and the number of its batches that are done."""
+
+    epoch: int
+    batch: int
+
+
+def pretrain(
+    decoder: Decoder,
+    train: TokenBatches,
+    validation: TokenBatches | None,
+    settings: PretrainSettings,
+    output: Path,
+    tokenizer: Path,
+    *,
+    resume: bool = False,
+    on_step: Callable[[PretrainStep], None] | None = None,
+    on_epoch: Callable[[PretrainEpoch], None] | None = None,
+) -> PretrainResult:
+    """Trains `decoder` in place; `output` gets `checkpoints/` and `state/`.
+
+    With `resume` a run goes on from its state on the same trajectory, given the same decoder, batches and settings.
+    Raises a FileExistsError for an output with a run in it without `resume`, a ValueError for no tokens to train on and for a state of
+    another run, and what the step raises.
+    """
+    if len(train) == 0:
+        raise ValueError(f"{train.shards.folder}: {len(train.shards)} tokens; expected at least two, one of them to predict")
+    run = _Run(decoder, train, validation, settings, output, tokenizer)
+    position = run.start(resume)
+    steps: list[PretrainStep] = []
+    epochs: list[PretrainEpoch] = []
+    for epoch in range(position.epoch, settings.epochs):
+        stream = train.epoch(epoch, position.batch if epoch == position.epoch else 0)
+        while (result := run.step(stream)) is not None:
+            steps.append(run.record(epoch, result))
+            run.save_when_due(steps[-1])
+            if on_step is not None:
+                on_step(steps[-1])
+        epochs.append(run.end(epoch))
+        if on_epoch is not None:
+            on_epoch(epochs[-1])
+    return PretrainResult(tuple(steps), tuple(epochs), state_hash(run.step.optimiser.state(), run.step.optimiser.steps))
+
+
+class _Run:
+    """The functions of a run, and its state on disk."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        train: TokenBatches,
+        validation: TokenBatches | None,
+        settings: PretrainSettings,
+        output: Path,
+        tokenizer: Path,
+    ) -> None:
+        self.train, self.validation, self.settings, self.output = train, validation, settings, output
+        self.checkpoint = CheckpointFn(decoder, tokenizer, output / CHECKPOINTS)
+        self.validate = ValFn(decoder, settings.micro_batch)
+        self.step = StepFn(
+            decoder,
+            total_steps=settings.epochs * len(train),
+            micro_batch=settings.micro_batch,
+            learning_rate=settings.learning_rate,
+            warmup_fraction=settings.warmup_fraction,
+            schedule=settings.schedule,
+            weight_decay=settings.weight_decay,
+            max_norm=settings.gradient_clip_norm,
+        )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a state belongs to: a run with other values is another run."""
+        settings = {name: value for name, value in asdict(self.settings).items() if name != "save_every"}
+        data = {"data": self.train.shards.digest, "batch": self.train.batch, "seq": self.train.seq, "seed": self.train.seed}
+        return {**settings, **data, "architecture": vars(self.validate.decoder.config)}
+
+    def start(self, resume: bool) -> _Position:
+        """The beginning, or where the state stands."""
+        state = self.output / STATE
+        if resume and state.exists():
+            return self._load(state)
+        if state.exists() or self.checkpoint.folder.exists():
+            raise FileExistsError(
+                f"{self.output} holds {'checkpoints without a state' if resume else 'a run; resume it'}; choose another output"
+            )
+        beginning = _Position(0, 0)
+        self._save(beginning)
+        return beginning
+
+    def record(self, epoch: int, result: StepResult) -> PretrainStep:
+        """The step that was just made."""
+        done = self.step.optimiser.steps
+        return PretrainStep(done, epoch, result.loss, result.gradient_norm, result.tokens, self.step.learning_rates[done - 1])
+
+    def save_when_due(self, step: PretrainStep) -> None:
+        """Writes the state after every `save_every` steps."""
+        if self.settings.save_every is not None and step.step % self.settings.save_every == 0:
+            self._save(_Position(step.epoch, step.step - step.epoch * len(self.train)))
+
+    def end(self, epoch: int) -> PretrainEpoch:
+        """Validates and writes checkpoint and state. A checkpoint that is there was written before the run was killed here."""
+        steps = self.step.optimiser.steps
+        loss = self.validate(() if self.validation is None else self.validation.epoch(0))
+        folder = self.checkpoint.path(steps)
+        if not folder.exists():
+            self.checkpoint(steps)
+        self._save(_Position(epoch + 1, 0))
+        return PretrainEpoch(epoch, loss, folder)
+
+    def _save(self, position: _Position) -> None:
+        optimiser = self.step.optimiser
+        tensors = {name: value.cpu().contiguous() for name, value in optimiser.state().items()}
+        facts = {"steps": optimiser.steps, "optimiser": state_hash(tensors, optimiser.steps), **vars(position), "run": self.identity}
+        with whole_folder(self.output / STATE, replace=True) as folder:
+            save_file(tensors, folder / _TENSORS)
+            (folder / _POSITION).write_text(json.dumps(facts, indent=2) + "\n")
+
+    def _load(self, state: Path) -> _Position:
+        facts = _read_facts(state / _POSITION)
+        given, now = facts["run"], json.loads(json.dumps(self.identity))
+        for name in sorted(given.keys() | now.keys()):
+            if given.get(name) != now.get(name):
+                raise ValueError(
+                    f"{state / _POSITION}: {name} is {given.get(name)!r}, this run has {now.get(name)!r}; resume with the same"
+                )
+        optimiser, position = self.step.optimiser, _Position(facts["epoch"], facts["batch"])
+        if facts["steps"] != position.epoch * len(self.train) + position.batch:
+            raise ValueError(f"{state / _POSITION}: {facts['steps']} steps do not end at batch {position.batch} of epoch {position.epoch}")
+        try:
+            tensors = load_file(state / _TENSORS)
+            if state_hash(tensors, facts["steps"]) != facts["optimiser"]:
+                raise ValueError("the moments are not those that were saved: their SHA-256 differs")
+            optimiser.load_state(tensors, facts["steps"])
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ValueError(f"{state / _TENSORS}: not the state of this run ({error})") from None
+        return position
+
+
+def _read_facts(path: Path) -> Mapping[str, Any]:
+    try:
+        facts = strict_json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read ({error}); the run cannot go on from here") from None
+    counts = ("steps", "epoch", "batch")
+    if not isinstance(facts, dict) or facts.keys() != {*counts, "optimiser", "run"} or not isinstance(facts["run"], dict):
+        raise ValueError(f"{path}: not the state of a pre-training run")
+    if any(type(facts[name]) is not int or facts[name] < 0 for name in counts):
+        raise ValueError(f"{path}: {', '.join(counts)} must be counts, 0 or more")
+    return facts
