@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from impl.optimiser import AdamW
 class BatchResult:
     """Mean loss and number of correct samples of a batch, and the gradient's global norm before clipping (None without a step).
 
-    With several labels a sample, it is correct when all of them are. `probabilities` [batch, classes] where they were asked for.
+    With several labels a sample, it is correct when all of them are. `probabilities` [batch, classes] and `predicted`
+    classes, [batch], or with several a sample 0 or 1 for each [batch, classes], where they were asked for.
     """
 
     loss: float
@@ -26,6 +27,7 @@ class BatchResult:
     total: int
     gradient_norm: float | None = None
     probabilities: Tensor | None = field(default=None, compare=False)
+    predicted: Tensor | None = field(default=None, compare=False)
 
     @property
     def accuracy(self) -> float:
@@ -50,8 +52,9 @@ class Batch:
 class Trainer:
     """Runs optimiser steps on a classifier.
 
-    The rate of each of the `total_steps` steps is the schedule's; `learning_rate` can be read and written. `micro_batch` is the number
-    of samples in one forward and backward pass. With `multi_label` the loss is the binary cross-entropy, without class weights.
+    The rate of each of the `total_steps` steps is the schedule's; with None there is no end, and the rate stays what it is. `learning_rate`
+    can be read and written. `micro_batch` is the number of samples in one forward and backward pass. With `multi_label` labels are 0 or 1
+    for each class and the loss is the binary cross-entropy, without class weights.
 
     In a `group` of several workers each accumulates its share of a batch, which may be none of it; `apply` takes the mean over the samples
     of all, so that every worker makes the same step. An error of one worker in `train_batch` or `apply` is raised on all.
@@ -61,7 +64,7 @@ class Trainer:
         self,
         classifier: Classifier,
         *,
-        total_steps: int,
+        total_steps: int | None,
         micro_batch: int,
         learning_rate: float,
         warmup_fraction: float = 0.06,
@@ -79,26 +82,24 @@ class Trainer:
         self.max_norm = math.inf if max_norm is None else max_norm
         self.optimiser = AdamW(classifier.trainable_parameters(), weight_decay)
         self._accumulated: list[_MicroResult] = []
-        rates: Tensor = call(
-            "learning_rate_schedule",
-            "learning_rate_schedule",
-            total_steps=total_steps,
-            peak=learning_rate,
-            warmup_fraction=warmup_fraction,
-            kind=schedule,
-        )
-        self.learning_rates: list[float] = rates.tolist()
+        self.endless = total_steps is None
+        self.learning_rates = [learning_rate] if total_steps is None else _schedule(total_steps, learning_rate, warmup_fraction, schedule)
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next step. Raises an IndexError after the last one of the schedule."""
+        """The rate of the next step; written, it holds for that step, and without a schedule until it is written again.
+
+        Raises an IndexError after the last step of the schedule, and a ValueError for a rate that is not a finite number ≥ 0.
+        """
         self._require_step_left()
-        return self.learning_rates[self.optimiser.steps]
+        return self.learning_rates[0 if self.endless else self.optimiser.steps]
 
     @learning_rate.setter
     def learning_rate(self, rate: float) -> None:
         self._require_step_left()
-        self.learning_rates[self.optimiser.steps] = rate
+        if not (math.isfinite(rate) and rate >= 0):
+            raise ValueError(f"learning_rate is {rate}: expected a finite number, 0 or above")
+        self.learning_rates[0 if self.endless else self.optimiser.steps] = rate
 
     @property
     def accumulated(self) -> int:
@@ -182,14 +183,17 @@ class Trainer:
         """Mean loss and accuracy of a batch, and the classes' probabilities where asked for; changes nothing."""
         if len(batch.labels) == 0:
             return BatchResult(math.nan, 0, 0)
-        results, found = [], []
+        self._require_labels(batch.labels)
+        results, logits = [], []
         for part in batch.split(self.micro_batch):
-            logits = self.classifier(part.input_ids, part.mask)
-            loss = self._loss(logits, part.labels)
-            results.append(_MicroResult(len(part.labels), loss, self._correct(logits, part.labels), torch.empty(0)))
-            found.append(class_probabilities(logits, self.multi_label) if probabilities else logits)
-        summary = _summary(results)
-        return BatchResult(summary.loss, summary.correct, summary.total, None, torch.cat(found) if probabilities else None)
+            logits.append(self.classifier(part.input_ids, part.mask))
+            loss = self.classifier.loss(logits[-1], part.labels, self.class_weights)
+            results.append(_MicroResult(len(part.labels), loss, self._correct(logits[-1], part.labels), torch.empty(0)))
+        found = _summary(results)
+        if not probabilities:
+            return found
+        every = torch.cat(logits)
+        return replace(found, probabilities=class_probabilities(every, self.multi_label), predicted=classes_of(every, self.multi_label))
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the next steps depend on: parameters, moments, step, and the rate of every step [total_steps], float64."""
@@ -208,6 +212,7 @@ class Trainer:
     def _accumulate(self, batch: Batch) -> "list[_MicroResult]":
         if len(batch.labels) == 0:
             raise ValueError("the batch is empty: there is nothing to train on")
+        self._require_labels(batch.labels)
         self._require_step_left()
         first, results = len(self._accumulated), []
         with scope(f"steps.{self.optimiser.steps}"):
@@ -220,22 +225,15 @@ class Trainer:
         self.optimiser.zero_gradients()
         with scope(f"micro.{index}"):
             logits = self.classifier(part.input_ids, part.mask)
-            loss = self._loss(logits, part.labels)
+            loss = self.classifier.loss(logits, part.labels, self.class_weights)
         loss.backward()  # type: ignore[no-untyped-call]  # torch
         gradient = self.optimiser.flat_gradient()
         self.optimiser.zero_gradients()
         return _MicroResult(len(part.labels), loss.detach(), self._correct(logits, part.labels), gradient)
 
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if not self.multi_label:
-            return self.classifier.loss(logits, labels, self.class_weights)
-        loss: Tensor = call("loss", "bce_with_logits", logits=logits, targets=labels)
-        return loss
-
     def _correct(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if self.multi_label:
-            return ((logits.detach() > 0) == (labels > 0.5)).all(dim=-1).sum()
-        return (logits.detach().argmax(dim=-1) == labels).sum()
+        right = classes_of(logits.detach(), self.multi_label) == labels
+        return (right.all(dim=-1) if self.multi_label else right).sum()
 
     def _mean(self) -> "_MicroResult":
         """Over the accumulated samples of all workers."""
@@ -277,8 +275,13 @@ class Trainer:
     def _counts(self) -> Tensor:
         return torch.tensor([result.count for result in self._accumulated], device=self.optimiser.exp_avg.device)
 
+    def _require_labels(self, labels: Tensor) -> None:
+        if labels.is_floating_point() != self.multi_label:
+            expected = "0 or 1 for each class, float32 [batch, classes]" if self.multi_label else "one class a sample, int64 [batch]"
+            raise ValueError(f"labels are {labels.dtype} {list(labels.shape)}; expected {expected}")
+
     def _require_step_left(self) -> None:
-        if self.optimiser.steps >= len(self.learning_rates):
+        if not self.endless and self.optimiser.steps >= len(self.learning_rates):
             raise IndexError(f"the schedule ends after {len(self.learning_rates)} steps")
 
 
@@ -288,6 +291,18 @@ def class_probabilities(logits: Tensor, multi_label: bool) -> Tensor:
     if multi_label:
         return torch.sigmoid(wide)
     found: Tensor = call("probabilities", "softmax", x=wide)
+    return found
+
+
+def classes_of(logits: Tensor, multi_label: bool) -> Tensor:
+    """Logits [batch, classes] → the most probable class [batch], or with several labels 0 or 1 for each class, [batch, classes]; int64."""
+    return (logits > 0).long() if multi_label else logits.argmax(dim=-1)
+
+
+def _schedule(total_steps: int, peak: float, warmup_fraction: float, kind: str) -> list[float]:
+    name = "learning_rate_schedule"
+    rates: Tensor = call(name, name, total_steps=total_steps, peak=peak, warmup_fraction=warmup_fraction, kind=kind)
+    found: list[float] = rates.tolist()
     return found
 
 

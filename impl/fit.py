@@ -1,0 +1,367 @@
+"""A whole training run: epochs, validation, best checkpoint, early stop; and its continuation after a kill at any moment.
+
+The output folder holds
+
+    run.json   what the run is: settings, steps, digests of model and data; a continuation must agree with it
+    state/     where it stands (impl.training_state)
+    last/      the adapter after the last finished epoch
+    best/      the adapter after the epoch with the lowest validation loss
+
+Order and split of samples are functions of the seed and the epoch, nothing else is random: a continued run makes the same steps, bit for
+bit, as one that was never interrupted. Whatever an epoch shows is written before the state that says it is done.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from impl import strict_json
+from impl.agreement import fingerprint, together
+from impl.config import BALANCED, ClassifyConfig
+from impl.evaluation import Evaluation, evaluate
+from impl.group import shard
+from impl.nonfinite import origin
+from impl.samples import Samples, balanced_weights, effective_batches, epoch_order
+from impl.trainer import Batch, BatchResult
+from impl.training_state import Progress, load_state, save_state, write_atomically
+
+if TYPE_CHECKING:
+    from impl.pipeline import ClassifyPipeline
+
+RUN, STATE, BEST, LAST = "run.json", "state", "best", "last"
+_FREE = ("log_interval",)
+"""Settings that a continuation may change."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimiser step, counted from 1: mean loss and accuracy over its samples, the gradient's norm before clipping, rate, time."""
+
+    step: int
+    epoch: int
+    loss: float
+    accuracy: float
+    gradient_norm: float
+    learning_rate: float
+    samples: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One epoch, counted from 1: mean losses over samples, those of validation None without it; `best` where it is the lowest so far."""
+
+    epoch: int
+    train_loss: float
+    validation_loss: float | None
+    validation_accuracy: float | None
+    best: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """Optimiser steps and epochs of the whole run, the parts before an interruption among them."""
+
+    steps: int
+    epochs: tuple[EpochRecord, ...]
+    best_epoch: int | None
+    best_validation_loss: float | None
+    stopped_early: bool
+
+
+OnStep = Callable[[StepRecord], None]
+OnEpoch = Callable[[EpochRecord], None]
+
+
+def fit(
+    pipeline: "ClassifyPipeline",
+    train: Samples,
+    validation: Samples | None,
+    output: Path,
+    *,
+    resume: bool = False,
+    save_every: int | None = None,
+    on_step: OnStep | None = None,
+    on_epoch: OnEpoch | None = None,
+) -> FitResult:
+    """Trains with the pipeline's settings; the pipeline holds the weights of the last step afterwards.
+
+    The state is written at the start, after every epoch and, where `save_every` is given, after that many steps; `resume` continues from
+    it. Callbacks are called before the state is written that counts what they were told. The first SIGINT ends the run after the current
+    step, with the state written; the second one at once.
+
+    In a group every worker calls this with the same arguments, rank 0 writes and all read.
+
+    Raises a FileExistsError where `output` holds a run and `resume` is not given, a FileNotFoundError where it holds none and it is; a
+    ValueError for samples that do not fit the settings, for another model, data or settings than those of the run to continue, naming
+    what differs, and for a damaged state; a FloatingPointError that names the origin of a NaN or infinity, with nothing changed by that
+    step; KeyboardInterrupt, from which the run can be continued.
+    """
+    run = _Run(pipeline, train, validation if validation is not None and len(validation) else None, output)
+    run.save_every, run.on_step, run.on_epoch = save_every, on_step, on_epoch
+    run.open(resume)
+    with _interruptible(pipeline.group.size) as interrupted:
+        run.interrupted = interrupted
+        return run.train()
+
+
+def total_steps(config: ClassifyConfig, samples: int) -> int:
+    """Optimiser steps of a run on that many training samples; an epoch's last step may take fewer of them."""
+    return config.epochs * math.ceil(samples / (config.batch_size * config.accumulation_steps))
+
+
+class _Run:
+    """A run between its first and its last step."""
+
+    save_every: int | None = None
+    on_step: OnStep | None = None
+    on_epoch: OnEpoch | None = None
+    interrupted: Callable[[], bool]
+
+    def __init__(self, pipeline: "ClassifyPipeline", train: Samples, validation: Samples | None, output: Path) -> None:
+        self.pipeline, self.train_samples, self.validation, self.output = pipeline, train, validation, output
+        self.config, self.group = pipeline.config, pipeline.group
+        self._require_fitting_samples()
+        weights = balanced_weights(train) if self.config.class_weights == BALANCED else None
+        self.trainer = pipeline.start(total_steps(self.config, len(train)), weights)
+        self.identity = self._identity()
+        self.progress = Progress(run=hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest())
+
+    def open(self, resume: bool) -> None:
+        """Starts in an empty place, or goes on from where the run stands."""
+        with together(self.group):
+            if self.group.rank == 0:
+                self._begin_or_compare(resume)
+        with together(self.group):  # every rank reads, after rank 0 has written what there is to read
+            found = load_state(self.output / STATE)
+            if found is not None:
+                self._continue_from(*found)
+
+    def train(self) -> FitResult:
+        """Epoch by epoch to the end."""
+        if self.progress.step == 0:
+            self._save()
+        while not self.progress.finished:
+            if self.interrupted():
+                raise KeyboardInterrupt
+            self._epoch()
+        records = tuple(EpochRecord(**record) for record in self.progress.records)
+        stopped = len(records) < self.config.epochs
+        return FitResult(self.progress.step, records, self.progress.best_epoch, self.progress.best_loss, stopped)
+
+    def _require_fitting_samples(self) -> None:
+        for name, samples in (("training", self.train_samples), ("validation", self.validation)):
+            if samples is None:
+                continue
+            if not len(samples):
+                raise ValueError("the training corpus is empty: there is nothing to train on")
+            for setting in ("num_classes", "multi_label"):
+                found, expected = getattr(samples, setting), getattr(self.config, setting)
+                if found != expected:
+                    raise ValueError(f"the {name} samples were read with {setting} {found!r}, the settings say {expected!r}")
+        if self.config.early_stop_patience is not None and self.validation is None:
+            raise ValueError("early_stop_patience waits for a better validation loss, and there are no validation samples")
+
+    def _identity(self) -> dict[str, Any]:
+        """What makes the run this one and no other."""
+        corpora = {"training": self.train_samples, "validation": self.validation}
+        return {
+            "settings": {name: value for name, value in dataclasses.asdict(self.config).items() if name not in _FREE},
+            "architecture": dataclasses.asdict(self.pipeline.architecture),
+            "base_weights": _weights_digest(self.pipeline.classifier),
+            "data": {name: {"samples": len(each), "digest": _samples_digest(each)} for name, each in corpora.items() if each is not None},
+        }
+
+    def _begin_or_compare(self, resume: bool) -> None:
+        path = self.output / RUN
+        if not resume:
+            if path.exists():
+                raise FileExistsError(f"{self.output} holds a run already: continue it with --resume, or choose another folder")
+            self.output.mkdir(parents=True, exist_ok=True)
+            source = None if self.pipeline.source is None else str(self.pipeline.source)
+            about = {"source_model": source, "tokens": self.pipeline.tokens.description, "total_steps": len(self.trainer.learning_rates)}
+            write_atomically(path, (json.dumps(about | self.identity, indent=2) + "\n").encode())
+            return
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file, so there is no run to continue; start it without --resume")
+        try:
+            stored = strict_json.loads(path.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{path}: not valid JSON ({error})") from None
+        own = json.loads(json.dumps(self.identity))
+        differences = list(_differences(own, {name: stored.get(name) for name in own} if isinstance(stored, dict) else {}))
+        if differences:
+            raise ValueError(f"{path}: not the run to continue: {'; '.join(differences)}")
+
+    def _continue_from(self, progress: Progress, tensors: Mapping[str, Tensor]) -> None:
+        if progress.run != self.progress.run:
+            raise ValueError(f"{self.output / STATE}: the state of another run than that of {RUN}; which one is meant?")
+        self.trainer.load_state(tensors)
+        self.progress = progress
+
+    def _epoch(self) -> None:
+        progress = self.progress
+        order = epoch_order(len(self.train_samples), self.config.seed, progress.epoch)
+        batches = effective_batches(order, self.config.batch_size * self.config.accumulation_steps)
+        for indices in batches[progress.position :]:
+            self._step(indices)
+            if self.interrupted():
+                self._save()
+                raise KeyboardInterrupt
+            if self.save_every is not None and self.progress.step % self.save_every == 0:
+                self._save()
+        self._finish_epoch()
+
+    def _step(self, indices: list[int]) -> None:
+        start, rate, step = time.perf_counter(), self.trainer.learning_rate, self.progress.step + 1
+        result = self._update(indices, step)
+        seconds = time.perf_counter() - start
+        progress = self.progress
+        self.progress = replace(
+            progress,
+            step=step,
+            position=progress.position + 1,
+            loss_sum=progress.loss_sum + result.loss * result.total,
+            sample_count=progress.sample_count + result.total,
+            epoch_seconds=progress.epoch_seconds + seconds,
+        )
+        if self.on_step is not None:
+            assert result.gradient_norm is not None
+            epoch, total = progress.epoch + 1, result.total
+            self.on_step(StepRecord(step, epoch, result.loss, result.accuracy, result.gradient_norm, rate, total, seconds))
+
+    def _update(self, indices: list[int], step: int) -> BatchResult:
+        """Zero, accumulate this worker's share, then average, clip and step together."""
+        own, size = shard(indices, self.group.rank, self.group.size), self.config.batch_size
+        parts = effective_batches(own, size)
+        batches = [self.train_samples.batch(part, self.pipeline.tokens, self.pipeline.device) for part in parts]
+        self.trainer.discard()
+        with together(self.group):
+            for batch in batches:
+                with self._explained(step, [batch]):
+                    self.trainer.accumulate(batch)
+        with self._explained(step, batches):
+            return self.trainer.apply()
+
+    @contextmanager
+    def _explained(self, step: int, batches: list[Batch]) -> Iterator[None]:
+        """Says where a value that is not finite came from."""
+        try:
+            yield
+        except FloatingPointError as error:
+            found = (origin(self.pipeline.classifier, batch, self.trainer.class_weights) for batch in batches)
+            where = next((text for text in found if text is not None), "every value of the model's own passes is finite")
+            raise FloatingPointError(f"step {step}: {error}; origin: {where}") from error
+
+    def _finish_epoch(self) -> None:
+        start, progress = time.perf_counter(), self.progress
+        found = self._validate()
+        best = found is not None and (progress.best_loss is None or found.loss < progress.best_loss)
+        self._export(LAST)
+        if best:
+            self._export(BEST)
+        record = EpochRecord(
+            epoch=progress.epoch + 1,
+            train_loss=progress.loss_sum / progress.sample_count,
+            validation_loss=None if found is None else found.loss,
+            validation_accuracy=None if found is None else found.accuracy,
+            best=best,
+            seconds=progress.epoch_seconds + time.perf_counter() - start,
+        )
+        if self.on_epoch is not None:
+            self.on_epoch(record)
+        self.progress = self._after(record)
+        self._save()
+
+    def _after(self, record: EpochRecord) -> Progress:
+        """The progress at the start of the next epoch, or at the end."""
+        stale = 0 if record.best or record.validation_loss is None else self.progress.stale_epochs + 1
+        progress = replace(
+            self.progress,
+            epoch=record.epoch,
+            position=0,
+            loss_sum=0.0,
+            sample_count=0,
+            epoch_seconds=0.0,
+            stale_epochs=stale,
+            finished=record.epoch == self.config.epochs or stale == self.config.early_stop_patience,
+            records=(*self.progress.records, dataclasses.asdict(record)),
+        )
+        return replace(progress, best_loss=record.validation_loss, best_epoch=record.epoch) if record.best else progress
+
+    def _validate(self) -> Evaluation | None:
+        if self.validation is None:
+            return None
+        try:
+            return evaluate(self.trainer, self.validation, self.pipeline.tokens, self.pipeline.device)
+        except FloatingPointError as error:
+            raise FloatingPointError(f"validation after epoch {self.progress.epoch + 1}: {error}") from error
+
+    def _export(self, name: str) -> None:
+        with together(self.group):
+            if self.group.rank == 0:
+                self.pipeline.save(self.output / name)
+
+    def _save(self) -> None:
+        with together(self.group):
+            if self.group.rank == 0:
+                save_state(self.output / STATE, self.progress, self.trainer.state())
+
+
+@contextmanager
+def _interruptible(workers: int) -> Iterator[Callable[[], bool]]:
+    """Turns the first SIGINT into an answer of yes, so that no step is torn; the second one is raised as usual.
+
+    Among several workers nothing is turned: they would stop after different steps. Nor outside the main thread, which gets no signals.
+    """
+    usual = signal.getsignal(signal.SIGINT)
+    if workers > 1 or threading.current_thread() is not threading.main_thread() or usual is not signal.default_int_handler:
+        yield lambda: False
+        return
+    seen: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del frame
+        seen.append(number)
+        signal.signal(signal.SIGINT, usual)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(seen)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def _weights_digest(classifier: torch.nn.Module) -> str:
+    """Of every frozen parameter and buffer, as it is in memory."""
+    frozen = {name: value for name, value in classifier.named_parameters() if not value.requires_grad}
+    every = {**frozen, **dict(classifier.named_buffers())}
+    text = "\n".join(f"{name} {value.dtype} {list(value.shape)} {int(fingerprint(value))}" for name, value in sorted(every.items()))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _samples_digest(samples: Samples) -> str:
+    return hashlib.sha256(json.dumps([samples.rows, samples.targets]).encode()).hexdigest()
+
+
+def _differences(own: Any, stored: Any, name: str = "") -> Iterator[str]:
+    """What is not as in the file, by its name there."""
+    if isinstance(own, dict) and isinstance(stored, dict):
+        for key in sorted(own.keys() | stored.keys()):
+            yield from _differences(own.get(key), stored.get(key), f"{name}.{key}" if name else key)
+    elif own != stored:
+        yield f"{name} was {stored!r} and is {own!r}"

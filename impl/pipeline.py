@@ -1,0 +1,287 @@
+"""A classifier with its tokens and settings: the entry points of training, evaluation and prediction."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from impl.adapter import ADAPTER_CONFIG, BESIDE, Adapter, load_adapter, read_object, save_adapter
+from impl.checkpoint import Checkpoint, load_checkpoint
+from impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable, trainable_shapes
+from impl.config import BALANCED, ClassifyConfig, DecoderConfig, target_modules
+from impl.corpus import Sample
+from impl.decoder import random_tensors
+from impl.device import resolve_device
+from impl.evaluation import Evaluation, evaluate
+from impl.fit import FitResult, OnEpoch, OnStep, fit
+from impl.group import ALONE, Group
+from impl.merge import save_merged
+from impl.samples import Samples, split_validation, tokenize
+from impl.tensors import Tensors
+from impl.tokens import ByteTokens, Tokens, load_tokenizer
+from impl.trainer import Batch, BatchResult, Trainer, class_probabilities, classes_of
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_RANDOM = "random_architecture"
+Texts = Sequence[str]
+Given = Samples | Sequence[Sample]
+
+
+class ClassifyPipeline:
+    """Architecture, base weights and trainable tensors on a device, with the tokens and settings of a run.
+
+    Made by one of the class methods. `source` is the checkpoint's folder, None for random weights. Steps outside `fit` are made by
+    `trainer`, at the settings' learning rate until another is set.
+    """
+
+    def __init__(
+        self,
+        architecture: DecoderConfig,
+        config: ClassifyConfig,
+        base: Tensors,
+        trainable: Tensors,
+        tokens: Tokens,
+        *,
+        device: torch.device | str = "cpu",
+        source: Path | None = None,
+        group: Group = ALONE,
+    ) -> None:
+        _require_fitting(architecture, config, tokens)
+        self.architecture, self.config, self.tokens, self.source, self.group = architecture, config, tokens, source, group
+        self.device = resolve_device(device) if isinstance(device, str) else device
+        self.adaptation = Adaptation.of(config)
+        self.class_weights = None if isinstance(config.class_weights, str) else config.class_weights
+        dtype = _DTYPES[config.dtype]
+        self.classifier = Classifier(architecture, self.adaptation, base, trainable, dtype=dtype, device=self.device)
+        self.trainer = self.start(None)
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: Path, config: ClassifyConfig, *, device: torch.device | str = "cpu", group: Group = ALONE
+    ) -> "ClassifyPipeline":
+        """A fresh adapter and head on a Hugging Face checkpoint. Raises what `load_checkpoint` and `load_tokenizer` raise."""
+        place = resolve_device(device) if isinstance(device, str) else device
+        tokens = load_tokenizer(folder, config.max_seq_len, config.padding_side)
+        checkpoint = load_checkpoint(folder)
+        trainable = initial_trainable(checkpoint.config, Adaptation.of(config), config.seed)
+        return cls(checkpoint.config, config, checkpoint.tensors, trainable, tokens, device=place, source=folder, group=group)
+
+    @classmethod
+    def from_random(
+        cls, architecture: DecoderConfig, config: ClassifyConfig, *, device: torch.device | str = "cpu", group: Group = ALONE
+    ) -> "ClassifyPipeline":
+        """Random base weights from the settings' seed, and the bytes of a text as its tokens."""
+        base = random_tensors(architecture, config.seed)
+        trainable = initial_trainable(architecture, Adaptation.of(config), config.seed)
+        tokens = ByteTokens(config.max_seq_len, config.padding_side)
+        return cls(architecture, config, base, trainable, tokens, device=device, group=group)
+
+    @classmethod
+    def from_adapter(
+        cls, folder: Path, model: Path | None = None, *, device: torch.device | str = "cpu", group: Group = ALONE
+    ) -> "ClassifyPipeline":
+        """A saved adapter on its base, or on the checkpoint `model`, with the settings that it was saved with.
+
+        Raises a ValueError for an adapter that names no base where no `model` is given, and as `load_adapter` and `load_checkpoint` do.
+        """
+        values = read_object(folder / ADAPTER_CONFIG)
+        found = model or values.get("base_model_name_or_path")
+        if found is None:
+            return cls._on_random(folder, device, group)
+        place = resolve_device(device) if isinstance(device, str) else device
+        checkpoint = load_checkpoint(Path(found))
+        adapter = load_adapter(folder, checkpoint.config)
+        config = _settings(adapter, folder)
+        tokens = load_tokenizer(Path(found), config.max_seq_len, config.padding_side)
+        return cls(checkpoint.config, config, checkpoint.tensors, adapter.trainable, tokens, device=place, source=Path(found), group=group)
+
+    @classmethod
+    def _on_random(cls, folder: Path, device: torch.device | str, group: Group) -> "ClassifyPipeline":
+        """An adapter that was trained on random weights, which its settings give again."""
+        beside = read_object(folder / BESIDE) if (folder / BESIDE).is_file() else {}
+        architecture = beside.get("extra", {}).get(_RANDOM)
+        if architecture is None:
+            raise ValueError(f"{folder / ADAPTER_CONFIG}: no base_model_name_or_path; say on which checkpoint the adapter was trained")
+        config = DecoderConfig(**architecture)
+        adapter = load_adapter(folder, config)
+        settings = _settings(adapter, folder)
+        tokens = ByteTokens(settings.max_seq_len, settings.padding_side)
+        return cls(config, settings, random_tensors(config, settings.seed), adapter.trainable, tokens, device=device, group=group)
+
+    def start(self, total_steps: int | None, class_weights: Sequence[float] | None = None) -> Trainer:
+        """A new trainer, with moments of zero, at the settings' schedule over that many steps, or at their rate without an end.
+
+        `class_weights` are what "balanced" stands for.
+        """
+        config = self.config
+        if class_weights is not None:
+            self.class_weights = tuple(class_weights)
+        self.trainer = Trainer(
+            self.classifier,
+            total_steps=total_steps,
+            micro_batch=config.batch_size,
+            learning_rate=config.learning_rate,
+            warmup_fraction=config.warmup_fraction,
+            schedule=config.schedule,
+            weight_decay=config.weight_decay,
+            max_norm=config.gradient_clip_norm,
+            class_weights=None if self.class_weights is None else torch.tensor(self.class_weights, device=self.device),
+            multi_label=config.multi_label,
+            group=self.group,
+        )
+        return self.trainer
+
+    def encode(self, texts: Texts) -> list[list[int]]:
+        """The token ids of each text."""
+        return [self.tokens.encode(text) for text in texts]
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the next step, which can be set."""
+        return self.trainer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        self.trainer.learning_rate = rate
+
+    def train_step(self, sample: Sample | Samples) -> BatchResult:
+        """One optimiser step on one sample. Raises as `Trainer.train_step` does."""
+        return self._ready().train_step(self._batch([sample] if isinstance(sample, Sample) else sample))
+
+    def train_batch(self, samples: Given) -> BatchResult:
+        """One optimiser step on the mean over the samples, in micro-batches of `batch_size`. Raises as `Trainer.train_batch` does."""
+        return self._ready().train_batch(self._batch(samples))
+
+    def accumulate(self, samples: Given) -> BatchResult:
+        """Adds the samples to those that the next `apply` steps on."""
+        return self._ready().accumulate(self._batch(samples))
+
+    def apply(self) -> BatchResult:
+        """One optimiser step on the mean over all accumulated samples."""
+        return self.trainer.apply()
+
+    def gradient_vector(self) -> Tensor:
+        """The mean gradient over the accumulated samples: per layer A then B, then head weight, head bias."""
+        return self.trainer.gradient_vector()
+
+    def apply_gradient_vector(self, vector: Tensor) -> BatchResult:
+        """One optimiser step with a gradient in that order. Raises a ValueError for another length, and nothing has changed."""
+        return self._ready().apply_gradient_vector(vector)
+
+    def forward_only(self, samples: Given, probabilities: bool = False) -> BatchResult:
+        """Mean loss and accuracy, and the probabilities where asked for; changes nothing."""
+        return self.trainer.forward_only(self._batch(samples), probabilities) if len(samples) else BatchResult(math.nan, 0, 0)
+
+    def probabilities(self, texts: Texts) -> Tensor:
+        """The probability of each class, [texts, classes], on the CPU; with `multi_label` each by itself."""
+        return class_probabilities(self._logits(texts), self.config.multi_label)
+
+    def predict(self, texts: Texts) -> list[int] | list[tuple[int, ...]]:
+        """The class of each text; with `multi_label` one 0 or 1 for each class."""
+        found = classes_of(self._logits(texts), self.config.multi_label).tolist()
+        return [tuple(row) for row in found] if self.config.multi_label else found
+
+    def evaluate(self, samples: Given) -> Evaluation:
+        """Loss, accuracy, scores by class and confusion; changes nothing. Raises a ValueError without samples."""
+        return evaluate(self.trainer, self._samples(samples), self.tokens, self.device)
+
+    def fit(
+        self,
+        train: Given,
+        validation: Given | None,
+        output: Path,
+        *,
+        resume: bool = False,
+        save_every: int | None = None,
+        on_step: OnStep | None = None,
+        on_epoch: OnEpoch | None = None,
+    ) -> FitResult:
+        """A whole run, as `impl.fit.fit` says. Without validation samples `validation_fraction` of the training samples are kept for it."""
+        samples, held_out = self._samples(train), None if validation is None else self._samples(validation)
+        if held_out is None and self.config.validation_fraction > 0:
+            samples, held_out = split_validation(samples, self.config.validation_fraction, self.config.seed)
+        try:
+            return fit(self, samples, held_out, output, resume=resume, save_every=save_every, on_step=on_step, on_epoch=on_epoch)
+        finally:
+            self.start(None)
+
+    def save(self, folder: Path) -> None:
+        """The adapter and head in PEFT's format with the settings beside; a folder that holds an adapter is replaced."""
+        trainable = {name: parameter.detach() for name, parameter in self.classifier.trainable_parameters().items()}
+        extra: dict[str, Any] = {"settings": {**dataclasses.asdict(self.config), "class_weights": self.class_weights}}
+        if self.source is None:
+            extra[_RANDOM] = dataclasses.asdict(self.architecture)
+        base = None if self.source is None else self.source.resolve()
+        save_adapter(folder, self.architecture, self.adaptation, trainable, base=base, extra=extra)
+
+    def merge(self, folder: Path) -> None:
+        """A plain Hugging Face checkpoint with the updates in its weights, and the head beside. Raises a FileExistsError."""
+        base = random_tensors(self.architecture, self.config.seed) if self.source is None else load_checkpoint(self.source).tensors
+        trainable = {name: parameter.detach().cpu() for name, parameter in self.classifier.trainable_parameters().items()}
+        adapter = Adapter(self.adaptation, trainable, self.source, {"settings": dataclasses.asdict(self.config)})
+        save_merged(folder, Checkpoint(self.architecture, base), adapter, source=self.source, quantized_as=_DTYPES[self.config.dtype])
+
+    def summary(self) -> str:
+        """Model, device, tokens, LoRA and numbers of parameters, a line each."""
+        shape, config = self.architecture, self.config
+        trainable = sum(math.prod(each) for each in trainable_shapes(shape, self.adaptation).values())
+        frozen = sum(math.prod(each) for each in base_shapes(shape).values())
+        lines = {
+            "model": f"{shape.family}, {shape.layers} layers, hidden {shape.hidden}, {self.source or 'random weights'}",
+            "device": f"{self.device}, {config.dtype}, base weights in {'NF4' if config.quantize_nf4 else config.dtype}",
+            "tokens": f"{self.tokens.description}, at most {config.max_seq_len}, padded on the {config.padding_side}",
+            "LoRA": f"rank {config.lora_rank}, alpha {config.lora_alpha:g}, on {', '.join(target_modules(config.lora_targets))}",
+            "head": f"{config.num_classes} {'labels' if config.multi_label else 'classes'}, {config.pooling} pooling",
+            "parameters": f"{trainable:,} trainable, {frozen:,} frozen",
+        }
+        return "\n".join(f"{name + ':':<12}{text}" for name, text in lines.items())
+
+    def _samples(self, given: Given) -> Samples:
+        if isinstance(given, Samples):
+            return given
+        return tokenize(given, self.tokens, self.config.num_classes, self.config.multi_label)
+
+    def _batch(self, given: Given) -> Batch:
+        samples = self._samples(given)
+        return samples.batch(range(len(samples)), self.tokens, self.device)
+
+    def _ready(self) -> Trainer:
+        if self.config.class_weights == BALANCED and self.class_weights is None:
+            raise ValueError("class_weights is 'balanced', which fit() takes from the training samples; single steps need numbers")
+        return self.trainer
+
+    @torch.no_grad()
+    def _logits(self, texts: Texts) -> Tensor:
+        size, logits = self.config.batch_size, []
+        for start in range(0, len(texts), size):
+            input_ids, mask = self.tokens.batch(texts[start : start + size])
+            logits.append(self.classifier(input_ids.to(self.device), mask.to(self.device)).cpu())
+        return torch.cat(logits) if logits else torch.empty(0, self.config.num_classes)
+
+
+def _require_fitting(architecture: DecoderConfig, config: ClassifyConfig, tokens: Tokens) -> None:
+    if tokens.vocab > architecture.vocab:
+        raise ValueError(f"{tokens.description}: the model has {architecture.vocab} embeddings, fewer than there are tokens")
+    if config.max_seq_len > architecture.max_positions:
+        raise ValueError(f"max_seq_len is {config.max_seq_len}: the model was made for at most {architecture.max_positions} positions")
+
+
+def _settings(adapter: Adapter, folder: Path) -> ClassifyConfig:
+    """The settings beside an adapter; without them, as PEFT's own adapters are, the defaults and what the adapter itself says."""
+    adaptation = adapter.adaptation
+    own = {
+        "num_classes": adaptation.classes,
+        "lora_rank": adaptation.rank,
+        "lora_alpha": adaptation.alpha,
+        "lora_targets": adaptation.targets,
+        "pooling": adaptation.pooling,
+        "quantize_nf4": adaptation.nf4,
+    }
+    try:
+        return ClassifyConfig.from_mapping({**adapter.extra.get("settings", {}), **own})
+    except ValueError as error:
+        raise ValueError(f"{folder / BESIDE}: {error}") from None

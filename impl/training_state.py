@@ -1,0 +1,117 @@
+"""The resume state of a run: one file, which is the old one or the new one whenever the process dies, and never a mixture."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from impl import strict_json
+
+STATE_FILE = "state.safetensors"
+VERSION = 1
+_PARTIAL = ".partial-"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands. All randomness is a function of seed and epoch, so that no generator's state belongs to it.
+
+    `step` optimiser steps have been made, `position` of them in epoch `epoch` (from 0), with `loss_sum` over `sample_count` samples.
+    `best_loss` is the lowest validation loss of `best_epoch` (None: none yet), after which `stale_epochs` were no better. `records` are
+    the finished epochs, `run` names the run that the state belongs to, and `finished` that nothing is left to do.
+    """
+
+    run: str
+    step: int = 0
+    epoch: int = 0
+    position: int = 0
+    loss_sum: float = 0.0
+    sample_count: int = 0
+    epoch_seconds: float = 0.0
+    best_loss: float | None = None
+    best_epoch: int | None = None
+    stale_epochs: int = 0
+    finished: bool = False
+    records: tuple[dict[str, Any], ...] = ()
+
+
+def save_state(folder: Path, progress: Progress, tensors: Mapping[str, Tensor]) -> None:
+    """Replaces the state in the folder, which is made if it is not there. When this returns, the new state survives a power failure.
+
+    Raises an OSError where the file cannot be written (no space, no permission); the old state is still there then.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps({"version": VERSION, **dataclasses.asdict(progress)})
+    write_atomically(folder / STATE_FILE, save(host, metadata={"progress": text, "sha256": _digest(text, host)}))
+
+
+def load_state(folder: Path) -> tuple[Progress, dict[str, Tensor]] | None:
+    """The state in the folder, on the CPU; None where none was ever written. Raises a ValueError for a damaged one."""
+    path = folder / STATE_FILE
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  safe_open cannot be iterated
+    except (SafetensorError, ValueError) as error:
+        raise _damaged(path, str(error)) from None
+    text = metadata.get("progress", "")
+    if metadata.get("sha256") != _digest(text, tensors):
+        raise _damaged(path, "its content does not match its checksum")
+    values = strict_json.loads(text)
+    version = values.pop("version")
+    if version != VERSION:
+        raise ValueError(f"{path}: a state of version {version}; this program reads version {VERSION}")
+    return Progress(**{**values, "records": tuple(values["records"])}), tensors
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replaces a file by way of a temporary one beside it: a reader, and whoever comes after a crash, sees the old or the new one whole."""
+    for left_over in path.parent.glob(f"{_PARTIAL}{path.name}.*"):
+        left_over.unlink(missing_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f"{_PARTIAL}{path.name}.", dir=path.parent)
+    partial = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.chmod(0o644)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _damaged(path: Path, why: str) -> ValueError:
+    return ValueError(f"{path}: damaged ({why}); remove it to start again from the beginning, or restore it from a copy")
