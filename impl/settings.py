@@ -16,13 +16,13 @@ from typing import Any
 
 import yaml
 
-from impl.config import DTYPES, PADDING_SIDES, POOLINGS, SCHEDULES, TARGETS, ClassifyConfig
+from impl.config import DTYPES, PADDING_SIDES, POOLINGS, SCHEDULES, TARGETS, ClassifyConfig, target_modules
 
 HELP: Mapping[str, str] = {
     "num_classes": "number of classes",
     "lora_rank": "rank of the low-rank updates",
     "lora_alpha": "updates are scaled by alpha / rank; twice the rank unless given",
-    "lora_targets": "projections that get an update",
+    "lora_targets": f"projections that get an update: {', '.join(TARGETS)}, or names with commas between",
     "learning_rate": "peak learning rate",
     "epochs": "passes over the training samples",
     "max_seq_len": "longest sample in tokens; the end of a longer one is cut off",
@@ -44,7 +44,6 @@ HELP: Mapping[str, str] = {
     "dtype": "type of base weights and activations",
 }
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "lora_targets": tuple(TARGETS),
     "schedule": SCHEDULES,
     "pooling": POOLINGS,
     "padding_side": PADDING_SIDES,
@@ -146,7 +145,7 @@ def resolve(model_params: int, *sources: Mapping[str, Setting]) -> ClassifyConfi
 
 def written(config: ClassifyConfig, model_params: int) -> str:
     """A YAML file of all settings, which `read_file` and `python -m contracts diagnose` read."""
-    values = dataclasses.asdict(config) | {"lora_targets": list(TARGETS[config.lora_targets]), DERIVED: model_params}
+    values = dataclasses.asdict(config) | {"lora_targets": list(target_modules(config.lora_targets)), DERIVED: model_params}
     if isinstance(config.class_weights, tuple):
         values["class_weights"] = list(config.class_weights)
     return "".join(f"{name}: {_shown(value)}\n" for name, value in values.items())
@@ -172,6 +171,8 @@ def _kinds(name: str) -> set[Any]:
 def _metavar(name: str) -> str:
     if name in CHOICES:
         return "|".join(CHOICES[name])
+    if name == "lora_targets":
+        return "NAME[,NAME…]"
     kinds = _kinds(name)
     if tuple in kinds:
         return "balanced|W1,W2,…|none"
@@ -204,7 +205,7 @@ def _converted(name: str, value: Any) -> Any:
     """The value in the field's own type. Raises a ValueError that says what was expected."""
     kinds = _kinds(name)
     if name == "lora_targets" and isinstance(value, list):
-        value = next((group for group, members in TARGETS.items() if set(members) == set(value)), value)
+        value = next((group for group, members in TARGETS.items() if set(members) == set(value)), ",".join(map(str, value)))
     if tuple in kinds and isinstance(value, list) and all(_is_number(entry) for entry in value):
         return tuple(float(entry) for entry in value)
     if float in kinds and _is_number(value):
@@ -217,6 +218,8 @@ def _converted(name: str, value: Any) -> Any:
 def _expected(name: str) -> str:
     if name in CHOICES:
         return f"one of {', '.join(CHOICES[name])}"
+    if name == "lora_targets":
+        return f"{', '.join(TARGETS)}, or names of projections"
     words = {tuple: "a list of numbers", float: "a number", int: "an integer", bool: "true or false", str: "balanced"}
     kinds = _kinds(name)
     expected = [word for kind, word in words.items() if kind in kinds]

@@ -1,0 +1,92 @@
+"""`python -m impl`: train, evaluate, predict, merge, summary."""
+
+import argparse
+import difflib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from impl.commands import COMMANDS, BadInput, Interrupted, TrainingFailed
+
+DONE, FAILED, INTERRUPTED, BAD_INPUT = 0, 1, 2, 4
+
+
+class _Parser(argparse.ArgumentParser):
+    """Bad usage is bad input; the nearest option is named."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{message}\n{self.format_usage().splitlines()[0]} …; --help shows every option")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0 done, 1 training failed, 2 interrupted, 4 bad input (nothing was written), 6 the device is not there or too small."""
+    try:
+        options = _parsed(sys.argv[1:] if arguments is None else arguments)
+    except BadInput as error:
+        return _say("impl", error, BAD_INPUT)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("default", category=UserWarning)
+        warnings.showwarning = lambda message, *_, **__: print(f"impl {options.command}: warning: {message}", file=sys.stderr)
+        return _guarded(options)
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(prog="python -m impl", description="Trains and runs a classifier: a decoder with LoRA and a head.", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    parsers = {}
+    for name, command in COMMANDS.items():
+        parsers[name] = commands.add_parser(name, help=command.help, description=command.description, allow_abbrev=False)
+        command.add_options(parsers[name])
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        chosen: argparse.ArgumentParser = parsers[options.command]
+        known = [option for action in chosen._actions for option in action.option_strings]
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
+        chosen.error(f"{unknown[0]!r} is no option of {options.command}" + (f"; the nearest is {near[0]}" if near else ""))
+    return options
+
+
+def _guarded(options: argparse.Namespace) -> int:
+    """Runs a command; what can go wrong for reasons outside the program becomes a message and a status."""
+    name = f"impl {options.command}"
+    try:
+        return _run(COMMANDS[options.command].run, options, name)
+    except KeyboardInterrupt:
+        return _say(name, Interrupted("interrupted"), INTERRUPTED)
+    except Interrupted as error:
+        return _say(name, error, INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of the output has gone; Python would complain once more when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except (BadInput, ValueError, OSError) as error:
+        return _say(name, error, BAD_INPUT)
+
+
+def _run(run: Callable[[argparse.Namespace], None], options: argparse.Namespace, name: str) -> int:
+    from torch import OutOfMemoryError
+
+    from impl.device import EXIT_STATUS, DeviceUnavailable
+    from impl.group import WorkerLost
+    from impl.ledger import InsufficientMemory
+    from impl.residency import NotResident
+
+    try:
+        run(options)
+        sys.stdout.flush()
+    except (DeviceUnavailable, InsufficientMemory) as error:
+        return _say(name, error, EXIT_STATUS)
+    except (TrainingFailed, FloatingPointError, NotResident, OutOfMemoryError, WorkerLost) as error:
+        return _say(name, error, FAILED)
+    return DONE
+
+
+def _say(name: str, error: Exception, status: int) -> int:
+    print(f"{name}: {error}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

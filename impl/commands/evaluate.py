@@ -1,0 +1,58 @@
+"""Loss, accuracy, precision, recall and F1 of each class, and the confusion matrix, of an adapter on a labelled corpus."""
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from impl.commands.common import add_adapter_options, open_adapter
+
+if TYPE_CHECKING:
+    from impl.evaluation import Evaluation, Matrix
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add_adapter_options(parser)
+    parser.add_argument("--corpus", metavar="FILE", type=Path, required=True, help="labelled JSONL corpus")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Prints the evaluation."""
+    from impl.samples import read_samples
+
+    pipeline = open_adapter(options)
+    config = pipeline.config
+    evaluation = pipeline.evaluate(read_samples(options.corpus, pipeline.tokens, config.num_classes, config.multi_label))
+    if options.json:
+        print(json.dumps(dataclasses.asdict(evaluation) | {"macro_f1": macro_f1(evaluation)}))
+    else:
+        print("\n".join(lines(evaluation, config.multi_label)))
+
+
+def macro_f1(evaluation: "Evaluation") -> float:
+    """Mean of the classes' F1."""
+    return sum(score.f1 for score in evaluation.per_class) / len(evaluation.per_class)
+
+
+def lines(evaluation: "Evaluation", multi_label: bool) -> Iterator[str]:
+    """The evaluation as tables."""
+    yield f"{evaluation.total} samples  loss {evaluation.loss:.4f}  accuracy {evaluation.accuracy:.4f}  macro-F1 {macro_f1(evaluation):.4f}"
+    yield ""
+    yield f"{'class':>5}  {'precision':>9}  {'recall':>9}  {'F1':>9}  {'samples':>9}"
+    for index, score in enumerate(evaluation.per_class):
+        yield f"{index:>5}  {score.precision:>9.4f}  {score.recall:>9.4f}  {score.f1:>9.4f}  {score.support:>9}"
+    yield ""
+    yield from _table(evaluation.confusion, ["no, not found", "no, found", "yes, not found", "yes, found"] if multi_label else None)
+
+
+def _table(confusion: "Matrix", columns: list[str] | None) -> Iterator[str]:
+    names = columns or [str(index) for index in range(len(confusion[0]))]
+    yield "labels by class: given and found" if columns else "confusion: rows are the true class, columns the predicted one"
+    width = max(5, *map(len, names), *(len(str(count)) for row in confusion for count in row))
+    yield "  ".join([" " * 5, *(name.rjust(width) for name in names)])
+    for index, row in enumerate(confusion):
+        yield "  ".join([str(index).rjust(5), *(str(count).rjust(width) for count in row)])

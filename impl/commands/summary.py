@@ -1,0 +1,29 @@
+"""Model, device, tokenizer, LoRA, counts of parameters, and the memory that training takes."""
+
+import argparse
+
+from impl import settings
+from impl.commands.common import BadInput, add_adapter_options, open_adapter, parameter_count
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    add_adapter_options(parser, required=False)
+    settings.add_options(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Prints the summary."""
+    given = settings.given_options(options)
+    if options.adapter is not None:
+        if given:
+            raise BadInput(f"{next(iter(given.values())).origin}: an adapter has its own settings; expected it with --model alone")
+        pipeline = open_adapter(options)
+    elif options.model is not None:
+        from impl.pipeline import ClassifyPipeline
+
+        config = settings.resolve(parameter_count(options.model), given)
+        pipeline = ClassifyPipeline.from_pretrained(options.model, config, device=options.device)
+    else:
+        raise BadInput("expected --adapter DIR or --model DIR")
+    print(pipeline.summary())

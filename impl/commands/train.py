@@ -1,0 +1,195 @@
+"""Trains low-rank updates and a head on a labelled corpus.
+
+The output folder then holds last/ and best/ (adapters in PEFT's format), metrics.jsonl, config.yaml and statistics.yaml (what `python -m
+contracts diagnose` judges), run.json and state/ (from which --resume goes on).
+"""
+
+import argparse
+import dataclasses
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from impl import settings
+from impl.commands.common import DEVICE_HELP, BadInput, Interrupted, TrainingFailed, parameter_count
+
+if TYPE_CHECKING:
+    import torch
+
+    from impl.config import ClassifyConfig
+    from impl.fit import EpochRecord, FitResult, StepRecord
+    from impl.group import Group
+    from impl.metrics import MetricsFile, TensorBoard
+    from impl.samples import Samples
+
+CONFIG, STATISTICS, METRICS = "config.yaml", "statistics.yaml", "metrics.jsonl"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--model", metavar="DIR", type=Path, required=True, help="Hugging Face checkpoint folder (Llama, Qwen2/2.5, Qwen3)")
+    parser.add_argument("--corpus", metavar="FILE", type=Path, required=True, help="JSONL: {input, label} or {input, labels} a line")
+    parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="folder of the run; new, or with --resume the run's own")
+    parser.add_argument("--validation", metavar="FILE", type=Path, help="corpus for validation, in the place of a part of --corpus")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file of settings; options on the command line come before it")
+    parser.add_argument("--device", default="cpu", metavar="NAME", help=DEVICE_HELP)
+    parser.add_argument("--resume", action="store_true", help="go on with the run in --output: the same command, and this option")
+    parser.add_argument("--save-every", metavar="N", type=_count, help="write the state after every N steps too (default: every epoch)")
+    parser.add_argument("--tensorboard", metavar="DIR", type=Path, help="write the metrics for TensorBoard as well")
+    settings.add_options(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Trains, alone or as one of torchrun's workers, of which the first one speaks and writes."""
+    given = (settings.read_file(options.config) if options.config else {}, settings.given_options(options))
+    from impl.group import joined, restarted
+
+    resume = options.resume or (restarted() and (options.output / "run.json").is_file())
+    _require_usable(options.output, resume)
+    with joined(options.device) as (group, device):
+        _train(options, given, group, device, resume)
+
+
+def _train(
+    options: argparse.Namespace, given: tuple[dict[str, settings.Setting], ...], group: "Group", device: "torch.device", resume: bool
+) -> None:
+    from impl.metrics import MetricsFile, TensorBoard
+    from impl.pipeline import ClassifyPipeline
+
+    parameters = parameter_count(options.model)
+    config = settings.resolve(parameters, *given)
+    train, validation = _samples(options, config)
+    config = _with_weights(config, train)
+    board = TensorBoard(options.tensorboard) if options.tensorboard and group.rank == 0 else None
+    pipeline = ClassifyPipeline.from_pretrained(options.model, config, device=device, group=group)
+    if group.rank != 0:
+        pipeline.fit(train, validation, options.output, resume=resume, save_every=options.save_every)
+        return
+    if not resume:
+        _write_for_rules(options.output, config, parameters, train)
+    print(pipeline.summary())
+    print(f"samples:    {len(train)} to train on, {0 if validation is None else len(validation)} for validation")
+    if truncated := train.statistics().truncated:
+        print(f"truncated:  {truncated} of the training samples are longer than max_seq_len {config.max_seq_len}: their end is cut off")
+    print(f"rules:      python -m contracts diagnose {options.output / CONFIG} --statistics {options.output / STATISTICS}", flush=True)
+    watch = _Watch(config, len(train), MetricsFile(options.output / METRICS), board)
+    result = watch.over(
+        lambda: pipeline.fit(
+            train, validation, options.output, resume=resume, save_every=options.save_every, on_step=watch.step, on_epoch=watch.epoch
+        )
+    )
+    print(_conclusion(options.output, result))
+
+
+class _Watch:
+    """Passes records on to the terminal and the files; turns what ends a run that has begun into what the command ends with."""
+
+    def __init__(self, config: "ClassifyConfig", samples: int, metrics: "MetricsFile", board: "TensorBoard | None") -> None:
+        from impl.fit import total_steps
+        from impl.progress import Progress
+
+        steps = total_steps(config, samples)
+        self.progress = Progress(sys.stderr, epochs=config.epochs, total_steps=steps, log_interval=config.log_interval)
+        self.metrics, self.board, self.steps = metrics, board, 0
+
+    def step(self, record: "StepRecord") -> None:
+        """Notes a step. The file comes first: what was shown is in it."""
+        self.steps = record.step
+        for sink in (self.metrics, self.board, self.progress):
+            if sink is not None:
+                sink.step(record)
+
+    def epoch(self, record: "EpochRecord") -> None:
+        """Notes an epoch."""
+        for sink in (self.metrics, self.board, self.progress):
+            if sink is not None:
+                sink.epoch(record)
+
+    def over(self, fit: Callable[[], "FitResult"]) -> "FitResult":
+        """The result of the run."""
+        try:
+            return fit()
+        except KeyboardInterrupt:
+            raise Interrupted(f"interrupted after step {self.steps}; the same command with --resume goes on") from None
+        except FloatingPointError as error:
+            raise TrainingFailed(str(error)) from None
+        except (OSError, ValueError, RuntimeError) as error:
+            if self.steps == 0 and not isinstance(error, RuntimeError):
+                raise
+            raise TrainingFailed(f"{error} (after step {self.steps}; --resume goes on from the last state)") from error
+        finally:
+            self.progress.close()
+            if self.board is not None:
+                self.board.close()
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a positive integer")
+    return int(text)
+
+
+def _require_usable(output: Path, resume: bool) -> None:
+    """The output folder is new or empty, or with --resume that of a run."""
+    if (output.exists() or output.is_symlink()) and not output.is_dir():
+        raise BadInput(f"--output: {output} is no folder")
+    holds_run = (output / "run.json").is_file()
+    if resume and not holds_run:
+        raise BadInput(f"--resume: {output} holds no run (it has no run.json); leave the option out to start one")
+    if holds_run and not resume:
+        raise BadInput(f"--output: {output} holds a run already; go on with it by --resume, or choose another folder")
+    # A start that was killed at once leaves these two; they are written anew.
+    if not resume and output.is_dir() and (foreign := sorted({path.name for path in output.iterdir()} - {CONFIG, STATISTICS})):
+        raise BadInput(f"--output: {output} is not empty (it has {foreign[0]}); choose another folder")
+
+
+def _samples(options: argparse.Namespace, config: "ClassifyConfig") -> tuple["Samples", "Samples | None"]:
+    """Training and validation samples. Raises a ValueError that names the file and line, and the setting where that may be the reason."""
+    from impl.samples import read_samples, split_validation
+    from impl.tokens import load_tokenizer
+
+    tokens = load_tokenizer(options.model, config.max_seq_len, config.padding_side)
+    try:
+        samples = read_samples(options.corpus, tokens, config.num_classes, config.multi_label)
+        if options.validation is not None:
+            return samples, read_samples(options.validation, tokens, config.num_classes, config.multi_label)
+    except ValueError as error:
+        if "label" not in str(error):
+            raise
+        kind = "--multi-label" if config.multi_label else "--no-multi-label"
+        raise BadInput(f"{error} (the settings are --num-classes {config.num_classes}, {kind})") from None
+    train, validation = split_validation(samples, config.validation_fraction, config.seed)
+    if not len(validation) and config.early_stop_patience is not None:
+        raise BadInput("early_stop_patience waits for a better validation loss: it needs --validation or a validation_fraction above 0")
+    return train, validation if len(validation) else None
+
+
+def _with_weights(config: "ClassifyConfig", train: "Samples") -> "ClassifyConfig":
+    """The settings with balanced class weights as numbers."""
+    from impl.config import BALANCED
+    from impl.samples import balanced_weights
+
+    return dataclasses.replace(config, class_weights=balanced_weights(train)) if config.class_weights == BALANCED else config
+
+
+def _write_for_rules(output: Path, config: "ClassifyConfig", parameters: int, train: "Samples") -> None:
+    """The two files that `python -m contracts diagnose` reads."""
+    statistics = train.statistics()
+    ratio = ".inf" if math.isinf(statistics.imbalance) else f"{statistics.imbalance:.6g}"
+    output.mkdir(parents=True, exist_ok=True)
+    (output / CONFIG).write_text(settings.written(config, parameters), encoding="utf-8")
+    (output / STATISTICS).write_text(
+        f"p99_length: {statistics.length_percentiles[99]}\nimbalance_ratio: {ratio}\nminority_count: {statistics.minority}\n",
+        encoding="utf-8",
+    )
+
+
+def _conclusion(output: Path, result: "FitResult") -> str:
+    text = f"{result.steps} steps, {len(result.epochs)} epochs" + (" (stopped early)" if result.stopped_early else "")
+    if result.best_epoch is None:
+        return f"{text}; the adapter is {output / 'last'}"
+    return (
+        f"{text}; the best adapter, of epoch {result.best_epoch}, is {output / 'best'} (validation loss {result.best_validation_loss:.4f})"
+    )
