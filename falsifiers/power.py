@@ -195,7 +195,8 @@ def cell(attack: RememberingAttack, drawn: Sequence[Case], name: str | None, due
     tally = examination.tally
     state = State.FALSIFIED if first else State.HELD if tally.compared and not examination.stopped else State.VACUOUS
     reason = reason if first else examination.stopped
-    loose = looseness(attack, drawn) if name is None and claim.tolerance is not None and claim.tolerance.basis == "literal" else None
+    literal = claim.tolerance is not None and claim.tolerance.basis == "literal" and not attack.signature.procedure  # which has no floor
+    loose = looseness(attack, drawn) if name is None and literal else None
     power = tally.worst.headroom if tally.worst else 0.0
     spent = time.perf_counter() - start
     return Cell(claim.id, attack.dtype, name, due, state.value, first or tally.run, spent, power, reason, loose)

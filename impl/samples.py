@@ -129,7 +129,8 @@ def effective_batches(order: Sequence[int], size: int) -> list[list[int]]:
 
 def _shuffled(count: int, *entropy: int) -> list[int]:
     # NumPy keeps the stream of a bit generator the same from version to version, but not those of Generator's methods (NEP 19)
-    return np.argsort(np.random.PCG64(list(entropy)).random_raw(count), kind="stable").tolist()
+    order: list[int] = np.argsort(np.random.PCG64(list(entropy)).random_raw(count), kind="stable").tolist()
+    return order
 
 
 def _shares(counts: Sequence[int], fraction: float, total: int, *, spare_last: bool) -> list[int]:

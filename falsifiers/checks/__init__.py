@@ -4,7 +4,21 @@ from collections.abc import Callable
 
 from falsifiers.attack import Attack
 from falsifiers.case import Case
-from falsifiers.checks import layers, lora, losses, models, nf4, optimiser, procedures, refusals, relations, slopes
+from falsifiers.checks import (
+    corpora,
+    layers,
+    lora,
+    losses,
+    models,
+    nf4,
+    optimiser,
+    procedures,
+    refusals,
+    relations,
+    sampling,
+    slopes,
+    token_ids,
+)
 from falsifiers.comparison import Comparison
 
 Check = Callable[[Attack, Case], list[Comparison]]
@@ -57,5 +71,18 @@ CHECKS: dict[str, Check] = {
         procedures.refuses_tokenizer,
         procedures.refuses_device,
         procedures.checkpoint_arrives_exactly,
+        corpora.corpus_arrives_exactly,
+        corpora.multi_label_corpus_arrives_exactly,
+        corpora.refuses_multi_label_corpus,
+        token_ids.tokens_are_the_tokenizers_own,
+        token_ids.bytes_are_tokens_without_a_tokenizer,
+        token_ids.statistics_are_numpys,
+        token_ids.batches_are_padded_and_masked,
+        sampling.epochs_are_permutations,
+        sampling.effective_batches_are_complete,
+        sampling.split_is_stratified,
+        sampling.refuses_split,
+        sampling.balanced_weights_are_inverse,
+        sampling.refuses_weights_of_an_empty_class,
     )
 }

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from falsifiers.subjects.procedures import data
 from impl.checkpoint import load_checkpoint, load_decoder
 from impl.config import ClassifyConfig
-from impl.corpus import load_corpus
 from impl.device import resolve_device
 from impl.tokens import load_tokenizer
 from reference.table import Array
@@ -29,11 +29,6 @@ def _tokenizer(scalars: Scalars, device: torch.device) -> dict[str, Array]:
     return {"vocab": np.asarray(load_tokenizer(Path(scalars["path"]), 16).vocab)}
 
 
-def _corpus(scalars: Scalars, device: torch.device) -> dict[str, Array]:
-    del device
-    return {"labels": np.asarray([sample.label for sample in load_corpus(Path(scalars["path"]), scalars["classes"])])}
-
-
 def _device(scalars: Scalars, device: torch.device) -> dict[str, Array]:
     del device
     return {"index": np.asarray(resolve_device(str(scalars["name"])).index or 0)}
@@ -44,8 +39,13 @@ Procedure = Callable[[Scalars, torch.device], dict[str, Array]]
 PROCEDURES: dict[str, Procedure] = {
     "load_checkpoint": _checkpoint,
     "load_tokenizer": _tokenizer,
-    "load_corpus": _corpus,
+    "load_corpus": data.load,
     "resolve_device": _device,
+    "read_samples": data.read,
+    "batch_samples": data.batch,
+    "epoch_order": data.order,
+    "split_validation": data.split,
+    "balanced_class_weights": data.weights,
 }
 
 
