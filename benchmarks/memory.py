@@ -1,0 +1,178 @@
+"""The estimate of device memory beside what a training step is then measured to take.
+
+    python -m benchmarks.memory [--device cuda] [--models toy qwen2.5-0.5b qwen3-4b] [--json FILE]
+
+On a CUDA device the measure is torch.cuda.max_memory_allocated over loading and two optimiser steps; the command ends with 1 where an
+estimate is more than TOLERANCE away from it. On the CPU the measure is a count of the step's allocations, for the toy model only.
+"""
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from impl.allocations import Allocations
+from impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable
+from impl.config import DecoderConfig
+from impl.device import resolve_device, set_tf32
+from impl.memory import Estimate, estimate
+from impl.tensors import LazyTensors, Shapes
+from impl.trainer import Batch, Trainer
+
+TOLERANCE = 0.10
+BATCH, SEQ, CLASSES, RANK = 16, 256, 5, 16
+MODELS = {
+    "toy": DecoderConfig("qwen2", 512, 256, 768, 4, 8, 2, 32, 1e-6, 1e4, True, 512),
+    "qwen2.5-0.5b": DecoderConfig("qwen2", 151_936, 896, 4864, 24, 14, 2, 64, 1e-6, 1e6, True, 32_768),
+    "qwen3-4b": DecoderConfig("qwen3", 151_936, 2560, 9728, 36, 32, 8, 128, 1e-6, 1e6, True, 32_768),
+}
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One line of the table."""
+
+    model: str
+    nf4: bool
+    dtype: str
+    targets: str = "q_v"
+    accumulation: int = 1
+
+    def adaptation(self) -> Adaptation:
+        """What is added to the model."""
+        return Adaptation(CLASSES, RANK, 2.0 * RANK, self.targets, nf4=self.nf4)
+
+    def estimate(self, device: torch.device) -> Estimate:
+        """What the step is estimated to need."""
+        dtype = DTYPES[self.dtype]
+        return estimate(MODELS[self.model], self.adaptation(), BATCH, SEQ, dtype, accumulation=self.accumulation, device=device)
+
+
+class RandomTensors(LazyTensors):
+    """A model's tensors drawn on the device, one at a time."""
+
+    def __init__(self, shapes: Shapes, dtype: torch.dtype, device: torch.device) -> None:
+        self._shapes, self._dtype, self._device = shapes, dtype, device
+
+    @property
+    def shapes(self) -> Shapes:
+        """Name and shape of every tensor."""
+        return self._shapes
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Norms one, all else N(0, 0.02²)."""
+        tensor = torch.ones(self._shapes[name], dtype=self._dtype, device=self._device)
+        return tensor if tensor.ndim == 1 else tensor.normal_(std=0.02)
+
+
+def settings(models: list[str]) -> Iterator[Setting]:
+    """Each model with NF4 and without, in both dtypes; and all targets, and accumulation, once."""
+    for model in models:
+        for dtype in DTYPES:
+            yield Setting(model, True, dtype)
+            yield Setting(model, False, dtype)
+        yield Setting(model, True, "bfloat16", accumulation=4)
+        if model != "qwen3-4b":
+            yield Setting(model, True, "bfloat16", targets="all")
+
+
+def step(setting: Setting, device: torch.device) -> int:
+    """Loads and makes two optimiser steps. Bytes that autograd saved in one forward pass, weights that are there anyway left out."""
+    config, dtype = MODELS[setting.model], DTYPES[setting.dtype]
+    trainable = initial_trainable(config, setting.adaptation(), 0)
+    base = RandomTensors(base_shapes(config), dtype, device)
+    classifier = Classifier(config, setting.adaptation(), base, trainable, dtype=dtype, device=device)
+    trainer = Trainer(classifier, total_steps=None, micro_batch=BATCH, learning_rate=1e-4)
+    kept = {value.untyped_storage()._cdata for value in (*classifier.parameters(), *classifier.buffers())}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in kept:
+            saved[storage._cdata] = storage.nbytes()
+        return tensor
+
+    for index in range(2):
+        for micro in range(setting.accumulation):
+            batch = _batch(config, device)
+            with torch.autograd.graph.saved_tensors_hooks(pack if index == micro == 0 else lambda tensor: tensor, lambda tensor: tensor):
+                trainer.accumulate(batch)
+        trainer.apply()
+    return sum(saved.values())
+
+
+def _batch(config: DecoderConfig, device: torch.device) -> Batch:
+    ids = torch.randint(0, config.vocab, (BATCH, SEQ), device=device)
+    return Batch(ids, torch.ones_like(ids, dtype=torch.bool), torch.randint(0, CLASSES, (BATCH,), device=device))
+
+
+def measured(setting: Setting, device: torch.device) -> Mapping[str, int]:
+    """`peak` bytes of loading and two steps, and the bytes `saved` for the backward pass of one."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        saved = step(setting, device)
+        return {"peak": torch.cuda.max_memory_allocated(device), "saved": saved}
+    with Allocations("cpu", block=1) as allocations:
+        saved = step(setting, device)
+    return {"peak": allocations.peak, "saved": saved}
+
+
+def row(setting: Setting, device: torch.device) -> dict[str, Any]:
+    """Estimate and, where it can be measured, what was measured."""
+    expected = setting.estimate(device)
+    found: dict[str, Any] = {**vars(setting), "estimate": expected.total, "parts": dict(expected.parts)}
+    if device.type == "cuda" or setting.model == "toy":
+        found |= measured(setting, device)
+        found["ratio"] = found["estimate"] / found["peak"]
+    return found
+
+
+def main() -> int:
+    """The table on standard output."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    device = resolve_device(arguments.device)
+    if device.type == "cuda":
+        set_tf32(False)
+    rows = []
+    print(
+        f"{'model':13} {'base':5} {'dtype':9} {'targets':7} {'accum':>5} {'estimate':>10} {'measured':>10} {'ratio':>6}  largest parts, MiB"
+    )
+    for setting in settings(arguments.models):
+        found = row(setting, device)
+        rows.append(found)
+        print(_line(found), flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"device": str(device), "torch": torch.__version__, "rows": rows}, indent=2) + "\n")
+    wrong = [found for found in rows if "ratio" in found and abs(found["ratio"] - 1) > TOLERANCE]
+    print(f"{len(wrong)} of {sum('ratio' in found for found in rows)} measured steps are more than {TOLERANCE:.0%} away from the estimate")
+    return int(bool(wrong))
+
+
+def _line(found: Mapping[str, Any]) -> str:
+    largest = sorted(found["parts"].items(), key=lambda item: -item[1])[:5]
+    parts = ", ".join(f"{name} {size / 2**20:.0f}" for name, size in largest)
+    saved = f"; saved {found['saved'] / 2**20:.1f}" if "saved" in found else ""
+    peak = f"{found['peak'] / 2**20:10.1f} {found['ratio']:6.3f}" if "ratio" in found else f"{'-':>10} {'-':>6}"
+    base = "nf4" if found["nf4"] else "plain"
+    return (
+        f"{found['model']:13} {base:5} {found['dtype']:9} {found['targets']:7} {found['accumulation']:5} "
+        f"{found['estimate'] / 2**20:10.1f} {peak}  {parts}{saved}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""How much device memory a training run needs, found before any of it is allocated.
+
+A whole optimiser step of the real trainer is run on tensors that have shapes and no content, and its allocations are counted as they come
+and go: what is counted is what the implementation does, not a formula beside it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from impl import dispatch
+from impl.allocations import BLOCK, WORKING, Allocations, kernels_of
+from impl.classifier import Adaptation, Classifier, base_shapes, trainable_shapes
+from impl.config import DecoderConfig
+from impl.tensors import LazyTensors, Shapes
+from impl.trainer import Batch, Trainer
+from impl.validation import unchecked
+
+META, LOADING = "meta", "loading"
+WORKSPACE, WORKSPACE_HOPPER = 4096 * 1024 * 2 + 16 * 1024 * 8, 4096 * 8 * 1024
+"""Bytes of cuBLAS's workspace as PyTorch sets it, one for the forward pass's thread and one for autograd's."""
+THREADS = 2
+LOSSES = ("weighted_cross_entropy", "bce_with_logits")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes on the device. `parts` has the largest size of each part, by name; `total` is the largest sum of all at one time.
+
+    Weights: embedding, norms, biases, projections (those not in NF4), nf4_codes, nf4_absmax, lora, head; quantisation is what loading
+    takes on top. Optimiser: moments, optimiser_indices, gradients (of the tensors and as flat vectors, one a micro-batch), update
+    (temporaries of clipping and AdamW). A pass: batch, activations (saved for backward), dequantised_weights, logits and loss, working
+    (what is neither saved nor kept). library_workspace is cuBLAS's. What CUDA itself takes for a process, and what the allocator holds
+    in reserve, comes on top.
+    """
+
+    parts: Mapping[str, int]
+    total: int
+
+    def table(self) -> str:
+        """The parts, largest first, and the total, in MiB."""
+        rows = [*sorted(self.parts.items(), key=lambda item: -item[1]), ("total at the peak", self.total)]
+        return "\n".join(f"{name:20} {count / 2**20:12.2f} MiB" for name, count in rows)
+
+
+def estimate(
+    config: DecoderConfig,
+    adaptation: Adaptation,
+    batch: int,
+    seq: int,
+    dtype: torch.dtype,
+    *,
+    accumulation: int = 1,
+    multi_label: bool = False,
+    device: torch.device | str = "cuda",
+) -> Estimate:
+    """What one optimiser step of `accumulation` micro-batches [batch, seq] needs; base weights and activations in `dtype`.
+
+    Nothing is allocated. Raises a ValueError for a count below one.
+    """
+    for name, count in (("batch", batch), ("seq", seq), ("accumulation", accumulation)):
+        if count < 1:
+            raise ValueError(f"{name} is {count}: expected at least 1")
+    device = torch.device(device)
+    allocations = Allocations(META, BLOCK if device.type == "cuda" else 1)
+    with unchecked(), kernels_of(device.type), allocations:
+        classifier = _classifier(config, adaptation, dtype, allocations)
+        quantisation = allocations.peak - allocations.total
+        _step(_trainer(classifier, batch, multi_label, allocations), (batch, seq), accumulation, allocations)
+    workspace = _library_workspace(device)
+    largest = allocations.largest | {LOADING: 0, "quantisation": quantisation if adaptation.nf4 else 0, "library_workspace": workspace}
+    return Estimate({name: size for name, size in largest.items() if size}, allocations.peak + workspace)
+
+
+class _Shapes(LazyTensors):
+    """Tensors without content."""
+
+    def __init__(self, shapes: Shapes, dtype: torch.dtype) -> None:
+        self._shapes, self._dtype = shapes, dtype
+
+    @property
+    def shapes(self) -> Shapes:
+        return self._shapes
+
+    def __getitem__(self, name: str) -> Tensor:
+        return torch.empty(self._shapes[name], device=META, dtype=self._dtype)
+
+
+def _classifier(config: DecoderConfig, adaptation: Adaptation, dtype: torch.dtype, allocations: Allocations) -> Classifier:
+    with allocations.part(LOADING):
+        base, trainable = _Shapes(base_shapes(config), dtype), _Shapes(trainable_shapes(config, adaptation), torch.float32)
+        classifier = Classifier(config, adaptation, base, trainable, dtype=dtype, device=META)
+    for name, tensor in (*classifier.named_parameters(), *classifier.named_buffers()):
+        allocations.assign(tensor, _part_of(name))
+    return classifier
+
+
+def _trainer(classifier: Classifier, batch: int, multi_label: bool, allocations: Allocations) -> Trainer:
+    with allocations.part("update"):
+        trainer = Trainer(classifier, total_steps=None, micro_batch=batch, learning_rate=1e-4, multi_label=multi_label)
+    for name, value in vars(trainer.optimiser).items():
+        if isinstance(value, Tensor):
+            allocations.assign(value, "moments" if name.startswith("exp_avg") else "optimiser_indices")
+    return trainer
+
+
+def _part_of(name: str) -> str:
+    *_, owner, kind = name.split(".")
+    if owner in ("lora_A", "lora_B"):
+        return "lora"
+    if owner == "quantized":
+        return "nf4_codes" if kind == "codes" else "nf4_absmax"
+    if owner == "score":
+        return "head"
+    if kind == "bias":
+        return "biases"
+    if owner == "embed_tokens":
+        return "embedding"
+    return "norms" if owner.endswith("norm") else "projections"
+
+
+def _step(trainer: Trainer, shape: tuple[int, int], accumulation: int, allocations: Allocations) -> None:
+    for parameter in trainer.optimiser.parameters.values():
+        parameter.register_post_accumulate_grad_hook(lambda moved: _is_gradient(moved, allocations))
+    for _ in range(accumulation):
+        with allocations.part("batch"):
+            batch = _batch(trainer, shape)
+        with allocations.saving(), dispatch.surrounded(partial(_around, allocations)):
+            trainer.accumulate(batch)
+        allocations.assign_all(WORKING, "gradients")
+    with allocations.part("update"):
+        trainer.apply()
+
+
+def _around(allocations: Allocations, path: str, operation: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    result = function(**arguments)
+    if operation in LOSSES or path.endswith("score"):
+        allocations.assign(result, "logits")
+    return result
+
+
+def _is_gradient(parameter: Tensor, allocations: Allocations) -> None:
+    if parameter.grad is not None:
+        allocations.assign(parameter.grad, "gradients")
+
+
+def _batch(trainer: Trainer, shape: tuple[int, int]) -> Batch:
+    classes = trainer.classifier.adaptation.classes
+    labels = torch.empty((shape[0], classes), device=META) if trainer.multi_label else torch.empty(shape[0], device=META, dtype=torch.int64)
+    ids = torch.empty(shape, device=META, dtype=torch.int64)
+    return Batch(ids, torch.empty(shape, device=META, dtype=torch.bool), labels)
+
+
+def _library_workspace(device: torch.device) -> int:
+    """Zero on the CPU; the larger of the two where no card is there to ask."""
+    if device.type != "cuda":
+        return 0
+    hopper = not torch.cuda.is_available() or torch.cuda.get_device_capability(device)[0] >= 9
+    return THREADS * (WORKSPACE_HOPPER if hopper else WORKSPACE)
