@@ -115,6 +115,13 @@ def padding(rng: Generator, shape: Shape, flavour: str) -> Array:
     return np.ones(shape, dtype=bool)
 
 
+def predicting(rng: Generator, shape: Shape, flavour: str) -> Array:
+    """Attention masks [batch, seq] of a token stream: rows with at least two tokens, shorter ones padded on the right."""
+    batch, seq = shape
+    lengths = rng.integers(2, seq + 1, (batch, 1)) if flavour == "right_padded" else np.full((batch, 1), seq)
+    return np.asarray(np.arange(seq)[None, :] < lengths)
+
+
 def norm_weight(rng: Generator, shape: Shape, flavour: str) -> Array:
     """Weights of a norm, around one."""
     return wide(rng, shape) if flavour == "wide" else 1.0 + 0.3 * rng.standard_normal(shape)
@@ -142,6 +149,7 @@ def absmax(rng: Generator, shape: Shape, flavour: str) -> Array:
 
 _SPECIAL: dict[str, Callable[[Generator, Shape, str], Array]] = {
     "padding": padding,
+    "predicting": predicting,
     "norm_weight": norm_weight,
     "class_weights": class_weights,
     "nonnegative": nonnegative,

@@ -1,10 +1,10 @@
 """Where a NaN or an infinity came from."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from impl import dispatch
 from impl.classifier import Classifier
@@ -22,15 +22,22 @@ def origin(classifier: Classifier, batch: Batch, class_weights: Tensor | None = 
     Looks at the parameters, then at each call of the forward pass and the loss in their order, then at each call of the backward pass
     in its. The call that is named had finite inputs, or names the input that was not. Changes neither weights nor gradients.
     """
-    for name, value in (*classifier.named_parameters(), *classifier.named_buffers()):
+
+    def loss() -> Tensor:
+        return classifier.loss(classifier(batch.input_ids, batch.mask), batch.labels, class_weights)
+
+    return origin_of(classifier, loss, list(classifier.trainable_parameters().values()))
+
+
+def origin_of(model: nn.Module, loss: Callable[[], Tensor], trained: Sequence[Tensor]) -> str | None:
+    """`origin` for any model: `loss` runs its forward pass, `trained` are the parameters that the loss is differentiated by."""
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
         if _bad(value):
             return f"parameter {name}: {_described(value)}"
     try:
         # The checks of values would stop at the logits, and not say which call they come from.
         with unchecked(), dispatch.surrounded(_watched), torch.enable_grad():
-            logits = classifier(batch.input_ids, batch.mask)
-            loss = classifier.loss(logits, batch.labels, class_weights)
-            torch.autograd.grad(loss, list(classifier.trainable_parameters().values()))
+            torch.autograd.grad(loss(), trained)
     except _Found as found:
         return str(found)
     return None

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,7 +13,8 @@ from impl.checkpoint import CONFIG, TOKENIZER, load_checkpoint, read_config, sav
 from impl.config import DecoderConfig
 from impl.decoder import Decoder, parameter_count, random_tensors
 from impl.decoder_optimiser import DecoderAdamW
-from impl.dispatch import call, recording, scope
+from impl.dispatch import call, scope
+from impl.nonfinite import origin_of
 from impl.token_shards import TokenBatch
 
 LLAMA_370M = DecoderConfig(
@@ -88,10 +89,18 @@ class StepFn:
             with scope(f"steps.{self.optimiser.steps}"):
                 return self._step(batch)
         except FloatingPointError as error:
-            where = origin(self.decoder, batch) or error
+            where = self._origin(batch) or error
             raise FloatingPointError(f"step {self.optimiser.steps + 1}: {where}; nothing was changed") from None
         finally:
             self.optimiser.zero_gradients()
+
+    def _origin(self, batch: TokenBatch) -> str | None:
+        for part in _predicting(batch, self.micro_batch):
+            loss = partial(self.decoder.loss, part.input_ids, part.mask)
+            where = origin_of(self.decoder, loss, list(self.optimiser.parameters.values()))
+            if where is not None:
+                return where
+        return None
 
     def _step(self, batch: TokenBatch) -> StepResult:
         self.optimiser.zero_gradients()
@@ -178,25 +187,6 @@ def initial_decoder(
 def random_decoder(config: DecoderConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> Decoder:
     """A decoder with random weights in float32, for an architecture of one's own."""
     return Decoder(config, random_tensors(config, seed), dtype=torch.float32, device=device)
-
-
-@torch.no_grad()
-def origin(decoder: Decoder, batch: TokenBatch) -> str | None:
-    """The first call of a forward pass that gave a value that is not finite, with its path; None where every value is."""
-    for name, parameter in decoder.named_parameters():
-        if bad := _not_finite(parameter):
-            return f"the parameter {name} is not finite in {bad} of {parameter.numel()} elements"
-    with recording() as calls, suppress(FloatingPointError):
-        decoder.loss(batch.input_ids, batch.mask)
-    for made in calls:
-        for name, value in made.outputs.items():
-            if bad := _not_finite(value):
-                return f"{made.path} ({made.operation}) gave {bad} of {value.numel()} values that are not finite ({name})"
-    return None
-
-
-def _not_finite(value: Tensor) -> int:
-    return int((~torch.isfinite(value)).sum())
 
 
 def _predicting(batch: TokenBatch, size: int) -> Iterator[TokenBatch]:

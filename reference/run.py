@@ -7,6 +7,7 @@ import numpy as np
 
 from reference import classifier, decoder
 from reference.operations import TABLE
+from reference.pretraining import PRETRAIN_STEPS
 from reference.table import Array, Arrays, Composition, Operation, Scalars, Table
 from reference.tape import Tape
 from reference.training import TRAIN_STEPS
@@ -17,6 +18,7 @@ COMPOSITIONS: dict[str, Composition] = {
     "classifier_forward": classifier.CLASSIFIER_FORWARD,
     "classifier_loss": classifier.CLASSIFIER_LOSS,
     "train_steps": TRAIN_STEPS,
+    "pretrain_steps": PRETRAIN_STEPS,
 }
 PARAMETERS = "parameters/"
 

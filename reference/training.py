@@ -69,7 +69,8 @@ def _clip(tape: Tape, path: str, gradient: str, shapes: Sequence[tuple[int, ...]
     return tape.put(f"{path}.gradient", from_rows(tape.values[f"{path}.gradients"], shapes)), f"{path}.norm"
 
 
-def _rates(tape: Tape, scalars: Scalars) -> Array:
+def rates(tape: Tape, scalars: Scalars) -> Array:
+    """The rate of each step [steps], as the schedule has it."""
     schedule = tape.call(
         "learning_rate_schedule",
         "learning_rate_schedule",
@@ -92,7 +93,7 @@ def _train_steps(tape: Tape, scalars: Scalars) -> None:
     zeros = np.zeros_like(tape.values["initial"])
     state |= {moment: tape.put(f"initial.{moment}", zeros) for moment in ("exp_avg", "exp_avg_sq")}
     losses, norms = [], []
-    for step, rate in enumerate(_rates(tape, scalars)):
+    for step, rate in enumerate(rates(tape, scalars)):
         path = f"steps.{step}"
         loss, gradient = _batch(tape, path, scalars, inputs, names, step * batch)
         clipped, norm = _clip(tape, f"{path}.clip", gradient, shapes, scalars.get("max_norm", 1.0))

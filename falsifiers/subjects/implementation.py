@@ -18,6 +18,8 @@ from impl.decoder import Decoder
 from impl.device import resolve_device, set_tf32
 from impl.group import ALONE, Group
 from impl.operations import OPERATIONS
+from impl.pretrain import StepFn, ValFn
+from impl.token_shards import TokenBatch
 from impl.trainer import Batch, BatchResult, Trainer
 from reference.table import Array
 
@@ -27,6 +29,7 @@ Scalars = Mapping[str, Any]
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 PARAMETERS = "parameters/"
+TRAINING = ("train_steps", "pretrain_steps")
 _CONFIG = ("family", "vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "eps", "theta")
 
 
@@ -57,7 +60,7 @@ class Implementation:
         """The operation's outputs."""
         if operation in PROCEDURES:
             return PROCEDURES[operation](scalars, self._device)
-        with torch.no_grad() if operation != "train_steps" else torch.enable_grad():
+        with torch.set_grad_enabled(operation in TRAINING):
             outputs, _ = self._forward(operation, inputs, scalars, dtype, ())
         return {name: to_numpy(value) for name, value in outputs.items()}
 
@@ -181,6 +184,9 @@ class _Model:
     def batch(self, samples: slice = slice(None)) -> Batch:
         return Batch(self.tensors["input_ids"][samples], self.tensors["mask"][samples], self.tensors["labels"][samples])
 
+    def rows(self, samples: slice = slice(None)) -> TokenBatch:
+        return TokenBatch(self.tensors["input_ids"][samples], self.tensors["mask"][samples])
+
 
 def _config(scalars: Scalars) -> DecoderConfig:
     return DecoderConfig(**{name: scalars[name] for name in _CONFIG}, tied=scalars.get("tied", True), max_positions=2**31)
@@ -265,6 +271,28 @@ def _trainer(model: _Model, group: Group) -> Trainer:
     )
 
 
+def _pretrain_steps(model: _Model, wrt: Sequence[str]) -> tuple[Tensors, dict[str, torch.Tensor]]:
+    del wrt
+    scalars, decoder = model.scalars, model.decoder()
+    step = StepFn(
+        decoder,
+        total_steps=scalars["steps"],
+        micro_batch=scalars["micro"],
+        learning_rate=scalars["learning_rate"],
+        warmup_fraction=scalars.get("warmup_fraction", 0.0),
+        schedule=scalars.get("schedule", "constant"),
+        weight_decay=scalars.get("weight_decay", 0.1),
+        max_norm=scalars.get("max_norm", 1.0),
+    )
+    results = [step.train(model.rows(samples)) for samples in _slices(scalars)]
+    curves = {
+        "losses": torch.tensor([result.loss for result in results], dtype=model.dtype),
+        "norms": torch.tensor([result.gradient_norm for result in results], dtype=model.dtype),
+        "validation": torch.tensor(ValFn(decoder, scalars["micro"])([model.rows()]), dtype=model.dtype),
+    }
+    return curves | step.optimiser.state(), {}
+
+
 def _slices(scalars: Scalars) -> Iterator[slice]:
     batch = scalars["batch"]
     return (slice(step * batch, (step + 1) * batch) for step in range(scalars["steps"]))
@@ -276,4 +304,5 @@ _COMPOSITIONS: dict[str, Callable[[_Model, Sequence[str]], tuple[Tensors, dict[s
     "classifier_forward": _classifier_forward,
     "classifier_loss": _classifier_loss,
     "train_steps": _train_steps,
+    "pretrain_steps": _pretrain_steps,
 }
