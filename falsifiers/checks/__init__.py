@@ -12,6 +12,7 @@ from falsifiers.checks import (
     models,
     nf4,
     optimiser,
+    parallel,
     procedures,
     refusals,
     relations,
@@ -84,5 +85,9 @@ CHECKS: dict[str, Check] = {
         sampling.refuses_split,
         sampling.balanced_weights_are_inverse,
         sampling.refuses_weights_of_an_empty_class,
+        parallel.shards_are_complete_and_disjoint,
+        parallel.workers_follow_the_reference,
+        parallel.workers_hold_the_same_weights,
+        parallel.fault_stops_every_worker,
     )
 }

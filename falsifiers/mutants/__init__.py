@@ -10,7 +10,20 @@ from falsifiers.mutants.registry import Mutant, ProcedureMutant, RuleMutant, cor
 from falsifiers.subjects.protocol import Subject
 from falsifiers.subjects.reference import ReferenceSubject
 
-for _module in ("layers", "norms", "attention", "losses", "lora", "nf4", "optimiser", "decoder", "training", "procedures", "data"):
+for _module in (
+    "layers",
+    "norms",
+    "attention",
+    "losses",
+    "lora",
+    "nf4",
+    "optimiser",
+    "decoder",
+    "training",
+    "procedures",
+    "data",
+    "parallel",
+):
     import_module(f"{__name__}.{_module}")
 
 MUTANTS: Mapping[str, Mutant] = _MUTANTS

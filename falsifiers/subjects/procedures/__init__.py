@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from falsifiers.subjects.procedures import data
+from falsifiers.subjects.procedures import data, parallel
 from impl.checkpoint import load_checkpoint, load_decoder
 from impl.config import ClassifyConfig
 from impl.device import resolve_device
@@ -46,6 +46,9 @@ PROCEDURES: dict[str, Procedure] = {
     "epoch_order": data.order,
     "split_validation": data.split,
     "balanced_class_weights": data.weights,
+    "shard_batch": parallel.shard_batch,
+    "train_in_parallel": parallel.train_in_parallel,
+    "fault_in_parallel": parallel.train_in_parallel,
 }
 
 
