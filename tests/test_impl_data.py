@@ -51,7 +51,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
         load_corpus(corpus(tmp_path, GOOD + line + "\n" + GOOD), 3)
 
 
-@pytest.mark.parametrize("labels", ["[1, 0]", "[1, 0, 2]", "[1, 0, true]", '"101"'])
+@pytest.mark.parametrize("labels", ["[1, 0]", "[1, 0, 0, 0]", "[1, 0, 2]", "[1, 0, true]", '"101"'])
 def test_a_bad_list_of_labels_is_named(tmp_path: Path, labels: str) -> None:
     with pytest.raises(ValueError, match=r":1: labels is .*expected a list of 3 entries"):
         load_corpus(corpus(tmp_path, f'{{"input": "a", "labels": {labels}}}'), 3, multi_label=True)
@@ -74,6 +74,7 @@ def test_statistics() -> None:
     found = statistics(labels, 3, list(range(1, 101)))
     assert (found.total, found.class_counts, found.minority, found.max_length) == (100, (98, 2, 0), 0, 100)
     assert found.length_percentiles == {50: 50, 90: 90, 95: 95, 99: 99}
+    assert statistics([0] * 10, 1, [9, 1, 8, 2, 7, 3, 6, 4, 5, 100]).length_percentiles == {50: 5, 90: 9, 95: 100, 99: 100}
     assert math.isinf(found.imbalance)
     assert statistics(labels, 2, [1] * 100).imbalance == 49.0
     assert statistics([(1, 0, 1)], 3, [1]).class_counts == (1, 0, 1)
