@@ -13,6 +13,7 @@ import contracts
 from contracts.model import Claim, Contract
 from falsifiers import environment
 from falsifiers.case import Case
+from falsifiers.dependencies import entries
 from falsifiers.engine import Options, Source, falsify, replay
 from falsifiers.known_failures import KnownFailure
 from falsifiers.real_input import RealInput
@@ -20,6 +21,8 @@ from falsifiers.resume import kept
 from falsifiers.subjects.protocol import Subject
 from falsifiers.verdict import Culprit, State, Verdict, plain
 from falsifiers.watchdog import Watchdog
+from reports.dependencies import Sources
+from reports.records import SCHEMA_VERSION
 
 GENERATED = environment.ROOT / "reports" / "generated"
 
@@ -63,6 +66,7 @@ class Campaign:
     kept: list[dict[str, Any]] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
     _stream: IO[str] | None = None
+    _dependencies: dict[str, dict[str, Any]] = field(default_factory=dict)
     _watchdog: Watchdog | None = None
 
     def targets(self) -> Iterator[Target]:
@@ -120,7 +124,7 @@ class Campaign:
                 culprit = Culprit(verdict.claim.operation or "", verdict.claim.operation or "", explanation)
             verdict = replace(verdict, replay=f"pytest falsifiers --replay {environment.display_path(path)}", culprit=culprit)
         self.verdicts.append(verdict)
-        self._write({**verdict.record(self._version(verdict.claim)), "digests": self._digests(verdict.claim)})
+        self._write({**verdict.record(self._version(verdict.claim)), **self._dependencies[verdict.claim.id]})
         return verdict
 
     def listed(self, verdict: Verdict) -> KnownFailure | None:
@@ -143,7 +147,9 @@ class Campaign:
         """Starts the verdict file with the run's record, and what was taken over."""
         self.verdict_file.parent.mkdir(parents=True, exist_ok=True)
         header = self.header()
-        self._folders = header["digests"]
+        # Taken before anything runs: what is edited meanwhile is not what was loaded.
+        sources = Sources(environment.ROOT)
+        self._dependencies = {claim.id: _dependencies(claim, sources) for contract in self.contracts for claim in contract.claims}
         self._stream = self.verdict_file.open("w", encoding="utf-8")
         for record in (header, *self.kept):
             self._write(record)
@@ -154,7 +160,7 @@ class Campaign:
         record: dict[str, Any] = plain(
             {
                 "record": "run",
-                "schema": 1,
+                "schema": SCHEMA_VERSION,
                 "run": str(uuid.uuid4()),
                 "subject": self.subject.name,
                 "device": self.subject.device,
@@ -200,14 +206,12 @@ class Campaign:
     def _version(self, claim: Claim) -> str:
         return next(contract.version for contract in self.contracts if contract.name == claim.contract)
 
-    def _digests(self, claim: Claim) -> dict[str, str]:
-        folders = self._folders
-        return {
-            "claim": contracts.contract_digest(claim),
-            "reference": folders["reference"],
-            "subject": folders["impl"],
-            "comparison": folders["falsifiers"],
-        }
+
+def _dependencies(claim: Claim, sources: Sources) -> dict[str, Any]:
+    """The digests of what the claim's verdict depends on, and the files that they start from."""
+    depends = entries(claim)
+    digests = {part: sources.digest(part, files) for part, files in depends.items()}
+    return {"digests": {"claim": contracts.contract_digest(claim), **digests}, "depends": depends}
 
 
 def _now() -> str:

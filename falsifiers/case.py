@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from contracts import DTYPES
+from contracts.model import Signature
 from falsifiers.precision import signatures
+from reference.classifier import trainable_names
 from reference.table import Array
 
 
@@ -73,6 +75,19 @@ class Case:
         partial = path.with_suffix(".partial.npz")
         np.savez_compressed(partial, header=np.array(json.dumps(header)), **self._arrays())  # type: ignore[arg-type]  # the stub types the keywords as allow_pickle
         partial.replace(path)
+
+
+def differentiable(signature: Signature, case: Case) -> list[str]:
+    """The inputs to differentiate by: those of the signature that are present, groups spelt out."""
+    present = []
+    for name in signature.gradients:
+        if name == "trainable":
+            present += [f"parameters/{parameter}" for parameter in trainable_names(case.scalars)]
+        elif name == "parameters":
+            present += [key for key in case.inputs if key.startswith("parameters/")]
+        elif name in case.inputs:
+            present.append(name)
+    return present
 
 
 def load(path: Path) -> tuple[str, Case]:

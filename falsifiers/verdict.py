@@ -73,11 +73,10 @@ class Verdict:
     culprit: Culprit | None = None
     replay: str | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
-    digests: Mapping[str, str] = field(default_factory=dict)
     known_failure: Mapping[str, str] | None = None
 
     def record(self, contract_version: str) -> dict[str, Any]:
-        """The JSON record (reports/verdict.schema.json)."""
+        """The JSON record (reports/verdict.schema.json); the run adds what the verdict depends on."""
         claim, tally = self.claim, self.tally
         worst = tally.worst
         counterexample = None
@@ -103,7 +102,8 @@ class Verdict:
             "culprit": None if self.culprit is None else self.culprit.describe(),
             "known_failure": None if self.known_failure is None else dict(self.known_failure),
             "seconds": {name: round(value, 6) for name, value in {"total": 0.0, **self.seconds}.items()},
-            "digests": dict(self.digests),
+            "digests": {},
+            "depends": {},
         }
         return {name: plain(value) for name, value in record.items()}
 

@@ -41,6 +41,15 @@ def tree_digests(root: Path | str) -> dict[str, str]:
     return {folder: folder_digest(Path(root) / folder) for folder in FOLDERS}
 
 
+def file_digest(path: Path | str) -> str:
+    """SHA-256 over the meaning of one file.
+
+    Raises:
+        DigestError: the file is missing, or cannot be parsed.
+    """
+    return _of_file(Path(path))
+
+
 def _combined(parts: Iterable[tuple[str, str]]) -> str:
     return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
 

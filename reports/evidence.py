@@ -1,21 +1,21 @@
 """Kept verdict files: what each says, and whether it still speaks about the tree."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reports.records import Run, read
-from reports.staleness import Tree, changed_folders, stale_verdicts
+from reports.records import Identity, Run, read
+from reports.staleness import Tree, stale_verdicts
 from reports.summary import summarise
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One kept run: the folders that changed since, and how many of its verdicts are stale."""
+    """One kept run, and why each of its stale verdicts is stale."""
 
     run: Run
-    changed: tuple[str, ...]
-    stale: int
+    stale: Mapping[Identity, str]
 
     def row(self) -> tuple[str, ...]:
         """File, device, date, result with totals, and staleness, as text."""
@@ -24,10 +24,10 @@ class Evidence:
         return (self.run.path.name, device, header["started"][:10], summarise(self.run).headline, self._staleness())
 
     def _staleness(self) -> str:
-        if not self.changed and not self.stale:
+        if not self.stale:
             return "current"
-        changed = f": {', '.join(self.changed)} changed" if self.changed else ""
-        return f"STALE, {self.stale} of {len(self.run.verdicts)} verdicts{changed}"
+        reasons = "; ".join(f"{count} × {reason}" for reason, count in Counter(self.stale.values()).most_common())
+        return f"STALE, {len(self.stale)} of {len(self.run.verdicts)} verdicts: {reasons}"
 
 
 def collect(folder: Path, tree: Tree) -> list[Evidence]:
@@ -37,7 +37,7 @@ def collect(folder: Path, tree: Tree) -> list[Evidence]:
         RecordError: a file cannot be read.
     """
     runs = [read(path) for path in sorted(folder.glob("*.jsonl"))]
-    return [Evidence(run, tuple(changed_folders(run.header, tree)), len(stale_verdicts(run, tree))) for run in runs]
+    return [Evidence(run, stale_verdicts(run, tree)) for run in runs]
 
 
 def listing(evidence: Sequence[Evidence]) -> str:

@@ -34,7 +34,7 @@ CULPRIT = {
 def run_record(**changes: Any) -> dict[str, Any]:
     return {
         "record": "run",
-        "schema": 1,
+        "schema": 2,
         "run": "0b4e8a52-1f0e-4f0e-9b1d-000000000001",
         "subject": "impl",
         "device": "cpu",
@@ -76,6 +76,7 @@ def verdict(claim: str = "FWD-RMSNORM", state: str = "HELD", **changes: Any) -> 
         "known_failure": None,
         "seconds": {"drawing": 0.1, "reference": 0.2, "noise": 0.1, "subject": 0.3, "comparison": 0.05, "total": 0.75},
         "digests": {"claim": "a" * 64, "reference": "b" * 64, "subject": "c" * 64, "comparison": "d" * 64},
+        "depends": {"reference": ["reference/norm.py"], "subject": ["impl/norm.py"], "comparison": ["falsifiers/norm.py"]},
         **changes,
     }
 

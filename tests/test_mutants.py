@@ -13,8 +13,7 @@ import pytest
 import contracts
 import reference
 from falsifiers import mutants, strategies
-from falsifiers.case import Case
-from falsifiers.kinds.gradient import differentiable
+from falsifiers.case import Case, differentiable
 from falsifiers.mutants import MUTANTS, PROCEDURES, RULES, Mutant, reaching
 from falsifiers.mutants.attention import _Attention
 from falsifiers.mutants.registry import mutant

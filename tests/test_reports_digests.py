@@ -6,12 +6,14 @@ import yaml
 from reports_factory import run_record, verdict, write
 
 from contracts import contract_digest, load
+from falsifiers.dependencies import entries as dependency_entries
 from reports import staleness
 from reports.__main__ import main
+from reports.dependencies import PARTS, Sources
 from reports.digests import FOLDERS, DigestError, folder_digest, source_digest, tree_digests
 from reports.evidence import collect, listing
 from reports.records import read
-from reports.staleness import Tree, current_tree, stale_because, stale_verdicts
+from reports.staleness import current_tree, stale_verdicts
 
 SOURCE = '''"""Module."""
 
@@ -187,8 +189,11 @@ def tree(tmp_path: Path) -> Path:
 def evidence(tmp_path: Path, tree: Path) -> Path:
     """A verdict file made on that checkout."""
     claims = [claim for contract in load([tree / "contracts"]) for claim in contract.claims]
+    sources, depends = Sources(tree), {part: [f"{folder}/norm.py"] for part, folder in PARTS.items()}
+    digests = {part: sources.digest(part, entries) for part, entries in depends.items()}
     verdicts = [
-        verdict(claim.id, contract=claim.contract, operation=claim.operation, digests={"claim": contract_digest(claim)}) for claim in claims
+        verdict(c.id, contract=c.contract, operation=c.operation, digests={"claim": contract_digest(c), **digests}, depends=depends)
+        for c in claims
     ]
     (tmp_path / "evidence").mkdir()
     header = run_record(digests=tree_digests(tree), device="cuda", device_name="NVIDIA H200")
@@ -213,18 +218,78 @@ def test_comment_makes_nothing_stale(evidence: Path, tree: Path) -> None:
     assert reasons(evidence, tree) == []
 
 
-@pytest.mark.parametrize("folder", ["reference", "impl", "falsifiers"])
-def test_operator_makes_every_verdict_stale(evidence: Path, tree: Path, folder: str) -> None:
-    file = tree / folder / "norm.py"
+@pytest.mark.parametrize("part", PARTS)
+def test_operator_makes_every_verdict_that_depends_on_it_stale(evidence: Path, tree: Path, part: str) -> None:
+    file = tree / PARTS[part] / "norm.py"
     file.write_text(file.read_text().replace("+ eps", "- eps"))
-    assert reasons(evidence, tree) == [f"SOFTMAX-TOO: {folder} has changed", f"SOFTMAX: {folder} has changed"]
+    assert reasons(evidence, tree) == [f"SOFTMAX-TOO: its {part} has changed", f"SOFTMAX: its {part} has changed"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_file_that_no_entry_imports_makes_nothing_stale(evidence: Path, tree: Path, part: str) -> None:
+    (tree / PARTS[part] / "other.py").write_text(SOURCE)
+    assert reasons(evidence, tree) == []
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("gone", [True, False])
+def test_missing_and_broken_entries_make_verdicts_stale(evidence: Path, tree: Path, part: str, gone: bool) -> None:
+    file = tree / PARTS[part] / "norm.py"
+    file.unlink() if gone else file.write_text("def f(:\n")
+    assert reasons(evidence, tree) == [f"SOFTMAX-TOO: its {part} has changed", f"SOFTMAX: its {part} has changed"]
+
+
+IMPORTS = {
+    "from {folder}.layers.helper import f": True,
+    "from {folder}.layers import helper": True,
+    "import {folder}.layers.helper": True,
+    "def f():\n    from {folder}.layers import helper": True,
+    "from {folder}.layers.middle import g": True,
+    "from {folder}.layers import other": False,
+    "from {folder}.layers.table import TABLE": False,
+    "from elsewhere.layers import helper": False,
+}
+
+
+@pytest.mark.parametrize(("line", "reaches"), IMPORTS.items())
+def test_digest_follows_imports_within_the_folder_and_not_through_tables_of_contents(tree: Path, line: str, reaches: bool) -> None:
+    layers = tree / "impl" / "layers"
+    layers.mkdir()
+    (layers / "helper.py").write_text("def f():\n    return 1\n")
+    (layers / "middle.py").write_text("from impl.layers.helper import f\n")
+    (layers / "other.py").write_text("x = 1\n")
+    (layers / "__init__.py").write_text("from impl.layers import helper\nTABLE = {'f': helper.f}\n")
+    (layers / "table").mkdir()
+    (layers / "table" / "__init__.py").write_text("from impl.layers import helper\nTABLE = {'f': helper.f}\n")
+    (tree / "impl" / "entry.py").write_text(line.format(folder="impl") + "\n")
+    before = Sources(tree).digest("subject", ["impl/entry.py"])
+    (layers / "helper.py").write_text("def f():\n    return 2\n")
+    assert (Sources(tree).digest("subject", ["impl/entry.py"]) != before) is reaches
+
+
+def test_every_claim_has_entries_that_exist_and_only_its_own() -> None:
+    sources = Sources(staleness.ROOT)
+    by_claim = {claim.id: dependency_entries(claim) for contract in load() for claim in contract.claims}
+    for claim, parts in by_claim.items():
+        assert set(parts) == set(PARTS)
+        assert parts["comparison"], claim
+        assert parts["subject"], claim
+        for part, entries in parts.items():
+            assert len(sources.digest(part, entries)) == 64
+    norm = sources.closure("subject", by_claim["OP-RMSNORM"]["subject"])
+    assert "impl/operations/layers.py" in norm
+    assert "impl/operations/attention.py" not in norm
+    assert "reference/rms_norm.py" in sources.closure("reference", by_claim["OP-RMSNORM"]["reference"])
+    forward = sources.closure("subject", by_claim["CLS-FORWARD"]["subject"])
+    assert {"impl/decoder.py", "impl/classifier.py", "impl/operations/attention.py", "impl/operations/layers.py"} <= set(forward)
+    assert "impl/corpus.py" in sources.closure("subject", by_claim["CLS-CORPUS-REFUSES"]["subject"])
 
 
 def test_changed_claim_makes_its_own_verdict_stale(evidence: Path, tree: Path) -> None:
     contract = tree / "contracts" / "sample-v1.yaml"
     contract.write_text(contract.read_text().replace("rms: 1.5", "rms: 2.5", 1))
     assert reasons(evidence, tree) == ["SOFTMAX: the claim has changed"]
-    assert "STALE, 1 of 2 verdicts: contracts changed" in listing(collect(evidence.parent, current_tree(tree)))
+    assert "STALE, 1 of 2 verdicts: 1 × the claim has changed" in listing(collect(evidence.parent, current_tree(tree)))
 
 
 def test_removed_claim_makes_its_verdict_stale(evidence: Path, tree: Path) -> None:
@@ -233,17 +298,16 @@ def test_removed_claim_makes_its_verdict_stale(evidence: Path, tree: Path) -> No
     assert reasons(evidence, tree) == ["SOFTMAX-TOO: the claim no longer exists"]
 
 
-def test_folder_that_the_run_did_not_depend_on_does_not_count() -> None:
-    tree = Tree(dict.fromkeys(FOLDERS, "x"), {("sample", "SOFTMAX"): "a"})
-    found = verdict("SOFTMAX", contract="sample", digests={"claim": "a"})
-    header = run_record(digests={**dict.fromkeys(FOLDERS, "x"), "impl": None})
-    assert stale_because(header, found, tree) is None  # type: ignore[arg-type]
-
-
 def test_evidence_lists_device_date_result_and_staleness(evidence: Path, tree: Path) -> None:
     (tree / "impl" / "norm.py").write_text("x = 1\n")
     line = listing(collect(evidence.parent, current_tree(tree))).splitlines()[1]
-    for expected in ("gpu.jsonl", "cuda (NVIDIA H200)", "2025-03-01", "HELD: 2 held", "STALE, 2 of 2 verdicts: impl changed"):
+    for expected in (
+        "gpu.jsonl",
+        "cuda (NVIDIA H200)",
+        "2025-03-01",
+        "HELD: 2 held",
+        "STALE, 2 of 2 verdicts: 2 × its subject has changed",
+    ):
         assert expected in line
 
 

@@ -5,10 +5,9 @@ from itertools import pairwise
 import numpy as np
 
 from falsifiers.attack import Attack
-from falsifiers.case import Case
+from falsifiers.case import Case, differentiable
 from falsifiers.comparison import Comparison, rejected, value_at_most
 from falsifiers.fill import generator_for
-from falsifiers.kinds.gradient import differentiable
 from falsifiers.precision import UNIT_ROUNDOFF, signatures
 from reference.table import Array, Arrays
 

@@ -5,12 +5,10 @@ from collections.abc import Mapping
 import numpy as np
 
 import reference
-from contracts.model import Signature
 from falsifiers.attack import Attack
-from falsifiers.case import Case
+from falsifiers.case import Case, differentiable
 from falsifiers.comparison import Comparison, Errors
 from falsifiers.precision import UNIT_ROUNDOFF, gradient_dtypes
-from reference.classifier import trainable_names
 from reference.table import Array, Arrays, Table
 
 
@@ -42,16 +40,3 @@ def _with_cancellation(floors: Mapping[str, Errors], expected: Arrays, dtype: st
 def inputs_dtype(inputs: Arrays) -> "np.dtype[np.floating]":
     """The dtype that the real inputs of a rounded run are held in."""
     return next((value.dtype for value in inputs.values() if value.dtype.kind == "f"), np.dtype(np.float64))
-
-
-def differentiable(signature: Signature, case: Case) -> list[str]:
-    """The inputs to differentiate by: those of the signature that are present, groups spelt out."""
-    present = []
-    for name in signature.gradients:
-        if name == "trainable":
-            present += [f"parameters/{parameter}" for parameter in trainable_names(case.scalars)]
-        elif name == "parameters":
-            present += [key for key in case.inputs if key.startswith("parameters/")]
-        elif name in case.inputs:
-            present.append(name)
-    return present

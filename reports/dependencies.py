@@ -1,0 +1,76 @@
+"""What a verdict depends on, file by file: the sources that its entries import, and a digest of their meaning."""
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from reports.digests import DigestError, file_digest
+
+PARTS: Final = {"reference": "reference", "subject": "impl", "comparison": "falsifiers"}
+"""Part of a verdict's digests → the folder whose imports are followed from its entries."""
+
+
+class Sources:
+    """The Python files of a checkout; each is read once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._digests: dict[str, str] = {}
+        self._imports: dict[str, list[str]] = {}
+        self._combined: dict[tuple[str, tuple[str, ...]], str] = {}
+
+    def digest(self, part: str, entries: Sequence[str]) -> str:
+        """SHA-256 over the entries, given as paths from the root, and what they import from the part's folder, directly or not.
+
+        A package's `__init__.py` counts only where it is an entry: it is a table of contents, and a new line in it changes no other's
+        meaning.
+
+        Raises:
+            DigestError: an entry is missing, or a file is not Python.
+        """
+        key = (part, tuple(entries))
+        if key not in self._combined:
+            files = [(name, self._digest(name)) for name in self.closure(part, entries)]
+            self._combined[key] = hashlib.sha256(json.dumps(files).encode()).hexdigest()
+        return self._combined[key]
+
+    def closure(self, part: str, entries: Iterable[str]) -> list[str]:
+        """The entries and the files that they import from the part's folder, sorted."""
+        found: set[str] = set()
+        waiting = list(entries)
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting += [other for other in self._imported(name) if other.startswith(f"{PARTS[part]}/")]
+        return sorted(found)
+
+    def _digest(self, name: str) -> str:
+        if name not in self._digests:
+            self._digests[name] = file_digest(self.root / name)
+        return self._digests[name]
+
+    def _imported(self, name: str) -> list[str]:
+        if name not in self._imports:
+            try:
+                tree = ast.parse((self.root / name).read_bytes(), filename=name)
+            except OSError as error:
+                raise DigestError(f"{name}: cannot be read: {error.strerror}") from error
+            except (SyntaxError, ValueError) as error:
+                raise DigestError(f"{name}: is not Python: {error}") from error
+            candidates = {module.replace(".", "/") + ".py" for module in _modules(tree)}
+            self._imports[name] = sorted(path for path in candidates if (self.root / path).is_file())
+        return self._imports[name]
+
+
+def _modules(tree: ast.AST) -> Iterator[str]:
+    """Dotted names that may be modules; imports inside functions count, the project has no relative ones."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
