@@ -93,3 +93,11 @@ def require_equal(group: Group, tensors: Mapping[str, Tensor]) -> None:
             f"{list(tensors)[first]} of rank {ranks} differ from those of rank 0: the workers do not train the same model any more; "
             "resume from the last state"
         )
+
+
+def require_same(group: Group, what: str, text: str) -> None:
+    """Raises a ValueError on every rank where the text is not the same on all of them; it names what it stands for and the ranks."""
+    texts = group.gather_text(text)
+    different = ", ".join(str(rank) for rank, other in enumerate(texts) if other != texts[0])
+    if different:
+        raise ValueError(f"rank {different}: another {what} than that of rank 0")

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from impl import strict_json
-from impl.agreement import fingerprint, together
+from impl.agreement import fingerprint, require_equal, require_same, together
 from impl.config import BALANCED, ClassifyConfig
 from impl.evaluation import Evaluation, evaluate
 from impl.group import shard
@@ -143,6 +143,7 @@ class _Run:
 
     def open(self, resume: bool) -> None:
         """Starts in an empty place, or goes on from where the run stands."""
+        require_same(self.group, "model, corpus or settings", self.progress.run)
         with together(self.group):
             if self.group.rank == 0:
                 self._begin_or_compare(resume)
@@ -150,6 +151,7 @@ class _Run:
             found = load_state(self.output / STATE)
             if found is not None:
                 self._continue_from(*found)
+        require_equal(self.group, self.trainer.state())
 
     def train(self) -> FitResult:
         """Epoch by epoch to the end."""
@@ -264,7 +266,10 @@ class _Run:
             yield
         except FloatingPointError as error:
             found = (origin(self.pipeline.classifier, batch, self.trainer.class_weights) for batch in batches)
-            where = next((text for text in found if text is not None), "every value of the model's own passes is finite")
+            where = next((text for text in found if text is not None), None)
+            if where is None and self.group.size > 1:
+                raise FloatingPointError(f"step {step}: {error}") from error  # whose values they were says where they came from
+            where = where or "every value of the model's own passes is finite"
             raise FloatingPointError(f"step {step}: {error}; origin: {where}") from error
 
     def _finish_epoch(self) -> None:

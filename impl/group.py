@@ -13,6 +13,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from impl.device import parse_device, resolve_device
 
@@ -20,6 +22,7 @@ TIMEOUT_SECONDS = 600.0
 """How long a rank waits for the others, by default: longer than loading or validating takes, so that only a stuck worker meets it."""
 
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 _CHUNK = 1 << 22
 T = TypeVar("T")
 
@@ -128,10 +131,7 @@ class DistributedGroup:
         try:
             yield
         except RuntimeError as error:  # what torch.distributed raises for a peer that closed its connection, and for a timeout
-            raise WorkerLost(
-                f"rank {self.rank} of {self.size} lost another worker during a {what} ({_cause(error)}); "
-                "the run can be resumed from its last state"
-            ) from error
+            raise WorkerLost(f"rank {self.rank} of {self.size} lost another worker during a {what} ({_cause(error)})") from error
 
 
 def _added(rows: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ def shard(indices: Sequence[T], rank: int, size: int) -> list[T]:
 
 def restarted(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether torchrun started this worker again after one of the group had died: the run has to go on from its last state."""
-    return environment.get("TORCHELASTIC_RESTART_COUNT", "0") not in {"0", ""}
+    return environment.get(_ATTEMPT, "0") != "0"
 
 
 @contextmanager
@@ -176,27 +176,29 @@ def joined(
     if size == 1:
         yield ALONE, own
         return
-    with connected(rank, size, own, timeout=timeout) as group:
+    with connected(rank, size, own, timeout=timeout, attempt=environment.get(_ATTEMPT, "0")) as group:
         yield group, own
 
 
 @contextmanager
 def connected(
-    rank: int, size: int, device: torch.device, *, timeout: float = TIMEOUT_SECONDS, init_method: str = "env://"
+    rank: int, size: int, device: torch.device, *, timeout: float = TIMEOUT_SECONDS, init_method: str = "env://", attempt: str = "0"
 ) -> Iterator[Group]:
-    """Joins a process group, with NCCL for a CUDA device and gloo otherwise, and leaves it at the end. `init_method` as in torch."""
+    """Joins a process group, with NCCL for a CUDA device and gloo otherwise, and leaves it at the end.
+
+    `init_method` as in torch. Workers of one `attempt` find each other: torchrun keeps the store over restarts, and with it the addresses
+    of workers that are dead.
+    """
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.set_device(device)
+    patience = timedelta(seconds=timeout)
     try:
-        dist.init_process_group(
-            "nccl" if cuda else "gloo",
-            init_method=init_method,
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=timeout),
-            device_id=device if cuda else None,
-        )
+        store, _, _ = next(rendezvous(init_method, rank, size, timeout=patience))
+        store.set_timeout(patience)
+        own = PrefixStore(f"attempt {attempt}", store)
+        backend, device_id = ("nccl", device) if cuda else ("gloo", None)
+        dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=patience, device_id=device_id)
     except (RuntimeError, OSError) as error:  # DistNetworkError and DistStoreError are RuntimeErrors
         raise WorkerLost(f"rank {rank} of {size} found no group at {init_method}: {_cause(error)}") from error
     try:
