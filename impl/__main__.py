@@ -68,6 +68,7 @@ def _guarded(options: argparse.Namespace) -> int:
 def _run(run: Callable[[argparse.Namespace], None], options: argparse.Namespace, name: str) -> int:
     from torch import OutOfMemoryError
 
+    from impl.agreement import WorkerFailed
     from impl.device import EXIT_STATUS, DeviceUnavailable
     from impl.group import WorkerLost
     from impl.ledger import InsufficientMemory
@@ -78,7 +79,7 @@ def _run(run: Callable[[argparse.Namespace], None], options: argparse.Namespace,
         sys.stdout.flush()
     except (DeviceUnavailable, InsufficientMemory) as error:
         return _say(name, error, EXIT_STATUS)
-    except (TrainingFailed, FloatingPointError, NotResident, OutOfMemoryError, WorkerLost) as error:
+    except (TrainingFailed, FloatingPointError, NotResident, OutOfMemoryError, WorkerFailed, WorkerLost) as error:
         return _say(name, error, FAILED)
     return DONE
 

@@ -22,7 +22,11 @@ from impl.group import Group
 _CHUNK = 1 << 22
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MIX_FIRST, _MIX_SECOND = -7046029254386353131, -4658895280553007687  # splitmix64 (Steele et al. 2014), as signed 64-bit integers
-_RAISED_ELSEWHERE = (FloatingPointError, IndexError, ValueError)
+_RAISED_ELSEWHERE = (FileExistsError, FileNotFoundError, FloatingPointError, IndexError, OSError, ValueError)
+
+
+class WorkerFailed(RuntimeError):  # noqa: N818  a state of the run, not a defect of the program
+    """One of the workers cannot go on, or they hold different weights: all of them stop."""
 
 
 def require_finite(gradient: Tensor) -> None:
@@ -36,7 +40,7 @@ def require_finite(gradient: Tensor) -> None:
 def together(group: Group) -> Iterator[None]:
     """An error inside the block on one rank is raised on every rank at the block's end and names the rank: nobody waits in vain.
 
-    FloatingPointError, IndexError and ValueError are raised as such, others as a RuntimeError. No collective may stand inside.
+    Errors of files, values, indices and floating point are raised as such, others as WorkerFailed. No collective may stand inside.
     """
     error: Exception | None = None
     try:
@@ -53,11 +57,11 @@ def together(group: Group) -> Iterator[None]:
 
 
 def _shared_kind(error: Exception) -> type[Exception]:
-    return next((kind for kind in _RAISED_ELSEWHERE if isinstance(error, kind)), RuntimeError)
+    return next((kind for kind in _RAISED_ELSEWHERE if isinstance(error, kind)), WorkerFailed)
 
 
 def _raise_first(texts: Sequence[str], rank: int, own: Exception | None) -> NoReturn:
-    kinds = {kind.__name__: kind for kind in (*_RAISED_ELSEWHERE, RuntimeError)}
+    kinds = {kind.__name__: kind for kind in (*_RAISED_ELSEWHERE, WorkerFailed)}
     first = next(rank for rank, text in enumerate(texts) if text)
     name, _, message = texts[first].partition("\n")
     others = [str(other) for other, text in enumerate(texts) if text and other != first]
@@ -81,7 +85,7 @@ def fingerprint(tensor: Tensor) -> Tensor:
 
 
 def require_equal(group: Group, tensors: Mapping[str, Tensor]) -> None:
-    """Raises a RuntimeError on every rank where a tensor is not the same, bit for bit, on all of them; it names tensor and ranks."""
+    """Raises WorkerFailed on every rank where a tensor is not the same, bit for bit, on all of them; it names tensor and ranks."""
     if group.size == 1 or not tensors:
         return
     hashes = group.gather(torch.stack([fingerprint(tensor) for tensor in tensors.values()]))
@@ -89,7 +93,7 @@ def require_equal(group: Group, tensors: Mapping[str, Tensor]) -> None:
     if different.any():
         first = int(different.any(dim=0).int().argmax())
         ranks = ", ".join(str(rank) for rank in different[:, first].nonzero().flatten().tolist())
-        raise RuntimeError(
+        raise WorkerFailed(
             f"{list(tensors)[first]} of rank {ranks} differ from those of rank 0: the workers do not train the same model any more; "
             "resume from the last state"
         )

@@ -65,7 +65,7 @@ def _drift_is_noticed(attack: Attack, case: Case, training: Case) -> list[Compar
     rng = generator_for(case.seed, "drift")
     fault = _fault(rng, training, "drift")
     answer = attack.answer(case, scalars=_request(training, fault))
-    return [_stopped(answer, rank, fault["step"], "RuntimeError", "rank 1") for rank in range(WORKERS)]
+    return [_stopped(answer, rank, fault["step"], "WorkerFailed", "rank 1") for rank in range(WORKERS)]
 
 
 def fault_stops_every_worker(attack: Attack, case: Case) -> list[Comparison]:
