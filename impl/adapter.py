@@ -10,6 +10,7 @@ loads the adapter into it. Mean and first-token pooling have no Hugging Face cou
 import dataclasses
 import difflib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,11 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "init_lora_weights": (True, False, "gaussian", "orthogonal"),  # PiSSA, OLoRA and others change the base weights
 }
+_STOCK = (
+    "The classes for sequence classification have no head bias and drop this one without a word: "
+    "call impl.adapter.prepare_sequence_classifier(model, folder) before PEFT loads the adapter, or on the model of a merged checkpoint."
+)
+_NO_STOCK = "No class for sequence classification pools by {pooling}: only Blackswan computes these logits."
 _READ = ("r", "lora_alpha", "target_modules", "modules_to_save")
 
 
@@ -144,7 +150,8 @@ def prepare_sequence_classifier(model: nn.Module, folder: Path) -> None:
 def beside(config: DecoderConfig, adaptation: Adaptation, extra: Mapping[str, Any]) -> dict[str, Any]:
     """The content of blackswan.json."""
     own = {"classes": adaptation.classes, "pooling": adaptation.pooling, "nf4": adaptation.nf4}
-    return own | {"architecture": _architecture(config), "extra": dict(extra)}
+    note = _STOCK if adaptation.pooling == "last" else _NO_STOCK.format(pooling=adaptation.pooling)
+    return {"transformers": note} | own | {"architecture": _architecture(config), "extra": dict(extra)}
 
 
 def read_beside(path: Path, config: DecoderConfig) -> dict[str, Any]:
@@ -240,19 +247,19 @@ class _PeftConfig:
 
     def alpha(self) -> float:
         value = self.values.get("lora_alpha")
-        if type(value) not in (int, float) or not value > 0:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
             raise self._error("lora_alpha", "a positive number")
         return float(value)
 
     def targets(self) -> str:
         """The name in `TARGETS` of the set of modules, or their names with commas between."""
         value = self.values.get("target_modules")
-        names = list(TARGETS["all"]) if value == "all-linear" else value
-        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
             raise self._error("target_modules", f"a list of names among {', '.join(TARGETS['all'])}")
+        names = [name.rpartition(".")[2] for name in value]  # PEFT may list every path; a layer that it left out lacks its tensors
         for name in names:
             if name not in TARGETS["all"]:
-                near = difflib.get_close_matches(name.rpartition(".")[2], TARGETS["all"], n=1)
+                near = difflib.get_close_matches(name, TARGETS["all"], n=1)
                 hint = f" (nearest to {name!r}: {near[0]})" if near else ""
                 raise self._error("target_modules", f"names among {', '.join(TARGETS['all'])}{hint}")
         known = [key for key, modules in TARGETS.items() if set(modules) == set(names)]

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from falsifiers.attack import Attack
 from falsifiers.case import Case
 from falsifiers.checks import (
+    adapter_damage,
+    adapters,
     corpora,
     layers,
     lora,
@@ -89,5 +91,13 @@ CHECKS: dict[str, Check] = {
         parallel.workers_follow_the_reference,
         parallel.workers_hold_the_same_weights,
         parallel.fault_stops_every_worker,
+        adapters.adapter_has_pefts_format,
+        adapters.adapter_arrives_exactly,
+        adapters.saved_adapter_gives_the_logits,
+        adapter_damage.refuses_adapter,
+        adapters.merged_weights_are_sums,
+        adapters.merged_gives_the_logits,
+        adapters.saved_checkpoint_is_exact,
+        adapters.interrupted_save_leaves_a_whole_adapter,
     )
 }

@@ -23,6 +23,7 @@ for _module in (
     "procedures",
     "data",
     "parallel",
+    "adapters",
 ):
     import_module(f"{__name__}.{_module}")
 
