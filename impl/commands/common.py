@@ -2,12 +2,17 @@
 
 import argparse
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
+
+    from impl.config import ClassifyConfig
+    from impl.memory import Estimate
     from impl.pipeline import ClassifyPipeline
 
 DEVICE_HELP = "cpu, cuda, cuda:N or auto (default: cpu); only auto falls back to the CPU"
@@ -62,7 +67,39 @@ def parameter_count(model: Path) -> int:
     return sum(math.prod(shape) for shape in parameter_shapes(read_config(model)).values())
 
 
+def memory_of_a_step(model: Path, config: "ClassifyConfig", samples: int, longest: int, device: "torch.device | str") -> "Estimate":
+    """What an optimiser step needs on the device, in its largest batch: of so many samples in all, the longest of so many tokens."""
+    import torch
+
+    from impl.checkpoint import read_config
+    from impl.classifier import Adaptation
+    from impl.memory import estimate
+
+    batch = min(config.batch_size, samples)
+    passes = min(config.accumulation_steps, math.ceil(samples / batch))
+    return estimate(
+        read_config(model),
+        Adaptation.of(config),
+        batch,
+        longest,
+        getattr(torch, config.dtype),
+        accumulation=passes,
+        multi_label=config.multi_label,
+        device=device,
+    )
+
+
 def require_absent(folder: Path) -> None:
-    """Raises a BadInput where something of that name exists, or where its parent is no folder."""
+    """Raises a BadInput where something of that name exists, or where no folder of that name can be made."""
     if folder.exists() or folder.is_symlink():
         raise BadInput(f"--output: {folder} exists; choose another name or move it away")
+    require_place(folder)
+
+
+def require_place(folder: Path) -> None:
+    """Raises a BadInput where a folder of that name cannot be made or written into."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise BadInput(f"--output: {there} is no folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise BadInput(f"--output: no permission to write into {there}")

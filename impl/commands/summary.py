@@ -3,12 +3,13 @@
 import argparse
 
 from impl import settings
-from impl.commands.common import BadInput, add_adapter_options, open_adapter, parameter_count
+from impl.commands.common import BadInput, add_adapter_options, memory_of_a_step, open_adapter, parameter_count
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_adapter_options(parser, required=False)
+    parser.add_argument("--memory", action="store_true", help="also what a training step needs on a CUDA device (takes some seconds)")
     settings.add_options(parser)
 
 
@@ -27,3 +28,9 @@ def run(options: argparse.Namespace) -> None:
     else:
         raise BadInput("expected --adapter DIR or --model DIR")
     print(pipeline.summary())
+    if options.memory:
+        config = pipeline.config
+        if pipeline.source is None:
+            raise BadInput("--memory: expected a model from a checkpoint folder")
+        estimate = memory_of_a_step(pipeline.source, config, config.batch_size * config.accumulation_steps, config.max_seq_len, "cuda")
+        print(f"\nmemory of a training step on CUDA, batch {config.batch_size}, {config.max_seq_len} tokens\n{estimate.table()}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from impl import settings
-from impl.commands.common import DEVICE_HELP, BadInput, Interrupted, TrainingFailed, parameter_count
+from impl.commands.common import DEVICE_HELP, BadInput, Interrupted, TrainingFailed, memory_of_a_step, parameter_count, require_place
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from impl.fit import EpochRecord, FitResult, StepRecord
     from impl.group import Group
     from impl.metrics import MetricsFile, TensorBoard
+    from impl.pipeline import ClassifyPipeline
     from impl.samples import Samples
 
 CONFIG, STATISTICS, METRICS = "config.yaml", "statistics.yaml", "metrics.jsonl"
@@ -55,32 +56,58 @@ def run(options: argparse.Namespace) -> None:
 def _train(
     options: argparse.Namespace, given: tuple[dict[str, settings.Setting], ...], group: "Group", device: "torch.device", resume: bool
 ) -> None:
-    from impl.metrics import MetricsFile, TensorBoard
+    from impl.ledger import reserve
+    from impl.metrics import TensorBoard
     from impl.pipeline import ClassifyPipeline
+    from impl.residency import require_residency
 
-    parameters = parameter_count(options.model)
-    config = settings.resolve(parameters, *given)
+    config = settings.resolve(parameter_count(options.model), *given)
     train, validation = _samples(options, config)
     config = _with_weights(config, train)
     board = TensorBoard(options.tensorboard) if options.tensorboard and group.rank == 0 else None
-    pipeline = ClassifyPipeline.from_pretrained(options.model, config, device=device, group=group)
-    if group.rank != 0:
-        pipeline.fit(train, validation, options.output, resume=resume, save_every=options.save_every)
-        return
+    with reserve(device, _memory(options.model, config, train, validation, device)):
+        pipeline = ClassifyPipeline.from_pretrained(options.model, config, device=device, group=group)
+        require_residency(pipeline.classifier, pipeline.trainer.optimiser, device)
+        if group.rank == 0:
+            _lead(options, pipeline, train, validation, board, resume)
+        else:
+            pipeline.fit(train, validation, options.output, resume=resume, save_every=options.save_every)
+
+
+def _lead(
+    options: argparse.Namespace,
+    pipeline: "ClassifyPipeline",
+    train: "Samples",
+    validation: "Samples | None",
+    board: "TensorBoard | None",
+    resume: bool,
+) -> None:
+    """The run, as the one worker that speaks and writes."""
+    from impl.metrics import MetricsFile
+
+    config, output = pipeline.config, options.output
     if not resume:
-        _write_for_rules(options.output, config, parameters, train)
+        _write_for_rules(output, config, parameter_count(options.model), train)
     print(pipeline.summary())
     print(f"samples:    {len(train)} to train on, {0 if validation is None else len(validation)} for validation")
     if truncated := train.statistics().truncated:
         print(f"truncated:  {truncated} of the training samples are longer than max_seq_len {config.max_seq_len}: their end is cut off")
-    print(f"rules:      python -m contracts diagnose {options.output / CONFIG} --statistics {options.output / STATISTICS}", flush=True)
-    watch = _Watch(config, len(train), MetricsFile(options.output / METRICS), board)
+    print(f"rules:      python -m contracts diagnose {output / CONFIG} --statistics {output / STATISTICS}", flush=True)
+    watch = _Watch(config, len(train), MetricsFile(output / METRICS), board)
     result = watch.over(
         lambda: pipeline.fit(
-            train, validation, options.output, resume=resume, save_every=options.save_every, on_step=watch.step, on_epoch=watch.epoch
+            train, validation, output, resume=resume, save_every=options.save_every, on_step=watch.step, on_epoch=watch.epoch
         )
     )
-    print(_conclusion(options.output, result))
+    print(_conclusion(output, result))
+
+
+def _memory(model: Path, config: "ClassifyConfig", train: "Samples", validation: "Samples | None", device: "torch.device") -> int:
+    """Bytes that training needs on a CUDA device; 0 on the CPU, where nothing is reserved and the estimate would take its time."""
+    if device.type == "cpu":
+        return 0
+    longest = max(train.lengths() + (validation.lengths() if validation else []))
+    return memory_of_a_step(model, config, len(train), longest, device).total
 
 
 class _Watch:
@@ -133,8 +160,7 @@ def _count(text: str) -> int:
 
 def _require_usable(output: Path, resume: bool) -> None:
     """The output folder is new or empty, or with --resume that of a run."""
-    if (output.exists() or output.is_symlink()) and not output.is_dir():
-        raise BadInput(f"--output: {output} is no folder")
+    require_place(output)
     holds_run = (output / "run.json").is_file()
     if resume and not holds_run:
         raise BadInput(f"--resume: {output} holds no run (it has no run.json); leave the option out to start one")

@@ -1,0 +1,485 @@
+"""`python -m impl`: what it prints and writes, its exit statuses, and what a stranger may try."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import contracts.__main__
+from falsifiers.data import CHECKPOINT
+from impl import fit as fitting
+from impl.__main__ import main
+from impl.checkpoint import save_checkpoint
+from impl.config import DecoderConfig
+from impl.decoder import random_tensors
+from impl.trainer import Trainer
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = DecoderConfig("qwen2", 1024, 16, 24, 1, 2, 1, 8, 1e-6, 1e4, True, 128)
+WORDS = ("echo one", "rm -rf /", "cat two three", "sleep 1", "ls -l", "date +%s")
+SMALL = ("--num-classes", "2", "--lora-rank", "2", "--max-seq-len", "32", "--batch-size", "4", "--no-quantize-nf4", "--epochs", "2")
+
+
+def line(text: str, label: int) -> str:
+    return json.dumps({"input": text, "label": label}) + "\n"
+
+
+CORPUS = "".join(line(f"{WORDS[i % 6]} # {i}", (i % 6) % 2) for i in range(24))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base") / "model"
+    save_checkpoint(folder, TINY, random_tensors(TINY, 0), CHECKPOINT / "tokenizer.json")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "corpus.jsonl").write_text(CORPUS)
+    assert main(["train", *at(model, folder), *SMALL, "--learning-rate", "3e-2"]) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a corpus, which is the working directory."""
+    (tmp_path / "corpus.jsonl").write_text(CORPUS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def at(model: Path, folder: Path) -> list[str]:
+    return ["--model", str(model), "--corpus", str(folder / "corpus.jsonl"), "--output", str(folder / "run")]
+
+
+def files(folder: Path) -> dict[str, bytes | None]:
+    """Everything below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics, without what differs from time to time."""
+    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def adapter(run: Path, name: str = "last") -> bytes:
+    return (run / name / "adapter_model.safetensors").read_bytes()
+
+
+# What goes right
+
+
+def test_a_run_leaves_what_is_said(trained: Path) -> None:
+    assert {path.name for path in trained.iterdir()} == {
+        *("run.json", "state", "last", "best", "metrics.jsonl", "config.yaml", "statistics.yaml"),
+    }
+    steps = [line for line in metrics(trained) if line["kind"] == "step"]
+    epochs = [line for line in metrics(trained) if line["kind"] == "epoch"]
+    assert [line["step"] for line in steps] == list(range(1, 13))
+    assert [line["epoch"] for line in epochs] == [1, 2]
+    assert [line["samples"] for line in steps] == [4, 4, 4, 4, 4, 2] * 2
+    assert set(steps[0]) == {"kind", "step", "epoch", "loss", "accuracy", "gradient_norm", "learning_rate", "samples"}
+    assert all(line["gradient_norm"] > 0 for line in steps)
+    assert epochs[1]["train_loss"] < epochs[0]["train_loss"]
+
+
+def test_the_rules_read_what_a_run_writes(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["diagnose", str(trained / "config.yaml"), "--statistics", str(trained / "statistics.yaml")]
+    assert contracts.__main__.main(command) == 0
+    out = capsys.readouterr().out
+    assert "C-HP-001-RANGE: learning_rate 0.03 is outside" in out
+    assert "C-HP-002" in out
+    assert "unknown" not in out
+
+
+def test_the_written_settings_make_the_same_run(trained: Path, model: Path, place: Path) -> None:
+    assert main(["train", *at(model, place), "--config", str(trained / "config.yaml")]) == 0
+    assert adapter(place / "run") == adapter(trained)
+    assert metrics(place / "run") == metrics(trained)
+
+
+def test_the_command_line_comes_before_the_file(model: Path, place: Path) -> None:
+    (place / "run.yaml").write_text("lora_rank: 4\nlearning_rate: 1e-5\nepochs: 1\nlora_targets: [v_proj]\ngradient_clip_norm: null\n")
+    assert main(["train", *at(model, place), *SMALL, "--config", "run.yaml"]) == 0
+    own = json.loads((place / "run" / "run.json").read_text())["settings"]
+    assert (own["lora_rank"], own["lora_alpha"], own["epochs"]) == (2, 4.0, 2)
+    assert (own["learning_rate"], own["lora_targets"], own["gradient_clip_norm"]) == (1e-5, "v_proj", None)
+
+
+def test_balanced_weights_come_from_the_training_samples(model: Path, place: Path) -> None:
+    (place / "corpus.jsonl").write_text("".join(line(f"text {i}", int(i % 4 == 0)) for i in range(20)))
+    assert main(["train", *at(model, place), *SMALL, "--class-weights", "balanced", "--validation-fraction", "0"]) == 0
+    assert "class_weights: [0.5, 1.5]\n" in (place / "run" / "config.yaml").read_text()
+    assert (place / "run" / "statistics.yaml").read_text().splitlines()[1:] == ["imbalance_ratio: 3", "minority_count: 5"]
+    assert not (place / "run" / "best").exists()
+
+
+def test_evaluate_agrees_with_predict(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus = trained.parent / "corpus.jsonl"
+    assert main(["predict", "--adapter", str(trained), "--corpus", str(corpus)]) == 0
+    answers = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
+    rows = [json.loads(text) for text in corpus.read_text().splitlines()]
+    assert [answer["input"] for answer in answers] == [row["input"] for row in rows]
+    assert all(abs(sum(answer["probabilities"]) - 1) < 1e-5 for answer in answers)
+    assert all(answer["probabilities"][answer["label"]] == max(answer["probabilities"]) for answer in answers)
+    assert main(["evaluate", "--adapter", str(trained), "--corpus", str(corpus), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    right = sum(answer["label"] == row["label"] for answer, row in zip(answers, rows, strict=True))
+    assert (found["total"], found["accuracy"]) == (24, right / 24)
+    assert found["confusion"] == [
+        [sum(r["label"] == i and a["label"] == j for a, r in zip(answers, rows, strict=True)) for j in (0, 1)] for i in (0, 1)
+    ]
+    hits = found["confusion"][1][1]
+    assert found["per_class"][1]["precision"] == (hits / (hits + found["confusion"][0][1]) if hits else 0)
+
+
+def test_evaluate_prints_tables(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "--adapter", str(trained / "last"), "--corpus", str(trained.parent / "corpus.jsonl")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("24 samples  loss ")
+    assert [text.split()[-1] for text in lines[3:5]] == ["12", "12"]
+    assert sum(int(number) for text in lines[-2:] for number in text.split()[1:]) == 24
+
+
+def test_predict_reads_texts_files_and_standard_input(trained: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ["echo one", "", "sleep 1"]
+    (place / "texts").write_text("\n".join(texts) + "\n")
+    command = ["predict", "--adapter", str(trained)]
+    assert main([*command, *texts]) == 0
+    expected = capsys.readouterr().out
+    assert [json.loads(text)["input"] for text in expected.splitlines()] == texts
+    assert main([*command, "--input", "texts"]) == 0
+    assert capsys.readouterr().out == expected
+    with (place / "texts").open("rb") as stream:
+        ran = subprocess.run(
+            [sys.executable, "-m", "impl", *command, "--input", "-"], cwd=ROOT, stdin=stream, capture_output=True, text=True
+        )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, expected, "")
+
+
+def test_several_labels_a_text(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"input": f"text {i}", "labels": [int(i % 2), int(i % 3 == 0), 1]} for i in range(18)]
+    (place / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["train", *at(model, place), *SMALL, "--num-classes", "3", "--multi-label"]) == 0
+    capsys.readouterr()
+    assert main(["predict", "--adapter", "run", "text 1"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["labels"] == [int(value >= 0.5) for value in answer["probabilities"]]
+    assert main(["evaluate", "--adapter", "run", "--corpus", "corpus.jsonl"]) == 0
+    assert "yes, found" in capsys.readouterr().out
+
+
+def test_merged_weights_answer_as_the_adapter(trained: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["merge", "--adapter", str(trained), "--output", "merged"]) == 0
+    from impl.classifier import Classifier
+    from impl.merge import load_merged
+    from impl.tokens import load_tokenizer
+
+    capsys.readouterr()
+    assert main(["predict", "--adapter", str(trained), WORDS[1]]) == 0
+    expected = json.loads(capsys.readouterr().out)["probabilities"]
+    checkpoint, merged = load_merged(place / "merged")
+    classifier = Classifier(checkpoint.config, merged.adaptation, checkpoint.tensors, merged.trainable, dtype=torch.float32)
+    logits = classifier(*load_tokenizer(place / "merged", 32).batch([WORDS[1]]))
+    assert torch.softmax(logits, dim=-1).flatten().tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_summary_of_a_model_and_of_an_adapter(trained: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary", "--adapter", str(trained / "best")]) == 0
+    of_adapter = capsys.readouterr().out
+    assert main(["summary", "--model", str(model), *SMALL, "--memory"]) == 0
+    of_model, _, memory = capsys.readouterr().out.partition("\n\n")
+    assert of_adapter == of_model + "\n"
+    trainable = 2 * (16 + 16) + 2 * (16 + 8) + 2 * 16 + 2
+    assert f"{trainable:,} trainable" in of_model
+    assert "total at the peak" in memory
+
+
+# Interruption
+
+
+def broken_off(monkeypatch: pytest.MonkeyPatch, after: int, how: Callable[[], None]) -> None:
+    """Has something happen inside the step after that many."""
+    accumulate = Trainer.accumulate
+
+    def counting(self: Trainer, batch: Any) -> Any:
+        if self.optimiser.steps == after:
+            how()
+        return accumulate(self, batch)
+
+    monkeypatch.setattr(Trainer, "accumulate", counting)
+
+
+def died() -> None:
+    raise MemoryError  # nothing expects it: the state stays as it was last written
+
+
+@pytest.mark.parametrize(("after", "save_every"), [(0, 2), (3, 2), (4, 1), (6, 5), (7, 100)])
+def test_a_run_that_died_goes_on_as_if_it_had_not(
+    after: int, save_every: int, trained: Path, model: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["train", *at(model, place), *SMALL, "--learning-rate", "3e-2", "--save-every", str(save_every)]
+    with monkeypatch.context() as patch:
+        broken_off(patch, after, died)
+        with pytest.raises(MemoryError):
+            main(command)
+    with (place / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "step", "st')  # what a kill in the midst of a line leaves
+    assert main([*command, "--resume"]) == 0
+    assert adapter(place / "run") == adapter(trained)
+    assert adapter(place / "run", "best") == adapter(trained, "best")
+    assert metrics(place / "run") == metrics(trained)
+
+
+def test_ctrl_c_stops_after_the_step_and_resume_goes_on(
+    trained: Path, model: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", *at(model, place), *SMALL, "--learning-rate", "3e-2"]
+    with monkeypatch.context() as patch:
+        broken_off(patch, 7, lambda: os.kill(os.getpid(), signal.SIGINT))
+        assert main(command) == 2
+    assert "interrupted after step 8; the same command with --resume goes on" in capsys.readouterr().err
+    assert [each["step"] for each in metrics(place / "run") if each["kind"] == "step"] == list(range(1, 9))
+    assert main([*command, "--resume"]) == 0
+    assert adapter(place / "run") == adapter(trained)
+    assert metrics(place / "run") == metrics(trained)
+    before = files(place / "run")
+    assert main([*command, "--resume"]) == 0  # nothing is left to do
+    assert files(place / "run") == before
+
+
+def test_a_process_that_gets_ctrl_c_says_how_to_go_on(model: Path, place: Path) -> None:
+    command = [sys.executable, "-m", "impl", "train", *at(model, place), *SMALL, "--epochs", "100000"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (place / "run" / "metrics.jsonl").exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2, err
+    assert "--resume goes on" in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(
+    model: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def poisoned() -> None:
+        raise FloatingPointError("the gradient norm is nan")
+
+    broken_off(monkeypatch, 3, poisoned)
+    assert main(["train", *at(model, place), *SMALL]) == 1
+    err = capsys.readouterr().err
+    assert "impl train: step 4: the gradient norm is nan" in err
+    assert [each["step"] for each in metrics(place / "run")] == [1, 2, 3]
+
+
+def test_a_disk_that_is_full_is_no_bad_input(
+    model: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    broken_off(monkeypatch, 3, lambda: monkeypatch.setattr(fitting, "save_state", full))
+    assert main(["train", *at(model, place), *SMALL]) == 1
+    assert "No space left on device" in capsys.readouterr().err
+
+
+# What goes wrong
+
+BAD_CONFIG = "learning_rate: 1e-3\nlora_rnk: 4\n"
+TRAIN_FAULTS: dict[str, tuple[list[str], str]] = {
+    "no such model": (["--model", "nowhere"], "nowhere: no such folder"),
+    "a model that is a file": (["--model", "corpus.jsonl"], "corpus.jsonl: no such folder"),
+    "no such corpus": (["--corpus", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
+    "a corpus that is a folder": (["--corpus", "."], "no such file; expected a corpus"),
+    "an empty corpus": (["--corpus", "empty.jsonl"], "empty.jsonl: the corpus is empty"),
+    "a bad line": (["--corpus", "bad.jsonl"], "bad.jsonl:2: "),
+    "a class too many": (["--corpus", "third.jsonl"], "third.jsonl:2: label is 2; expected an integer from 0 to 1 (the settings are --n"),
+    "one sample": (["--corpus", "single.jsonl"], "leave none for validation"),
+    "several labels": (["--corpus", "several.jsonl"], "several.jsonl:1: labels (several a sample), but one label a sample was asked for"),
+    "no such validation corpus": (["--validation", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
+    "an empty validation corpus": (["--validation", "empty.jsonl"], "empty.jsonl: the corpus is empty"),
+    "a bad line of validation": (["--validation", "third.jsonl"], "third.jsonl:2: label is 2"),
+    "no such config": (["--config", "nowhere.yaml"], "nowhere.yaml: cannot be read: No such file"),
+    "an unknown key": (["--config", "unknown.yaml"], "unknown.yaml:2: no setting is named 'lora_rnk'; the nearest is 'lora_rank'"),
+    "a key twice": (["--config", "twice.yaml"], "twice.yaml:3: epochs is given twice, first in line 1"),
+    "a wrong type": (["--config", "type.yaml"], "type.yaml:1: weight_decay is 'little'; expected a number"),
+    "a value out of range": (["--config", "range.yaml"], "range.yaml:2: weight_decay is -1.0: expected a number from 0 to 1"),
+    "no YAML": (["--config", "broken.yaml"], "broken.yaml:2: is not YAML"),
+    "no mapping": (["--config", "list.yaml"], "list.yaml: expected lines `key: value`"),
+    "a config that is the corpus": (["--config", "corpus.jsonl"], "corpus.jsonl:"),
+    "a config that is no text": (["--config", "binary.yaml"], "binary.yaml: is not UTF-8"),
+    "ten thousand brackets": (["--config", "deep.yaml"], "deep.yaml: expected lines"),
+    "a misspelt option": (["--lora-rnk", "3"], "'--lora-rnk' is no option of train; the nearest is --lora-rank"),
+    "an abbreviated option": (["--learning", "1"], "'--learning' is no option of train"),
+    "a rank of half": (["--lora-rank", "1.5"], "--lora-rank: lora_rank is 1.5; expected an integer"),
+    "a rank of zero": (["--lora-rank", "0"], "--lora-rank: lora_rank is 0: expected a positive integer"),
+    "a rate in words": (["--learning-rate", "fast"], "--learning-rate: learning_rate is 'fast'; expected a number"),
+    "a rate below zero": (["--learning-rate", "-0.1"], "--learning-rate: learning_rate is -0.1: expected a finite number above 0"),
+    "an infinite rate": (["--learning-rate", ".inf"], "--learning-rate: learning_rate is inf: expected a finite number"),
+    "one class": (["--num-classes", "1"], "--num-classes: num_classes is 1: classification needs at least 2"),
+    "three weights for two classes": (["--class-weights", "1,1,1"], "--class-weights: class_weights is (1.0, 1.0, 1.0): expected 2"),
+    "weights that are no numbers": (["--class-weights", "1,heavy"], "--class-weights: class_weights is [1, 'heavy']; expected a list"),
+    "an unknown weighting": (["--class-weights", "balansed"], "expected one of balanced (nearest: balanced)"),
+    "an unknown pooling": (["--pooling", "lst"], "--pooling: pooling is 'lst': expected one of mean, last, first (nearest: last)"),
+    "an unknown target": (["--lora-targets", "q_prj"], "--lora-targets: lora_targets is 'q_prj': expected"),
+    "a rank of none": (["--lora-rank", "none"], "--lora-rank: lora_rank is None; expected an integer"),
+    "a length the model has not": (["--max-seq-len", "4096"], "max_seq_len is 4096: the model was made for at most 128 positions"),
+    "patience without validation": (["--early-stop-patience", "2", "--validation-fraction", "0"], "early_stop_patience waits"),
+    "a class without samples": (["--num-classes", "3", "--class-weights", "balanced"], "class 2 has no sample"),
+    "an unknown device": (["--device", "gpu"], "device 'gpu': expected cpu, cuda, cuda:N"),
+    "a device too many": (["--device", "cuda:16"], "device 'cuda:16': expected"),
+    "states after every zero steps": (["--save-every", "0"], "argument --save-every: '0': expected a positive integer"),
+    "nothing to go on with": (["--resume"], "run holds no run (it has no run.json)"),
+    "an output that is a file": (["--output", "corpus.jsonl"], "corpus.jsonl is no folder"),
+    "an output below a file": (["--output", "corpus.jsonl/run"], "corpus.jsonl is no folder"),
+    "an output in use": (["--output", "."], ". is not empty"),
+    "TensorBoard that is not there": (["--tensorboard", "board"], "--tensorboard: TensorBoard is not installed"),
+    "a stray argument": (["now"], "'now' is no option of train"),
+}  # fmt: skip
+FAULTY = {
+    "empty.jsonl": b"",
+    "bad.jsonl": line("a", 0).encode() + b'{"input": "b", "label": 1\n',
+    "third.jsonl": (line("a", 0) + line("b", 2)).encode(),
+    "single.jsonl": line("a", 0).encode(),
+    "several.jsonl": b'{"input": "a", "labels": [0, 1]}\n',
+    "unknown.yaml": BAD_CONFIG.encode(),
+    "twice.yaml": b"epochs: 1\nbatch_size: 2\nepochs: 3\n",
+    "type.yaml": b"weight_decay: little\n",
+    "range.yaml": b"epochs: 1\nweight_decay: -1\n",
+    "broken.yaml": b"epochs: [1\nbatch_size: 2\n",
+    "list.yaml": b"- epochs\n",
+    "binary.yaml": b"epochs: 1 # \xff\n",
+    "deep.yaml": b"[" * 10_000,
+}
+
+
+@pytest.fixture
+def no_tensorboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Without TensorBoard, whether it is installed or not."""
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    return
+
+
+@pytest.mark.usefixtures("no_tensorboard")
+@pytest.mark.parametrize("fault", TRAIN_FAULTS)
+def test_bad_input_of_train(fault: str, model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, content in FAULTY.items():
+        (place / name).write_bytes(content)
+    options, expected = TRAIN_FAULTS[fault]
+    before = files(place)
+    status = main(["train", *at(model, place), *SMALL, *options])
+    out, err = capsys.readouterr()
+    assert (status, out) == (4, "")
+    assert expected in err
+    assert err.startswith("impl")
+    assert files(place) == before
+
+
+def test_a_device_that_is_not_there(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = files(place)
+    for command in (["train", *at(model, place), *SMALL], ["summary", "--model", str(model)]):
+        assert main([*command, "--device", "cuda:15"]) == 6
+        assert "device 'cuda:15': this host has" in capsys.readouterr().err
+    assert files(place) == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="auto takes the GPU here")
+def test_auto_falls_back_with_one_warning(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary", "--model", str(model), "--max-seq-len", "32", "--device", "auto"]) == 0
+    out, err = capsys.readouterr()
+    assert "device:     cpu" in out
+    assert err == "impl summary: warning: device auto: no CUDA device is available, using the CPU\n"
+
+
+def test_a_run_is_not_overwritten_and_not_continued_as_another(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["train", *at(model, place), *SMALL, "--learning-rate", "3e-2"]
+    assert main(command) == 0
+    before = files(place)
+    assert main(command) == 4
+    assert "run holds a run already; go on with it by --resume" in capsys.readouterr().err
+    assert main([*command, "--resume", "--lora-rank", "3"]) == 4
+    assert "settings.lora_rank was 2 and is 3" in capsys.readouterr().err
+    (place / "corpus.jsonl").write_text(CORPUS.replace("echo", "true"))
+    before |= {"corpus.jsonl": CORPUS.replace("echo", "true").encode()}
+    assert main([*command, "--resume"]) == 4
+    assert "data.training" in capsys.readouterr().err
+    assert files(place) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["trian"], "invalid choice: 'trian'"),
+        (["train"], "the following arguments are required: --model, --corpus, --output"),
+        (["evaluate", "--adapter", "RUN"], "required: --corpus"),
+        (["evaluate", "--adapter", "RUN", "--corpus", "nowhere"], "nowhere: no such file"),
+        (["evaluate", "--adapter", "nowhere", "--corpus", "corpus.jsonl"], "nowhere/adapter_config.json"),
+        (["evaluate", "--adapter", "MODEL", "--corpus", "corpus.jsonl"], "adapter_config.json"),
+        (["evaluate", "--adapter", "RUN", "--corpus", "corpus.jsonl", "--model", "nowhere"], "nowhere: no such folder"),
+        (["predict", "--adapter", "RUN"], "expected exactly one of TEXT…, --corpus FILE and --input FILE"),
+        (["predict", "--adapter", "RUN", "a", "--input", "-"], "expected exactly one of"),
+        (["predict", "--adapter", "RUN", "--input", "nowhere"], "No such file or directory: 'nowhere'"),
+        (["predict", "--adapter", "RUN", "--input", "latin"], "latin:2: is not UTF-8: byte 0xe9"),
+        (["predict", "--adapter", "RUN", "--corpus", "untitled"], "untitled:2: expected a JSON object with a text `input`"),
+        (["predict", "--adapter", "RUN", "\udce9"], "is not UTF-8"),
+        (["merge", "--adapter", "RUN"], "required: --output"),
+        (["merge", "--adapter", "RUN", "--output", "corpus.jsonl"], "corpus.jsonl exists; choose another name"),
+        (["merge", "--adapter", "RUN", "--output", "corpus.jsonl/merged"], "corpus.jsonl is no folder"),
+        (["summary"], "expected --adapter DIR or --model DIR"),
+        (["summary", "--adapter", "RUN", "--lora-rank", "3"], "--lora-rank: an adapter has its own settings"),
+        (["summary", "--model", "nowhere"], "nowhere: no such folder"),
+        (["summary", "--mdoel", "nowhere"], "'--mdoel' is no option of summary; the nearest is --model"),
+    ],
+)
+def test_bad_input_of_the_others(
+    command: list[str], expected: str, trained: Path, model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "latin").write_bytes("a\ncafé\n".encode("latin-1"))
+    (place / "untitled").write_text('{"input": "a"}\n{"text": "b"}\n')
+    before = files(place)
+    assert main([{"RUN": str(trained), "MODEL": str(model)}.get(word, word) for word in command]) == 4
+    out, err = capsys.readouterr()
+    assert (out, expected in err) == ("", True), err
+    assert files(place) == before
+
+
+# As a process
+
+
+def test_help_needs_nothing_heavy() -> None:
+    program = (
+        "import sys\nfrom impl.__main__ import main\n"
+        "for words in (['--help'], ['train', '--help']):\n"
+        "    try:\n        main(words)\n"
+        "    except SystemExit as stop:\n        assert stop.code == 0\n"
+        "assert main(['train', '--lora-rnk', '1']) == 4\n"
+        "print('heavy:', sorted({'torch', 'transformers', 'tokenizers', 'safetensors', 'numpy'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.splitlines()[-1] == "heavy: []", ran.stderr
+    assert "--gradient-clip-norm X|none" in ran.stdout
+
+
+def test_a_reader_that_goes_away_is_no_error(trained: Path) -> None:
+    command = [sys.executable, "-m", "impl", "predict", "--adapter", str(trained), *["x" * 2000] * 200]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == 0
