@@ -1,0 +1,439 @@
+"""Whole runs: what a step and an epoch record, best checkpoint and early stop, resuming after a kill, refusals that change nothing."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from impl import dispatch, training_state
+from impl.adapter import load_adapter
+from impl.config import ClassifyConfig, DecoderConfig
+from impl.fit import EpochRecord, FitResult, StepRecord, fit, total_steps
+from impl.pipeline import ClassifyPipeline
+from impl.samples import Samples
+from impl.training_state import STATE_FILE, Progress, load_state, save_state, write_atomically
+
+ARCHITECTURE = DecoderConfig("qwen2", 260, 16, 24, 1, 2, 1, 8, 1e-6, 1e4, True, 64)
+CONFIG = ClassifyConfig(
+    num_classes=3, lora_rank=2, lora_alpha=4.0, batch_size=2, accumulation_steps=2, epochs=3, max_seq_len=16, learning_rate=3e-2
+)
+State = dict[str, torch.Tensor]
+
+
+def samples(count: int, seed: int = 0, classes: int = 3) -> Samples:
+    generator = random.Random(seed)
+    rows = tuple(tuple(generator.randrange(256) for _ in range(generator.randrange(1, 9))) for _ in range(count))
+    return Samples(rows, tuple(row[0] % classes for row in rows), classes)
+
+
+TRAIN, VALIDATION = samples(10), samples(7, 1)
+
+
+def pipeline(**settings: Any) -> ClassifyPipeline:
+    return ClassifyPipeline.from_random(ARCHITECTURE, replace(CONFIG, **settings))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _without_waiting_for_the_disk() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+class Watch:
+    """The records of a run, without their times; raises what is asked for after a step."""
+
+    def __init__(self, stop_after: int | None = None, error: type[BaseException] = RuntimeError) -> None:
+        self.steps: list[StepRecord] = []
+        self.epochs: list[EpochRecord] = []
+        self.stop_after, self.error = stop_after, error
+
+    def step(self, record: StepRecord) -> None:
+        self.steps.append(replace(record, seconds=0.0))
+        if record.step == self.stop_after:
+            raise self.error
+
+    def epoch(self, record: EpochRecord) -> None:
+        self.epochs.append(replace(record, seconds=0.0))
+
+
+def run(output: Path, watch: Watch, resume: bool = False, validation: Samples | None = VALIDATION, **settings: Any) -> FitResult:
+    result = fit(pipeline(**settings), TRAIN, validation, output, resume=resume, save_every=1, on_step=watch.step, on_epoch=watch.epoch)
+    return replace(result, epochs=tuple(replace(record, seconds=0.0) for record in result.epochs))
+
+
+def state_of(output: Path) -> State:
+    found = load_state(output / "state")
+    assert found is not None
+    return found[1]
+
+
+def assert_same(one: State, other: State) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def test_records_count_every_sample_once_an_epoch_and_follow_the_schedule(tmp_path: Path) -> None:
+    watch = Watch()
+    result = run(tmp_path / "run", watch, schedule="linear", warmup_fraction=0.25)
+    assert total_steps(CONFIG, 10) == result.steps == len(watch.steps) == 9
+    assert [(record.epoch, record.samples) for record in watch.steps] == [(epoch, count) for epoch in (1, 2, 3) for count in (4, 4, 2)]
+    assert [record.learning_rate for record in watch.steps][:4] == [0.0, 0.01, 0.02, 0.03]
+    assert tuple(watch.epochs) == result.epochs
+    for epoch in watch.epochs:
+        mean = sum(record.loss * record.samples for record in watch.steps if record.epoch == epoch.epoch) / 10
+        assert math.isclose(epoch.train_loss, mean, rel_tol=1e-12)
+    losses = [record.validation_loss for record in watch.epochs]
+    assert result.best_validation_loss == min(losses)
+    assert result.best_epoch == losses.index(min(losses)) + 1
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watch, FitResult]:
+    """A run that nothing interrupts."""
+    output, watch = tmp_path_factory.mktemp("whole") / "run", Watch()
+    return output, watch, run(output, watch, early_stop_patience=2)
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 7])
+def test_a_run_that_is_broken_off_after_a_step_goes_on_as_if_it_had_not_been(
+    tmp_path: Path, whole: tuple[Path, Watch, FitResult], stop: int
+) -> None:
+    expected, watch, result = whole
+    first, second = Watch(stop), Watch()
+    with pytest.raises(RuntimeError):
+        run(tmp_path, first, early_stop_patience=2)
+    assert run(tmp_path, second, resume=True, early_stop_patience=2) == result
+    assert [*first.steps[: stop - 1], *second.steps] == watch.steps  # the state of a step is written after its callback
+    assert_same(state_of(tmp_path), state_of(expected))
+    for part in ("last", "best"):
+        assert_same(*(load_adapter(output / part, ARCHITECTURE).trainable for output in (tmp_path, expected)))
+
+
+HOST = """
+import os, sys, torch
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+torch.set_num_threads(1)
+from tests.test_impl_fit import TRAIN, VALIDATION, fit, pipeline
+
+def show(record):
+    print(record.step, record.loss, flush=True)
+
+for line in sys.stdin:
+    output, resume = line.split()
+    child = os.fork()
+    if not child:
+        print(os.getpid(), flush=True)
+        fit(pipeline(), TRAIN, VALIDATION, Path(output), resume=resume == "True", save_every=1, on_step=show)
+        os._exit(0)
+    print(f"ended {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}", flush=True)
+"""
+
+
+class Host:
+    """A process that forks one for each run: a kill leaves it alone, and a run costs no start of Python."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", HOST, str(Path(__file__).parents[1])]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(self, output: Path, resume: bool, kill_after: int | None = None) -> tuple[list[str], int]:
+        """The lines that a run prints, and its exit status; killed at some moment after that many lines."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{output} {resume}\n")
+        self.process.stdin.flush()
+        child, lines = int(self.process.stdout.readline()), []
+        for line in self.process.stdout:
+            if line.startswith("ended"):
+                return lines, int(line.split()[1])
+            lines.append(line)
+            if len(lines) == kill_after:
+                os.kill(child, signal.SIGKILL)
+        raise AssertionError("the host ended")
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    found = Host()
+    yield found
+    found.process.communicate(timeout=30)
+
+
+def test_a_killed_process_leaves_a_run_that_goes_on_bit_for_bit(tmp_path: Path, host: Host) -> None:
+    printed, status = host.run(tmp_path / "whole", resume=False)
+    assert status == 0
+    seen, resume = [], False
+    for after in (random.randrange(1, 4), random.randrange(1, 4), random.randrange(1, 4), None):
+        lines, status = host.run(tmp_path / "killed", resume, after)
+        assert status == (0 if after is None else -signal.SIGKILL)
+        seen, resume = seen + lines, True
+    assert sorted(set(seen)) == sorted(printed)
+    assert_same(state_of(tmp_path / "killed"), state_of(tmp_path / "whole"))
+
+
+@pytest.fixture
+def dying_writes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Writing fails at the moment of that number in the list: before the content, before the rename, or after it."""
+    moment = [99]
+
+    def at(number: int, honest: Any) -> Any:
+        def step(*arguments: Any) -> Any:
+            if moment[0] == number:
+                raise OSError(28, "No space left on device")
+            return honest(*arguments)
+
+        return step
+
+    monkeypatch.setattr(training_state.os, "fdopen", at(0, os.fdopen))
+    monkeypatch.setattr(training_state.os, "fsync", at(1, os.fsync))
+    monkeypatch.setattr(Path, "replace", at(2, Path.replace))
+    monkeypatch.setattr(training_state, "_sync_folder", at(3, training_state._sync_folder))
+    yield moment
+    moment[0] = 99
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_a_state_is_the_old_one_or_the_new_one(tmp_path: Path, moment: int, dying_writes: list[int]) -> None:
+    old, new = {"x": torch.zeros(3)}, {"x": torch.ones(3)}
+    save_state(tmp_path, Progress(run="r", step=1), old)
+    dying_writes[0] = moment
+    with pytest.raises(OSError, match="No space left"):
+        save_state(tmp_path, Progress(run="r", step=2), new)
+    found = load_state(tmp_path)
+    assert found is not None
+    assert (found[0].step, found[1]["x"].tolist()) == ((2, [1.0] * 3) if moment == 3 else (1, [0.0] * 3))
+    assert [path.name for path in tmp_path.iterdir()] == [STATE_FILE]
+
+
+def test_left_overs_of_a_kill_are_removed_by_the_next_state(tmp_path: Path) -> None:
+    (tmp_path / f".partial-{STATE_FILE}.x").write_bytes(b"torn")
+    save_state(tmp_path, Progress(run="r"), {})
+    assert [path.name for path in tmp_path.iterdir()] == [STATE_FILE]
+    assert load_state(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize("position", [0, 9, 100, -1])
+def test_a_damaged_state_is_refused(tmp_path: Path, position: int) -> None:
+    save_state(tmp_path, Progress(run="r"), {"x": torch.arange(50.0)})
+    path = tmp_path / STATE_FILE
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{STATE_FILE}: damaged"):
+        load_state(tmp_path)
+    path.write_bytes(content[:60])
+    with pytest.raises(ValueError, match=rf"{STATE_FILE}: damaged"):
+        load_state(tmp_path)
+
+
+def test_a_state_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_state, "VERSION", 2)
+    save_state(tmp_path, Progress(run="r"), {})
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="state of version 2; this program reads version 1"):
+        load_state(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"learning_rate": 1e-3}, r"settings\.learning_rate was 0\.03 and is 0\.001"),
+        ({"seed": 1}, r"base_weights was .*; settings\.seed was 0 and is 1"),
+        ({"epochs": 4}, r"settings\.epochs was 3 and is 4"),
+    ],
+)
+def test_a_run_goes_on_with_its_own_settings_only(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(RuntimeError):
+        run(tmp_path / "run", Watch(2))
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path / "run", Watch(), resume=True, **change)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    run(tmp_path / "run", Watch(), resume=True, log_interval=7)
+
+
+def test_a_run_goes_on_with_its_own_data_only(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError):
+        run(tmp_path / "run", Watch(2))
+    with pytest.raises(ValueError, match=r"data\.validation\.digest was"):
+        run(tmp_path / "run", Watch(), resume=True, validation=samples(7, 2))
+    with pytest.raises(ValueError, match=r"data\.validation was .* and is None"):
+        run(tmp_path / "run", Watch(), resume=True, validation=None)
+
+
+def test_a_state_belongs_to_its_run(tmp_path: Path) -> None:
+    for name, rate in (("one", 1e-2), ("other", 1e-3)):
+        with pytest.raises(RuntimeError):
+            run(tmp_path / name, Watch(1), learning_rate=rate)
+    (tmp_path / "one" / "state" / STATE_FILE).replace(tmp_path / "other" / "state" / STATE_FILE)
+    with pytest.raises(ValueError, match="the state of another run"):
+        run(tmp_path / "other", Watch(), resume=True, learning_rate=1e-3)
+
+
+def test_starting_and_continuing_are_not_confused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"run\.json: no such file, so there is no run to continue"):
+        run(tmp_path / "run", Watch(), resume=True)
+    run(tmp_path / "run", Watch(), epochs=1)
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        run(tmp_path / "run", Watch(), epochs=1)
+    finished = Watch()
+    assert run(tmp_path / "run", finished, resume=True, epochs=1).steps == 3
+    assert finished.steps == []
+    (tmp_path / "run" / "run.json").write_text("[]")
+    with pytest.raises(ValueError, match="not the run to continue"):
+        run(tmp_path / "run", Watch(), resume=True, epochs=1)
+
+
+def test_a_kill_before_the_first_state_starts_again(tmp_path: Path) -> None:
+    whole = Watch()
+    run(tmp_path / "whole", whole)
+    write_atomically(tmp_path / "run.json", (tmp_path / "whole" / "run.json").read_bytes())
+    again = Watch()
+    run(tmp_path, again, resume=True)
+    assert again.steps == whole.steps
+
+
+def with_losses(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -> None:
+    import impl.fit
+
+    honest, left = impl.fit.evaluate, iter(losses)
+    monkeypatch.setattr(impl.fit, "evaluate", lambda *arguments: replace(honest(*arguments), loss=next(left)))
+
+
+@pytest.mark.parametrize(
+    ("losses", "patience", "epochs", "best"),
+    [
+        ([3.0, 2.0, 2.5, 2.4, 1.0], 2, 4, 2),
+        ([3.0, 3.0, 3.0, 1.0, 1.0], 3, 5, 4),
+        ([3.0, 3.0, 1.0], 1, 2, 1),
+        ([1.0, 2.0, 3.0], None, 3, 1),
+    ],
+)
+def test_stops_after_patience_epochs_without_a_lower_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: list[float], patience: int | None, epochs: int, best: int
+) -> None:
+    with_losses(monkeypatch, losses)
+    result = run(tmp_path, Watch(), early_stop_patience=patience, epochs=len(losses))
+    assert (len(result.epochs), result.best_epoch, result.best_validation_loss) == (epochs, best, losses[best - 1])
+    assert [record.best for record in result.epochs] == [loss < min([9.0, *losses[:i]]) for i, loss in enumerate(losses[:epochs])]
+    assert result.stopped_early is (epochs < len(losses))
+
+
+def test_best_is_the_adapter_of_the_best_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_losses(monkeypatch, [2.0, 1.0, 3.0])
+    used, kept = pipeline(), {}
+
+    def keep(record: EpochRecord) -> None:
+        kept[record.epoch] = {name: value.detach().clone() for name, value in used.classifier.trainable_parameters().items()}
+
+    fit(used, TRAIN, VALIDATION, tmp_path / "run", on_epoch=keep)
+    assert_same(load_adapter(tmp_path / "run" / "best", ARCHITECTURE).trainable, kept[2])
+    assert_same(load_adapter(tmp_path / "run" / "last", ARCHITECTURE).trainable, kept[3])
+
+
+def test_without_validation_there_is_no_best(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", Watch(), validation=None)
+    assert (result.best_epoch, result.best_validation_loss) == (None, None)
+    assert [record.validation_loss for record in result.epochs] == [None] * 3
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["last", "run.json", "state"]
+
+
+def test_a_value_that_is_not_finite_stops_the_run_and_says_where_it_came_from(tmp_path: Path) -> None:
+    watch, used = Watch(), pipeline()
+    honest = used.classifier.score.bias.detach().clone()
+
+    def spoil(record: StepRecord) -> None:
+        watch.step(record)
+        if record.step == 2:
+            used.classifier.score.bias.data[0] = math.nan
+
+    with pytest.raises(FloatingPointError, match=r"step 3: .*origin: parameter score\.bias: 1 NaN of 3"):
+        fit(used, TRAIN, VALIDATION, tmp_path / "run", on_step=spoil)
+    assert len(watch.steps) == 2
+    assert not torch.equal(honest, used.classifier.score.bias)
+    assert torch.equal(state_of(tmp_path / "run")["step"], torch.tensor(0))
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(tmp_path: Path) -> None:
+    used = pipeline()
+    broken = {"average_gradients": lambda gradients, **_: gradients[0] * (math.nan if len(gradients[0]) > 1 else 1.0)}
+    with dispatch.replaced(broken), pytest.raises(FloatingPointError, match=r"step 1: the gradient norm is nan.*every value .* is finite"):
+        fit(used, TRAIN, VALIDATION, tmp_path / "run")
+    fresh = pipeline().classifier.trainable_parameters()
+    assert_same({name: value.detach() for name, value in used.classifier.trainable_parameters().items()}, dict(fresh))
+
+
+def test_a_validation_loss_that_is_not_finite_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import impl.evaluation
+
+    result = pipeline().trainer.forward_only(TRAIN.batch([0, 1], pipeline().tokens), probabilities=True)
+    monkeypatch.setattr(impl.evaluation.Trainer, "forward_only", lambda *_, **__: replace(result, loss=math.inf))
+    with pytest.raises(FloatingPointError, match="validation after epoch 1: the loss over 2 samples is inf"):
+        run(tmp_path / "run", Watch(), validation=VALIDATION.select([0, 1]))
+    assert not (tmp_path / "run" / "best").exists()
+
+
+def test_ctrl_c_ends_the_run_after_the_step_and_it_goes_on(tmp_path: Path) -> None:
+    whole, first, second = Watch(), Watch(), Watch()
+    run(tmp_path / "whole", whole)
+
+    def interrupt(record: StepRecord) -> None:
+        first.step(record)
+        if record.step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(pipeline(), TRAIN, VALIDATION, tmp_path / "run", on_step=interrupt)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    run(tmp_path / "run", second, resume=True)
+    assert [*first.steps, *second.steps] == whole.steps
+    assert_same(state_of(tmp_path / "run"), state_of(tmp_path / "whole"))
+
+
+def test_the_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:
+    def interrupt(_: StepRecord) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(pipeline(), TRAIN, VALIDATION, tmp_path / "run", on_step=interrupt)
+    assert int(state_of(tmp_path / "run")["step"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "settings", "message"),
+    [
+        (TRAIN.select([]), VALIDATION, {}, "the training corpus is empty"),
+        (samples(4, classes=2), VALIDATION, {}, "training samples were read with num_classes 2, the settings say 3"),
+        (TRAIN, samples(4, classes=2), {}, "validation samples were read with num_classes 2"),
+        (replace(TRAIN, multi_label=True), None, {}, "training samples were read with multi_label True"),
+        (TRAIN, TRAIN.select([]), {"early_stop_patience": 1}, "early_stop_patience waits for a better validation loss"),
+        (samples(1), None, {"class_weights": "balanced"}, "class . has no sample"),
+    ],
+)
+def test_samples_must_fit_the_settings(
+    tmp_path: Path, train: Samples, validation: Samples | None, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit(pipeline(**settings), train, validation, tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_json_says_what_the_run_is(tmp_path: Path) -> None:
+    run(tmp_path / "run", Watch(), epochs=1)
+    stored = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert stored["settings"]["learning_rate"] == 3e-2
+    assert stored["data"]["training"]["samples"] == 10
+    assert (stored["total_steps"], stored["source_model"], stored["architecture"]["hidden"]) == (3, None, 16)
