@@ -24,6 +24,7 @@ for _module in (
     "data",
     "parallel",
     "adapters",
+    "devices",
 ):
     import_module(f"{__name__}.{_module}")
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from falsifiers.subjects.procedures import adapters, data, parallel
+from falsifiers.subjects.procedures import adapters, data, devices, parallel
 from impl.checkpoint import load_checkpoint, load_decoder
 from impl.config import ClassifyConfig
 from impl.device import resolve_device
@@ -50,6 +50,7 @@ PROCEDURES: dict[str, Procedure] = {
     "train_in_parallel": parallel.train_in_parallel,
     "fault_in_parallel": parallel.train_in_parallel,
     **adapters.PROCEDURES,
+    **devices.PROCEDURES,
 }
 
 
