@@ -18,9 +18,11 @@ import torch
 from impl import dispatch, training_state
 from impl.adapter import load_adapter
 from impl.config import ClassifyConfig, DecoderConfig
+from impl.evaluation import evaluate
 from impl.fit import EpochRecord, FitResult, StepRecord, fit, total_steps
 from impl.pipeline import ClassifyPipeline
 from impl.samples import Samples
+from impl.trainer import Trainer
 from impl.training_state import STATE_FILE, Progress, load_state, save_state, write_atomically
 
 ARCHITECTURE = DecoderConfig("qwen2", 260, 16, 24, 1, 2, 1, 8, 1e-6, 1e4, True, 64)
@@ -93,7 +95,7 @@ def test_records_count_every_sample_once_an_epoch_and_follow_the_schedule(tmp_pa
     for epoch in watch.epochs:
         mean = sum(record.loss * record.samples for record in watch.steps if record.epoch == epoch.epoch) / 10
         assert math.isclose(epoch.train_loss, mean, rel_tol=1e-12)
-    losses = [record.validation_loss for record in watch.epochs]
+    losses = [record.validation_loss or math.inf for record in watch.epochs]
     assert result.best_validation_loss == min(losses)
     assert result.best_epoch == losses.index(min(losses)) + 1
 
@@ -154,7 +156,7 @@ class Host:
         assert self.process.stdout is not None
         self.process.stdin.write(f"{output} {resume}\n")
         self.process.stdin.flush()
-        child, lines = int(self.process.stdout.readline()), []
+        child, lines = int(self.process.stdout.readline()), list[str]()
         for line in self.process.stdout:
             if line.startswith("ended"):
                 return lines, int(line.split()[1])
@@ -174,7 +176,7 @@ def host() -> Iterator[Host]:
 def test_a_killed_process_leaves_a_run_that_goes_on_bit_for_bit(tmp_path: Path, host: Host) -> None:
     printed, status = host.run(tmp_path / "whole", resume=False)
     assert status == 0
-    seen, resume = [], False
+    seen, resume = list[str](), False
     for after in (random.randrange(1, 4), random.randrange(1, 4), random.randrange(1, 4), None):
         lines, status = host.run(tmp_path / "killed", resume, after)
         assert status == (0 if after is None else -signal.SIGKILL)
@@ -196,8 +198,8 @@ def dying_writes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
         return step
 
-    monkeypatch.setattr(training_state.os, "fdopen", at(0, os.fdopen))
-    monkeypatch.setattr(training_state.os, "fsync", at(1, os.fsync))
+    monkeypatch.setattr(os, "fdopen", at(0, os.fdopen))
+    monkeypatch.setattr(os, "fsync", at(1, os.fsync))
     monkeypatch.setattr(Path, "replace", at(2, Path.replace))
     monkeypatch.setattr(training_state, "_sync_folder", at(3, training_state._sync_folder))
     yield moment
@@ -306,10 +308,8 @@ def test_a_kill_before_the_first_state_starts_again(tmp_path: Path) -> None:
 
 
 def with_losses(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -> None:
-    import impl.fit
-
-    honest, left = impl.fit.evaluate, iter(losses)
-    monkeypatch.setattr(impl.fit, "evaluate", lambda *arguments: replace(honest(*arguments), loss=next(left)))
+    left = iter(losses)
+    monkeypatch.setattr("impl.fit.evaluate", lambda *arguments: replace(evaluate(*arguments), loss=next(left)))
 
 
 @pytest.mark.parametrize(
@@ -376,10 +376,8 @@ def test_a_gradient_that_is_not_finite_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_validation_loss_that_is_not_finite_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import impl.evaluation
-
     result = pipeline().trainer.forward_only(TRAIN.batch([0, 1], pipeline().tokens), probabilities=True)
-    monkeypatch.setattr(impl.evaluation.Trainer, "forward_only", lambda *_, **__: replace(result, loss=math.inf))
+    monkeypatch.setattr(Trainer, "forward_only", lambda *_, **__: replace(result, loss=math.inf))
     with pytest.raises(FloatingPointError, match="validation after epoch 1: the loss over 2 samples is inf"):
         run(tmp_path / "run", Watch(), validation=VALIDATION.select([0, 1]))
     assert not (tmp_path / "run" / "best").exists()
