@@ -1,6 +1,7 @@
 """Hugging Face checkpoint folders: config.json and safetensors, whole and matching, or an error that names the file and the key."""
 
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from impl.decoder import Decoder, parameter_shapes, require_shapes, require_tens
 from impl.tensors import LazyTensors, Shapes, Tensors
 
 CONFIG, WEIGHTS, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
-STORED_DTYPES = ("F64", "F32", "F16", "BF16")
+STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
@@ -37,10 +38,13 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class _Stored:
-    """Where a tensor lies."""
+    """Where a tensor lies, from its file's header; `state` is the file's size and time of change when that was read."""
 
     file: Path
     shape: tuple[int, ...]
+    dtype: torch.dtype
+    start: int
+    state: tuple[int, int]
 
 
 class StoredTensors(LazyTensors):
@@ -57,14 +61,17 @@ class StoredTensors(LazyTensors):
     def __getitem__(self, name: str) -> Tensor:
         """The tensor as stored. Raises a ValueError where its file is no longer what it was when its header was read."""
         entry = self._stored[name]
+        # Not the library's reader: it maps the whole file for each tensor, and its tensors change with the file.
+        content = torch.empty(math.prod(entry.shape) * entry.dtype.itemsize, dtype=torch.uint8)
         try:
-            with safe_open(entry.file, framework="pt") as file:
-                tensor: Tensor = file.get_tensor(name).clone()  # without a copy it would be a view of the file
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{entry.file}: changed since its header was read ({error}); leave it alone while it is loaded") from None
-        if tuple(tensor.shape) != entry.shape:
-            raise ValueError(f"{entry.file}: changed since its header was read; leave it alone while it is loaded")
-        return tensor
+            with entry.file.open("rb") as file:
+                file.seek(entry.start)
+                whole = file.readinto(content.numpy()) == len(content) and _state(entry.file) == entry.state
+        except FileNotFoundError:
+            whole = False
+        if not whole:
+            raise ValueError(f"{entry.file}: changed since its header was read; leave it alone until the model is loaded, and start again")
+        return content.view(entry.dtype).view(entry.shape)
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -173,15 +180,25 @@ def _header(path: Path) -> dict[str, _Stored]:
     try:
         with safe_open(path, framework="pt"):
             pass
+        state = _state(path)
         with path.open("rb") as file:
-            header = strict_json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            length = int.from_bytes(file.read(8), "little")
+            header = strict_json.loads(file.read(length))
     except (SafetensorError, ValueError) as error:
         raise ValueError(f"{path}: not a whole safetensors file ({error}); copy or download it again") from None
     entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
     for name, entry in entries.items():
         if entry["dtype"] not in STORED_DTYPES:
             raise ValueError(f"{path}: tensor {name!r} is stored as {entry['dtype']}; expected one of {', '.join(STORED_DTYPES)}")
-    return {name: _Stored(path, tuple(entry["shape"])) for name, entry in entries.items()}
+    return {
+        name: _Stored(path, tuple(entry["shape"]), STORED_DTYPES[entry["dtype"]], 8 + length + entry["data_offsets"][0], state)
+        for name, entry in entries.items()
+    }
+
+
+def _state(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def _require_stored(expected: Shapes, stored: Mapping[str, _Stored], folder: Path) -> None:

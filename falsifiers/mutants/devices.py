@@ -287,11 +287,6 @@ def _(_: Step) -> Step:
     return lambda loss, inputs: loss.backward(inputs=inputs)
 
 
-@step_mutant("training_swallows_bad_logits", "impl.classifier", "Classifier.forward")
-def _(forward: Step) -> Step:
-    return lambda self, input_ids, mask: torch.nan_to_num(forward(self, input_ids, mask))
-
-
 @step_mutant("training_swallows_bad_gradients", "impl.optimiser", "AdamW.flat_gradient")
 def _(flat: Step) -> Step:
     return lambda self: torch.nan_to_num(flat(self), nan=0.0, posinf=0.0, neginf=0.0)

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -77,9 +77,9 @@ def reserve(scalars: Scalars, _: torch.device) -> Outputs:
         try:
             if verb == "acquire":
                 held[which] = book.acquire(CARD, count)
-            elif verb == "update":
+            elif which in held and verb == "update":
                 held[which].update(count)
-            else:
+            elif which in held:
                 held.pop(which).release()
             refused.append(False)
         except ledger.InsufficientMemory:
@@ -102,8 +102,11 @@ def race(scalars: Scalars, _: torch.device) -> Outputs:
     context = multiprocessing.get_context("fork")
     held, peak, gained, finished = (context.Value("q", 0) for _ in range(4))
 
+    start = context.Barrier(scalars["processes"], timeout=30)
+
     def hold() -> None:
         book = _ledger(scalars)
+        start.wait()
         for _ in range(scalars["rounds"]):
             try:
                 reservation = book.acquire(CARD, scalars["bytes"])
@@ -113,7 +116,7 @@ def race(scalars: Scalars, _: torch.device) -> Outputs:
                 held.value += scalars["bytes"]
                 peak.value = max(peak.value, held.value)
                 gained.value += 1
-            time.sleep(0.002)
+            time.sleep(0.01)
             with held.get_lock():
                 held.value -= scalars["bytes"]
             reservation.release()
@@ -183,15 +186,15 @@ def measure(scalars: Scalars, place: torch.device) -> Outputs:
 
 
 @contextmanager
-def _allocated(place: torch.device) -> Iterator[dict[str, int]]:
-    """After the block: `peak`, bytes given out at most beyond those at its start, and `left`, those not taken back yet."""
+def _allocated(place: torch.device, mapped: Collection[int] = ()) -> Iterator[dict[str, int]]:
+    """After the block: `peak`, the most bytes given out beyond those at its start. Mapping a file, of a size in `mapped`, takes none."""
     found: dict[str, int] = {}
     gc.collect()
     if place.type == "cuda":
         torch.cuda.reset_peak_memory_stats(place)
         before = torch.cuda.memory_allocated(place)
         yield found
-        found |= {"peak": torch.cuda.max_memory_allocated(place) - before, "left": torch.cuda.memory_allocated(place) - before}
+        found["peak"] = torch.cuda.max_memory_allocated(place) - before
         return
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
     with _silent():
@@ -203,8 +206,7 @@ def _allocated(place: torch.device) -> Iterator[dict[str, int]]:
             profiler.stop()
     inner: Any = profiler.profiler
     events = sorted((event.start_ns(), event.nbytes()) for event in inner.kineto_results.events() if event.name() == "[memory]")
-    sums = np.cumsum([0, *(size for _, size in events)])
-    found |= {"peak": int(sums.max()), "left": int(sums[-1])}
+    found["peak"] = int(np.cumsum([0, *(size for _, size in events if abs(size) not in mapped)]).max())
 
 
 @contextmanager
@@ -241,7 +243,8 @@ def _saved(trainer: Trainer, batch: Batch) -> int:
 def load(scalars: Scalars, place: torch.device) -> Outputs:
     """A checkpoint folder loaded into a classifier with NF4: peak and remaining bytes of the host's allocator, and what is stored of each
     projection."""
-    with _allocated(torch.device("cpu")) as taken:
+    files = [path.stat().st_size for path in Path(scalars["path"]).glob("*.safetensors")]
+    with _allocated(torch.device("cpu"), files) as taken:
         stored = checkpoint.load_checkpoint(Path(scalars["path"]))
         adaptation = classifier.Adaptation(2, 1, 2.0, nf4=True)
         trainable = classifier.initial_trainable(stored.config, adaptation, 0)
