@@ -30,7 +30,7 @@ def nf4_quantize(weight: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
 
     Blocks run over the flattened weight. Raises a ValueError for another block size than BLOCK_SIZES.
     """
-    _check_block_size(block_size)
+    require_block_size(block_size)
     flat = weight.detach().reshape(-1).float()
     # Not the library's quantize_4bit: on an H200 its kernel gave a value within an ulp of a midpoint, and a block of zeros, other codes
     # than on the CPU, and one checkpoint becomes two models.
@@ -49,7 +49,7 @@ def _nf4_midpoints(device: torch.device) -> Tensor:
 
 def nf4_dequantize(codes: Tensor, absmax: Tensor, rows: int, columns: int, block_size: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """codebook[code] · absmax[block] in float32, rounded once to `dtype`: [rows, columns]. float64 is the float32 result, widened."""
-    _check_block_size(block_size)
+    require_block_size(block_size)
     count = rows * columns
     packed, blocks = (count + 1) // 2, -(-count // block_size)
     if codes.numel() != packed or absmax.numel() != blocks:
@@ -123,6 +123,7 @@ def nf4_double_dequantize(codes: Tensor, scales: Tensor, offset: Tensor) -> Tens
     return restored + offset.float()
 
 
-def _check_block_size(block_size: int) -> None:
+def require_block_size(block_size: int) -> None:
+    """Raises a ValueError for another block size than BLOCK_SIZES."""
     if block_size not in BLOCK_SIZES:
         raise ValueError(f"NF4 block size {block_size}: expected one of {', '.join(map(str, BLOCK_SIZES))}")

@@ -1,0 +1,49 @@
+"""What every kernel's launch needs: the buffers it writes into, and the device it runs on."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+STORAGE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def buffer(name: str, given: Tensor | None, shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """`given`, or a new contiguous tensor of that shape on the device of `like`, in its dtype unless another one is named.
+
+    Raises a ValueError where `given` has another shape, dtype or device, or its last axis is not contiguous.
+    """
+    dtype = dtype or like.dtype
+    if given is None:
+        return torch.empty(shape, dtype=dtype, device=like.device)
+    if tuple(given.shape) != tuple(shape) or given.dtype != dtype or given.device != like.device:
+        raise ValueError(
+            f"{name} is {given.dtype} {list(given.shape)} on {given.device}, expected {dtype} {list(shape)} on {like.device} to write into"
+        )
+    require_contiguous_rows(name, given)
+    return given
+
+
+def require_contiguous_rows(name: str, value: Tensor) -> None:
+    """Raises a ValueError unless neighbours along the last axis are neighbours in memory."""
+    if value.dim() and value.shape[-1] > 1 and value.stride(-1) != 1:
+        raise ValueError(f"{name} has strides {list(value.stride())}: expected its last axis to be contiguous")
+
+
+def require_same_shape(name: str, value: Tensor, other: str, reference: Tensor) -> None:
+    """Raises a ValueError unless `value` has the shape of `reference`, and contiguous rows."""
+    if value.shape != reference.shape:
+        raise ValueError(f"{name} has shape {list(value.shape)}, expected that of {other}, {list(reference.shape)}")
+    require_contiguous_rows(name, value)
+
+
+def require_storage(name: str, dtype: torch.dtype) -> None:
+    """Raises a ValueError for a dtype that the kernels do not hold values in; they compute in float32."""
+    if dtype not in STORAGE:
+        raise ValueError(f"{name} is {dtype}: the kernels take {', '.join(map(str, STORAGE))}")
+
+
+def on_device(value: Tensor) -> AbstractContextManager[object]:
+    """Triton launches on the current device, which need not be that of the tensors."""
+    return torch.cuda.device(value.device) if value.is_cuda else nullcontext()
