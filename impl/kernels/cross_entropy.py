@@ -19,7 +19,8 @@ def _cross_entropy(
     column = tl.arange(0, BLOCK)[None, :]
     total = tl.zeros((ROWS,), dtype=tl.float32)
     # One program: the samples of a batch are few, and the order of the sum is fixed.
-    for start in range(0, batch, ROWS):
+    start = 0
+    while start < batch:  # not a range over a tensor: with NumPy 2.4 that fails in the interpreter of Triton 3.6
         row = start + tl.arange(0, ROWS).to(tl.int64)
         there = (row[:, None] < batch) & (column < classes)
         z = tl.load(logits + row[:, None] * logits_stride + column, mask=there, other=float("-inf")).to(tl.float32)
@@ -36,6 +37,7 @@ def _cross_entropy(
         share = tl.div_rn(factor, batch.to(tl.float32))
         slope = (power / norm[:, None] - tl.where(chosen, 1.0, 0.0)) * share[:, None]
         tl.store(gradient + row[:, None] * gradient_stride + column, slope, mask=there)
+        start += ROWS
     tl.store(loss, tl.div_rn(tl.sum(total, axis=0), batch.to(tl.float32)))
 
 

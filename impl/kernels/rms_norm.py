@@ -69,10 +69,12 @@ def _weight_gradient_parts(dy, x, rstd, parts, rows, hidden, dy_stride, x_stride
 def _weight_gradient_sum(parts, out, count, hidden, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((COLUMNS,), dtype=tl.float32)
-    for start in range(0, count, ROWS):
+    start = 0
+    while start < count:  # not a range over a tensor: with NumPy 2.4 that fails in the interpreter of Triton 3.6
         part = start + tl.arange(0, ROWS).to(tl.int64)
         there = (part[:, None] < count) & (column[None, :] < hidden)
         total += tl.sum(tl.load(parts + part[:, None] * hidden + column[None, :], mask=there, other=0.0), axis=0)
+        start += ROWS
     tl.store(out + column, total, mask=column < hidden)
 
 
