@@ -37,7 +37,7 @@ _IRRELEVANT = (
 )
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
-    "task_type": ("SEQ_CLS",),
+    "task_type": ("SEQ_CLS", None),
     "bias": ("none",),
     "init_lora_weights": (True, False, "gaussian", "orthogonal"),  # PiSSA, OLoRA and others change the base weights
 }
@@ -287,6 +287,10 @@ def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise ValueError(f"{path}: tensor {name!r} is stored as {tensor.dtype}; expected a floating-point type")
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(
+                f"{path}: tensor {name!r} holds NaN or infinity; the file is damaged, or training diverged before it was saved"
+            )
         if not name.startswith(prefix):
             raise ValueError(f"{path}: unexpected tensor {name!r}; every name begins with {prefix!r}")
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}

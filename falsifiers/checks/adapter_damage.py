@@ -79,6 +79,16 @@ def _integers(tensors: dict[str, Array], name: str) -> str:
     return name
 
 
+def _not_finite(tensors: dict[str, Array], name: str) -> str:
+    tensors[name].reshape(-1)[-1] = np.nan
+    return name
+
+
+def _infinite(tensors: dict[str, Array], name: str) -> str:
+    tensors[name].reshape(-1)[0] = np.inf
+    return name
+
+
 def _removed(file: str) -> Damage:
     def damage(folder: Path, rng: Generator) -> str:
         del rng
@@ -109,6 +119,8 @@ DAMAGE: dict[str, Damage] = {
     "misshapen factor": _tensors(_misshapen),
     "misshapen head": _tensors(_misshapen, "score.weight"),
     "integer factor": _tensors(_integers),
+    "NaN in a factor": _tensors(_not_finite),
+    "infinite head": _tensors(_infinite, "score."),
     "rank that the tensors do not have": _another_rank,
     "fewer targets than tensors": _fewer_targets,
     "rank as text": _config("r", "8"),
