@@ -16,6 +16,7 @@ from falsifiers.checks import (
     nf4,
     optimiser,
     parallel,
+    parallel_runs,
     procedures,
     refusals,
     relations,
@@ -112,5 +113,6 @@ CHECKS: dict[str, Check] = {
         devices.origin_is_named,
         devices.non_finite_stops_the_step,
         devices.arrives_and_comes_back,
+        parallel_runs.killed_run_resumes,
     )
 }

@@ -1,5 +1,6 @@
 """Wrong data parallelism: shards, reduction, errors of one worker, initial weights, resuming."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -128,3 +129,44 @@ def _(mean: Any) -> Any:
 def _(require_equal: Any) -> Any:
     del require_equal
     return lambda *_: None
+
+
+@step_mutant("parallel_every_worker_takes_all", "impl.fit", "shard")
+def _(shard: Any) -> Any:
+    del shard
+    return lambda indices, *_: list(indices)
+
+
+@step_mutant("parallel_each_its_own_order", "impl.fit", "epoch_order")
+def _(epoch_order: Any) -> Any:
+    return lambda count, seed, epoch: epoch_order(count, seed + os.getpid(), epoch)
+
+
+@step_mutant("parallel_each_its_own_start", "impl.pipeline", "initial_trainable")
+def _(initial_trainable: Any) -> Any:
+    return lambda config, adaptation, seed: initial_trainable(config, adaptation, seed + os.getpid())
+
+
+@step_mutant("parallel_first_alone_resumes", "impl.fit", "_Run._continue_from")
+def _(continue_from: Any) -> Any:
+    return lambda run, progress, tensors: continue_from(run, progress, tensors) if run.group.rank == 0 else None
+
+
+@step_mutant("parallel_resumes_without_moments", "impl.fit", "_Run._continue_from")
+def _(continue_from: Any) -> Any:
+    def wrong(run: Any, progress: Any, tensors: Any) -> None:
+        continue_from(run, progress, tensors)
+        run.trainer.optimiser.exp_avg.zero_()
+        run.trainer.optimiser.exp_avg_sq.zero_()
+
+    return wrong
+
+
+@step_mutant("parallel_resume_repeats_a_batch", "impl.fit", "_Run._continue_from")
+def _(continue_from: Any) -> Any:
+    return lambda run, progress, tensors: continue_from(run, replace(progress, position=max(0, progress.position - 1)), tensors)
+
+
+@step_mutant("parallel_resume_skips_the_epoch", "impl.fit", "_Run._continue_from")
+def _(continue_from: Any) -> Any:
+    return lambda run, progress, tensors: continue_from(run, replace(progress, epoch=progress.epoch + 1, position=0), tensors)

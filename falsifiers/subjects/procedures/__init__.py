@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from falsifiers.subjects.procedures import adapters, data, devices, parallel
+from falsifiers.subjects.procedures import adapters, data, devices, parallel, parallel_runs
 from impl.checkpoint import load_checkpoint, load_decoder
 from impl.config import ClassifyConfig
 from impl.device import resolve_device
@@ -51,6 +51,7 @@ PROCEDURES: dict[str, Procedure] = {
     "fault_in_parallel": parallel.train_in_parallel,
     **adapters.PROCEDURES,
     **devices.PROCEDURES,
+    "run_in_parallel": parallel_runs.run_in_parallel,
 }
 
 

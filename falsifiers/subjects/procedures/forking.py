@@ -24,6 +24,7 @@ Channel: TypeAlias = "Connection[Any, Any]"
 def serve(pipe: Channel) -> None:
     """Runs what is asked for until the other end is closed. Ctrl-C is the parent's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import_module("falsifiers.subjects.implementation")  # once, before any rank is forked
     pipe.send("ready")
     while True:
         try:
