@@ -17,12 +17,14 @@ from falsifiers.checks import (
     optimiser,
     parallel,
     parallel_runs,
+    pretraining,
     procedures,
     refusals,
     relations,
     sampling,
     slopes,
     token_ids,
+    token_streams,
 )
 from falsifiers.comparison import Comparison
 
@@ -114,5 +116,23 @@ CHECKS: dict[str, Check] = {
         devices.non_finite_stops_the_step,
         devices.arrives_and_comes_back,
         parallel_runs.killed_run_resumes,
+        token_streams.epoch_predicts_every_token_once,
+        token_streams.position_is_restored,
+        token_streams.refuses_shards,
+        token_streams.stream_too_short,
+        pretraining.exhausted_stream_ends_the_epoch,
+        pretraining.gradient_norms_are_real,
+        pretraining.interrupted_run_goes_on,
+        pretraining.loss_falls,
+        pretraining.random_weights_know_nothing,
+        pretraining.validation_is_pure,
+        pretraining.nothing_to_average_is_nan,
+        pretraining.decay_reaches_matrices_only,
+        pretraining.state_hash_tells_states_apart,
+        pretraining.checkpoint_is_usable,
+        pretraining.refuses_checkpoint_without_tokenizer,
+        pretraining.refuses_to_start,
+        pretraining.non_finite_stops_the_run,
+        pretraining.default_architecture_is_370m,
     )
 }

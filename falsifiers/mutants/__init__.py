@@ -25,6 +25,8 @@ for _module in (
     "parallel",
     "adapters",
     "devices",
+    "pretraining",
+    "pretraining_runs",
 ):
     import_module(f"{__name__}.{_module}")
 
@@ -41,6 +43,7 @@ USES: Mapping[str, frozenset[str]] = {
     "language_model_loss": frozenset({*_BLOCK, "decoder_forward", "lm_cross_entropy"}),
     "classifier_forward": frozenset(_CLASSIFIER),
     "classifier_loss": frozenset({*_CLASSIFIER, "classifier_forward", "weighted_cross_entropy"}),
+    "pretrain_steps": frozenset({*_BLOCK, "decoder_forward", "language_model_loss", "lm_cross_entropy", *_OPTIMISER}),
     "train_steps": frozenset({*_CLASSIFIER, "classifier_forward", "classifier_loss", "weighted_cross_entropy", *_OPTIMISER}),
 }
 """What a composition calls, for some of its scalars."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from falsifiers.subjects.procedures import adapters, data, devices, parallel, parallel_runs
+from falsifiers.subjects.procedures import adapters, data, devices, parallel, parallel_runs, pretraining
 from impl.checkpoint import load_checkpoint, load_decoder
 from impl.config import ClassifyConfig
 from impl.device import resolve_device
@@ -52,6 +52,14 @@ PROCEDURES: dict[str, Procedure] = {
     **adapters.PROCEDURES,
     **devices.PROCEDURES,
     "run_in_parallel": parallel_runs.run_in_parallel,
+    "read_token_batches": pretraining.read_token_batches,
+    "pretrain_run": pretraining.pretrain_run,
+    "validate_tokens": pretraining.validate_tokens,
+    "optimiser_state": pretraining.optimiser_state,
+    "step_on_bad_weights": pretraining.step_on_bad_weights,
+    "save_pretrain_checkpoint": pretraining.save_pretrain_checkpoint,
+    "initial_decoder": pretraining.initial_decoder,
+    "default_architecture": pretraining.default_architecture,
 }
 
 
