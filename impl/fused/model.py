@@ -1,0 +1,100 @@
+"""A classifier's loss and gradients on packed tokens, by its own hand-written layers."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from impl.classifier import Classifier, trainable_shapes
+from impl.fused.factors import Factors
+from impl.fused.layer import FusedLayer, Kept, Stream, Tokens, groups
+from impl.fused.linear import Scratch
+from impl.fused.packing import Packed
+from impl.kernels.rms_norm import rms_norm, rms_norm_backward
+from impl.kernels.rope import rope_table
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Mean loss over the real samples [], logits [samples, classes], both float32 (float64 in float64)."""
+
+    loss: Tensor
+    logits: Tensor
+
+
+class FusedClassifier:
+    """Forward and backward pass of `classifier` over its own parameters; `longest` is the most tokens a sample may have.
+
+    The classifier's frozen weights are joined where one product reads several; the classifier itself goes on working.
+    """
+
+    def __init__(self, classifier: Classifier, longest: int, class_weights: Tensor | None = None, multi_label: bool = False) -> None:
+        body, config = classifier.model, classifier.config
+        self.classifier, self.longest, self.class_weights, self.multi_label = classifier, longest, class_weights, multi_label
+        self.embedding, self.norm, self.eps = body.embed_tokens.weight, body.norm.weight, config.eps
+        dtype, device = self.embedding.dtype, self.embedding.device
+        joined = [group for layer in body.layers for group in groups(layer)]
+        self.factors = Factors(trainable_shapes(config, classifier.adaptation), joined, dtype, device)
+        largest = max(sum(p.out_features for p in group) * group[0].in_features for group in joined)
+        nf4 = joined[0][0].quantized is not None
+        scratch = Scratch(largest if nf4 else 0, dtype, device)
+        self.layers = [FusedLayer(layer, config, self.factors, scratch, dtype) for layer in body.layers]
+        self.input_norms = [layer.norm for layer in self.layers] + [self.norm]
+
+    @torch.no_grad()
+    def loss_and_gradients(self, packed: Packed) -> Outcome:
+        """The mean loss over the real samples; the gradients of the trainable tensors go to their slots in `factors`."""
+        config = self.classifier.config
+        table = rope_table(packed.positions, config.theta, config.head_dim)
+        tokens = Tokens(packed.positions, table, packed.bounds, self.longest)
+        stream, kept = self._forward(packed.input_ids, tokens)
+        outcome, dy = self._head(stream.y, packed)
+        dx: Tensor | None = rms_norm_backward(dy, stream.x, self.norm, stream.rstd)
+        for index in reversed(range(len(self.layers))):
+            assert dx is not None
+            dx = self.layers[index].backward(kept.pop(), dx, tokens, needs_input=index > 0)
+        return outcome
+
+    def _forward(self, input_ids: Tensor, tokens: Tokens) -> tuple[Stream, list[Kept]]:
+        x = functional.embedding(input_ids, self.embedding)
+        stream, kept = Stream(x, *rms_norm(x, self.input_norms[0], self.eps)), []
+        for layer, next_norm in zip(self.layers, self.input_norms[1:], strict=True):
+            kept_here, stream = layer.forward(stream, tokens, next_norm)
+            kept.append(kept_here)
+        return stream, kept
+
+    def _head(self, y: Tensor, packed: Packed) -> tuple[Outcome, Tensor]:
+        """Pooling, head and loss, and the gradient of y [tokens, hidden]."""
+        names = ("score.weight", "score.bias")
+        with torch.enable_grad():
+            hidden, weight, bias = (value.detach().requires_grad_() for value in (y, *(self.factors.value(name) for name in names)))
+            pooled = pool(hidden, packed.bounds, self.classifier.adaptation.pooling)
+            logits = functional.linear(pooled, weight, bias)
+            losses = self._losses(logits if logits.dtype == torch.float64 else logits.float(), packed.labels)
+            loss = (losses * packed.real).sum() / packed.real.sum()
+            dy, *gradients = torch.autograd.grad(loss, (hidden, weight, bias))
+        for name, gradient in zip(names, gradients, strict=True):
+            self.factors.slot(name).copy_(gradient)
+        return Outcome(loss.detach(), logits.detach()), dy
+
+    def _losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """One a sample."""
+        if self.multi_label:
+            targets = labels.to(logits.dtype)
+            return (logits.clamp(min=0) - logits * targets + torch.log1p(torch.exp(-logits.abs()))).mean(dim=1)
+        weights = None if self.class_weights is None else self.class_weights.to(logits)
+        return functional.cross_entropy(logits, labels, weight=weights, reduction="none")
+
+
+def pool(y: Tensor, bounds: Tensor, mode: str) -> Tensor:
+    """One vector a sample: y [tokens, hidden], bounds [samples + 2] → [samples, hidden]; a place without a sample gives a token's vector."""
+    first, after = bounds[:-2].long(), bounds[1:-1].long()
+    if mode == "first":
+        return y[first.clamp(max=len(y) - 1)]
+    if mode == "last":
+        return y[(after - 1).clamp(min=0)]
+    index = torch.arange(len(y), device=y.device)
+    inside = (index >= first[:, None]) & (index < after[:, None])
+    wide = y if y.dtype == torch.float64 else y.float()
+    return (inside.to(wide.dtype) @ wide / (after - first).clamp(min=1)[:, None]).to(y.dtype)
