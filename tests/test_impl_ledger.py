@@ -1,0 +1,211 @@
+"""The ledger of device memory, among threads, processes, the dead and damaged files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from impl import ledger as module
+from impl.ledger import DeviceMemory, Entry, InsufficientMemory, Ledger, ledger_folder, process_start, require_memory, reserve, size
+
+CARD, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
+GIB = 2**30
+
+
+def book(folder: Path, free: int = 10 * GIB, total: int = 10 * GIB, own: int = 0) -> Ledger:
+    return Ledger(folder, lambda device: DeviceMemory(f"card {device.index}", free, total, own))
+
+
+def test_reservations_add_up_and_go(tmp_path: Path) -> None:
+    ledger = book(tmp_path)
+    with ledger.acquire(CARD, 4 * GIB) as first, ledger.acquire(CARD, 6 * GIB) as second:
+        with pytest.raises(InsufficientMemory):
+            ledger.acquire(CARD, 1)
+        second.update(5 * GIB)
+        first.update(5 * GIB)
+        assert [entry.bytes for entry in ledger.entries()] == [5 * GIB, 5 * GIB]
+        assert {entry.pid for entry in ledger.entries()} == {os.getpid()}
+    assert ledger.entries() == []
+    first.release()  # a second time is no error
+
+
+def test_devices_do_not_share_memory(tmp_path: Path) -> None:
+    ledger = book(tmp_path)
+    with ledger.acquire(CARD, 10 * GIB), ledger.acquire(OTHER, 10 * GIB), pytest.raises(InsufficientMemory):
+        ledger.acquire(OTHER, 1)
+
+
+def test_a_refusal_says_what_is_needed_and_there(tmp_path: Path) -> None:
+    with book(tmp_path).acquire(CARD, 4 * GIB):
+        with pytest.raises(InsufficientMemory) as refused:
+            book(tmp_path, free=8 * GIB).acquire(CARD, 7 * GIB)
+        assert len(book(tmp_path).entries()) == 1
+    error = refused.value
+    assert (error.needed, error.free, error.total, error.reserved, error.available) == (7 * GIB, 8 * GIB, 10 * GIB, 4 * GIB, 6 * GIB)
+    assert str(error).startswith("cuda:0: 7.00 GiB needed, 6.00 GiB available: 8.00 GiB of 10.00 GiB are free, 4.00 GiB are reserved by")
+    assert f"(process {os.getpid()}: 4.00 GiB)" in str(error)
+
+
+def test_what_others_allocate_without_a_reservation_is_not_free(tmp_path: Path) -> None:
+    with pytest.raises(InsufficientMemory, match=r"3\.00 GiB available"):
+        book(tmp_path, free=3 * GIB).acquire(CARD, 4 * GIB)
+
+
+def test_a_reservation_grows_by_what_is_free_beside_what_its_holder_allocated(tmp_path: Path) -> None:
+    reservation = book(tmp_path).acquire(CARD, 6 * GIB)
+    allocated = book(tmp_path, free=4 * GIB, own=6 * GIB)
+    grown = allocated.update(allocated.entries()[0], CARD, 10 * GIB)
+    assert grown.bytes == 10 * GIB
+    idle = book(tmp_path, free=4 * GIB, own=0)
+    with pytest.raises(InsufficientMemory):
+        idle.update(Entry(**{**vars(grown), "bytes": 3 * GIB}), CARD, 5 * GIB)
+    assert book(tmp_path).entries() == [grown]
+    reservation.release()
+
+
+def test_asking_reserves_nothing(tmp_path: Path) -> None:
+    require_memory(CARD, 10 * GIB, book(tmp_path))
+    with pytest.raises(InsufficientMemory):
+        require_memory(CARD, 10 * GIB + 1, book(tmp_path))
+    assert book(tmp_path).entries() == []
+
+
+def test_the_cpu_needs_no_reservation(tmp_path: Path) -> None:
+    require_memory(torch.device("cpu"), 2**60)
+    with reserve(torch.device("cpu"), 2**60) as reservation:
+        assert reservation is None
+    with reserve(CARD, GIB, book(tmp_path)) as reservation:
+        assert reservation is not None
+        assert reservation.bytes == GIB
+
+
+def test_a_negative_count_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="-1 bytes"):
+        book(tmp_path).acquire(CARD, -1)
+    with pytest.raises(ValueError, match="-1 bytes"):
+        require_memory(CARD, -1, book(tmp_path))
+
+
+def test_an_error_in_the_block_releases(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), book(tmp_path).acquire(CARD, GIB):
+        raise KeyError
+    assert book(tmp_path).entries() == []
+
+
+@pytest.mark.parametrize("content", [b"", b"[{", b"{}", b'["x"]', b'[{"id": "a"}]', b"\xff\xfe", b"[null]", b'{"a": 1}'])
+def test_a_damaged_ledger_is_begun_anew_with_a_warning(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / module.FILE).write_bytes(content)
+    ledger = book(tmp_path)
+    if content == b"{}":  # an empty collection: nothing is lost
+        assert ledger.entries() == []
+        return
+    with pytest.warns(UserWarning, match=r"ledger.json: not a ledger .* its reservations are lost"):
+        reservation = ledger.acquire(CARD, GIB)
+    assert [entry.bytes for entry in ledger.entries()] == [GIB]
+    reservation.release()
+
+
+def test_a_half_written_file_of_a_killed_process_is_not_looked_at(tmp_path: Path) -> None:
+    (tmp_path / f".{module.FILE}.123").write_text('[{"id"')
+    with book(tmp_path).acquire(CARD, GIB):
+        assert len(book(tmp_path).entries()) == 1
+
+
+def test_entries_of_the_dead_are_dropped(tmp_path: Path) -> None:
+    boot = (process_start(os.getpid()) or "").partition("/")[0]
+    entries = [
+        Entry("gone", 2**22 + 1, f"{boot}/1", "card 0", 9 * GIB),
+        Entry("reused", os.getpid(), f"{boot}/1", "card 0", 9 * GIB),
+        Entry("rebooted", os.getpid(), "another/1", "card 0", 9 * GIB),
+    ]
+    (tmp_path / module.FILE).write_text(json.dumps([vars(entry) for entry in entries]))
+    with book(tmp_path).acquire(CARD, 10 * GIB):
+        assert [entry.bytes for entry in book(tmp_path).entries()] == [10 * GIB]
+
+
+HOLD = """
+    import sys, time
+    from pathlib import Path
+    import torch
+    from impl.ledger import DeviceMemory, Ledger
+    ledger = Ledger(Path(sys.argv[1]), lambda device: DeviceMemory("card 0", 10 * 2**30, 10 * 2**30))
+    reservation = ledger.acquire(torch.device("cuda", 0), 6 * 2**30)
+    if sys.argv[2] == "in the lock":
+        with ledger._locked():
+            print("held", flush=True)
+            time.sleep(60)
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("where", ["in the lock", "outside"])
+def test_a_killed_process_holds_neither_memory_nor_the_lock(tmp_path: Path, where: str) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(HOLD), str(tmp_path), where]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        if where == "outside":
+            with pytest.raises(InsufficientMemory, match=rf"process {process.pid}: 6.00 GiB"):
+                book(tmp_path).acquire(CARD, 5 * GIB)
+        process.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, and not yet taken note of
+        with book(tmp_path).acquire(CARD, 10 * GIB):
+            pass
+
+
+def test_threads_do_not_oversubscribe(tmp_path: Path) -> None:
+    gained: list[bool] = []
+    start = threading.Barrier(8)
+
+    def ask() -> None:
+        start.wait()
+        try:
+            book(tmp_path).acquire(CARD, 3 * GIB)
+            gained.append(True)
+        except InsufficientMemory:
+            gained.append(False)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(gained) == 3
+    assert sum(entry.bytes for entry in book(tmp_path).entries()) == 9 * GIB
+
+
+def test_the_folder_can_be_named_and_is_the_users_own_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(module.FOLDER_VARIABLE, str(tmp_path / "common"))
+    assert ledger_folder() == tmp_path / "common"
+    monkeypatch.delenv(module.FOLDER_VARIABLE)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert ledger_folder() == tmp_path / f"blackswan-{os.getuid()}"
+    Ledger(memory=lambda _: DeviceMemory("card", GIB, GIB)).acquire(CARD, 1).release()
+    assert (tmp_path / f"blackswan-{os.getuid()}").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_device_is_asked_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a figure of the program: the numbers are those of the card, its key does not depend on its place in the list."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5, 7))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: type("Properties", (), {"uuid": "ab-12"})())
+    assert module.device_memory(CARD) == module.device_memory(OTHER) == DeviceMemory("cuda-ab-12", 5, 7, 2)
+
+
+def test_a_process_is_told_from_others() -> None:
+    assert process_start(os.getpid()) == process_start(os.getpid())
+    assert process_start(os.getpid()) != process_start(os.getppid())
+    assert process_start(2**22 + 1) is None
+
+
+def test_sizes_are_readable() -> None:
+    assert (size(3 * GIB // 2), size(2**20), size(0)) == ("1.50 GiB", "1.0 MiB", "0.0 MiB")
