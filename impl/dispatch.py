@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from impl import kernels as triton_kernels
 from impl.operations import OPERATIONS
 
 OUTPUTS: dict[str, tuple[str, ...]] = {
@@ -52,11 +53,12 @@ _replacements: Mapping[str, Callable[..., Any]] = {}
 _calls: list[Call] | None = None
 _around: Around | None = None
 _prefix = ""
+_kernels = "auto"
 
 
 def call(path: str, operation: str, /, **arguments: Any) -> Any:
     """Runs an operation by name; `path` says where in the model. Arguments are the operation's inputs and scalars by name."""
-    function = _replacements.get(operation) or OPERATIONS[operation]
+    function = _replacements.get(operation) or _kernel(operation, arguments) or OPERATIONS[operation]
     if _around is not None:
         function = partial(_surrounded, _around, _prefix + path, operation, function)
     if _calls is None:
@@ -117,6 +119,50 @@ def scope(name: str) -> Iterator[None]:
         yield
     finally:
         _prefix = before
+
+
+@contextmanager
+def kernels(choice: str) -> Iterator[None]:
+    """What computes the operations inside the block that have Triton kernels (`impl.kernels.NAMES`), float64 aside: torch does that.
+
+    `auto`, the default: Triton on tensors of a CUDA device, where it is installed, and else torch. `torch` and `triton`: that one.
+    Raises a ValueError for another choice and a RuntimeError for `triton` where that cannot run.
+    """
+    global _kernels
+    if choice not in ("auto", "torch", "triton"):
+        raise ValueError(f"kernels {choice!r}: expected auto, torch or triton")
+    if choice == "triton" and (reason := triton_kernels.why_not()):
+        raise RuntimeError(reason)
+    before, _kernels = _kernels, choice
+    try:
+        yield
+    finally:
+        _kernels = before
+
+
+def kernels_on(device: torch.device) -> str:
+    """What computes those operations here on tensors of the device: `triton` or `torch`."""
+    automatic = "triton" if device.type == "cuda" and triton_kernels.why_not() is None else "torch"
+    return automatic if _kernels == "auto" else _kernels
+
+
+def describe_kernels(device: torch.device) -> str:
+    """`kernels_on` in words, with the reason where Triton's would have been expected."""
+    chosen = kernels_on(device)
+    if chosen == "triton":
+        return f"Triton for {', '.join(triton_kernels.NAMES)}; torch for the others"
+    reason = triton_kernels.why_not() if device.type == "cuda" and _kernels == "auto" else None
+    return f"torch ({reason})" if reason else "torch"
+
+
+def _kernel(operation: str, arguments: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """The kernel that computes the operation on these arguments; None where torch does."""
+    if _kernels == "torch" or operation not in triton_kernels.NAMES:
+        return None
+    tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
+    if torch.float64 in (arguments.get("dtype"), *(value.dtype for value in tensors)) or kernels_on(tensors[0].device) == "torch":
+        return None
+    return triton_kernels.OPERATIONS[operation]
 
 
 def _surrounded(around: Around, path: str, operation: str, function: Callable[..., Any], **arguments: Any) -> Any:

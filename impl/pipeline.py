@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from impl import dispatch
 from impl.adapter import ADAPTER_CONFIG, BESIDE, Adapter, load_adapter, read_object, save_adapter
 from impl.checkpoint import Checkpoint, load_checkpoint
 from impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable, trainable_shapes
@@ -233,6 +234,7 @@ class ClassifyPipeline:
         lines = {
             "model": f"{shape.family}, {shape.layers} layers, hidden {shape.hidden}, {self.source or 'random weights'}",
             "device": f"{self.device}, {config.dtype}, base weights in {'NF4' if config.quantize_nf4 else config.dtype}",
+            "kernels": dispatch.describe_kernels(self.device),
             "tokens": f"{self.tokens.description}, at most {config.max_seq_len}, padded on the {config.padding_side}",
             "LoRA": f"rank {config.lora_rank}, alpha {config.lora_alpha:g}, on {', '.join(target_modules(config.lora_targets))}",
             "head": f"{config.num_classes} {'labels' if config.multi_label else 'classes'}, {config.pooling} pooling",

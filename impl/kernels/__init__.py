@@ -23,9 +23,7 @@ def why_not() -> str | None:
     missing = _missing()
     if missing is not None:
         return missing
-    import torch
-
-    if interpreted() or torch.cuda.is_available():
+    if interpreted() or _has_cuda():
         return None
     return "Triton kernels need a CUDA device, and this host has none (TRITON_INTERPRET=1 runs them on the CPU, slowly)"
 
@@ -33,6 +31,13 @@ def why_not() -> str | None:
 def interpreted() -> bool:
     """Whether TRITON_INTERPRET asks for the interpreter, under which kernels take tensors of the CPU."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
+
+
+@functools.cache
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 @functools.cache

@@ -1,4 +1,7 @@
-"""The kernels as stand-ins for the operations of the same names: same inputs, scalars and errors, with gradients."""
+"""The kernels as stand-ins for the operations of the same names: same inputs, scalars and errors, with gradients.
+
+Cross-entropy over more classes than its kernel holds is left to torch.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from impl import validation
 from impl.kernels import cross_entropy, nf4_dequantize, rms_norm, rope, swiglu
+from impl.operations import losses
 from impl.operations.nf4 import require_block_size
 
 Gradients = tuple[Tensor | None, ...]
@@ -125,13 +128,12 @@ def _nf4_linear(
 
 
 def _weighted_cross_entropy(logits: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
-    validation.require_finite("logits", logits)
-    validation.require_below("labels", labels, logits.shape[-1], "classes")
-    if class_weights is not None:
-        validation.require_above_zero("class_weights", class_weights)
-        class_weights = class_weights.contiguous()
+    if logits.shape[-1] > cross_entropy.WIDEST:
+        return losses.weighted_cross_entropy(logits, labels, class_weights)
+    losses.require_classification(logits, labels, class_weights)
+    weights = None if class_weights is None else class_weights.contiguous()
     y: Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]  # torch
-        logits.contiguous(), labels.to(torch.int64).contiguous(), class_weights
+        logits.contiguous(), labels.to(torch.int64).contiguous(), weights
     )
     return y
 

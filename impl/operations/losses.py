@@ -11,9 +11,17 @@ from impl.operations.precision import widen
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
     """(1/batch) Σ w[label] · (logsumexp(logits) − logits[label]); logits [batch, classes], labels [batch].
 
-    Divided by the number of samples, not by Σ w. Raises a ValueError for an empty batch, fewer than two classes, a non-finite
-    logit, a label outside the classes and weights that are not one positive number a class.
+    Divided by the number of samples, not by Σ w. Raises what `require_classification` raises.
     """
+    require_classification(logits, labels, class_weights)
+    wide = widen(logits)
+    weights = None if class_weights is None else class_weights.to(wide.dtype)
+    return functional.cross_entropy(wide, labels, weight=weights, reduction="none").sum() / logits.shape[0]
+
+
+def require_classification(logits: Tensor, labels: Tensor, class_weights: Tensor | None) -> None:
+    """Raises a ValueError for an empty batch, fewer than two classes, a non-finite logit, a label outside the classes and weights that
+    are not one positive number a class."""
     batch, classes = logits.shape
     if batch == 0:
         raise ValueError("the batch is empty: a mean over no samples is undefined")
@@ -27,9 +35,6 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, class_weights: Tensor
     validation.require_below("labels", labels, classes, "classes")
     if class_weights is not None:
         validation.require_above_zero("class_weights", class_weights)
-    wide = widen(logits)
-    weights = None if class_weights is None else class_weights.to(wide.dtype)
-    return functional.cross_entropy(wide, labels, weight=weights, reduction="none").sum() / batch
 
 
 def bce_with_logits(logits: Tensor, targets: Tensor) -> Tensor:
