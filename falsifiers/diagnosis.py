@@ -113,7 +113,7 @@ def _composition(question: Question, local: Local) -> Iterator[Suspicion]:
     trace = Trace(calls)
     if case.operation == "pretrain_steps":
         return  # its micro-batches add up inside automatic differentiation: the answers tell, its calls do not
-    if case.operation == "train_steps":
+    if case.operation in ("train_steps", "multi_label_steps"):
         training = Training(case, trace, local)
         yield from training.suspicions()
         yield from training.answers(question.ask(subject) or {}, question.floors(local.claim, subject, training.tape.result()))
@@ -130,7 +130,7 @@ def _broken_off(question: Question, local: Local, interrupted: Interrupted) -> I
     """What is wrong before the subject raises; else the first call of the reference that it did not get to."""
     case, trace = question.case, Trace(interrupted.calls)
     why = f"raises {type(interrupted.__cause__).__name__}: {interrupted.__cause__}"
-    if case.operation == "train_steps":
+    if case.operation in ("train_steps", "multi_label_steps"):
         found = Training(case, trace, local).suspicions()
     else:
         found = Section(reference.record(case.operation, case.inputs, case.scalars), trace, local).forward()

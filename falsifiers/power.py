@@ -122,7 +122,7 @@ def reached(claim: Claim) -> frozenset[str]:
 
 
 def _differentiates(claim: Claim) -> bool:
-    return claim.kind == "gradient" or claim.operation in ("train_steps", "pretrain_steps") or claim.check in DIFFERENTIATING_CHECKS
+    return claim.kind == "gradient" or claim.operation in ("train_steps", "multi_label_steps", "pretrain_steps") or claim.check in DIFFERENTIATING_CHECKS
 
 
 def _of_gradients_only(entry: mutants.Mutant) -> bool:
@@ -257,7 +257,7 @@ def further_tasks(claims: Sequence[Claim], found: Iterable[Cell]) -> list[Task]:
 def _longest_first(tasks: Iterable[Task]) -> list[Task]:
     def weight(task: Task) -> float:
         operation = task.claim.operation or ""
-        size = {"train_steps": 20, "pretrain_steps": 20, "classifier_loss": 5, "language_model_loss": 4}.get(
+        size = {"train_steps": 20, "pretrain_steps": 20, "multi_label_steps": 20, "classifier_loss": 5, "language_model_loss": 4}.get(
             operation, 2 if operation.endswith("_forward") else 1
         )
         return -size * len(task.subjects) * (3 if task.claim.domain.input == "checkpoint" else 1)

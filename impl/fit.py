@@ -18,7 +18,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -254,23 +254,20 @@ class _Run:
         self.trainer.discard()
         with together(self.group):
             for batch in batches:
-                with self._explained(step, [batch]):
+                with self._explained(f"step {step}", [batch]):
                     self.trainer.accumulate(batch)
-        with self._explained(step, batches):
+        with self._explained(f"step {step}", batches):
             return self.trainer.apply()
 
     @contextmanager
-    def _explained(self, step: int, batches: list[Batch]) -> Iterator[None]:
+    def _explained(self, when: str, batches: Iterable[Batch]) -> Iterator[None]:
         """Says where a value that is not finite came from."""
         try:
             yield
         except FloatingPointError as error:
             found = (origin(self.pipeline.classifier, batch, self.trainer.class_weights) for batch in batches)
-            where = next((text for text in found if text is not None), None)
-            if where is None and self.group.size > 1:
-                raise FloatingPointError(f"step {step}: {error}") from error  # whose values they were says where they came from
-            where = where or "every value of the model's own passes is finite"
-            raise FloatingPointError(f"step {step}: {error}; origin: {where}") from error
+            where = next((text for text in found if text is not None), "every value of the model's own passes is finite")
+            raise FloatingPointError(f"{when}: {error}; origin: {where}") from error
 
     def _finish_epoch(self) -> None:
         start, progress = time.perf_counter(), self.progress
@@ -309,12 +306,13 @@ class _Run:
         return replace(progress, best_loss=record.validation_loss, best_epoch=record.epoch) if record.best else progress
 
     def _validate(self) -> Evaluation | None:
-        if self.validation is None:
+        samples = self.validation
+        if samples is None:
             return None
-        try:
-            return evaluate(self.trainer, self.validation, self.pipeline.tokens, self.pipeline.device)
-        except FloatingPointError as error:
-            raise FloatingPointError(f"validation after epoch {self.progress.epoch + 1}: {error}") from error
+        parts = effective_batches(range(len(samples)), self.config.batch_size)
+        batches = (samples.batch(part, self.pipeline.tokens, self.pipeline.device) for part in parts)
+        with self._explained(f"validation after epoch {self.progress.epoch + 1}", batches):
+            return evaluate(self.trainer, samples, self.pipeline.tokens, self.pipeline.device)
 
     def _export(self, name: str) -> None:
         with together(self.group):

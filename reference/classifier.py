@@ -103,8 +103,13 @@ CLASSIFIER_FORWARD = Composition(_forward)
 
 
 def _loss(tape: Tape, scalars: Scalars) -> None:
+    """Labels are classes [batch]; or 0 or 1 for each class [batch, classes], several a sample, and then the loss is the binary one."""
     tape.compose("classifier_forward", CLASSIFIER_FORWARD, scalars)
     logits = tape.outputs["logits"]
+    if tape.values["labels"].ndim == 2:
+        loss = tape.call("loss", "bce_with_logits", logits=logits, targets="labels")
+        tape.outputs = {"loss": loss, "logits": logits}
+        return
     class_weights = "class_weights" if "class_weights" in tape.values else None
     loss = tape.call("loss", "weighted_cross_entropy", logits=logits, labels="labels", class_weights=class_weights)
     tape.outputs = {"loss": loss, "logits": logits}

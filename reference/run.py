@@ -19,6 +19,8 @@ COMPOSITIONS: dict[str, Composition] = {
     "classifier_loss": classifier.CLASSIFIER_LOSS,
     "train_steps": TRAIN_STEPS,
     "pretrain_steps": PRETRAIN_STEPS,
+    "multi_label_steps": TRAIN_STEPS,
+    "pretrain_steps": PRETRAIN_STEPS,
 }
 PARAMETERS = "parameters/"
 

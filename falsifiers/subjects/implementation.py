@@ -1,6 +1,8 @@
 """The subject `impl`: NumPy arrays in, the real PyTorch operations, models and trainer, NumPy arrays out."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import ml_dtypes
@@ -11,7 +13,7 @@ from contracts.model import Signature
 from falsifiers.precision import signatures
 from falsifiers.subjects.procedures import PROCEDURES, default_configurations
 from falsifiers.subjects.protocol import Interrupted, TracedCall
-from impl import dispatch
+from impl import dispatch, kernels
 from impl.classifier import Adaptation, Classifier, trainable_shapes
 from impl.config import DecoderConfig
 from impl.decoder import Decoder
@@ -29,24 +31,33 @@ Scalars = Mapping[str, Any]
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 PARAMETERS = "parameters/"
-TRAINING = ("train_steps", "pretrain_steps")
+TRAINING = ("train_steps", "multi_label_steps", "pretrain_steps")
 _CONFIG = ("family", "vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "eps", "theta")
 
 
 class Implementation:
-    """Runs `impl` on a device. Raises DeviceUnavailable or a ValueError for a device that is not there or not in the grammar."""
+    """Runs `impl` on a device. Raises DeviceUnavailable or a ValueError for a device that is not there or not in the grammar.
+
+    `path`: what computes the operations that have kernels, as `impl.dispatch.kernels` names it; None leaves that as it is.
+    """
 
     name = "impl"
 
-    def __init__(self, device: str = "cpu") -> None:
-        self._device = resolve_device(device)
+    def __init__(self, device: str = "cpu", path: str | None = None) -> None:
+        self._device, self.path = resolve_device(device), path
         self.device = str(self._device)
         if self._device.type == "cuda":
             set_tf32(False)
 
-    def __reduce__(self) -> tuple[type["Implementation"], tuple[str]]:
+    def __reduce__(self) -> tuple[type["Implementation"], tuple[str, str | None]]:
         """Made anew in another process, settings of the device included."""
-        return Implementation, (self.device,)
+        return Implementation, (self.device, self.path)
+
+    def using(self, path: str) -> "Implementation":
+        """This subject with its operations computed on that path."""
+        other = copy.copy(self)
+        other.path = path
+        return other
 
     def unsupported(self, operation: str, dtype: str) -> str | None:
         """Why the operation cannot run in that dtype here; None when it can."""
@@ -54,7 +65,12 @@ class Implementation:
             return f"impl has no {dtype}; it has {', '.join(DTYPES)}"
         if operation not in OPERATIONS and operation not in _COMPOSITIONS and operation not in PROCEDURES:
             return f"impl has no operation {operation}"
-        return None
+        return self._without_kernels(operation, dtype) if self.path == "triton" else None
+
+    def _without_kernels(self, operation: str, dtype: str) -> str | None:
+        if dtype == "float64" or (operation not in kernels.NAMES and operation not in _COMPOSITIONS):
+            return f"impl has no Triton kernel for {operation} in {dtype}"
+        return kernels.why_not()
 
     def run(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str) -> dict[str, Array]:
         """The operation's outputs."""
@@ -104,6 +120,12 @@ class Implementation:
         reason = self.unsupported(operation, dtype)
         if reason:
             raise ValueError(reason)
+        with nullcontext() if self.path is None else dispatch.kernels(self.path):
+            return self._computed(operation, inputs, scalars, dtype, wrt)
+
+    def _computed(
+        self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str, wrt: Sequence[str]
+    ) -> tuple[Tensors, Mapping[str, torch.Tensor]]:
         signature = signatures()[operation]
         tensors = self._tensors(signature, inputs, scalars, dtype)
         if operation in _COMPOSITIONS:
@@ -267,6 +289,7 @@ def _trainer(model: _Model, group: Group) -> Trainer:
         weight_decay=scalars.get("weight_decay", 0.01),
         max_norm=scalars.get("max_norm", 1.0),
         class_weights=model.tensors.get("class_weights"),
+        multi_label=model.tensors["labels"].is_floating_point(),
         group=group,
     )
 
@@ -304,5 +327,6 @@ _COMPOSITIONS: dict[str, Callable[[_Model, Sequence[str]], tuple[Tensors, dict[s
     "classifier_forward": _classifier_forward,
     "classifier_loss": _classifier_loss,
     "train_steps": _train_steps,
+    "multi_label_steps": _train_steps,
     "pretrain_steps": _pretrain_steps,
 }

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from falsifiers.subjects.procedures import adapters, data, devices, parallel, parallel_runs, pretraining
+from falsifiers.subjects.procedures import adapters, data, devices, parallel, parallel_runs, pretraining, training
 from impl.checkpoint import load_checkpoint, load_decoder
 from impl.config import ClassifyConfig
 from impl.device import resolve_device
@@ -49,9 +49,13 @@ PROCEDURES: dict[str, Procedure] = {
     "shard_batch": parallel.shard_batch,
     "train_in_parallel": parallel.train_in_parallel,
     "fault_in_parallel": parallel.train_in_parallel,
+    "run_in_parallel": parallel_runs.run_in_parallel,
     **adapters.PROCEDURES,
     **devices.PROCEDURES,
-    "run_in_parallel": parallel_runs.run_in_parallel,
+    "fit_run": training.fit_run,
+    "fit_run_killed": training.fit_run_killed,
+    "fit_continued": training.fit_continued,
+    "pipeline_steps": training.pipeline_steps,
     "read_token_batches": pretraining.read_token_batches,
     "pretrain_run": pretraining.pretrain_run,
     "validate_tokens": pretraining.validate_tokens,
