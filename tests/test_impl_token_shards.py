@@ -1,0 +1,150 @@
+"""Token shards: written and read back, batches of an epoch, damage, the command."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from impl.token_shards import INDEX, TokenBatch, TokenBatches, TokenShards, load_encoder, main, tokenize, write_shards
+
+
+def stream(folder: Path, count: int, shard_tokens: int = 7) -> TokenShards:
+    write_shards(folder, [list(range(count))], count, shard_tokens)
+    return TokenShards(folder, count)
+
+
+def test_documents_come_back_across_shards(tmp_path: Path) -> None:
+    documents = [[1, 2, 3], [], [4], list(range(5, 20))]
+    assert write_shards(tmp_path / "tokens", documents, 20, 4) == 19
+    shards = TokenShards(tmp_path / "tokens", 20)
+    assert shards.read(0, len(shards)).tolist() == list(range(1, 20))
+    assert shards.read(3, 9).tolist() == [4, 5, 6, 7, 8, 9]
+    assert sorted(path.name for path in (tmp_path / "tokens").iterdir()) == [INDEX, *(f"shard-{n:05d}.bin" for n in range(5))]
+
+
+@pytest.mark.parametrize(("vocab", "width"), [(2**16, 2), (2**16 + 1, 4)])
+def test_ids_are_little_endian_and_as_wide_as_the_vocabulary_needs(tmp_path: Path, vocab: int, width: int) -> None:
+    write_shards(tmp_path / "tokens", [[vocab - 1, 258]], vocab)
+    content = (tmp_path / "tokens" / "shard-00000.bin").read_bytes()
+    assert content == (vocab - 1).to_bytes(width, "little") + (258).to_bytes(width, "little")
+
+
+def test_a_bad_document_writes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"document 1: token 2 is 9, but the vocabulary has 9 tokens"):
+        write_shards(tmp_path / "tokens", [[1], [2, 3, 9]], 9)
+    with pytest.raises(ValueError, match="no tokens"):
+        write_shards(tmp_path / "tokens", [[]], 9)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_folder_stays(tmp_path: Path) -> None:
+    stream(tmp_path / "tokens", 5)
+    with pytest.raises(FileExistsError, match="exists"):
+        write_shards(tmp_path / "tokens", [[0]], 5)
+    assert len(TokenShards(tmp_path / "tokens", 5)) == 5
+
+
+@pytest.mark.parametrize(("count", "batch", "seq"), [(2, 1, 2), (9, 2, 5), (10, 2, 5), (11, 3, 4), (30, 4, 4), (5, 3, 64)])
+def test_every_token_is_predicted_once_from_the_one_before(tmp_path: Path, count: int, batch: int, seq: int) -> None:
+    batches = TokenBatches(stream(tmp_path / "tokens", count), batch=batch, seq=seq, seed=3)
+    found = list(batches.epoch(0))
+    assert len(found) == len(batches)
+    assert [len(each.mask) for each in found[:-1]] == [batch] * (len(found) - 1)
+    pairs = []
+    for each in found:
+        both = each.mask[:, :-1] & each.mask[:, 1:]
+        pairs += list(zip(each.input_ids[:, :-1][both].tolist(), each.input_ids[:, 1:][both].tolist(), strict=True))
+    assert sorted(pairs) == [(token, token + 1) for token in range(count - 1)]
+    assert sum(each.predicted for each in found) == count - 1
+
+
+def test_an_epoch_ends_and_starts_anywhere(tmp_path: Path) -> None:
+    batches = TokenBatches(stream(tmp_path / "tokens", 40), batch=2, seq=4, seed=1)
+    epoch = batches.epoch(2)
+    whole = [next(epoch) for _ in range(len(batches))]
+    assert next(epoch, None) is None
+    assert next(epoch, None) is None
+    rest = list(batches.epoch(2, 3))
+    assert all(torch.equal(one.input_ids, other.input_ids) for one, other in zip(whole[3:], rest, strict=True))
+    assert any(not torch.equal(one.input_ids, other.input_ids) for one, other in zip(whole, batches.epoch(3), strict=True))
+
+
+def test_too_short_a_stream_has_no_batch(tmp_path: Path) -> None:
+    batches = TokenBatches(stream(tmp_path / "tokens", 1), batch=2, seq=4)
+    assert (len(batches), list(batches.epoch(0))) == (0, [])
+
+
+def test_rows_without_a_token_to_predict_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="batch 2 and seq 1"):
+        TokenBatches(stream(tmp_path / "tokens", 5), batch=2, seq=1)
+
+
+def test_an_id_outside_the_vocabulary_is_named_with_its_place(tmp_path: Path) -> None:
+    stream(tmp_path / "tokens", 20)
+    with pytest.raises(ValueError, match=r"shard-00002\.bin: token 1 is 15, but the vocabulary has 15 tokens"):
+        TokenShards(tmp_path / "tokens", 15)
+
+
+def test_a_changed_shard_is_refused(tmp_path: Path) -> None:
+    stream(tmp_path / "tokens", 20)
+    path = tmp_path / "tokens" / "shard-00001.bin"
+    ids = np.fromfile(path, "<u2")
+    ids[::-1].tofile(path)
+    with pytest.raises(ValueError, match=r"shard-00001\.bin.*SHA-256"):
+        TokenShards(tmp_path / "tokens", 20)
+
+
+def test_the_index_is_checked_before_a_shard_is_read(tmp_path: Path) -> None:
+    stream(tmp_path / "tokens", 20)
+    path = tmp_path / "tokens" / INDEX
+    index = json.loads(path.read_text())
+    path.write_text(json.dumps(index | {"shards": [*index["shards"], index["shards"][0]]}))
+    with pytest.raises(ValueError, match=r"index\.json: 'shard-00000\.bin' is listed twice"):
+        TokenShards(tmp_path / "tokens", 20)
+
+
+def test_the_tokens_are_those_of_the_library(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    lines = CORPUS_HELDOUT.read_text(encoding="utf-8").splitlines()[:20]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines) + "\n")
+    library = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+    expected = [[*library.encode(json.loads(line)["input"]).ids, 1] for line in lines]
+    assert list(tokenize(tmp_path / "corpus.jsonl", load_encoder(CHECKPOINT / "tokenizer.json"), 1)) == expected
+    (tmp_path / "plain.txt").write_text(json.loads(lines[0])["input"])
+    assert list(tokenize(tmp_path / "plain.txt", load_encoder(CHECKPOINT / "tokenizer.json"), 1)) == expected[:1]
+
+
+@pytest.mark.parametrize("line", ['{"label": 1}', '{"text": 3}', "[]", "{"])
+def test_a_line_without_a_text_is_named(tmp_path: Path, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"text": "ls"}\n' + line + "\n")
+    assert main([str(corpus), "--model", str(CHECKPOINT), "--output", str(tmp_path / "tokens")]) == 2
+    assert f"{corpus}:2: " in capsys.readouterr().err
+    assert not (tmp_path / "tokens").exists()
+
+
+def test_the_command_writes_what_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [str(CORPUS_HELDOUT), "--model", str(CHECKPOINT), "--output", str(tmp_path / "tokens"), "--shard-tokens", "20000"]
+    assert main(given) == 0
+    shards = TokenShards(tmp_path / "tokens", 1024)
+    assert f"{len(shards)} tokens" in capsys.readouterr().out
+    assert int((shards.read(0, len(shards)) == 1).sum()) == 600  # one end token a document
+    assert main(given) == 2
+
+
+def test_a_model_without_an_end_token_needs_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").write_bytes((CHECKPOINT / "tokenizer.json").read_bytes())
+    given = [str(CORPUS_HELDOUT), "--model", str(tmp_path / "model"), "--output", str(tmp_path / "tokens")]
+    assert main(given) == 2
+    assert "--end-token" in capsys.readouterr().err
+    assert main([*given, "--end-token", "0"]) == 0
+
+
+def test_predicted_counts_pairs_within_rows() -> None:
+    mask = torch.tensor([[True, True, False], [True, False, True], [True, True, True]])
+    assert TokenBatch(torch.zeros(3, 3, dtype=torch.int64), mask).predicted == 3
