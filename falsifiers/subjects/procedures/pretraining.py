@@ -98,7 +98,7 @@ def optimiser_state(scalars: Scalars, device: torch.device) -> Outputs:
     if scalars.get("flip") is not None:
         name, at, bit = scalars["flip"]
         values = state[name].view(torch.int32).view(-1)
-        values[at] ^= 1 << bit
+        values[at] ^= 1 << bit if bit < 31 else -(1 << 31)  # the sign bit of an int32
     count = step.optimiser.steps + scalars.get("more_steps", 0)
     moments = {name: value.cpu().numpy().copy() for name, value in state.items() if not name.startswith("trainable/")}
     return moments | {"steps": np.asarray(count), "state_hash": _text(decoder_optimiser.state_hash(state, count))}
