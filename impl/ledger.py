@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import IO
 
 import torch
 
 FOLDER_VARIABLE = "BLACKSWAN_LEDGER"
-"""Names the folder of the ledger. Without it, a folder of the user's own among the temporary ones: give users of one host a common one."""
+"""Names the folder of the ledger. Without it, a folder of the user's own among the temporary ones: name one for all users of a host."""
 FILE, LOCK = "ledger.json", "ledger.lock"
 
 
@@ -125,9 +126,18 @@ class Ledger:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (self.folder / LOCK).open("a") as lock:
+        path = self.folder / LOCK
+        created = not path.exists()
+        with path.open("a") as lock:
+            if created:
+                self._share(lock)
             fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel releases it with the process
             yield
+
+    def _share(self, file: IO[str]) -> None:
+        """Whoever may use the folder may use the file."""
+        if os.fstat(file.fileno()).st_uid == os.getuid():
+            os.fchmod(file.fileno(), self.folder.stat().st_mode & 0o666)
 
     def _living(self) -> list[Entry]:
         return [entry for entry in self._read() if process_start(entry.pid) == entry.started]
@@ -145,6 +155,7 @@ class Ledger:
     def _write(self, entries: list[Entry]) -> None:
         partial = self.folder / f".{FILE}.{os.getpid()}"
         with partial.open("w") as file:
+            self._share(file)
             json.dump([asdict(entry) for entry in entries], file)
             file.flush()
             os.fsync(file.fileno())

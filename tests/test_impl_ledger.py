@@ -193,6 +193,13 @@ def test_the_folder_can_be_named_and_is_the_users_own_otherwise(tmp_path: Path, 
     assert (tmp_path / f"blackswan-{os.getuid()}").stat().st_mode & 0o777 == 0o700
 
 
+def test_who_may_use_the_folder_may_use_the_files(tmp_path: Path) -> None:
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common").chmod(0o777)
+    book(tmp_path / "common").acquire(CARD, 1).release()
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "common").iterdir()} == {0o666}
+
+
 def test_the_device_is_asked_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not a figure of the program: the numbers are those of the card, its key does not depend on its place in the list."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5, 7))
