@@ -8,7 +8,7 @@ from typing import Any
 
 TOKENS = {"words": r"(?u)\b\w\w+\b", "blank-separated tokens": r"\S+"}
 LONGEST = (1, 2, 3)
-STRENGTHS = (1.0, 10.0, 100.0, 1000.0)
+STRENGTHS = (10.0, 100.0, 1000.0)
 FOLDS = 5
 
 

@@ -44,7 +44,7 @@ SETTINGS: dict[str, Any] = {
 class Plan:
     """What is run: learning rates to choose from and the epochs of that, epochs of the final training, its seeds, processes at a time."""
 
-    rates: tuple[float, ...] = (2e-4, 1e-3, 3e-3, 1e-2)
+    rates: tuple[float, ...] = (2e-4, 1e-3, 3e-3, 1e-2, 3e-2)
     rate_epochs: int = 3
     epochs: int = 8
     seeds: tuple[int, ...] = (0, 1, 2)

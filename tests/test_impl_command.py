@@ -1,5 +1,6 @@
 """`python -m impl`: what it prints and writes, its exit statuses, and what a stranger may try."""
 
+import io
 import json
 import os
 import signal
@@ -20,6 +21,8 @@ from impl.__main__ import main
 from impl.checkpoint import save_checkpoint
 from impl.config import DecoderConfig
 from impl.decoder import random_tensors
+from impl.fit import EpochRecord, StepRecord
+from impl.progress import Progress, duration
 from impl.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -207,6 +210,37 @@ def test_summary_of_a_model_and_of_an_adapter(trained: Path, model: Path, capsys
     assert "total at the peak" in memory
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(stream: io.StringIO) -> str:
+    """What two steps of an epoch of three show, the second at twice the speed, then the epoch."""
+    progress = Progress(stream, epochs=2, total_steps=6, log_interval=2)
+    progress.step(StepRecord(1, 1, 0.7, 0.5, 2.0, 1e-3, 8, 4.0))
+    progress.step(StepRecord(2, 1, 0.6, 0.5, 1234.5, 1.5e-3, 8, 2.0))
+    progress.epoch(EpochRecord(1, 0.65, 0.5, 0.75, True, 6.5))
+    progress.close()
+    return stream.getvalue()
+
+
+def test_progress_on_a_terminal_is_one_line_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    clear, text = "\r\x1b[2K", shown(Terminal())
+    second = "epoch 1/2  step 2/6  loss 0.6000  gradient norm 1.23e+03  lr 0.0015  2.7 samples/s  0:12 left"
+    first = "epoch 1/2  step 1/6  loss 0.7000  gradient norm 2  lr 0.001  2.0 samples/s  0:20 left"
+    last = "epoch 1/2 done  train loss 0.6500  validation loss 0.5000  accuracy 0.750  6.5 s  best so far\n"
+    assert text == clear + first + clear + second + clear + last
+    monkeypatch.setenv("COLUMNS", "40")
+    assert all(len(part) < 40 for part in shown(Terminal()).split(clear)[:3])
+    assert shown(io.StringIO()) == f"{second}\n{last}"
+
+
+def test_durations() -> None:
+    assert [duration(seconds) for seconds in (0.4, 59.6, 3599, 3600, 90061)] == ["0:00", "1:00", "59:59", "1:00:00", "25:01:01"]
+
+
 # Interruption
 
 
@@ -243,6 +277,26 @@ def test_a_run_that_died_goes_on_as_if_it_had_not(
     assert metrics(place / "run") == metrics(trained)
 
 
+def test_a_run_that_died_between_an_epochs_line_and_its_state_has_the_line_once(
+    trained: Path, model: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["train", *at(model, place), *SMALL, "--learning-rate", "3e-2"]
+    save = fitting.save_state
+
+    def dying(folder: Path, progress: Any, tensors: Any) -> None:
+        if progress.epoch == 1:
+            died()
+        save(folder, progress, tensors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting, "save_state", dying)
+        with pytest.raises(MemoryError):
+            main(command)
+    assert metrics(place / "run")[-1]["kind"] == "epoch"
+    assert main([*command, "--resume"]) == 0
+    assert metrics(place / "run") == metrics(trained)
+
+
 def test_ctrl_c_stops_after_the_step_and_resume_goes_on(
     trained: Path, model: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,11 +317,11 @@ def test_ctrl_c_stops_after_the_step_and_resume_goes_on(
 def test_a_process_that_gets_ctrl_c_says_how_to_go_on(model: Path, place: Path) -> None:
     command = [sys.executable, "-m", "impl", "train", *at(model, place), *SMALL, "--epochs", "100000"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (place / "run" / "metrics.jsonl").exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 2, err
     assert "--resume goes on" in err.splitlines()[-1]
     assert "Traceback" not in err
@@ -470,7 +524,7 @@ def test_help_needs_nothing_heavy() -> None:
         "assert main(['train', '--lora-rnk', '1']) == 4\n"
         "print('heavy:', sorted({'torch', 'transformers', 'tokenizers', 'safetensors', 'numpy'} & set(sys.modules)))"
     )
-    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert ran.stdout.splitlines()[-1] == "heavy: []", ran.stderr
     assert "--gradient-clip-norm X|none" in ran.stdout
 
@@ -482,4 +536,4 @@ def test_a_reader_that_goes_away_is_no_error(trained: Path) -> None:
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=300) == 0

@@ -47,7 +47,7 @@ def predictions(pipeline: "ClassifyPipeline", texts: Sequence[str]) -> Iterator[
         for text, row in zip(batch, pipeline.probabilities(batch).tolist(), strict=True):
             labels = [int(value >= THRESHOLD) for value in row] if pipeline.config.multi_label else None
             answer = {"label": max(range(len(row)), key=row.__getitem__)} if labels is None else {"labels": labels}
-            yield json.dumps({"input": text, **answer, "probabilities": row}, ensure_ascii=False)
+            yield json.dumps({"input": text, **answer, "probabilities": row})
 
 
 def _text(text: str) -> str:

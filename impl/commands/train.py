@@ -139,7 +139,8 @@ class _Watch:
         try:
             return fit()
         except KeyboardInterrupt:
-            raise Interrupted(f"interrupted after step {self.steps}; the same command with --resume goes on") from None
+            when = f"after step {self.steps}" if self.steps else "before a step was made"
+            raise Interrupted(f"interrupted {when}; the same command with --resume goes on") from None
         except FloatingPointError as error:
             raise TrainingFailed(str(error)) from None
         except (OSError, ValueError, RuntimeError) as error:
