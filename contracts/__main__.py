@@ -101,7 +101,7 @@ def _show(options: argparse.Namespace) -> int:
 
 def _fields(claim: Claim, vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
     yield "statement", claim.statement
-    optional = {"formula": claim.formula, "correction": claim.correction, "cases": claim.cases, "check": claim.check}
+    optional = {"path": claim.path, "formula": claim.formula, "correction": claim.correction, "cases": claim.cases, "check": claim.check}
     yield from ((name, str(value)) for name, value in optional.items() if value is not None)
     if claim.check:
         yield "", vocabulary.checks[claim.check].doc

@@ -132,6 +132,7 @@ def _claim(raw: Mapping[str, Any], contract: str, vocabulary: Vocabulary, locati
         examples=_examples(raw.get("examples", {})),
         location=location,
         content=raw,
+        path=raw.get("path"),
     )
 
 

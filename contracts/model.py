@@ -209,7 +209,10 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """One statement that can be false. `content` is the claim as the file has it."""
+    """One statement that can be false. `content` is the claim as the file has it.
+
+    `path` names the code that it speaks of, torch's or Triton's, where the subject has both; none means what the subject uses by itself.
+    """
 
     id: str
     contract: str
@@ -231,6 +234,7 @@ class Claim:
     examples: Examples
     location: Location
     content: Mapping[str, Any] = field(repr=False)
+    path: str | None = None
 
 
 @dataclass(frozen=True, eq=False)

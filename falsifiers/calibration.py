@@ -14,7 +14,7 @@ from falsifiers.comparison import METRICS, Comparison, Errors
 from falsifiers.engine import Options, Source
 from falsifiers.engine import cases as drawn_cases
 from falsifiers.kinds import KINDS
-from falsifiers.subjects.protocol import Subject
+from falsifiers.subjects.protocol import Subject, asked_by
 from reference.table import Array
 
 
@@ -88,7 +88,7 @@ def is_calibrated(claim: Claim) -> bool:
 
 def calibrate(claim: Claim, dtype: str, subject: Subject, cases: int, seed: int, source: Source | None) -> Calibration:
     """Runs the correct implementation on boundary cases and on draws of the domain, without guiding the draws anywhere."""
-    attack = Calibrating(claim, subject, dtype)
+    attack = Calibrating(claim, asked_by(claim, subject), dtype)
     # An ablation asks for a change of several tolerances of its operation, so it is the operation's own parity that is measured.
     compare = KINDS["parity" if claim.check == "ablation_shows" else claim.kind]
     count = 0

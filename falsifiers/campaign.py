@@ -18,7 +18,7 @@ from falsifiers.engine import Options, Source, falsify, replay
 from falsifiers.known_failures import KnownFailure
 from falsifiers.real_input import RealInput
 from falsifiers.resume import kept
-from falsifiers.subjects.protocol import Subject
+from falsifiers.subjects.protocol import Subject, asked_by
 from falsifiers.verdict import Culprit, State, Verdict, plain
 from falsifiers.watchdog import Watchdog
 from reports.dependencies import Sources
@@ -116,9 +116,9 @@ class Campaign:
             name = f"{verdict.claim.id}-{verdict.dtype}-{verdict.case.digest}.npz"
             path = self.verdict_file.parent / "counterexamples" / name
             verdict.case.save(path, verdict.claim.id)
-            falsified = verdict.state is State.FALSIFIED
+            falsified, subject = verdict.state is State.FALSIFIED, asked_by(verdict.claim, self.subject)
             try:
-                culprit = diagnose(verdict.claim, verdict.case, verdict.comparison, self.subject) if falsified else None
+                culprit = diagnose(verdict.claim, verdict.case, verdict.comparison, subject) if falsified else None
             except Exception as error:  # the verdict stands whatever becomes of its diagnosis
                 explanation = f"the diagnosis itself broke: {type(error).__name__}: {error}"
                 culprit = Culprit(verdict.claim.operation or "", verdict.claim.operation or "", explanation)

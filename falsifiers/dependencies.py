@@ -13,6 +13,7 @@ from reference import COMPOSITIONS, TABLE
 from reference.table import Composition
 
 ROOT = Path(__file__).resolve().parent.parent
+KERNELS = "impl/kernels/functions.py"
 _ALWAYS = ("falsifiers/attack.py", "falsifiers/engine.py", "falsifiers/strategies.py")
 
 
@@ -21,7 +22,7 @@ def entries(claim: Claim) -> dict[str, list[str]]:
     operations = sorted({claim.operation, *USES.get(claim.operation, ())}) if claim.operation else []
     return {
         "reference": _files(_of_reference(operations)),
-        "subject": _files(_of_subject(operations)),
+        "subject": sorted({*_files(_of_subject(operations)), *([KERNELS] if claim.path == "triton" else [])}),
         "comparison": sorted({*_ALWAYS, *_sometimes(claim), *_files([KINDS[claim.kind], *([CHECKS[claim.check]] if claim.check else [])])}),
     }
 

@@ -19,7 +19,7 @@ from falsifiers.comparison import Comparison
 from falsifiers.kinds import KINDS
 from falsifiers.precision import signatures
 from falsifiers.strategies import Draw, boundaries, build, draws
-from falsifiers.subjects.protocol import Subject
+from falsifiers.subjects.protocol import Subject, asked_by
 from falsifiers.verdict import State, Tally, Verdict
 
 CASES = {"quick": 6, "default": 20, "deep": 1000}
@@ -132,6 +132,7 @@ Source = Callable[[Claim, Draw, str, str], Case]
 
 def falsify(claim: Claim, dtype: str, subject: Subject, options: Options, source: Source | None = None) -> Verdict:
     """Attacks a claim in a dtype and gives the verdict. `source` builds cases of claims on real input."""
+    subject = asked_by(claim, subject)
     if claim.operation is not None and (reason := subject.unsupported(claim.operation, dtype)):
         return Verdict(claim, dtype, subject.device, State.NOT_RUN, reason)
     start = time.perf_counter()
@@ -166,6 +167,7 @@ def falsify(claim: Claim, dtype: str, subject: Subject, options: Options, source
 
 def replay(claim: Claim, case: Case, subject: Subject) -> Verdict:
     """Attacks one stored case."""
+    subject = asked_by(claim, subject)
     start = time.perf_counter()
     examination = Examination(Attack(claim, subject, case.dtype))
     found: Falsified | None = None

@@ -1,5 +1,6 @@
 """A subject that answers as another one does: what wrong subjects are made from."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,12 @@ class Wrapped:
     def unsupported(self, operation: str, dtype: str) -> str | None:
         """Why the operation cannot run; None when it can."""
         return self.inner.unsupported(operation, dtype)
+
+    def using(self, path: str) -> "Wrapped":
+        """The subject that it answers as, on that path."""
+        other = copy.copy(self)
+        other.inner = self.inner.using(path)
+        return other
 
     def run(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str) -> Outputs:
         """The operation's outputs."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from contracts.model import Claim
 from reference.table import Array
 
 
@@ -31,6 +32,11 @@ class Interrupted(Exception):  # noqa: N818  # what was recorded is the news; th
         self.calls = calls
 
 
+def asked_by(claim: Claim, subject: "Subject") -> "Subject":
+    """The subject on the path that the claim speaks of."""
+    return subject if claim.path is None else subject.using(claim.path)
+
+
 class Subject(Protocol):
     """Implementations of operations, called with NumPy arrays.
 
@@ -43,6 +49,9 @@ class Subject(Protocol):
 
     def unsupported(self, operation: str, dtype: str) -> str | None:
         """Why the operation cannot run in that dtype here; None when it can."""
+
+    def using(self, path: str) -> "Subject":
+        """This subject with its operations computed on that path, where it has several; unsupported() says where it cannot."""
 
     def run(self, operation: str, inputs: Mapping[str, Array], scalars: Mapping[str, Any], dtype: str) -> dict[str, Array]:
         """The operation's outputs."""

@@ -28,6 +28,11 @@ class ReferenceSubject:
         del dtype
         return f"{operation} is a procedure: the reference has none" if signatures()[operation].procedure else None
 
+    def using(self, path: str) -> "ReferenceSubject":
+        """Itself: the reference has one path."""
+        del path
+        return self
+
     def run(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str) -> dict[str, Array]:
         """The operation's outputs."""
         outputs = reference.evaluate(operation, _entering(inputs, dtype), scalars, self._table(dtype))
