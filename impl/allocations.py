@@ -18,7 +18,7 @@ BLOCK = 512
 WORKING, DEQUANTIZED, SAVED = "working", "dequantised_weights", "activations"
 
 
-class Allocations(TorchDispatchMode):
+class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     """Every storage on `device` that is allocated inside the block, from its first tensor until the last reference to it is gone.
 
     A storage belongs to a part: the one that `part` named when it was allocated, or a later `assign`. What autograd saves for the
@@ -26,7 +26,7 @@ class Allocations(TorchDispatchMode):
     """
 
     def __init__(self, device: str, block: int = BLOCK) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch
         self.total, self.peak = 0, 0
         self.parts: dict[str, int] = defaultdict(int)
         self.largest: dict[str, int] = defaultdict(int)
@@ -141,16 +141,16 @@ def _cuda_rms_norm(x: Tensor, normalized_shape: Any, weight: Tensor, eps: float)
 def _cuda_attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, scale: float) -> Tensor:
     """Float32 (and float64) unfused, as impl.operations.attention asks for; narrower types by the memory-efficient kernel."""
     if q.dtype in (torch.float32, torch.float64):
-        y, _ = torch.ops.aten._scaled_dot_product_attention_math(q, k, v, _bias(attn_mask, q.dtype), scale=scale)
-        return y
+        unfused: Tensor = torch.ops.aten._scaled_dot_product_attention_math(q, k, v, _bias(attn_mask, q.dtype), scale=scale)[0]
+        return unfused
     bias = _bias(attn_mask, q.dtype).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    y, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, False, scale=scale)
+    y: Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, False, scale=scale)[0]
     return y
 
 
 def _cpu_attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, scale: float) -> Tensor:
     bias = _bias(attn_mask, q.dtype)
-    y, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
+    y: Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=bias, scale=scale)[0]
     return y
 
 
@@ -158,5 +158,6 @@ def _bias(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, -torch.inf)
 
 
-_CUDA = {functional.rms_norm: _cuda_rms_norm, functional.scaled_dot_product_attention: _cuda_attention}
-_CPU = {functional.scaled_dot_product_attention: _cpu_attention}
+Kernels = Mapping[Any, Callable[..., Tensor]]
+_CUDA: Kernels = {functional.rms_norm: _cuda_rms_norm, functional.scaled_dot_product_attention: _cuda_attention}
+_CPU: Kernels = {functional.scaled_dot_product_attention: _cpu_attention}

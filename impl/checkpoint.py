@@ -66,7 +66,7 @@ class StoredTensors(LazyTensors):
         try:
             with entry.file.open("rb") as file:
                 file.seek(entry.start)
-                whole = file.readinto(content.numpy()) == len(content) and _state(entry.file) == entry.state
+                whole = file.readinto(content.numpy().data) == len(content) and _state(entry.file) == entry.state
         except FileNotFoundError:
             whole = False
         if not whole:

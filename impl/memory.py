@@ -125,7 +125,7 @@ def _part_of(name: str) -> str:
 
 def _step(trainer: Trainer, shape: tuple[int, int], accumulation: int, allocations: Allocations) -> None:
     for parameter in trainer.optimiser.parameters.values():
-        parameter.register_post_accumulate_grad_hook(lambda moved: _is_gradient(moved, allocations))
+        parameter.register_post_accumulate_grad_hook(lambda moved: _is_gradient(moved, allocations))  # type: ignore[no-untyped-call]  # torch
     for _ in range(accumulation):
         with allocations.part("batch"):
             batch = _batch(trainer, shape)

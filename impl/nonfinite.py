@@ -65,7 +65,7 @@ def _own(path: str, operation: str, name: str, value: Any) -> Any:
         if _bad(gradient):
             raise _Found(f"{path} ({operation}): the gradient of its input {name} has {_described(gradient)}, from a finite one")
 
-    alias.register_hook(look)
+    alias.register_hook(look)  # type: ignore[no-untyped-call]  # torch
     return alias
 
 
