@@ -176,31 +176,33 @@ def joined(
     if size == 1:
         yield ALONE, own
         return
-    with connected(rank, size, own, timeout=timeout, attempt=environment.get(_ATTEMPT, "0")) as group:
+    address, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
+    meeting = f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
+    with connected(rank, size, own, meeting, timeout=timeout, attempt=environment.get(_ATTEMPT, "0")) as group:
         yield group, own
 
 
 @contextmanager
 def connected(
-    rank: int, size: int, device: torch.device, *, timeout: float = TIMEOUT_SECONDS, init_method: str = "env://", attempt: str = "0"
+    rank: int, size: int, device: torch.device, meeting: str, *, timeout: float = TIMEOUT_SECONDS, attempt: str = "0"
 ) -> Iterator[Group]:
     """Joins a process group, with NCCL for a CUDA device and gloo otherwise, and leaves it at the end.
 
-    `init_method` as in torch. Workers of one `attempt` find each other: torchrun keeps the store over restarts, and with it the addresses
-    of workers that are dead.
+    They meet at `tcp://host:port` or `file://path`, a file that does not exist yet. Workers of one `attempt` find each other: torchrun
+    keeps the store over restarts, and with it the addresses of workers that are dead.
     """
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.set_device(device)
     patience = timedelta(seconds=timeout)
     try:
-        store, _, _ = next(rendezvous(init_method, rank, size, timeout=patience))
+        store, _, _ = next(rendezvous(meeting, rank, size, timeout=patience))
         store.set_timeout(patience)
         own = PrefixStore(f"attempt {attempt}", store)
         backend, device_id = ("nccl", device) if cuda else ("gloo", None)
         dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=patience, device_id=device_id)
     except (RuntimeError, OSError) as error:  # DistNetworkError and DistStoreError are RuntimeErrors
-        raise WorkerLost(f"rank {rank} of {size} found no group at {init_method}: {_cause(error)}") from error
+        raise WorkerLost(f"rank {rank} of {size} found no group at {meeting}: {_cause(error)}") from error
     try:
         yield DistributedGroup(device)
     finally:

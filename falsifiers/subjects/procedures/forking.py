@@ -79,18 +79,18 @@ def _forked(run: Run, rank: int, folder: str, parent: Channel) -> tuple[int, Cha
 
 
 def _outcome(run: Run, rank: int, folder: str) -> Outcome:
-    module, _, name = run.function.partition(":")
-    function = getattr(import_module(module), name)
     device = torch.device(run.device)
     several = device.type == "cuda" and torch.cuda.device_count() >= run.size
     own = torch.device("cuda", rank) if several else device
     try:
+        module, _, name = run.function.partition(":")
+        function = getattr(import_module(module), name)
         with applied(run.mutant):
             if run.size == 1:
                 return Outcome(function(ALONE, own, run.scalars))
             # gloo on the host where there is no GPU for each rank: NCCL refuses two ranks on one
-            meeting = own if several else torch.device("cpu")
-            with connected(rank, run.size, meeting, timeout=GROUP_SECONDS, init_method=f"file://{folder}/group") as group:
+            exchange = own if several else torch.device("cpu")
+            with connected(rank, run.size, exchange, f"file://{folder}/group", timeout=GROUP_SECONDS) as group:
                 return Outcome(function(group, own, run.scalars))
     except Exception as error:  # whatever a rank raises is its outcome
         return Outcome(error=type(error).__name__, message=str(error))

@@ -99,7 +99,7 @@ class Workers:
 
 def _environment() -> dict[str, str]:
     """One thread a rank: threads do not survive a fork, and each rank is one of several on the machine."""
-    path = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(Path(__file__).parents[3]), *filter(None, sys.path)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
 
 

@@ -1,0 +1,62 @@
+"""What a rank does in the tests of groups, in a process of its own."""
+
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import torch
+
+from impl.agreement import WorkerFailed, require_equal, require_same, together
+from impl.group import Group
+
+
+def collectives(group: Group, *_: Any) -> dict[str, Any]:
+    own = torch.arange(6, dtype=torch.float32).view(2, 3) * 10**group.rank
+    group.barrier()
+    return {
+        "sum": group.sum(own).numpy(),
+        "empty": group.sum(torch.zeros(0)).numpy(),
+        "rows": group.gather(torch.tensor([group.rank, -1])).numpy(),
+        "broadcast": group.broadcast(own + 5).numpy(),
+        "texts": np.asarray(group.gather_text("ä" * group.rank)),
+    }
+
+
+def rounding_sum(group: Group, *_: Any) -> dict[str, Any]:
+    """1, 2⁻²⁴ and 2⁻²⁴: the first added to the others one by one is 1, the others first give more."""
+    return {"sum": group.sum(torch.tensor([1.0 if group.rank == 0 else 2.0**-24])).numpy()}
+
+
+def failing(group: Group, _: torch.device, scalars: Any) -> dict[str, Any]:
+    with together(group):
+        if group.rank in scalars["ranks"]:
+            raise scalars["error"]
+    return {}
+
+
+def dying(group: Group, *_: Any) -> dict[str, Any]:
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    group.sum(torch.zeros(3))
+    return {}
+
+
+def agreeing(group: Group, *_: Any) -> dict[str, Any]:
+    weights = torch.ones(5_000_000)
+    require_equal(group, {"first": weights, "second": weights})
+    require_same(group, "corpus", "the same")
+    found = []
+    for rank, index in ((1, 4_999_999), (0, 0)):
+        other = weights.clone()
+        if group.rank == rank:
+            other[index] = torch.nextafter(other[index], torch.tensor(2.0))
+        try:
+            require_equal(group, {"first": weights, "second": other})
+        except WorkerFailed as error:
+            found.append(str(error))
+    try:
+        require_same(group, "corpus", str(group.rank))
+    except ValueError as error:
+        found.append(str(error))
+    return {"found": np.asarray(found)}

@@ -1,0 +1,226 @@
+"""Groups of real processes: sums in order, errors on all ranks, a dead worker noticed; torchrun's environment and its restarts."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from falsifiers.subjects.procedures.workers import WORKERS, Outcome, Run
+from impl.agreement import fingerprint, require_finite, together
+from impl.device import DeviceUnavailable
+from impl.group import ALONE, WorkerLost, joined, restarted, shard
+
+ROOT = Path(__file__).parents[1]
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+def on_ranks(name: str, size: int = 2, **scalars: Any) -> list[Outcome]:
+    return WORKERS.run(Run(f"parallel_ranks:{name}", size, scalars))
+
+
+def test_collectives_of_three() -> None:
+    outcomes = on_ranks("collectives", 3)
+    assert [outcome.error for outcome in outcomes] == [None] * 3
+    for outcome in outcomes:
+        arrays = outcome.arrays
+        np.testing.assert_array_equal(arrays["sum"], np.arange(6).reshape(2, 3) * 111.0)
+        np.testing.assert_array_equal(arrays["rows"], [[0, -1], [1, -1], [2, -1]])
+        np.testing.assert_array_equal(arrays["broadcast"], np.arange(6).reshape(2, 3) + 5.0)
+        assert arrays["texts"].tolist() == ["", "ä", "ää"]
+        assert arrays["empty"].shape == (0,)
+
+
+def test_terms_are_added_in_the_order_of_the_ranks() -> None:
+    assert [outcome.arrays["sum"].tolist() for outcome in on_ranks("rounding_sum", 3)] == [[1.0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("error", "ranks", "expected", "message"),
+    [
+        (FloatingPointError("nothing finite"), [1], "FloatingPointError", "rank 1 of 2: nothing finite"),
+        (ValueError("bad \udcff label"), [0, 1], "ValueError", "rank 0 of 2: bad \\udcff label (also on rank 1)"),
+        (KeyError("name"), [0], "WorkerFailed", "rank 0 of 2: 'name'"),
+        (torch.OutOfMemoryError("full"), [1], "WorkerFailed", "rank 1 of 2: full"),
+        (FileNotFoundError(2, "No such file", "x"), [0], "FileNotFoundError", "rank 0 of 2: [Errno 2] No such file: 'x'"),
+    ],
+)
+def test_an_error_of_one_rank_is_raised_on_all(error: Exception, ranks: list[int], expected: str, message: str) -> None:
+    for outcome in on_ranks("failing", error=error, ranks=ranks):
+        assert (outcome.error, outcome.message) == (expected, message)
+
+
+def test_a_dead_worker_is_noticed_and_the_next_run_works() -> None:
+    alive, dead = on_ranks("dying")
+    assert dead.signal == signal.SIGKILL
+    assert alive.error == "WorkerLost"
+    assert "rank 0 of 2 lost another worker during a gather" in alive.message
+    assert [outcome.error for outcome in on_ranks("collectives")] == [None, None]
+
+
+def test_another_last_place_anywhere_is_another_model() -> None:
+    for outcome in on_ranks("agreeing"):
+        assert outcome.error is None, outcome.message
+        late, early, corpus = outcome.arrays["found"].tolist()
+        assert late.startswith("second of rank 1 differ from those of rank 0")
+        assert early.startswith("second of rank 1 differ")
+        assert corpus == "rank 1: another corpus than that of rank 0"
+
+
+def test_fingerprints() -> None:
+    vector = torch.randn(1000, dtype=torch.float64)
+    seen = {int(fingerprint(vector))}
+    for index in range(0, 1000, 97):
+        other = vector.clone()
+        other.view(torch.int64)[index] ^= 1 << (index % 64)
+        seen.add(int(fingerprint(other)))
+    swapped = vector.clone()
+    swapped[0], swapped[1] = vector[1], vector[0]
+    seen |= {int(fingerprint(swapped)), int(fingerprint(-vector)), int(fingerprint(vector[:-1]))}
+    assert len(seen) == 1 + 11 + 3
+    assert int(fingerprint(vector.view(10, 100))) == int(fingerprint(vector))
+    assert int(fingerprint(torch.zeros(3).bfloat16())) == 0
+    assert fingerprint(torch.tensor(7)).shape == ()
+
+
+def test_alone_nothing_is_exchanged() -> None:
+    tensor = torch.randn(3)
+    assert ALONE.sum(tensor) is tensor
+    assert ALONE.broadcast(tensor) is tensor
+    assert ALONE.gather(tensor).shape == (1, 3)
+    assert ALONE.gather_text("x") == ["x"]
+    with pytest.raises(KeyError, match="as it was"), together(ALONE):
+        raise KeyError("as it was")
+    with joined("cpu", environment={}) as (group, device):
+        assert (group, device) == (ALONE, torch.device("cpu"))
+
+
+def test_shares_are_consecutive() -> None:
+    assert [shard("abcde", rank, 3) for rank in range(3)] == [["a"], ["b", "c"], ["d", "e"]]
+    assert [shard([7], rank, 2) for rank in range(2)] == [[], [7]]
+    with pytest.raises(ValueError, match="rank 2 of 2 workers: expected a rank from 0 to 1"):
+        shard([1], 2, 2)
+
+
+def test_finite() -> None:
+    require_finite(torch.ones(3))
+    with pytest.raises(FloatingPointError, match="not finite in 2 of 3 elements"):
+        require_finite(torch.tensor([1.0, torch.nan, -torch.inf]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "error", "message"),
+    [
+        ({"WORLD_SIZE": None}, "cpu", ValueError, "has RANK, LOCAL_RANK, but not WORLD_SIZE: start the workers with torchrun"),
+        ({"MASTER_PORT": None}, "cpu", ValueError, "but not MASTER_PORT"),
+        ({"RANK": "-1"}, "cpu", ValueError, "RANK='-1': expected a whole number"),
+        ({"RANK": "2"}, "cpu", ValueError, "RANK=2, WORLD_SIZE=2, LOCAL_RANK=0: expected"),
+        ({"LOCAL_RANK": "1"}, "cpu", ValueError, "LOCAL_RANK ≤ RANK"),
+        ({}, "cuda:1", ValueError, "'cuda:1' names one GPU for 2 workers: use cuda"),
+        ({}, "gpu", ValueError, "device 'gpu': expected"),
+    ],
+)
+def test_an_environment_that_makes_no_sense(changes: dict[str, str | None], device: str, error: type[Exception], message: str) -> None:
+    environment = {name: value for name, value in {**TORCHRUN, **changes}.items() if value is not None}
+    with pytest.raises(error, match=message), joined(device, environment=environment):
+        pass
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a host without CUDA")
+def test_a_gpu_that_is_not_there() -> None:
+    with pytest.raises(DeviceUnavailable, match="cuda:0"), joined("cuda", environment=TORCHRUN):
+        pass
+
+
+def test_workers_that_do_not_come() -> None:
+    start = time.monotonic()
+    with pytest.raises(WorkerLost, match="rank 1 of 2 found no group"), joined("cpu", timeout=1.0, environment={**TORCHRUN, "RANK": "1"}):
+        pass
+    assert time.monotonic() - start < 30
+
+
+def test_restarted() -> None:
+    assert not restarted({})
+    assert not restarted({"TORCHELASTIC_RESTART_COUNT": "0"})
+    assert restarted({"TORCHELASTIC_RESTART_COUNT": "2"})
+
+
+# The command under torchrun: once as it is, once with a worker killed and restarted.
+
+
+def corpus(folder: Path) -> Path:
+    path = folder / "corpus.jsonl"
+    path.write_bytes(b"".join(CORPUS_HELDOUT.read_bytes().splitlines(keepends=True)[:40]))
+    return path
+
+
+def start(output: Path, *options: str) -> "subprocess.Popen[bytes]":
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "--master-port", port),
+        *("-m", "impl", "train", "--model", str(CHECKPOINT), "--corpus", str(corpus(output.parent)), "--output", str(output)),
+        *("--num-classes", "5", "--epochs", "2", "--batch-size", "2", "--accumulation-steps", "2", "--max-seq-len", "16"),
+        *("--lora-rank", "2", "--save-every", "2", *options),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def steps(output: Path) -> list[dict[str, Any]]:
+    path = output / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines if line.endswith("}")]
+
+
+def a_worker(parent: int) -> int:
+    """The process number of torchrun's second worker."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return max(int(child) for child in children if b"impl" in Path(f"/proc/{child}/cmdline").read_bytes())
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+def test_torchrun_restarts_a_killed_worker_and_nothing_is_lost(tmp_path: Path) -> None:
+    with ended(start(tmp_path / "whole")) as whole, ended(start(tmp_path / "killed")) as killed:
+        _kill_and_compare(tmp_path, whole, killed)
+
+
+@contextmanager
+def ended(process: "subprocess.Popen[bytes]") -> "Iterator[subprocess.Popen[bytes]]":
+    """Whatever becomes of the test, torchrun and its workers do not outlive it."""
+    with process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def _kill_and_compare(tmp_path: Path, whole: "subprocess.Popen[bytes]", killed: "subprocess.Popen[bytes]") -> None:
+    end = time.monotonic() + 120
+    while len(steps(tmp_path / "killed")) < 5 and killed.poll() is None and time.monotonic() < end:
+        time.sleep(0.02)
+    os.kill(a_worker(killed.pid), signal.SIGKILL)
+    texts = [process.communicate(timeout=120)[0].decode() for process in (whole, killed)]
+    assert (whole.returncode, killed.returncode) == (0, 0), texts
+    assert texts[0].count("samples:") == 1
+    assert texts[1].count("samples:") == 2, "the worker was killed after the end"
+    assert "Traceback" not in texts[1]
+    assert steps(tmp_path / "whole") == steps(tmp_path / "killed")
+    assert [row.get("step") for row in steps(tmp_path / "killed") if row["kind"] == "step"] == list(range(1, 19))
+    for name in ("last/adapter_model.safetensors", "best/adapter_model.safetensors"):
+        expected, found = load_file(tmp_path / "whole" / name), load_file(tmp_path / "killed" / name)
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(expected[key], found[key]) for key in expected)
