@@ -1,5 +1,6 @@
 """`python -m impl`: what it prints and writes, its exit statuses, and what a stranger may try."""
 
+import dataclasses
 import io
 import json
 import os
@@ -15,16 +16,18 @@ import pytest
 import torch
 
 import contracts.__main__
+from contracts.fields import CONFIG
 from falsifiers.data import CHECKPOINT
 from impl import fit as fitting
 from impl.__main__ import main
 from impl.checkpoint import save_checkpoint
 from impl.commands.evaluate import lines
-from impl.config import DecoderConfig
+from impl.config import ClassifyConfig, DecoderConfig
 from impl.decoder import random_tensors
 from impl.evaluation import ClassScore, Evaluation
 from impl.fit import EpochRecord, StepRecord
 from impl.progress import Progress, duration
+from impl.settings import HELP
 from impl.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -523,6 +526,12 @@ def test_bad_input_of_the_others(
 
 
 # As a process
+
+
+def test_every_setting_is_explained_and_known_to_the_rules() -> None:
+    names = [field.name for field in dataclasses.fields(ClassifyConfig)]
+    assert list(HELP) == names
+    assert set(CONFIG) == {*names, "model_params"}
 
 
 def test_help_needs_nothing_heavy() -> None:
