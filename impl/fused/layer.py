@@ -18,12 +18,16 @@ from impl.projection import Projection
 
 @dataclass(frozen=True)
 class Tokens:
-    """Where the tokens stand: positions [tokens] and their angles, the bounds of sequences, the most tokens that one may have."""
+    """Where the tokens stand: positions [tokens] and their angles, the bounds of sequences, the most tokens that one may have.
+
+    rows [samples] are the only tokens that anybody reads after the last block, None where all are read.
+    """
 
     positions: Tensor
     table: Tensor
     bounds: Tensor
     longest: int
+    rows: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,10 @@ class Stream:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a block keeps for its backward pass. The gradient of `gate_up` is written over it."""
+    """What a block keeps for its backward pass. The gradient of `gate_up` is written over it.
+
+    With `rows`, everything after the attention is of those tokens only.
+    """
 
     x: Tensor
     rstd: Tensor
@@ -47,6 +54,7 @@ class Kept:
     middle_rstd: Tensor
     gate_up: Tensor
     projected: tuple[Tensor | None, ...]
+    rows: Tensor | None
 
 
 def groups(layer: Layer) -> list[list[Projection]]:
@@ -65,18 +73,19 @@ class FusedLayer:
         attention = layer.self_attn
         self.head_norms = (attention.q_norm.weight, attention.k_norm.weight) if config.qk_norm else (None, None)
 
-    def forward(self, stream: Stream, tokens: Tokens, next_norm: Tensor) -> tuple[Kept, Stream]:
-        """The stream after the block, normed by the next block's weight."""
+    def forward(self, stream: Stream, tokens: Tokens, next_norm: Tensor, last: bool) -> tuple[Kept, Stream]:
+        """The stream after the block, normed by the next block's weight; after the last block only of the rows that are read."""
         eps = self.config.eps
         qkv, projected = self.qkv.forward(stream.y)
         attended = attend(*self._turned(qkv, tokens), tokens.bounds, tokens.longest)
-        branch, projected_o = self.o.forward(attended.y.flatten(1))
-        middle, y, middle_rstd = add_rms_norm(branch, stream.x, self.middle_norm, eps)
+        rows = tokens.rows if last else None
+        branch, projected_o = self.o.forward(_at(attended.y.flatten(1), rows))
+        middle, y, middle_rstd = add_rms_norm(branch, _at(stream.x, rows), self.middle_norm, eps)
         gate_up, projected_middle = self.gate_up.forward(y)
         branch, projected_down = self.down.forward(swiglu(*gate_up.chunk(2, dim=1)))
         after = Stream(*add_rms_norm(branch, middle, next_norm, eps))
         every = (projected, projected_o, projected_middle, projected_down)
-        return Kept(stream.x, stream.rstd, qkv, attended, middle, middle_rstd, gate_up, every), after
+        return Kept(stream.x, stream.rstd, qkv, attended, middle, middle_rstd, gate_up, every, rows), after
 
     def backward(self, kept: Kept, dx: Tensor, tokens: Tokens, needs_input: bool) -> Tensor | None:
         """From the gradient of the stream after the block to that of the stream before it, None unless that is needed."""
@@ -87,8 +96,9 @@ class FusedLayer:
         del dproduct
         dy = self.gate_up.backward(kept.gate_up, kept.projected[2], lambda: rms_norm(kept.middle, self.middle_norm, self.config.eps)[0])
         dmiddle = rms_norm_backward(dy, kept.middle, self.middle_norm, kept.middle_rstd, add=dx)
-        attended = self.o.backward(dmiddle, kept.projected[1], lambda: kept.attended.y.flatten(1))
+        attended = self.o.backward(dmiddle, kept.projected[1], lambda: _at(kept.attended.y.flatten(1), kept.rows))
         assert attended is not None
+        attended, dmiddle = (_spread(value, kept.rows, len(kept.x)) for value in (attended, dmiddle))
         dqkv = self._turned_back(kept, attended.view_as(kept.attended.y), tokens)
         dy = self.qkv.backward(dqkv, kept.projected[0], lambda: rms_norm(kept.x, self.norm, self.config.eps)[0], needs_input)
         return rms_norm_backward(dy, kept.x, self.norm, kept.rstd, add=dmiddle) if dy is not None else None
@@ -117,3 +127,14 @@ class FusedLayer:
             qk_norm_rope_backward(gradient, value, tokens.positions, config.theta, **same, out=into)
         out[2].copy_(dv)
         return dqkv
+
+
+def _at(values: Tensor, rows: Tensor | None) -> Tensor:
+    return values if rows is None else values[rows]
+
+
+def _spread(gradient: Tensor, rows: Tensor | None, tokens: int) -> Tensor:
+    """The gradient of all tokens, zero except at the rows. A place without a sample may name another's row: its gradient is zero."""
+    if rows is None:
+        return gradient
+    return gradient.new_zeros(tokens, gradient.shape[1]).index_add_(0, rows, gradient)

@@ -47,7 +47,8 @@ class FusedClassifier:
         """The mean loss over the real samples; the gradients of the trainable tensors go to their slots in `factors`."""
         config = self.classifier.config
         table = rope_table(packed.positions, config.theta, config.head_dim)
-        tokens = Tokens(packed.positions, table, packed.bounds, self.longest)
+        rows = read_rows(packed.bounds, len(packed.positions), self.classifier.adaptation.pooling)
+        tokens = Tokens(packed.positions, table, packed.bounds, self.longest, rows)
         stream, kept = self._forward(packed.input_ids, tokens)
         outcome, dy = self._head(stream.y, packed)
         dx: Tensor | None = rms_norm_backward(dy, stream.x, self.norm, stream.rstd)
@@ -60,16 +61,16 @@ class FusedClassifier:
         x = functional.embedding(input_ids, self.embedding)
         stream, kept = Stream(x, *rms_norm(x, self.input_norms[0], self.eps)), []
         for layer, next_norm in zip(self.layers, self.input_norms[1:], strict=True):
-            kept_here, stream = layer.forward(stream, tokens, next_norm)
+            kept_here, stream = layer.forward(stream, tokens, next_norm, last=layer is self.layers[-1])
             kept.append(kept_here)
         return stream, kept
 
     def _head(self, y: Tensor, packed: Packed) -> tuple[Outcome, Tensor]:
-        """Pooling, head and loss, and the gradient of y [tokens, hidden]."""
+        """Pooling, head and loss, and the gradient of y: [tokens, hidden], or [samples, hidden] where only those rows are read."""
         names = ("score.weight", "score.bias")
         with torch.enable_grad():
             hidden, weight, bias = (value.detach().requires_grad_() for value in (y, *(self.factors.value(name) for name in names)))
-            pooled = pool(hidden, packed.bounds, self.classifier.adaptation.pooling)
+            pooled = hidden if self.classifier.adaptation.pooling != "mean" else mean(hidden, packed.bounds)
             logits = functional.linear(pooled, weight, bias)
             losses = self._losses(logits if logits.dtype == torch.float64 else logits.float(), packed.labels)
             loss = (losses * packed.real).sum() / packed.real.sum()
@@ -87,13 +88,19 @@ class FusedClassifier:
         return functional.cross_entropy(logits, labels, weight=weights, reduction="none")
 
 
-def pool(y: Tensor, bounds: Tensor, mode: str) -> Tensor:
-    """One vector a sample: y [tokens, hidden], bounds [samples + 2] → [samples, hidden]; a place without a sample gives a token's vector."""
-    first, after = bounds[:-2].long(), bounds[1:-1].long()
-    if mode == "first":
-        return y[first.clamp(max=len(y) - 1)]
-    if mode == "last":
-        return y[(after - 1).clamp(min=0)]
+def read_rows(bounds: Tensor, tokens: int, pooling: str) -> Tensor | None:
+    """The row of each sample's pooled token, bounds [samples + 2] → [samples]; None where the mean of all is read.
+
+    A place without a sample gives some token's row.
+    """
+    if pooling == "mean":
+        return None
+    return bounds[:-2].long().clamp(max=tokens - 1) if pooling == "first" else (bounds[1:-1].long() - 1).clamp(min=0)
+
+
+def mean(y: Tensor, bounds: Tensor) -> Tensor:
+    """The mean over each sample's tokens, in float32, rounded once: y [tokens, hidden], bounds [samples + 2] → [samples, hidden]."""
+    first, after = bounds[:-2], bounds[1:-1]
     index = torch.arange(len(y), device=y.device)
     inside = (index >= first[:, None]) & (index < after[:, None])
     wide = y if y.dtype == torch.float64 else y.float()
