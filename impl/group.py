@@ -97,11 +97,11 @@ class DistributedGroup:
 
     def gather(self, tensor: Tensor) -> Tensor:
         """As in Group."""
-        given = tensor.detach().to(self._device).contiguous()
-        rows = given.new_empty((self.size, *given.shape))
+        given = tensor.detach().to(self._device).flatten()
+        rows = given.new_empty((self.size, len(given)))
         with self._reported("gather"):
             dist.all_gather(list(rows.unbind()), given)
-        return rows.to(tensor.device)
+        return rows.view(self.size, *tensor.shape).to(tensor.device)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """As in Group. An all-reduce leaves the order of the terms to the backend, so the parts are gathered and added here."""
