@@ -22,7 +22,7 @@ def entries(claim: Claim) -> dict[str, list[str]]:
     operations = sorted({claim.operation, *USES.get(claim.operation, ())}) if claim.operation else []
     return {
         "reference": _files(_of_reference(operations)),
-        "subject": sorted({*_files(_of_subject(operations)), *([KERNELS] if claim.path == "triton" else [])}),
+        "subject": sorted({*_files(_of_subject(operations)), *_kernels(claim, operations)}),
         "comparison": sorted({*_ALWAYS, *_sometimes(claim), *_files([KINDS[claim.kind], *([CHECKS[claim.check]] if claim.check else [])])}),
     }
 
@@ -47,6 +47,13 @@ def _of_subject(operations: Iterable[str]) -> list[Callable[..., Any]]:
 
     tables: list[dict[str, Callable[..., Any]]] = [dict(OPERATIONS), dict(PROCEDURES), dict.fromkeys(COMPOSITIONS, Implementation)]
     return [table[name] for name in operations for table in tables if name in table] or [default_configurations]
+
+
+def _kernels(claim: Claim, operations: Iterable[str]) -> list[str]:
+    """The kernels, where a run on CUDA may have taken them for one of the operations."""
+    from impl.kernels import NAMES
+
+    return [KERNELS] if claim.path != "torch" and not set(NAMES).isdisjoint(operations) else []
 
 
 def _files(functions: Iterable[Callable[..., Any]]) -> list[str]:

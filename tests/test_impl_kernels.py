@@ -3,7 +3,9 @@
 The interpreter truncates float32 to bfloat16 where a card rounds to nearest, so that in bfloat16 an ulp is allowed.
 """
 
+import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,18 @@ import pytest
 import torch
 from torch import Tensor
 
+import contracts
 import reference
+from contracts.model import Claim
+from falsifiers.dependencies import ROOT, entries
+from falsifiers.engine import Options, falsify, replay
+from falsifiers.subjects.implementation import Implementation
+from falsifiers.verdict import State
 from impl import dispatch, kernels
 from impl.kernels import cross_entropy, lora, nf4_dequantize, rms_norm, rope, swiglu
 from impl.operations import OPERATIONS
 from reference.table import Array
+from reports.dependencies import Sources
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -170,9 +179,10 @@ def test_gradients_of_norms(rows: int, hidden: int, dtype: torch.dtype) -> None:
     assert_close(found, dweight, rounding=8.0 + rows)
 
 
-def test_the_weights_gradient_adds_up_many_rows_in_one_order() -> None:
-    x, dy = drawn(200, 70), drawn(200, 70, seed=1)
-    _, rstd = rms_norm.rms_norm(x, torch.ones(70, device=DEVICE), 1e-5)
+@pytest.mark.parametrize(("rows", "hidden"), [(200, 70), (rms_norm.ROWS_A_PART**2 + 100, 2)])
+def test_the_weights_gradient_adds_up_many_rows_in_one_order(rows: int, hidden: int) -> None:
+    x, dy = drawn(rows, hidden), drawn(rows, hidden, seed=1)
+    _, rstd = rms_norm.rms_norm(x, torch.ones(hidden, device=DEVICE), 1e-5)
     found = rms_norm.rms_norm_weight_gradient(dy, x, rstd)
     assert_close(found, (exact(dy) * exact(x) * exact(rstd)[:, None]).sum(axis=0), rounding=50.0)
     assert torch.equal(found, rms_norm.rms_norm_weight_gradient(dy, x, rstd))
@@ -434,6 +444,47 @@ def test_a_missing_triton_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "No module named 'triton'" in str(kernels.why_not())
     finally:
         kernels._missing.cache_clear()
+
+
+def claimed(name: str, **changes: Any) -> Claim:
+    claim = next(claim for contract in contracts.load() for claim in contract.claims if claim.id == name)
+    return replace(claim, domain=replace(claim.domain, sizes={**claim.domain.sizes, **changes}, boundary=()))
+
+
+def test_a_claim_about_triton_attacks_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = claimed("KERNEL-SWIGLU", intermediate=(7, 64))
+    assert claim.path == "triton"
+    subject, ran = Implementation(str(DEVICE)), []
+    right = kernels.OPERATIONS["swiglu"]
+    monkeypatch.setitem(kernels.OPERATIONS, "swiglu", lambda gate, up: ran.append("kernel") or right(gate, up))
+    monkeypatch.setitem(OPERATIONS, "swiglu", lambda gate, **_: ran.append("torch") or gate)
+    assert falsify(claim, "float32", subject, Options("quick")).state is State.HELD
+    assert set(ran) == {"kernel"}
+    monkeypatch.setitem(kernels.OPERATIONS, "swiglu", lambda gate, up: right(up, gate))
+    verdict = falsify(claim, "float32", subject, Options("quick", shrink=False))
+    assert verdict.state is State.FALSIFIED
+    assert verdict.case is not None
+    assert replay(claim, verdict.case, subject).state is State.FALSIFIED
+
+
+def test_a_subject_without_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = Implementation(str(DEVICE)).using("triton")
+    assert pickle.loads(pickle.dumps(subject)).path == "triton"
+    assert subject.unsupported("swiglu", "float32") is None
+    assert subject.unsupported("swiglu", "float64") == "impl has no Triton kernel for swiglu in float64"
+    assert "no Triton kernel for softmax" in str(subject.unsupported("softmax", "float32"))
+    monkeypatch.setattr(kernels, "why_not", lambda: "no Triton here")
+    verdict = falsify(claimed("KERNEL-SWIGLU"), "float32", Implementation(str(DEVICE)), Options("quick"))
+    assert (verdict.state, verdict.reason) == (State.NOT_RUN, "no Triton here")
+
+
+def test_verdicts_go_stale_when_kernels_change() -> None:
+    def subject_files(name: str) -> list[str]:
+        return Sources(ROOT).closure("subject", entries(claimed(name))["subject"])
+
+    assert "impl/kernels/rope.py" in subject_files("KERNEL-ROPE")
+    assert "impl/kernels/rope.py" in subject_files("FWD-DECODER")
+    assert "impl/kernels/rope.py" not in subject_files("OP-SOFTMAX")
 
 
 def test_bad_labels_and_logits_are_refused_as_by_torch() -> None:

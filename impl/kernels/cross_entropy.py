@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from impl.kernels.launch import buffer, on_device, require_contiguous_rows, require_storage
+from impl.kernels.launch import FUSED, buffer, on_device, require_contiguous_rows, require_storage
 
 WIDEST = 4096
 TILE = 1024
@@ -65,6 +65,6 @@ def weighted_cross_entropy(
     with on_device(logits):
         _cross_entropy[(1,)](
             logits, labels, weights, loss, dlogits, batch, classes, logits.stride(0), dlogits.stride(0),
-            class_weights is not None, max(1, TILE // block), block,
+            class_weights is not None, max(1, TILE // block), block, **FUSED
         )  # fmt: skip
     return loss, dlogits

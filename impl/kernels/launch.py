@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 STORAGE = (torch.float32, torch.bfloat16, torch.float16)
+FUSED = {"enable_fp_fusion": True}
+"""Products may be added without a rounding between, which Triton before 3.10 does by default and later ones do not."""
 
 
 def buffer(name: str, given: Tensor | None, shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

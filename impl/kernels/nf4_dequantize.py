@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from impl.kernels.launch import buffer, on_device, require_storage
+from impl.kernels.launch import FUSED, buffer, on_device, require_storage
 
 CODEBOOK = (
     -1.0,
@@ -77,6 +77,6 @@ def nf4_dequantize(
     if count:
         with on_device(codes):
             _nf4_dequantize[(triton.cdiv(packed, BYTES),)](
-                codes, absmax, _codebook(codes.device), out, packed, count, block_size // 2, BYTES, num_warps=WARPS
+                codes, absmax, _codebook(codes.device), out, packed, count, block_size // 2, BYTES, num_warps=WARPS, **FUSED
             )
     return out
