@@ -81,7 +81,7 @@ class Trainer:
         self.multi_label, self.group = multi_label, group
         self.max_norm = math.inf if max_norm is None else max_norm
         self.optimiser = AdamW(classifier.trainable_parameters(), weight_decay)
-        self._accumulated: list[_MicroResult] = []
+        self._accumulated: list[MicroResult] = []
         self.endless = total_steps is None
         self.learning_rates = [learning_rate] if total_steps is None else _schedule(total_steps, learning_rate, warmup_fraction, schedule)
 
@@ -188,7 +188,7 @@ class Trainer:
         for part in batch.split(self.micro_batch):
             logits.append(self.classifier(part.input_ids, part.mask))
             loss = self.classifier.loss(logits[-1], part.labels, self.class_weights)
-            results.append(_MicroResult(len(part.labels), loss, self._correct(logits[-1], part.labels), torch.empty(0)))
+            results.append(MicroResult(len(part.labels), loss, self._correct(logits[-1], part.labels), torch.empty(0)))
         found = _summary(results)
         if not probabilities:
             return found
@@ -209,7 +209,7 @@ class Trainer:
         self.learning_rates = rates.tolist()
         self.discard()
 
-    def _accumulate(self, batch: Batch) -> "list[_MicroResult]":
+    def _accumulate(self, batch: Batch) -> "list[MicroResult]":
         if len(batch.labels) == 0:
             raise ValueError("the batch is empty: there is nothing to train on")
         self._require_labels(batch.labels)
@@ -221,7 +221,7 @@ class Trainer:
         self._accumulated += results
         return results
 
-    def _micro_batch(self, index: int, part: Batch) -> "_MicroResult":
+    def _micro_batch(self, index: int, part: Batch) -> "MicroResult":
         self.optimiser.zero_gradients()
         with scope(f"micro.{index}"):
             logits = self.classifier(part.input_ids, part.mask)
@@ -229,18 +229,18 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]  # torch
         gradient = self.optimiser.flat_gradient()
         self.optimiser.zero_gradients()
-        return _MicroResult(len(part.labels), loss.detach(), self._correct(logits, part.labels), gradient)
+        return MicroResult(len(part.labels), loss.detach(), self._correct(logits, part.labels), gradient)
 
     def _correct(self, logits: Tensor, labels: Tensor) -> Tensor:
         right = classes_of(logits.detach(), self.multi_label) == labels
         return (right.all(dim=-1) if self.multi_label else right).sum()
 
-    def _mean(self) -> "_MicroResult":
+    def _mean(self) -> "MicroResult":
         """Over the accumulated samples of all workers."""
         if self.group.size == 1:
             loss = _average("loss", [result.loss for result in self._required()], self._counts())
             correct = torch.stack([result.correct for result in self._accumulated]).sum()
-            return _MicroResult(self.accumulated, loss, correct, self.gradient_vector())
+            return MicroResult(self.accumulated, loss, correct, self.gradient_vector())
         with together(self.group):
             weighted = self._weighted()
             require_finite(weighted)
@@ -248,9 +248,9 @@ class Trainer:
         count = int(total[-1])
         if count == 0:
             raise ValueError("no worker has accumulated a sample: there is nothing to train on")
-        return _MicroResult(count, total[-3] / count, total[-2], total[:-3] / count)
+        return MicroResult(count, total[-3] / count, total[-2], total[:-3] / count)
 
-    def _required(self) -> "list[_MicroResult]":
+    def _required(self) -> "list[MicroResult]":
         if not self._accumulated:
             raise ValueError("no sample is accumulated: there is nothing to train on")
         return self._accumulated
@@ -307,14 +307,16 @@ def _schedule(total_steps: int, peak: float, warmup_fraction: float, kind: str) 
 
 
 @dataclass(frozen=True)
-class _MicroResult:
+class MicroResult:
+    """Number of samples of a micro-batch, their mean loss, how many are correct, and the mean gradient as one vector."""
+
     count: int
     loss: Tensor
     correct: Tensor
     gradient: Tensor
 
 
-def _summary(results: list[_MicroResult]) -> BatchResult:
+def _summary(results: list[MicroResult]) -> BatchResult:
     """Mean loss and correct samples of micro-batches; the loss of none is undefined."""
     if not results:
         return BatchResult(math.nan, 0, 0)

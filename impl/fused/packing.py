@@ -1,6 +1,7 @@
 """Batches without padding: the real tokens of all samples one after the other."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,26 +31,39 @@ class Packed:
         return self.input_ids, self.positions, self.bounds, self.labels, self.real
 
 
-def pack(batch: Batch, samples: int) -> Packed:
-    """The tokens of a batch of at most `samples` samples; a token's position is the number of real tokens before it."""
-    count = len(batch.labels)
+class Sizes(NamedTuple):
+    """Tokens in all, of the shortest and of the longest sample, and the ranges of ids and of labels."""
+
+    total: int
+    shortest: int
+    longest: int
+    least_id: int
+    largest_id: int
+    least_label: int
+    largest_label: int
+
+
+def sizes_of(batch: Batch) -> Sizes:
+    """All of them in one transfer from the device."""
+    lengths, labels = batch.mask.sum(dim=1), batch.labels.long()
+    ends = (*torch.aminmax(lengths), *torch.aminmax(batch.input_ids), *torch.aminmax(labels))
+    return Sizes(*torch.stack([lengths.sum(), *ends]).tolist())
+
+
+def pack(batch: Batch, samples: int, total: int) -> Packed:
+    """The `total` real tokens of a batch of at most `samples` samples; a token's position is the number of real tokens before it."""
+    count, device = len(batch.labels), batch.mask.device
     if count > samples:
         raise ValueError(f"{count} samples in a batch of at most {samples}")
-    lengths = batch.mask.sum(dim=1)
-    positions = (batch.mask.cumsum(dim=1) - 1)[batch.mask]
-    total = len(positions)
     tokens = -(-total // GRAIN) * GRAIN
-    ends = torch.full((samples + 2,), total, dtype=torch.int32, device=lengths.device)
-    ends[0], ends[-1] = 0, tokens
-    ends[1 : count + 1] = lengths.cumsum(dim=0)
+    bounds = torch.full((samples + 2,), total, dtype=torch.int32, device=device)
+    bounds[0], bounds[-1] = 0, tokens
+    bounds[1 : count + 1] = batch.mask.sum(dim=1).cumsum(dim=0)
     labels = batch.labels.new_zeros((samples, *batch.labels.shape[1:]))
     labels[:count] = batch.labels
-    real = torch.zeros(samples, device=lengths.device)
-    real[:count] = 1.0
-    return Packed(_filled(batch.input_ids[batch.mask], tokens), _filled(positions, tokens, rising=True), ends, labels, real)
-
-
-def _filled(values: Tensor, length: int, rising: bool = False) -> Tensor:
-    missing = length - len(values)
-    filler = torch.arange(missing, device=values.device) if rising else values.new_zeros(missing)
-    return torch.cat([values, filler.to(values.dtype)])
+    real = (torch.arange(samples, device=device) < count).float()
+    places = torch.nonzero_static(batch.mask.flatten(), size=total)[:, 0]
+    positions = (batch.mask.cumsum(dim=1) - 1).flatten()[places]
+    filler = torch.arange(tokens - total, device=device)
+    ids = torch.cat([batch.input_ids.flatten()[places], torch.zeros_like(filler)])
+    return Packed(ids, torch.cat([positions, filler]), bounds, labels, real)

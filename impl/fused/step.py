@@ -1,17 +1,28 @@
 """Optimiser steps through the hand-written layers, on a GPU as replays of captured CUDA graphs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from impl import validation
 from impl.classifier import Classifier
 from impl.fused.model import FusedClassifier, Outcome
-from impl.fused.packing import Packed, pack
-from impl.trainer import Batch, Trainer, _MicroResult
+from impl.fused.packing import Packed, pack, sizes_of
+from impl.trainer import Batch, BatchResult, MicroResult, Trainer, classes_of
 
 BETAS, EPS = (0.9, 0.999), 1e-8
+
+
+class Status(NamedTuple):
+    """What the host learns of a captured step, in one transfer: whether it was made, mean loss, correct samples, norm before clipping."""
+
+    finite: float
+    loss: float
+    correct: float
+    norm: float
 
 
 @dataclass(frozen=True)
@@ -20,78 +31,124 @@ class _Captured:
 
     graph: Any
     packed: Packed
-    outcome: Outcome
+    result: Any
 
 
 class FusedTrainer(Trainer):
-    """A `Trainer` whose micro-batches run through `FusedClassifier`; on a GPU each number of tokens (a multiple of 256) is captured once.
+    """A `Trainer` whose micro-batches run through `FusedClassifier`; not for float64.
 
-    After the first steps nothing is allocated on the device. `longest` is the most tokens that a sample may have.
+    On a GPU forward pass, backward pass, clipping and AdamW are one CUDA graph, captured once for each number of tokens (a multiple of
+    `packing.GRAIN`); a step whose gradient is not finite moves nothing. After the first steps nothing is allocated on the device.
+    Accumulated batches, and those of several workers, have a graph for their gradient and make the step as `Trainer` does.
+    `longest` is the most tokens that a sample may have.
     """
 
     def __init__(self, classifier: Classifier, *, longest: int, **settings: Any) -> None:
         super().__init__(classifier, **settings)
         self.model = FusedClassifier(classifier, longest, self.class_weights, self.multi_label)
-        self._graphs: dict[int, _Captured] = {}
-        self._pool: Any = None
         self._masters = self.optimiser.flat()
         self._gradient = torch.zeros_like(self._masters)
-        self._parameters_are_views()
+        self._moments = (torch.zeros_like(self._masters), torch.zeros_like(self._masters))
+        self._hyper = torch.zeros(4, device=self._masters.device)
+        self._graphs: dict[tuple[str, int], _Captured] = {}
+        self._pool: Any = None
 
-    def _micro_batch(self, index: int, part: Batch) -> _MicroResult:
+    def train_batch(self, batch: Batch) -> BatchResult:
+        """One optimiser step, as `Trainer.train_batch`; one replayed graph where the batch is one micro-batch of a single worker."""
+        captured = self._masters.is_cuda and self.group.size == 1 and 0 < len(batch.labels) <= self.micro_batch and not self._accumulated
+        if not captured:
+            return super().train_batch(batch)
+        self._require_labels(batch.labels)
+        self._require_step_left()
+        packed = self._packed(batch)
+        self._bind()
+        rate, step = self.learning_rate, self.optimiser.steps + 1
+        self._hyper.copy_(torch.tensor([rate, 1 - BETAS[0] ** step, 1 - BETAS[1] ** step, rate * self.optimiser.weight_decay]))
+        status = Status(*self._replayed("step", packed, self._whole_step).tolist())
+        if not status.finite:
+            raise FloatingPointError(f"the gradient norm is {status.norm} and the loss {status.loss}: nothing was changed")
+        self.optimiser.steps += 1
+        return BatchResult(status.loss, int(status.correct), len(batch.labels), status.norm)
+
+    def _micro_batch(self, index: int, part: Batch) -> MicroResult:
         """The mean loss and gradient of a micro-batch."""
         del index
-        self._check(part)
-        packed = pack(part, self.micro_batch)
-        outcome = self._replayed(packed) if packed.input_ids.is_cuda else self._computed(packed)
+        packed = self._packed(part)
+        self._bind()
+        outcome = self._replayed("gradient", packed, self._computed) if packed.input_ids.is_cuda else self._computed(packed)
         logits = outcome.logits[: len(part.labels)]
         validation.require_finite("logits", logits)
-        return _MicroResult(len(part.labels), outcome.loss.clone(), self._correct(logits, part.labels), self._gradient.clone())
+        return MicroResult(len(part.labels), outcome.loss.clone(), self._correct(logits, part.labels), self._gradient.clone())
 
-    def _check(self, part: Batch) -> None:
-        """The values that the captured graph cannot check."""
-        classes = self.classifier.adaptation.classes
-        validation.require_below("input_ids", part.input_ids, self.model.embedding.shape[0], "tokens of the vocabulary")
-        validation.require_rows("mask", part.mask)
-        if not self.multi_label:
+    def _packed(self, part: Batch) -> Packed:
+        """The real tokens, after the checks of values that a graph cannot make, in one transfer."""
+        sizes = sizes_of(part)
+        classes, vocab = self.classifier.adaptation.classes, self.model.embedding.shape[0]
+        if sizes.shortest == 0:
+            validation.require_rows("mask", part.mask)
+        if sizes.longest > self.model.longest:
+            raise ValueError(f"a sample of {sizes.longest} tokens; this trainer was made for at most {self.model.longest}")
+        if not 0 <= sizes.least_id <= sizes.largest_id < vocab:
+            validation.require_below("input_ids", part.input_ids, vocab, "tokens of the vocabulary")
+        if not self.multi_label and not 0 <= sizes.least_label <= sizes.largest_label < classes:
             validation.require_below("labels", part.labels, classes, "classes")
-        longest = int(part.mask.sum(dim=1).max())
-        if longest > self.model.longest:
-            raise ValueError(f"a sample of {longest} tokens; this trainer was made for at most {self.model.longest}")
+        return pack(part, self.micro_batch, sizes.total)
 
     def _computed(self, packed: Packed) -> Outcome:
-        self._masters_from_parameters()
+        """Loss, logits and the flat gradient of the micro-batch."""
         self.model.factors.refresh(self._masters)
         outcome = self.model.loss_and_gradients(packed)
         self.model.factors.gradient(self._gradient)
         return outcome
 
-    def _parameters_are_views(self) -> None:
-        """The trainable parameters become views of one vector, which every step then reads and writes as it is."""
-        for name, view in self.optimiser.split(self._masters).items():
-            self.optimiser.parameters[name].data = view
+    def _whole_step(self, packed: Packed) -> Tensor:
+        """Gradient, clipping by the global norm and AdamW (Loshchilov & Hutter 2019, Algorithm 2); the `Status` as a tensor [4]."""
+        outcome = self._computed(packed)
+        real = packed.real > 0
+        hit = classes_of(outcome.logits, self.multi_label) == packed.labels
+        right = hit.all(dim=-1) if self.multi_label else hit
+        norm = torch.linalg.vector_norm(self._gradient)
+        finite = torch.isfinite(norm) & torch.isfinite(outcome.loss)
+        self._move(self._gradient * torch.clamp(self.max_norm / norm, max=1.0), finite)
+        numbers = (finite, outcome.loss, (right & real).sum(), norm)
+        return torch.stack([number.to(torch.float32) for number in numbers])
 
-    def _masters_from_parameters(self) -> None:
-        """Nothing to do while the parameters are views; a caller that put other tensors in their place is heard."""
-        start = self._masters.data_ptr()
+    def _move(self, gradient: Tensor, finite: Tensor) -> None:
+        """AdamW in place with the rates in `_hyper`; nothing moves unless `finite`."""
+        rate, correction, correction_sq, decay = self._hyper
+        average, square = self._moments
+        new_average = BETAS[0] * average + (1 - BETAS[0]) * gradient
+        new_square = BETAS[1] * square + (1 - BETAS[1]) * gradient * gradient
+        update = new_average / correction / ((new_square / correction_sq).sqrt() + EPS)
+        moved = self._masters - decay * self._masters - rate * update
+        for value, new in ((self._masters, moved), (average, new_average), (square, new_square)):
+            value.copy_(torch.where(finite, new, value))
+
+    def _bind(self) -> None:
+        """The parameters are views of one vector, and the optimiser's moments those of the graphs, whoever put others in their place."""
         first = next(iter(self.optimiser.parameters.values()))
-        if first.data_ptr() != start:
+        if first.data_ptr() != self._masters.data_ptr():
             self._masters.copy_(self.optimiser.flat())
-            self._parameters_are_views()
+            for name, view in self.optimiser.split(self._masters).items():
+                self.optimiser.parameters[name].data = view
+        given = (self.optimiser.exp_avg, self.optimiser.exp_avg_sq)
+        for own, other in zip(self._moments, given, strict=True):
+            if own is not other:
+                own.copy_(other)
+        self.optimiser.exp_avg, self.optimiser.exp_avg_sq = self._moments
 
-    def _replayed(self, packed: Packed) -> Outcome:
-        tokens = len(packed.input_ids)
-        if tokens not in self._graphs:
-            self._graphs[tokens] = self._capture(packed)
-        captured = self._graphs[tokens]
-        self._masters_from_parameters()
+    def _replayed(self, kind: str, packed: Packed, compute: Callable[[Packed], Any]) -> Any:
+        key = (kind, len(packed.input_ids))
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(packed, compute)
+        captured = self._graphs[key]
         for into, value in zip(captured.packed.tensors(), packed.tensors(), strict=True):
             into.copy_(value)
         captured.graph.replay()
-        return captured.outcome
+        return captured.result
 
-    def _capture(self, packed: Packed) -> _Captured:
-        """Runs once to compile and to choose algorithms, then captures."""
+    def _capture(self, packed: Packed, compute: Callable[[Packed], Any]) -> _Captured:
+        """Runs the gradient once, to compile and to choose algorithms, then captures; neither changes a parameter."""
         fixed = Packed(*(tensor.clone() for tensor in packed.tensors()))
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -101,7 +158,7 @@ class FusedTrainer(Trainer):
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        with validation.unchecked(), torch.cuda.graph(graph, pool=self._pool):
-            outcome = self._computed(fixed)
+        with validation.unchecked(), torch.no_grad(), torch.cuda.graph(graph, pool=self._pool):
+            result = compute(fixed)
         self._pool = self._pool or graph.pool()
-        return _Captured(graph, fixed, outcome)
+        return _Captured(graph, fixed, result)
