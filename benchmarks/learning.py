@@ -1,6 +1,6 @@
 """Does it learn? The trained classifier against the majority class and TF-IDF with logistic regression, on the shipped held-out scripts.
 
-    python benchmarks/learning.py [--write-readme] [--seeds 0 1 2] [--processes 2]
+    python benchmarks/learning.py [--write-readme] [--seeds 0 1 2] [--processes 3]
 
 Every choice is made on the training split: the learning rate on a fifth of it, TF-IDF's features and strength by cross-validation. The
 held-out split is read once, at the end. Writes benchmarks/results/learning.json, from which the table comes.
@@ -42,13 +42,15 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run: learning rates to choose from and the epochs of that, epochs of the final training, its seeds, processes at a time."""
+    """What is run: learning rates to choose from, epochs of each training, seeds of the final one, processes at a time.
 
-    rates: tuple[float, ...] = (2e-4, 1e-3, 3e-3, 1e-2, 3e-2)
-    rate_epochs: int = 3
+    The rate is chosen at the full number of epochs: in fewer of them a rate does best that is too high for more.
+    """
+
+    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
     epochs: int = 8
     seeds: tuple[int, ...] = (0, 1, 2)
-    processes: int = 2
+    processes: int = 3
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,11 @@ class Input:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 1 where the classifier does not beat both baselines with every seed."""
+    """Exit status 1 where the classifier does not beat both baselines."""
     plan = Plan()
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=list(plan.seeds), help="seeds of the training (default: 0 1 2)")
-    parser.add_argument("--processes", type=int, default=plan.processes, help="at a time, one thread each (default: 2)")
+    parser.add_argument("--processes", type=int, default=plan.processes, help="at a time, one thread each (default: 3)")
     parser.add_argument("--write-readme", action="store_true", help="put the table into README.md")
     options = parser.parse_args(arguments)
     results = measure(Input(), Plan(seeds=tuple(options.seeds), processes=options.processes))
@@ -86,7 +88,7 @@ def measure(given: Input, plan: Plan) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(plan.processes, get_context("spawn")) as pool:
         parts = _write_parts(Path(folder), given.train, inner, outer)
         trials = [
-            pool.submit(trained, given.checkpoint, parts[0], parts[1], SETTINGS | {"learning_rate": rate, "epochs": plan.rate_epochs})
+            pool.submit(trained, given.checkpoint, parts[0], parts[1], SETTINGS | {"learning_rate": rate, "epochs": plan.epochs})
             for rate in plan.rates
         ]
         features = pool.submit(baselines.candidates, texts, labels, groups)
@@ -164,9 +166,10 @@ def trained(checkpoint: Path, train: Path, asked: Path, settings: dict[str, Any]
 
 
 def beats(results: dict[str, Any]) -> bool:
-    """Whether every seed is right more often than either baseline, and not by chance (exact McNemar test, p < 0.01)."""
-    tests = [run[f"mcnemar_{name}"] for run in results["runs"] for name in ("tf_idf", "majority")]
-    return all(test["first_only"] > test["second_only"] and test["p"] < LEVEL for test in tests)
+    """Whether every seed is right more often than either baseline, and all seeds together not by chance (permutation test, p < 0.01)."""
+    names = ("tf_idf", "majority")
+    better = all(run[f"mcnemar_{name}"]["first_only"] > run[f"mcnemar_{name}"]["second_only"] for run in results["runs"] for name in names)
+    return better and all(results["pooled"][name]["p"] < LEVEL for name in names)
 
 
 def findings(settings: dict[str, Any], checkpoint: Path, labels: Sequence[int]) -> list[str]:
