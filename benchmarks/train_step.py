@@ -174,17 +174,16 @@ def _timed(step: Any, batches: list[dict[str, Any]], steps: int) -> dict[str, An
     for index in range(2 * len(batches) if len(batches) > 1 else 5):
         step(batches[index % len(batches)])
     torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
     segments, times = torch.cuda.memory_stats()["segment.all.allocated"], []
     for index in range(steps):
         start = time.perf_counter()
         step(batches[index % len(batches)])
         torch.cuda.synchronize()
         times.append(1e3 * (time.perf_counter() - start))
-    # A graph's own pool counts as reserved, not as allocated, while it is not being captured.
-    peak = max(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
+    # Since the model was built: what a graph holds is allocated while it is captured.
+    peak = torch.cuda.max_memory_allocated()
     grown = torch.cuda.memory_stats()["segment.all.allocated"] - segments
-    return {"ms": statistics.median(times), "fastest": min(times), "slowest": max(times), "peak": peak, "allocated": torch.cuda.max_memory_allocated(), "new_segments": grown}  # fmt: skip
+    return {"ms": statistics.median(times), "fastest": min(times), "slowest": max(times), "peak": peak, "reserved": torch.cuda.max_memory_reserved(), "new_segments": grown}  # fmt: skip
 
 
 def _matmul_rate() -> float:
@@ -299,6 +298,7 @@ def _ours(options: argparse.Namespace, batch: dict[str, Any]) -> tuple[Any, dict
         from impl.fused.step import FusedTrainer
 
         trainer = FusedTrainer(classifier, longest=options.seq, **settings)
+    _forget_building()
     loss = trainer.accumulate(Batch(batch["input_ids"], batch["mask"], batch["labels"])).loss
     gradients = {name: value.cpu() for name, value in trainer.optimiser.split(trainer.gradient_vector()).items() if "lora_" in name}
     trainer.discard()
@@ -308,11 +308,22 @@ def _ours(options: argparse.Namespace, batch: dict[str, Any]) -> tuple[Any, dict
     )
 
 
+def _forget_building() -> None:
+    import gc
+
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
 def _peer(options: argparse.Namespace, batch: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """transformers + PEFT + bitsandbytes as a user puts them together; float32 factors under bfloat16 autocast, fused AdamW, clipping."""
     import torch
 
     model = _peer_model(options)
+    _forget_building()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.01, fused=True)
     if options.contender in ("compile", "reduce-overhead"):
