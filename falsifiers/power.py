@@ -122,7 +122,11 @@ def reached(claim: Claim) -> frozenset[str]:
 
 
 def _differentiates(claim: Claim) -> bool:
-    return claim.kind == "gradient" or claim.operation in ("train_steps", "multi_label_steps", "pretrain_steps") or claim.check in DIFFERENTIATING_CHECKS
+    return (
+        claim.kind == "gradient"
+        or claim.operation in ("train_steps", "multi_label_steps", "pretrain_steps")
+        or claim.check in DIFFERENTIATING_CHECKS
+    )
 
 
 def _of_gradients_only(entry: mutants.Mutant) -> bool:
@@ -233,7 +237,8 @@ def first_tasks(claims: Sequence[Claim], every: bool, only: Sequence[str] = ()) 
     """The correct subject and what must be caught; for a claim on an elementary operation, or with `every`, all that it reaches."""
     tasks = []
     for claim in claims:
-        elementary = claim.operation is not None and not signatures()[claim.operation].composition
+        signature = signatures()[claim.operation] if claim.operation is not None else None
+        elementary = signature is not None and not signature.composition and not signature.procedure
         names = aimed_at(claim) if every or elementary or claim.rule is not None else list(must_catch(claim))
         chosen = [name for name in names if not only or name in only]
         if chosen or not only:

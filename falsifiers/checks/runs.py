@@ -248,14 +248,26 @@ def killed_run_goes_on(attack: Attack, case: Case) -> list[Comparison]:
     problem = _Problem(attack, case, epochs=4, learning_rate=0.1, early_stop_patience=2 + case.seed % 2)
     every = {"save_every": [None, 1, 2][int(rng.integers(3))]}
     whole = attack.answer(case, scalars=problem.request(kills=[], **every))
-    moments = int(whole["moments"])
-    kills = [int(moment) for moment in rng.integers(2, moments + 1, int(attack.claim.arguments["kills"]))]
+    kills = _kills(rng, whole["moments"].tolist(), int(attack.claim.arguments["kills"]))
     killed = attack.answer(case, scalars=problem.request(kills=kills, **every))
     made = dict.fromkeys(killed["log"].tolist())
     found = [_same("steps made", sorted(whole["log"].tolist()), sorted(made))]
     for part in ("final/", "best/", "last/", "result/"):
         found += _equal(_group(whole, part), _group(killed, part), part)
     return found
+
+
+def _kills(rng: Generator, moments: Sequence[str], count: int) -> list[tuple[str, int]]:
+    """Random moments after the run has begun, one of the names of the state's file and one of the others by turns; early ones more often,
+    since a continued process has fewer.
+    """
+    names = sorted({name for name in moments if "run.json" not in name and not name.startswith("os.mkdir")})
+    chosen = []
+    for turn in range(count):
+        among = [name for name in names if ("state" in name) == (turn % 2 == 0)]
+        name = str(rng.choice(among))
+        chosen.append((name, int(rng.integers(1, max(1, moments.count(name) // (turn + 1)) + 1))))
+    return chosen
 
 
 def refuses_to_continue_another_run(attack: Attack, case: Case) -> list[Comparison]:
@@ -366,7 +378,7 @@ def evaluation_changes_nothing(attack: Attack, case: Case) -> list[Comparison]:
     And an evaluation after a step gives the reference's loss at the parameters then, not what the step left behind.
     """
     problem = _Problem(attack, case)
-    train = [("train_batch", [0, 1, 2]), ("accumulate", [3, 4]), ("apply", None), ("train_batch", [5, 6])]
+    train = [("train_batch", [0, 1, 2]), ("accumulate", [3, 4, 8]), ("apply", None), ("train_batch", [5, 6])]
     others: list[tuple[str, Any]] = [("evaluate", [4, 5, 7]), ("forward_only", [8, 2]), ("probabilities", [1]), ("evaluate", [0, 1, 2])]
     between = [call for step in train for call in (*others, step)] + others
     plain = attack.answer(case, scalars=problem.request(calls=train))

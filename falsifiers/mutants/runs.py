@@ -210,8 +210,8 @@ def _(write_atomically: Any) -> Any:
 
     def in_place(path: Any, content: bytes) -> None:
         with path.open("wb") as file:
-            for part in (content[: len(content) // 2], content[len(content) // 2 :]):
-                file.write(part)
+            for part in range(4):
+                file.write(content[part * len(content) // 4 : (part + 1) * len(content) // 4])
                 file.flush()
                 os.fsync(file.fileno())
 

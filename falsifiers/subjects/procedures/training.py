@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -31,6 +32,8 @@ from reference.table import Array
 Scalars = Mapping[str, Any]
 Arrays = dict[str, Array]
 _ENDED = "ended"
+_RANDOM = re.compile(r"\.[A-Za-z0-9_]{8}(?=$|/)")
+"""What makes the name of a temporary file its own."""
 
 
 def fit_run(scalars: Scalars, device: torch.device) -> Arrays:
@@ -42,8 +45,8 @@ def fit_run(scalars: Scalars, device: torch.device) -> Arrays:
 def fit_run_killed(scalars: Scalars, device: torch.device) -> Arrays:
     """The same in processes of its own: killed at the moments in `kills`, one after the other, and continued each time.
 
-    A moment is the number of a write to the folder or of a step in that process. `log` holds a line for each step that any process made,
-    `moments` the number of moments of the last process, `kills` how many were killed.
+    A moment is a name, of a write to the folder or of a step, and how often it has come in that process. `log` holds a line for each step
+    that any process made, `moments` the names of those of the last process in their order, `kills` how many were killed.
     """
     with tempfile.TemporaryDirectory() as parent:
         folder, killed = Path(parent) / "run", 0
@@ -79,9 +82,10 @@ def process(group: Group, device: torch.device, scalars: Scalars) -> Arrays:
     """One process of `fit_run_killed`."""
     del group
     folder = Path(scalars["folder"])
-    with _dying(folder, scalars["kill"]) as (moment, count):
-        found = _run(scalars, device, folder, resume=scalars["resume"], moment=moment)
-    return {**found, "moments": np.asarray(count())}
+    moment = _Moments(scalars["kill"])
+    with _noticing(folder, moment):
+        found = _run(scalars, device, folder, resume=scalars["resume"], moment=lambda: moment("step"))
+    return {**found, "moments": np.asarray(moment.seen)}
 
 
 def pipeline_steps(scalars: Scalars, device: torch.device) -> Arrays:
@@ -309,34 +313,44 @@ def _nothing() -> Iterator[list[dispatch.Call]]:
     yield []
 
 
-@contextmanager
-def _dying(folder: Path, kill: int | None) -> Iterator[tuple[Callable[[], None], Callable[[], int]]]:
-    """Kills this process at the moment of that number: before a file in the folder is opened to be written, renamed or removed, and
-    before written bytes are flushed; or at a step. The hook stays for the life of the process, which is this run's own.
-    """
-    seen = 0
+Moment = tuple[str, int]
 
-    def moment() -> None:
-        nonlocal seen
-        seen += 1
-        if seen == kill:
+
+class _Moments:
+    """Counts what happens, by its name, and kills this process when that has happened that often."""
+
+    def __init__(self, kill: Moment | None) -> None:
+        self.kill, self.seen = kill, list[str]()
+
+    def __call__(self, name: str) -> None:
+        self.seen.append(name)
+        if self.kill is not None and name == self.kill[0] and self.seen.count(name) == self.kill[1]:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def _noticing(folder: Path, moment: _Moments) -> Iterator[None]:
+    """Moments before a file in the folder is opened to be written, flushed, renamed or removed. The hook stays for the life of the process,
+    which is this run's own.
+    """
+
+    def name(path: Any) -> str:
+        return _RANDOM.sub("", os.path.relpath(path, folder))
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         opened = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-        changes = opened or event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir")
-        if changes and str(arguments[0]).startswith(str(folder)):
-            moment()
+        if (opened or event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir")) and str(arguments[0]).startswith(str(folder)):
+            moment(f"{event} {name(arguments[0])}")
 
     flush = os.fsync
 
     def flushed(descriptor: int) -> None:
-        moment()
+        moment(f"flush {name(Path(f'/proc/self/fd/{descriptor}').readlink())}")
         flush(descriptor)
 
     sys.addaudithook(hook)
     os.fsync = flushed
     try:
-        yield moment, lambda: seen
+        yield
     finally:
         os.fsync = flush
