@@ -446,6 +446,23 @@ def test_a_missing_triton_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         kernels._missing.cache_clear()
 
 
+def test_rows_that_are_not_contiguous_are_refused() -> None:
+    x = drawn(4, 8)
+    crossed, weight, positions = drawn(8, 4).T, drawn(8), placed(4)
+    for call in (
+        lambda: rms_norm.rms_norm(crossed, weight, 1e-6),
+        lambda: rms_norm.add_rms_norm(x, crossed, weight, 1e-6),
+        lambda: rms_norm.rms_norm_backward(crossed, x, weight, drawn(4)),
+        lambda: rms_norm.rms_norm_weight_gradient(x, crossed, drawn(4)),
+        lambda: rms_norm.rms_norm(x, weight, 1e-6, out=crossed),
+        lambda: rope.qk_norm_rope(crossed[:, None], positions, 1e4),
+        lambda: swiglu.swiglu(x, crossed),
+        lambda: cross_entropy.weighted_cross_entropy(crossed, positions),
+    ):
+        with pytest.raises(ValueError, match="expected its last axis to be contiguous"):
+            call()
+
+
 def claimed(name: str, **changes: Any) -> Claim:
     claim = next(claim for contract in contracts.load() for claim in contract.claims if claim.id == name)
     return replace(claim, domain=replace(claim.domain, sizes={**claim.domain.sizes, **changes}, boundary=()))

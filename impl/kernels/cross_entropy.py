@@ -34,11 +34,11 @@ def _cross_entropy(
         norm = tl.sum(power, axis=1)
         chosen = column == label[:, None]
         total += factor * (tl.log(norm) - tl.sum(tl.where(chosen, shifted, 0.0), axis=1))
-        share = tl.div_rn(factor, batch.to(tl.float32))
+        share = tl.div_rn(factor, batch * 1.0)
         slope = (power / norm[:, None] - tl.where(chosen, 1.0, 0.0)) * share[:, None]
         tl.store(gradient + row[:, None] * gradient_stride + column, slope, mask=there)
         start += ROWS
-    tl.store(loss, tl.div_rn(tl.sum(total, axis=0), batch.to(tl.float32)))
+    tl.store(loss, tl.div_rn(tl.sum(total, axis=0), batch * 1.0))
 
 
 def weighted_cross_entropy(

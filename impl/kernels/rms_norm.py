@@ -27,7 +27,8 @@ def _rms_norm(
         rounded = value.to(total.dtype.element_ty)
         tl.store(total + row[:, None] * total_stride + column, rounded, mask=there)
         value = rounded.to(tl.float32)
-    scale = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(tl.sum(value * value, axis=1), hidden.to(tl.float32)) + eps))
+    # Not hidden.to(…): an argument that is 1 is a constant of the compiler and has no methods.
+    scale = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(tl.sum(value * value, axis=1), hidden * 1.0) + eps))
     factor = tl.load(weight + column, mask=column < hidden, other=0.0).to(tl.float32)
     result = value * scale[:, None] * factor
     tl.store(out + row[:, None] * out_stride + column, result.to(out.dtype.element_ty), mask=there)
@@ -46,7 +47,7 @@ def _rms_norm_backward(
     normal = tl.load(x + row[:, None] * x_stride + column, mask=there, other=0.0).to(tl.float32) * scale
     factor = tl.load(weight + column, mask=column < hidden, other=0.0).to(tl.float32)
     upstream = tl.load(dy + row[:, None] * dy_stride + column, mask=there, other=0.0).to(tl.float32) * factor
-    mean = tl.div_rn(tl.sum(upstream * normal, axis=1), hidden.to(tl.float32))
+    mean = tl.div_rn(tl.sum(upstream * normal, axis=1), hidden * 1.0)
     gradient = (upstream - normal * mean[:, None]) * scale
     if ADD:
         gradient += tl.load(add + row[:, None] * add_stride + column, mask=there, other=0.0).to(tl.float32)
@@ -126,6 +127,7 @@ def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, add: 
     """
     _check(x, weight)
     require_same_shape("dy", dy, "x", x)
+    rstd = buffer("rstd", rstd, x.shape[:1], x, torch.float32)
     if add is not None:
         require_same_shape("add", add, "x", x)
     out = buffer("out", out, x.shape, x)
