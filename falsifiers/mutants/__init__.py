@@ -46,7 +46,7 @@ USES: Mapping[str, frozenset[str]] = {
     "classifier_loss": frozenset({*_CLASSIFIER, "classifier_forward", "weighted_cross_entropy"}),
     "pretrain_steps": frozenset({*_BLOCK, "decoder_forward", "language_model_loss", "lm_cross_entropy", *_OPTIMISER}),
     "train_steps": frozenset({*_CLASSIFIER, "classifier_forward", "classifier_loss", "weighted_cross_entropy", *_OPTIMISER}),
-    "multi_label_steps": frozenset({*_CLASSIFIER, "classifier_forward", "bce_with_logits", *_OPTIMISER}),
+    "multi_label_steps": frozenset({*_CLASSIFIER, "classifier_forward", "classifier_loss", "bce_with_logits", *_OPTIMISER}),
 }
 """What a composition calls, for some of its scalars."""
 
