@@ -335,6 +335,14 @@ def test_losses_and_their_slopes(batch: int, classes: int, weighted: bool, dtype
     assert_close(dlogits, slope)
 
 
+def test_large_logits_do_not_overflow() -> None:
+    logits, labels = 300 * drawn(9, 5), torch.arange(9, device=DEVICE) % 5
+    assert logits.max() > 100, "exp of these logits has to overflow for this test to say anything"
+    loss, dlogits = cross_entropy.weighted_cross_entropy(logits, labels)
+    assert_close(loss, OPERATIONS["weighted_cross_entropy"](logits, labels))
+    assert dlogits.isfinite().all()
+
+
 # LoRA
 
 
