@@ -2,10 +2,7 @@
 
 import dataclasses
 import json
-import os
-import re
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from falsifiers.subjects.procedures.moments import Moments, noticing
 from falsifiers.subjects.procedures.workers import WORKERS, Outcome, Run
 from impl import dispatch
 from impl.adapter import load_adapter
@@ -32,8 +30,6 @@ from reference.table import Array
 Scalars = Mapping[str, Any]
 Arrays = dict[str, Array]
 _ENDED = "ended"
-_RANDOM = re.compile(r"\.[A-Za-z0-9_]{8}(?=$|/)")
-"""What makes the name of a temporary file its own."""
 
 
 def fit_run(scalars: Scalars, device: torch.device) -> Arrays:
@@ -82,8 +78,8 @@ def process(group: Group, device: torch.device, scalars: Scalars) -> Arrays:
     """One process of `fit_run_killed`."""
     del group
     folder = Path(scalars["folder"])
-    moment = _Moments(scalars["kill"])
-    with _noticing(folder, moment):
+    moment = Moments(scalars["kill"])
+    with noticing(folder, moment):
         found = _run(scalars, device, folder, resume=scalars["resume"], moment=lambda: moment("step"))
     return {**found, "moments": np.asarray(moment.seen)}
 
@@ -286,7 +282,7 @@ def _frozen(pipeline: ClassifyPipeline) -> Arrays:
     found = {name: value for name, value in pipeline.classifier.state_dict().items() if name not in trainable}
     for name, module in pipeline.classifier.named_modules():
         if getattr(module, "quantized", None) is not None:
-            found[f"used/{name}.weight"] = module.quantized.dequantized(torch.float32)  # type: ignore[union-attr, operator]  # a Projection's
+            found[f"used/{name}.weight"] = module.quantized.dequantized(torch.float32)
     return {name: value.detach().cpu().clone().numpy() for name, value in found.items()}
 
 
@@ -311,46 +307,3 @@ def _log(folder: Path) -> Path:
 @contextmanager
 def _nothing() -> Iterator[list[dispatch.Call]]:
     yield []
-
-
-Moment = tuple[str, int]
-
-
-class _Moments:
-    """Counts what happens, by its name, and kills this process when that has happened that often."""
-
-    def __init__(self, kill: Moment | None) -> None:
-        self.kill, self.seen = kill, list[str]()
-
-    def __call__(self, name: str) -> None:
-        self.seen.append(name)
-        if self.kill is not None and name == self.kill[0] and self.seen.count(name) == self.kill[1]:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-@contextmanager
-def _noticing(folder: Path, moment: _Moments) -> Iterator[None]:
-    """Moments before a file in the folder is opened to be written, flushed, renamed or removed. The hook stays for the life of the process,
-    which is this run's own.
-    """
-
-    def name(path: Any) -> str:
-        return _RANDOM.sub("", os.path.relpath(path, folder))
-
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        opened = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-        if (opened or event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir")) and str(arguments[0]).startswith(str(folder)):
-            moment(f"{event} {name(arguments[0])}")
-
-    flush = os.fsync
-
-    def flushed(descriptor: int) -> None:
-        moment(f"flush {name(Path(f'/proc/self/fd/{descriptor}').readlink())}")
-        flush(descriptor)
-
-    sys.addaudithook(hook)
-    os.fsync = flushed
-    try:
-        yield
-    finally:
-        os.fsync = flush
