@@ -147,8 +147,8 @@ class _Run:
         with together(self.group):
             if self.group.rank == 0:
                 self._begin_or_compare(resume)
-        with together(self.group):  # every rank reads, after rank 0 has written what there is to read
-            found = load_state(self.output / STATE)
+        with together(self.group):  # every rank reads, after rank 0 has compared
+            found = load_state(self.output / STATE) if resume else None
             if found is not None:
                 self._continue_from(*found)
         require_equal(self.group, self.trainer.state())
@@ -191,7 +191,7 @@ class _Run:
     def _begin_or_compare(self, resume: bool) -> None:
         path = self.output / RUN
         if not resume:
-            if path.exists():
+            if path.exists() or (self.output / STATE).exists():
                 raise FileExistsError(f"{self.output} holds a run already: continue it with --resume, or choose another folder")
             self.output.mkdir(parents=True, exist_ok=True)
             source = None if self.pipeline.source is None else str(self.pipeline.source)

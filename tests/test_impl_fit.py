@@ -290,6 +290,10 @@ def test_starting_and_continuing_are_not_confused(tmp_path: Path) -> None:
     run(tmp_path / "run", Watch(), epochs=1)
     with pytest.raises(FileExistsError, match="holds a run already"):
         run(tmp_path / "run", Watch(), epochs=1)
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "state").mkdir()
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        run(tmp_path / "half", Watch(), epochs=1)
     finished = Watch()
     assert run(tmp_path / "run", finished, resume=True, epochs=1).steps == 3
     assert finished.steps == []
