@@ -204,21 +204,52 @@ def everything(device: str) -> dict[str, Any]:
     return found
 
 
+def for_hopper() -> dict[str, dict[str, int]]:
+    """Each kernel compiled for an H200, here: bytes of shared memory, and products on Hopper's tensor cores."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.compiler import compile as compiled
+
+    from impl.kernels import attention
+    from impl.kernels.attention import Blocks
+
+    kernels = {"_attention": attention.FORWARD, "_query_gradient": attention.QUERY_GRADIENT, "_key_gradient": attention.KEY_GRADIENT}
+    found = {}
+    for name, table in kernels.items():
+        for head_dim, blocks in ((64, table[64]), (128, table[128]), (64, Blocks(128, 64, 8, 2))):
+            kernel = getattr(attention, name)
+            constants = {"GROUP": 4, "D": head_dim, "BLOCK_D": head_dim, "QUERIES": blocks.queries, "KEYS": blocks.keys}
+            constants["LONG_FIRST"] = blocks.long_first
+            types = {"bounds": "*i32", "lse": "*fp32", "delta": "*fp32", "scale": "fp32", **dict.fromkeys(constants, "constexpr")}
+            types |= dict.fromkeys(("dy", "q", "k", "v", "y", "dq", "dk", "dv"), "*bf16")
+            signature = {argument: types.get(argument, "i32") for argument in kernel.arg_names}
+            aligned = [i for i, (n, t) in enumerate(signature.items()) if t[0] == "*" or n.endswith(("_token", "_head"))]
+            source = ASTSource(kernel, signature, constants, {(i,): [["tt.divisibility", 16]] for i in aligned})
+            made = compiled(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": blocks.warps, "num_stages": blocks.stages})
+            products = made.asm["ptx"].count("wgmma.mma_async")
+            found[f"{name} {head_dim} {blocks.queries}"] = {"shared": made.metadata.shared, "products": products}
+    return found
+
+
 # The tests.
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    pytest.importorskip("triton")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    environment = dict(os.environ, TRITON_INTERPRET="0" if device == "cuda" else "1")
-    command = [sys.executable, "-W", "error::RuntimeWarning", __file__, device]
+    return answers(device, interpreter=device == "cpu")
+
+
+def answers(what: str, interpreter: bool, **environment: str) -> dict[str, Any]:
+    pytest.importorskip("triton")
     root = Path(__file__).resolve().parent.parent
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), environment.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": str(int(interpreter)), **environment}
+    command = [sys.executable, "-W", "error::RuntimeWarning", __file__, what]
     ran = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    answers: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return answers
+    read: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return read
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -271,10 +302,16 @@ def test_what_does_not_fit_is_refused(found: dict[str, Any], name: str, said: st
     assert said in found["refusals"].get(name, "nothing refused")
 
 
+def test_compiles_for_hopper_within_its_shared_memory(tmp_path: Path) -> None:
+    compiled = answers("hopper", interpreter=False, TRITON_CACHE_DIR=str(tmp_path))
+    assert len(compiled) == 9
+    assert all(kernel["shared"] <= 227 * 1024 and kernel["products"] > 0 for kernel in compiled.values()), compiled
+
+
 def test_the_bounds_are_those_of_the_lengths() -> None:
     _, bounds = draw(CASES["129 tokens"], "cpu")
     assert [after - before for before, after in pairwise(bounds.tolist())] == list(CASES["129 tokens"].lengths)
 
 
 if __name__ == "__main__":
-    print(json.dumps(everything(sys.argv[1])))
+    print(json.dumps(for_hopper() if sys.argv[1] == "hopper" else everything(sys.argv[1])))

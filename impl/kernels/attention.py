@@ -37,7 +37,7 @@ FORWARD = {64: Blocks(64, 64, 4, 2), 128: Blocks(64, 64, 4, 2), 256: Blocks(64, 
 QUERY_GRADIENT = {64: Blocks(64, 64, 4, 2), 128: Blocks(64, 64, 4, 2), 256: Blocks(64, 32, 8, 1)}
 KEY_GRADIENT = {64: Blocks(64, 64, 4, 2, True), 128: Blocks(64, 64, 4, 2, True), 256: Blocks(32, 32, 8, 1, True)}
 """By the power of two, from 64, that holds a head."""
-FLOAT32 = Blocks(32, 32, 4, 1)
+FLOAT32 = Blocks(32, 32, 8, 1)
 """Products of float32 do not use the tensor cores, and their tiles take twice the memory."""
 
 if interpreted():
