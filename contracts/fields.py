@@ -51,6 +51,7 @@ CONFIG: Mapping[str, Field] = {
     "early_stop_patience": Field("int", optional=True),
     "padding_side": Field("text"),
     "dtype": Field("text"),
+    "engine": Field("text"),
     "model_params": Field("int", least=1, recommendable=False),
 }
 STATISTICS: Mapping[str, Field] = {

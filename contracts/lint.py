@@ -51,8 +51,8 @@ def _check(raw: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[Fault]:
 def _operation(raw: Mapping[str, Any], signature: Signature) -> Iterator[Fault]:
     if "path" in raw and signature.procedure:
         yield ("path",), f"the procedure {signature.name!r} has no path of its own"
-    if raw.get("path") == "triton" and "float64" in raw["domain"].get("dtype", ()):
-        yield ("path",), "triton: its kernels have no float64; leave that out of the domain"
+    if raw.get("path") in ("triton", "fused") and "float64" in raw["domain"].get("dtype", ()):
+        yield ("path",), f"{raw['path']}: its kernels have no float64; leave that out of the domain"
     kind, source = raw["kind"], raw["domain"].get("input", "generated")
     if kind == "gradient" and not signature.gradients:
         yield ("kind",), f"gradient: the operation {signature.name!r} has no gradients"

@@ -20,6 +20,7 @@ TARGETS = {
 }
 POOLINGS = ("mean", "last", "first")
 SCHEDULES = ("constant", "linear", "cosine")
+ENGINES = ("auto", "torch", "fused")
 PADDING_SIDES = ("right", "left")
 DTYPES = ("float32", "bfloat16")
 BALANCED = "balanced"
@@ -201,7 +202,7 @@ class ClassifyConfig:
     A micro-batch holds `batch_size` samples, an optimiser step `batch_size * accumulation_steps`; the last step of an epoch takes what is
     left. `class_weights` are one a class or "balanced", from the training data. `validation_fraction` is used where no validation corpus is
     given; 0 leaves validation out. `early_stop_patience` is a number of epochs without a lower validation loss. `dtype` is that of base
-    weights and activations.
+    weights and activations, `engine` what makes the steps (`impl.fused.step.runs_fused`).
     """
 
     num_classes: int = 5
@@ -227,6 +228,7 @@ class ClassifyConfig:
     early_stop_patience: int | None = None
     padding_side: str = "right"
     dtype: str = "float32"
+    engine: str = "auto"
 
     def __post_init__(self) -> None:
         """Checks the settings."""
@@ -257,6 +259,7 @@ class ClassifyConfig:
         _require_choice("pooling", self.pooling, POOLINGS)
         _require_choice("padding_side", self.padding_side, PADDING_SIDES)
         _require_choice("dtype", self.dtype, DTYPES)
+        _require_choice("engine", self.engine, ENGINES)
         self._check_class_weights()
 
     def _check_class_weights(self) -> None:

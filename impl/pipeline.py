@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from impl.decoder import random_tensors
 from impl.device import resolve_device
 from impl.evaluation import Evaluation, evaluate
 from impl.fit import FitResult, OnEpoch, OnStep, fit
+from impl.fused.step import FusedTrainer, runs_fused
 from impl.group import ALONE, Group
 from impl.merge import save_merged
 from impl.samples import Samples, split_validation, tokenize
@@ -121,7 +123,8 @@ class ClassifyPipeline:
         config = self.config
         if class_weights is not None:
             self.class_weights = tuple(class_weights)
-        self.trainer = Trainer(
+        make = partial(FusedTrainer, longest=config.max_seq_len) if runs_fused(config, self.device) else Trainer
+        self.trainer = make(
             self.classifier,
             total_steps=total_steps,
             micro_batch=config.batch_size,
@@ -235,6 +238,7 @@ class ClassifyPipeline:
             "model": f"{shape.family}, {shape.layers} layers, hidden {shape.hidden}, {self.source or 'random weights'}",
             "device": f"{self.device}, {config.dtype}, base weights in {'NF4' if config.quantize_nf4 else config.dtype}",
             "kernels": dispatch.describe_kernels(self.device),
+            "steps": "hand-written layers in CUDA graphs" if runs_fused(config, self.device) else "automatic differentiation",
             "tokens": f"{self.tokens.description}, at most {config.max_seq_len}, padded on the {config.padding_side}",
             "LoRA": f"rank {config.lora_rank}, alpha {config.lora_alpha:g}, on {', '.join(target_modules(config.lora_targets))}",
             "head": f"{config.num_classes} {'labels' if config.multi_label else 'classes'}, {config.pooling} pooling",

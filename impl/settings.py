@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from impl.config import DTYPES, PADDING_SIDES, POOLINGS, SCHEDULES, TARGETS, ClassifyConfig, target_modules
+from impl.config import DTYPES, ENGINES, PADDING_SIDES, POOLINGS, SCHEDULES, TARGETS, ClassifyConfig, target_modules
 
 HELP: Mapping[str, str] = {
     "num_classes": "number of classes",
@@ -42,12 +42,14 @@ HELP: Mapping[str, str] = {
     "early_stop_patience": "epochs without a better validation loss after which training stops; none: never",
     "padding_side": "side on which shorter samples are padded",
     "dtype": "type of base weights and activations",
+    "engine": "what makes the steps; auto: hand-written layers on a GPU in bfloat16 with Triton, else automatic differentiation",
 }
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "schedule": SCHEDULES,
     "pooling": POOLINGS,
     "padding_side": PADDING_SIDES,
     "dtype": DTYPES,
+    "engine": ENGINES,
 }
 DERIVED = "model_params"  # of the hyperparameter rules; here the model itself says it
 _PREFIX = "setting "

@@ -286,7 +286,7 @@ def test_every_field_is_known_to_some_rule_or_only_described() -> None:
     """The fields are those of the configuration; a field nobody mentions would be a rule forgotten or a name misspelt."""
     drawn = {name for claim in RULES for name in claim.domain.scalars}
     silent = {"num_classes", "log_interval", "class_weights", "lora_targets", "pooling", "schedule", "seed", "multi_label"}
-    silent |= {"validation_fraction", "early_stop_patience", "padding_side", "dtype"}
+    silent |= {"validation_fraction", "early_stop_patience", "padding_side", "dtype", "engine"}
     assert drawn == (set(CONFIG) | set(STATISTICS)) - silent
 
 

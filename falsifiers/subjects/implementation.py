@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -18,6 +19,7 @@ from impl.classifier import Adaptation, Classifier, trainable_shapes
 from impl.config import DecoderConfig
 from impl.decoder import Decoder
 from impl.device import resolve_device, set_tf32
+from impl.fused.step import FusedTrainer, why_not
 from impl.group import ALONE, Group
 from impl.operations import OPERATIONS
 from impl.pretrain import StepFn, ValFn
@@ -32,6 +34,7 @@ Scalars = Mapping[str, Any]
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 PARAMETERS = "parameters/"
 TRAINING = ("train_steps", "multi_label_steps", "pretrain_steps")
+FUSED = ("train_steps", "multi_label_steps")
 _CONFIG = ("family", "vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "eps", "theta")
 
 
@@ -65,9 +68,11 @@ class Implementation:
             return f"impl has no {dtype}; it has {', '.join(DTYPES)}"
         if operation not in OPERATIONS and operation not in _COMPOSITIONS and operation not in PROCEDURES:
             return f"impl has no operation {operation}"
-        return self._without_kernels(operation, dtype) if self.path == "triton" else None
+        return None if self.path in (None, "torch") else self._without_kernels(operation, dtype)
 
     def _without_kernels(self, operation: str, dtype: str) -> str | None:
+        if self.path == "fused":
+            return why_not(DTYPES[dtype], self._device) if operation in FUSED else f"impl has no fused {operation}"
         if dtype == "float64" or (operation not in kernels.NAMES and operation not in _COMPOSITIONS):
             return f"impl has no Triton kernel for {operation} in {dtype}"
         return kernels.why_not()
@@ -120,7 +125,7 @@ class Implementation:
         reason = self.unsupported(operation, dtype)
         if reason:
             raise ValueError(reason)
-        with nullcontext() if self.path is None else dispatch.kernels(self.path):
+        with nullcontext() if self.path in (None, "fused") else dispatch.kernels(self.path):
             return self._computed(operation, inputs, scalars, dtype, wrt)
 
     def _computed(
@@ -129,7 +134,7 @@ class Implementation:
         signature = signatures()[operation]
         tensors = self._tensors(signature, inputs, scalars, dtype)
         if operation in _COMPOSITIONS:
-            return _COMPOSITIONS[operation](_Model(tensors, scalars, DTYPES[dtype], self._device), wrt)
+            return _COMPOSITIONS[operation](_Model(tensors, scalars, DTYPES[dtype], self._device, self.path), wrt)
         leaves = {name: tensors[name].requires_grad_() for name in wrt}
         extra = {"dtype": DTYPES[dtype]} if operation == "nf4_dequantize" else {}
         result = dispatch.call(operation, operation, **tensors, **scalars, **extra)
@@ -188,8 +193,8 @@ def _traced(call: dispatch.Call) -> TracedCall:
 class _Model:
     """The inputs of a composition, and the real modules that are built from its parameters."""
 
-    def __init__(self, tensors: Tensors, scalars: Scalars, dtype: torch.dtype, device: torch.device) -> None:
-        self.tensors, self.scalars, self.dtype, self.device = tensors, scalars, dtype, device
+    def __init__(self, tensors: Tensors, scalars: Scalars, dtype: torch.dtype, device: torch.device, path: str | None = None) -> None:
+        self.tensors, self.scalars, self.dtype, self.device, self.path = tensors, scalars, dtype, device, path
         self.config = _config(scalars)
         self.parameters = {name.removeprefix(PARAMETERS): value for name, value in tensors.items() if name.startswith(PARAMETERS)}
 
@@ -279,7 +284,8 @@ def trained(trainer: Trainer, results: Sequence[BatchResult]) -> Tensors:
 
 def _trainer(model: _Model, group: Group) -> Trainer:
     scalars = model.scalars
-    return Trainer(
+    make = partial(FusedTrainer, longest=model.tensors["input_ids"].shape[1]) if model.path == "fused" else Trainer
+    return make(
         model.classifier(),
         total_steps=scalars["steps"],
         micro_batch=scalars["micro"],

@@ -73,9 +73,13 @@ def memory_of_a_step(model: Path, config: "ClassifyConfig", samples: int, longes
 
     from impl.checkpoint import read_config
     from impl.classifier import Adaptation
+    from impl.fused.memory import estimate_fused
+    from impl.fused.step import runs_fused
     from impl.memory import estimate
 
     batch = min(config.batch_size, samples)
+    if runs_fused(config, torch.device(device)):
+        return estimate_fused(read_config(model), Adaptation.of(config), config.batch_size, longest, getattr(torch, config.dtype))
     passes = min(config.accumulation_steps, math.ceil(samples / batch))
     return estimate(
         read_config(model),

@@ -24,7 +24,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int) -> Att
     if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
         y, sums, state, offset, _ = _flash_forward(q, k, v, bounds, bounds, longest, longest, 0.0, True, False, scale=q.shape[-1] ** -0.5)
         return Attended(y, (sums, state, offset))
-    return Attended(_all_scores(q, k, v, bounds), ())
+    return Attended(_all_scores(q, k, v, bounds).contiguous(), ())
 
 
 def attend_backward(
@@ -39,7 +39,7 @@ def attend_backward(
         return dq, dk, dv
     with torch.enable_grad():
         leaves = [value.detach().requires_grad_() for value in (q, k, v)]
-        dq, dk, dv = torch.autograd.grad(_all_scores(*leaves, bounds), leaves, dy)
+        dq, dk, dv = (gradient.contiguous() for gradient in torch.autograd.grad(_all_scores(*leaves, bounds), leaves, dy))
     return dq, dk, dv
 
 

@@ -2,18 +2,42 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from impl import validation
+from impl import kernels, validation
 from impl.classifier import Classifier
-from impl.fused.model import FusedClassifier, Outcome
-from impl.fused.packing import Packed, pack, sizes_of
+from impl.config import ClassifyConfig
+from impl.fused.packing import GRAIN, Packed, pack, sizes_of
 from impl.trainer import Batch, BatchResult, MicroResult, Trainer, classes_of
 
+if TYPE_CHECKING:
+    from impl.fused.model import FusedClassifier, Outcome
+
 BETAS, EPS = (0.9, 0.999), 1e-8
+
+
+def why_not(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why steps in that dtype cannot run there through the hand-written layers; None where they can."""
+    if dtype == torch.float64:
+        return "its kernels have no float64"
+    reason = kernels.why_not()
+    return "its kernels run on CUDA" if reason is None and device.type != "cuda" and not kernels.interpreted() else reason
+
+
+def runs_fused(config: ClassifyConfig, device: torch.device) -> bool:
+    """Whether the settings' steps run through the hand-written layers: `auto` means in bfloat16 on a GPU, where they can.
+
+    In float32 their attention holds the scores of all pairs of tokens of a batch, which `auto` leaves to the other engine.
+    Raises a ValueError where the engine `fused` was asked for and cannot run.
+    """
+    reason = why_not(getattr(torch, config.dtype), device)
+    if config.engine == "fused" and reason:
+        raise ValueError(f"engine fused: {reason}")
+    return config.engine == "fused" or (config.engine == "auto" and reason is None and (device.type, config.dtype) == ("cuda", "bfloat16"))
 
 
 class Status(NamedTuple):
@@ -45,7 +69,7 @@ class FusedTrainer(Trainer):
 
     def __init__(self, classifier: Classifier, *, longest: int, **settings: Any) -> None:
         super().__init__(classifier, **settings)
-        self.model = FusedClassifier(classifier, longest, self.class_weights, self.multi_label)
+        self.longest = longest
         self._masters = self.optimiser.flat()
         self._gradient = torch.zeros_like(self._masters)
         self._moments = (torch.zeros_like(self._masters), torch.zeros_like(self._masters))
@@ -80,21 +104,28 @@ class FusedTrainer(Trainer):
         validation.require_finite("logits", logits)
         return MicroResult(len(part.labels), outcome.loss.clone(), self._correct(logits, part.labels), self._gradient.clone())
 
+    @cached_property
+    def model(self) -> "FusedClassifier":
+        """Made at the first step, when the classifier's weights are joined."""
+        from impl.fused.model import FusedClassifier  # imports Triton, which need not be installed
+
+        return FusedClassifier(self.classifier, self.longest, self.class_weights, self.multi_label)
+
     def _packed(self, part: Batch) -> Packed:
         """The real tokens, after the checks of values that a graph cannot make, in one transfer."""
         sizes = sizes_of(part)
-        classes, vocab = self.classifier.adaptation.classes, self.model.embedding.shape[0]
+        classes, vocab = self.classifier.adaptation.classes, self.classifier.config.vocab
         if sizes.shortest == 0:
             validation.require_rows("mask", part.mask)
-        if sizes.longest > self.model.longest:
-            raise ValueError(f"a sample of {sizes.longest} tokens; this trainer was made for at most {self.model.longest}")
+        if sizes.longest > self.longest:
+            raise ValueError(f"a sample of {sizes.longest} tokens; this trainer was made for at most {self.longest}")
         if not 0 <= sizes.least_id <= sizes.largest_id < vocab:
             validation.require_below("input_ids", part.input_ids, vocab, "tokens of the vocabulary")
         if not self.multi_label and not 0 <= sizes.least_label <= sizes.largest_label < classes:
             validation.require_below("labels", part.labels, classes, "classes")
         return pack(part, self.micro_batch, sizes.total)
 
-    def _computed(self, packed: Packed) -> Outcome:
+    def _computed(self, packed: Packed) -> "Outcome":
         """Loss, logits and the flat gradient of the micro-batch."""
         self.model.factors.refresh(self._masters)
         outcome = self.model.loss_and_gradients(packed)
@@ -148,17 +179,25 @@ class FusedTrainer(Trainer):
         return captured.result
 
     def _capture(self, packed: Packed, compute: Callable[[Packed], Any]) -> _Captured:
-        """Runs the gradient once, to compile and to choose algorithms, then captures; neither changes a parameter."""
+        """Captures the computation on tensors that later steps fill; nothing is computed, and no parameter changes."""
+        if not self._graphs:
+            self._warm_up(packed)
         fixed = Packed(*(tensor.clone() for tensor in packed.tensors()))
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), validation.unchecked():
-            self._computed(fixed)
-        torch.cuda.current_stream().wait_stream(stream)
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         with validation.unchecked(), torch.no_grad(), torch.cuda.graph(graph, pool=self._pool):
             result = compute(fixed)
         self._pool = self._pool or graph.pool()
         return _Captured(graph, fixed, result)
+
+    def _warm_up(self, packed: Packed) -> None:
+        """One pass over few tokens compiles the kernels and makes the libraries' handles, which a capture cannot."""
+        bounds = torch.full_like(packed.bounds, GRAIN)
+        bounds[0] = 0
+        few = Packed(packed.input_ids[:GRAIN], packed.positions[:GRAIN], bounds, packed.labels, packed.real)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), validation.unchecked():
+            self._computed(few)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
