@@ -18,7 +18,6 @@ COMPOSITIONS: dict[str, Composition] = {
     "classifier_forward": classifier.CLASSIFIER_FORWARD,
     "classifier_loss": classifier.CLASSIFIER_LOSS,
     "train_steps": TRAIN_STEPS,
-    "pretrain_steps": PRETRAIN_STEPS,
     "multi_label_steps": TRAIN_STEPS,
     "pretrain_steps": PRETRAIN_STEPS,
 }
