@@ -75,21 +75,23 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             return torch.ones((), dtype=args[0].dtype).item()
         given = {value.untyped_storage()._cdata for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)}
+        if func in _COMPOSED:
+            with self:
+                return _COMPOSED[func](*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        part = DEQUANTIZED if func.namespace == "bitsandbytes" and self._part == WORKING else self._part
         for value in tree_leaves(result):
             if isinstance(value, Tensor) and value.device.type == self._device:
-                self._take(value, part, given)
+                self._take(value, given)
         return result
 
-    def _take(self, tensor: Tensor, part: str, given: set[int]) -> None:
+    def _take(self, tensor: Tensor, given: set[int]) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._storages and key not in given:
             size = -(-storage.nbytes() // self._block) * self._block
-            self._storages[key] = (size, part)
+            self._storages[key] = (size, self._part)
             weakref.finalize(storage, self._drop, key)
-            self._add(part, size)
+            self._add(self._part, size)
 
     def _drop(self, key: int) -> None:
         size, part = self._storages.pop(key)
@@ -100,6 +102,16 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self.total += size
         self.largest[part] = max(self.largest[part], self.parts[part])
         self.peak = max(self.peak, self.total)
+
+
+def _safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    weights = torch.softmax(scores, dim, dtype)
+    masked = scores.eq(-torch.inf)
+    return torch.where(masked.all(dim, keepdim=True), 0.0, weights)
+
+
+_COMPOSED: Mapping[Any, Callable[..., Tensor]] = {torch.ops.aten._safe_softmax.default: _safe_softmax}
+"""Operations that torch composes of others below where a dispatch mode looks, with what those allocate in passing."""
 
 
 @contextmanager

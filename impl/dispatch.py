@@ -140,6 +140,21 @@ def kernels(choice: str) -> Iterator[None]:
         _kernels = before
 
 
+@contextmanager
+def without_content(device: torch.device) -> Iterator[None]:
+    """Tensors that have shapes and no content (`meta`) go the way that those of `device` would, which need not be here.
+
+    Where `kernels` has not chosen, that is Triton's for a CUDA device if Triton can be imported, and torch's if not.
+    """
+    global _kernels
+    automatic = "triton" if device.type == "cuda" and triton_kernels.missing() is None else "torch"
+    before, _kernels = _kernels, automatic if _kernels == "auto" else _kernels
+    try:
+        yield
+    finally:
+        _kernels = before
+
+
 def kernels_on(device: torch.device) -> str:
     """What computes those operations here on tensors of the device: `triton` or `torch`."""
     automatic = "triton" if device.type == "cuda" and triton_kernels.why_not() is None else "torch"

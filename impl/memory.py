@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from impl import dispatch
-from impl.allocations import BLOCK, WORKING, Allocations, kernels_of
+from impl.allocations import BLOCK, DEQUANTIZED, WORKING, Allocations, kernels_of
 from impl.classifier import Adaptation, Classifier, base_shapes, trainable_shapes
 from impl.config import DecoderConfig
 from impl.tensors import LazyTensors, Shapes
@@ -67,7 +67,7 @@ def estimate(
             raise ValueError(f"{name} is {count}: expected at least 1")
     device = torch.device(device)
     allocations = Allocations(META, BLOCK if device.type == "cuda" else 1)
-    with unchecked(), kernels_of(device.type), allocations:
+    with unchecked(), dispatch.without_content(device), kernels_of(device.type), allocations:
         classifier = _classifier(config, adaptation, dtype, allocations)
         quantisation = allocations.peak - allocations.total
         _step(_trainer(classifier, batch, multi_label, allocations), (batch, seq), accumulation, allocations)
@@ -140,6 +140,8 @@ def _around(allocations: Allocations, path: str, operation: str, function: Calla
     result = function(**arguments)
     if operation in LOSSES or path.endswith("score"):
         allocations.assign(result, "logits")
+    if operation == "nf4_dequantize":
+        allocations.assign(result, DEQUANTIZED)
     return result
 
 

@@ -42,7 +42,7 @@ HELP: Mapping[str, str] = {
     "early_stop_patience": "epochs without a better validation loss after which training stops; none: never",
     "padding_side": "side on which shorter samples are padded",
     "dtype": "type of base weights and activations",
-    "engine": "what makes the steps; auto: hand-written layers on a GPU in bfloat16 with Triton, else automatic differentiation",
+    "engine": "what makes the steps; auto: hand-written layers on a GPU with Triton, else automatic differentiation",
 }
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "schedule": SCHEDULES,

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from impl.config import DecoderConfig
 from impl.decoder import Layer
-from impl.fused.attention import Attended, attend, attend_backward
 from impl.fused.factors import Factors
 from impl.fused.linear import FusedLinear, Scratch
+from impl.kernels.attention import attention_backward, attention_forward
 from impl.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_backward
 from impl.kernels.rope import qk_norm_rope, qk_norm_rope_backward
 from impl.kernels.swiglu import swiglu, swiglu_backward
@@ -49,7 +49,8 @@ class Kept:
     x: Tensor
     rstd: Tensor
     qkv: Tensor
-    attended: Attended
+    attended: Tensor
+    logarithms: Tensor
     middle: Tensor
     middle_rstd: Tensor
     gate_up: Tensor
@@ -77,15 +78,15 @@ class FusedLayer:
         """The stream after the block, normed by the next block's weight; after the last block only of the rows that are read."""
         eps = self.config.eps
         qkv, projected = self.qkv.forward(stream.y)
-        attended = attend(*self._turned(qkv, tokens), tokens.bounds, tokens.longest)
+        attended, logarithms = attention_forward(*self._turned(qkv, tokens), tokens.bounds, tokens.longest)
         rows = tokens.rows if last else None
-        branch, projected_o = self.o.forward(_at(attended.y.flatten(1), rows))
+        branch, projected_o = self.o.forward(_at(attended.flatten(1), rows))
         middle, y, middle_rstd = add_rms_norm(branch, _at(stream.x, rows), self.middle_norm, eps)
         gate_up, projected_middle = self.gate_up.forward(y)
         branch, projected_down = self.down.forward(swiglu(*gate_up.chunk(2, dim=1)))
         after = Stream(*add_rms_norm(branch, middle, next_norm, eps))
         every = (projected, projected_o, projected_middle, projected_down)
-        return Kept(stream.x, stream.rstd, qkv, attended, middle, middle_rstd, gate_up, every, rows), after
+        return Kept(stream.x, stream.rstd, qkv, attended, logarithms, middle, middle_rstd, gate_up, every, rows), after
 
     def backward(self, kept: Kept, dx: Tensor, tokens: Tokens, needs_input: bool) -> Tensor | None:
         """From the gradient of the stream after the block to that of the stream before it, None unless that is needed."""
@@ -95,17 +96,18 @@ class FusedLayer:
         swiglu_backward(dproduct, gate, up, dgate=gate, dup=up)
         del dproduct
         dy = self.gate_up.backward(kept.gate_up, kept.projected[2], lambda: rms_norm(kept.middle, self.middle_norm, self.config.eps)[0])
+        assert dy is not None
         dmiddle = rms_norm_backward(dy, kept.middle, self.middle_norm, kept.middle_rstd, add=dx)
-        attended = self.o.backward(dmiddle, kept.projected[1], lambda: _at(kept.attended.y.flatten(1), kept.rows))
+        attended = self.o.backward(dmiddle, kept.projected[1], lambda: _at(kept.attended.flatten(1), kept.rows))
         assert attended is not None
         attended, dmiddle = (_spread(value, kept.rows, len(kept.x)) for value in (attended, dmiddle))
-        dqkv = self._turned_back(kept, attended.view_as(kept.attended.y), tokens)
+        dqkv = self._turned_back(kept, attended.view_as(kept.attended), tokens)
         dy = self.qkv.backward(dqkv, kept.projected[0], lambda: rms_norm(kept.x, self.norm, self.config.eps)[0], needs_input)
         return rms_norm_backward(dy, kept.x, self.norm, kept.rstd, add=dmiddle) if dy is not None else None
 
     def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
-        q, k, v = qkv.view(len(qkv), -1, config.head_dim).split([config.heads, config.kv_heads, config.kv_heads], dim=1)
+        q, k, v = torch.split(qkv.view(len(qkv), -1, config.head_dim), [config.heads, config.kv_heads, config.kv_heads], dim=1)
         return q, k, v
 
     def _turned(self, qkv: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,13 +121,14 @@ class FusedLayer:
 
     def _turned_back(self, kept: Kept, dy: Tensor, tokens: Tokens) -> Tensor:
         q, k, v = self._turned(kept.qkv, tokens)
-        dq, dk, dv = attend_backward(dy, q, k, v, kept.attended, tokens.bounds, tokens.longest)
         dqkv = torch.empty_like(kept.qkv)
         raw, out, config = self._heads(kept.qkv), self._heads(dqkv), self.config
+        forward = (q, k, v, kept.attended, kept.logarithms, tokens.bounds, tokens.longest)
+        dq, dk, _ = attention_backward(dy, *forward, dv=out[2])
         for gradient, value, weight, into in zip((dq, dk), raw[:2], self.head_norms, out[:2], strict=True):
-            same = {"weight": weight, "eps": config.eps, "table": tokens.table}
-            qk_norm_rope_backward(gradient, value, tokens.positions, config.theta, **same, out=into)
-        out[2].copy_(dv)
+            qk_norm_rope_backward(
+                gradient, value, tokens.positions, config.theta, weight=weight, eps=config.eps, table=tokens.table, out=into
+            )
         return dqkv
 
 

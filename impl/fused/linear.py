@@ -55,7 +55,7 @@ class FusedLinear:
         quantized = [p.quantized for p in projections]
         if quantized[0] is None:
             self._weight: Tensor | None = torch.cat([p.weight for p in projections if p.weight is not None])
-            for p, part in zip(projections, self._weight.split([p.out_features for p in projections]), strict=True):
+            for p, part in zip(projections, torch.split(self._weight, [p.out_features for p in projections]), strict=True):
                 p.weight = frozen(part)
             return
         self._weight = None
@@ -64,7 +64,7 @@ class FusedLinear:
         if any(p.out_features * p.in_features % (2 * self._block) for p in projections[:-1]) or any(q.nested for q in kept):
             raise ValueError(f"{projections[0].path}: its NF4 blocks do not end where the next projection's begin")
         self._codes, self._absmax = torch.cat([q.codes for q in kept]), torch.cat([q.absmax for q in kept])
-        codes, absmax = self._codes.split([len(q.codes) for q in kept]), self._absmax.split([len(q.absmax) for q in kept])
+        codes, absmax = torch.split(self._codes, [len(q.codes) for q in kept]), torch.split(self._absmax, [len(q.absmax) for q in kept])
         for q, code, scale in zip(kept, codes, absmax, strict=True):
             q.codes, q.absmax = code, scale
 
@@ -108,4 +108,4 @@ class FusedLinear:
         return dx if dprojected is None else dx.addmm_(dprojected, self._a)
 
     def _parts(self, projected: Tensor) -> Sequence[Tensor]:
-        return projected.split([update.b.shape[1] for update in self._updates], dim=1)
+        return torch.split(projected, [update.b.shape[1] for update in self._updates], dim=1)

@@ -1,16 +1,19 @@
 """A classifier's loss and gradients on packed tokens, by its own hand-written layers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from impl.classifier import Classifier, trainable_shapes
+from impl.decoder import Layer
 from impl.fused.factors import Factors
 from impl.fused.layer import FusedLayer, Kept, Stream, Tokens, groups
 from impl.fused.linear import Scratch
-from impl.fused.packing import Packed
+from impl.fused.packing import GRAIN, Packed
 from impl.kernels.rms_norm import rms_norm, rms_norm_backward
 from impl.kernels.rope import rope_table
 
@@ -31,15 +34,16 @@ class FusedClassifier:
 
     def __init__(self, classifier: Classifier, longest: int, class_weights: Tensor | None = None, multi_label: bool = False) -> None:
         body, config = classifier.model, classifier.config
+        blocks = cast(Sequence[Layer], body.layers)
         self.classifier, self.longest, self.class_weights, self.multi_label = classifier, longest, class_weights, multi_label
-        self.embedding, self.norm, self.eps = body.embed_tokens.weight, body.norm.weight, config.eps
+        self.embedding, self.norm, self.eps = cast(Tensor, body.embed_tokens.weight), body.norm.weight, config.eps
         dtype, device = self.embedding.dtype, self.embedding.device
-        joined = [group for layer in body.layers for group in groups(layer)]
+        joined = [group for layer in blocks for group in groups(layer)]
         self.factors = Factors(trainable_shapes(config, classifier.adaptation), joined, dtype, device)
         largest = max(sum(p.out_features for p in group) * group[0].in_features for group in joined)
         nf4 = joined[0][0].quantized is not None
         scratch = Scratch(largest if nf4 else 0, dtype, device)
-        self.layers = [FusedLayer(layer, config, self.factors, scratch, dtype) for layer in body.layers]
+        self.layers = [FusedLayer(layer, config, self.factors, scratch, dtype) for layer in blocks]
         self.input_norms = [layer.norm for layer in self.layers] + [self.norm]
 
     @torch.no_grad()
@@ -48,7 +52,8 @@ class FusedClassifier:
         config = self.classifier.config
         table = rope_table(packed.positions, config.theta, config.head_dim)
         rows = read_rows(packed.bounds, len(packed.positions), self.classifier.adaptation.pooling)
-        tokens = Tokens(packed.positions, table, packed.bounds, self.longest, rows)
+        # The tokens that fill up are a sequence as well, of less than GRAIN.
+        tokens = Tokens(packed.positions, table, packed.bounds, max(self.longest, GRAIN), rows)
         stream, kept = self._forward(packed.input_ids, tokens)
         outcome, dy = self._head(stream.y, packed)
         dx: Tensor | None = rms_norm_backward(dy, stream.x, self.norm, stream.rstd)

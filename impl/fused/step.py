@@ -29,15 +29,14 @@ def why_not(dtype: torch.dtype, device: torch.device) -> str | None:
 
 
 def runs_fused(config: ClassifyConfig, device: torch.device) -> bool:
-    """Whether the settings' steps run through the hand-written layers: `auto` means in bfloat16 on a GPU, where they can.
+    """Whether the settings' steps run through the hand-written layers: `auto` means on a GPU, where they can.
 
-    In float32 their attention holds the scores of all pairs of tokens of a batch, which `auto` leaves to the other engine.
     Raises a ValueError where the engine `fused` was asked for and cannot run.
     """
     reason = why_not(getattr(torch, config.dtype), device)
     if config.engine == "fused" and reason:
         raise ValueError(f"engine fused: {reason}")
-    return config.engine == "fused" or (config.engine == "auto" and reason is None and (device.type, config.dtype) == ("cuda", "bfloat16"))
+    return config.engine == "fused" or (config.engine == "auto" and reason is None and device.type == "cuda")
 
 
 class Status(NamedTuple):
@@ -194,7 +193,7 @@ class FusedTrainer(Trainer):
         bounds = torch.full_like(packed.bounds, GRAIN)
         bounds[0] = 0
         few = Packed(packed.input_ids[:GRAIN], packed.positions[:GRAIN], bounds, packed.labels, packed.real)
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), validation.unchecked():
             self._computed(few)

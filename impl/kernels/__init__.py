@@ -20,9 +20,9 @@ NAMES = ("nf4_dequantize", "nf4_linear", "qk_norm", "rms_norm", "rope", "swiglu"
 
 def why_not() -> str | None:
     """Why the kernels cannot run here; None where they can."""
-    missing = _missing()
-    if missing is not None:
-        return missing
+    reason = missing()
+    if reason is not None:
+        return reason
     if interpreted() or _has_cuda():
         return None
     return "Triton kernels need a CUDA device, and this host has none (TRITON_INTERPRET=1 runs them on the CPU, slowly)"
@@ -41,7 +41,8 @@ def _has_cuda() -> bool:
 
 
 @functools.cache
-def _missing() -> str | None:
+def missing() -> str | None:
+    """Why Triton cannot be imported; None where it can, with a CUDA device or without."""
     try:
         importlib.import_module("triton")
     except ImportError as error:

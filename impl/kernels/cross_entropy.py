@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from impl.kernels.launch import FUSED, buffer, on_device, require_contiguous_rows, require_storage
+from impl.kernels.launch import buffer, launch, require_contiguous_rows, require_storage
 
 WIDEST = 4096
 TILE = 1024
@@ -62,9 +62,6 @@ def weighted_cross_entropy(
     dlogits = buffer("dlogits", dlogits, logits.shape, logits, torch.float32)
     block = triton.next_power_of_2(classes)
     weights = logits if class_weights is None else class_weights
-    with on_device(logits):
-        _cross_entropy[(1,)](
-            logits, labels, weights, loss, dlogits, batch, classes, logits.stride(0), dlogits.stride(0),
-            class_weights is not None, max(1, TILE // block), block, **FUSED
-        )  # fmt: skip
+    strides, constants = (logits.stride(0), dlogits.stride(0)), (class_weights is not None, max(1, TILE // block), block)
+    launch(_cross_entropy, (1,), logits, labels, weights, loss, dlogits, batch, classes, *strides, *constants)
     return loss, dlogits

@@ -75,7 +75,8 @@ class _Nf4Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Gradients:
         codes, absmax = ctx.saved_tensors
-        weight = nf4_dequantize.nf4_dequantize(codes, absmax, *ctx.shape, ctx.block_size, dy.dtype)
+        rows, columns = ctx.shape
+        weight = nf4_dequantize.nf4_dequantize(codes, absmax, rows, columns, ctx.block_size, dy.dtype)
         return dy @ weight, None, None, None, None, None
 
 
@@ -96,20 +97,20 @@ class _CrossEntropy(torch.autograd.Function):
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows = x.reshape(-1, x.shape[-1]).contiguous()
-    y: Tensor = _RmsNorm.apply(rows, weight.contiguous(), eps)  # type: ignore[no-untyped-call]  # torch
+    y: Tensor = _RmsNorm.apply(rows, weight.contiguous(), eps)
     return y.view(x.shape)
 
 
 def _rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     tokens = x.reshape(-1, *x.shape[2:]).contiguous()
     flat = positions.to(torch.int64).reshape(-1).contiguous()
-    y: Tensor = _Rope.apply(tokens, flat, float(theta))  # type: ignore[no-untyped-call]  # torch
+    y: Tensor = _Rope.apply(tokens, flat, float(theta))
     return y.view(x.shape)
 
 
 def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
     rows = (value.reshape(-1, gate.shape[-1]).contiguous() for value in (gate, up))
-    y: Tensor = _SwiGlu.apply(*rows)  # type: ignore[no-untyped-call]  # torch
+    y: Tensor = _SwiGlu.apply(*rows)
     return y.view(gate.shape)
 
 
@@ -123,7 +124,7 @@ def _nf4_linear(
 ) -> Tensor:
     require_block_size(block_size)
     stored = (codes.contiguous(), absmax.float().contiguous())
-    y: Tensor = _Nf4Linear.apply(x, *stored, bias, (out_features, in_features), block_size)  # type: ignore[no-untyped-call]  # torch
+    y: Tensor = _Nf4Linear.apply(x, *stored, bias, (out_features, in_features), block_size)
     return y
 
 
@@ -132,9 +133,7 @@ def _weighted_cross_entropy(logits: Tensor, labels: Tensor, class_weights: Tenso
         return losses.weighted_cross_entropy(logits, labels, class_weights)
     losses.require_classification(logits, labels, class_weights)
     weights = None if class_weights is None else class_weights.contiguous()
-    y: Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]  # torch
-        logits.contiguous(), labels.to(torch.int64).contiguous(), weights
-    )
+    y: Tensor = _CrossEntropy.apply(logits.contiguous(), labels.to(torch.int64).contiguous(), weights)
     return y
 
 

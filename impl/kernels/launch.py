@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,6 +45,13 @@ def require_storage(name: str, dtype: torch.dtype) -> None:
     """Raises a ValueError for a dtype that the kernels do not hold values in; they compute in float32."""
     if dtype not in STORAGE:
         raise ValueError(f"{name} is {dtype}: the kernels take {', '.join(map(str, STORAGE))}")
+
+
+def launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *others: Any, **options: Any) -> None:
+    """Runs a kernel on the device of its first argument; where that has a shape and no content (`meta`) there is nothing to run."""
+    if not first.is_meta:
+        with on_device(first):
+            kernel[grid](first, *others, **FUSED, **options)
 
 
 def on_device(value: Tensor) -> AbstractContextManager[object]:

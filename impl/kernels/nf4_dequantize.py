@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from impl.kernels.launch import FUSED, buffer, on_device, require_storage
+from impl.kernels.launch import buffer, launch, require_storage
 
 CODEBOOK = (
     -1.0,
@@ -75,8 +75,6 @@ def nf4_dequantize(
     if not out.is_contiguous():
         raise ValueError("out is not contiguous: blocks run over the flattened weight")
     if count:
-        with on_device(codes):
-            _nf4_dequantize[(triton.cdiv(packed, BYTES),)](
-                codes, absmax, _codebook(codes.device), out, packed, count, block_size // 2, BYTES, num_warps=WARPS, **FUSED
-            )
+        grid, codebook = (triton.cdiv(packed, BYTES),), _codebook(codes.device)
+        launch(_nf4_dequantize, grid, codes, absmax, codebook, out, packed, count, block_size // 2, BYTES, num_warps=WARPS)
     return out

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from impl.kernels.launch import FUSED, buffer, on_device, require_contiguous_rows, require_same_shape, require_storage
+from impl.kernels.launch import buffer, launch, require_contiguous_rows, require_same_shape, require_storage
 
 WIDEST = 32768
 TILE = 1024
@@ -114,10 +114,8 @@ def _forward(x: Tensor, residual: Tensor, weight: Tensor, total: Tensor, out: Te
         return
     tile, block, warps = _tile(hidden)
     strides = (x.stride(0), residual.stride(0), total.stride(0), out.stride(0))
-    with on_device(x):
-        _rms_norm[(triton.cdiv(rows, tile),)](
-            x, residual, weight, total, out, rstd, rows, hidden, *strides, eps, add, tile, block, num_warps=warps, **FUSED
-        )
+    tensors = (x, residual, weight, total, out, rstd)
+    launch(_rms_norm, (triton.cdiv(rows, tile),), *tensors, rows, hidden, *strides, eps, add, tile, block, num_warps=warps)
 
 
 def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, add: Tensor | None = None, out: Tensor | None = None) -> Tensor:
@@ -136,10 +134,9 @@ def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, add: 
         tile, block, warps = _tile(hidden)
         other = dy if add is None else add
         strides = (dy.stride(0), x.stride(0), other.stride(0), out.stride(0))
-        with on_device(x):
-            _rms_norm_backward[(triton.cdiv(rows, tile),)](
-                dy, x, weight, rstd, other, out, rows, hidden, *strides, add is not None, tile, block, num_warps=warps, **FUSED
-            )
+        tensors = (dy, x, weight, rstd, other, out)
+        constants = (add is not None, tile, block)
+        launch(_rms_norm_backward, (triton.cdiv(rows, tile),), *tensors, rows, hidden, *strides, *constants, num_warps=warps)
     return out
 
 
@@ -153,11 +150,9 @@ def rms_norm_weight_gradient(dy: Tensor, x: Tensor, rstd: Tensor) -> Tensor:
     out = torch.zeros(hidden, dtype=torch.float32, device=x.device)
     if rows:
         columns = triton.cdiv(hidden, COLUMNS_A_PROGRAM)
-        with on_device(x):
-            _weight_gradient_parts[(count, columns)](
-                dy, x, rstd, parts, rows, hidden, dy.stride(0), x.stride(0), ROWS_A_PART, COLUMNS_A_PROGRAM, **FUSED
-            )
-            _weight_gradient_sum[(columns,)](parts, out, count, hidden, ROWS_A_PART, COLUMNS_A_PROGRAM, **FUSED)
+        strides = (dy.stride(0), x.stride(0))
+        launch(_weight_gradient_parts, (count, columns), dy, x, rstd, parts, rows, hidden, *strides, ROWS_A_PART, COLUMNS_A_PROGRAM)
+        launch(_weight_gradient_sum, (columns,), parts, out, count, hidden, ROWS_A_PART, COLUMNS_A_PROGRAM)
     return out
 
 

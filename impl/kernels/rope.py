@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from impl.kernels.launch import FUSED, buffer, on_device, require_contiguous_rows, require_same_shape, require_storage
+from impl.kernels.launch import buffer, launch, require_contiguous_rows, require_same_shape, require_storage
 
 TILE = 2048
 TABLE_BLOCK = 256
@@ -139,10 +139,8 @@ def rope_table(positions: Tensor, theta: float, head_dim: int, out: Tensor | Non
     if not out.is_contiguous():
         raise ValueError("out is not contiguous: expected a table of its own")
     if tokens:
-        with on_device(positions):
-            _rope_table[(triton.cdiv(tokens * half, TABLE_BLOCK),)](
-                positions, _quarter_turns(half, theta, positions.device), out, tokens * half, half, TABLE_BLOCK, **FUSED
-            )
+        grid, turns = (triton.cdiv(tokens * half, TABLE_BLOCK),), _quarter_turns(half, theta, positions.device)
+        launch(_rope_table, grid, positions, turns, out, tokens * half, half, TABLE_BLOCK)
     return out
 
 
@@ -170,12 +168,12 @@ def qk_norm_rope(
     tokens, heads, head_dim = x.shape
     half, block, tile = _tile(heads, head_dim)
     if tokens and heads:
-        with on_device(x):
-            _qk_norm_rope[(tokens, triton.cdiv(heads, tile))](
-                x, positions, _quarter_turns(half, theta, x.device), x if table is None else table, x if weight is None else weight,
-                out, x if rstd is None else rstd, heads, *x.stride()[:2], *out.stride()[:2], eps,
-                weight is not None, table is not None, half, block, tile, **FUSED
-            )  # fmt: skip
+        launch(
+            _qk_norm_rope, (tokens, triton.cdiv(heads, tile)),
+            x, positions, _quarter_turns(half, theta, x.device), x if table is None else table, x if weight is None else weight,
+            out, x if rstd is None else rstd, heads, *x.stride()[:2], *out.stride()[:2], eps,
+            weight is not None, table is not None, half, block, tile,
+        )  # fmt: skip
     return out, rstd if weight is not None else None
 
 
@@ -205,13 +203,13 @@ def qk_norm_rope_backward(
     tokens, heads, head_dim = dy.shape
     half, block, tile = _tile(heads, head_dim)
     if tokens and heads:
-        with on_device(dy):
-            _qk_norm_rope_backward[(tokens, triton.cdiv(heads, tile))](
-                dy, held, positions, _quarter_turns(half, theta, dy.device), dy if table is None else table,
-                dy if weight is None else weight, dy if rstd is None else rstd, out, heads,
-                *dy.stride()[:2], *held.stride()[:2], *out.stride()[:2], eps,
-                weight is not None, rstd is not None, table is not None, half, block, tile, **FUSED
-            )  # fmt: skip
+        launch(
+            _qk_norm_rope_backward, (tokens, triton.cdiv(heads, tile)),
+            dy, held, positions, _quarter_turns(half, theta, dy.device), dy if table is None else table,
+            dy if weight is None else weight, dy if rstd is None else rstd, out, heads,
+            *dy.stride()[:2], *held.stride()[:2], *out.stride()[:2], eps,
+            weight is not None, rstd is not None, table is not None, half, block, tile,
+        )  # fmt: skip
     return out
 
 

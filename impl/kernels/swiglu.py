@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from impl.kernels.launch import FUSED, buffer, on_device, require_same_shape, require_storage
+from impl.kernels.launch import buffer, launch, require_same_shape, require_storage
 
 BLOCK = 1024
 
@@ -44,10 +44,8 @@ def swiglu(gate: Tensor, up: Tensor, out: Tensor | None = None) -> Tensor:
     out = buffer("out", out, gate.shape, gate)
     tokens, columns = gate.shape
     if tokens and columns:
-        with on_device(gate):
-            _swiglu[(tokens, triton.cdiv(columns, BLOCK))](
-                gate, up, out, columns, gate.stride(0), up.stride(0), out.stride(0), BLOCK, **FUSED
-            )
+        grid = (tokens, triton.cdiv(columns, BLOCK))
+        launch(_swiglu, grid, gate, up, out, columns, gate.stride(0), up.stride(0), out.stride(0), BLOCK)
     return out
 
 
@@ -59,8 +57,7 @@ def swiglu_backward(dy: Tensor, gate: Tensor, up: Tensor, dgate: Tensor | None =
     tokens, columns = gate.shape
     strides = (dy.stride(0), gate.stride(0), up.stride(0), dgate.stride(0), dup.stride(0))
     if tokens and columns:
-        with on_device(gate):
-            _swiglu_backward[(tokens, triton.cdiv(columns, BLOCK))](dy, gate, up, dgate, dup, columns, *strides, BLOCK, **FUSED)
+        launch(_swiglu_backward, (tokens, triton.cdiv(columns, BLOCK)), dy, gate, up, dgate, dup, columns, *strides, BLOCK)
     return dgate, dup
 
 
