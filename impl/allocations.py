@@ -75,9 +75,6 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             return torch.ones((), dtype=args[0].dtype).item()
         given = {value.untyped_storage()._cdata for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)}
-        if func in _COMPOSED:
-            with self:
-                return _COMPOSED[func](*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         for value in tree_leaves(result):
             if isinstance(value, Tensor) and value.device.type == self._device:
@@ -104,31 +101,35 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self.peak = max(self.peak, self.total)
 
 
-def _safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    weights = torch.softmax(scores, dim, dtype)
-    masked = scores.eq(-torch.inf)
-    return torch.where(masked.all(dim, keepdim=True), 0.0, weights)
-
-
-_COMPOSED: Mapping[Any, Callable[..., Tensor]] = {torch.ops.aten._safe_softmax.default: _safe_softmax}
-"""Operations that torch composes of others below where a dispatch mode looks, with what those allocate in passing."""
-
-
 @contextmanager
 def kernels_of(device_type: str) -> Iterator[None]:
-    """On tensors without content, library functions that choose a kernel by device allocate and save what that device's kernel does."""
+    """On tensors without content, functions allocate and save what that device's kernels do. To be entered inside an `Allocations`."""
     with ExitStack() as stack:
         stack.enter_context(_Kernels({"cuda": _CUDA, "cpu": _CPU}[device_type]))
+        stack.enter_context(_Composed({"cuda": _CUDA_COMPOSED, "cpu": _CPU_COMPOSED}[device_type]))
         yield
 
 
 class _Kernels(TorchFunctionMode):
-    def __init__(self, kernels: Mapping[Any, Callable[..., Tensor]]) -> None:
+    """Library functions that choose a kernel by the device."""
+
+    def __init__(self, kernels: "Kernels") -> None:
         super().__init__()
         self._kernels = kernels
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         return self._kernels.get(func, func)(*args, **(kwargs or {}))
+
+
+class _Composed(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
+    """Operations that run others below where a dispatch mode looks, with what those allocate in passing."""
+
+    def __init__(self, composed: "Kernels") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch
+        self._composed = composed
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        return self._composed.get(func, func)(*args, **(kwargs or {}))
 
 
 class _FusedRmsNorm(torch.autograd.Function):
@@ -166,6 +167,20 @@ def _cpu_attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, scale: fl
     return y
 
 
+def _safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Softmax, and zero in rows that are masked throughout."""
+    weights = torch.softmax(scores, dim, dtype)
+    masked = scores.eq(-torch.inf)
+    return torch.where(masked.all(dim, keepdim=True), 0.0, weights)
+
+
+def _cuda_softmax_backward(gradient: Tensor, weights: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """CUDA's kernel is given the product, which is there until it has run."""
+    product = gradient * weights
+    result: Tensor = torch.ops.aten._softmax_backward_data.default(product, weights, dim, dtype)
+    return result
+
+
 def _bias(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, -torch.inf)
 
@@ -173,3 +188,5 @@ def _bias(allowed: Tensor, dtype: torch.dtype) -> Tensor:
 Kernels = Mapping[Any, Callable[..., Tensor]]
 _CUDA: Kernels = {functional.rms_norm: _cuda_rms_norm, functional.scaled_dot_product_attention: _cuda_attention}
 _CPU: Kernels = {functional.scaled_dot_product_attention: _cpu_attention}
+_CPU_COMPOSED: Kernels = {torch.ops.aten._safe_softmax.default: _safe_softmax}
+_CUDA_COMPOSED: Kernels = {**_CPU_COMPOSED, torch.ops.aten._softmax_backward_data.default: _cuda_softmax_backward}

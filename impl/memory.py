@@ -67,7 +67,7 @@ def estimate(
             raise ValueError(f"{name} is {count}: expected at least 1")
     device = torch.device(device)
     allocations = Allocations(META, BLOCK if device.type == "cuda" else 1)
-    with unchecked(), dispatch.without_content(device), kernels_of(device.type), allocations:
+    with unchecked(), dispatch.without_content(device), allocations, kernels_of(device.type):
         classifier = _classifier(config, adaptation, dtype, allocations)
         quantisation = allocations.peak - allocations.total
         _step(_trainer(classifier, batch, multi_label, allocations), (batch, seq), accumulation, allocations)

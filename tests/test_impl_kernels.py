@@ -447,11 +447,11 @@ def test_a_missing_triton_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(kernels.importlib, "import_module", missing)
-    kernels._missing.cache_clear()
+    kernels.missing.cache_clear()
     try:
         assert "No module named 'triton'" in str(kernels.why_not())
     finally:
-        kernels._missing.cache_clear()
+        kernels.missing.cache_clear()
 
 
 def test_rows_that_are_not_contiguous_are_refused() -> None:

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from impl import checkpoint
+from impl import checkpoint, dispatch, kernels
 from impl.allocations import BLOCK, Allocations
 from impl.checkpoint import load_checkpoint, save_checkpoint
 from impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable, trainable_shapes
@@ -232,25 +232,40 @@ def rounded(*sizes: int) -> int:
     return sum(-(-size // BLOCK) * BLOCK for size in sizes)
 
 
-def cuda_layer(config: DecoderConfig, rank: int, batch: int, seq: int) -> int:
+def cuda_layer(config: DecoderConfig, rank: int, batch: int, seq: int, chosen: str) -> int:
     """Bytes that a plain bfloat16 layer, not the first, saves on CUDA with LoRA on q and v, counted by hand."""
     tokens, hidden, wide = batch * seq, config.hidden, 4
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    norm = rounded(wide * tokens * hidden, wide * hidden, wide * tokens)  # input and weight in float32, 1/rms
     lora = sum(rounded(2 * rank * hidden, 2 * rank * rows, 2 * tokens * rank) for rows in (queries, keys))  # A, B in bfloat16, x Aᵀ
-    rope = 2 * rounded(*[wide * tokens * config.head_dim // 2] * 2)  # cosines and sines, of queries and of keys
     attention = rounded(*[2 * tokens * queries] * 4)  # queries, repeated keys and values, output
     attention += rounded(2 * batch * seq * seq, wide * batch * config.heads * (-(-seq // 32) * 32), tokens)  # mask, logsumexp, blind rows
     attention += rounded(8, 8)  # seed and offset of a dropout that is off
-    swiglu = rounded(*[wide * tokens * config.intermediate] * 3)  # gate, silu(gate), up
+    if chosen == "triton":
+        norm = rounded(2 * tokens * hidden, wide * tokens)  # input, 1/rms
+        rope = 0  # positions, which the model has once
+        swiglu = rounded(*[2 * tokens * config.intermediate] * 2)  # gate, up
+    else:
+        norm = rounded(wide * tokens * hidden, wide * hidden, wide * tokens)  # input and weight in float32, 1/rms
+        rope = 2 * rounded(*[wide * tokens * config.head_dim // 2] * 2)  # cosines and sines, of queries and of keys
+        swiglu = rounded(*[wide * tokens * config.intermediate] * 3)  # gate, silu(gate), up
     return 2 * norm + rounded(2 * tokens * hidden) + lora + rope + attention + swiglu
 
 
-def test_what_a_layer_saves_on_cuda() -> None:
-    sizes = (40, 64, 96)
-    configs = [DecoderConfig("llama", *sizes, layers, 8, 2, 8, 1e-6, 1e4, True, 128) for layers in (3, 4)]
+def layer_of_the_estimate() -> int:
+    configs = [DecoderConfig("llama", 40, 64, 96, layers, 8, 2, 8, 1e-6, 1e4, True, 128) for layers in (3, 4)]
     fewer, more = (estimate(config, Adaptation(5, 4, 8.0), 8, 32, torch.bfloat16).parts["activations"] for config in configs)
-    assert more - fewer == cuda_layer(configs[0], 4, 8, 32)
+    return more - fewer
+
+
+def test_what_a_layer_saves_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    config = DecoderConfig("llama", 40, 64, 96, 3, 8, 2, 8, 1e-6, 1e4, True, 128)
+    by_triton, by_torch = (cuda_layer(config, 4, 8, 32, name) for name in ("triton", "torch"))
+    assert layer_of_the_estimate() == by_triton
+    with dispatch.kernels("torch"):
+        assert layer_of_the_estimate() == by_torch
+    monkeypatch.setattr(kernels, "missing", lambda: "no Triton here")
+    assert layer_of_the_estimate() == by_torch
 
 
 def test_the_workspace_of_the_library_is_counted_on_cuda_only() -> None:
