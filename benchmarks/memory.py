@@ -2,8 +2,11 @@
 
     python -m benchmarks.memory [--device cuda] [--models toy qwen2.5-0.5b qwen3-4b] [--json FILE]
 
-On a CUDA device the measure is torch.cuda.max_memory_allocated over loading and two optimiser steps; the command ends with 1 where an
-estimate is more than TOLERANCE away from it. On the CPU the measure is a count of the step's allocations, for the toy model only.
+Of both engines: automatic differentiation (`Trainer`) and hand-written layers (`FusedTrainer`), the latter on a CUDA device only. There
+the measure is torch.cuda.max_memory_allocated over loading and some optimiser steps; the command ends with 1 where an estimate is more
+than TOLERANCE away from it. On the CPU the measure is a count of the step's allocations, for the toy model only.
+benchmarks/results/memory-h200.json holds what was measured (`--json` writes a file like it), and tests/test_memory_benchmark.py the
+estimates to it.
 """
 
 import argparse
@@ -12,6 +15,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,9 @@ from impl.allocations import Allocations
 from impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable
 from impl.config import DecoderConfig
 from impl.device import resolve_device, set_tf32
+from impl.fused.memory import estimate_fused
+from impl.fused.step import FusedTrainer
+from impl.kernels import missing
 from impl.memory import Estimate, estimate
 from impl.tensors import LazyTensors, Shapes
 from impl.trainer import Batch, Trainer
@@ -45,14 +52,18 @@ class Setting:
     dtype: str
     targets: str = "q_v"
     accumulation: int = 1
+    engine: str = "torch"
+    pooling: str = "mean"
 
     def adaptation(self) -> Adaptation:
         """What is added to the model."""
-        return Adaptation(CLASSES, RANK, 2.0 * RANK, self.targets, nf4=self.nf4)
+        return Adaptation(CLASSES, RANK, 2.0 * RANK, self.targets, self.pooling, self.nf4)
 
     def estimate(self, device: torch.device) -> Estimate:
         """What the step is estimated to need."""
         dtype = DTYPES[self.dtype]
+        if self.engine == "fused":
+            return estimate_fused(MODELS[self.model], self.adaptation(), BATCH, SEQ, dtype)
         return estimate(MODELS[self.model], self.adaptation(), BATCH, SEQ, dtype, accumulation=self.accumulation, device=device)
 
 
@@ -73,8 +84,8 @@ class RandomTensors(LazyTensors):
         return tensor if tensor.ndim == 1 else tensor.normal_(std=0.02)
 
 
-def settings(models: list[str]) -> Iterator[Setting]:
-    """Each model with NF4 and without, in both dtypes; and all targets, and accumulation, once."""
+def settings(models: list[str], device: torch.device) -> Iterator[Setting]:
+    """Each model with NF4 and without, in both dtypes; and all targets, and accumulation, once. On CUDA the other engine as well."""
     for model in models:
         for dtype in DTYPES:
             yield Setting(model, True, dtype)
@@ -82,14 +93,30 @@ def settings(models: list[str]) -> Iterator[Setting]:
         yield Setting(model, True, "bfloat16", accumulation=4)
         if model != "qwen3-4b":
             yield Setting(model, True, "bfloat16", targets="all")
+        if device.type == "cuda":
+            for nf4 in (True, False):
+                yield Setting(model, nf4, "bfloat16", engine="fused", pooling="last")
+
+
+def classifier_on(setting: Setting, device: torch.device) -> Classifier:
+    """The setting's classifier with random weights."""
+    config, dtype = MODELS[setting.model], DTYPES[setting.dtype]
+    trainable = initial_trainable(config, setting.adaptation(), 0)
+    base = RandomTensors(base_shapes(config), dtype, device)
+    return Classifier(config, setting.adaptation(), base, trainable, dtype=dtype, device=device)
+
+
+def fused_steps(setting: Setting, device: torch.device) -> None:
+    """Loads and makes five optimiser steps, of which the first is captured."""
+    settings = {"total_steps": None, "micro_batch": BATCH, "learning_rate": 1e-4}
+    trainer = FusedTrainer(classifier_on(setting, device), longest=SEQ, **settings)
+    for _ in range(5):
+        trainer.train_batch(_batch(MODELS[setting.model], device))
 
 
 def step(setting: Setting, device: torch.device) -> int:
     """Loads and makes two optimiser steps. Bytes that autograd saved in one forward pass, weights that are there anyway left out."""
-    config, dtype = MODELS[setting.model], DTYPES[setting.dtype]
-    trainable = initial_trainable(config, setting.adaptation(), 0)
-    base = RandomTensors(base_shapes(config), dtype, device)
-    classifier = Classifier(config, setting.adaptation(), base, trainable, dtype=dtype, device=device)
+    classifier = classifier_on(setting, device)
     trainer = Trainer(classifier, total_steps=None, micro_batch=BATCH, learning_rate=1e-4)
     kept = {value.untyped_storage()._cdata for value in (*classifier.parameters(), *classifier.buffers())}
     saved: dict[int, int] = {}
@@ -102,7 +129,7 @@ def step(setting: Setting, device: torch.device) -> int:
 
     for index in range(2):
         for micro in range(setting.accumulation):
-            batch = _batch(config, device)
+            batch = _batch(MODELS[setting.model], device)
             with torch.autograd.graph.saved_tensors_hooks(pack if index == micro == 0 else lambda tensor: tensor, lambda tensor: tensor):
                 trainer.accumulate(batch)
         trainer.apply()
@@ -115,11 +142,14 @@ def _batch(config: DecoderConfig, device: torch.device) -> Batch:
 
 
 def measured(setting: Setting, device: torch.device) -> Mapping[str, int]:
-    """`peak` bytes of loading and two steps, and the bytes `saved` for the backward pass of one."""
+    """`peak` bytes of loading and the steps and, where autograd runs them, the bytes `saved` for the backward pass of one."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
+        if setting.engine == "fused":
+            fused_steps(setting, device)
+            return {"peak": torch.cuda.max_memory_allocated(device)}
         saved = step(setting, device)
         return {"peak": torch.cuda.max_memory_allocated(device), "saved": saved}
     with Allocations("cpu", block=1) as allocations:
@@ -149,17 +179,24 @@ def main() -> int:
         set_tf32(False)
     rows = []
     print(
-        f"{'model':13} {'base':5} {'dtype':9} {'targets':7} {'accum':>5} {'estimate':>10} {'measured':>10} {'ratio':>6}  largest parts, MiB"
+        f"{'model':13} {'engine':8} {'base':5} {'dtype':9} {'targets':7} {'pooling':7} {'accum':>5} {'estimate':>10} {'measured':>10} "
+        f"{'ratio':>6}  largest parts, MiB"
     )
-    for setting in settings(arguments.models):
+    for setting in settings(arguments.models, device):
         found = row(setting, device)
         rows.append(found)
         print(_line(found), flush=True)
     if arguments.json:
-        arguments.json.write_text(json.dumps({"device": str(device), "torch": torch.__version__, "rows": rows}, indent=2) + "\n")
+        arguments.json.write_text(json.dumps({**host(device), "rows": rows}, indent=2) + "\n")
     wrong = [found for found in rows if "ratio" in found and abs(found["ratio"] - 1) > TOLERANCE]
     print(f"{len(wrong)} of {sum('ratio' in found for found in rows)} measured steps are more than {TOLERANCE:.0%} away from the estimate")
     return int(bool(wrong))
+
+
+def host(device: torch.device) -> dict[str, str]:
+    """What the numbers depend on: the device's name, and the versions of torch and, where it is installed, Triton."""
+    triton = {"triton": version("triton")} if missing() is None else {}
+    return {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu", "torch": torch.__version__, **triton}
 
 
 def _line(found: Mapping[str, Any]) -> str:
@@ -169,7 +206,8 @@ def _line(found: Mapping[str, Any]) -> str:
     peak = f"{found['peak'] / 2**20:10.1f} {found['ratio']:6.3f}" if "ratio" in found else f"{'-':>10} {'-':>6}"
     base = "nf4" if found["nf4"] else "plain"
     return (
-        f"{found['model']:13} {base:5} {found['dtype']:9} {found['targets']:7} {found['accumulation']:5} "
+        f"{found['model']:13} {found['engine']:8} {base:5} {found['dtype']:9} {found['targets']:7} {found['pooling']:7} "
+        f"{found['accumulation']:5} "
         f"{found['estimate'] / 2**20:10.1f} {peak}  {parts}{saved}"
     )
 

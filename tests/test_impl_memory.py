@@ -19,6 +19,8 @@ from impl.checkpoint import load_checkpoint, save_checkpoint
 from impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable, trainable_shapes
 from impl.config import DecoderConfig
 from impl.decoder import Decoder, parameter_shapes, random_tensors, require_tensors
+from impl.fused.memory import estimate_fused
+from impl.fused.step import FusedTrainer
 from impl.memory import WORKSPACE_HOPPER, Estimate, estimate
 from impl.tensors import Converted, LazyTensors, Shapes
 from impl.trainer import Batch, Trainer
@@ -266,6 +268,34 @@ def test_what_a_layer_saves_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         assert layer_of_the_estimate() == by_torch
     monkeypatch.setattr(kernels, "missing", lambda: "no Triton here")
     assert layer_of_the_estimate() == by_torch
+
+
+def fused_step(config: DecoderConfig, adaptation: Adaptation, shape: tuple[int, int]) -> Allocations:
+    """What a real step of the hand-written layers on the CPU allocates, weights included, with an address for every tensor."""
+    base, trainable = random_tensors(config, 0), initial_trainable(config, adaptation, 0)
+    with Allocations("cpu") as allocations:
+        classifier = Classifier(config, adaptation, {name: value.clone() for name, value in base.items()}, trainable, dtype=torch.float32)
+        trainer = FusedTrainer(classifier, longest=shape[1], total_steps=None, micro_batch=shape[0], learning_rate=1e-3)
+        trainer._bind()
+        trainer.model  # noqa: B018  its first mention joins the weights
+        ids, labels = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape[0], dtype=torch.int64)
+        packed = trainer._packed(Batch(ids, torch.ones(shape, dtype=torch.bool), labels))
+        with torch.no_grad():
+            trainer._whole_step(packed)
+    return allocations
+
+
+@pytest.mark.parametrize(("family", "nf4", "targets", "pooling"), [("qwen2", True, "q_v", "last"), ("qwen3", False, "all", "mean")])
+def test_the_estimate_of_the_hand_written_layers_is_what_their_step_allocates(
+    family: str, nf4: bool, targets: str, pooling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    for name in ("attention", "nf4_dequantize", "rms_norm", "rope", "swiglu"):  # what they compute takes minutes and is not looked at
+        monkeypatch.setattr(f"impl.kernels.{name}.launch", lambda *_, **__: None)
+    config = DecoderConfig(family, 64, 64, 128, 3, 4, 2, 16, 1e-6, 1e4, True, 128)
+    adaptation = Adaptation(3, 4, 8.0, targets, pooling, nf4)
+    found = estimate_fused(config, adaptation, 6, 100, torch.float32)
+    assert found.total - found.parts["library_workspace"] == pytest.approx(fused_step(config, adaptation, (6, 100)).peak, rel=0.02)
 
 
 def test_the_workspace_of_the_library_is_counted_on_cuda_only() -> None:

@@ -1,68 +1,105 @@
-"""How much device memory a step of the hand-written layers needs, by what they keep (`impl.fused.layer.Kept`)."""
+"""How much device memory a step of the hand-written layers needs: the step itself on tensors without content, as in `impl.memory`."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from impl.classifier import Adaptation, base_shapes, trainable_shapes
+from impl import dispatch
+from impl.allocations import BLOCK, DEQUANTIZED, SAVED, WORKING, Allocations
+from impl.classifier import Adaptation
 from impl.config import DecoderConfig
-from impl.decoder import projection_shapes
-from impl.fused.packing import GRAIN
-from impl.memory import THREADS, WORKSPACE_HOPPER, Estimate
-from impl.nf4 import BLOCK_SIZE
+from impl.fused.packing import GRAIN, Packed
+from impl.fused.step import FusedTrainer
+from impl.memory import LOADING, META, Estimate, classifier_of_shapes, estimate_of, part_of, require_counts
+from impl.validation import unchecked
 
-_WORDS = {"embed_tokens.weight": "embedding", "norm.weight": "norms", ".bias": "biases"}
-
-
-def estimate_fused(config: DecoderConfig, adaptation: Adaptation, batch: int, seq: int, dtype: torch.dtype) -> Estimate:
-    """What one optimiser step of a micro-batch of `batch` samples of `seq` tokens needs on a Hopper GPU; parts as in `Estimate`."""
-    width, tokens = dtype.itemsize, math.ceil(batch * seq / GRAIN) * GRAIN
-    parts = _weights(config, adaptation, width) | _optimiser(config, adaptation, width)
-    parts["activations"] = _kept(config, tokens, width, all_rows=adaptation.pooling == "mean", samples=batch)
-    parts["working"] = tokens * width * (config.intermediate + 3 * config.hidden)
-    parts["library_workspace"] = THREADS * WORKSPACE_HOPPER
-    return Estimate(parts, sum(parts.values()))
+STREAMS = 2
+"""Products run on the stream that warms up and on the one that is captured."""
 
 
-def _weights(config: DecoderConfig, adaptation: Adaptation, width: int) -> dict[str, int]:
-    parts = dict.fromkeys(("embedding", "norms", "biases", "projections", "nf4_codes", "nf4_absmax", "dequantised_weights"), 0)
-    for name, shape in base_shapes(config).items():
-        count = math.prod(shape)
-        word = next((word for ending, word in _WORDS.items() if name.endswith(ending)), "projections")
-        if word == "projections" and adaptation.nf4:
-            parts["nf4_codes"] += count // 2
-            parts["nf4_absmax"] += 4 * math.ceil(count / BLOCK_SIZE)
-        else:
-            parts[word] += width * count * (2 if word == "biases" else 1)
-    if adaptation.nf4:
-        parts["dequantised_weights"] = width * max(2 * config.intermediate * config.hidden, _attention_rows(config) * config.hidden)
-    return parts
+def estimate_fused(
+    config: DecoderConfig, adaptation: Adaptation, batch: int, seq: int, dtype: torch.dtype, *, multi_label: bool = False
+) -> Estimate:
+    """What one optimiser step of a micro-batch of `batch` samples of `seq` tokens needs on a CUDA device; parts as in `Estimate`.
+
+    Of the parts, activations are what the blocks keep (`impl.fused.layer.Kept`), lora is the vector of all masters, the head's among them,
+    and the copies that products use. Nothing is allocated. Needs Triton, and no device. Raises a ValueError for a count below one.
+    """
+    require_counts(batch=batch, seq=seq)
+    device = torch.device("cuda")
+    allocations = Allocations(META, BLOCK)
+    with unchecked(), dispatch.without_content(device), allocations:
+        classifier = classifier_of_shapes(config, adaptation, dtype, allocations)
+        settings = {"total_steps": None, "micro_batch": batch, "learning_rate": 1e-4, "multi_label": multi_label}
+        with allocations.part("update"):
+            trainer = _Step(classifier, longest=seq, **settings)
+        trainer.run(allocations)
+    return estimate_of(allocations, device, STREAMS)
 
 
-def _attention_rows(config: DecoderConfig) -> int:
-    shapes = projection_shapes(config)
-    return sum(shapes[f"self_attn.{name}_proj"][0] for name in "qkv")
+class _Step(FusedTrainer):
+    """Its step on tensors without content: no graph captures it, and what each allocation is for is said."""
 
+    def run(self, allocations: Allocations) -> None:
+        """Joins the weights and makes a step."""
+        self._allocations = allocations
+        with allocations.part("batch"):
+            packed = self._largest_batch()
+        self._take_masters()
+        self._join()
+        with torch.no_grad():
+            self._whole_step(packed)
 
-def _optimiser(config: DecoderConfig, adaptation: Adaptation, width: int) -> dict[str, int]:
-    shapes = trainable_shapes(config, adaptation)
-    sizes = [math.prod(shape) for shape in shapes.values()]
-    count, head = sum(sizes), sum(sizes[-2:])
-    rows_and_places = 8 * (len(sizes) * max(sizes) + count)
-    return {
-        "lora": 4 * (count - head),
-        "head": 4 * head,
-        "moments": 2 * 4 * count,
-        "optimiser_indices": rows_and_places + 8 * count,
-        "gradients": (4 + 2 * width) * count,  # the flat vector, the rounded copies of the factors and their gradients
-        "update": 4 * 4 * count,
-    }
+    def _largest_batch(self) -> Packed:
+        samples = self.micro_batch
+        tokens = math.ceil(samples * self.longest / GRAIN) * GRAIN
+        classes = self.classifier.adaptation.classes
+        labels = torch.empty((samples, classes) if self.multi_label else samples, device=META, dtype=torch.int64)
+        ids, positions = (torch.empty(tokens, device=META, dtype=torch.int64) for _ in range(2))
+        bounds = torch.empty(samples + 2, device=META, dtype=torch.int32)
+        return Packed(ids, positions, bounds, labels.float() if self.multi_label else labels, torch.empty(samples, device=META))
 
+    def _take_masters(self) -> None:
+        """Parameters become views of one vector. `_bind` finds that by addresses, and here there are none."""
+        self._bind()
+        for name, view in self.optimiser.split(self._masters).items():
+            self.optimiser.parameters[name].data = view
+        for value in self._moments:
+            self._allocations.assign(value, "moments")
+        self._allocations.assign(self._masters, "lora")
+        self._allocations.assign(self._gradient, "gradients")
+        for value in vars(self.optimiser).values():
+            if isinstance(value, Tensor):
+                self._allocations.assign(value, "optimiser_indices", only="update")
 
-def _kept(config: DecoderConfig, tokens: int, width: int, *, all_rows: bool, samples: int) -> int:
-    """Every block's input, joined projections, attention and its logarithms; what follows the last attention of the rows that are read."""
-    queries = config.heads * config.head_dim
-    first = tokens * (width * (config.hidden + _attention_rows(config) + queries) + 4 * (1 + config.heads))
-    second = width * (config.hidden + 2 * config.intermediate) + 4
-    rows = tokens if all_rows else samples
-    return config.layers * first + ((config.layers - 1) * tokens + rows) * second
+    def _join(self) -> None:
+        with self._allocations.part(LOADING):
+            model = self.model
+        for name, tensor in (*self.classifier.named_parameters(), *self.classifier.named_buffers()):
+            self._allocations.assign(tensor, part_of(name), only=LOADING)
+        self._allocations.assign(model.factors.values, "lora")
+        self._allocations.assign(model.factors.gradients, "gradients")
+        for layer in model.layers:
+            if layer.qkv.bias is not None:
+                self._allocations.assign(layer.qkv.bias, "biases")
+            self._allocations.assign(layer.down.weight(), DEQUANTIZED, only=LOADING)
+            layer.forward = self._keeping(layer.forward)  # type: ignore[method-assign]  # of this model, which goes with the step
+        self._allocations.assign_all(LOADING, "optimiser_indices")
+
+    def _keeping(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def layer(*arguments: Any, **settings: Any) -> Any:
+            kept, after = forward(*arguments, **settings)
+            for value in tree_leaves(list(vars(kept).values())):
+                if isinstance(value, Tensor):
+                    self._allocations.assign(value, SAVED, only=WORKING)
+            return kept, after
+
+        return layer
+
+    def _move(self, gradient: Tensor, finite: Tensor) -> None:
+        with self._allocations.part("update"):
+            super()._move(gradient, finite)

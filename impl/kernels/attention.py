@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from impl.kernels import interpreted
-from impl.kernels.launch import buffer, on_device, require_contiguous_rows, require_same_shape, require_storage
+from impl.kernels.launch import buffer, launch, require_contiguous_rows, require_same_shape, require_storage
 
 WIDEST = 256
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -216,12 +216,12 @@ def attention_forward(
     blocks = blocks or _blocks(FORWARD, q)
     sequences, count = bounds.numel() - 1, triton.cdiv(longest, blocks.queries)
     if q.numel() and sequences * count:
-        with on_device(q):
-            _attention[(heads * sequences * count,)](
-                q, k, v, bounds, out, lse, sequences, heads, count, scale * LOG2_E.value,
-                *_strides(q, k, v, out), lse.stride(0),
-                *_constants(q, k, blocks), num_warps=blocks.warps, num_stages=blocks.stages,
-            )  # fmt: skip
+        launch(
+            _attention, (heads * sequences * count,),
+            q, k, v, bounds, out, lse, sequences, heads, count, scale * LOG2_E.value,
+            *_strides(q, k, v, out), lse.stride(0),
+            *_constants(q, k, blocks), num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
     return out, lse
 
 
@@ -278,12 +278,12 @@ def query_gradient(
     blocks = blocks or _blocks(QUERY_GRADIENT, q)
     sequences, heads, count = bounds.numel() - 1, q.shape[1], triton.cdiv(longest, blocks.queries)
     if q.numel() and sequences * count:
-        with on_device(q):
-            _query_gradient[(heads * sequences * count,)](
-                dy, q, k, v, y, lse, bounds, dq, delta, sequences, heads, count, _scale(q, scale),
-                *_strides(dy, q, k, v, y, dq), lse.stride(0), delta.stride(0),
-                *_constants(q, k, blocks), num_warps=blocks.warps, num_stages=blocks.stages,
-            )  # fmt: skip
+        launch(
+            _query_gradient, (heads * sequences * count,),
+            dy, q, k, v, y, lse, bounds, dq, delta, sequences, heads, count, _scale(q, scale),
+            *_strides(dy, q, k, v, y, dq), lse.stride(0), delta.stride(0),
+            *_constants(q, k, blocks), num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
 
 
 def key_gradient(
@@ -305,12 +305,12 @@ def key_gradient(
     blocks = blocks or _blocks(KEY_GRADIENT, q)
     sequences, heads, count = bounds.numel() - 1, k.shape[1], triton.cdiv(longest, blocks.keys)
     if q.numel() and sequences * count:
-        with on_device(q):
-            _key_gradient[(heads * sequences * count,)](
-                dy, q, k, v, lse, delta, bounds, dk, dv, sequences, heads, count, _scale(q, scale),
-                *_strides(dy, q, k, v, dk, dv), lse.stride(0), delta.stride(0),
-                *_constants(q, k, blocks), num_warps=blocks.warps, num_stages=blocks.stages,
-            )  # fmt: skip
+        launch(
+            _key_gradient, (heads * sequences * count,),
+            dy, q, k, v, lse, delta, bounds, dk, dv, sequences, heads, count, _scale(q, scale),
+            *_strides(dy, q, k, v, dk, dv), lse.stride(0), delta.stride(0),
+            *_constants(q, k, blocks), num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
 
 
 def _scale(q: Tensor, scale: float | None) -> float:
