@@ -108,8 +108,9 @@ def _errors(rows: list[dict[str, Any]], folder: Path) -> None:
         found = torch.load(path)
         names = [name for name in truth["gradients"] if name in found["gradients"]]
         row["tensors"], row["loss_error"] = len(names), abs(found["loss"] - truth["loss"])
-        squares = [(float((found["gradients"][n].double() - truth["gradients"][n].double()).norm() ** 2), float(truth["gradients"][n].double().norm() ** 2)) for n in names]  # fmt: skip
-        row["gradient_error"] = (sum(e for e, _ in squares) / sum(s for _, s in squares)) ** 0.5
+        wanted, given = ([one["gradients"][name].double() for name in names] for one in (truth, found))
+        error = sum(float((g - w).square().sum()) for g, w in zip(given, wanted, strict=True))
+        row["gradient_error"] = (error / sum(float(w.square().sum()) for w in wanted)) ** 0.5
     plain = next((row.get("gradient_error") for row in rows if row["name"] == "eager"), None)
     for row in rows:
         if plain and "gradient_error" in row:
@@ -128,8 +129,9 @@ def _floor(options: argparse.Namespace, truth: dict[str, Any]) -> float:
 def _print(report: dict[str, Any]) -> None:
     rows = report["rows"]
     peers = [row["ms"] for row in rows if row["name"] in PEERS and "ms" in row and row.get("agrees", True)]
-    print(f"{report['model']}, batch {report['batch']} × {report['seq']} ({report['lengths']}), {'NF4' if report['nf4'] else 'bfloat16'}, "
-          f"{report['device']}, torch {report['torch']}; bf16 matmul {report['matmul_tflops']:.0f} TFLOP/s, floor {report['floor_ms']:.1f} ms")  # fmt: skip
+    held = "NF4" if report["nf4"] else "bfloat16"
+    print(f"{report['model']}, batch {report['batch']} × {report['seq']} ({report['lengths']}), {held}, {report['device']}")
+    print(f"torch {report['torch']}; bf16 matmul {report['matmul_tflops']:.0f} TFLOP/s, floor {report['floor_ms']:.1f} ms")
     print(
         f"{'contender':16} {'ms':>8} {'samples/s':>10} {'GiB':>7} {'share':>6} {'best peer / it':>15} {'gradient error':>15} {'/ eager':>8}"
     )
@@ -183,7 +185,8 @@ def _timed(step: Any, batches: list[dict[str, Any]], steps: int) -> dict[str, An
     # Since the model was built: what a graph holds is allocated while it is captured.
     peak = torch.cuda.max_memory_allocated()
     grown = torch.cuda.memory_stats()["segment.all.allocated"] - segments
-    return {"ms": statistics.median(times), "fastest": min(times), "slowest": max(times), "peak": peak, "reserved": torch.cuda.max_memory_reserved(), "new_segments": grown}  # fmt: skip
+    memory = {"peak": peak, "reserved": torch.cuda.max_memory_reserved(), "new_segments": grown}
+    return {"ms": statistics.median(times), "fastest": min(times), "slowest": max(times), **memory}
 
 
 def _matmul_rate() -> float:

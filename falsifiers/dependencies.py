@@ -57,5 +57,6 @@ def _kernels(claim: Claim, operations: Iterable[str]) -> list[str]:
 
 
 def _files(functions: Iterable[Callable[..., Any]]) -> list[str]:
+    """Where the functions are written; one that somebody put in from outside has no file in the checkout."""
     paths = {Path(inspect.getsourcefile(inspect.unwrap(function)) or "").resolve() for function in functions}
-    return sorted(path.relative_to(ROOT).as_posix() for path in paths)
+    return sorted(path.relative_to(ROOT).as_posix() for path in paths if path.is_file() and path.is_relative_to(ROOT))

@@ -97,7 +97,7 @@ def test_a_factor_is_the_worst_machine_with_the_margin_and_at_least_one() -> Non
             }
         }
     }
-    assert calibration_record.factors(record, "A", "float32") == {"rms": 4.0, "row": 1.0, "max": 6.0}
+    assert calibration_record.factors(record, "A", "float32") == {"rms": 3.0, "row": 1.0, "max": 4.5}
 
 
 def test_samples_of_one_machine_are_joined_and_those_of_others_kept_apart(tmp_path: Path) -> None:

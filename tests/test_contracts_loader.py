@@ -227,7 +227,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"kind": "invariant"}, "", "missing key 'check' (kind: invariant)"),
     ({"kind": "invariant", "check": "softmax_sum_to_one"}, "check", "did you mean 'softmax_sums_to_one'?"),
     ({"kind": "metamorphic", "check": "softmax_sums_to_one"}, "check", "is for invariant, bound; the claim's kind is metamorphic"),
-    ({"path": "cuda"}, "path", "unknown path 'cuda'; expected one of torch, triton"),
+    ({"path": "cuda"}, "path", "unknown path 'cuda'; expected one of fused, torch, triton"),
     ({"path": "triton", "domain__dtype": ["float32", "float64"]}, "path", "its kernels have no float64"),
     ({"kind": "gradient", "operation": "clip_by_global_norm"}, "kind", "the operation 'clip_by_global_norm' has no gradients"),
     ({"operation": "load_corpus"}, "kind", "parity: the procedure 'load_corpus' has no reference"),
