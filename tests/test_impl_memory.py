@@ -295,7 +295,7 @@ def test_the_estimate_of_the_hand_written_layers_is_what_their_step_allocates(
     config = DecoderConfig(family, 64, 64, 128, 3, 4, 2, 16, 1e-6, 1e4, True, 128)
     adaptation = Adaptation(3, 4, 8.0, targets, pooling, nf4)
     found = estimate_fused(config, adaptation, 6, 100, torch.float32)
-    assert found.total - found.parts["library_workspace"] == pytest.approx(fused_step(config, adaptation, (6, 100)).peak, rel=0.02)
+    assert found.total - found.parts["library_workspace"] == pytest.approx(fused_step(config, adaptation, (6, 100)).peak, rel=0.002)
 
 
 def test_the_workspace_of_the_library_is_counted_on_cuda_only() -> None:
