@@ -90,8 +90,9 @@ def require_equal(group: Group, tensors: Mapping[str, Tensor]) -> None:
     """Raises WorkerFailed on every rank where a tensor is not the same, bit for bit, on all of them; it names tensor and ranks."""
     if group.size == 1 or not tensors:
         return
-    hashes = group.gather(torch.stack([fingerprint(tensor) for tensor in tensors.values()]))
-    different = (hashes != hashes[0]).cpu()
+    # Some of a trainer's state is on the host and some on the device.
+    hashes = group.gather(torch.stack([fingerprint(tensor).cpu() for tensor in tensors.values()]))
+    different = hashes != hashes[0]
     if different.any():
         first = int(different.any(dim=0).int().argmax())
         ranks = ", ".join(str(rank) for rank in different[:, first].nonzero().flatten().tolist())

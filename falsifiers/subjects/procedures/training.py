@@ -260,7 +260,9 @@ def _pipeline(scalars: Scalars, device: torch.device) -> ClassifyPipeline:
     from falsifiers.subjects.implementation import _config  # imports this package
 
     architecture = dataclasses.replace(_config(scalars["scalars"]), max_positions=1024)
-    config = ClassifyConfig.from_mapping(scalars["settings"])
+    # What a step read is taken from the calls of operations, which the hand-written layers do not make.
+    engine = {"engine": "torch"} if scalars.get("record") else {}
+    config = ClassifyConfig.from_mapping({**scalars["settings"], **engine})
     parameters = {name.removeprefix("parameters/"): torch.tensor(value, dtype=torch.float32) for name, value in scalars["inputs"].items()}
     tokens = ByteTokens(config.max_seq_len, config.padding_side)
     from impl.classifier import Adaptation
