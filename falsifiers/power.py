@@ -7,6 +7,7 @@ import copy
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -275,5 +276,11 @@ def run(tasks: Sequence[Task], processes: int) -> Iterator[list[Cell]]:
     if processes < 2 or len(tasks) < 2:
         yield from map(work, tasks)
         return
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield from pool.imap_unordered(work, tasks)
+    # Not a Pool: its workers are daemons, which may have no children, and some procedures run in processes of their own.
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        pending = [pool.submit(work, task) for task in tasks]
+        try:
+            yield from (future.result() for future in as_completed(pending))
+        finally:
+            for future in pending:
+                future.cancel()
