@@ -1,0 +1,175 @@
+"""The hand-written training step against automatic differentiation on the same parameters; without a GPU by Triton's interpreter."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from impl.classifier import Adaptation, Classifier, initial_trainable
+from impl.config import ClassifyConfig, DecoderConfig
+from impl.decoder import random_tensors
+from impl.fused import model as model_module
+from impl.fused import packing
+from impl.fused import step as step_module
+from impl.fused.packing import pack, sizes_of
+from impl.fused.step import FusedTrainer, runs_fused, why_not
+from impl.trainer import Batch, Trainer
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes its time for every block of tokens."""
+    for module in (packing, model_module, step_module):
+        monkeypatch.setattr(module, "GRAIN", 16)
+
+
+def classifier(family: str = "qwen2", targets: str = "q_v", pooling: str = "last", nf4: bool = False) -> Classifier:
+    config = DecoderConfig(
+        family=family, vocab=32, hidden=64, intermediate=128, layers=2, heads=4, kv_heads=2, head_dim=16,
+        eps=1e-6, theta=1e4, tied=True, max_positions=64,
+    )  # fmt: skip
+    adaptation = Adaptation(3, 4, 8.0, targets, pooling, nf4)
+    generator = torch.Generator().manual_seed(1)
+
+    def moved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value + 0.1 * torch.randn(value.shape, generator=generator) for name, value in tensors.items()}
+
+    base, trainable = moved(random_tensors(config, 1)), moved(initial_trainable(config, adaptation, 2))
+    return Classifier(config, adaptation, base, trainable, dtype=torch.float32, device=DEVICE)
+
+
+def batch(count: int = 5, seq: int = 9, several: bool = False) -> Batch:
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(0, 32, (count, seq), generator=generator)
+    mask = torch.rand(count, seq, generator=generator) < 0.7
+    mask[:, 3] = True
+    labels = torch.randint(0, 3, (count,), generator=generator)
+    hot = (torch.rand(count, 3, generator=generator) < 0.5).float()
+    return Batch(ids.to(DEVICE), mask.to(DEVICE), (hot if several else labels).to(DEVICE))
+
+
+def both(several: bool = False, micro: int = 8, **model: Any) -> tuple[Trainer, FusedTrainer]:
+    weights = None if several else torch.tensor([0.5, 1.0, 1.5], device=DEVICE)
+    settings: dict[str, Any] = {
+        "total_steps": 4,
+        "micro_batch": micro,
+        "learning_rate": 1e-2,
+        "multi_label": several,
+        "warmup_fraction": 0.0,
+    }
+    settings["class_weights"] = weights
+    return Trainer(classifier(**model), **settings), FusedTrainer(classifier(**model), longest=9, **settings)
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    return float((one - other).norm() / one.norm())
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"family": "qwen2", "targets": "q_v", "pooling": "last", "nf4": True},
+        {"family": "qwen3", "targets": "all", "pooling": "mean", "nf4": True},
+        {"family": "llama", "targets": "all", "pooling": "first", "nf4": False},
+    ],
+    ids=lambda model: "-".join(map(str, model.values())),
+)
+def test_loss_and_gradient_are_those_of_automatic_differentiation(model: dict[str, Any]) -> None:
+    torch_trainer, fused = both(**model)
+    expected, found = torch_trainer.accumulate(batch()), fused.accumulate(batch())
+    assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert (found.correct, found.total) == (expected.correct, expected.total)
+    assert apart(torch_trainer.gradient_vector(), fused.gradient_vector()) < 1e-5
+
+
+def test_a_step_moves_parameters_and_moments_alike_in_uneven_micro_batches() -> None:
+    torch_trainer, fused = both(micro=2, pooling="mean")
+    for _ in range(2):
+        expected, found = torch_trainer.train_batch(batch()), fused.train_batch(batch())
+        assert found.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-4)
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert apart(getattr(torch_trainer.optimiser, name), getattr(fused.optimiser, name)) < 1e-4
+    assert apart(torch_trainer.optimiser.flat(), fused.optimiser.flat()) < 1e-3
+    assert fused.optimiser.steps == 2
+
+
+def test_several_labels_a_sample() -> None:
+    torch_trainer, fused = both(several=True, pooling="mean")
+    expected, found = torch_trainer.accumulate(batch(several=True)), fused.accumulate(batch(several=True))
+    assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert apart(torch_trainer.gradient_vector(), fused.gradient_vector()) < 1e-5
+
+
+def test_the_classifier_goes_on_working_on_the_joined_weights_and_a_state_can_be_put_back() -> None:
+    torch_trainer, fused = both(nf4=True)
+    state = fused.state()
+    fused.train_batch(batch())
+    moved = fused.optimiser.flat()
+    fused.load_state(state)
+    assert torch.equal(fused.optimiser.flat(), torch_trainer.optimiser.flat())
+    assert not torch.equal(moved, fused.optimiser.flat())
+    one, other = (trainer.forward_only(batch(), probabilities=True).probabilities for trainer in (torch_trainer, fused))
+    assert one is not None
+    assert other is not None
+    assert torch.equal(one, other)
+    fused.train_batch(batch())
+    assert torch.allclose(fused.optimiser.flat(), moved)
+
+
+def test_packing_keeps_every_real_token_once_with_its_position() -> None:
+    given = batch()
+    sizes = sizes_of(given)
+    packed = pack(given, 8, sizes.total)
+    bounds = packed.bounds.tolist()
+    assert len(packed.input_ids) % 16 == 0
+    assert bounds[-2:] == [sizes.total, len(packed.input_ids)]
+    for row in range(5):
+        inside = slice(bounds[row], bounds[row + 1])
+        assert torch.equal(packed.input_ids[inside], given.input_ids[row][given.mask[row]])
+        assert packed.positions[inside].tolist() == list(range(bounds[row + 1] - bounds[row]))
+    assert packed.real.tolist() == [1.0] * 5 + [0.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input_ids": torch.full((5, 9), 32)}, "input_ids"),
+        ({"labels": torch.full((5,), 3)}, "labels"),
+        ({"mask": torch.zeros(5, 9, dtype=torch.bool)}, "mask"),
+    ],
+)
+def test_bad_values_are_refused_and_change_nothing(change: dict[str, Tensor], message: str) -> None:
+    _, fused = both()
+    before = fused.optimiser.flat()
+    given = {**vars(batch()), **{name: value.to(DEVICE) for name, value in change.items()}}
+    with pytest.raises(ValueError, match=message):
+        fused.train_batch(Batch(**given))
+    assert torch.equal(before, fused.optimiser.flat())
+
+
+def test_a_sample_longer_than_the_trainer_was_made_for_is_refused() -> None:
+    _, fused = both()
+    long = Batch(torch.zeros(1, 10, dtype=torch.int64), torch.ones(1, 10, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(ValueError, match="10 tokens; this trainer was made for at most 9"):
+        fused.train_batch(Batch(*(value.to(DEVICE) for value in vars(long).values())))
+
+
+def test_a_weight_that_is_not_finite_stops_the_step_and_changes_nothing() -> None:
+    _, fused = both()
+    with torch.no_grad():
+        fused.classifier.model.norm.weight[0] = torch.nan
+    before = fused.optimiser.flat()
+    with pytest.raises((ValueError, FloatingPointError)):
+        fused.train_batch(batch())
+    assert torch.equal(before, fused.optimiser.flat())
+    assert fused.optimiser.steps == 0
+
+
+def test_which_engine_runs() -> None:
+    cpu = torch.device("cpu")
+    assert not runs_fused(ClassifyConfig(), cpu)
+    assert not runs_fused(ClassifyConfig(engine="torch"), cpu)
+    assert "float64" in str(why_not(torch.float64, cpu))
