@@ -314,9 +314,13 @@ def test_ctrl_c_stops_after_the_step_and_resume_goes_on(
     trained: Path, model: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["train", *at(model, place), *SMALL, "--learning-rate", "3e-2"]
-    with monkeypatch.context() as patch:
-        broken_off(patch, 7, lambda: os.kill(os.getpid(), signal.SIGINT))
-        assert main(command) == 2
+    before_test = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what runs in the background ignore it
+    try:
+        with monkeypatch.context() as patch:
+            broken_off(patch, 7, lambda: os.kill(os.getpid(), signal.SIGINT))
+            assert main(command) == 2
+    finally:
+        signal.signal(signal.SIGINT, before_test)
     assert "interrupted after step 8; the same command with --resume goes on" in capsys.readouterr().err
     assert [each["step"] for each in metrics(place / "run") if each["kind"] == "step"] == list(range(1, 9))
     assert main([*command, "--resume"]) == 0
@@ -327,9 +331,14 @@ def test_ctrl_c_stops_after_the_step_and_resume_goes_on(
     assert files(place / "run") == before
 
 
+def hears_ctrl_c() -> None:
+    """A shell lets what it runs in the background ignore Ctrl-C, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_a_process_that_gets_ctrl_c_says_how_to_go_on(model: Path, place: Path) -> None:
     command = [sys.executable, "-m", "impl", "train", *at(model, place), *SMALL, "--epochs", "100000"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hears_ctrl_c)
     deadline = time.monotonic() + 300
     while not (place / "run" / "metrics.jsonl").exists() and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
