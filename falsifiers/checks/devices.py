@@ -229,11 +229,9 @@ def quantised_one_at_a_time(attack: Attack, case: Case) -> list[Comparison]:
         else:
             found.append(compare_exactly(name, np.abs(padded).max(axis=1), answer[f"absmax/{name}"]))
     # One weight, and what quantising it takes: scaled copies in float32 and its codes in int64 before they are packed.
-    # Of weights that go to another device, the embedding among them, the host holds one at a time.
-    on_host = attack.subject.device == "cpu"
-    beyond = max(0.0, float(answer["peak"]) - float(answer["resident"] if on_host else 0))
-    largest = max(weight.nbytes for weight in (projections if on_host else tensors).values())
-    found.append(value_at_most("beyond what stays, in largest weights", beyond / largest, 6))
+    beyond = max(0.0, float(answer["peak"]) - float(answer["resident"] if attack.subject.device == "cpu" else 0))
+    largest = max(weight.nbytes for weight in projections.values())
+    found.append(value_at_most("beyond what stays, in largest projections", beyond / largest, 6))
     return found
 
 

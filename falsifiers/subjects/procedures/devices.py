@@ -205,7 +205,9 @@ def _allocated(place: torch.device, mapped: Collection[int] = ()) -> Iterator[di
         with _silent():
             profiler.stop()
     inner: Any = profiler.profiler
-    events = sorted((event.start_ns(), event.nbytes()) for event in inner.kineto_results.events() if event.name() == "[memory]")
+    # Among them are those of a GPU, where there is one.
+    memory = (event for event in inner.kineto_results.events() if event.name() == "[memory]")
+    events = sorted((event.start_ns(), event.nbytes()) for event in memory if event.device_type() == torch.autograd.DeviceType.CPU)
     found["peak"] = int(np.cumsum([0, *(size for _, size in events if abs(size) not in mapped)]).max())
 
 
