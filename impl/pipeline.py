@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from impl import dispatch
-from impl.adapter import ADAPTER_CONFIG, BESIDE, Adapter, load_adapter, read_object, save_adapter
+from impl.adapter import Adapter, save_adapter
 from impl.checkpoint import Checkpoint, load_checkpoint
 from impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable, trainable_shapes
 from impl.config import BALANCED, ClassifyConfig, DecoderConfig, target_modules
@@ -24,12 +24,12 @@ from impl.fused.step import FusedTrainer, runs_fused
 from impl.group import ALONE, Group
 from impl.merge import save_merged
 from impl.samples import Samples, split_validation, tokenize
+from impl.saved import RANDOM, Saved, is_merged, open_adapter, open_merged
 from impl.tensors import Tensors
 from impl.tokens import ByteTokens, Tokens, load_tokenizer
 from impl.trainer import Batch, BatchResult, Trainer, class_probabilities, classes_of
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_RANDOM = "random_architecture"
 Texts = Sequence[str]
 Given = Samples | Sequence[Sample]
 
@@ -37,8 +37,9 @@ Given = Samples | Sequence[Sample]
 class ClassifyPipeline:
     """Architecture, base weights and trainable tensors on a device, with the tokens and settings of a run.
 
-    Made by one of the class methods. `source` is the checkpoint's folder, None for random weights. Steps outside `fit` are made by
-    `trainer`, at the settings' learning rate until another is set.
+    Made by one of the class methods. `source` is the checkpoint's folder, None for random weights; `merged` says that the updates are in
+    the base weights, so that there is nothing to train. Steps outside `fit` are made by `trainer`, at the settings' learning rate until
+    another is set.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ClassifyPipeline:
         trainable: Tensors,
         tokens: Tokens,
         *,
+        adaptation: Adaptation | None = None,
         device: torch.device | str = "cpu",
         source: Path | None = None,
         group: Group = ALONE,
@@ -56,7 +58,8 @@ class ClassifyPipeline:
         _require_fitting(architecture, config, tokens)
         self.architecture, self.config, self.tokens, self.source, self.group = architecture, config, tokens, source, group
         self.device = resolve_device(device) if isinstance(device, str) else device
-        self.adaptation = Adaptation.of(config)
+        self.adaptation = adaptation or Adaptation.of(config)
+        self.merged = not self.adaptation.targets
         self.class_weights = None if isinstance(config.class_weights, str) else config.class_weights
         dtype = _DTYPES[config.dtype]
         self.classifier = Classifier(architecture, self.adaptation, base, trainable, dtype=dtype, device=self.device)
@@ -87,33 +90,41 @@ class ClassifyPipeline:
     def from_adapter(
         cls, folder: Path, model: Path | None = None, *, device: torch.device | str = "cpu", group: Group = ALONE
     ) -> "ClassifyPipeline":
-        """A saved adapter on its base, or on the checkpoint `model`, with the settings that it was saved with.
-
-        Raises a ValueError for an adapter that names no base where no `model` is given, and as `load_adapter` and `load_checkpoint` do.
-        """
-        values = read_object(folder / ADAPTER_CONFIG)
-        found = model or values.get("base_model_name_or_path")
-        if found is None:
-            return cls._on_random(folder, device, group)
-        place = resolve_device(device) if isinstance(device, str) else device
-        checkpoint = load_checkpoint(Path(found))
-        adapter = load_adapter(folder, checkpoint.config)
-        config = _settings(adapter, folder)
-        tokens = load_tokenizer(Path(found), config.max_seq_len, config.padding_side)
-        return cls(checkpoint.config, config, checkpoint.tensors, adapter.trainable, tokens, device=place, source=Path(found), group=group)
+        """A saved adapter on its base, or on the checkpoint `model`, with its own settings. Raises as `open_adapter` does."""
+        return cls._of(open_adapter(folder, model), device, group)
 
     @classmethod
-    def _on_random(cls, folder: Path, device: torch.device | str, group: Group) -> "ClassifyPipeline":
-        """An adapter that was trained on random weights, which its settings give again."""
-        beside = read_object(folder / BESIDE) if (folder / BESIDE).is_file() else {}
-        architecture = beside.get("extra", {}).get(_RANDOM)
-        if architecture is None:
-            raise ValueError(f"{folder / ADAPTER_CONFIG}: no base_model_name_or_path; say on which checkpoint the adapter was trained")
-        config = DecoderConfig(**architecture)
-        adapter = load_adapter(folder, config)
-        settings = _settings(adapter, folder)
-        tokens = ByteTokens(settings.max_seq_len, settings.padding_side)
-        return cls(config, settings, random_tensors(config, settings.seed), adapter.trainable, tokens, device=device, group=group)
+    def from_merged(cls, folder: Path, *, device: torch.device | str = "cpu", group: Group = ALONE) -> "ClassifyPipeline":
+        """What `merge` wrote, which answers and is evaluated as the adapter was; it is not trained. Raises as `open_merged` does."""
+        return cls._of(open_merged(folder), device, group)
+
+    @classmethod
+    def from_saved(
+        cls, folder: Path, model: Path | None = None, *, device: torch.device | str = "cpu", group: Group = ALONE
+    ) -> "ClassifyPipeline":
+        """An adapter or a merged model, by what the folder holds.
+
+        Raises a ValueError for a folder of neither, and for a `model` beside a merged one.
+        """
+        if not is_merged(folder):
+            return cls.from_adapter(folder, model, device=device, group=group)
+        if model is not None:
+            raise ValueError(f"{folder} is a merged model with weights of its own; leave the base {model} out")
+        return cls.from_merged(folder, device=device, group=group)
+
+    @classmethod
+    def _of(cls, saved: Saved, device: torch.device | str, group: Group) -> "ClassifyPipeline":
+        return cls(
+            saved.architecture,
+            saved.config,
+            saved.base,
+            saved.adapter.trainable,
+            saved.tokens,
+            adaptation=saved.adapter.adaptation,
+            device=device,
+            source=saved.source,
+            group=group,
+        )
 
     def start(self, total_steps: int | None, class_weights: Sequence[float] | None = None) -> Trainer:
         """A new trainer, with moments of zero, at the settings' schedule over that many steps, or at their rate without an end.
@@ -123,7 +134,7 @@ class ClassifyPipeline:
         config = self.config
         if class_weights is not None:
             self.class_weights = tuple(class_weights)
-        make = partial(FusedTrainer, longest=config.max_seq_len) if runs_fused(config, self.device) else Trainer
+        make = partial(FusedTrainer, longest=config.max_seq_len) if self._fused() else Trainer
         self.trainer = make(
             self.classifier,
             total_steps=total_steps,
@@ -205,6 +216,7 @@ class ClassifyPipeline:
         on_epoch: OnEpoch | None = None,
     ) -> FitResult:
         """A whole run, as `impl.fit.fit` says. Without validation samples `validation_fraction` of the training samples are kept for it."""
+        self._require_updates()
         samples, held_out = self._samples(train), None if validation is None else self._samples(validation)
         if held_out is None and self.config.validation_fraction > 0:
             samples, held_out = split_validation(samples, self.config.validation_fraction, self.config.seed)
@@ -215,18 +227,15 @@ class ClassifyPipeline:
 
     def save(self, folder: Path) -> None:
         """The adapter and head in PEFT's format with the settings beside; a folder that holds an adapter is replaced."""
-        trainable = {name: parameter.detach() for name, parameter in self.classifier.trainable_parameters().items()}
-        extra: dict[str, Any] = {"settings": {**dataclasses.asdict(self.config), "class_weights": self.class_weights}}
-        if self.source is None:
-            extra[_RANDOM] = dataclasses.asdict(self.architecture)
+        self._require_updates()
         base = None if self.source is None else self.source.resolve()
-        save_adapter(folder, self.architecture, self.adaptation, trainable, base=base, extra=extra)
+        save_adapter(folder, self.architecture, self.adaptation, self._trainable(), base=base, extra=self._extra())
 
     def merge(self, folder: Path) -> None:
         """A plain Hugging Face checkpoint with the updates in its weights, and the head beside. Raises a FileExistsError."""
+        self._require_updates()
         base = random_tensors(self.architecture, self.config.seed) if self.source is None else load_checkpoint(self.source).tensors
-        trainable = {name: parameter.detach().cpu() for name, parameter in self.classifier.trainable_parameters().items()}
-        adapter = Adapter(self.adaptation, trainable, self.source, {"settings": dataclasses.asdict(self.config)})
+        adapter = Adapter(self.adaptation, self._trainable(), self.source, self._extra())
         save_merged(folder, Checkpoint(self.architecture, base), adapter, source=self.source, quantized_as=_DTYPES[self.config.dtype])
 
     def summary(self) -> str:
@@ -238,13 +247,35 @@ class ClassifyPipeline:
             "model": f"{shape.family}, {shape.layers} layers, hidden {shape.hidden}, {self.source or 'random weights'}",
             "device": f"{self.device}, {config.dtype}, base weights in {'NF4' if config.quantize_nf4 else config.dtype}",
             "kernels": dispatch.describe_kernels(self.device),
-            "steps": "hand-written layers in CUDA graphs" if runs_fused(config, self.device) else "automatic differentiation",
+            "steps": self._steps(),
             "tokens": f"{self.tokens.description}, at most {config.max_seq_len}, padded on the {config.padding_side}",
-            "LoRA": f"rank {config.lora_rank}, alpha {config.lora_alpha:g}, on {', '.join(target_modules(config.lora_targets))}",
+            "LoRA": f"rank {config.lora_rank}, alpha {config.lora_alpha:g}, on {', '.join(target_modules(config.lora_targets))}"
+            + (", merged into the base weights" if self.merged else ""),
             "head": f"{config.num_classes} {'labels' if config.multi_label else 'classes'}, {config.pooling} pooling",
             "parameters": f"{trainable:,} trainable, {frozen:,} frozen",
         }
         return "\n".join(f"{name + ':':<12}{text}" for name, text in lines.items())
+
+    def _fused(self) -> bool:
+        return not self.merged and runs_fused(self.config, self.device)
+
+    def _steps(self) -> str:
+        """What computes training steps, in words."""
+        if self.merged:
+            return "none: a merged model is not trained"
+        return "hand-written layers in CUDA graphs" if self._fused() else "automatic differentiation"
+
+    def _trainable(self) -> dict[str, Tensor]:
+        return {name: parameter.detach().cpu() for name, parameter in self.classifier.trainable_parameters().items()}
+
+    def _extra(self) -> dict[str, Any]:
+        """What comes back with a saved adapter or merged model: the settings, with what "balanced" stood for as numbers."""
+        extra: dict[str, Any] = {"settings": {**dataclasses.asdict(self.config), "class_weights": self.class_weights}}
+        return extra if self.source is not None else extra | {RANDOM: dataclasses.asdict(self.architecture)}
+
+    def _require_updates(self) -> None:
+        if self.merged:
+            raise ValueError(f"{self.source} is a merged model: its updates are in its weights; train, save and merge from the adapter")
 
     def _samples(self, given: Given) -> Samples:
         if isinstance(given, Samples):
@@ -256,6 +287,7 @@ class ClassifyPipeline:
         return samples.batch(range(len(samples)), self.tokens, self.device)
 
     def _ready(self) -> Trainer:
+        self._require_updates()
         if self.config.class_weights == BALANCED and self.class_weights is None:
             raise ValueError("class_weights is 'balanced', which fit() takes from the training samples; single steps need numbers")
         return self.trainer
@@ -274,20 +306,3 @@ def _require_fitting(architecture: DecoderConfig, config: ClassifyConfig, tokens
         raise ValueError(f"{tokens.description}: the model has {architecture.vocab} embeddings, fewer than there are tokens")
     if config.max_seq_len > architecture.max_positions:
         raise ValueError(f"max_seq_len is {config.max_seq_len}: the model was made for at most {architecture.max_positions} positions")
-
-
-def _settings(adapter: Adapter, folder: Path) -> ClassifyConfig:
-    """The settings beside an adapter; without them, as PEFT's own adapters are, the defaults and what the adapter itself says."""
-    adaptation = adapter.adaptation
-    own = {
-        "num_classes": adaptation.classes,
-        "lora_rank": adaptation.rank,
-        "lora_alpha": adaptation.alpha,
-        "lora_targets": adaptation.targets,
-        "pooling": adaptation.pooling,
-        "quantize_nf4": adaptation.nf4,
-    }
-    try:
-        return ClassifyConfig.from_mapping({**adapter.extra.get("settings", {}), **own})
-    except ValueError as error:
-        raise ValueError(f"{folder / BESIDE}: {error}") from None

@@ -197,19 +197,35 @@ def test_several_labels_a_text(model: Path, place: Path, capsys: pytest.CaptureF
     assert "yes, found" in capsys.readouterr().out
 
 
-def test_merged_weights_answer_as_the_adapter(trained: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_merged_model_answers_as_the_adapter(trained: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["merge", "--adapter", str(trained), "--output", "merged"]) == 0
-    from impl.classifier import Classifier
-    from impl.merge import load_merged
-    from impl.tokens import load_tokenizer
-
     capsys.readouterr()
-    assert main(["predict", "--adapter", str(trained), WORDS[1]]) == 0
-    expected = json.loads(capsys.readouterr().out)["probabilities"]
-    checkpoint, merged = load_merged(place / "merged")
-    classifier = Classifier(checkpoint.config, merged.adaptation, checkpoint.tensors, merged.trainable, dtype=torch.float32)
-    logits = classifier(*load_tokenizer(place / "merged", 32).batch([WORDS[1]]))
-    assert torch.softmax(logits, dim=-1).flatten().tolist() == pytest.approx(expected, rel=1e-4)
+
+    def answers(*words: str) -> list[dict[str, Any]]:
+        assert main([*words]) == 0
+        return [json.loads(text) for text in capsys.readouterr().out.splitlines()]
+
+    opened = (["--adapter", str(trained)], ["--model", "merged"], ["--adapter", "merged"])
+    adapter, *merged = (answers("predict", *options, "--corpus", "corpus.jsonl") for options in opened)
+    for found in merged:
+        assert [row["label"] for row in found] == [row["label"] for row in adapter]
+        for one, other in zip(found, adapter, strict=True):
+            assert one["probabilities"] == pytest.approx(other["probabilities"], rel=1e-4)
+    (one,), (other,) = (answers("evaluate", *options, "--corpus", "corpus.jsonl", "--json") for options in opened[:2])
+    assert (other["loss"], other["confusion"]) == (pytest.approx(one["loss"], rel=1e-4), one["confusion"])
+    assert main(["summary", "--adapter", "merged"]) == 0
+    assert "merged into the base weights" in capsys.readouterr().out
+    before = files(place)
+    for words, expected in (
+        (["merge", "--adapter", "merged", "--output", "again"], "merged is a merged model"),
+        (["predict", "--adapter", "merged", "--model", "merged", "a"], "leave the base merged out"),
+        (["predict", "--model", str(trained / "last"), "a"], f"is an adapter; expected --adapter {trained / 'last'}"),
+        (["summary", "--adapter", "merged", "--memory"], "--memory: expected a model to train on"),
+    ):
+        assert main(words) == 4
+        out, err = capsys.readouterr()
+        assert (out, expected in err) == ("", True), err
+    assert files(place) == before
 
 
 def test_summary_of_a_model_and_of_an_adapter(trained: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -504,8 +520,11 @@ def test_a_run_is_not_overwritten_and_not_continued_as_another(model: Path, plac
         (["train"], "the following arguments are required: --model, --corpus, --output"),
         (["evaluate", "--adapter", "RUN"], "required: --corpus"),
         (["evaluate", "--adapter", "RUN", "--corpus", "nowhere"], "nowhere: no such file"),
-        (["evaluate", "--adapter", "nowhere", "--corpus", "corpus.jsonl"], "nowhere/adapter_config.json"),
-        (["evaluate", "--adapter", "MODEL", "--corpus", "corpus.jsonl"], "adapter_config.json"),
+        (["evaluate", "--corpus", "corpus.jsonl"], "expected --adapter DIR, or --model DIR with a merged model"),
+        (["evaluate", "--adapter", "nowhere", "--corpus", "corpus.jsonl"], "nowhere: no such folder"),
+        (["evaluate", "--adapter", "MODEL", "--corpus", "corpus.jsonl"], "neither an adapter (adapter_config.json) nor a merged model"),
+        (["predict", "--model", "MODEL", "a"], "a checkpoint without a head (no head.safetensors)"),
+        (["predict", "--model", "nowhere", "a"], "nowhere: no such folder"),
         (["evaluate", "--adapter", "RUN", "--corpus", "corpus.jsonl", "--model", "nowhere"], "nowhere: no such folder"),
         (["predict", "--adapter", "RUN"], "expected exactly one of TEXT…, --corpus FILE and --input FILE"),
         (["predict", "--adapter", "RUN", "a", "--input", "-"], "expected exactly one of"),

@@ -13,7 +13,6 @@ from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from impl.checkpoint import read_config
 from impl.config import ClassifyConfig, DecoderConfig
 from impl.corpus import Sample, load_corpus
-from impl.merge import load_merged
 from impl.pipeline import ClassifyPipeline
 from impl.samples import tokenize
 from impl.trainer import BatchResult
@@ -227,19 +226,77 @@ def test_an_adapter_without_a_base_or_with_bad_settings_is_refused(tmp_path: Pat
 
 @pytest.mark.parametrize("nf4", [False, True])
 def test_the_merged_model_answers_as_the_pipeline(tmp_path: Path, nf4: bool) -> None:
-    used = ClassifyPipeline.from_pretrained(CHECKPOINT, replace(CONFIG, num_classes=5, quantize_nf4=nf4))
+    used = ClassifyPipeline.from_pretrained(CHECKPOINT, replace(CONFIG, num_classes=5, quantize_nf4=nf4, learning_rate=5e-2))
     corpus = load_corpus(CORPUS_HELDOUT, 5)[:8]
-    used.train_batch(corpus)
-    used.merge(tmp_path / "merged")
-    checkpoint, adapter = load_merged(tmp_path / "merged")
-    unquantised = replace(used.config, quantize_nf4=False)
-    config = replace(unquantised, lora_rank=1, lora_alpha=1.0)
-    names = {f"lora_{factor}" for factor in "AB"}
-    fresh = ClassifyPipeline.from_pretrained(tmp_path / "merged", config)
-    blank = {name: value for name, value in fresh.classifier.trainable_parameters().items() if any(part in name for part in names)}
-    plain = ClassifyPipeline(checkpoint.config, config, checkpoint.tensors, {**blank, **adapter.trainable}, used.tokens)
     texts = [sample.text for sample in corpus]
-    torch.testing.assert_close(plain.probabilities(texts), used.probabilities(texts), rtol=1e-4, atol=1e-5)
+    before = used.probabilities(texts)
+    for _ in range(3):
+        used.train_batch(corpus)
+    used.class_weights = (0.5, 0.5, 1.0, 1.5, 1.5)
+    used.start(None)
+    used.merge(tmp_path / "merged")
+    merged = ClassifyPipeline.from_saved(tmp_path / "merged")
+    assert float((used.probabilities(texts) - before).abs().max()) > 0.05
+    torch.testing.assert_close(merged.probabilities(texts), used.probabilities(texts), rtol=1e-4, atol=1e-5)
+    assert merged.predict(texts) == used.predict(texts)
+    one, other = merged.evaluate(corpus), used.evaluate(corpus)
+    assert one.loss == pytest.approx(other.loss, rel=1e-4)
+    assert one.confusion == other.confusion
+    assert merged.config == replace(used.config, quantize_nf4=False, class_weights=used.class_weights)
+    assert "merged into the base weights" in merged.summary()
+
+
+def test_a_merged_model_of_random_weights_keeps_their_tokens(tmp_path: Path) -> None:
+    used = pipeline(multi_label=True, quantize_nf4=True, pooling="last")
+    used.train_batch(SEVERAL)
+    used.merge(tmp_path / "merged")
+    merged = ClassifyPipeline.from_merged(tmp_path / "merged")
+    texts = [sample.text for sample in SEVERAL]
+    torch.testing.assert_close(merged.probabilities(texts), used.probabilities(texts), rtol=1e-4, atol=1e-5)
+
+
+def test_a_merged_model_is_not_trained(tmp_path: Path) -> None:
+    pipeline().merge(tmp_path / "merged")
+    merged = ClassifyPipeline.from_merged(tmp_path / "merged")
+    attempts = (
+        lambda: merged.train_batch(SAMPLES),
+        lambda: merged.accumulate(SAMPLES),
+        lambda: merged.fit(SAMPLES, None, tmp_path / "run"),
+        lambda: merged.save(tmp_path / "adapter"),
+        lambda: merged.merge(tmp_path / "again"),
+    )
+    for attempt in attempts:
+        with pytest.raises(ValueError, match="merged is a merged model: its updates are in its weights"):
+            attempt()
+    assert [path.name for path in tmp_path.iterdir()] == ["merged"]
+
+
+def test_a_folder_is_an_adapter_or_a_merged_model_or_refused(tmp_path: Path) -> None:
+    pipeline().save(tmp_path / "adapter")
+    pipeline().merge(tmp_path / "merged")
+    assert not ClassifyPipeline.from_saved(tmp_path / "adapter").merged
+    with pytest.raises(ValueError, match=r"weights of its own; leave the base .* out"):
+        ClassifyPipeline.from_saved(tmp_path / "merged", CHECKPOINT)
+    with pytest.raises(ValueError, match=r"neither an adapter .* nor a merged model .*; it is a checkpoint without a head"):
+        ClassifyPipeline.from_saved(CHECKPOINT)
+    with pytest.raises(ValueError, match=r"neither an adapter .* it is something else"):
+        ClassifyPipeline.from_saved(tmp_path)
+    with pytest.raises(FileNotFoundError, match="nowhere: no such folder"):
+        ClassifyPipeline.from_saved(tmp_path / "nowhere")
+    (tmp_path / "merged" / "head.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"head\.safetensors: no such file"):
+        ClassifyPipeline.from_saved(tmp_path / "merged")
+
+
+@pytest.mark.parametrize("content", [3, [], {"family": "qwen3"}, {"hidden": "wide"}])
+def test_a_damaged_random_architecture_is_refused(content: Any, tmp_path: Path) -> None:
+    pipeline().save(tmp_path / "adapter")
+    path = tmp_path / "adapter" / "blackswan.json"
+    stored = json.loads(path.read_text())
+    stored["extra"]["random_architecture"] = content
+    path.write_text(json.dumps(stored))
+    with pytest.raises(ValueError, match=r"blackswan\.json: random_architecture is no architecture"):
+        ClassifyPipeline.from_adapter(tmp_path / "adapter")
 
 
 def test_the_summary_counts_what_is_trained() -> None:

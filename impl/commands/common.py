@@ -41,22 +41,33 @@ class Command:
 
 
 def add_adapter_options(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """`--adapter`, `--model` and `--device`."""
+    """`--adapter`, `--model` and `--device`; where no adapter is required, `--model` alone can say all."""
     parser.add_argument("--adapter", metavar="DIR", type=Path, required=required, help="adapter folder, e.g. RUN/best (PEFT's format)")
-    parser.add_argument("--model", metavar="DIR", type=Path, help="base checkpoint, where it is not what the adapter names")
+    alone = "" if required else "; alone, a merged model"
+    parser.add_argument("--model", metavar="DIR", type=Path, help=f"base checkpoint, where it is not what the adapter names{alone}")
     parser.add_argument("--device", default="cpu", metavar="NAME", help=DEVICE_HELP)
 
 
-def open_adapter(options: argparse.Namespace) -> "ClassifyPipeline":
-    """The pipeline of an adapter. A run's own folder is understood as its best adapter, or its last where there is no best one."""
-    from impl.pipeline import ClassifyPipeline
+def open_saved(options: argparse.Namespace) -> "ClassifyPipeline":
+    """The pipeline of `--adapter`, or of the merged model that either option names.
 
-    folder: Path = options.adapter
+    A run's own folder is understood as its best adapter, or its last where there is no best one.
+    """
+    from impl.pipeline import ClassifyPipeline
+    from impl.saved import is_merged
+
+    folder: Path | None = options.adapter
+    if folder is None:
+        if options.model is None:
+            raise BadInput("expected --adapter DIR, or --model DIR with a merged model")
+        if not is_merged(options.model):
+            raise BadInput(f"--model: {options.model} is an adapter; expected --adapter {options.model}")
+        return ClassifyPipeline.from_merged(options.model, device=options.device)
     for part in ("best", "last"):
         if (options.adapter / "run.json").is_file() and (options.adapter / part).is_dir():
             folder = options.adapter / part
             break
-    return ClassifyPipeline.from_adapter(folder, options.model, device=options.device)
+    return ClassifyPipeline.from_saved(folder, options.model, device=options.device)
 
 
 def parameter_count(model: Path) -> int:

@@ -1,4 +1,4 @@
-"""Loss, accuracy, precision, recall and F1 of each class, and the confusion matrix, of an adapter on a labelled corpus."""
+"""Loss, accuracy, precision, recall and F1 of each class, and the confusion matrix, of an adapter or a merged model on labelled texts."""
 
 import argparse
 import dataclasses
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from impl.commands.common import add_adapter_options, open_adapter
+from impl.commands.common import add_adapter_options, open_saved
 
 if TYPE_CHECKING:
     from impl.evaluation import Evaluation, Matrix
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    add_adapter_options(parser)
+    add_adapter_options(parser, required=False)
     parser.add_argument("--corpus", metavar="FILE", type=Path, required=True, help="labelled JSONL corpus")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
 
@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> None:
     """Prints the evaluation."""
     from impl.samples import read_samples
 
-    pipeline = open_adapter(options)
+    pipeline = open_saved(options)
     config = pipeline.config
     evaluation = pipeline.evaluate(read_samples(options.corpus, pipeline.tokens, config.num_classes, config.multi_label))
     if options.json:

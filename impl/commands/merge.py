@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from impl.commands.common import add_adapter_options, open_adapter, require_absent
+from impl.commands.common import add_adapter_options, open_saved, require_absent
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -15,5 +15,5 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Writes the folder."""
     require_absent(options.output)
-    open_adapter(options).merge(options.output)
+    open_saved(options).merge(options.output)
     print(f"{options.output} holds the merged model and its head")

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from impl.commands.common import BadInput, add_adapter_options, open_adapter
+from impl.commands.common import BadInput, add_adapter_options, open_saved
 
 if TYPE_CHECKING:
     from impl.pipeline import ClassifyPipeline
@@ -18,7 +18,7 @@ THRESHOLD = 0.5
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    add_adapter_options(parser)
+    add_adapter_options(parser, required=False)
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="texts to classify")
     parser.add_argument("--corpus", metavar="FILE", type=Path, help="JSONL file whose lines have an `input`; labels are not read")
     parser.add_argument("--input", metavar="FILE", help="text file, one text a line; - is standard input")
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
         texts = list(_corpus(options.corpus))
     else:
         texts = _lines(options.input)
-    pipeline = open_adapter(options)
+    pipeline = open_saved(options)
     for line in predictions(pipeline, texts):
         print(line, flush=options.input == "-")
 

@@ -3,7 +3,7 @@
 import argparse
 
 from impl import settings
-from impl.commands.common import BadInput, add_adapter_options, memory_of_a_step, open_adapter, parameter_count
+from impl.commands.common import BadInput, add_adapter_options, memory_of_a_step, open_saved, parameter_count
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def run(options: argparse.Namespace) -> None:
     if options.adapter is not None:
         if given:
             raise BadInput(f"{next(iter(given.values())).origin}: an adapter has its own settings; expected it with --model alone")
-        pipeline = open_adapter(options)
+        pipeline = open_saved(options)
     elif options.model is not None:
         from impl.pipeline import ClassifyPipeline
 
@@ -27,10 +27,10 @@ def run(options: argparse.Namespace) -> None:
         pipeline = ClassifyPipeline.from_pretrained(options.model, config, device=options.device)
     else:
         raise BadInput("expected --adapter DIR or --model DIR")
+    if options.memory and (pipeline.source is None or pipeline.merged):
+        raise BadInput("--memory: expected a model to train on, from a checkpoint folder")
     print(pipeline.summary())
     if options.memory:
         config = pipeline.config
-        if pipeline.source is None:
-            raise BadInput("--memory: expected a model from a checkpoint folder")
         estimate = memory_of_a_step(pipeline.source, config, config.batch_size * config.accumulation_steps, config.max_seq_len, "cuda")
         print(f"\nmemory of a training step on CUDA, batch {config.batch_size}, {config.max_seq_len} tokens\n{estimate.table()}")
