@@ -64,14 +64,15 @@ def parameter_shapes(scalars: Scalars) -> dict[str, tuple[int, ...]]:
 
 
 def _base_weight(tape: Tape, config: ClassifierConfig, path: str) -> str:
-    """The projection's weight, through NF4 and back when asked."""
+    """The projection's weight, through NF4 and back when asked; from its codes where the tape has them already."""
     weight = f"{path}.weight"
     if not config.nf4:
         return weight
-    rows, columns = tape.values[weight].shape
+    rows, columns = config.projection_shapes()[".".join(path.split(".")[-2:])]
     quantized = f"{weight}.nf4"
-    tape.call(quantized, "nf4_quantize", weight=weight, block_size=NF4_BLOCK)
     codes, absmax = f"{quantized}.codes", f"{quantized}.absmax"
+    if codes not in tape.values:
+        tape.call(quantized, "nf4_quantize", weight=weight, block_size=NF4_BLOCK)
     return tape.call(
         f"{weight}.dequantized", "nf4_dequantize", codes=codes, absmax=absmax, rows=rows, columns=columns, block_size=NF4_BLOCK
     )
@@ -91,28 +92,37 @@ def adapted_projection(tape: Tape, config: ClassifierConfig) -> Project:
     return project
 
 
+def head(tape: Tape, config: ClassifierConfig, hidden: str) -> str:
+    """Pooling and the linear head: hidden states [batch, seq, hidden] → logits [batch, classes]."""
+    pooled = tape.call("pool", "pool", x=hidden, mask="mask", mode=config.pooling)
+    return tape.call("score", "linear", x=pooled, weight="score.weight", bias="score.bias")
+
+
 def _forward(tape: Tape, scalars: Scalars) -> None:
     config = ClassifierConfig.from_scalars(scalars)
     decoder.require_parameters(tape, parameter_shapes(scalars))
     hidden = decoder.backbone(tape, config, adapted_projection(tape, config))
-    pooled = tape.call("pool", "pool", x=hidden, mask="mask", mode=config.pooling)
-    tape.outputs = {"logits": tape.call("score", "linear", x=pooled, weight="score.weight", bias="score.bias")}
+    tape.outputs = {"logits": head(tape, config, hidden)}
 
 
 CLASSIFIER_FORWARD = Composition(_forward)
 
 
+def loss_of(tape: Tape, logits: str) -> str:
+    """The loss of logits [batch, classes] with the tape's `labels` and, where it has them, `class_weights`.
+
+    Labels are classes [batch]; or 0 or 1 for each class [batch, classes], several a sample, and then the loss is the binary one.
+    """
+    if tape.values["labels"].ndim == 2:
+        return tape.call("loss", "bce_with_logits", logits=logits, targets="labels")
+    class_weights = "class_weights" if "class_weights" in tape.values else None
+    return tape.call("loss", "weighted_cross_entropy", logits=logits, labels="labels", class_weights=class_weights)
+
+
 def _loss(tape: Tape, scalars: Scalars) -> None:
-    """Labels are classes [batch]; or 0 or 1 for each class [batch, classes], several a sample, and then the loss is the binary one."""
     tape.compose("classifier_forward", CLASSIFIER_FORWARD, scalars)
     logits = tape.outputs["logits"]
-    if tape.values["labels"].ndim == 2:
-        loss = tape.call("loss", "bce_with_logits", logits=logits, targets="labels")
-        tape.outputs = {"loss": loss, "logits": logits}
-        return
-    class_weights = "class_weights" if "class_weights" in tape.values else None
-    loss = tape.call("loss", "weighted_cross_entropy", logits=logits, labels="labels", class_weights=class_weights)
-    tape.outputs = {"loss": loss, "logits": logits}
+    tape.outputs = {"loss": loss_of(tape, logits), "logits": logits}
 
 
 CLASSIFIER_LOSS = Composition(_loss)

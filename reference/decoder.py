@@ -163,13 +163,23 @@ def block(tape: Tape, config: DecoderConfig, path: str, x: str, project: Project
     return tape.call(f"{path}.mlp_residual", "residual_add", x=x, branch=mlp(tape, f"{path}.mlp", normalised, project))
 
 
+def embed(tape: Tape) -> str:
+    """The embedding of `input_ids`, [batch, seq, hidden]."""
+    return tape.call("model.embed_tokens", "embedding", input_ids="input_ids", weight="model.embed_tokens.weight")
+
+
+def final_norm(tape: Tape, config: DecoderConfig, x: str) -> str:
+    """The norm after the last block."""
+    return tape.call("model.norm", "rms_norm", x=x, weight="model.norm.weight", eps=config.eps)
+
+
 def backbone(tape: Tape, config: DecoderConfig, project: Project) -> str:
     """Embedding, blocks and final norm of `input_ids` and `mask` [batch, seq] → the name of the hidden states [batch, seq, hidden]."""
     tape.put("positions", positions_of(tape.values["mask"]))
-    x = tape.call("model.embed_tokens", "embedding", input_ids="input_ids", weight="model.embed_tokens.weight")
+    x = embed(tape)
     for layer in range(config.layers):
         x = block(tape, config, f"model.layers.{layer}", x, project)
-    return tape.call("model.norm", "rms_norm", x=x, weight="model.norm.weight", eps=config.eps)
+    return final_norm(tape, config, x)
 
 
 def _forward(tape: Tape, scalars: Scalars) -> None:

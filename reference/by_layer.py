@@ -1,0 +1,125 @@
+"""A whole classifier, forward and backward, with the weights of one block at a time in the compute dtype.
+
+The forward pass keeps the input of each block and nothing else of it; the backward pass runs a block again before it differentiates it (Chen
+et al. 2016, arXiv:1604.06174). The operations, and the tape that differentiates them, are those of `classifier_loss`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from reference import decoder
+from reference.classifier import ClassifierConfig, adapted_projection, head, loss_of, parameter_shapes
+from reference.operations import TABLE
+from reference.table import Array, Scalars, Table
+from reference.tape import Tape
+
+EMBEDDING = "model.embed_tokens"
+NORM = "model.norm"
+_NF4 = (".nf4.codes", ".nf4.absmax")
+
+
+def widened(stored: Array) -> Array:
+    """The values in float64."""
+    wide: Array = stored.astype(np.float64)
+    return wide
+
+
+@dataclass(frozen=True)
+class ByLayer:
+    """A classifier's loss and the gradients of what it trains.
+
+    `inputs`: input_ids and mask [batch, seq], labels, class_weights where there are any. `parameters`, by Hugging Face name, are asked for
+    when they are needed and let go after it; they may be in any dtype, and `hold` gives them in the one to compute in. With NF4 a projection
+    has `<name>.weight.nf4.codes` and `.absmax` in place of its weight, or its weight, which is then quantised each time.
+    """
+
+    inputs: Mapping[str, Array]
+    parameters: Mapping[str, Array]
+    scalars: Scalars
+    table: Table = field(default_factory=lambda: TABLE)
+    hold: Callable[[Array], Array] = widened
+
+    @cached_property
+    def config(self) -> ClassifierConfig:
+        """The configuration among the scalars."""
+        return ClassifierConfig.from_scalars(self.scalars)
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return parameter_shapes(self.scalars)
+
+    def run(self) -> dict[str, Array]:
+        """Outputs by name: `hidden/<path>` [batch, seq, hidden] of the embedding, of each block and of the final norm; `logits`
+        [batch, classes], `loss` [], and `gradient/<name>` of every trainable parameter.
+
+        ValueError for a parameter that is missing or has another shape.
+        """
+        states = [self.embedded()]
+        for index in range(self.config.layers):
+            states.append(self.block(index, states[-1]).result()["y"])
+        top = self.top(states[-1])
+        names = [EMBEDDING, *(f"model.layers.{index}" for index in range(self.config.layers)), NORM]
+        outputs = {f"hidden/{name}": state for name, state in zip(names, [*states, top.values[NORM]], strict=True)}
+        outputs |= top.result()
+        return outputs | {f"gradient/{name}": value for name, value in self._gradients(states, top).items()}
+
+    def embedded(self) -> Array:
+        """The embedding of the tokens; only the rows that occur are widened."""
+        weight = self._stored(f"{EMBEDDING}.weight")
+        rows, ids = np.unique(self.inputs["input_ids"], return_inverse=True)
+        if rows[0] < 0 or rows[-1] >= len(weight):
+            raise ValueError(f"input_ids hold {rows[0]} to {rows[-1]}; expected 0 to {len(weight) - 1}")
+        tape = Tape(self.table, {"input_ids": ids.reshape(self.inputs["input_ids"].shape), f"{EMBEDDING}.weight": self.hold(weight[rows])})
+        return tape.values[decoder.embed(tape)]
+
+    def block(self, index: int, x: Array) -> Tape:
+        """The tape of a block from its input; the output is `y`."""
+        path, config = f"model.layers.{index}", self.config
+        tape = Tape(self.table, {"x": x, "mask": self.inputs["mask"]} | self._below(f"{path}."))
+        tape.put("positions", decoder.positions_of(self.inputs["mask"]))
+        tape.outputs = {"y": decoder.block(tape, config, path, "x", adapted_projection(tape, config))}
+        return tape
+
+    def top(self, x: Array) -> Tape:
+        """The tape of what follows the last block; the outputs are `logits` and `loss`."""
+        given = {name: value for name, value in self.inputs.items() if name != "input_ids"}
+        tape = Tape(self.table, {"x": x} | given | self._below(f"{NORM}.") | self._below("score."))
+        logits = head(tape, self.config, decoder.final_norm(tape, self.config, "x"))
+        tape.outputs = {"logits": logits, "loss": loss_of(tape, logits)}
+        return tape
+
+    def _gradients(self, states: list[Array], top: Tape) -> dict[str, Array]:
+        found = top.backward({"loss": np.ones_like(top.result()["loss"])}, wrt=["x", "score.weight", "score.bias"])
+        dx = found.pop("x")
+        for index in reversed(range(self.config.layers)):
+            tape = self.block(index, states[index])
+            wanted = [name for name in tape.values if name.endswith((".lora_A.weight", ".lora_B.weight"))]
+            gradients = tape.backward({"y": dx}, wrt=["x", *wanted] if index else wanted)
+            dx = gradients.pop("x", dx)
+            found |= gradients
+            del tape  # its weights, before the next block's are asked for
+        return found
+
+    def _below(self, prefix: str) -> dict[str, Array]:
+        """The parameters under a prefix, as they are computed with."""
+        found: dict[str, Array] = {}
+        for name in self._shapes:
+            if not name.startswith(prefix):
+                continue
+            codes, absmax = (f"{name}{suffix}" for suffix in _NF4)
+            if self.config.nf4 and codes in self.parameters:
+                found |= {codes: self.parameters[codes], absmax: self.hold(self.parameters[absmax])}
+            else:
+                found[name] = self.hold(self._stored(name))
+        return found
+
+    def _stored(self, name: str) -> Array:
+        if name not in self.parameters:
+            raise ValueError(f"parameter {name!r} is missing")
+        value, shape = self.parameters[name], self._shapes[name]
+        if value.shape != shape:
+            raise ValueError(f"parameter {name!r} has shape {list(value.shape)}; expected {list(shape)}")
+        return value
