@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 from impl import strict_json
 from impl.config import DecoderConfig
 from impl.decoder import Decoder, parameter_shapes, require_shapes, require_tensors
+from impl.folder import whole_folder
 from impl.tensors import LazyTensors, Shapes, Tensors
 
 CONFIG, WEIGHTS, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
@@ -115,23 +115,14 @@ def save_checkpoint(folder: Path, config: DecoderConfig, tensors: Tensors, token
     The folder appears whole or not at all. Raises a FileExistsError where it exists and a ValueError where the tensors are not the
     architecture's.
     """
-    if folder.exists():
-        raise FileExistsError(f"{folder} exists; choose another name or move it away")
     require_tensors(parameter_shapes(config), tensors, str(folder))
     dtype = tensors[EMBEDDING].dtype
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with whole_folder(folder) as partial:
         contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(contiguous, partial / WEIGHTS, metadata={"format": "pt"})
         (partial / CONFIG).write_text(json.dumps({**config.to_huggingface(), "dtype": _NAMES[dtype]}, indent=2) + "\n")
         if tokenizer is not None:
             shutil.copyfile(tokenizer, partial / TOKENIZER)
-        partial.chmod(0o755)
-        partial.rename(folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def _stored_tensors(folder: Path) -> dict[str, _Stored]:

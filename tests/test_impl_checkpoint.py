@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from impl import folder as folders
 from impl.checkpoint import load_checkpoint, load_decoder, save_checkpoint
 from impl.config import DecoderConfig
 from impl.decoder import random_tensors
@@ -44,6 +45,13 @@ def test_saving_refuses_an_existing_folder_and_leaves_nothing_after_a_failure(fo
     with pytest.raises(FileNotFoundError):
         save_checkpoint(tmp_path / "other", CONFIG, random_tensors(CONFIG, 0), tokenizer=tmp_path / "none.json")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_has_its_name_only_when_all_of_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[str] = []
+    monkeypatch.setattr(folders, "_flush", lambda path: flushed.append(path.name) if (tmp_path / "new").exists() is False else None)
+    save_checkpoint(tmp_path / "new", CONFIG, random_tensors(CONFIG, 0))
+    assert {"model.safetensors", "config.json"} <= set(flushed)
 
 
 def change_tensors(change: Callable[[dict[str, Tensor]], object]) -> Callable[[Path], None]:
