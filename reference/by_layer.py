@@ -1,11 +1,11 @@
 """A whole classifier, forward and backward, with the weights of one block at a time in the compute dtype.
 
-The forward pass keeps the input of each block and nothing else of it; the backward pass runs a block again before it differentiates it (Chen
-et al. 2016, arXiv:1604.06174). The operations, and the tape that differentiates them, are those of `classifier_loss`.
+The forward pass keeps the input of each block and nothing else of it; the backward pass runs a block again before it differentiates it
+(Chen et al. 2016, arXiv:1604.06174). The operations, and the tape that differentiates them, are those of `classifier_loss`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -33,13 +33,15 @@ class ByLayer:
 
     `inputs`: input_ids and mask [batch, seq], labels, class_weights where there are any. `parameters`, by Hugging Face name, are asked for
     when they are needed and let go after it; they may be in any dtype, and `hold` gives them in the one to compute in. With NF4 a projection
-    has `<name>.weight.nf4.codes` and `.absmax` in place of its weight, or its weight, which is then quantised each time.
+    has `<name>.weight.nf4.codes` and `.absmax` in place of its weight, or its weight, which is then quantised each time. `table_of` gives
+    the operations of a part of the model (the path of the embedding, a block, or the final norm for what follows the blocks); it is asked
+    again when a block runs again.
     """
 
     inputs: Mapping[str, Array]
     parameters: Mapping[str, Array]
     scalars: Scalars
-    table: Table = field(default_factory=lambda: TABLE)
+    table_of: Callable[[str], Table] = lambda _: TABLE
     hold: Callable[[Array], Array] = widened
 
     @cached_property
@@ -72,13 +74,14 @@ class ByLayer:
         rows, ids = np.unique(self.inputs["input_ids"], return_inverse=True)
         if rows[0] < 0 or rows[-1] >= len(weight):
             raise ValueError(f"input_ids hold {rows[0]} to {rows[-1]}; expected 0 to {len(weight) - 1}")
-        tape = Tape(self.table, {"input_ids": ids.reshape(self.inputs["input_ids"].shape), f"{EMBEDDING}.weight": self.hold(weight[rows])})
+        occurring = {"input_ids": ids.reshape(self.inputs["input_ids"].shape), f"{EMBEDDING}.weight": self.hold(weight[rows])}
+        tape = Tape(self.table_of(EMBEDDING), occurring)
         return tape.values[decoder.embed(tape)]
 
     def block(self, index: int, x: Array) -> Tape:
         """The tape of a block from its input; the output is `y`."""
         path, config = f"model.layers.{index}", self.config
-        tape = Tape(self.table, {"x": x, "mask": self.inputs["mask"]} | self._below(f"{path}."))
+        tape = Tape(self.table_of(path), {"x": x, "mask": self.inputs["mask"]} | self._below(f"{path}."))
         tape.put("positions", decoder.positions_of(self.inputs["mask"]))
         tape.outputs = {"y": decoder.block(tape, config, path, "x", adapted_projection(tape, config))}
         return tape
@@ -86,7 +89,7 @@ class ByLayer:
     def top(self, x: Array) -> Tape:
         """The tape of what follows the last block; the outputs are `logits` and `loss`."""
         given = {name: value for name, value in self.inputs.items() if name != "input_ids"}
-        tape = Tape(self.table, {"x": x} | given | self._below(f"{NORM}.") | self._below("score."))
+        tape = Tape(self.table_of(NORM), {"x": x} | given | self._below(f"{NORM}.") | self._below("score."))
         logits = head(tape, self.config, decoder.final_norm(tape, self.config, "x"))
         tape.outputs = {"logits": logits, "loss": loss_of(tape, logits)}
         return tape
