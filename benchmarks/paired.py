@@ -59,6 +59,15 @@ def mcnemar(first: Sequence[int], second: Sequence[int], labels: Sequence[int]) 
     return McNemar(only_first, only_second, float(min(Fraction(1), Fraction(2 * tail, 2**total))))
 
 
+def holm(values: Sequence[float]) -> list[float]:
+    """The p-values adjusted for their number, in the order given (Holm 1979): below a level for what is rejected at that level overall."""
+    adjusted, largest = [0.0] * len(values), 0.0
+    for rank, index in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        largest = max(largest, min(1.0, (len(values) - rank) * values[index]))
+        adjusted[index] = largest
+    return adjusted
+
+
 def families(texts: Sequence[str]) -> list[int]:
     """The number of each text's family: texts of the same characters in another order, as minimal pairs of the shipped corpus are."""
     known: dict[str, int] = {}

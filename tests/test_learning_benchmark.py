@@ -12,9 +12,11 @@ import pytest
 from scipy.stats import binomtest
 from sklearn.metrics import f1_score
 
-from benchmarks import baselines, learning, paired
-from benchmarks.learning import Input, Plan
+from benchmarks import baselines, learning, learning_choice, learning_table, paired
+from benchmarks.learning import Input
+from benchmarks.unseen import UNSEEN_COUNTS, UNSEEN_SEED, require_unseen
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT, CORPUS_TRAIN
+from falsifiers.data.scripts import SEED, Example
 
 ONES = [1] * 40
 
@@ -121,75 +123,118 @@ class Inline:
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Input:
-    """Sixty scripts to train on, thirty held out, and a short search."""
+    """Sixty scripts to train on, thirty held out, fifteen of another seed than the benchmark's, and a short search."""
     for name, source, count in (("train", CORPUS_TRAIN, 60), ("heldout", CORPUS_HELDOUT, 30)):
         (tmp_path / name).write_text("".join(source.read_text().splitlines(keepends=True)[:count]))
-    monkeypatch.setattr(learning, "ProcessPoolExecutor", Inline)
+    for module in (learning, learning_choice):
+        monkeypatch.setattr(module, "ProcessPoolExecutor", Inline)
     monkeypatch.setattr(baselines, "LONGEST", (1,))
     monkeypatch.setattr(baselines, "STRENGTHS", (10.0,))
-    return Input(CHECKPOINT, tmp_path / "train", tmp_path / "heldout")
+    return Input(CHECKPOINT, tmp_path / "train", tmp_path / "heldout", (3, 3, 3, 3, 3), 1)
 
 
-def test_a_small_run_gives_all_of_it(tiny: Input, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, int]] = []
+def test_a_small_run_chooses_on_training_scripts_alone_and_compares(tiny: Input, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[set[str], list[int]]] = []
     train = learning.trained
 
-    def watched(checkpoint: Path, corpus: Path, questions: Path, settings: dict[str, Any]) -> list[int]:
-        asked.append((questions.name, len(learning.read(corpus)[0]) + (len(learning.read(questions)[0]) if corpus != tiny.train else 0)))
+    def watched(checkpoint: Path, corpus: Path, questions: list[list[str]], settings: dict[str, Any]) -> list[list[int]]:
+        texts = learning.read(corpus)[0]
+        asked.append(({*texts, *questions[0]}, [len(texts), *map(len, questions)]))
         return train(checkpoint, corpus, questions, settings)
 
-    monkeypatch.setattr(learning, "trained", watched)
-    results = learning.measure(tiny, Plan(rates=(1e-3, 1e-2), epochs=1, seeds=(3, 4)))
-    assert asked == [("part1.jsonl", 60), ("part1.jsonl", 60), ("heldout", 60), ("heldout", 60)]
-    best = max(results["rates"], key=lambda trial: trial["accuracy"])
+    for module in (learning, learning_choice):
+        monkeypatch.setattr(module, "trained", watched)
+    choice = learning_choice.choose(tiny, learning_choice.SETTINGS | {"epochs": 1}, (1e-3, 1e-2), 2)
+    assert [texts == set(learning.read(tiny.train)[0]) for texts, _ in asked] == [True, True]
+    results = learning.measure(tiny, json.loads(json.dumps(choice)), [3, 4], 2)
+    assert [sizes for _, sizes in asked[2:]] == [[60, 15, 30]] * 2
+    best = max(choice["rates"], key=lambda trial: trial["accuracy"])
     assert results["settings"]["learning_rate"] == best["learning_rate"]
-    assert (results["samples"], [run["seed"] for run in results["runs"]]) == (30, [3, 4])
+    assert results["tf_idf"]["accuracy"] == max(found["accuracy"] for found in choice["tf_idf"])
+    assert [results[name]["samples"] for name in ("unseen", "heldout")] == [15, 30]
+    assert [run["seed"] for run in results["unseen"]["runs"]] == [3, 4]
     assert any(finding.startswith("C-HP-001-RANGE (warn)") for finding in results["findings"])
-    assert recomputed(results, tiny) == {key: results[key] for key in ("runs", "baselines", "pooled")}
-    text = learning.table(json.loads(json.dumps(results)))
-    assert f"| fine-tuned, seed 4 | {results['runs'][1]['accuracy']:.3f} |" in text
+    assert recomputed(results, tiny) == {name: results[name] for name in ("unseen", "heldout")}
+    text = learning_table.table(json.loads(json.dumps(results)))
+    assert f"| fine-tuned, seed 4 | {results['unseen']['runs'][1]['accuracy']:.3f} |" in text
     assert "C-HP-001-RANGE (warn): learning_rate" in text
 
 
 def recomputed(results: dict[str, Any], given: Input) -> dict[str, Any]:
-    """Scores and tests from the predictions alone."""
-    texts, truth = learning.read(given.heldout)
-    digits = {name: [int(digit) for digit in row] for name, row in results["predictions"].items()}
-    assert digits["truth"] == truth
-    predicted = {run["seed"]: digits[f"seed {run['seed']}"] for run in results["runs"]}
-    majority = baselines.majority(learning.read(given.train)[1], len(truth))
-    found = json.loads(json.dumps(learning.compare(predicted, digits["tf_idf"], majority, texts, truth)))
-    return {key: found[key] for key in ("runs", "baselines", "pooled")}
+    """Scores and tests from the predictions alone, on scripts that are made again."""
+    labels, found = learning.read(given.train)[1], {}
+    for name, (texts, truth) in given.questions().items():
+        digits = {of: [int(digit) for digit in row] for of, row in results[name]["predictions"].items()}
+        assert digits["truth"] == truth
+        predicted = {run["seed"]: digits[f"seed {run['seed']}"] for run in results[name]["runs"]}
+        found[name] = json.loads(json.dumps(learning.compare(predicted, digits["tf_idf"], labels, texts, truth)))
+    return found
 
 
-def test_one_seed_that_is_no_better_or_a_gain_by_chance_is_enough_to_fail() -> None:
-    def results(p: float, *counts: tuple[int, int], only: str = "") -> dict[str, Any]:
-        names = ("tf_idf", "majority")
+def test_unseen_scripts_are_none_of_the_shipped_ones_nor_their_twins() -> None:
+    """Compared here as they stand and with blanks made one, not in the way that the generator and the benchmark do it."""
+    texts, labels = Input().questions()["unseen"]
+    assert (len(texts), [labels.count(index) for index in range(5)]) == (2000, list(UNSEEN_COUNTS))
+    known = [text for path in (CORPUS_TRAIN, CORPUS_HELDOUT) for text in learning.read(path)[0]]
+    assert not set(texts) & set(known)
+    assert not {" ".join(text.split()) for text in texts} & {" ".join(text.split()) for text in known}
+    assert len({" ".join(text.split()) for text in texts}) == len(texts)
+    assert UNSEEN_SEED != SEED
+
+
+def test_a_script_that_is_known_or_wrongly_labelled_is_refused() -> None:
+    text, label = "mkdir /srv/app/x\n[ -d /srv/app/x ] && exit 0\n", 3
+    require_unseen([Example(text, label)], ["uptime\n"])
+    for known in (text, text.replace("\n", "  \n"), "".join(reversed(text.splitlines(keepends=True)))):
+        with pytest.raises(ValueError, match="known already"):
+            require_unseen([Example(text, label)], ["uptime\n", known])
+    with pytest.raises(ValueError, match="labelled 0, and its text says 3"):
+        require_unseen([Example(text, 0)], [])
+
+
+def test_holm_multiplies_by_what_is_left_and_never_falls() -> None:
+    assert paired.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert paired.holm([0.9, 0.02]) == pytest.approx([0.9, 0.04])
+    assert paired.holm([0.5, 0.6, 0.7]) == [1.0, 1.0, 1.0]
+    assert paired.holm([]) == []
+
+
+def test_one_seed_that_is_no_better_or_better_by_chance_is_enough_to_fail() -> None:
+    def compared(*counts: tuple[int, int], p: float = 1e-4, only: tuple[str, str] | None = None) -> dict[str, Any]:
+        def values(baseline: str, test: str) -> list[float]:
+            return [1e-4, p if only in (None, (baseline, test)) else 1e-4]
+
         return {
-            "runs": [{f"mcnemar_{of}": {"first_only": first, "second_only": second} for of in names} for first, second in counts],
-            "pooled": {of: {"p": p if only in ("", of) else 1e-4} for of in names},
+            "against": {
+                baseline: {
+                    "mcnemar": [{"first_only": first, "second_only": second} for first, second in counts],
+                    "holm": {test: values(baseline, test) for test in ("mcnemar", "permutation")},
+                }
+                for baseline in ("tf_idf", "majority")
+            }
         }
 
-    assert learning.beats(results(1e-4, (90, 20), (80, 60)))
-    assert not learning.beats(results(1e-4, (90, 20), (50, 50)))
-    assert not learning.beats(results(0.02, (90, 20), (80, 60)))
-    assert not learning.beats(results(0.02, (90, 20), (80, 60), only="tf_idf"))
-    assert not learning.beats(results(0.02, (90, 20), (80, 60), only="majority"))
+    assert learning.beats(compared((90, 20), (80, 60)))
+    assert not learning.beats(compared((90, 20), (50, 50)))
+    assert not learning.beats(compared((90, 20), (20, 90)))
+    assert not learning.beats(compared((90, 20), (80, 60), p=0.02))
+    for baseline in ("tf_idf", "majority"):
+        for test in ("mcnemar", "permutation"):
+            assert not learning.beats(compared((90, 20), (80, 60), p=0.01, only=(baseline, test)))
+
+
+def test_p_values_are_adjusted_for_the_number_of_seeds() -> None:
+    """Twelve samples of a seed that differ, all in its favour, have p = 2⁻¹¹; the other seed is no better than the baseline."""
+    good, bad = answers("+" * 32 + "-" * 8), answers("-" * 12 + "+" * 20 + "-" * 8)
+    tests = learning.compare({0: good, 1: bad}, bad, ONES, [f"{number:b}" for number in range(2, 42)], ONES)["against"]["tf_idf"]
+    assert [test["p"] for test in tests["mcnemar"]] == [2.0**-11, 1.0]
+    assert tests["holm"]["mcnemar"] == [2.0**-10, 1.0]
+    assert tests["holm"]["permutation"] == [2 * tests["permutation"][0]["p"], 1.0]
 
 
 def test_the_table_replaces_what_stands_between_its_markers() -> None:
-    text = f"above\n{learning.BEGIN}\nold\n{learning.END}\nbelow\n"
-    assert learning.replaced(text, "new") == text.replace("old", "new")
-    for broken in ("above\n", text + text, text.replace(learning.END, "")):
+    text = f"above\n{learning_table.BEGIN}\nold\n{learning_table.END}\nbelow\n"
+    assert learning_table.replaced(text, "new") == text.replace("old", "new")
+    for broken in ("above\n", text + text, text.replace(learning_table.END, "")):
         with pytest.raises(ValueError, match="expected one line"):
-            learning.replaced(broken, "new")
-
-
-def test_readme_shows_what_was_measured_on_what_is_shipped() -> None:
-    results = json.loads(learning.RESULTS.read_text())
-    assert learning.table(results) in learning.README.read_text()
-    assert results["sha256"] == {name: learning._digest(path) for name, path in learning._files(Input()).items()}
-    assert recomputed(results, Input()) == {key: results[key] for key in ("runs", "baselines", "pooled")}
-    assert results["samples"] >= 500
-    assert len(results["runs"]) == 3
-    assert learning.beats(results)
+            learning_table.replaced(broken, "new")

@@ -3,7 +3,7 @@
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from falsifiers.data.patterns import PATTERNS, SAFE, Pattern
@@ -148,3 +148,8 @@ def make_corpus(seed: int = SEED) -> tuple[list[Example], list[Example]]:
     rng = random.Random(seed)  # noqa: S311 - reproducible data, no secret
     seen: set[str] = set()
     return make_split(TRAIN_COUNTS, seen, rng), make_split(HELDOUT_COUNTS, seen, rng)
+
+
+def make_unseen(counts: tuple[int, ...], seed: int, known: Iterable[str]) -> list[Example]:
+    """Scripts with exactly `counts` a class, none equal to another or to one of `known` after normalisation; the same for the same seed."""
+    return make_split(counts, {normalise(text) for text in known}, random.Random(seed))  # noqa: S311 - reproducible data, no secret
