@@ -31,11 +31,11 @@ def widened(stored: Array) -> Array:
 class ByLayer:
     """A classifier's loss and the gradients of what it trains.
 
-    `inputs`: input_ids and mask [batch, seq], labels, class_weights where there are any. `parameters`, by Hugging Face name, are asked for
-    when they are needed and let go after it; they may be in any dtype, and `hold` gives them in the one to compute in. With NF4 a projection
-    has `<name>.weight.nf4.codes` and `.absmax` in place of its weight, or its weight, which is then quantised each time. `table_of` gives
-    the operations of a part of the model (the path of the embedding, a block, or the final norm for what follows the blocks); it is asked
-    again when a block runs again.
+    `inputs`: input_ids and mask [batch, seq], labels, class_weights where there are any. `parameters`, by Hugging Face name, are asked
+    for when they are needed and let go after it; they may be in any dtype, and `hold` gives them in the one to compute in. With NF4 a
+    projection has `<name>.weight.nf4.codes` and `.absmax` in place of its weight, or its weight, which is then quantised each time.
+    `table_of` gives the operations of a part of the model (the path of the embedding, of a block, or of the final norm for what follows
+    the blocks); it is asked again when a block runs again.
     """
 
     inputs: Mapping[str, Array]
