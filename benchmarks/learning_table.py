@@ -51,7 +51,7 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
         f"learning rate {settings['learning_rate']:g}, batch {settings['batch_size']}, {settings['epochs']} epochs; "
         f"{results['cpu_seconds'] / 60:.0f} minutes of CPU time in {results['processes']} processes of one thread. "
         f"Chosen by `benchmarks/learning_choice.py` on a fifth of the training split (accuracy by learning rate: {trials}) and, for "
-        f"TF-IDF, by cross-validation on it ({results['tf_idf']['accuracy']:.3f}), families kept whole. Pre-training saw the training split only.",
+        f"TF-IDF, by cross-validation on it ({results['tf_idf']['accuracy']:.3f}), families kept whole. Pre-training saw that split only.",
         *[f"The rules object: {finding}. Its sources fine-tuned models of 7 to 65 billion parameters; this one has 0.9 million."
           for finding in results["findings"] if "(info)" not in finding],
     ]  # fmt: skip
