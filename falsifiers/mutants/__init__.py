@@ -25,6 +25,7 @@ for _module in (
     "parallel",
     "adapters",
     "devices",
+    "footprint",
     "runs",
     "pretraining",
     "pretraining_runs",

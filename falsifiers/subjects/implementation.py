@@ -13,6 +13,7 @@ import torch
 from contracts.model import Signature
 from falsifiers.precision import signatures
 from falsifiers.subjects.procedures import PROCEDURES, default_configurations
+from falsifiers.subjects.procedures.footprint import why_not as procedure_why_not
 from falsifiers.subjects.protocol import Interrupted, TracedCall
 from impl import dispatch, kernels
 from impl.classifier import Adaptation, Classifier, trainable_shapes
@@ -68,6 +69,8 @@ class Implementation:
             return f"impl has no {dtype}; it has {', '.join(DTYPES)}"
         if operation not in OPERATIONS and operation not in _COMPOSITIONS and operation not in PROCEDURES:
             return f"impl has no operation {operation}"
+        if reason := procedure_why_not(operation, self._device):
+            return reason
         return None if self.path in (None, "torch") else self._without_kernels(operation, dtype)
 
     def _without_kernels(self, operation: str, dtype: str) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from falsifiers.subjects.procedures import adapters, data, devices, parallel, parallel_runs, pretraining, training
+from falsifiers.subjects.procedures import adapters, data, devices, footprint, parallel, parallel_runs, pretraining, training
 from impl.checkpoint import load_checkpoint, load_decoder
 from impl.config import ClassifyConfig
 from impl.device import resolve_device
@@ -52,6 +52,7 @@ PROCEDURES: dict[str, Procedure] = {
     "run_in_parallel": parallel_runs.run_in_parallel,
     **adapters.PROCEDURES,
     **devices.PROCEDURES,
+    **footprint.PROCEDURES,
     "fit_run": training.fit_run,
     "fit_run_killed": training.fit_run_killed,
     "fit_continued": training.fit_continued,

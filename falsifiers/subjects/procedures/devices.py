@@ -1,13 +1,12 @@
 """Devices, memory and non-finite values, as a subject runs them: names, sizes and seeds in, numbers out."""
 
-import gc
 import json
 import multiprocessing
 import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from falsifiers.subjects.procedures.allocator import allocated
 from impl import checkpoint, classifier, device, ledger, memory, nonfinite, residency
 from impl.config import DecoderConfig
 from impl.decoder import random_tensors
@@ -170,59 +170,19 @@ def _settled(book: ledger.Ledger, child: int) -> int:
 def estimate(scalars: Scalars, place: torch.device) -> Outputs:
     """The parts of the estimate for a training step, and its total."""
     shape = {name: scalars[name] for name in ("batch", "seq", "accumulation")}
-    found = memory.estimate(_config(scalars), _adaptation(scalars), dtype=DTYPES[scalars["dtype"]], device=place, **shape)
+    found = memory.estimate(config_of(scalars), adaptation_of(scalars), dtype=DTYPES[scalars["dtype"]], device=place, **shape)
     return {f"parts/{name}": np.asarray(size) for name, size in found.parts.items()} | {"total": np.asarray(found.total)}
 
 
 def measure(scalars: Scalars, place: torch.device) -> Outputs:
     """The peak of what the device's allocator gave out over loading and a training step, and what autograd saved in a forward pass."""
-    with _allocated(place) as taken:
+    with allocated(place) as taken:
         trainer = _trainer(scalars, place)
         batch = _batch(scalars, place)
         for _ in range(scalars["accumulation"]):
             trainer.accumulate(batch)
         trainer.apply()
     return {"peak": np.asarray(taken["peak"]), "saved": np.asarray(_saved(trainer, batch))}
-
-
-@contextmanager
-def _allocated(place: torch.device, mapped: Collection[int] = ()) -> Iterator[dict[str, int]]:
-    """After the block: `peak`, the most bytes given out beyond those at its start. Mapping a file, of a size in `mapped`, takes none."""
-    found: dict[str, int] = {}
-    gc.collect()
-    if place.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(place)
-        before = torch.cuda.memory_allocated(place)
-        yield found
-        found["peak"] = torch.cuda.max_memory_allocated(place) - before
-        return
-    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
-    with _silent():
-        profiler.start()
-    try:
-        yield found
-    finally:
-        with _silent():
-            profiler.stop()
-    inner: Any = profiler.profiler
-    # Among them are those of a GPU, where there is one.
-    memory = (event for event in inner.kineto_results.events() if event.name() == "[memory]")
-    events = sorted((event.start_ns(), event.nbytes()) for event in memory if event.device_type() == torch.autograd.DeviceType.CPU)
-    found["peak"] = int(np.cumsum([0, *(size for _, size in events if abs(size) not in mapped)]).max())
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """The profiler's library says on standard error that it begins and ends."""
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def _saved(trainer: Trainer, batch: Batch) -> int:
@@ -246,7 +206,7 @@ def load(scalars: Scalars, place: torch.device) -> Outputs:
     """A checkpoint folder loaded into a classifier with NF4: peak and remaining bytes of the host's allocator, and what is stored of each
     projection."""
     files = [path.stat().st_size for path in Path(scalars["path"]).glob("*.safetensors")]
-    with _allocated(torch.device("cpu"), files) as taken:
+    with allocated(torch.device("cpu"), files) as taken:
         stored = checkpoint.load_checkpoint(Path(scalars["path"]))
         adaptation = classifier.Adaptation(2, 1, 2.0, nf4=True)
         trainable = classifier.initial_trainable(stored.config, adaptation, 0)
@@ -331,7 +291,7 @@ class _Spoiled(torch.autograd.Function):
 
 def sync(scalars: Scalars, place: torch.device) -> Outputs:
     """The classifier's tensors put on the device and read back; and the trained ones after a step, from the model and from its state."""
-    config, adaptation = _config(scalars), _adaptation(scalars)
+    config, adaptation = config_of(scalars), adaptation_of(scalars)
     drawn = random_tensors(config, scalars["seed"]) | _trainable(scalars)
     base = {name: value for name, value in drawn.items() if name in classifier.base_shapes(config)}
     trainable = {name: value for name, value in drawn.items() if name not in base}
@@ -350,33 +310,33 @@ def sync(scalars: Scalars, place: torch.device) -> Outputs:
     return {name: value.float().numpy() for name, value in (found | state).items()}
 
 
-def _config(scalars: Scalars) -> DecoderConfig:
+def config_of(scalars: Scalars) -> DecoderConfig:
+    """The architecture of the scalars' sizes."""
     sizes = {name: scalars[name] for name in ("vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim")}
     return DecoderConfig(scalars["family"], **sizes, eps=1e-6, theta=1e4, tied=True, max_positions=2**20)
 
 
-def _adaptation(scalars: Scalars) -> classifier.Adaptation:
+def adaptation_of(scalars: Scalars) -> classifier.Adaptation:
+    """What the scalars add to the decoder, with alpha twice the rank."""
     return classifier.Adaptation(scalars["classes"], scalars["rank"], 2.0 * scalars["rank"], scalars["targets"], nf4=scalars["nf4"])
 
 
 def _trainable(scalars: Scalars) -> dict[str, Tensor]:
     """Start values with a B that is not zero, so that every tensor has a content."""
     generator = torch.Generator().manual_seed(scalars["seed"])
-    found = classifier.initial_trainable(_config(scalars), _adaptation(scalars), scalars["seed"])
+    found = classifier.initial_trainable(config_of(scalars), adaptation_of(scalars), scalars["seed"])
     return {name: value + 0.01 * torch.randn(value.shape, generator=generator) for name, value in found.items()}
 
 
+def classifier_on(scalars: Scalars, place: torch.device) -> classifier.Classifier:
+    """A classifier of random weights on the device."""
+    config, tensors = config_of(scalars), random_tensors(config_of(scalars), scalars["seed"])
+    dtype = DTYPES[scalars["dtype"]]
+    return classifier.Classifier(config, adaptation_of(scalars), tensors, _trainable(scalars), dtype=dtype, device=place)
+
+
 def _trainer(scalars: Scalars, place: torch.device) -> Trainer:
-    config = _config(scalars)
-    made = classifier.Classifier(
-        config,
-        _adaptation(scalars),
-        random_tensors(config, scalars["seed"]),
-        _trainable(scalars),
-        dtype=DTYPES[scalars["dtype"]],
-        device=place,
-    )
-    return Trainer(made, total_steps=None, micro_batch=scalars["batch"], learning_rate=1e-3)
+    return Trainer(classifier_on(scalars, place), total_steps=None, micro_batch=scalars["batch"], learning_rate=1e-3)
 
 
 def _batch(scalars: Scalars, place: torch.device) -> Batch:

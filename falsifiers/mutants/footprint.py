@@ -1,0 +1,46 @@
+"""Training that keeps what it no longer needs: one step of `impl` replaced each."""
+
+from collections.abc import Callable
+from typing import Any
+
+from falsifiers.mutants.patches import step_mutant
+
+Step = Callable[..., Any]
+
+
+@step_mutant("training_keeps_every_loss", "impl.classifier", "Classifier.loss")
+def _(loss: Step) -> Step:
+    def changed(self: Any, *arguments: Any) -> Any:
+        found = loss(self, *arguments)
+        vars(self).setdefault("history", []).append(found)
+        return found
+
+    return changed
+
+
+@step_mutant("training_keeps_every_result", "impl.trainer", "Trainer._micro_batch")
+def _(micro_batch: Step) -> Step:
+    def changed(self: Any, *arguments: Any) -> Any:
+        found = micro_batch(self, *arguments)
+        vars(self).setdefault("history", []).append(found.correct)
+        return found
+
+    return changed
+
+
+@step_mutant("optimiser_keeps_old_moments", "impl.optimiser", "AdamW.step")
+def _(step: Step) -> Step:
+    def changed(self: Any, *arguments: Any) -> None:
+        vars(self).setdefault("history", []).append(self.exp_avg)
+        step(self, *arguments)
+
+    return changed
+
+
+@step_mutant("step_keeps_plain_weights", "impl.nf4", "Nf4Weight.__init__")
+def _(init: Step) -> Step:
+    def changed(self: Any, path: str, weight: Any, *arguments: Any, **options: Any) -> None:
+        init(self, path, weight, *arguments, **options)
+        self.register_buffer("plain", weight.clone())
+
+    return changed

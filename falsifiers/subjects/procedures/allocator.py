@@ -1,0 +1,55 @@
+"""What a device's allocator gives out while something runs."""
+
+import gc
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def allocated(place: torch.device, mapped: Collection[int] = ()) -> Iterator[dict[str, int]]:
+    """After the block: `peak`, the most bytes given out beyond those at its start, and `kept`, those at its end beyond those.
+
+    Mapping a file, of a size in `mapped`, takes none.
+    """
+    found: dict[str, int] = {}
+    gc.collect()
+    if place.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(place)
+        before = torch.cuda.memory_allocated(place)
+        yield found
+        found["peak"] = torch.cuda.max_memory_allocated(place) - before
+        found["kept"] = torch.cuda.memory_allocated(place) - before
+        return
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+    with _silent():
+        profiler.start()
+    try:
+        yield found
+    finally:
+        with _silent():
+            profiler.stop()
+    inner: Any = profiler.profiler
+    # Among them are those of a GPU, where there is one.
+    memory = (event for event in inner.kineto_results.events() if event.name() == "[memory]")
+    events = sorted((event.start_ns(), event.nbytes()) for event in memory if event.device_type().name == "CPU")
+    live = np.cumsum([0, *(size for _, size in events if abs(size) not in mapped)])
+    found |= {"peak": int(live.max()), "kept": int(live[-1])}
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """The profiler's library says on standard error that it begins and ends."""
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

@@ -1,0 +1,150 @@
+"""What training takes of a device, over many steps and at most, as a subject runs it: sizes in, bytes out."""
+
+import gc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from falsifiers.subjects.procedures.allocator import allocated
+from falsifiers.subjects.procedures.devices import adaptation_of, classifier_on, config_of
+from impl import kernels, memory
+from impl.classifier import Classifier, base_shapes, initial_trainable
+from impl.fused.memory import estimate_fused
+from impl.fused.step import FusedTrainer
+from impl.tensors import LazyTensors, Shapes
+from impl.trainer import Batch, Trainer
+from reference.table import Array
+
+Scalars = Mapping[str, Any]
+Outputs = dict[str, Array]
+WEIGHTS = ("embedding", "norms", "biases", "projections", "nf4_codes", "nf4_absmax", "lora", "head")
+STEPS_AT_THE_PEAK = 3
+"""The first captures the graph of the hand-written layers or makes autograd's buffers, and the next have the state of all before."""
+
+
+class RandomTensors(LazyTensors):
+    """A model's tensors drawn on the device, one at a time."""
+
+    def __init__(self, shapes: Shapes, dtype: torch.dtype, device: torch.device) -> None:
+        self._shapes, self._dtype, self._device = shapes, dtype, device
+
+    @property
+    def shapes(self) -> Shapes:
+        """Name and shape of every tensor."""
+        return self._shapes
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Norms and biases one, all else N(0, 0.02²)."""
+        tensor = torch.ones(self._shapes[name], dtype=self._dtype, device=self._device)
+        return tensor if tensor.ndim == 1 else tensor.normal_(std=0.02)
+
+
+def why_not(operation: str, place: torch.device) -> str | None:
+    """Why the procedure cannot run there; None where it can."""
+    if operation == "bound_memory" and (missing := kernels.missing()):
+        return f"the estimate for a GPU counts what the kernels allocate there: {missing}"
+    if operation == "repeat_steps" and place.type not in ("cpu", "cuda"):
+        return f"nothing counts the bytes of {place.type}"
+    return None
+
+
+def repeat(scalars: Scalars, place: torch.device) -> Outputs:
+    """Optimiser steps by `engine` after others that warm up: bytes that are live after them and were not before, and held in reserve."""
+    grown = (_grown_on_cuda if place.type == "cuda" else _grown_on_cpu)(scalars, place)
+    return {name: np.asarray(count) for name, count in grown.items()}
+
+
+def _grown_on_cuda(scalars: Scalars, place: torch.device) -> dict[str, int]:
+    """Live bytes, and bytes and segments that the allocator holds, given out or not."""
+    trainer, batches = _small_trainer(scalars, place), _batches(scalars, place)
+    _train(trainer, batches, scalars["warm_up"])
+    before = _held(place)
+    _train(trainer, batches, scalars["steps"])
+    after = _held(place)
+    return {name: after[name] - before[name] for name in before} | {"made": trainer.optimiser.steps}
+
+
+def _held(place: torch.device) -> dict[str, int]:
+    gc.collect()
+    torch.cuda.synchronize(place)
+    segments = torch.cuda.memory_stats(place)["segment.all.current"]
+    return {"live": torch.cuda.memory_allocated(place), "reserved": torch.cuda.memory_reserved(place), "segments": segments}
+
+
+def _grown_on_cpu(scalars: Scalars, place: torch.device) -> dict[str, int]:
+    """Live bytes. That a tensor goes which was there before is not counted: so runs with and without the steps, from their beginning.
+
+    The first of them makes what a process keeps, and does not count.
+    """
+    live, made = [], []
+    for steps in (len(scalars["lengths"]), scalars["warm_up"], scalars["warm_up"] + scalars["steps"]):
+        with allocated(place) as taken:
+            trainer = _small_trainer(scalars, place)
+            _train(trainer, _batches(scalars, place), steps)
+            gc.collect()
+        live.append(taken["kept"])
+        made.append(trainer.optimiser.steps)
+        del trainer
+    return {"live": live[-1] - live[-2], "reserved": 0, "segments": 0, "made": made[-1]}
+
+
+def _train(trainer: Trainer, batches: Sequence[Batch], steps: int) -> None:
+    for step in range(steps):
+        trainer.train_batch(batches[step % len(batches)])
+
+
+def _small_trainer(scalars: Scalars, place: torch.device) -> Trainer:
+    return _trainer(classifier_on(scalars, place), scalars["engine"], scalars["micro"], scalars["seq"])
+
+
+def _trainer(classifier: Classifier, engine: str, micro_batch: int, longest: int) -> Trainer:
+    settings: dict[str, Any] = {"total_steps": None, "micro_batch": micro_batch, "learning_rate": 1e-4}
+    return FusedTrainer(classifier, longest=longest, **settings) if engine == "fused" else Trainer(classifier, **settings)
+
+
+def _batches(scalars: Scalars, place: torch.device) -> list[Batch]:
+    """One for each of `lengths`, the number of real tokens of every sample."""
+    generator = torch.Generator().manual_seed(scalars["seed"])
+    found = []
+    for length in scalars["lengths"]:
+        ids = torch.randint(0, scalars["vocab"], (scalars["batch"], scalars["seq"]), generator=generator)
+        mask = torch.arange(scalars["seq"]).expand_as(ids) < length
+        labels = torch.randint(0, scalars["classes"], (scalars["batch"],), generator=generator)
+        found.append(Batch(ids.to(place), mask.to(place), labels.to(place)))
+    return found
+
+
+def bound(scalars: Scalars, place: torch.device) -> Outputs:
+    """The most bytes at one time over loading and training steps by `engine`, and those that are there once it is loaded.
+
+    Measured on CUDA; on the CPU estimated for CUDA.
+    """
+    peak, resident = (_measured if place.type == "cuda" else _estimated)(scalars, place)
+    return {"peak": np.asarray(peak), "resident": np.asarray(resident)}
+
+
+def _estimated(scalars: Scalars, place: torch.device) -> tuple[int, int]:
+    del place
+    estimate = estimate_fused if scalars["engine"] == "fused" else memory.estimate
+    found = estimate(config_of(scalars), adaptation_of(scalars), scalars["batch"], scalars["seq"], torch.bfloat16)
+    return found.total, sum(found.parts.get(name, 0) for name in WEIGHTS)
+
+
+def _measured(scalars: Scalars, place: torch.device) -> tuple[int, int]:
+    config, adaptation, seq = config_of(scalars), adaptation_of(scalars), scalars["seq"]
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated(place)
+    with allocated(place) as taken:
+        base = RandomTensors(base_shapes(config), torch.bfloat16, place)
+        made = Classifier(config, adaptation, base, initial_trainable(config, adaptation, 0), dtype=torch.bfloat16, device=place)
+        resident = torch.cuda.memory_allocated(place) - before
+        trainer = _trainer(made, scalars["engine"], scalars["batch"], seq)
+        _train(trainer, _batches({**scalars, "lengths": [seq]}, place), STEPS_AT_THE_PEAK)
+    return taken["peak"], resident
+
+
+PROCEDURES = {"repeat_steps": repeat, "bound_memory": bound}
