@@ -96,6 +96,33 @@ def test_a_step_moves_parameters_and_moments_alike_in_uneven_micro_batches() -> 
     assert fused.optimiser.steps == 2
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_step_of_one_micro_batch_is_that_of_the_trainer(several: bool) -> None:
+    torch_trainer, fused = both(several=several, pooling="mean", nf4=True)
+    given = batch(several=several)
+    for _ in range(2):
+        expected, found = torch_trainer.train_batch(given), fused.train_batch(given)
+        assert found.loss == pytest.approx(expected.loss, rel=1e-4)
+        assert found.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-3)
+        assert (found.correct, found.total) == (expected.correct, expected.total)
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert apart(getattr(torch_trainer.optimiser, name), getattr(fused.optimiser, name)) < 1e-3
+    assert apart(torch_trainer.optimiser.flat(), fused.optimiser.flat()) < 1e-3
+    assert fused.optimiser.steps == 2
+
+
+def test_a_step_of_one_micro_batch_clips_and_goes_on_from_a_state_like_one_of_several() -> None:
+    whole, parts = both(micro=8)[1], both(micro=2)[1]
+    whole.max_norm = parts.max_norm = 1e-3
+    for trainer in (whole, parts):
+        trainer.train_batch(batch())
+    whole.load_state(parts.state())
+    assert whole.train_batch(batch()).gradient_norm > 1e-2, "a norm below the limit says nothing of clipping"
+    parts.train_batch(batch())
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert apart(getattr(parts.optimiser, name), getattr(whole.optimiser, name)) < 1e-4
+
+
 def test_several_labels_a_sample() -> None:
     torch_trainer, fused = both(several=True, pooling="mean")
     expected, found = torch_trainer.accumulate(batch(several=True)), fused.accumulate(batch(several=True))
@@ -131,6 +158,18 @@ def test_packing_keeps_every_real_token_once_with_its_position() -> None:
         assert torch.equal(packed.input_ids[inside], given.input_ids[row][given.mask[row]])
         assert packed.positions[inside].tolist() == list(range(bounds[row + 1] - bounds[row]))
     assert packed.real.tolist() == [1.0] * 5 + [0.0] * 3
+
+
+def test_a_gradient_that_is_not_finite_moves_neither_parameters_nor_moments() -> None:
+    _, fused = both()
+    fused.train_batch(batch())
+    before, moments = fused.optimiser.flat(), fused.optimiser.exp_avg.clone()
+    fused.model.factors.gradient = lambda into: into.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="nothing was changed"):
+        fused.train_batch(batch())
+    assert torch.equal(before, fused.optimiser.flat())
+    assert torch.equal(moments, fused.optimiser.exp_avg)
+    assert fused.optimiser.steps == 1
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from falsifiers.engine import Options, falsify, replay
 from falsifiers.subjects.implementation import Implementation
 from falsifiers.verdict import State
 from impl import dispatch, kernels
-from impl.kernels import cross_entropy, lora, nf4_dequantize, rms_norm, rope, swiglu
+from impl.kernels import cross_entropy, nf4_dequantize, rms_norm, rope, swiglu
 from impl.operations import OPERATIONS
 from reference.table import Array
 from reports.dependencies import Sources
@@ -341,28 +341,6 @@ def test_large_logits_do_not_overflow() -> None:
     loss, dlogits = cross_entropy.weighted_cross_entropy(logits, labels)
     assert_close(loss, OPERATIONS["weighted_cross_entropy"](logits, labels))
     assert dlogits.isfinite().all()
-
-
-# LoRA
-
-
-def test_an_adapted_nf4_projection_keeps_codes_and_no_weight() -> None:
-    base = lora.Nf4Base(*stored(48, 96, 64), 48, 96, 64)
-    leaves = {"x": drawn(2, 3, 96), "lora_a": drawn(4, 96, seed=1), "lora_b": drawn(48, 4, seed=2)}
-    bias, kept = drawn(48, seed=3), []
-    plain = {name: value.clone().requires_grad_() for name, value in leaves.items()}
-    wanted = OPERATIONS["lora_linear"](weight=base.weight(torch.float32), alpha=8.0, bias=bias, **plain)
-    own = {name: value.clone().requires_grad_() for name, value in leaves.items()}
-    with torch.autograd.graph.saved_tensors_hooks(lambda value: kept.append(value) or value, lambda value: value):
-        y = lora.lora_linear(own["x"], base, own["lora_a"], own["lora_b"], 8.0, bias)
-    assert max(value.numel() for value in kept) < 48 * 96
-    assert_close(y, wanted, rounding=32.0)
-    dy = drawn(2, 3, 48, seed=4)
-    for name, one, other in zip(
-        leaves, torch.autograd.grad(y, own.values(), dy), torch.autograd.grad(wanted, plain.values(), dy), strict=True
-    ):
-        assert one.shape == leaves[name].shape
-        assert_close(one, other, rounding=32.0)
 
 
 # The dispatch

@@ -12,6 +12,8 @@ from impl import kernels, validation
 from impl.classifier import Classifier
 from impl.config import ClassifyConfig
 from impl.fused.packing import GRAIN, Packed, pack, sizes_of
+from impl.kernels.launch import on_device
+from impl.operations.optimisation import adamw_moved
 from impl.trainer import Batch, BatchResult, MicroResult, Trainer, classes_of
 
 if TYPE_CHECKING:
@@ -77,9 +79,9 @@ class FusedTrainer(Trainer):
         self._pool: Any = None
 
     def train_batch(self, batch: Batch) -> BatchResult:
-        """One optimiser step, as `Trainer.train_batch`; one replayed graph where the batch is one micro-batch of a single worker."""
-        captured = self._masters.is_cuda and self.group.size == 1 and 0 < len(batch.labels) <= self.micro_batch and not self._accumulated
-        if not captured:
+        """One optimiser step, as `Trainer.train_batch`; in one piece where the batch is one micro-batch of a single worker."""
+        whole = self.group.size == 1 and 0 < len(batch.labels) <= self.micro_batch and not self._accumulated
+        if not whole:
             return super().train_batch(batch)
         self._require_labels(batch.labels)
         self._require_step_left()
@@ -98,7 +100,7 @@ class FusedTrainer(Trainer):
         del index
         packed = self._packed(part)
         self._bind()
-        outcome = self._replayed("gradient", packed, self._computed) if packed.input_ids.is_cuda else self._computed(packed)
+        outcome = self._replayed("gradient", packed, self._computed)
         logits = outcome.logits[: len(part.labels)]
         validation.require_finite("logits", logits)
         return MicroResult(len(part.labels), outcome.loss.clone(), self._correct(logits, part.labels), self._gradient.clone())
@@ -146,12 +148,9 @@ class FusedTrainer(Trainer):
     def _move(self, gradient: Tensor, finite: Tensor) -> None:
         """AdamW in place with the rates in `_hyper`; nothing moves unless `finite`."""
         rate, correction, correction_sq, decay = self._hyper
-        average, square = self._moments
-        new_average = BETAS[0] * average + (1 - BETAS[0]) * gradient
-        new_square = BETAS[1] * square + (1 - BETAS[1]) * gradient * gradient
-        update = new_average / correction / ((new_square / correction_sq).sqrt() + EPS)
-        moved = self._masters - decay * self._masters - rate * update
-        for value, new in ((self._masters, moved), (average, new_average), (square, new_square)):
+        values = (self._masters, *self._moments)
+        moved = adamw_moved(self._masters, gradient, *self._moments, rate, (correction, correction_sq), decay, BETAS, EPS)
+        for value, new in zip(values, moved, strict=True):
             value.copy_(torch.where(finite, new, value))
 
     def _bind(self) -> None:
@@ -168,10 +167,19 @@ class FusedTrainer(Trainer):
         self.optimiser.exp_avg, self.optimiser.exp_avg_sq = self._moments
 
     def _replayed(self, kind: str, packed: Packed, compute: Callable[[Packed], Any]) -> Any:
-        key = (kind, len(packed.input_ids))
+        """What `compute` gives: on a GPU by a graph, whose results the next step overwrites."""
+        if not self._masters.is_cuda:
+            with validation.unchecked(), torch.no_grad():
+                return compute(packed)
+        with on_device(self._masters):
+            return self._replay(self._captured((kind, len(packed.input_ids)), packed, compute), packed)
+
+    def _captured(self, key: tuple[str, int], packed: Packed, compute: Callable[[Packed], Any]) -> _Captured:
         if key not in self._graphs:
             self._graphs[key] = self._capture(packed, compute)
-        captured = self._graphs[key]
+        return self._graphs[key]
+
+    def _replay(self, captured: _Captured, packed: Packed) -> Any:
         for into, value in zip(captured.packed.tensors(), packed.tensors(), strict=True):
             into.copy_(value)
         captured.graph.replay()
@@ -195,7 +203,7 @@ class FusedTrainer(Trainer):
         few = Packed(packed.input_ids[:GRAIN], packed.positions[:GRAIN], bounds, packed.labels, packed.real)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), validation.unchecked():
+        with torch.cuda.stream(stream), validation.unchecked(), torch.no_grad():
             self._computed(few)
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()

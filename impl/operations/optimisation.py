@@ -48,13 +48,27 @@ def adamw_step(
     """
     if step < 1:
         raise ValueError(f"step is {step}: AdamW's bias correction counts steps from 1")
-    gradient = widen(gradient)
-    exp_avg = beta1 * widen(exp_avg) + (1 - beta1) * gradient
-    exp_avg_sq = beta2 * widen(exp_avg_sq) + (1 - beta2) * gradient * gradient
-    denominator = (exp_avg_sq / (1 - beta2**step)).sqrt() + eps
-    update = exp_avg / (1 - beta1**step) / denominator
-    parameter = widen(parameter)
-    return parameter - learning_rate * weight_decay * parameter - learning_rate * update, exp_avg, exp_avg_sq
+    corrections = 1 - beta1**step, 1 - beta2**step
+    values = (widen(value) for value in (parameter, gradient, exp_avg, exp_avg_sq))
+    return adamw_moved(*values, learning_rate, corrections, learning_rate * weight_decay, (beta1, beta2), eps)
+
+
+def adamw_moved(
+    parameter: Tensor,
+    gradient: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    rate: float | Tensor,
+    corrections: tuple[float | Tensor, float | Tensor],
+    decay: float | Tensor,
+    betas: tuple[float, float],
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """AdamW with 1 − β^step in `corrections` and rate · weight decay in `decay`, tensors [] where a captured step reads them."""
+    exp_avg = betas[0] * exp_avg + (1 - betas[0]) * gradient
+    exp_avg_sq = betas[1] * exp_avg_sq + (1 - betas[1]) * gradient * gradient
+    update = exp_avg / corrections[0] / ((exp_avg_sq / corrections[1]).sqrt() + eps)
+    return parameter - decay * parameter - rate * update, exp_avg, exp_avg_sq
 
 
 def learning_rate_schedule(total_steps: int, peak: float, warmup_fraction: float, kind: str) -> Tensor:
