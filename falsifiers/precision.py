@@ -167,7 +167,7 @@ class _Rounding:
 
 
 def _dithered(value: Array, dtype: str, generator: np.random.Generator) -> Array:
-    """Moved by up to half an ulp either way, so that rounding to nearest afterwards is stochastic rounding."""
+    """Moved by up to half an ulp either way, so that rounding to nearest afterwards is stochastic rounding; a zero has none to move by."""
     shift = (generator.random(value.shape, dtype=np.float32) - np.float32(0.5)) * np.float32(2 * UNIT_ROUNDOFF[dtype])
     _, exponent = np.frexp(value)
-    return np.asarray(value + np.ldexp(shift, exponent - 1), dtype=value.dtype)
+    return np.asarray(np.where(value == 0, value, value + np.ldexp(shift, exponent - 1)), dtype=value.dtype)

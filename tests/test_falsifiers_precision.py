@@ -179,3 +179,12 @@ def test_bfloat16_is_real_and_integers_are_not() -> None:
     assert is_real(np.zeros(1, np.float16))
     assert not is_real(np.zeros(1, np.int64))
     assert not is_real(np.zeros(1, bool))
+
+
+def test_a_zero_stays_zero_in_a_dithered_replay() -> None:
+    rows = np.array([[0.0, 1.0, -0.0, 1e-30], [0.0, 0.0, 0.0, 0.0]])
+    for seed in range(3):
+        table = rounded_table(reference.TABLE, "bfloat16", np.random.default_rng(seed), dither=True)
+        given = {"x": rows.astype(np.float32), "branch": np.zeros((2, 4), np.float32)}
+        result = reference.evaluate("residual_add", given, {}, table)["y"]
+        assert np.array_equal(result == 0, rows == 0)
