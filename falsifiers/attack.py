@@ -23,6 +23,9 @@ THOROUGH_REPLAYS, THOROUGH_REPLAYS_OF_COMPOSITIONS = 48, 24
 NEARLY = 8.0
 """An answer that misses its tolerance by less than this is judged again by a floor of many replays: the largest of a few errors is small by
 luck now and then, and a thousand seeds meet such a case."""
+SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
+"""Of float32 and of bfloat16, which share their exponents. Libraries may flush what is smaller to zero."""
+
 SIGNAL_SHARE = 0.1
 """A floor above this share of the signal proves nothing: the case is rejected for that tensor."""
 
@@ -107,7 +110,7 @@ class Attack:
         self, case: Case, run: Callable[[Mapping[str, Array], Table], dict[str, Array]], expected: Mapping[str, Array]
     ) -> dict[str, Errors]:
         """The error that honest arithmetic in this dtype makes on the case, a tensor: nearest rounding, the worst of the random replays,
-        and half an ulp of the answer, whichever is largest."""
+        and half an ulp of the answer or its flushed numbers, whichever is largest."""
         with self.watch.on("noise"):
             inputs = {name: value.astype(compute_dtype(self.dtype)) if is_real(value) else value for name, value in case.inputs.items()}
             floors = {name: self._half_ulp(name, value) for name, value in expected.items()}
@@ -212,7 +215,8 @@ class Attack:
             return Errors.flat(0.0)
         finite = expected[np.isfinite(expected)] if not np.isfinite(expected).all() else expected
         output = self.signature.outputs.get(name.split("/", 1)[0])
-        return Errors.of(finite).at_least(Errors.flat(output.order if output else 0.0)).times(self._unit(name))
+        half = Errors.of(finite).at_least(Errors.flat(output.order if output else 0.0)).times(self._unit(name))
+        return half.at_least(Errors.of(np.where(np.abs(finite) < SMALLEST_NORMAL, finite, 0.0)))
 
 
 def _changed(case: Case, changes: Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, Any]]:

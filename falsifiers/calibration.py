@@ -10,9 +10,9 @@ import numpy as np
 from contracts.model import Claim
 from falsifiers import environment
 from falsifiers.attack import Attack, SubjectError
+from falsifiers.case import Case
 from falsifiers.comparison import METRICS, Comparison, Errors
-from falsifiers.engine import Options, Source
-from falsifiers.engine import cases as drawn_cases
+from falsifiers.engine import Options, Source, search
 from falsifiers.kinds import KINDS
 from falsifiers.subjects.protocol import Subject, asked_by
 from reference.table import Array
@@ -87,12 +87,15 @@ def is_calibrated(claim: Claim) -> bool:
 
 
 def calibrate(claim: Claim, dtype: str, subject: Subject, cases: int, seed: int, source: Source | None) -> Calibration:
-    """Runs the correct implementation on boundary cases and on draws of the domain, without guiding the draws anywhere."""
+    """Runs the correct implementation on boundary cases and on draws of the domain, guided to large ratios as a deep attack is."""
     attack = Calibrating(claim, asked_by(claim, subject), dtype)
     # An ablation asks for a change of several tolerances of its operation, so it is the operation's own parity that is measured.
     compare = KINDS["parity" if claim.check == "ablation_shows" else claim.kind]
     count = 0
-    for case in drawn_cases(claim, dtype, Options(seed=seed, examples=cases), source):
+
+    def measure(case: Case) -> float:
+        nonlocal count
+        before = len(attack.ratios)
         try:
             compare(attack, case)
         except SubjectError as error:
@@ -100,6 +103,9 @@ def calibrate(claim: Claim, dtype: str, subject: Subject, cases: int, seed: int,
                 f"{claim.id} in {dtype}: the subject {error} on case {case.digest}; calibrate a correct implementation"
             ) from error
         count += 1
+        return max((getattr(ratio, metric) for ratio in attack.ratios[before:] for metric in METRICS), default=0.0)
+
+    search(claim, dtype, Options(seed=seed, examples=cases), measure, source)
     table = np.array([[getattr(ratio, metric) for metric in METRICS] for ratio in attack.ratios] or [[0.0] * len(METRICS)])
     machine = environment.device_name(subject.device) or str(environment.machine()["processor"])
     version = str(environment.versions("cpu")["torch"])

@@ -28,16 +28,19 @@ def read(path: Path = RECORD) -> Record:
 def add(entries: Iterable[Mapping[str, Any]], path: Path = RECORD) -> Record:
     """Adds calibrations (as Calibration.describe gives them) to those of the same claim, dtype and machine.
 
-    Where the machine's torch is another one than before, the old calibration is replaced. To calibrate anew, delete the record.
+    Another torch on that machine has an entry of its own. To calibrate anew, delete the record.
     """
     record = read(path)
     for entry in entries:
         where = record.setdefault(entry["claim"], {}).setdefault(entry["dtype"], {})
         new = {name: value for name, value in entry.items() if name not in ("claim", "dtype", "machine", "seed")}
         new["seeds"] = [entry["seed"]]
-        old = where.get(entry["machine"])
-        joins = old is not None and old["torch"] == new["torch"] and entry["seed"] not in old["seeds"]
-        where[entry["machine"]] = _joined(old, new) if old is not None and joins else new
+        machine = entry["machine"]
+        if machine in where and where[machine]["torch"] != new["torch"]:
+            machine = f"{machine}, torch {new['torch']}"
+        old = where.get(machine)
+        joins = old is not None and entry["seed"] not in old["seeds"]
+        where[machine] = _joined(old, new) if old is not None and joins else new
     path.write_text(json.dumps(dict(sorted(record.items())), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return record
 

@@ -1,6 +1,7 @@
 """The engine: draws cases from a claim's domain, attacks the subject with each, shrinks what falsifies it, and gives the verdict."""
 
 import hashlib
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -255,16 +256,36 @@ def _drawn(claim: Claim, dtype: str, options: Options, phases: tuple[Phase, ...]
 
 def cases(claim: Claim, dtype: str, options: Options, source: Source | None = None) -> Iterator[Case]:
     """The cases that `falsify` attacks, in its order, for a subject that holds on all of them."""
-    make = source or build
-    for draw, flavour in boundaries(claim, own_seed(claim, dtype, options.seed) % 2**31):
-        for seeded in same_sizes(claim, draw):
-            yield make(claim, seeded, flavour, dtype)
+    yield from _boundary_cases(claim, dtype, options, source or build)
     found: list[Draw] = []
     _drawn(claim, dtype, options, (Phase.generate,), found.append)
     for draw in found:
+        yield from _cases_of(claim, dtype, draw, source or build)
+
+
+def search(claim: Claim, dtype: str, options: Options, measure: Callable[[Case], float], source: Source | None = None) -> None:
+    """Calls `measure` with the cases of `falsify`, the draws guided to where it is large, as a deep attack's are to its headroom."""
+    for case in _boundary_cases(claim, dtype, options, source or build):
+        measure(case)
+
+    def examine(draw: Draw) -> None:
+        largest = max(measure(case) for case in _cases_of(claim, dtype, draw, source or build))
+        if math.isfinite(largest):
+            hypothesis.target(largest)
+
+    _drawn(claim, dtype, options, (Phase.generate, Phase.target), examine)
+
+
+def _boundary_cases(claim: Claim, dtype: str, options: Options, make: "Source") -> Iterator[Case]:
+    for draw, flavour in boundaries(claim, own_seed(claim, dtype, options.seed) % 2**31):
         for seeded in same_sizes(claim, draw):
-            for flavour in claim.domain.flavours:
-                yield make(claim, seeded, flavour, dtype)
+            yield make(claim, seeded, flavour, dtype)
+
+
+def _cases_of(claim: Claim, dtype: str, draw: Draw, make: "Source") -> Iterator[Case]:
+    for seeded in same_sizes(claim, draw):
+        for flavour in claim.domain.flavours:
+            yield make(claim, seeded, flavour, dtype)
 
 
 class ShrinkBudget:

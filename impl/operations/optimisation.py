@@ -49,8 +49,9 @@ def adamw_step(
     if step < 1:
         raise ValueError(f"step is {step}: AdamW's bias correction counts steps from 1")
     corrections = 1 - beta1**step, 1 - beta2**step
-    values = (widen(value) for value in (parameter, gradient, exp_avg, exp_avg_sq))
-    return adamw_moved(*values, learning_rate, corrections, learning_rate * weight_decay, (beta1, beta2), eps)
+    wide, wide_gradient, average, square = (widen(value) for value in (parameter, gradient, exp_avg, exp_avg_sq))
+    decay = learning_rate * weight_decay
+    return adamw_moved(wide, wide_gradient, average, square, learning_rate, corrections, decay, (beta1, beta2), eps)
 
 
 def adamw_moved(
