@@ -140,7 +140,7 @@ def test_copies_make_no_noise_beyond_half_an_ulp_of_the_largest_value(dtype: str
 def test_what_a_library_flushes_to_zero_is_within_the_floor_and_zeros_have_none() -> None:
     wanted = claim("swiglu", domain_changes={"sizes": {}, "scalars": {}})
     attack = Attack(wanted, ReferenceSubject(), "float32")
-    case = build(wanted, Draw({"batch": 1, "seq": 1, "intermediate": 2}, {}, {}, 3), "normal", "float32")
+    case = build(wanted, Draw({"rows": 1, "intermediate": 2}, {}, {}, 3), "normal", "float32")
     for expected, floor in (([1e-40, 0.0], 1e-40), ([0.0, 0.0], 0.0), ([2e-38, 0.0], 2e-38 * UNIT_ROUNDOFF["float32"])):
         found = attack.floor(case, lambda *_: {}, {"y": np.array([[expected]])})
         assert found["y"].max == pytest.approx(floor, rel=1e-6)
