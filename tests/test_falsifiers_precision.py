@@ -143,7 +143,7 @@ def test_what_a_library_flushes_to_zero_is_within_the_floor_and_zeros_have_none(
     case = build(wanted, Draw({"rows": 1, "intermediate": 2}, {}, {}, 3), "normal", "float32")
     for expected, floor in (([1e-40, 0.0], 1e-40), ([0.0, 0.0], 0.0), ([2e-38, 0.0], 2e-38 * UNIT_ROUNDOFF["float32"])):
         found = attack.floor(case, lambda *_: {}, {"y": np.array([[expected]])})
-        assert found["y"].max == pytest.approx(floor, rel=1e-6)
+        assert found["y"].max == pytest.approx(floor, rel=1e-6, abs=0)
 
 
 def test_a_floor_that_overflows_rejects_the_case() -> None:
