@@ -16,7 +16,7 @@ from benchmarks import baselines, learning, learning_choice, learning_table, pai
 from benchmarks.learning import Input
 from benchmarks.unseen import UNSEEN_COUNTS, UNSEEN_SEED, require_unseen
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT, CORPUS_TRAIN
-from falsifiers.data.scripts import SEED, Example
+from falsifiers.data.scripts import SEED, Example, make_unseen, normalise
 
 ONES = [1] * 40
 
@@ -180,6 +180,13 @@ def test_unseen_scripts_are_none_of_the_shipped_ones_nor_their_twins() -> None:
     assert not {" ".join(text.split()) for text in texts} & {" ".join(text.split()) for text in known}
     assert len({" ".join(text.split()) for text in texts}) == len(texts)
     assert UNSEEN_SEED != SEED
+
+
+def test_unseen_scripts_differ_from_known_ones_in_more_than_names_and_numbers() -> None:
+    first = [example.text for example in make_unseen((3, 3, 3, 3, 3), 1, [])]
+    again, other = ([example.text for example in make_unseen((3, 3, 3, 3, 3), 1, known)] for known in ([], first))
+    assert first == again
+    assert not {normalise(text) for text in first} & {normalise(text) for text in other}
 
 
 def test_a_script_that_is_known_or_wrongly_labelled_is_refused() -> None:
