@@ -20,7 +20,7 @@ Task = tuple[str, str, str, int, int]
 def add_parser(commands: Any) -> None:
     """Adds the subcommand to `python -m falsifiers`."""
     parser = commands.add_parser("calibrate", help="measure error / noise floor of the correct implementation")
-    parser.add_argument("--cases", type=int, default=300, help="draws a claim and dtype (default: 300)")
+    parser.add_argument("--cases", type=int, default=300, help="draws a claim and dtype, fewer of large ones (default: 300)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the draws (default: 1)")
     parser.add_argument("--claim", action="append", default=[], metavar="ID", help="this claim only; may be repeated")
     parser.add_argument("--dtype", action="append", default=[], choices=contracts.DTYPES, help="this dtype only; may be repeated")
@@ -58,8 +58,9 @@ def _tasks(options: argparse.Namespace) -> Iterator[Task]:
 
     for claim in _chosen([claim for contract in contracts.load() for claim in contract.claims], options.claim):
         real = claim.domain.input == "checkpoint"
-        draws = max(4, options.cases // 15) if real else max(10, options.cases * (claim.cases or 20) // 20)
-        for dtype in claim.domain.dtype if is_calibrated(claim) else ():
+        draws = max(4, options.cases // 15) if real else max(min(10, options.cases), options.cases * (claim.cases or 20) // 20)
+        elsewhere = claim.domain.device and options.device.partition(":")[0] not in (*claim.domain.device, "auto")
+        for dtype in claim.domain.dtype if is_calibrated(claim) and not elsewhere else ():
             if not options.dtype or dtype in options.dtype:
                 yield claim.id, dtype, options.device, draws, options.seed
 
