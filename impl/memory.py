@@ -17,7 +17,7 @@ from impl.allocations import BLOCK, DEQUANTIZED, WORKING, Allocations, kernels_o
 from impl.classifier import Adaptation, Classifier, base_shapes, trainable_shapes
 from impl.config import DecoderConfig
 from impl.tensors import LazyTensors, Shapes
-from impl.trainer import Batch, Trainer
+from impl.trainer import HELD, Batch, MicroResult, Trainer
 from impl.validation import unchecked
 
 META, LOADING = "meta", "loading"
@@ -32,7 +32,7 @@ class Estimate:
     """Bytes on the device. `parts` has the largest size of each part, by name; `total` is the largest sum of all at one time.
 
     Weights: embedding, norms, biases, projections (those not in NF4), nf4_codes, nf4_absmax, lora, head; quantisation is what loading
-    takes on top. Optimiser: moments, optimiser_indices, gradients (of the tensors and as flat vectors, one a micro-batch), update
+    takes on top. Optimiser: moments, optimiser_indices, gradients (of the tensors and as flat vectors, `trainer.HELD` at most), update
     (temporaries of clipping and AdamW). A pass: batch, activations (saved for backward), dequantised_weights, logits and loss, working
     (what is neither saved nor kept). library_workspace is cuBLAS's. What CUDA itself takes for a process, and what the allocator holds
     in reserve, comes on top; so does what it leaves unused of a large block, under a MiB each. On an H200 that came to 1 % at most.
@@ -113,9 +113,21 @@ def classifier_of_shapes(config: DecoderConfig, adaptation: Adaptation, dtype: t
     return classifier
 
 
+class _Counted(Trainer):
+    """Says what the flat gradient of a micro-batch is."""
+
+    allocations: Allocations
+
+    def _micro_batch(self, index: int, part: Batch) -> MicroResult:
+        result = super()._micro_batch(index, part)
+        self.allocations.assign(result.gradient, "gradients")
+        return result
+
+
 def _trainer(classifier: Classifier, batch: int, multi_label: bool, allocations: Allocations) -> Trainer:
     with allocations.part("update"):
-        trainer = Trainer(classifier, total_steps=None, micro_batch=batch, learning_rate=1e-4, multi_label=multi_label)
+        trainer = _Counted(classifier, total_steps=None, micro_batch=batch, learning_rate=1e-4, multi_label=multi_label)
+    trainer.allocations = allocations
     for name, value in vars(trainer.optimiser).items():
         if isinstance(value, Tensor):
             allocations.assign(value, "moments" if name.startswith("exp_avg") else "optimiser_indices")
@@ -141,14 +153,18 @@ def part_of(name: str) -> str:
 def _step(trainer: Trainer, shape: tuple[int, int], accumulation: int, allocations: Allocations) -> None:
     for parameter in trainer.optimiser.parameters.values():
         parameter.register_post_accumulate_grad_hook(lambda moved: _is_gradient(moved, allocations))  # type: ignore[no-untyped-call]  # torch
-    for _ in range(accumulation):
-        with allocations.part("batch"):
-            batch = _batch(trainer, shape)
-        with allocations.saving(), dispatch.surrounded(partial(_around, allocations)):
-            trainer.accumulate(batch)
-        allocations.assign_all(WORKING, "gradients")
+    with allocations.part("batch"):
+        batch = empty_batch(trainer, (accumulation * shape[0], shape[1]))
+    with allocations.saving(), dispatch.surrounded(partial(_around, allocations)):
+        trainer.accumulate(repeating(batch, shape[0]))
+    allocations.assign_all(WORKING, "gradients")
     with allocations.part("update"):
         trainer.apply()
+
+
+def repeating(batch: Batch, size: int) -> Batch:
+    """As many of the batch's micro-batches as it takes until nothing new is kept."""
+    return next(iter(batch.split((HELD + 1) * size)))
 
 
 def _around(allocations: Allocations, path: str, operation: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
@@ -165,7 +181,8 @@ def _is_gradient(parameter: Tensor, allocations: Allocations) -> None:
         allocations.assign(parameter.grad, "gradients")
 
 
-def _batch(trainer: Trainer, shape: tuple[int, int]) -> Batch:
+def empty_batch(trainer: Trainer, shape: tuple[int, int]) -> Batch:
+    """A batch [samples, seq] without content."""
     classes = trainer.classifier.adaptation.classes
     labels = torch.empty((shape[0], classes), device=META) if trainer.multi_label else torch.empty(shape[0], device=META, dtype=torch.int64)
     ids = torch.empty(shape, device=META, dtype=torch.int64)

@@ -13,6 +13,11 @@ from impl.dispatch import call, scope
 from impl.group import ALONE, Group
 from impl.optimiser import AdamW
 
+HELD = 4
+"""Gradients of micro-batches that are kept side by side. Where one more comes they are averaged to one, so that memory does not grow with
+the number of micro-batches."""
+_NO_GRADIENT = torch.empty(0)
+
 
 @dataclass(frozen=True)
 class BatchResult:
@@ -145,6 +150,8 @@ class Trainer:
         self._require_step_left()
         with scope(f"steps.{self.optimiser.steps}"):
             mean = self._mean()
+            if self.group.size == 1:  # the same samples, without their gradients side by side while the step takes its memory
+                self._accumulated = [mean]
             norm = self._step(mean.gradient)
         self.discard()
         if self.group.size > 1:
@@ -163,7 +170,7 @@ class Trainer:
         """
         if not self._accumulated:
             raise ValueError("no sample is accumulated: there is no gradient")
-        return _average("gradient", [result.gradient for result in self._accumulated], self._counts())
+        return _average("gradient", [result.gradient for result in self._accumulated], _counts(self._accumulated))
 
     def apply_gradient_vector(self, vector: Tensor) -> BatchResult:
         """One optimiser step with a gradient in the order of `gradient_vector`; the accumulated samples are forgotten, their loss reported.
@@ -188,7 +195,7 @@ class Trainer:
         for part in batch.split(self.micro_batch):
             logits.append(self.classifier(part.input_ids, part.mask))
             loss = self.classifier.loss(logits[-1], part.labels, self.class_weights)
-            results.append(MicroResult(len(part.labels), loss, self._correct(logits[-1], part.labels), torch.empty(0)))
+            results.append(MicroResult(len(part.labels), loss, self._correct(logits[-1], part.labels), _NO_GRADIENT))
         found = _summary(results)
         if not probabilities:
             return found
@@ -214,11 +221,15 @@ class Trainer:
             raise ValueError("the batch is empty: there is nothing to train on")
         self._require_labels(batch.labels)
         self._require_step_left()
-        first, results = len(self._accumulated), []
+        held, results = list(self._accumulated), []
+        first = sum(result.micro_batches for result in held)
         with scope(f"steps.{self.optimiser.steps}"):
             for index, part in enumerate(batch.split(self.micro_batch)):
-                results.append(self._micro_batch(first + index, part))
-        self._accumulated += results
+                if len(held) == HELD:
+                    held = [_joined(held)]
+                held.append(self._micro_batch(first + index, part))
+                results.append(replace(held[-1], gradient=_NO_GRADIENT))
+        self._accumulated = held
         return results
 
     def _micro_batch(self, index: int, part: Batch) -> "MicroResult":
@@ -238,9 +249,7 @@ class Trainer:
     def _mean(self) -> "MicroResult":
         """Over the accumulated samples of all workers."""
         if self.group.size == 1:
-            loss = _average("loss", [result.loss for result in self._required()], self._counts())
-            correct = torch.stack([result.correct for result in self._accumulated]).sum()
-            return MicroResult(self.accumulated, loss, correct, self.gradient_vector())
+            return _joined(self._required())
         with together(self.group):
             weighted = self._weighted()
             require_finite(weighted)
@@ -257,23 +266,17 @@ class Trainer:
 
     def _weighted(self) -> Tensor:
         """This worker's sums over samples of the gradient and the loss, and its numbers of correct and of all samples, in one vector."""
-        count = self.accumulated
-        if count == 0:
+        if not self._accumulated:
             return self.optimiser.exp_avg.new_zeros(len(self.optimiser.exp_avg) + 3)
-        gradient = self.gradient_vector()
-        loss = _average("loss", [result.loss for result in self._accumulated], self._counts())
-        correct = torch.stack([result.correct for result in self._accumulated]).sum()
-        numbers = torch.stack([correct.to(gradient), gradient.new_tensor(count)])
-        return torch.cat([count * gradient, count * loss.to(gradient), numbers])
+        own = _joined(self._accumulated)
+        numbers = torch.stack([own.correct.to(own.gradient), own.gradient.new_tensor(own.count)])
+        return torch.cat([own.count * own.gradient, own.count * own.loss.to(own.gradient), numbers])
 
     def _step(self, gradient: Tensor) -> float:
         """Clips and steps; the norm before."""
         clipped, norm = self.optimiser.clip(gradient, self.max_norm)
         self.optimiser.step(clipped, self.learning_rate)
         return float(norm)
-
-    def _counts(self) -> Tensor:
-        return torch.tensor([result.count for result in self._accumulated], device=self.optimiser.exp_avg.device)
 
     def _require_labels(self, labels: Tensor) -> None:
         if labels.is_floating_point() != self.multi_label:
@@ -308,21 +311,34 @@ def _schedule(total_steps: int, peak: float, warmup_fraction: float, kind: str) 
 
 @dataclass(frozen=True)
 class MicroResult:
-    """Number of samples of a micro-batch, their mean loss, how many are correct, and the mean gradient as one vector."""
+    """Of a micro-batch, or of several joined: number of samples, their mean loss, how many are correct, the mean gradient as one vector."""
 
     count: int
     loss: Tensor
     correct: Tensor
     gradient: Tensor
+    micro_batches: int = 1
+
+
+def _joined(results: "list[MicroResult]") -> MicroResult:
+    """The means over the samples of all."""
+    counts = _counts(results)
+    loss = _average("loss", [result.loss for result in results], counts)
+    correct = torch.stack([result.correct for result in results]).sum()
+    gradient = _average("gradient", [result.gradient for result in results], counts)
+    return MicroResult(sum(result.count for result in results), loss, correct, gradient, sum(result.micro_batches for result in results))
 
 
 def _summary(results: list[MicroResult]) -> BatchResult:
     """Mean loss and correct samples of micro-batches; the loss of none is undefined."""
     if not results:
         return BatchResult(math.nan, 0, 0)
-    counts = torch.tensor([result.count for result in results], device=results[0].loss.device)
-    loss = _average("loss", [result.loss for result in results], counts)
+    loss = _average("loss", [result.loss for result in results], _counts(results))
     return BatchResult(float(loss), sum(int(result.correct) for result in results), sum(result.count for result in results))
+
+
+def _counts(results: list[MicroResult]) -> Tensor:
+    return torch.tensor([result.count for result in results], device=results[0].loss.device)
 
 
 def _average(path: str, means: list[Tensor], counts: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,15 @@ from impl import checkpoint, dispatch, kernels
 from impl.allocations import BLOCK, Allocations
 from impl.checkpoint import load_checkpoint, save_checkpoint
 from impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable, trainable_shapes
-from impl.config import DecoderConfig
+from impl.commands.common import memory_of_a_step
+from impl.config import ClassifyConfig, DecoderConfig
 from impl.decoder import Decoder, parameter_shapes, random_tensors, require_tensors
 from impl.fused.memory import estimate_fused
 from impl.fused.step import FusedTrainer
 from impl.memory import WORKSPACE_HOPPER, Estimate, estimate
 from impl.tensors import Converted, LazyTensors, Shapes
-from impl.trainer import Batch, Trainer
+from impl.trainer import HELD, Batch, Trainer
+from impl.validation import unchecked
 
 CONFIG = DecoderConfig("qwen2", 40, 32, 48, 3, 4, 2, 8, 1e-6, 1e4, True, 128)
 UNTIED = DecoderConfig("llama", 40, 32, 48, 2, 4, 2, 8, 1e-6, 1e4, False, 128)
@@ -171,10 +174,9 @@ def step(config: DecoderConfig, adaptation: Adaptation, dtype: torch.dtype, shap
     with Allocations("cpu", block=1) as allocations:
         classifier = Classifier(config, adaptation, {name: value.clone() for name, value in base.items()}, trainable, dtype=dtype)
         trainer = Trainer(classifier, total_steps=None, micro_batch=shape[0], learning_rate=1e-3)
-        batch = Batch(torch.zeros(shape, dtype=torch.int64), torch.ones(shape, dtype=torch.bool), torch.zeros(shape[0], dtype=torch.int64))
-        for _ in range(accumulation):
-            trainer.accumulate(batch)
-        trainer.apply()
+        rows = (accumulation * shape[0], shape[1])
+        batch = Batch(torch.zeros(rows, dtype=torch.int64), torch.ones(rows, dtype=torch.bool), torch.zeros(rows[0], dtype=torch.int64))
+        trainer.train_batch(batch)
     return allocations
 
 
@@ -185,6 +187,7 @@ def step(config: DecoderConfig, adaptation: Adaptation, dtype: torch.dtype, shap
         ("qwen3", False, "all", "last", torch.bfloat16, 2),
         ("llama", True, "all", "first", torch.bfloat16, 3),
         ("qwen3", True, "q_v", "last", torch.float32, 2),
+        ("llama", False, "all", "mean", torch.float32, 8),
     ],
 )
 def test_the_estimate_is_what_a_step_allocates(
@@ -209,6 +212,14 @@ def test_accumulated_gradients_are_kept() -> None:
     )
     trained = 4 * sum(torch.Size(shape).numel() for shape in trainable_shapes(CONFIG, ADAPTATION).values())
     assert three - one == pytest.approx(2 * trained, abs=64)  # and the losses
+
+
+@pytest.mark.parametrize("chosen", [estimate, estimate_fused])
+def test_memory_does_not_grow_with_the_number_of_micro_batches(chosen: Callable[..., Estimate]) -> None:
+    few, many, double = (chosen(CONFIG, ADAPTATION, 2, 8, torch.float32, accumulation=count).total for count in (HELD + 1, 60, 120))
+    batches = 2 * 8 * 9 * 60  # token ids and mask of sixty more micro-batches, which are on the device from the start
+    assert many - few < batches + 2 * BLOCK
+    assert double - many == pytest.approx(batches + 2 * 8 * 60, abs=2 * BLOCK)  # and the labels
 
 
 def test_several_labels_a_sample_have_their_own_loss() -> None:
@@ -270,7 +281,7 @@ def test_what_a_layer_saves_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     assert layer_of_the_estimate() == by_torch
 
 
-def fused_step(config: DecoderConfig, adaptation: Adaptation, shape: tuple[int, int]) -> Allocations:
+def fused_step(config: DecoderConfig, adaptation: Adaptation, shape: tuple[int, int], accumulation: int) -> Allocations:
     """What a real step of the hand-written layers on the CPU allocates, weights included, with an address for every tensor."""
     base, trainable = random_tensors(config, 0), initial_trainable(config, adaptation, 0)
     with Allocations("cpu") as allocations:
@@ -278,24 +289,53 @@ def fused_step(config: DecoderConfig, adaptation: Adaptation, shape: tuple[int, 
         trainer = FusedTrainer(classifier, longest=shape[1], total_steps=None, micro_batch=shape[0], learning_rate=1e-3)
         trainer._bind()
         trainer.model  # noqa: B018  its first mention joins the weights
-        ids, labels = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape[0], dtype=torch.int64)
-        packed = trainer._packed(Batch(ids, torch.ones(shape, dtype=torch.bool), labels))
-        with torch.no_grad():
-            trainer._whole_step(packed)
+        rows = accumulation * shape[0]
+        ids, labels = torch.zeros((rows, shape[1]), dtype=torch.int64), torch.zeros(rows, dtype=torch.int64)
+        batch = Batch(ids, torch.ones((rows, shape[1]), dtype=torch.bool), labels)
+        if accumulation == 1:
+            packed = trainer._packed(batch)
+            del batch, ids, labels
+            with torch.no_grad():
+                trainer._whole_step(packed)
+        else:
+            with unchecked():  # the results are not computed
+                trainer.accumulate(batch)
+                trainer.apply()
     return allocations
 
 
-@pytest.mark.parametrize(("family", "nf4", "targets", "pooling"), [("qwen2", True, "q_v", "last"), ("qwen3", False, "all", "mean")])
+@pytest.mark.parametrize(
+    ("family", "nf4", "targets", "pooling", "accumulation"),
+    [("qwen2", True, "q_v", "last", 1), ("qwen3", False, "all", "mean", 1), ("llama", True, "all", "first", 7)],
+)
 def test_the_estimate_of_the_hand_written_layers_is_what_their_step_allocates(
-    family: str, nf4: bool, targets: str, pooling: str, monkeypatch: pytest.MonkeyPatch
+    family: str, nf4: bool, targets: str, pooling: str, accumulation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
     for name in ("attention", "nf4_dequantize", "rms_norm", "rope", "swiglu"):  # what they compute takes minutes and is not looked at
         monkeypatch.setattr(f"impl.kernels.{name}.launch", lambda *_, **__: None)
     config = DecoderConfig(family, 64, 64, 128, 3, 4, 2, 16, 1e-6, 1e4, True, 128)
     adaptation = Adaptation(3, 4, 8.0, targets, pooling, nf4)
-    found = estimate_fused(config, adaptation, 6, 100, torch.float32)
-    assert found.total - found.parts["library_workspace"] == pytest.approx(fused_step(config, adaptation, (6, 100)).peak, rel=0.002)
+    found = estimate_fused(config, adaptation, 6, 100, torch.float32, accumulation=accumulation)
+    peak = fused_step(config, adaptation, (6, 100), accumulation).peak
+    assert found.total - found.parts["library_workspace"] == pytest.approx(peak, rel=0.002)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_run_is_estimated_by_its_own_largest_step(fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("impl.fused.step.runs_fused", lambda *_: fused)
+    asked: list[tuple[int, int, bool]] = []
+
+    def noted(_: object, __: object, batch: int, seq: int, *___: object, accumulation: int, multi_label: bool, **____: object) -> Estimate:
+        asked.append((batch, accumulation, multi_label))
+        return Estimate({}, seq)
+
+    monkeypatch.setattr("impl.fused.memory.estimate_fused" if fused else "impl.memory.estimate", noted)
+    save_checkpoint(tmp_path / "model", CONFIG, random_tensors(CONFIG, 0))
+    settings = ClassifyConfig(batch_size=4, accumulation_steps=3, multi_label=True)
+    for samples in (100, 12, 7, 3):
+        assert memory_of_a_step(tmp_path / "model", settings, samples, 17, "cpu").total == 17
+    assert asked == [(4, 3, True), (4, 3, True), (4, 2, True), (3, 1, True)]
 
 
 def test_the_workspace_of_the_library_is_counted_on_cuda_only() -> None:

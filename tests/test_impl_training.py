@@ -12,7 +12,7 @@ from impl.config import DecoderConfig
 from impl.decoder import random_tensors
 from impl.nf4 import Nf4Weight
 from impl.operations import OPERATIONS
-from impl.trainer import Batch, BatchResult, Trainer
+from impl.trainer import HELD, Batch, BatchResult, Trainer
 
 CONFIG = DecoderConfig("qwen3", 50, 32, 48, 2, 4, 2, 8, 1e-6, 1e4, True, 128)
 BATCH = Batch(
@@ -32,6 +32,12 @@ def classifier(dtype: torch.dtype = torch.float64, nf4: bool = False, targets: s
 
 def trainer(model: Classifier, micro: int = 2, **settings: float) -> Trainer:
     return Trainer(model, total_steps=4, micro_batch=micro, learning_rate=1e-2, warmup_fraction=0.0, schedule="constant", **settings)
+
+
+def samples(count: int) -> Batch:
+    """So many samples, those of `BATCH` over and over."""
+    rows = torch.arange(count) % len(BATCH.labels)
+    return Batch(BATCH.input_ids[rows], BATCH.mask[rows], BATCH.labels[rows])
 
 
 def state(model: Classifier) -> dict[str, Tensor]:
@@ -127,6 +133,35 @@ def test_unequal_micro_batches_are_one_batch() -> None:
     assert math.isclose(many.gradient_norm or 0, one.gradient_norm or 1, rel_tol=1e-10)
     for name, value in state(parts).items():
         torch.testing.assert_close(value, state(whole)[name], rtol=1e-9, atol=1e-12)
+
+
+def test_many_micro_batches_are_held_as_few_gradients_and_are_one_batch() -> None:
+    one, many = trainer(classifier(), micro=13), trainer(classifier(), micro=1)
+    given = samples(13)
+    expected = one.accumulate(given)
+    for part in given.split(6):
+        many.accumulate(part)
+        assert len(many._accumulated) <= HELD
+    assert (many.accumulated, sum(result.micro_batches for result in many._accumulated)) == (13, 13)
+    torch.testing.assert_close(many.gradient_vector(), one.gradient_vector(), rtol=1e-9, atol=1e-12)
+    one.apply()
+    found = many.apply()
+    assert found.loss == pytest.approx(expected.loss, rel=1e-9)
+    assert (found.correct, found.total) == (expected.correct, 13)
+    torch.testing.assert_close(many.optimiser.flat(), one.optimiser.flat(), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("before", [1, HELD])
+def test_a_refused_batch_keeps_what_is_accumulated(before: int) -> None:
+    used = trainer(classifier(), micro=1)
+    used.accumulate(samples(before))
+    vector = used.gradient_vector()
+    bad = samples(3)
+    bad.labels[2] = 99
+    with pytest.raises(ValueError, match="is 99, but the classes"):
+        used.accumulate(bad)
+    assert used.accumulated == before
+    assert torch.equal(used.gradient_vector(), vector)
 
 
 def test_a_refused_batch_changes_nothing() -> None:

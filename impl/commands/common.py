@@ -89,19 +89,11 @@ def memory_of_a_step(model: Path, config: "ClassifyConfig", samples: int, longes
     from impl.memory import estimate
 
     batch = min(config.batch_size, samples)
-    if runs_fused(config, torch.device(device)):
-        return estimate_fused(read_config(model), Adaptation.of(config), config.batch_size, longest, getattr(torch, config.dtype))
     passes = min(config.accumulation_steps, math.ceil(samples / batch))
-    return estimate(
-        read_config(model),
-        Adaptation.of(config),
-        batch,
-        longest,
-        getattr(torch, config.dtype),
-        accumulation=passes,
-        multi_label=config.multi_label,
-        device=device,
-    )
+    given = (read_config(model), Adaptation.of(config), batch, longest, getattr(torch, config.dtype))
+    if runs_fused(config, torch.device(device)):
+        return estimate_fused(*given, accumulation=passes, multi_label=config.multi_label)
+    return estimate(*given, accumulation=passes, multi_label=config.multi_label, device=device)
 
 
 def require_absent(folder: Path) -> None:

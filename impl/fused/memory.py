@@ -14,7 +14,8 @@ from impl.classifier import Adaptation
 from impl.config import DecoderConfig
 from impl.fused.packing import GRAIN, Packed
 from impl.fused.step import FusedTrainer
-from impl.memory import LOADING, META, Estimate, classifier_of_shapes, estimate_of, part_of, require_counts
+from impl.memory import LOADING, META, Estimate, classifier_of_shapes, empty_batch, estimate_of, part_of, repeating, require_counts
+from impl.trainer import Batch, MicroResult
 from impl.validation import unchecked
 
 STREAMS = 2
@@ -22,14 +23,22 @@ STREAMS = 2
 
 
 def estimate_fused(
-    config: DecoderConfig, adaptation: Adaptation, batch: int, seq: int, dtype: torch.dtype, *, multi_label: bool = False
+    config: DecoderConfig,
+    adaptation: Adaptation,
+    batch: int,
+    seq: int,
+    dtype: torch.dtype,
+    *,
+    accumulation: int = 1,
+    multi_label: bool = False,
 ) -> Estimate:
-    """What one optimiser step of a micro-batch of `batch` samples of `seq` tokens needs on a CUDA device; parts as in `Estimate`.
+    """What one optimiser step needs on a CUDA device over `accumulation` micro-batches of `batch` samples of `seq` tokens.
 
-    Of the parts, activations are what the blocks keep (`impl.fused.layer.Kept`), lora is the vector of all masters, the head's among them,
-    and the copies that products use. Nothing is allocated. Needs Triton, and no device. Raises a ValueError for a count below one.
+    The parts are those of `Estimate`: activations are what the blocks keep (`impl.fused.layer.Kept`), lora is the vector of all masters,
+    the head's among them, and the copies that products use. Nothing is allocated. Needs Triton, and no device. Raises a ValueError for a
+    count below one.
     """
-    require_counts(batch=batch, seq=seq)
+    require_counts(batch=batch, seq=seq, accumulation=accumulation)
     device = torch.device("cuda")
     allocations = Allocations(META, BLOCK)
     with unchecked(), dispatch.without_content(device), allocations:
@@ -37,24 +46,40 @@ def estimate_fused(
         settings = {"total_steps": None, "micro_batch": batch, "learning_rate": 1e-4, "multi_label": multi_label}
         with allocations.part("update"):
             trainer = _Step(classifier, longest=seq, **settings)
-        trainer.run(allocations)
+        trainer.run(allocations, accumulation)
     return estimate_of(allocations, device, STREAMS)
 
 
 class _Step(FusedTrainer):
     """Its step on tensors without content: no graph captures it, and what each allocation is for is said."""
 
-    def run(self, allocations: Allocations) -> None:
-        """Joins the weights and makes a step."""
+    def run(self, allocations: Allocations, accumulation: int) -> None:
+        """Joins the weights and makes a step: the whole one of a single micro-batch, or one after several."""
         self._allocations = allocations
         with allocations.part("batch"):
-            packed = self._largest_batch()
+            packed = self._packed()
         self._take_masters()
         self._join()
-        with torch.no_grad():
-            self._whole_step(packed)
+        if accumulation == 1:
+            with torch.no_grad():
+                self._whole_step(packed)
+            return
+        del packed
+        with allocations.part("batch"):
+            batch = empty_batch(self, (accumulation * self.micro_batch, self.longest))
+        self.accumulate(repeating(batch, self.micro_batch))
+        allocations.assign_all(WORKING, "gradients")
+        with allocations.part("update"):
+            self.apply()
 
-    def _largest_batch(self) -> Packed:
+    def _micro_batch(self, index: int, part: Batch) -> MicroResult:
+        result = super()._micro_batch(index, part)
+        self._allocations.assign(result.gradient, "gradients")
+        return result
+
+    def _packed(self, part: Batch | None = None) -> Packed:
+        """The largest micro-batch, whatever is given."""
+        del part
         samples = self.micro_batch
         tokens = math.ceil(samples * self.longest / GRAIN) * GRAIN
         classes = self.classifier.adaptation.classes
