@@ -202,7 +202,7 @@ class ClassifyConfig:
     A micro-batch holds `batch_size` samples, an optimiser step `batch_size * accumulation_steps`; the last step of an epoch takes what is
     left. `class_weights` are one a class or "balanced", from the training data. `validation_fraction` is used where no validation corpus is
     given; 0 leaves validation out. `early_stop_patience` is a number of epochs without a lower validation loss. `dtype` is that of base
-    weights and activations, `engine` what makes the steps (`impl.fused.step.runs_fused`).
+    weights and activations, `engine` what makes the steps (`impl.fused.step.engine_of`).
     """
 
     num_classes: int = 5

@@ -20,7 +20,7 @@ from impl.decoder import random_tensors
 from impl.device import resolve_device
 from impl.evaluation import Evaluation, evaluate
 from impl.fit import FitResult, OnEpoch, OnStep, fit
-from impl.fused.step import FusedTrainer, runs_fused
+from impl.fused.step import FusedTrainer, engine_of
 from impl.group import ALONE, Group
 from impl.merge import save_merged
 from impl.samples import Samples, split_validation, tokenize
@@ -134,7 +134,7 @@ class ClassifyPipeline:
         config = self.config
         if class_weights is not None:
             self.class_weights = tuple(class_weights)
-        make = partial(FusedTrainer, longest=config.max_seq_len) if self._fused() else Trainer
+        make = partial(FusedTrainer, longest=config.max_seq_len) if self._engine()[0] else Trainer
         self.trainer = make(
             self.classifier,
             total_steps=total_steps,
@@ -256,14 +256,17 @@ class ClassifyPipeline:
         }
         return "\n".join(f"{name + ':':<12}{text}" for name, text in lines.items())
 
-    def _fused(self) -> bool:
-        return not self.merged and runs_fused(self.config, self.device)
+    def _engine(self) -> tuple[bool, str | None]:
+        return (False, None) if self.merged else engine_of(self.config, self.architecture, self.device)
 
     def _steps(self) -> str:
         """What computes training steps, in words."""
         if self.merged:
             return "none: a merged model is not trained"
-        return "hand-written layers in CUDA graphs" if self._fused() else "automatic differentiation"
+        fused, reason = self._engine()
+        if fused:
+            return "hand-written layers in CUDA graphs" if self.device.type == "cuda" else "hand-written layers"
+        return f"automatic differentiation ({reason})" if reason else "automatic differentiation"
 
     def _trainable(self) -> dict[str, Tensor]:
         return {name: parameter.detach().cpu() for name, parameter in self.classifier.trainable_parameters().items()}

@@ -1,5 +1,6 @@
 """The hand-written training step against automatic differentiation on the same parameters; without a GPU by Triton's interpreter."""
 
+import re
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ from impl.decoder import random_tensors
 from impl.fused import model as model_module
 from impl.fused import packing
 from impl.fused import step as step_module
+from impl.fused.fitting import WIDEST_HEAD
+from impl.fused.layer import groups
 from impl.fused.packing import pack, sizes_of
-from impl.fused.step import FusedTrainer, runs_fused, why_not
+from impl.fused.step import FusedTrainer, engine_of, why_not
+from impl.kernels import attention
 from impl.trainer import Batch, Trainer
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -209,6 +213,46 @@ def test_a_weight_that_is_not_finite_stops_the_step_and_changes_nothing() -> Non
 
 def test_which_engine_runs() -> None:
     cpu = torch.device("cpu")
-    assert not runs_fused(ClassifyConfig(), cpu)
-    assert not runs_fused(ClassifyConfig(engine="torch"), cpu)
+    shape = DecoderConfig("llama", 32, 64, 128, 1, 4, 2, 16, 1e-6, 1e4, True, 64)
+    assert engine_of(ClassifyConfig(), shape, cpu) == (False, None)
+    assert engine_of(ClassifyConfig(engine="torch"), shape, cpu) == (False, None)
     assert "float64" in str(why_not(torch.float64, cpu))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "nf4", "reason"),
+    [
+        ({"hidden": 36, "intermediate": 50}, True, r"NF4 blocks of 64 do not end where .*q_proj \[12, 36\]"),
+        ({"hidden": 64, "intermediate": 51, "heads": 4, "head_dim": 16}, True, r"NF4 blocks .*gate_proj \[51, 64\]"),
+        ({"head_dim": 258}, False, "head_dim is 258"),
+        ({"hidden": 36, "intermediate": 50}, False, None),
+        ({"hidden": 64, "intermediate": 128, "heads": 4, "head_dim": 16}, True, None),
+    ],
+)
+def test_an_architecture_that_cannot_be_joined_takes_the_other_engine(
+    sizes: dict[str, int], nf4: bool, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("impl.fused.step.why_not", lambda *_: None)  # as on a GPU
+    given = {"hidden": 36, "intermediate": 50, "layers": 1, "heads": 2, "kv_heads": 2, "head_dim": 6, **sizes}
+    architecture = DecoderConfig("llama", vocab=32, **given, eps=1e-6, theta=1e4, tied=True, max_positions=64)
+    gpu = torch.device("cuda")
+    runs, why = engine_of(ClassifyConfig(quantize_nf4=nf4), architecture, gpu)
+    assert runs == (reason is None)
+    if reason is None:
+        assert why is None
+        assert engine_of(ClassifyConfig(quantize_nf4=nf4, engine="fused"), architecture, gpu)[0]
+    else:
+        assert re.search(reason, why or "")
+        with pytest.raises(ValueError, match=f"engine fused: .*{reason}.*; choose engine torch"):
+            engine_of(ClassifyConfig(quantize_nf4=nf4, engine="fused"), architecture, gpu)
+
+
+def test_projections_that_cannot_be_joined_say_what_to_do() -> None:
+    _, fused = both(family="qwen2")
+    groups(fused.classifier.model.layers[0])[0][0].bias = None
+    with pytest.raises(ValueError, match=r"have a bias and others none; .* choose engine torch"):
+        fused.train_batch(batch())
+
+
+def test_the_widest_head_is_that_of_the_kernel() -> None:
+    assert WIDEST_HEAD == attention.WIDEST

@@ -323,7 +323,7 @@ def test_the_estimate_of_the_hand_written_layers_is_what_their_step_allocates(
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_run_is_estimated_by_its_own_largest_step(fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("impl.fused.step.runs_fused", lambda *_: fused)
+    monkeypatch.setattr("impl.fused.step.engine_of", lambda *_: (fused, None))
     asked: list[tuple[int, int, bool]] = []
 
     def noted(_: object, __: object, batch: int, seq: int, *___: object, accumulation: int, multi_label: bool, **____: object) -> Estimate:

@@ -85,13 +85,14 @@ def memory_of_a_step(model: Path, config: "ClassifyConfig", samples: int, longes
     from impl.checkpoint import read_config
     from impl.classifier import Adaptation
     from impl.fused.memory import estimate_fused
-    from impl.fused.step import runs_fused
+    from impl.fused.step import engine_of
     from impl.memory import estimate
 
     batch = min(config.batch_size, samples)
     passes = min(config.accumulation_steps, math.ceil(samples / batch))
-    given = (read_config(model), Adaptation.of(config), batch, longest, getattr(torch, config.dtype))
-    if runs_fused(config, torch.device(device)):
+    architecture = read_config(model)
+    given = (architecture, Adaptation.of(config), batch, longest, getattr(torch, config.dtype))
+    if engine_of(config, architecture, torch.device(device))[0]:
         return estimate_fused(*given, accumulation=passes, multi_label=config.multi_label)
     return estimate(*given, accumulation=passes, multi_label=config.multi_label, device=device)
 

@@ -27,10 +27,11 @@ def run(options: argparse.Namespace) -> None:
         pipeline = ClassifyPipeline.from_pretrained(options.model, config, device=options.device)
     else:
         raise BadInput("expected --adapter DIR or --model DIR")
-    if options.memory and (pipeline.source is None or pipeline.merged):
+    source = None if pipeline.merged else pipeline.source
+    if options.memory and source is None:
         raise BadInput("--memory: expected a model to train on, from a checkpoint folder")
     print(pipeline.summary())
-    if options.memory:
+    if options.memory and source is not None:
         config = pipeline.config
-        estimate = memory_of_a_step(pipeline.source, config, config.batch_size * config.accumulation_steps, config.max_seq_len, "cuda")
+        estimate = memory_of_a_step(source, config, config.batch_size * config.accumulation_steps, config.max_seq_len, "cuda")
         print(f"\nmemory of a training step on CUDA, batch {config.batch_size}, {config.max_seq_len} tokens\n{estimate.table()}")

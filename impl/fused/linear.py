@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from impl.fused.factors import Factors
+from impl.fused.fitting import blocks_align
 from impl.kernels.nf4_dequantize import nf4_dequantize
 from impl.projection import Projection, frozen
+
+ADVICE = "the hand-written layers join these weights; choose engine torch"
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class FusedLinear:
         self._join_weights(projections)
         biases = [p.bias for p in projections if p.bias is not None]
         if 0 < len(biases) < len(projections):
-            raise ValueError(f"{projections[0].path}: some of the projections that read one input have a bias and others none")
+            raise ValueError(f"{projections[0].path}: some projections that read this input have a bias and others none; {ADVICE}")
         self.bias = torch.cat([bias.to(dtype) for bias in biases]) if biases else None
         adapted = [p for p in projections if p.lora_A is not None]
         self._updates = [self._update(projections, p, factors) for p in adapted]
@@ -61,8 +64,8 @@ class FusedLinear:
         self._weight = None
         kept = [q for q in quantized if q is not None]
         self._block = kept[0].block_size
-        if any(p.out_features * p.in_features % (2 * self._block) for p in projections[:-1]) or any(q.nested for q in kept):
-            raise ValueError(f"{projections[0].path}: its NF4 blocks do not end where the next projection's begin")
+        if any(q.nested for q in kept) or not blocks_align([p.out_features * p.in_features for p in projections], self._block):
+            raise ValueError(f"{projections[0].path}: its NF4 blocks are nested or do not end where the next projection's begin; {ADVICE}")
         self._codes, self._absmax = torch.cat([q.codes for q in kept]), torch.cat([q.absmax for q in kept])
         codes, absmax = torch.split(self._codes, [len(q.codes) for q in kept]), torch.split(self._absmax, [len(q.absmax) for q in kept])
         for q, code, scale in zip(kept, codes, absmax, strict=True):

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from impl import kernels, validation
 from impl.classifier import Classifier
-from impl.config import ClassifyConfig
+from impl.config import ClassifyConfig, DecoderConfig
+from impl.fused.fitting import why_not_shapes
 from impl.fused.packing import GRAIN, Packed, pack, sizes_of
 from impl.kernels.launch import on_device
 from impl.operations.optimisation import adamw_moved
@@ -30,15 +31,18 @@ def why_not(dtype: torch.dtype, device: torch.device) -> str | None:
     return "its kernels run on CUDA" if reason is None and device.type != "cuda" and not kernels.interpreted() else reason
 
 
-def runs_fused(config: ClassifyConfig, device: torch.device) -> bool:
-    """Whether the settings' steps run through the hand-written layers: `auto` means on a GPU, where they can.
+def engine_of(config: ClassifyConfig, architecture: DecoderConfig, device: torch.device) -> tuple[bool, str | None]:
+    """Whether the settings' steps run through the hand-written layers; and why not, where a GPU would have had them.
 
-    Raises a ValueError where the engine `fused` was asked for and cannot run.
+    The engine `auto` means on a GPU, where they can. Raises a ValueError where the engine `fused` was asked for and cannot run.
     """
-    reason = why_not(getattr(torch, config.dtype), device)
+    if config.engine == "torch":
+        return False, None
+    reason = why_not(getattr(torch, config.dtype), device) or why_not_shapes(architecture, config.quantize_nf4)
     if config.engine == "fused" and reason:
-        raise ValueError(f"engine fused: {reason}")
-    return config.engine == "fused" or (config.engine == "auto" and reason is None and device.type == "cuda")
+        raise ValueError(f"engine fused: {reason}; choose engine torch")
+    runs = config.engine == "fused" or (reason is None and device.type == "cuda")
+    return runs, None if device.type == "cpu" else reason
 
 
 class Status(NamedTuple):
