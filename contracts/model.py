@@ -81,6 +81,7 @@ class Signature:
     intermediates: str
     composition: bool
     procedure: bool
+    paths: bool
     location: Location
 
 

@@ -59,6 +59,7 @@ def _signature(name: str, raw: Mapping[str, Any], location: Location) -> Signatu
         intermediates=raw.get("intermediates", "float32"),
         composition=raw.get("composition", False),
         procedure=raw.get("procedure", False),
+        paths=raw.get("paths", not raw.get("procedure", False)),
         location=location,
     )
 

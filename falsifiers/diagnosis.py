@@ -11,6 +11,7 @@ import numpy as np
 
 import reference
 from contracts.model import Claim
+from falsifiers import layer_trace
 from falsifiers.case import Case
 from falsifiers.comparison import Comparison
 from falsifiers.local import Local, Suspicion
@@ -29,6 +30,8 @@ CLEAR = 10.0
 
 def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: Subject, left_out: Collection[str] = ()) -> Culprit | None:
     """The culprit of a falsified claim on a case; mutants in `left_out` are not tried. None for a claim without a reference."""
+    if claim.operation == "whole_classifier" and comparison is not None:
+        return layer_trace.culprit(claim, case, comparison, subject)
     if claim.operation is None or signatures()[claim.operation].procedure:
         return None
     asked = questions(claim, case, subject)

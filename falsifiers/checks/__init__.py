@@ -28,6 +28,7 @@ from falsifiers.checks import (
     slopes,
     token_ids,
     token_streams,
+    whole_models,
 )
 from falsifiers.comparison import Comparison
 
@@ -154,5 +155,7 @@ CHECKS: dict[str, Check] = {
         pretraining.refuses_to_start,
         pretraining.non_finite_stops_the_run,
         pretraining.default_architecture_is_370m,
+        whole_models.whole_model_follows_the_reference,
+        whole_models.whole_model_follows_float64,
     )
 }

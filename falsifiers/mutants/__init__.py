@@ -29,6 +29,7 @@ for _module in (
     "runs",
     "pretraining",
     "pretraining_runs",
+    "whole_models",
 ):
     import_module(f"{__name__}.{_module}")
 

@@ -12,7 +12,7 @@ import torch
 
 from contracts.model import Signature
 from falsifiers.precision import signatures
-from falsifiers.subjects.procedures import PROCEDURES, default_configurations
+from falsifiers.subjects.procedures import PROCEDURES, default_configurations, whole_model
 from falsifiers.subjects.procedures.footprint import why_not as procedure_why_not
 from falsifiers.subjects.protocol import Interrupted, TracedCall
 from impl import dispatch, kernels
@@ -35,7 +35,7 @@ Scalars = Mapping[str, Any]
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 PARAMETERS = "parameters/"
 TRAINING = ("train_steps", "multi_label_steps", "pretrain_steps")
-FUSED = ("train_steps", "multi_label_steps")
+FUSED = ("train_steps", "multi_label_steps", "whole_classifier")
 _CONFIG = ("family", "vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "eps", "theta")
 
 
@@ -76,14 +76,15 @@ class Implementation:
     def _without_kernels(self, operation: str, dtype: str) -> str | None:
         if self.path == "fused":
             return why_not(DTYPES[dtype], self._device) if operation in FUSED else f"impl has no fused {operation}"
-        if dtype == "float64" or (operation not in kernels.NAMES and operation not in _COMPOSITIONS):
+        if dtype == "float64" or operation not in (*kernels.NAMES, *_COMPOSITIONS, "whole_classifier"):
             return f"impl has no Triton kernel for {operation} in {dtype}"
         return kernels.why_not()
 
     def run(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str) -> dict[str, Array]:
         """The operation's outputs."""
         if operation in PROCEDURES:
-            return PROCEDURES[operation](scalars, self._device)
+            given = {"path": self.path, **scalars} if signatures()[operation].paths else scalars
+            return PROCEDURES[operation](given, self._device)
         with torch.set_grad_enabled(operation in TRAINING):
             outputs, _ = self._forward(operation, inputs, scalars, dtype, ())
         return {name: to_numpy(value) for name, value in outputs.items()}
@@ -100,7 +101,12 @@ class Implementation:
         return {name: to_numpy(value) for name, value in zip(wrt, gradients, strict=True)}
 
     def record(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str, cotangents: Arrays | None = None) -> list[TracedCall]:
-        """The calls that the operation makes, in order, with local gradients when cotangents are given. Interrupted where it raises."""
+        """The calls that the operation makes, in order, with local gradients when cotangents are given. Interrupted where it raises.
+
+        Of a whole classifier those of the block that the scalars name.
+        """
+        if operation == "whole_classifier":
+            return [_traced(call) for call in whole_model.record({"path": self.path, **scalars}, self._device)]
         wrt = [] if cotangents is None else self._differentiable(operation, inputs, scalars)
         with dispatch.recording() as calls:
             try:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from falsifiers.subjects.procedures import adapters, data, devices, footprint, parallel, parallel_runs, pretraining, training
+from falsifiers.subjects.procedures import adapters, data, devices, footprint, parallel, parallel_runs, pretraining, training, whole_model
 from impl.checkpoint import load_checkpoint, load_decoder
 from impl.config import ClassifyConfig
 from impl.device import resolve_device
@@ -65,6 +65,7 @@ PROCEDURES: dict[str, Procedure] = {
     "save_pretrain_checkpoint": pretraining.save_pretrain_checkpoint,
     "initial_decoder": pretraining.initial_decoder,
     "default_architecture": pretraining.default_architecture,
+    **whole_model.PROCEDURES,
 }
 
 

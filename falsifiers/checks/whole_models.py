@@ -1,0 +1,130 @@
+"""Whole classifiers, layer by layer: hidden states, logits, loss and every gradient against float64."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from falsifiers.attack import Attack
+from falsifiers.case import Case
+from falsifiers.comparison import Comparison, Errors, broken, compare, value_at_most
+from falsifiers.oracle import Oracle, by_layer, dtypes, in_order, of_the_reference
+from falsifiers.precision import UNIT_ROUNDOFF
+from falsifiers.whole_model import WholeModel, chosen, in_true_shape
+from reference.table import Array, Arrays
+
+REPLAYS, THOROUGH_REPLAYS = 2, 8
+"""Each replay runs the whole model. It has hundreds of tensors, most of many elements, whose errors are not small by luck."""
+
+
+DROWNED = 0.1
+"""The share of outputs that may prove nothing: late gradients of queries and keys, which are small differences."""
+
+FLOAT64 = 1e-9
+"""Relative; the two float64 computations of a block differ by 1e-13, and one that rounds to float32 anywhere by 1e-8 at least."""
+
+
+def whole_model_follows_the_reference(attack: Attack, case: Case) -> list[Comparison]:
+    """Every output against the reference, with plain base weights and with NF4, up to the first that is outside."""
+    found = []
+    for whole in _chosen(attack, case):
+        with attack.watch.on("reference"):
+            oracle = of_the_reference(whole, attack.dtype)
+        found += _judged(attack, case, oracle)
+    return found
+
+
+def whole_model_follows_float64(attack: Attack, case: Case) -> list[Comparison]:
+    """Every output against the subject's own float64, itself held to the reference: one block of a true size, all of a small model."""
+    found = []
+    for whole in _chosen(attack, case):
+        held = _float64_held(attack, case, replace(whole, layers=1) if _true_size(attack) else whole)
+        found += held
+        if all(each.held for each in held):
+            found += _judged(attack, case, _oracle(attack, case, whole))
+    return found
+
+
+def _true_size(attack: Attack) -> bool:
+    return in_true_shape(attack.subject.device)
+
+
+def _chosen(attack: Attack, case: Case) -> list[WholeModel]:
+    """The claim's model, plain and with NF4."""
+    whole = chosen(attack.claim, case.seed, attack.subject.device)
+    return [replace(whole, nf4=nf4) for nf4 in (False, True)]
+
+
+def _asked(attack: Attack, case: Case, whole: WholeModel, dtype: str, **rounding: Any) -> dict[str, Array]:
+    """The subject's outputs; for float64, and under rounding, by torch, which alone has both."""
+    exact = {"path": "torch"} if dtype == "float64" or rounding else {}
+    return attack.answer(case, scalars={**whole.scalars, "dtype": dtype, **rounding, **exact})
+
+
+def _oracle(attack: Attack, case: Case, whole: WholeModel) -> Oracle:
+    """The oracle by the subject's own float64. That of a true size is kept for the other claims: mutants are tried on small ones."""
+    key = (whole, attack.dtype, attack.subject.device)
+    if key in _kept:
+        return _kept[key]
+
+    def rounded(replay: int | None) -> dict[str, Array]:
+        return _asked(attack, case, whole, "float32", rounded=attack.dtype, replay=replay)
+
+    whole.parameters().make(codes=False)
+    oracle = Oracle(whole, attack.dtype, _asked(attack, case, whole, "float64"), rounded)
+    if _true_size(attack):
+        _kept[key] = oracle
+    return oracle
+
+
+_kept: dict[tuple[WholeModel, str, str], Oracle] = {}
+
+
+def _float64_held(attack: Attack, case: Case, whole: WholeModel) -> list[Comparison]:
+    """The subject's float64 against the reference's, up to the first output that is outside."""
+    with attack.watch.on("reference"):
+        expected = in_order(whole, by_layer(whole).run())
+    answer, odd = _ordered(expected, whole, _asked(attack, case, whole, "float64"))
+    if odd:
+        return odd
+    found = []
+    for name, value in expected.items():
+        limit = Errors.flat(FLOAT64 * float(np.abs(value).max()))
+        found.append(compare(f"float64-{_label(whole)} {name}", value, answer[name], limit, UNIT_ROUNDOFF["float64"]))
+    return _up_to_the_first(found)
+
+
+def _judged(attack: Attack, case: Case, oracle: Oracle) -> list[Comparison]:
+    """The outputs against the oracle's, up to the first that is outside; one whose noise drowns it proves nothing of a whole model."""
+
+    def floors() -> dict[str, Errors]:
+        with attack.watch.on("noise"):
+            return oracle.floors(THOROUGH_REPLAYS if attack.thorough else REPLAYS)
+
+    answer, odd = _ordered(oracle.expected, oracle.whole, _asked(attack, case, oracle.whole, attack.dtype))
+    if odd:
+        return odd
+    found = attack.judge(oracle.expected, answer, floors, dtypes(oracle.expected, attack.dtype))
+    drowned = sum(each.rejected for each in found) / len(found)
+    found = [*_up_to_the_first(found), value_at_most("share of outputs that noise drowns", drowned, DROWNED)]
+    return [replace(each, tensor=f"{_label(oracle.whole)} {each.tensor}") for each in found]
+
+
+def _label(whole: WholeModel) -> str:
+    return "NF4" if whole.nf4 else "plain"
+
+
+def _ordered(expected: Arrays, whole: WholeModel, answer: Arrays) -> tuple[dict[str, Array], list[Comparison]]:
+    """The answer in the order of the computation; or what is odd about its names and shapes."""
+    odd = [broken(name, "missing from the answer") for name in expected if name not in answer]
+    odd += [broken(name, "not asked for: an extra result") for name in answer if name not in expected]
+    states = {name: value.shape for name, value in answer.items() if name.startswith("hidden/")}
+    shape = (whole.batch, whole.seq, whole.hidden)
+    odd += [broken(name, "shape", str(shape), str(given)) for name, given in states.items() if given != shape]
+    return ({}, odd) if odd else (in_order(whole, answer), [])
+
+
+def _up_to_the_first(found: list[Comparison]) -> list[Comparison]:
+    """What comes after the first failure fails because of it."""
+    first = next((index for index, each in enumerate(found) if not each.held), len(found))
+    return found[: first + 1]
