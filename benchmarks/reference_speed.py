@@ -1,0 +1,264 @@
+"""What the reference of whole classifiers costs: time and memory of its float64 forward and backward pass, beside those of transformers.
+
+    python -m benchmarks.reference_speed [--layers 24] [--tokens 256] [--repeats 3] [--output FILE]
+
+Both compute the gradients of LoRA on queries and values and of the head, in Qwen2.5-0.5B's shape cut to `--layers`, on one sample, in
+processes of their own that take turns. Weights come from one file in bfloat16, mapped into memory; transformers has them in float64, as its
+model needs them. Time is the median of the repeats of one pass after a first one; memory is what the process holds at most, above what it
+held before it opened the weights, file pages left out.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SHAPE: Mapping[str, Any] = {
+    "family": "qwen2",
+    "vocab": 151_936,
+    "hidden": 896,
+    "intermediate": 4864,
+    "heads": 14,
+    "kv_heads": 2,
+    "head_dim": 64,
+    "eps": 1e-6,
+    "theta": 1e6,
+    "tied": True,
+    "classes": 8,
+    "rank": 16,
+    "alpha": 8.0,
+    "pooling": "mean",
+}
+WHO = ("reference", "transformers")
+TIME, MEMORY = 1.5, 0.5
+"""The reference is to take at most so many times transformers' time and memory."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status 1 where a target is missed."""
+    options = _options(arguments)
+    if options.worker:
+        print(json.dumps(_work(options.worker, options.weights, options.layers, options.tokens, options.repeats)))
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder) / "weights.npy"
+        _write(weights, _scalars(options.layers))
+        runs: dict[str, list[dict[str, Any]]] = {who: [] for who in WHO}
+        for _ in range(options.rounds):
+            for who in WHO:
+                runs[who].append(_in_a_process(who, weights, options))
+    found = summary(runs, options.layers, options.tokens)
+    print(_shown(found))
+    if options.output is not None:
+        options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0 if found["time_ratio"] <= TIME and found["memory_ratio"] <= MEMORY else 1
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reference_speed", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--layers", type=int, default=24, help="layers of the 24 (default: 24)")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens of the sample (default: 256)")
+    parser.add_argument("--repeats", type=int, default=3, help="timed passes a process (default: 3)")
+    parser.add_argument("--rounds", type=int, default=2, help="processes each (default: 2)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the numbers as JSON")
+    parser.add_argument("--worker", choices=WHO, help=argparse.SUPPRESS)
+    parser.add_argument("--weights", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def _scalars(layers: int) -> dict[str, Any]:
+    return {**SHAPE, "layers": layers}
+
+
+def _write(path: Path, scalars: Mapping[str, Any]) -> None:
+    """All parameters one after the other, bfloat16 in 16 bits each: N(0, 0.02²), norms around one."""
+    from reference.classifier import parameter_shapes
+
+    random = np.random.default_rng(0)
+    with path.open("wb") as stream:
+        for name, shape in parameter_shapes(scalars).items():
+            values = random.standard_normal(shape, dtype=np.float32) * np.float32(0.02) + np.float32(name.endswith("norm.weight"))
+            (values.view(np.uint32) >> 16).astype(np.uint16).tofile(stream)
+
+
+def _mapped(path: Path, scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters in the file, by name, without reading them."""
+    import ml_dtypes
+
+    from reference.classifier import parameter_shapes
+
+    flat, offset, found = np.memmap(path, np.uint16, "r"), 0, {}
+    for name, shape in parameter_shapes(scalars).items():
+        size = int(np.prod(shape))
+        found[name] = np.asarray(flat[offset : offset + size]).view(ml_dtypes.bfloat16).reshape(shape)
+        offset += size
+    return found
+
+
+def _in_a_process(who: str, weights: Path, options: argparse.Namespace) -> dict[str, Any]:
+    sizes = ["--layers", str(options.layers), "--tokens", str(options.tokens), "--repeats", str(options.repeats)]
+    command = [sys.executable, "-m", "benchmarks.reference_speed", "--worker", who, "--weights", str(weights), *sizes]
+    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603  # this module itself
+    return dict(json.loads(answer.stdout.splitlines()[-1]))
+
+
+def _work(who: str, weights: Path, layers: int, tokens: int, repeats: int) -> dict[str, Any]:
+    """Seconds of each pass, bytes at most, and the loss, so that both are seen to compute the same."""
+    scalars = _scalars(layers)
+    random = np.random.default_rng(1)
+    inputs = {
+        "input_ids": random.integers(0, scalars["vocab"], (1, tokens)),
+        "mask": np.ones((1, tokens), bool),
+        "labels": np.array([3]),
+    }
+    build = {"reference": _reference, "transformers": _transformers}[who]
+    imported = {"reference": "reference.by_layer", "transformers": "transformers.models.qwen2"}[who]
+    __import__(imported)
+    with Peak() as peak:
+        step = build(_mapped(weights, scalars), inputs, scalars)
+        step()
+        seconds = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            loss = step()
+            seconds.append(time.perf_counter() - start)
+    return {"seconds": seconds, "bytes": peak.bytes, "loss": loss}
+
+
+class Peak:
+    """The most anonymous memory that the process holds inside the block beyond what it held before; sampled each millisecond."""
+
+    def __enter__(self) -> "Peak":
+        """Starts to sample."""
+        self.bytes, self._before, self._stop = 0, _anonymous(), threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the samples."""
+        self._stop.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._stop.wait(1e-3):
+            self.bytes = max(self.bytes, _anonymous() - self._before)
+
+
+def _anonymous() -> int:
+    """RssAnon of /proc/self/status, in bytes: what was allocated, without the pages of mapped files."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no RssAnon; memory is measured on Linux")
+
+
+def _reference(parameters: Mapping[str, Any], inputs: Mapping[str, Any], scalars: Mapping[str, Any]) -> Callable[[], float]:
+    from reference.by_layer import ByLayer
+
+    def step() -> float:
+        return float(ByLayer(inputs, parameters, scalars).run()["loss"])
+
+    return step
+
+
+def _transformers(parameters: Mapping[str, Any], inputs: Mapping[str, Any], scalars: Mapping[str, Any]) -> Callable[[], float]:
+    """A frozen Qwen2Model in float64 with LoRA layers on queries and values, and a head on the mean of its states."""
+    import torch
+    from torch import nn
+
+    model, factors = _qwen2(parameters, scalars)
+    given = {name: torch.tensor(value) for name, value in inputs.items()}
+    head = nn.Parameter(_tensor(parameters["score.weight"])), nn.Parameter(_tensor(parameters["score.bias"]))
+
+    def step() -> float:
+        states = model(input_ids=given["input_ids"], attention_mask=given["mask"], use_cache=False).last_hidden_state
+        loss = nn.functional.cross_entropy(nn.functional.linear(states.mean(dim=1), *head), given["labels"])
+        torch.autograd.grad(loss, [*factors, *head])
+        return float(loss.detach())
+
+    return step
+
+
+def _tensor(value: Any) -> Any:
+    import torch
+
+    return torch.tensor(value.view(np.int16)).view(torch.bfloat16).double()
+
+
+def _qwen2(parameters: Mapping[str, Any], scalars: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+    """The model and its LoRA factors."""
+    import torch
+    import transformers
+
+    config = transformers.Qwen2Config(
+        vocab_size=scalars["vocab"],
+        hidden_size=scalars["hidden"],
+        intermediate_size=scalars["intermediate"],
+        num_hidden_layers=scalars["layers"],
+        num_attention_heads=scalars["heads"],
+        num_key_value_heads=scalars["kv_heads"],
+        rms_norm_eps=scalars["eps"],
+        rope_parameters={"rope_type": "default", "rope_theta": scalars["theta"]},
+    )
+    with torch.device("meta"):
+        model = transformers.Qwen2Model(config)
+    base = {
+        name.removeprefix("model."): _tensor(value) for name, value in parameters.items() if "lora_" not in name and "score" not in name
+    }
+    model.load_state_dict(base, strict=True, assign=True)
+    model.rotary_emb = type(model.rotary_emb)(config)
+    model.requires_grad_(False)
+    factors: list[Any] = []
+    for layer in model.layers:
+        for name in ("q_proj", "v_proj"):
+            path = f"model.layers.{layer.self_attn.layer_idx}.self_attn.{name}"
+            a, b = (torch.nn.Parameter(_tensor(parameters[f"{path}.lora_{factor}.weight"])) for factor in "AB")
+            factors += [a, b]
+            setattr(layer.self_attn, name, _lora(getattr(layer.self_attn, name), a, b, scalars["alpha"] / scalars["rank"]))
+    return model, factors
+
+
+def _lora(base: Any, a: Any, b: Any, scale: float) -> Any:
+    from torch import nn
+
+    class Adapted(nn.Module):  # type: ignore[misc,unused-ignore]  # where torch is not seen, its classes are Any
+        """y = base(x) + scale · x Aᵀ Bᵀ."""
+
+        def forward(self, x: Any) -> Any:
+            return base(x) + scale * nn.functional.linear(nn.functional.linear(x, a), b)
+
+    return Adapted()
+
+
+def summary(runs: Mapping[str, list[dict[str, Any]]], layers: int, tokens: int) -> dict[str, Any]:
+    """Medians over all passes, the largest memory, and the ratios; ValueError where the two losses differ."""
+    seconds = {who: statistics.median(second for run in runs[who] for second in run["seconds"]) for who in WHO}
+    memory = {who: max(run["bytes"] for run in runs[who]) for who in WHO}
+    losses = {who: runs[who][0]["loss"] for who in WHO}
+    # transformers keeps its norms and rotary tables in float32, whatever the dtype of the model
+    if not abs(losses["reference"] - losses["transformers"]) <= 1e-5 * abs(losses["transformers"]):
+        raise ValueError(f"the losses differ, {losses}: the two do not compute the same, and their times say nothing")
+    ratios = {"time_ratio": seconds[WHO[0]] / seconds[WHO[1]], "memory_ratio": memory[WHO[0]] / memory[WHO[1]]}
+    return {"layers": layers, "of_layers": 24, "tokens": tokens, "seconds": seconds, "bytes": memory, "losses": losses, **ratios}
+
+
+def _shown(found: Mapping[str, Any]) -> str:
+    whole = "all 24 layers" if found["layers"] == 24 else f"{found['layers']} of the 24 layers"
+    lines = [f"Qwen2.5-0.5B's shape, {whole}, {found['tokens']} tokens, float64, forward and backward"]
+    lines += [f"  {who:13} {found['seconds'][who]:8.2f} s {found['bytes'][who] / 2**30:8.2f} GiB" for who in WHO]
+    lines.append(f"  ratio         {found['time_ratio']:8.2f}   {found['memory_ratio']:8.2f}       (at most {TIME} and {MEMORY})")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
