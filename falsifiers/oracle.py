@@ -93,4 +93,4 @@ def of_the_reference(whole: WholeModel, dtype: str) -> Oracle:
     def rounded(replay: int | None) -> Outputs:
         return by_layer(whole, dtype, replay).run()
 
-    return Oracle(whole, dtype, by_layer(whole).run(), rounded, at_once=3)
+    return Oracle(whole, dtype, by_layer(whole).run(), rounded, at_once=5)

@@ -13,7 +13,7 @@ from falsifiers.precision import UNIT_ROUNDOFF
 from falsifiers.whole_model import WholeModel, chosen, in_true_shape
 from reference.table import Array, Arrays
 
-REPLAYS, THOROUGH_REPLAYS = 2, 8
+REPLAYS, THOROUGH_REPLAYS = 2, 4
 """Each replay runs the whole model. It has hundreds of tensors, most of many elements, whose errors are not small by luck."""
 
 
