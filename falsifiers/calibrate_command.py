@@ -77,12 +77,17 @@ def _measured(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
 def _measure(task: Task) -> dict[str, Any]:
     from falsifiers.calibration import calibrate
     from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+    from falsifiers.precision import CUDA_ONLY
     from falsifiers.real_input import RealInput
     from falsifiers.subjects.implementation import Implementation
+    from falsifiers.subjects.tf32 import Tf32Emulation
 
     name, dtype, device, draws, seed = task
     claim = next(claim for contract in contracts.load() for claim in contract.claims if claim.id == name)
     source = RealInput(CHECKPOINT, CORPUS_HELDOUT).case if claim.domain.input == "checkpoint" else None
+    if dtype in CUDA_ONLY and Implementation(device).device == "cpu":
+        found = calibrate(claim, dtype, Tf32Emulation(), draws, seed, source).describe()
+        return {**found, "machine": f"{found['machine']}, TF32 emulated"}
     return calibrate(claim, dtype, Implementation(device), draws, seed, source).describe()
 
 

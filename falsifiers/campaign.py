@@ -16,6 +16,7 @@ from falsifiers.case import Case
 from falsifiers.dependencies import entries
 from falsifiers.engine import Options, Source, falsify, replay
 from falsifiers.known_failures import KnownFailure
+from falsifiers.precision import CUDA_ONLY
 from falsifiers.real_input import RealInput
 from falsifiers.resume import kept
 from falsifiers.subjects.protocol import Subject, asked_by
@@ -78,8 +79,11 @@ class Campaign:
             for claim in contract.claims:
                 if (chosen.claims and claim.id not in chosen.claims) or (chosen.operations and claim.operation not in chosen.operations):
                     continue
-                for device in [here] if here == "cuda" else (claim.domain.device or (here,)):
+                named = [here] if here == "cuda" else (claim.domain.device or (here,))
+                for device in named:
                     for dtype in claim.domain.dtype:
+                        if dtype in CUDA_ONLY and device != "cuda" and "cuda" in named:
+                            continue
                         there = device == here and (claim.id, dtype) in done
                         if not there and (not chosen.dtypes or dtype in chosen.dtypes):
                             yield Target(claim, dtype, device)
@@ -87,8 +91,10 @@ class Campaign:
     def attack(self, target: Target) -> Verdict:
         """The verdict on a target, written and kept."""
         claim = target.claim
-        if target.device != self.subject.device.split(":")[0]:
+        here = self.subject.device.split(":")[0]
+        if target.device != here or (target.dtype in CUDA_ONLY and here != "cuda"):
             reason = f"the claim is about {target.device}, and this run's device is {self.subject.device}"
+            reason = CUDA_ONLY.get(target.dtype, reason)
             verdict = Verdict(claim, target.dtype, target.device, State.NOT_RUN, reason)
         else:
             source = self.real_input.case if claim.domain.input == "checkpoint" else None

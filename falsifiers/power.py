@@ -20,7 +20,7 @@ from falsifiers.attack import Attack
 from falsifiers.case import Case
 from falsifiers.comparison import Errors
 from falsifiers.engine import Examination, Falsified, Options, Source, cases
-from falsifiers.precision import UNIT_ROUNDOFF, signatures
+from falsifiers.precision import CUDA_ONLY, UNIT_ROUNDOFF, signatures
 from falsifiers.subjects.protocol import Subject
 from falsifiers.subjects.reference import ReferenceSubject
 from falsifiers.verdict import State
@@ -243,7 +243,7 @@ def first_tasks(claims: Sequence[Claim], every: bool, only: Sequence[str] = ()) 
         names = aimed_at(claim) if every or elementary or claim.rule is not None else list(must_catch(claim))
         chosen = [name for name in names if not only or name in only]
         if chosen or not only:
-            tasks += [Task(claim, dtype, (None, *chosen)) for dtype in claim.domain.dtype]
+            tasks += [Task(claim, dtype, (None, *chosen)) for dtype in _dtypes(claim)]
     return _longest_first(tasks)
 
 
@@ -256,8 +256,13 @@ def further_tasks(claims: Sequence[Claim], found: Iterable[Cell]) -> list[Task]:
     tasks = []
     for claim in claims:
         names = [name for name in aimed_at(claim) if (claim.id, name) not in tried and (name not in dead or claim.id not in deadly)]
-        tasks += [Task(claim, dtype, tuple(names)) for dtype in claim.domain.dtype if names]
+        tasks += [Task(claim, dtype, tuple(names)) for dtype in _dtypes(claim) if names]
     return _longest_first(tasks)
+
+
+def _dtypes(claim: Claim) -> list[str]:
+    """The claim's dtypes that the CPU has: mutants run there."""
+    return [dtype for dtype in claim.domain.dtype if dtype not in CUDA_ONLY]
 
 
 def _longest_first(tasks: Iterable[Task]) -> list[Task]:

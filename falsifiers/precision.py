@@ -3,6 +3,9 @@
 Each operation computes in float32 and its results are rounded to the storage dtype, as mixed-precision hardware does (Micikevicius et al.
 2018, "Mixed precision training", §3). In a replay every operation's inputs also move by one unit roundoff of the compute dtype and its
 results round stochastically: another summation order or another instruction makes errors of that size.
+
+`tf32` is a policy beside the dtypes: values are float32, and products of matrices round their operands to TF32, as tensor cores do (NVIDIA
+2020, "A100 Tensor Core GPU Architecture", TF32: 8 bits of exponent, 10 of fraction); sums and all else are in float32.
 """
 
 import inspect
@@ -15,6 +18,7 @@ import numpy as np
 
 import contracts
 from contracts.model import Signature
+from falsifiers.tf32 import Tf32
 from reference.classifier import trainable_names
 from reference.table import Array, Composition, Operation, Table
 
@@ -23,8 +27,12 @@ STORAGE: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float16": np.dtype(np.float16),
+    "tf32": np.dtype(np.float32),
 }
-UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11, "tf32": 2.0**-24}
+"""Of what is stored: under `tf32` that is float32."""
+CUDA_ONLY = {"tf32": "TF32 products exist on CUDA only"}
+"""Policies that other devices do not have, and why."""
 
 
 @cache
@@ -138,11 +146,11 @@ class _Rounding:
 
     def _entered(self, value: Array, dtype: str) -> Array:
         rounded = round_to(value, dtype)
-        if self.replay is None:
-            return rounded
-        step = rounded.dtype.type(UNIT_ROUNDOFF[self._step(rounded)])
-        signs = self.replay.integers(0, 2, rounded.shape, dtype=np.int8) * 2 - 1
-        return np.asarray(rounded + rounded * (signs.astype(rounded.dtype) * step))
+        if self.replay is not None:
+            step = rounded.dtype.type(UNIT_ROUNDOFF[self._step(rounded)])
+            signs = self.replay.integers(0, 2, rounded.shape, dtype=np.int8) * 2 - 1
+            rounded = np.asarray(rounded + rounded * (signs.astype(rounded.dtype) * step))
+        return Tf32.of(rounded, self.replay) if self.dtype == "tf32" else rounded
 
     def _step(self, value: Array) -> str:
         """The dtype whose unit roundoff an input moves by in a replay."""

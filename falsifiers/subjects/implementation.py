@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from contracts.model import Signature
-from falsifiers.precision import signatures
+from falsifiers.precision import CUDA_ONLY, signatures
 from falsifiers.subjects.procedures import PROCEDURES, default_configurations, whole_model
 from falsifiers.subjects.procedures.footprint import why_not as procedure_why_not
 from falsifiers.subjects.protocol import Interrupted, TracedCall
@@ -32,7 +32,7 @@ Arrays = Mapping[str, Array]
 Tensors = dict[str, torch.Tensor]
 Scalars = Mapping[str, Any]
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "tf32": torch.float32}
 PARAMETERS = "parameters/"
 TRAINING = ("train_steps", "multi_label_steps", "pretrain_steps")
 FUSED = ("train_steps", "multi_label_steps", "whole_classifier")
@@ -67,6 +67,8 @@ class Implementation:
         """Why the operation cannot run in that dtype here; None when it can."""
         if dtype not in DTYPES:
             return f"impl has no {dtype}; it has {', '.join(DTYPES)}"
+        if dtype in CUDA_ONLY and self._device.type != "cuda":
+            return CUDA_ONLY[dtype]
         if operation not in OPERATIONS and operation not in _COMPOSITIONS and operation not in PROCEDURES:
             return f"impl has no operation {operation}"
         if reason := procedure_why_not(operation, self._device):
@@ -85,7 +87,7 @@ class Implementation:
         if operation in PROCEDURES:
             given = {"path": self.path, **scalars} if signatures()[operation].paths else scalars
             return PROCEDURES[operation](given, self._device)
-        with torch.set_grad_enabled(operation in TRAINING):
+        with self._products(dtype), torch.set_grad_enabled(operation in TRAINING):
             outputs, _ = self._forward(operation, inputs, scalars, dtype, ())
         return {name: to_numpy(value) for name, value in outputs.items()}
 
@@ -93,10 +95,11 @@ class Implementation:
         self, operation: str, inputs: Arrays, scalars: Scalars, cotangents: Arrays, wrt: Sequence[str], dtype: str
     ) -> dict[str, Array]:
         """The vector-Jacobian products with respect to the inputs in `wrt`; zero for an input that the graph does not reach."""
-        outputs, leaves = self._forward(operation, inputs, scalars, dtype, wrt)
-        roots, upstream = self._roots(outputs, cotangents)
-        wanted = [leaves[name] for name in wrt]
-        found = torch.autograd.grad(roots, wanted, upstream, allow_unused=True) if roots else [None] * len(wanted)
+        with self._products(dtype):
+            outputs, leaves = self._forward(operation, inputs, scalars, dtype, wrt)
+            roots, upstream = self._roots(outputs, cotangents)
+            wanted = [leaves[name] for name in wrt]
+            found = torch.autograd.grad(roots, wanted, upstream, allow_unused=True) if roots else [None] * len(wanted)
         gradients = (torch.zeros_like(leaf) if value is None else value for leaf, value in zip(wanted, found, strict=True))
         return {name: to_numpy(value) for name, value in zip(wrt, gradients, strict=True)}
 
@@ -108,7 +111,7 @@ class Implementation:
         if operation == "whole_classifier":
             return [_traced(call) for call in whole_model.record({"path": self.path, **scalars}, self._device)]
         wrt = [] if cotangents is None else self._differentiable(operation, inputs, scalars)
-        with dispatch.recording() as calls:
+        with self._products(dtype), dispatch.recording() as calls:
             try:
                 outputs, _ = self._forward(operation, inputs, scalars, dtype, wrt)
                 roots, upstream = self._roots(outputs, cotangents or {})
@@ -126,6 +129,17 @@ class Implementation:
         """The trainer of `train_steps` as a member of a group, and the whole batch of each step."""
         model = _Model(self._tensors(signatures()["train_steps"], inputs, scalars, dtype), scalars, DTYPES[dtype], self._device)
         return _trainer(model, group), [model.batch(samples) for samples in _slices(scalars)]
+
+    @contextmanager
+    def _products(self, dtype: str) -> Iterator[None]:
+        """Inside the block float32 products on CUDA round their operands to TF32 where `dtype` says so; after it they do not."""
+        if self._device.type == "cuda":
+            set_tf32(dtype == "tf32")
+        try:
+            yield
+        finally:
+            if self._device.type == "cuda":
+                set_tf32(False)
 
     def _forward(
         self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str, wrt: Sequence[str]
