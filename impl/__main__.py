@@ -81,6 +81,11 @@ def _run(run: Callable[[argparse.Namespace], None], options: argparse.Namespace,
         return _say(name, error, EXIT_STATUS)
     except (TrainingFailed, FloatingPointError, NotResident, OutOfMemoryError, WorkerFailed, WorkerLost) as error:
         return _say(name, error, FAILED)
+    except (MemoryError, RuntimeError) as error:
+        # torch has no class of its own for the host's memory.
+        if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
+            raise
+        return _say(name, MemoryError(f"the host's memory is not enough; choose smaller sizes ({error})"), FAILED)
     return DONE
 
 

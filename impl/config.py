@@ -24,6 +24,8 @@ ENGINES = ("auto", "torch", "fused")
 PADDING_SIDES = ("right", "left")
 DTYPES = ("float32", "bfloat16")
 BALANCED = "balanced"
+LARGEST = 2**63 - 1
+"""Of what a setting counts, and of seeds: what torch takes."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,8 @@ class _HuggingFaceConfig:
         for key, allowed in expected.items():
             if self.values.get(key) not in allowed:
                 raise self._error(key, f"{allowed[-1]!r} or no such key: nothing else is implemented")
-        if self.values.get("use_sliding_window") or set(self.values.get("layer_types") or ()) - {"full_attention"}:
+        types = self.values.get("layer_types") or []
+        if self.values.get("use_sliding_window") or not isinstance(types, list) or any(kind != "full_attention" for kind in types):
             key = "use_sliding_window" if self.values.get("use_sliding_window") else "layer_types"
             raise self._error(key, "full attention in every layer: sliding windows are not implemented")
         scaling = self.values.get("rope_scaling")
@@ -251,8 +254,8 @@ class ClassifyConfig:
         for name in ("quantize_nf4", "multi_label"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: expected true or false")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
-            raise ValueError(f"seed is {self.seed!r}: expected an integer, 0 or above")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed <= LARGEST:
+            raise ValueError(f"seed is {self.seed!r}: expected an integer from 0 to {LARGEST}")
         if not (isinstance(self.lora_targets, str) and target_modules(self.lora_targets)):
             raise ValueError(f"lora_targets is {self.lora_targets!r}: expected {', '.join(TARGETS)} or names of projections with commas")
         _require_choice("schedule", self.schedule, SCHEDULES)
@@ -273,7 +276,8 @@ class ClassifyConfig:
         if isinstance(weights, str):
             _require_choice("class_weights", weights, (BALANCED,))
             return
-        if len(weights) != self.num_classes or not all(_is_number(w) and math.isfinite(w) and w > 0 for w in weights):
+        numbers = isinstance(weights, tuple | list) and all(_is_number(w) and math.isfinite(w) and w > 0 for w in weights)
+        if not numbers or len(weights) != self.num_classes:
             raise ValueError(f"class_weights is {weights!r}: expected {self.num_classes} positive numbers, one a class")
         if not math.isclose(sum(weights), self.num_classes, rel_tol=1e-3):
             raise ValueError(
@@ -336,6 +340,8 @@ def _is_number(value: Any) -> bool:
 def _require_count(name: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} is {value!r}: expected a positive integer")
+    if value > LARGEST:
+        raise ValueError(f"{name} is {value}: expected {LARGEST} at most")
 
 
 def _require_number(name: str, value: Any, above: float) -> None:

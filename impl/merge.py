@@ -34,7 +34,8 @@ def merge_adapter(checkpoint: Checkpoint, adapter: Adapter, *, nf4: bool, quanti
 
     With `nf4`, for an adapter that was trained on NF4 weights, every projection is what it was in training, the dequantised one, and the
     updates are added to that (QLoRA §3); `quantized_as` is the dtype that training had the weights in when it quantised them, the
-    stored one without it. Raises a ValueError where the adapter's tensors are not those of its adaptation.
+    stored one without it. Raises a ValueError where the adapter's tensors are not those of its adaptation, and
+    for a result that is not finite.
     """
     require_named(trainable_shapes(checkpoint.config, adapter.adaptation), adapter.trainable, "adapter")
     projections = tuple(f".{name}.weight" for name in projection_shapes(checkpoint.config))
@@ -45,6 +46,9 @@ def merge_adapter(checkpoint: Checkpoint, adapter: Adapter, *, nf4: bool, quanti
             path = name.removesuffix(".weight")
             weight = _dequantized(path, stored, quantized_as or stored.dtype) if nf4 else stored
             merged[name] = _updated(path, weight, adapter).to(stored.dtype)
+        if not bool(torch.isfinite(merged[name]).all()):
+            what = f"NaN or infinity where {stored.dtype} holds the merged weight"
+            raise ValueError(f"{name}: {what}; the base is damaged, or its dtype too narrow")
     return merged
 
 

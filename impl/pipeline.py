@@ -28,6 +28,7 @@ from impl.saved import RANDOM, Saved, is_merged, open_adapter, open_merged
 from impl.tensors import Tensors
 from impl.tokens import ByteTokens, Tokens, load_tokenizer
 from impl.trainer import Batch, BatchResult, Trainer, class_probabilities, classes_of
+from impl.validation import require_finite
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Texts = Sequence[str]
@@ -192,7 +193,10 @@ class ClassifyPipeline:
         return self.trainer.forward_only(self._batch(samples), probabilities) if len(samples) else BatchResult(math.nan, 0, 0)
 
     def probabilities(self, texts: Texts) -> Tensor:
-        """The probability of each class, [texts, classes], on the CPU; with `multi_label` each by itself."""
+        """The probability of each class, [texts, classes], on the CPU; with `multi_label` each by itself.
+
+        Raises as `evaluate` does where the model computes what is not finite.
+        """
         return class_probabilities(self._logits(texts), self.config.multi_label)
 
     def predict(self, texts: Texts) -> list[int] | list[tuple[int, ...]]:
@@ -301,6 +305,7 @@ class ClassifyPipeline:
         for start in range(0, len(texts), size):
             input_ids, mask = self.tokens.batch(texts[start : start + size])
             logits.append(self.classifier(input_ids.to(self.device), mask.to(self.device)).cpu())
+            require_finite("logits", logits[-1])
         return torch.cat(logits) if logits else torch.empty(0, self.config.num_classes)
 
 

@@ -103,7 +103,7 @@ def load_tokenizer(folder: Path, max_seq_len: int, padding_side: str = "right", 
     """The tokenizer of a checkpoint folder. Raises a FileNotFoundError without tokenizer.json and a ValueError for a damaged one."""
     path = folder / TOKENIZER
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; a checkpoint cannot be trained without its own tokenizer, copy it into the folder")
+        raise FileNotFoundError(f"{path}: no such file; a checkpoint cannot be used without its own tokenizer, copy it into the folder")
     return CheckpointTokens(path, max_seq_len, padding_side, fill)
 
 
@@ -116,6 +116,8 @@ def _fill_id(folder: Path, token_to_id: Callable[[str], int | None]) -> int:
         settings = strict_json.loads(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path}: expected a JSON object")
     for key in ("pad_token", "eos_token"):
         token = settings.get(key)
         token = token.get("content") if isinstance(token, dict) else token

@@ -221,9 +221,11 @@ class Trainer:
             raise ValueError("the batch is empty: there is nothing to train on")
         self._require_labels(batch.labels)
         self._require_step_left()
-        held, results = list(self._accumulated), []
-        first = sum(result.micro_batches for result in held)
         with scope(f"steps.{self.optimiser.steps}"):
+            if len(self._accumulated) == HELD:
+                self._accumulated = [_joined(self._accumulated)]
+            held, results = list(self._accumulated), []
+            first = sum(result.micro_batches for result in held)
             for index, part in enumerate(batch.split(self.micro_batch)):
                 if len(held) == HELD:
                     held = [_joined(held)]

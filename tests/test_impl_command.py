@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -285,8 +286,12 @@ def broken_off(monkeypatch: pytest.MonkeyPatch, after: int, how: Callable[[], No
     monkeypatch.setattr(Trainer, "accumulate", counting)
 
 
+class Died(Exception):  # noqa: N818  a state of the test
+    """Nothing expects it: the state stays as it was last written."""
+
+
 def died() -> None:
-    raise MemoryError  # nothing expects it: the state stays as it was last written
+    raise Died
 
 
 @pytest.mark.parametrize(("after", "save_every"), [(0, 2), (3, 2), (4, 1), (6, 5), (7, 100)])
@@ -296,7 +301,7 @@ def test_a_run_that_died_goes_on_as_if_it_had_not(
     command = ["train", *at(model, place), *SMALL, "--learning-rate", "3e-2", "--save-every", str(save_every)]
     with monkeypatch.context() as patch:
         broken_off(patch, after, died)
-        with pytest.raises(MemoryError):
+        with pytest.raises(Died):
             main(command)
     with (place / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "step", "st')  # what a kill in the midst of a line leaves
@@ -319,7 +324,7 @@ def test_a_run_that_died_between_an_epochs_line_and_its_state_has_the_line_once(
 
     with monkeypatch.context() as patch:
         patch.setattr(fitting, "save_state", dying)
-        with pytest.raises(MemoryError):
+        with pytest.raises(Died):
             main(command)
     assert metrics(place / "run")[-1]["kind"] == "epoch"
     assert main([*command, "--resume"]) == 0
@@ -419,6 +424,8 @@ TRAIN_FAULTS: dict[str, tuple[list[str], str]] = {
     "an abbreviated option": (["--learning", "1"], "'--learning' is no option of train"),
     "a rank of half": (["--lora-rank", "1.5"], "--lora-rank: lora_rank is 1.5; expected an integer"),
     "a rank of zero": (["--lora-rank", "0"], "--lora-rank: lora_rank is 0: expected a positive integer"),
+    "a seed that torch does not take": (["--seed", "9" * 30], "--seed: seed is 999999"),
+    "a batch of more than there can be": (["--batch-size", "9" * 30], "--batch-size: batch_size is 999999"),
     "a rate in words": (["--learning-rate", "fast"], "--learning-rate: learning_rate is 'fast'; expected a number"),
     "a rate below zero": (["--learning-rate", "-0.1"], "--learning-rate: learning_rate is -0.1: expected a finite number above 0"),
     "an infinite rate": (["--learning-rate", ".inf"], "--learning-rate: learning_rate is inf: expected a finite number"),
@@ -551,6 +558,28 @@ def test_bad_input_of_the_others(
     out, err = capsys.readouterr()
     assert (out, expected in err) == ("", True), err
     assert files(place) == before
+
+
+def test_more_than_the_hosts_memory(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *at(model, place), *SMALL, "--lora-rank", "9" * 14]) == 1
+    assert "the host's memory is not enough; choose smaller sizes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "expected"),
+    [
+        ("config.json", '{"layer_types": 3}', "layer_types is 3; expected full attention in every layer"),
+        ("config.json", '{"layer_types": [["full_attention"]]}', "expected full attention in every layer"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json: expected a JSON object"),
+    ],
+)
+def test_a_strange_checkpoint(file: str, content: str, expected: str, model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(model, place / "strange")
+    path = place / "strange" / file
+    old = json.loads(path.read_text()) if path.exists() else None
+    path.write_text(content if old is None else json.dumps(old | json.loads(content)))
+    assert main(["summary", "--model", "strange"]) == 4
+    assert expected in capsys.readouterr().err
 
 
 # As a process

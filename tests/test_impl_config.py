@@ -117,6 +117,9 @@ def test_qlora_default_rate_by_model_size(parameters: float, rate: float) -> Non
         ({"dtype": "float16"}, "dtype is 'float16'.*expected one of float32, bfloat16"),
         ({"multi_label": 1}, "multi_label is 1: expected true or false"),
         ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**63}, "seed is 9223372036854775808: expected an integer from 0 to 9223372036854775807"),
+        ({"batch_size": 2**63}, "batch_size is 9223372036854775808: expected 9223372036854775807 at most"),
+        ({"class_weights": 3}, "class_weights is 3: expected 5 positive numbers"),
         ({"lora_rnk": 8}, "'lora_rnk'.*nearest is 'lora_rank'"),
     ],
 )

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
-from impl.checkpoint import read_config
+from impl.checkpoint import read_config, save_checkpoint
 from impl.config import ClassifyConfig, DecoderConfig
 from impl.corpus import Sample, load_corpus
+from impl.decoder import random_tensors
 from impl.pipeline import ClassifyPipeline
 from impl.samples import tokenize
 from impl.trainer import BatchResult
@@ -310,3 +311,29 @@ def test_a_result_without_samples_has_accuracy_zero() -> None:
     assert BatchResult(math.nan, 0, 0).accuracy == 0.0
     assert pipeline().predict([]) == []
     assert pipeline().probabilities([]).shape == (0, 3)
+
+
+def test_a_model_that_computes_nonsense_gives_no_answer() -> None:
+    used = pipeline()
+    with torch.no_grad():
+        used.classifier.score.bias[1] = math.nan
+    for answer in (used.probabilities, used.predict):
+        with pytest.raises((FloatingPointError, ValueError), match=r"logits\[0, 1\] is nan"):
+            answer(["ls"])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e5])
+def test_what_is_not_finite_is_not_merged(bad: float, tmp_path: Path) -> None:
+    tensors = {name: value.half() for name, value in random_tensors(ARCHITECTURE, 0).items()}
+    name = "model.layers.0.mlp.up_proj.weight" if not math.isfinite(bad) else "model.layers.0.self_attn.q_proj.weight"
+    if not math.isfinite(bad):
+        tensors[name][0, 0] = bad
+    save_checkpoint(tmp_path / "model", ARCHITECTURE, tensors, CHECKPOINT / "tokenizer.json")
+    used = pipeline()
+    used.source = tmp_path / "model"
+    with torch.no_grad():
+        for parameter in used.classifier.trainable_parameters().values():
+            parameter.fill_(math.sqrt(bad) if math.isfinite(bad) else 0.1)
+    with pytest.raises(ValueError, match=f"{name}: NaN or infinity where torch.float16 holds the merged weight"):
+        used.merge(tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
