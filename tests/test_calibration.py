@@ -12,8 +12,8 @@ import pytest
 import contracts
 from contracts.model import Claim
 from falsifiers import calibration_record
-from falsifiers.calibration import calibrate
-from falsifiers.comparison import METRICS
+from falsifiers.calibration import Calibrating, calibrate
+from falsifiers.comparison import METRICS, Errors
 from falsifiers.subjects.reference import ReferenceSubject
 from reference.operations import TABLE
 from reference.table import Operation
@@ -44,6 +44,15 @@ def looser(claim: Claim, record: calibration_record.Record) -> list[str]:
             if getattr(factors, metric) > allowed[metric]
         ]
     return found
+
+
+def test_a_tensor_that_many_replays_reject_counts_for_nothing() -> None:
+    attack = Calibrating(claim_named("OP-LINEAR"), ReferenceSubject(), "float32")
+    floors = iter([0.01, 1.0])
+    expected, actual = {"y": np.ones((1, 4))}, {"y": np.full((1, 4), 1.05, np.float32)}
+    attack.judge(expected, actual, lambda: {"y": Errors.flat(next(floors))}, {"y": np.dtype(np.float32)})
+    assert next(floors, None) is None, "the floor of many replays has to be asked for"
+    assert attack.ratios == []
 
 
 @pytest.mark.parametrize("claim", [claim for _, claim in CALIBRATED], ids=lambda claim: claim.id)
