@@ -258,6 +258,5 @@ def test_the_results_are_of_what_is_shipped() -> None:
     assert learning.beats(results["unseen"])
 
 
-@pytest.mark.xfail(strict=True, reason="README.md has the table of the run before: python benchmarks/learning.py --write-readme")
 def test_readme_shows_the_results() -> None:
     assert learning_table.table(json.loads(learning.RESULTS.read_text())) in learning.README.read_text()
