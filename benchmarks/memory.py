@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from falsifiers.subjects.procedures.footprint import RandomTensors
 from impl.allocations import Allocations
 from impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable
 from impl.config import DecoderConfig
@@ -30,7 +31,6 @@ from impl.fused.memory import estimate_fused
 from impl.fused.step import FusedTrainer
 from impl.kernels import missing
 from impl.memory import Estimate, estimate
-from impl.tensors import LazyTensors, Shapes
 from impl.trainer import Batch, Trainer
 
 TOLERANCE = 0.10
@@ -65,23 +65,6 @@ class Setting:
         if self.engine == "fused":
             return estimate_fused(MODELS[self.model], self.adaptation(), BATCH, SEQ, dtype)
         return estimate(MODELS[self.model], self.adaptation(), BATCH, SEQ, dtype, accumulation=self.accumulation, device=device)
-
-
-class RandomTensors(LazyTensors):
-    """A model's tensors drawn on the device, one at a time."""
-
-    def __init__(self, shapes: Shapes, dtype: torch.dtype, device: torch.device) -> None:
-        self._shapes, self._dtype, self._device = shapes, dtype, device
-
-    @property
-    def shapes(self) -> Shapes:
-        """Name and shape of every tensor."""
-        return self._shapes
-
-    def __getitem__(self, name: str) -> Tensor:
-        """Norms one, all else N(0, 0.02²)."""
-        tensor = torch.ones(self._shapes[name], dtype=self._dtype, device=self._device)
-        return tensor if tensor.ndim == 1 else tensor.normal_(std=0.02)
 
 
 def settings(models: list[str], device: torch.device) -> Iterator[Setting]:
