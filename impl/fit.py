@@ -247,11 +247,14 @@ class _Run:
             self.on_step(StepRecord(step, epoch, result.loss, result.accuracy, result.gradient_norm, rate, total, seconds))
 
     def _update(self, indices: list[int], step: int) -> BatchResult:
-        """Zero, accumulate this worker's share, then average, clip and step together."""
+        """Zero, accumulate this worker's share, then average, clip and step together; in one piece where there is nothing to gather."""
         own, size = shard(indices, self.group.rank, self.group.size), self.config.batch_size
         parts = effective_batches(own, size)
         batches = [self.train_samples.batch(part, self.pipeline.tokens, self.pipeline.device) for part in parts]
         self.trainer.discard()
+        if self.group.size == 1 and len(batches) == 1:
+            with self._explained(f"step {step}", batches):
+                return self.trainer.train_batch(batches[0])
         with together(self.group):
             for batch in batches:
                 with self._explained(f"step {step}", [batch]):

@@ -276,14 +276,14 @@ def test_durations() -> None:
 
 def broken_off(monkeypatch: pytest.MonkeyPatch, after: int, how: Callable[[], None]) -> None:
     """Has something happen inside the step after that many."""
-    accumulate = Trainer.accumulate
+    accumulate = Trainer._accumulate
 
     def counting(self: Trainer, batch: Any) -> Any:
         if self.optimiser.steps == after:
             how()
         return accumulate(self, batch)
 
-    monkeypatch.setattr(Trainer, "accumulate", counting)
+    monkeypatch.setattr(Trainer, "_accumulate", counting)
 
 
 class Died(Exception):  # noqa: N818  a state of the test

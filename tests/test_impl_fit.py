@@ -22,7 +22,7 @@ from impl.evaluation import evaluate
 from impl.fit import EpochRecord, FitResult, StepRecord, fit, total_steps
 from impl.pipeline import ClassifyPipeline
 from impl.samples import Samples
-from impl.trainer import Trainer
+from impl.trainer import Batch, BatchResult, Trainer
 from impl.training_state import STATE_FILE, Progress, load_state, save_state, write_atomically
 
 ARCHITECTURE = DecoderConfig("qwen2", 260, 16, 24, 1, 2, 1, 8, 1e-6, 1e4, True, 64)
@@ -98,6 +98,20 @@ def test_records_count_every_sample_once_an_epoch_and_follow_the_schedule(tmp_pa
     losses = [record.validation_loss or math.inf for record in watch.epochs]
     assert result.best_validation_loss == min(losses)
     assert result.best_epoch == losses.index(min(losses)) + 1
+
+
+def test_a_step_of_one_batch_is_made_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    train_batch = Trainer.train_batch
+
+    def counted(self: Trainer, batch: Batch) -> BatchResult:
+        counts.append(len(batch.labels))
+        return train_batch(self, batch)
+
+    monkeypatch.setattr(Trainer, "train_batch", counted)
+    run(tmp_path / "run", watch := Watch())
+    assert counts == [2, 2, 2]
+    assert [record.samples for record in watch.steps] == [4, 4, 2] * 3
 
 
 @pytest.fixture(scope="module")
