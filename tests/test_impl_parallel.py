@@ -193,8 +193,13 @@ def a_worker(parent: int) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
-def test_torchrun_restarts_a_killed_worker_and_nothing_is_lost(tmp_path: Path) -> None:
-    with ended(start(tmp_path / "whole")) as whole, ended(start(tmp_path / "killed")) as killed:
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL takes a GPU for each worker"))],
+)
+def test_torchrun_restarts_a_killed_worker_and_nothing_is_lost(tmp_path: Path, device: str) -> None:
+    options = ("--device", device)
+    with ended(start(tmp_path / "whole", *options)) as whole, ended(start(tmp_path / "killed", *options)) as killed:
         _kill_and_compare(tmp_path, whole, killed)
 
 
