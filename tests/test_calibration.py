@@ -76,7 +76,7 @@ def test_every_calibration_says_how_large_and_where() -> None:
                 assert machine, (claim, dtype)
                 assert entry["device"], (claim, dtype)
                 assert entry["torch"], (claim, dtype)
-                assert entry["cases"] >= 4, (claim, dtype, machine)
+                assert entry["cases"] >= 4 or entry["tensors"] >= 100, (claim, dtype, machine)  # a whole model has hundreds
                 assert all(np.isfinite(entry["largest"][metric]) for metric in METRICS), (claim, dtype, machine)
 
 
