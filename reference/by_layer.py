@@ -1,7 +1,8 @@
 """A whole classifier, forward and backward, with the weights of one block at a time in the compute dtype.
 
-The forward pass keeps the input of each block and nothing else of it; the backward pass runs a block again before it differentiates it
-(Chen et al. 2016, arXiv:1604.06174). The operations, and the tape that differentiates them, are those of `classifier_loss`.
+The forward pass keeps the tape of each block without its weights, and the backward pass makes them again, block after block: of a model,
+they are what takes the memory and costs little to make (the trade of Chen et al. 2016, arXiv:1604.06174, who make activations again).
+The operations, and the tape that differentiates them, are those of `classifier_loss`.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from reference import decoder
-from reference.classifier import ClassifierConfig, adapted_projection, head, loss_of, parameter_shapes
+from reference.classifier import ClassifierConfig, adapted_projection, base_weight, head, loss_of, parameter_shapes
 from reference.operations import TABLE
 from reference.table import Array, Scalars, Table
 from reference.tape import Tape
@@ -35,7 +36,8 @@ class ByLayer:
     for when they are needed and let go after it; they may be in any dtype, and `hold` gives them in the one to compute in. With NF4 a
     projection has `<name>.weight.nf4.codes` and `.absmax` in place of its weight, or its weight, which is then quantised each time.
     `table_of` gives the operations of a part of the model (the path of the embedding, of a block, or of the final norm for what follows
-    the blocks); it is asked again when a block runs again.
+    the blocks). The backward pass asks for a block's again and makes its NF4 weights anew, with the first calls of that table as in the
+    forward pass; so a table whose rounding is random has to draw from the same seed each time.
     """
 
     inputs: Mapping[str, Array]
@@ -59,14 +61,15 @@ class ByLayer:
 
         ValueError for a parameter that is missing or has another shape.
         """
-        states = [self.embedded()]
+        states, blocks = [self.embedded()], []
         for index in range(self.config.layers):
-            states.append(self.block(index, states[-1]).result()["y"])
+            blocks.append(self._without_weights(index, states[-1]))
+            states.append(blocks[-1].result()["y"])
         top = self.top(states[-1])
         names = [EMBEDDING, *(f"model.layers.{index}" for index in range(self.config.layers)), NORM]
         outputs = {f"hidden/{name}": state for name, state in zip(names, [*states, top.values[NORM]], strict=True)}
         outputs |= top.result()
-        return outputs | {f"gradient/{name}": value for name, value in self._gradients(states, top).items()}
+        return outputs | {f"gradient/{name}": value for name, value in self._gradients(blocks, top).items()}
 
     def embedded(self) -> Array:
         """The embedding of the tokens; only the rows that occur are widened."""
@@ -80,11 +83,7 @@ class ByLayer:
 
     def block(self, index: int, x: Array) -> Tape:
         """The tape of a block from its input; the output is `y`."""
-        path, config = f"model.layers.{index}", self.config
-        tape = Tape(self.table_of(path), {"x": x, "mask": self.inputs["mask"]} | self._below(f"{path}."))
-        tape.put("positions", decoder.positions_of(self.inputs["mask"]))
-        tape.outputs = {"y": decoder.block(tape, config, path, "x", adapted_projection(tape, config))}
-        return tape
+        return self._through(self._weights(index), index, x)
 
     def top(self, x: Array) -> Tape:
         """The tape of what follows the last block; the outputs are `logits` and `loss`."""
@@ -94,16 +93,40 @@ class ByLayer:
         tape.outputs = {"logits": logits, "loss": loss_of(tape, logits)}
         return tape
 
-    def _gradients(self, states: list[Array], top: Tape) -> dict[str, Array]:
+    def _weights(self, index: int) -> Tape:
+        """The tape of a block before its input is there: its parameters, and with NF4 the weights that are made of them."""
+        path, config = f"model.layers.{index}", self.config
+        tape = Tape(self.table_of(path), self._below(f"{path}."))
+        for projection in config.projection_shapes():
+            base_weight(tape, config, f"{path}.{projection}")
+        return tape
+
+    def _through(self, tape: Tape, index: int, x: Array) -> Tape:
+        """The tape, on which a block's weights are, with the rest of the block."""
+        tape.values |= {"x": x, "mask": self.inputs["mask"], "positions": decoder.positions_of(self.inputs["mask"])}
+        tape.outputs = {"y": decoder.block(tape, self.config, f"model.layers.{index}", "x", adapted_projection(tape, self.config))}
+        return tape
+
+    def _without_weights(self, index: int, x: Array) -> Tape:
+        """The tape of a block from its input, less the values that do not depend on the input."""
+        tape = self._weights(index)
+        weights = tuple(tape.values)
+        self._through(tape, index, x)
+        for name in weights:
+            del tape.values[name]
+        return tape
+
+    def _gradients(self, blocks: list[Tape], top: Tape) -> dict[str, Array]:
+        """Of all that is trained; the blocks are without their weights, and are let go one by one."""
         found = top.backward({"loss": np.ones_like(top.result()["loss"])}, wrt=["x", "score.weight", "score.bias"])
         dx = found.pop("x")
         for index in reversed(range(self.config.layers)):
-            tape = self.block(index, states[index])
+            tape = blocks.pop()  # lets the block before it go, before weights are asked for
+            tape.values |= self._weights(index).values
             wanted = [name for name in tape.values if name.endswith((".lora_A.weight", ".lora_B.weight"))]
             gradients = tape.backward({"y": dx}, wrt=["x", *wanted] if index else wanted)
             dx = gradients.pop("x", dx)
             found |= gradients
-            del tape  # its weights, before the next block's are asked for
         return found
 
     def _below(self, prefix: str) -> dict[str, Array]:

@@ -63,26 +63,27 @@ def parameter_shapes(scalars: Scalars) -> dict[str, tuple[int, ...]]:
     return decoder.parameter_shapes({**scalars, "tied": config.tied}) | _trainable_shapes(config)
 
 
-def _base_weight(tape: Tape, config: ClassifierConfig, path: str) -> str:
-    """The projection's weight, through NF4 and back when asked; from its codes where the tape has them already."""
+def base_weight(tape: Tape, config: ClassifierConfig, path: str) -> str:
+    """The projection's weight, through NF4 and back when asked; from its codes, or as it is, where the tape has them already."""
     weight = f"{path}.weight"
+    dequantized = f"{weight}.dequantized"
     if not config.nf4:
         return weight
+    if dequantized in tape.values:
+        return dequantized
     rows, columns = config.projection_shapes()[".".join(path.split(".")[-2:])]
     quantized = f"{weight}.nf4"
     codes, absmax = f"{quantized}.codes", f"{quantized}.absmax"
     if codes not in tape.values:
         tape.call(quantized, "nf4_quantize", weight=weight, block_size=NF4_BLOCK)
-    return tape.call(
-        f"{weight}.dequantized", "nf4_dequantize", codes=codes, absmax=absmax, rows=rows, columns=columns, block_size=NF4_BLOCK
-    )
+    return tape.call(dequantized, "nf4_dequantize", codes=codes, absmax=absmax, rows=rows, columns=columns, block_size=NF4_BLOCK)
 
 
 def adapted_projection(tape: Tape, config: ClassifierConfig) -> Project:
     """Projections with LoRA at the targets, and the base weight through NF4 when asked."""
 
     def project(path: str, x: str) -> str:
-        weight = _base_weight(tape, config, path)
+        weight = base_weight(tape, config, path)
         bias = f"{path}.bias" if config.has_bias(path) else None
         if not config.is_target(path):
             return tape.call(path, "linear", x=x, weight=weight, bias=bias)

@@ -1,4 +1,7 @@
-"""The logistic function."""
+"""The logistic function σ(x) = 1 / (1 + e^(−x)), from exponentials that do not overflow.
+
+Of a = e^min(x, 0) and b = e^min(−x, 0) one is 1 and the other e^(−|x|), so that σ(x) = a / (1 + a b) and σ(−x) = b / (1 + a b).
+"""
 
 import numpy as np
 
@@ -6,7 +9,17 @@ from reference.table import Array
 
 
 def sigmoid(x: Array) -> Array:
-    """σ(x) = 1 / (1 + e^(−x)), from e^(−|x|), which does not overflow."""
-    decay = np.exp(-np.abs(x))
-    y: Array = np.where(x >= 0, 1.0, decay) / (1.0 + decay)
-    return y
+    """σ(x), of x in any shape but []."""
+    return sigmoid_and_complement(x)[0]
+
+
+def sigmoid_and_complement(x: Array) -> tuple[Array, Array]:
+    """σ(x) and 1 − σ(x), the latter as σ(−x), which does not cancel; two new arrays."""
+    positive, negative = np.minimum(x, 0.0), np.minimum(-x, 0.0)
+    np.exp(positive, out=positive)
+    np.exp(negative, out=negative)
+    total = positive * negative
+    total += 1.0
+    positive /= total
+    negative /= total
+    return positive, negative

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,13 @@ import pytest
 
 import reference
 from falsifiers.fill import generator_for, model_parameter
+from falsifiers.oracle import by_layer
+from falsifiers.whole_model import model
 from reference.by_layer import ByLayer, widened
 from reference.classifier import NF4_BLOCK, parameter_shapes, trainable_names
 from reference.nf4 import quantize
+from reference.operations import TABLE
+from reference.table import Operation, Table
 
 SIZES = {"vocab": 23, "hidden": 16, "intermediate": 24, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 4, "classes": 3, "rank": 2}
 SCALARS: dict[str, Any] = {**SIZES, "eps": 1e-6, "theta": 1e4, "alpha": 4.0}
@@ -72,30 +77,38 @@ def test_codes_stand_for_weights_that_are_quantised_each_time() -> None:
 
 
 class Held:
-    """Widens as the reference does, and knows of which blocks a wide weight is still alive."""
+    """Widens and dequantises as the reference does, and knows of which blocks a wide weight is still alive."""
 
     def __init__(self) -> None:
         self.alive: dict[int, str] = {}
         self.most: set[str] = set()
-        self.asked = ""
+        self.seen = 0
 
-    def __call__(self, stored: np.ndarray) -> np.ndarray:
-        wide = widened(stored)
-        self.alive[id(wide)] = self.asked
+    def widened_of(self, name: str, stored: np.ndarray) -> np.ndarray:
+        return self.note(".".join(name.split(".")[:3]), widened(stored))
+
+    def note(self, part: str, wide: np.ndarray) -> np.ndarray:
+        self.alive[id(wide)] = part
         weakref.finalize(wide, self.alive.pop, id(wide))
+        self.seen += 1
         blocks = {block for block in self.alive.values() if block.startswith("model.layers.")}
         self.most = max(self.most, blocks, key=len)
         return wide
 
+    def table_of(self, part: str) -> Table:
+        dequantize = TABLE["nf4_dequantize"]
+        noted = Operation(lambda **given: self.note(part, dequantize.forward(**given)), None, dequantize.outputs)
+        return {**TABLE, "nf4_dequantize": noted}
+
 
 class Stored(Mapping[str, np.ndarray]):
-    """Parameters that tell `held` which block the next one widened belongs to."""
+    """Parameters that remember which one was asked for last, which is the next that is widened."""
 
-    def __init__(self, parameters: Mapping[str, np.ndarray], held: Held) -> None:
-        self.parameters, self.held = parameters, held
+    def __init__(self, parameters: Mapping[str, np.ndarray]) -> None:
+        self.parameters, self.asked = parameters, ""
 
     def __getitem__(self, name: str) -> np.ndarray:
-        self.held.asked = ".".join(name.split(".")[:3])
+        self.asked = name
         return self.parameters[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -105,12 +118,59 @@ class Stored(Mapping[str, np.ndarray]):
         return len(self.parameters)
 
 
-def test_one_block_is_wide_at_a_time() -> None:
-    inputs, parameters, scalars = problem(layers=5)
-    held = Held()
-    ByLayer(inputs, Stored(parameters, held), scalars, hold=held).run()
+@pytest.mark.parametrize("nf4", [False, True])
+def test_one_block_is_wide_at_a_time(nf4: bool) -> None:
+    inputs, parameters, scalars = problem(layers=5, nf4=nf4)
+    held, stored = Held(), Stored(parameters)
+    ByLayer(inputs, stored, scalars, held.table_of, hold=lambda value: held.widened_of(stored.asked, value)).run()
+    in_blocks = sum(name.startswith("model.layers.") for name in parameters) + 7 * 5 * nf4
+    assert held.seen == 2 * in_blocks + 4, "the weights of the blocks in both passes; the embedding, the final norm and the head once"
     assert len(held.most) == 1
     assert not held.alive
+
+
+def test_a_block_runs_once() -> None:
+    inputs, parameters, scalars = problem(targets="q_v")
+    ran: list[str] = []
+
+    def counted(name: str, entry: Operation) -> Operation:
+        def forward(**given: Any) -> Any:
+            ran.append(name)
+            return entry.forward(**given)
+
+        return Operation(forward, entry.backward, entry.outputs)
+
+    ByLayer(inputs, parameters, scalars, lambda _: {name: counted(name, entry) for name, entry in TABLE.items()}).run()
+    counts = {name: ran.count(name) for name in ("linear", "lora_linear", "attention", "swiglu", "rms_norm")}
+    assert counts == {"linear": 3 * 5 + 1, "lora_linear": 3 * 2, "attention": 3, "swiglu": 3, "rms_norm": 3 * 2 + 1}
+
+
+@pytest.mark.parametrize("replay", [None, 0])
+def test_both_passes_have_the_same_nf4_weights_under_rounding(replay: int | None) -> None:
+    rounded = by_layer(replace(model("qwen2.5-0.5b", 0, true_size=False), nf4=True, targets="q_v"), "bfloat16", replay)
+    passes: dict[str, list[np.ndarray]] = {"forward": [], "backward": []}
+
+    def noted(entry: Operation) -> Operation:
+        def forward(**given: Any) -> Any:
+            passes["forward"].append(given["weight"])
+            return entry.forward(**given)
+
+        def backward(*cotangents: np.ndarray, **given: Any) -> dict[str, np.ndarray]:
+            passes["backward"].append(given["weight"])
+            assert entry.backward is not None
+            return entry.backward(*cotangents, **given)
+
+        return Operation(forward, backward, entry.outputs)
+
+    def table_of(part: str) -> Table:
+        table = rounded.table_of(part)
+        return {**table, **{name: noted(entry) for name in ("linear", "lora_linear") if isinstance(entry := table[name], Operation)}}
+
+    replace(rounded, table_of=table_of).run()
+    forward, backward = ({weight.tobytes() for weight in weights} for weights in passes.values())
+    assert len(forward) == 3 * 7 + 1
+    assert len(backward) == 3 * 7, "all but the keys' projection of the first block, which leads to nothing trained"
+    assert backward < forward
 
 
 def test_only_the_rows_of_the_embedding_that_occur_are_widened() -> None:
