@@ -12,6 +12,7 @@ from typing import Any
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity
 from hypothesis.errors import Flaky, Unsatisfiable
+from hypothesis.strategies import SearchStrategy
 
 from contracts.model import Claim
 from falsifiers.attack import Attack, SubjectError, raised
@@ -30,6 +31,9 @@ SEEDS_OF_A_DRAW = 2
 """An elementary operation runs faster than Hypothesis draws its sizes, so each draw of sizes gets this many seeds."""
 
 SHRINK_SECONDS = 5.0
+
+SMALL = 4
+"""Small draws of a calibration for each that is guided."""
 
 
 class Falsified(Exception):  # noqa: N818  # a verdict on the way, not an error of the program
@@ -232,7 +236,14 @@ def _hypothesis(examination: Examination, options: Options) -> Falsified | None:
     return None
 
 
-def _drawn(claim: Claim, dtype: str, options: Options, phases: tuple[Phase, ...], examine: Callable[[Draw], None]) -> None:
+def _drawn(
+    claim: Claim,
+    dtype: str,
+    options: Options,
+    phases: tuple[Phase, ...],
+    examine: Callable[[Draw], None],
+    strategy: SearchStrategy[Draw] | None = None,
+) -> None:
     """Calls `examine` with every draw that Hypothesis makes of the claim's domain."""
 
     @hypothesis.seed(own_seed(claim, dtype, options.seed))
@@ -247,7 +258,7 @@ def _drawn(claim: Claim, dtype: str, options: Options, phases: tuple[Phase, ...]
         print_blob=False,
         verbosity=Verbosity.quiet,
     )
-    @hypothesis.given(draws(claim))
+    @hypothesis.given(draws(claim) if strategy is None else strategy)
     def attack(draw: Draw) -> None:
         examine(draw)
 
@@ -264,7 +275,10 @@ def cases(claim: Claim, dtype: str, options: Options, source: Source | None = No
 
 
 def search(claim: Claim, dtype: str, options: Options, measure: Callable[[Case], float], source: Source | None = None) -> None:
-    """Calls `measure` with the cases of `falsify`, the draws guided to where it is large, as a deep attack's are to its headroom."""
+    """Calls `measure` with the cases of `falsify`, the draws guided to where it is large, as a deep attack's are to its headroom.
+
+    Of an elementary operation follow many small cases: an error of few numbers is the largest beside its noise, and shrinking looks there.
+    """
     for case in _boundary_cases(claim, dtype, options, source or build):
         measure(case)
 
@@ -274,6 +288,9 @@ def search(claim: Claim, dtype: str, options: Options, measure: Callable[[Case],
             hypothesis.target(largest)
 
     _drawn(claim, dtype, options, (Phase.generate, Phase.target), examine)
+    if claim.operation is not None and not signatures()[claim.operation].composition:
+        many = replace(options, examples=SMALL * options._cases(claim))
+        _drawn(claim, dtype, many, (Phase.generate, Phase.target), examine, draws(claim, small=True))
 
 
 def _boundary_cases(claim: Claim, dtype: str, options: Options, make: "Source") -> Iterator[Case]:

@@ -34,12 +34,15 @@ class Draw:
         return repr((sorted(self.sizes.items()), sorted(self.scalars.items()), sorted(self.optional.items()), self.seed))
 
 
-def draws(claim: Claim) -> st.SearchStrategy[Draw]:
-    """The domain as a strategy; it shrinks to the smallest sizes, the first of each choice, absent inputs and seed 0."""
+def draws(claim: Claim, small: bool = False) -> st.SearchStrategy[Draw]:
+    """The domain as a strategy; it shrinks to the smallest sizes, the first of each choice, absent inputs and seed 0.
+
+    With `small` every other size is the smallest of its choice.
+    """
     domain = claim.domain
     signature = signatures()[claim.operation] if claim.operation else None
     kinds = signature.scalars if signature else {}
-    sizes = st.fixed_dictionaries({name: _size(choice) for name, choice in domain.sizes.items()})
+    sizes = st.fixed_dictionaries({name: _size(choice, small) for name, choice in domain.sizes.items()})
     if domain.require and signature:
         sizes = sizes.filter(lambda drawn: symbolic.holds(domain.require, symbolic.resolve(signature, drawn)))
     return st.builds(
@@ -51,8 +54,10 @@ def draws(claim: Claim) -> st.SearchStrategy[Draw]:
     )
 
 
-def _size(choice: Any) -> st.SearchStrategy[int]:
-    return st.integers(int(choice.min), int(choice.max)) if isinstance(choice, Range) else st.sampled_from([int(value) for value in choice])
+def _size(choice: Any, small: bool) -> st.SearchStrategy[int]:
+    values = range(int(choice.min), int(choice.max) + 1) if isinstance(choice, Range) else [int(value) for value in choice]
+    drawn = st.integers(values[0], values[-1]) if isinstance(choice, Range) else st.sampled_from(values)
+    return st.one_of(st.just(min(values)), drawn) if small else drawn
 
 
 def _scalar(name: str, choice: Any, scalar: Scalar | None) -> st.SearchStrategy[Any]:
