@@ -9,8 +9,7 @@ from reference.table import Array
 
 def forward(gate: Array, up: Array) -> Array:
     """gate and up [..., intermediate] → [..., intermediate]."""
-    activation = gate * sigmoid(gate)
-    return activation * up
+    return gate * sigmoid(gate) * up
 
 
 def backward(dy: Array, gate: Array, up: Array) -> dict[str, Array]:
