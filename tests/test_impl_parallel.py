@@ -188,11 +188,19 @@ def steps(output: Path) -> list[dict[str, Any]]:
 
 def a_worker(parent: int) -> int:
     """The process number of torchrun's second worker."""
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return max(int(child) for child in children if b"impl" in Path(f"/proc/{child}/cmdline").read_bytes())
+    workers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _is_worker(entry, parent)]
+    return max(workers)
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+def _is_worker(process: Path, parent: int) -> bool:
+    try:
+        status, command = (process / "stat").read_text(), (process / "cmdline").read_bytes()
+    except OSError:  # it has ended
+        return False
+    return int(status.rpartition(")")[2].split()[1]) == parent and b"impl" in command
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="needs /proc")
 @pytest.mark.parametrize(
     "device",
     ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL takes a GPU for each worker"))],
