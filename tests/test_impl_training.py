@@ -191,6 +191,15 @@ def test_a_parameter_without_a_gradient_is_an_error() -> None:
         trainer(classifier()).train_batch(BATCH)
 
 
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
+def test_the_schedule_reaches_its_peak_to_the_last_bit(kind: str) -> None:
+    for total in range(1, 200):
+        for fraction in (0.0, 0.06, 0.5):
+            rates = OPERATIONS["learning_rate_schedule"](total, 1e-4, fraction, kind)
+            warmup = math.ceil(fraction * total)
+            assert warmup == total or rates[warmup] == 1e-4, (total, fraction)
+
+
 def test_the_learning_rate_can_be_read_and_set_and_the_schedule_ends() -> None:
     model = classifier()
     steps = trainer(model)

@@ -86,7 +86,7 @@ def _rate(step: int, total: int, peak: float, warmup: int, kind: str) -> float:
     if step < warmup:
         return peak * step / warmup
     if kind == "linear":
-        return peak * (total - step) / (total - warmup)
+        return peak * ((total - step) / (total - warmup))
     if kind == "cosine":
         return peak * (1.0 + math.cos(math.pi * (step - warmup) / (total - warmup))) / 2.0
     return peak
