@@ -22,6 +22,7 @@ from falsifiers.comparison import Comparison
 from falsifiers.engine import Options, cases, falsify, replay
 from falsifiers.kinds import KINDS
 from falsifiers.mutants import MUTANTS, PROCEDURES, Mutant
+from falsifiers.power import Cell, Task
 from falsifiers.precision import CUDA_ONLY, signatures
 from falsifiers.subjects.reference import ReferenceSubject
 from falsifiers.verdict import State
