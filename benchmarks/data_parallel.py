@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compared(options: argparse.Namespace, group: Group, device: torch.device) -> dict[str, Any]:
-    config = DecoderConfig(**MODELS[options.model], eps=1e-6, theta=1e6, tied=True, max_positions=max(options.seq, 512))
+    config = DecoderConfig(**MODELS[options.model], eps=1e-6, tied=True, max_positions=max(options.seq, 512))
     tensors = {name: value for name, value in random_tensors(config, 0).items() if name in base_shapes(config)}
 
     def train(members: Group, samples: int) -> Curve:

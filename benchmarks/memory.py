@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from falsifiers.subjects.procedures.footprint import RandomTensors
+from falsifiers.whole_model import SHAPES
 from impl.allocations import Allocations
 from impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable
 from impl.config import DecoderConfig
@@ -37,8 +38,7 @@ TOLERANCE = 0.10
 BATCH, SEQ, CLASSES, RANK = 16, 256, 5, 16
 MODELS = {
     "toy": DecoderConfig("qwen2", 512, 256, 768, 4, 8, 2, 32, 1e-6, 1e4, True, 512),
-    "qwen2.5-0.5b": DecoderConfig("qwen2", 151_936, 896, 4864, 24, 14, 2, 64, 1e-6, 1e6, True, 32_768),
-    "qwen3-4b": DecoderConfig("qwen3", 151_936, 2560, 9728, 36, 32, 8, 128, 1e-6, 1e6, True, 32_768),
+    **{name: DecoderConfig(**shape, eps=1e-6, tied=True, max_positions=32_768) for name, shape in SHAPES.items()},
 }
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 

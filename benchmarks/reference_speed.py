@@ -22,16 +22,11 @@ from typing import Any
 
 import numpy as np
 
+from falsifiers.whole_model import SHAPES
+
 SHAPE: Mapping[str, Any] = {
-    "family": "qwen2",
-    "vocab": 151_936,
-    "hidden": 896,
-    "intermediate": 4864,
-    "heads": 14,
-    "kv_heads": 2,
-    "head_dim": 64,
+    **SHAPES["qwen2.5-0.5b"],
     "eps": 1e-6,
-    "theta": 1e6,
     "tied": True,
     "classes": 8,
     "rank": 16,

@@ -18,15 +18,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-MODELS: dict[str, dict[str, Any]] = {
-    "toy": {"family": "qwen2", "vocab": 512, "hidden": 128, "intermediate": 256, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32},
-    "qwen2.5-0.5b": {
-        "family": "qwen2", "vocab": 151936, "hidden": 896, "intermediate": 4864, "layers": 24, "heads": 14, "kv_heads": 2, "head_dim": 64,
-    },
-    "qwen3-4b": {
-        "family": "qwen3", "vocab": 151936, "hidden": 2560, "intermediate": 9728, "layers": 36, "heads": 32, "kv_heads": 8, "head_dim": 128,
-    },
+from falsifiers.whole_model import SHAPES
+
+TOY = {
+    "family": "qwen2", "vocab": 512, "hidden": 128, "intermediate": 256, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32,
+    "theta": 1e6,
 }  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {"toy": TOY, **SHAPES}
 CLASSES, RANK, ALPHA, RATE = 5, 16, 32.0, 2e-4
 PEERS = ("eager", "liger", "compile", "reduce-overhead")
 CONTENDERS = ("ours", "ours-torch", *PEERS)
@@ -227,7 +225,7 @@ def _batches(options: argparse.Namespace) -> list[dict[str, Any]]:
 def _config(options: argparse.Namespace) -> Any:
     from impl.config import DecoderConfig
 
-    return DecoderConfig(**MODELS[options.model], eps=1e-6, theta=1e6, tied=True, max_positions=32768)
+    return DecoderConfig(**MODELS[options.model], eps=1e-6, tied=True, max_positions=32768)
 
 
 def _tensors(options: argparse.Namespace) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from falsifiers.attack import Attack
 from falsifiers.case import Case
 from falsifiers.comparison import Comparison, compare_exactly, value_at_most
 from falsifiers.fill import generator_for
+from falsifiers.whole_model import SHAPES
 
 ENGINES = ("torch", "fused")
 STEPS = {"cpu": 30, "cuda": 1000}
@@ -18,18 +19,9 @@ GIB = 2**30
 LIMITS = {"torch": 4.0, "fused": 3.5}
 """GiB at most for a QLoRA step of a 0.5B model, 16 samples of 256 tokens. The first is what its card was said to need; the second is the
 engine's that a GPU runs by default, which keeps less for the backward pass."""
+SHAPE = SHAPES["qwen2.5-0.5b"]
 BITS = 4.5 * 1.01
 """Half a byte a code, and a float32 for each 64 (Dettmers et al. 2023, §3); an allocator rounds each tensor up, 0.2 % in all here."""
-QWEN2_5_0_5B = {
-    "family": "qwen2",
-    "vocab": 151_936,
-    "hidden": 896,
-    "intermediate": 4864,
-    "layers": 24,
-    "heads": 14,
-    "kv_heads": 2,
-    "head_dim": 64,
-}
 
 
 def steps_keep_nothing(attack: Attack, case: Case) -> list[Comparison]:
@@ -63,7 +55,7 @@ def step_stays_below(attack: Attack, case: Case) -> list[Comparison]:
     run = {"classes": 5, "rank": 16, "targets": "q_v", "nf4": True, "batch": 16, "seq": 256, "seed": int(case.seed) % 2**31}
     found = []
     for engine, limit in LIMITS.items():
-        answer = attack.answer(case, scalars=QWEN2_5_0_5B | run | {"engine": engine})
+        answer = attack.answer(case, scalars=SHAPE | run | {"engine": engine})
         found.append(value_at_most(f"{engine}: GiB at the peak", float(answer["peak"]) / GIB, limit))
         if engine == "torch":
             found.append(value_at_most("bits that stay a projection's weight", _bits(run, float(answer["resident"])), BITS))
@@ -72,7 +64,7 @@ def step_stays_below(attack: Attack, case: Case) -> list[Comparison]:
 
 def _bits(run: Mapping[str, Any], resident: float) -> float:
     """Bits of each weight of the projections, from the bytes of all weights; the others are plain, and LoRA and head in float32."""
-    sizes = SimpleNamespace(**QWEN2_5_0_5B, **run)
+    sizes = SimpleNamespace(**SHAPE, **run)
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     count = sizes.layers * sizes.hidden * (2 * queries + 2 * keys + 3 * sizes.intermediate)
     plain = sizes.hidden * (sizes.vocab + 2 * sizes.layers + 1) + sizes.layers * (queries + 2 * keys)
