@@ -282,6 +282,23 @@ def test_norm_and_rotation_in_one(tokens: int, heads: int, head_dim: int, dtype:
     assert torch.equal(rope.qk_norm_rope_backward(dy, x, positions, 1e4, weight, 1e-6, out=dy, table=table), found)
 
 
+@dtypes
+def test_a_norm_and_rotation_with_a_weight_a_head_are_those_of_each_head_alone(dtype: torch.dtype) -> None:
+    tokens, heads, head_dim = 3, 10, 12  # two programs a token, the second of them not full
+    x, positions = drawn(tokens, heads + 1, head_dim, dtype=dtype)[:, 1:], placed(tokens)
+    weight, dy = drawn(heads, head_dim, dtype=dtype, seed=1) + 1, drawn(tokens, heads, head_dim, dtype=dtype, seed=2)
+    y, rstd = rope.qk_norm_rope(x, positions, 1e4, weight, 1e-6)
+    dx = [rope.qk_norm_rope_backward(dy, x, positions, 1e4, weight, 1e-6, kept) for kept in (rstd, None)]
+    for head in range(heads):
+        alone, one = x[:, head : head + 1], weight[head]
+        assert_close(y[:, head : head + 1], rope.qk_norm_rope(alone, positions, 1e4, one, 1e-6)[0])
+        wanted = rope.qk_norm_rope_backward(dy[:, head : head + 1], alone, positions, 1e4, one, 1e-6)
+        for found in dx:
+            assert_close(found[:, head : head + 1], wanted)
+    with pytest.raises(ValueError, match="for all heads"):
+        rope.qk_norm_rope(x, positions, 1e4, weight[:-1], 1e-6)
+
+
 # SwiGLU
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from impl.config import DecoderConfig
 from impl.decoder import Layer
 from impl.fused.factors import Factors
-from impl.fused.linear import FusedLinear, Scratch
+from impl.fused.linear import FusedLinear, Shared
 from impl.kernels.attention import attention_backward, attention_forward
 from impl.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_backward
 from impl.kernels.rope import qk_norm_rope, qk_norm_rope_backward
@@ -58,6 +58,10 @@ class Kept:
     rows: Tensor | None
 
 
+ROOMS = (0, 1, 0, 1)
+"""Where the weights of a block's products are dequantised: neighbours do not share a room."""
+
+
 def groups(layer: Layer) -> list[list[Projection]]:
     """The projections of a block by the input that they read."""
     attention, mlp = layer.self_attn, layer.mlp
@@ -67,12 +71,16 @@ def groups(layer: Layer) -> list[list[Projection]]:
 class FusedLayer:
     """A block over the parameters of `layer`."""
 
-    def __init__(self, layer: Layer, config: DecoderConfig, factors: Factors, scratch: Scratch, dtype: torch.dtype) -> None:
-        self.config = config
-        self.qkv, self.o, self.gate_up, self.down = (FusedLinear(group, factors, scratch, dtype) for group in groups(layer))
+    def __init__(self, layer: Layer, config: DecoderConfig, factors: Factors, shared: Shared, dtype: torch.dtype) -> None:
+        self.config, self._side = config, shared.side
+        made = [FusedLinear(group, factors, room, shared, dtype) for group, room in zip(groups(layer), ROOMS, strict=True)]
+        self.qkv, self.o, self.gate_up, self.down = made
         self.norm, self.middle_norm = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
-        attention = layer.self_attn
-        self.head_norms = (attention.q_norm.weight, attention.k_norm.weight) if config.qk_norm else (None, None)
+        self.head_norms = _head_norms(layer, config)
+
+    def products(self) -> list[FusedLinear]:
+        """In the order of the forward pass; the backward pass's is reversed."""
+        return [self.qkv, self.o, self.gate_up, self.down]
 
     def forward(self, stream: Stream, tokens: Tokens, next_norm: Tensor, last: bool) -> tuple[Kept, Stream]:
         """The stream after the block, normed by the next block's weight; after the last block only of the rows that are read."""
@@ -90,46 +98,63 @@ class FusedLayer:
 
     def backward(self, kept: Kept, dx: Tensor, tokens: Tokens, needs_input: bool) -> Tensor | None:
         """From the gradient of the stream after the block to that of the stream before it, None unless that is needed."""
+        dmiddle = self._mlp_backward(kept, dx)
+        attended, rows, x = kept.attended.flatten(1), kept.rows, kept.x
+        dy = self.o.backward(dmiddle, kept.projected[1], lambda: _at(attended, rows))
+        assert dy is not None
+        dy, dmiddle = (_spread(value, rows, len(x)) for value in (dy, dmiddle))
+        dqkv = self._attention_backward(kept, dy.view_as(kept.attended), tokens)
+        dy = self.qkv.backward(dqkv, kept.projected[0], lambda: rms_norm(x, self.norm, self.config.eps)[0], needs_input)
+        return rms_norm_backward(dy, x, self.norm, kept.rstd, add=dmiddle) if dy is not None else None
+
+    def _mlp_backward(self, kept: Kept, dx: Tensor) -> Tensor:
         gate, up = kept.gate_up.chunk(2, dim=1)
         dproduct = self.down.backward(dx, kept.projected[3], lambda: swiglu(gate, up))
         assert dproduct is not None
+        self._side.finish()  # it may read gate and up, over which their gradients are written
         swiglu_backward(dproduct, gate, up, dgate=gate, dup=up)
         del dproduct
-        dy = self.gate_up.backward(kept.gate_up, kept.projected[2], lambda: rms_norm(kept.middle, self.middle_norm, self.config.eps)[0])
+        middle = kept.middle
+        dy = self.gate_up.backward(kept.gate_up, kept.projected[2], lambda: rms_norm(middle, self.middle_norm, self.config.eps)[0])
         assert dy is not None
-        dmiddle = rms_norm_backward(dy, kept.middle, self.middle_norm, kept.middle_rstd, add=dx)
-        attended = self.o.backward(dmiddle, kept.projected[1], lambda: _at(kept.attended.flatten(1), kept.rows))
-        assert attended is not None
-        attended, dmiddle = (_spread(value, kept.rows, len(kept.x)) for value in (attended, dmiddle))
-        dqkv = self._turned_back(kept, attended.view_as(kept.attended), tokens)
-        dy = self.qkv.backward(dqkv, kept.projected[0], lambda: rms_norm(kept.x, self.norm, self.config.eps)[0], needs_input)
-        return rms_norm_backward(dy, kept.x, self.norm, kept.rstd, add=dmiddle) if dy is not None else None
+        return rms_norm_backward(dy, middle, self.middle_norm, kept.middle_rstd, add=dx)
 
-    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
+        """The heads of queries and keys, one after the other, and those of values."""
         config = self.config
-        q, k, v = torch.split(qkv.view(len(qkv), -1, config.head_dim), [config.heads, config.kv_heads, config.kv_heads], dim=1)
-        return q, k, v
+        qk, v = torch.split(qkv.view(len(qkv), -1, config.head_dim), [config.heads + config.kv_heads, config.kv_heads], dim=1)
+        return qk, v
 
     def _turned(self, qkv: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self._heads(qkv)
-        config, table = self.config, tokens.table
-        turned = [
-            qk_norm_rope(value, tokens.positions, config.theta, weight=weight, eps=config.eps, table=table)[0]
-            for value, weight in zip((q, k), self.head_norms, strict=True)
-        ]
-        return turned[0], turned[1], v
+        qk, v = self._heads(qkv)
+        config = self.config
+        turned, _ = qk_norm_rope(qk, tokens.positions, config.theta, weight=self.head_norms, eps=config.eps, table=tokens.table)
+        return *self._split(turned), v
 
-    def _turned_back(self, kept: Kept, dy: Tensor, tokens: Tokens) -> Tensor:
+    def _split(self, qk: Tensor) -> tuple[Tensor, Tensor]:
+        q, k = torch.split(qk, [self.config.heads, self.config.kv_heads], dim=1)
+        return q, k
+
+    def _attention_backward(self, kept: Kept, dy: Tensor, tokens: Tokens) -> Tensor:
+        """The gradient of `kept.qkv`."""
         q, k, v = self._turned(kept.qkv, tokens)
         dqkv = torch.empty_like(kept.qkv)
-        raw, out, config = self._heads(kept.qkv), self._heads(dqkv), self.config
-        forward = (q, k, v, kept.attended, kept.logarithms, tokens.bounds, tokens.longest)
-        dq, dk, _ = attention_backward(dy, *forward, dv=out[2])
-        for gradient, value, weight, into in zip((dq, dk), raw[:2], self.head_norms, out[:2], strict=True):
-            qk_norm_rope_backward(
-                gradient, value, tokens.positions, config.theta, weight=weight, eps=config.eps, table=tokens.table, out=into
-            )
+        (raw, _), (out, dv), config = self._heads(kept.qkv), self._heads(dqkv), self.config
+        turned = torch.empty_like(raw, memory_format=torch.contiguous_format)
+        dq, dk = self._split(turned)
+        attention_backward(dy, q, k, v, kept.attended, kept.logarithms, tokens.bounds, tokens.longest, dq=dq, dk=dk, dv=dv)
+        qk_norm_rope_backward(
+            turned, raw, tokens.positions, config.theta, weight=self.head_norms, eps=config.eps, table=tokens.table, out=out
+        )
         return dqkv
+
+
+def _head_norms(layer: Layer, config: DecoderConfig) -> Tensor | None:
+    """The norms' weights of each query head and then of each key head, [heads + kv_heads, head_dim]; None without these norms."""
+    if not config.qk_norm:
+        return None
+    q, k = layer.self_attn.q_norm.weight, layer.self_attn.k_norm.weight
+    return torch.cat([q.expand(config.heads, -1), k.expand(config.kv_heads, -1)])
 
 
 def _at(values: Tensor, rows: Tensor | None) -> Tensor:

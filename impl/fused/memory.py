@@ -108,10 +108,11 @@ class _Step(FusedTrainer):
             self._allocations.assign(tensor, part_of(name), only=LOADING)
         self._allocations.assign(model.factors.values, "lora")
         self._allocations.assign(model.factors.gradients, "gradients")
+        for room in model.shared.weights.rooms.values():
+            self._allocations.assign(room, DEQUANTIZED)
         for layer in model.layers:
             if layer.qkv.bias is not None:
                 self._allocations.assign(layer.qkv.bias, "biases")
-            self._allocations.assign(layer.down.weight(), DEQUANTIZED, only=LOADING)
             layer.forward = self._keeping(layer.forward)  # type: ignore[method-assign]  # of this model, which goes with the step
         self._allocations.assign_all(LOADING, "optimiser_indices")
 

@@ -12,8 +12,11 @@ from impl.classifier import Classifier, trainable_shapes
 from impl.decoder import Layer
 from impl.fused.factors import Factors
 from impl.fused.layer import FusedLayer, Kept, Stream, Tokens, groups
-from impl.fused.linear import Scratch
+from impl.fused.linear import Shared
 from impl.fused.packing import GRAIN, Packed
+from impl.fused.products import Products
+from impl.fused.side import Side
+from impl.fused.weights import Weights
 from impl.kernels.rms_norm import rms_norm, rms_norm_backward
 from impl.kernels.rope import rope_table
 
@@ -40,11 +43,18 @@ class FusedClassifier:
         dtype, device = self.embedding.dtype, self.embedding.device
         joined = [group for layer in blocks for group in groups(layer)]
         self.factors = Factors(trainable_shapes(config, classifier.adaptation), joined, dtype, device)
-        largest = max(sum(p.out_features for p in group) * group[0].in_features for group in joined)
-        nf4 = joined[0][0].quantized is not None
-        scratch = Scratch(largest if nf4 else 0, dtype, device)
-        self.layers = [FusedLayer(layer, config, self.factors, scratch, dtype) for layer in blocks]
+        side = Side(device)
+        self.shared = Shared(side, Products(), Weights(side, dtype, device))
+        self.layers = [FusedLayer(layer, config, self.factors, self.shared, dtype) for layer in blocks]
+        forward = [linear.weight for layer in self.layers for linear in layer.products()]
+        # The input of the first block needs no gradient, so its first product has no counterpart.
+        self._uses = forward + forward[:0:-1]
         self.input_norms = [layer.norm for layer in self.layers] + [self.norm]
+
+    def tune(self, tokens: int) -> None:
+        """Finds the fastest algorithms of the wide products of so many tokens; every block's are alike."""
+        for linear in self.layers[0].products():
+            linear.tune(tokens)
 
     @torch.no_grad()
     def loss_and_gradients(self, packed: Packed) -> Outcome:
@@ -54,12 +64,14 @@ class FusedClassifier:
         rows = read_rows(packed.bounds, len(packed.positions), self.classifier.adaptation.pooling)
         # The tokens that fill up are a sequence as well, of less than GRAIN.
         tokens = Tokens(packed.positions, table, packed.bounds, max(self.longest, GRAIN), rows)
+        self.shared.weights.begin(self._uses)
         stream, kept = self._forward(packed.input_ids, tokens)
         outcome, dy = self._head(stream.y, packed)
         dx: Tensor | None = rms_norm_backward(dy, stream.x, self.norm, stream.rstd)
         for index in reversed(range(len(self.layers))):
             assert dx is not None
             dx = self.layers[index].backward(kept.pop(), dx, tokens, needs_input=index > 0)
+        self.shared.side.finish()
         return outcome
 
     def _forward(self, input_ids: Tensor, tokens: Tokens) -> tuple[Stream, list[Kept]]:

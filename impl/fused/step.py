@@ -191,24 +191,28 @@ class FusedTrainer(Trainer):
 
     def _capture(self, packed: Packed, compute: Callable[[Packed], Any]) -> _Captured:
         """Captures the computation on tensors that later steps fill; nothing is computed, and no parameter changes."""
-        if not self._graphs:
-            self._warm_up(packed)
+        stream = self._stream
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), validation.unchecked(), torch.no_grad():
+            if not self._graphs:
+                self._warm_up(packed)
+            self.model.tune(len(packed.input_ids))
+        torch.cuda.current_stream().wait_stream(stream)
         fixed = Packed(*(tensor.clone() for tensor in packed.tensors()))
         graph = torch.cuda.CUDAGraph()
-        with validation.unchecked(), torch.no_grad(), torch.cuda.graph(graph, pool=self._pool):
+        with validation.unchecked(), torch.no_grad(), torch.cuda.graph(graph, pool=self._pool, stream=stream):
             result = compute(fixed)
         self._pool = self._pool or graph.pool()
         return _Captured(graph, fixed, result)
+
+    @cached_property
+    def _stream(self) -> Any:
+        """What is captured: what must follow one upon the other goes before what runs beside it (`impl.fused.side`)."""
+        return torch.cuda.Stream(self._masters.device, priority=-1)  # type: ignore[no-untyped-call]  # torch
 
     def _warm_up(self, packed: Packed) -> None:
         """One pass over few tokens compiles the kernels and makes the libraries' handles, which a capture cannot."""
         bounds = torch.full_like(packed.bounds, GRAIN)
         bounds[0] = 0
         few = Packed(packed.input_ids[:GRAIN], packed.positions[:GRAIN], bounds, packed.labels, packed.real)
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), validation.unchecked(), torch.no_grad():
-            self._computed(few)
-        torch.cuda.current_stream().wait_stream(stream)
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+        self._computed(few)

@@ -33,7 +33,7 @@ class Blocks(NamedTuple):
     long_first: bool = False
 
 
-FORWARD = {64: Blocks(64, 64, 4, 2, True), 128: Blocks(64, 64, 4, 3), 256: Blocks(64, 32, 4, 2)}
+FORWARD = {64: Blocks(64, 64, 4, 2, True), 128: Blocks(64, 32, 4, 3), 256: Blocks(64, 32, 4, 2)}
 QUERY_GRADIENT = {64: Blocks(64, 64, 4, 2, True), 128: Blocks(64, 64, 4, 2), 256: Blocks(64, 32, 8, 1)}
 KEY_GRADIENT = {64: Blocks(64, 64, 4, 3, True), 128: Blocks(32, 64, 4, 3, True), 256: Blocks(32, 32, 8, 1, True)}
 """By the power of two, from 64, that holds a head; for 64 and 128 the fastest on an H200 (benchmarks/attention.py)."""

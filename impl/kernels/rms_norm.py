@@ -157,10 +157,10 @@ def rms_norm_weight_gradient(dy: Tensor, x: Tensor, rstd: Tensor) -> Tensor:
 
 
 def _tile(hidden: int) -> tuple[int, int, int]:
-    """Rows and columns of a program's tile, and its warps: eight values a thread up to 8,192 columns."""
+    """Rows and columns of a program's tile, and its warps: sixteen values a thread from 2,048 to 16,384 columns."""
     block = triton.next_power_of_2(hidden)
     rows = max(1, TILE // block)
-    return rows, block, min(32, max(4, block // 256))
+    return rows, block, min(32, max(4, block // 512))
 
 
 def _check(x: Tensor, weight: Tensor) -> None:

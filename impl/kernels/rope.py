@@ -11,6 +11,8 @@ from torch import Tensor
 from impl.kernels.launch import buffer, launch, require_contiguous_rows, require_same_shape, require_storage
 
 TILE = 2048
+FEWEST_HEADS = 8
+A_WARP = 512
 TABLE_BLOCK = 256
 
 
@@ -66,7 +68,7 @@ def _rope_table(positions, turns, table, count, HALF: tl.constexpr, BLOCK: tl.co
 
 @triton.jit
 def _qk_norm_rope(
-    x, positions, turns, table, weight, out, rstd, heads, x_token, x_head, out_token, out_head, eps,
+    x, positions, turns, table, weight, out, rstd, heads, x_token, x_head, out_token, out_head, weight_head, eps,
     NORM: tl.constexpr, TABLE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -82,10 +84,9 @@ def _qk_norm_rope(
         tl.store(rstd + token * heads + head, scale, mask=head < heads)
         # Rounded between the two, as separate operations do.
         kept = out.dtype.element_ty
-        factor = tl.load(weight + column, mask=column < HALF, other=0.0).to(tl.float32)[None, :]
-        first = (first * scale[:, None] * factor).to(kept).to(tl.float32)
-        factor = tl.load(weight + HALF + column, mask=column < HALF, other=0.0).to(tl.float32)[None, :]
-        second = (second * scale[:, None] * factor).to(kept).to(tl.float32)
+        factors = weight + head[:, None] * weight_head + column[None, :]
+        first = (first * scale[:, None] * tl.load(factors, mask=there, other=0.0).to(tl.float32)).to(kept).to(tl.float32)
+        second = (second * scale[:, None] * tl.load(factors + HALF, mask=there, other=0.0).to(tl.float32)).to(kept).to(tl.float32)
     cos, sin = _angles(positions, turns, table, token, column, column < HALF, HALF, TABLE)
     cos, sin = cos[None, :], sin[None, :]
     target = out + token * out_token + head.to(tl.int64)[:, None] * out_head + column[None, :]
@@ -95,7 +96,8 @@ def _qk_norm_rope(
 
 @triton.jit
 def _qk_norm_rope_backward(
-    dy, x, positions, turns, table, weight, rstd, out, heads, dy_token, dy_head, x_token, x_head, out_token, out_head, eps,
+    dy, x, positions, turns, table, weight, rstd, out, heads, dy_token, dy_head, x_token, x_head, out_token, out_head,
+    weight_head, eps,
     NORM: tl.constexpr, KEPT: tl.constexpr, TABLE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -118,8 +120,9 @@ def _qk_norm_rope_backward(
             mean = tl.div_rn(tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1), 2.0 * HALF)
             scale = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))[:, None]
         first, second = first * scale, second * scale
-        dfirst *= tl.load(weight + column, mask=column < HALF, other=0.0).to(tl.float32)[None, :]
-        dsecond *= tl.load(weight + HALF + column, mask=column < HALF, other=0.0).to(tl.float32)[None, :]
+        factors = weight + head[:, None] * weight_head + column[None, :]
+        dfirst *= tl.load(factors, mask=there, other=0.0).to(tl.float32)
+        dsecond *= tl.load(factors + HALF, mask=there, other=0.0).to(tl.float32)
         mean = tl.div_rn(tl.sum(dfirst * first, axis=1) + tl.sum(dsecond * second, axis=1), 2.0 * HALF)[:, None]
         dfirst, dsecond = (dfirst - first * mean) * scale, (dsecond - second * mean) * scale
     target = out + token * out_token + head.to(tl.int64)[:, None] * out_head + column[None, :]
@@ -154,9 +157,9 @@ def qk_norm_rope(
     rstd: Tensor | None = None,
     table: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """x [tokens, heads, head_dim], rotated by position, and before that normed by head where a weight [head_dim] is given.
+    """x [tokens, heads, head_dim], rotated by position, and before that normed by head where a weight is given.
 
-    Returns y and rstd float32 [tokens, heads].
+    The weight is [head_dim] for all heads, or [heads, head_dim], one for each. Returns y and rstd float32 [tokens, heads].
     The norm is rounded to the dtype of x before the rotation. Tokens and heads may be strided (a slice of a fused buffer); `out` may be x
     itself. `table` is `rope_table(positions, theta, head_dim)`, in the place of computing angles anew; rstd is None without a weight.
     Raises a ValueError for sizes or dtypes that do not fit.
@@ -166,13 +169,13 @@ def qk_norm_rope(
     if weight is not None:
         rstd = _rstd(rstd, x)
     tokens, heads, head_dim = x.shape
-    half, block, tile = _tile(heads, head_dim)
+    half, block, tile, warps = _tile(heads, head_dim)
     if tokens and heads:
         launch(
             _qk_norm_rope, (tokens, triton.cdiv(heads, tile)),
             x, positions, _quarter_turns(half, theta, x.device), x if table is None else table, x if weight is None else weight,
-            out, x if rstd is None else rstd, heads, *x.stride()[:2], *out.stride()[:2], eps,
-            weight is not None, table is not None, half, block, tile,
+            out, x if rstd is None else rstd, heads, *x.stride()[:2], *out.stride()[:2], _weight_stride(weight), eps,
+            weight is not None, table is not None, half, block, tile, num_warps=warps,
         )  # fmt: skip
     return out, rstd if weight is not None else None
 
@@ -201,14 +204,14 @@ def qk_norm_rope_backward(
         rstd = None if rstd is None else _rstd(rstd, dy)
     out, held = buffer("out", out, dy.shape, dy), dy if x is None else x
     tokens, heads, head_dim = dy.shape
-    half, block, tile = _tile(heads, head_dim)
+    half, block, tile, warps = _tile(heads, head_dim)
     if tokens and heads:
         launch(
             _qk_norm_rope_backward, (tokens, triton.cdiv(heads, tile)),
             dy, held, positions, _quarter_turns(half, theta, dy.device), dy if table is None else table,
             dy if weight is None else weight, dy if rstd is None else rstd, out, heads,
-            *dy.stride()[:2], *held.stride()[:2], *out.stride()[:2], eps,
-            weight is not None, rstd is not None, table is not None, half, block, tile,
+            *dy.stride()[:2], *held.stride()[:2], *out.stride()[:2], _weight_stride(weight), eps,
+            weight is not None, rstd is not None, table is not None, half, block, tile, num_warps=warps,
         )  # fmt: skip
     return out
 
@@ -220,17 +223,24 @@ def _quarter_turns(half: int, theta: float, device: torch.device) -> Tensor:
     return theta**-exponent * (2.0 / math.pi)
 
 
-def _tile(heads: int, head_dim: int) -> tuple[int, int, int]:
-    """Half of a head, the block that holds it, and heads a program."""
+def _tile(heads: int, head_dim: int) -> tuple[int, int, int, int]:
+    """Half of a head, the block that holds it, heads a program (of the fewest that are none, the most) and its warps."""
     half = _half(head_dim)
     block = triton.next_power_of_2(half)
-    return half, block, min(triton.next_power_of_2(max(heads, 1)), max(1, TILE // block))
+    most = min(triton.next_power_of_2(max(heads, 1)), max(1, TILE // block))
+    sizes = [size for size in (most, most // 2, most // 4) if size >= min(most, FEWEST_HEADS)]
+    tile = min(sizes, key=lambda size: triton.cdiv(heads, size) * size)
+    return half, block, tile, min(4, max(1, tile * block // A_WARP))
 
 
 def _half(head_dim: int) -> int:
     if head_dim < 2 or head_dim % 2:
         raise ValueError(f"head_dim {head_dim}: expected an even number, whose halves are rotated against each other")
     return head_dim // 2
+
+
+def _weight_stride(weight: Tensor | None) -> int:
+    return weight.shape[1] if weight is not None and weight.dim() == 2 else 0
 
 
 def _rstd(given: Tensor | None, x: Tensor) -> Tensor:
@@ -246,8 +256,9 @@ def _check(x: Tensor, positions: Tensor, weight: Tensor | None, table: Tensor | 
         raise ValueError(f"x has shape {list(x.shape)}: expected [tokens, heads, head_dim]")
     require_contiguous_rows("x", x)
     _check_positions(positions, x.shape[0], x)
-    if weight is not None and (tuple(weight.shape) != (x.shape[2],) or not weight.is_contiguous()):
-        raise ValueError(f"the weight has shape {list(weight.shape)}: expected [{x.shape[2]}], one for all heads")
+    fitting = (x.shape[2:], x.shape[1:])
+    if weight is not None and (weight.shape not in fitting or not weight.is_contiguous()):
+        raise ValueError(f"the weight has shape {list(weight.shape)}: expected {list(fitting[0])} for all heads, or {list(fitting[1])}")
     if table is not None:
         buffer("table", table, (x.shape[0], x.shape[2]), x, torch.float32)
 
