@@ -20,12 +20,33 @@ from reference.tape import Tape
 EMBEDDING = "model.embed_tokens"
 NORM = "model.norm"
 _NF4 = (".nf4.codes", ".nf4.absmax")
+Hold = Callable[[str, Array], Array]
+"""A parameter's name and stored values to those to compute with."""
 
 
 def widened(stored: Array) -> Array:
     """The values in float64."""
     wide: Array = stored.astype(np.float64)
     return wide
+
+
+class _Rooms:
+    """Float64 values of one block's parameters, which those of the next block are written over.
+
+    Pages of a new array come from the system one by one, which for a weight takes longer than to widen it.
+    """
+
+    def __init__(self) -> None:
+        self._rooms: dict[str, Array] = {}
+
+    def widened(self, name: str, stored: Array) -> Array:
+        """As `widened`; the result lives until a parameter of that name in another block is asked for."""
+        place = name.split(".", 3)[-1]
+        room = self._rooms.get(place)
+        if room is None or room.shape != stored.shape:
+            room = self._rooms[place] = np.empty(stored.shape)
+        room[...] = stored
+        return room
 
 
 @dataclass(frozen=True)
@@ -61,15 +82,16 @@ class ByLayer:
 
         ValueError for a parameter that is missing or has another shape.
         """
+        hold = _Rooms().widened if self.hold is widened else self._held
         states, blocks = [self.embedded()], []
         for index in range(self.config.layers):
-            blocks.append(self._without_weights(index, states[-1]))
+            blocks.append(self._without_weights(index, states[-1], hold))
             states.append(blocks[-1].result()["y"])
         top = self.top(states[-1])
         names = [EMBEDDING, *(f"model.layers.{index}" for index in range(self.config.layers)), NORM]
         outputs = {f"hidden/{name}": state for name, state in zip(names, [*states, top.values[NORM]], strict=True)}
         outputs |= top.result()
-        return outputs | {f"gradient/{name}": value for name, value in self._gradients(blocks, top).items()}
+        return outputs | {f"gradient/{name}": value for name, value in self._gradients(blocks, top, hold).items()}
 
     def embedded(self) -> Array:
         """The embedding of the tokens; only the rows that occur are widened."""
@@ -83,20 +105,20 @@ class ByLayer:
 
     def block(self, index: int, x: Array) -> Tape:
         """The tape of a block from its input; the output is `y`."""
-        return self._through(self._weights(index), index, x)
+        return self._through(self._weights(index, self._held), index, x)
 
     def top(self, x: Array) -> Tape:
         """The tape of what follows the last block; the outputs are `logits` and `loss`."""
         given = {name: value for name, value in self.inputs.items() if name != "input_ids"}
-        tape = Tape(self.table_of(NORM), {"x": x} | given | self._below(f"{NORM}.") | self._below("score."))
+        tape = Tape(self.table_of(NORM), {"x": x} | given | self._below(f"{NORM}.", self._held) | self._below("score.", self._held))
         logits = head(tape, self.config, decoder.final_norm(tape, self.config, "x"))
         tape.outputs = {"logits": logits, "loss": loss_of(tape, logits)}
         return tape
 
-    def _weights(self, index: int) -> Tape:
+    def _weights(self, index: int, hold: Hold) -> Tape:
         """The tape of a block before its input is there: its parameters, and with NF4 the weights that are made of them."""
         path, config = f"model.layers.{index}", self.config
-        tape = Tape(self.table_of(path), self._below(f"{path}."))
+        tape = Tape(self.table_of(path), self._below(f"{path}.", hold))
         for projection in config.projection_shapes():
             base_weight(tape, config, f"{path}.{projection}")
         return tape
@@ -107,29 +129,33 @@ class ByLayer:
         tape.outputs = {"y": decoder.block(tape, self.config, f"model.layers.{index}", "x", adapted_projection(tape, self.config))}
         return tape
 
-    def _without_weights(self, index: int, x: Array) -> Tape:
+    def _without_weights(self, index: int, x: Array, hold: Hold) -> Tape:
         """The tape of a block from its input, less the values that do not depend on the input."""
-        tape = self._weights(index)
+        tape = self._weights(index, hold)
         weights = tuple(tape.values)
         self._through(tape, index, x)
         for name in weights:
             del tape.values[name]
         return tape
 
-    def _gradients(self, blocks: list[Tape], top: Tape) -> dict[str, Array]:
+    def _gradients(self, blocks: list[Tape], top: Tape, hold: Hold) -> dict[str, Array]:
         """Of all that is trained; the blocks are without their weights, and are let go one by one."""
         found = top.backward({"loss": np.ones_like(top.result()["loss"])}, wrt=["x", "score.weight", "score.bias"])
         dx = found.pop("x")
         for index in reversed(range(self.config.layers)):
             tape = blocks.pop()  # lets the block before it go, before weights are asked for
-            tape.values |= self._weights(index).values
+            tape.values |= self._weights(index, hold).values
             wanted = [name for name in tape.values if name.endswith((".lora_A.weight", ".lora_B.weight"))]
             gradients = tape.backward({"y": dx}, wrt=["x", *wanted] if index else wanted)
             dx = gradients.pop("x", dx)
             found |= gradients
         return found
 
-    def _below(self, prefix: str) -> dict[str, Array]:
+    def _held(self, name: str, stored: Array) -> Array:
+        del name
+        return self.hold(stored)
+
+    def _below(self, prefix: str, hold: Hold) -> dict[str, Array]:
         """The parameters under a prefix, as they are computed with."""
         found: dict[str, Array] = {}
         for name in self._shapes:
@@ -137,9 +163,9 @@ class ByLayer:
                 continue
             codes, absmax = (f"{name}{suffix}" for suffix in _NF4)
             if self.config.nf4 and codes in self.parameters:
-                found |= {codes: self.parameters[codes], absmax: self.hold(self.parameters[absmax])}
+                found |= {codes: self.parameters[codes], absmax: hold(absmax, self.parameters[absmax])}
             else:
-                found[name] = self.hold(self._stored(name))
+                found[name] = hold(name, self._stored(name))
         return found
 
     def _stored(self, name: str) -> Array:
