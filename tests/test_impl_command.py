@@ -238,6 +238,9 @@ def test_summary_of_a_model_and_of_an_adapter(trained: Path, model: Path, capsys
     trainable = 2 * (16 + 16) + 2 * (16 + 8) + 2 * 16 + 2
     assert f"{trainable:,} trainable" in of_model
     assert "total at the peak" in memory
+    assert "accumulated" not in memory
+    assert main(["summary", "--model", str(model), *SMALL, "--accumulation-steps", "3", "--memory"]) == 0
+    assert " accumulated 3 times, " in capsys.readouterr().out
 
 
 class Terminal(io.StringIO):
@@ -535,7 +538,9 @@ def test_a_run_is_not_overwritten_and_not_continued_as_another(model: Path, plac
         (["evaluate", "--adapter", "RUN", "--corpus", "corpus.jsonl", "--model", "nowhere"], "nowhere: no such folder"),
         (["predict", "--adapter", "RUN"], "expected exactly one of TEXT…, --corpus FILE and --input FILE"),
         (["predict", "--adapter", "RUN", "a", "--input", "-"], "expected exactly one of"),
-        (["predict", "--adapter", "RUN", "--input", "nowhere"], "No such file or directory: 'nowhere'"),
+        (["predict", "--adapter", "RUN", "--input", "nowhere"], "nowhere: no such file or directory; expected a text file"),
+        (["predict", "--adapter", "RUN", "--input", "."], ".: is a directory; expected a text file, one text a line"),
+        (["predict", "--adapter", "RUN", "--corpus", "."], ".: is a directory; expected a JSONL file"),
         (["predict", "--adapter", "RUN", "--input", "latin"], "latin:2: is not UTF-8: byte 0xe9"),
         (["predict", "--adapter", "RUN", "--corpus", "untitled"], "untitled:2: expected a JSON object with a text `input`"),
         (["predict", "--adapter", "RUN", "\udce9"], "is not UTF-8"),

@@ -59,7 +59,7 @@ def _text(text: str) -> str:
 
 
 def _lines(name: str) -> list[str]:
-    content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    content = sys.stdin.buffer.read() if name == "-" else _content(Path(name), "a text file, one text a line")
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
@@ -69,10 +69,17 @@ def _lines(name: str) -> list[str]:
     return lines[:-1] if lines[-1] == "" else lines
 
 
+def _content(path: Path, expected: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{path}: {(error.strerror or str(error)).lower()}; expected {expected}") from None
+
+
 def _corpus(path: Path) -> Iterator[str]:
     from impl import strict_json
 
-    for number, line in enumerate(path.read_bytes().removesuffix(b"\n").split(b"\n"), start=1):
+    for number, line in enumerate(_content(path, "a JSONL file").removesuffix(b"\n").split(b"\n"), start=1):
         try:
             value = strict_json.loads(line)
             text = value.get("input") if isinstance(value, dict) else None

@@ -34,4 +34,5 @@ def run(options: argparse.Namespace) -> None:
     if options.memory and source is not None:
         config = pipeline.config
         estimate = memory_of_a_step(source, config, config.batch_size * config.accumulation_steps, config.max_seq_len, "cuda")
-        print(f"\nmemory of a training step on CUDA, batch {config.batch_size}, {config.max_seq_len} tokens\n{estimate.table()}")
+        step = f"batch {config.batch_size}" + (f" accumulated {config.accumulation_steps} times" if config.accumulation_steps > 1 else "")
+        print(f"\nmemory of a training step on CUDA, {step}, {config.max_seq_len} tokens\n{estimate.table()}")
