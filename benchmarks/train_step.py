@@ -328,7 +328,9 @@ def _peer(options: argparse.Namespace, batch: dict[str, Any]) -> tuple[Any, dict
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.01, fused=True)
     if options.contender in ("compile", "reduce-overhead"):
-        model = torch.compile(model, mode="reduce-overhead" if options.contender == "reduce-overhead" else None, dynamic=False)
+        # Of a mix of lengths each would be compiled by itself, until the compiler gives up.
+        dynamic = False if options.lengths == "full" else None
+        model = torch.compile(model, mode="reduce-overhead" if options.contender == "reduce-overhead" else None, dynamic=dynamic)
 
     def loss_of(batch: dict[str, Any]) -> Any:
         with torch.autocast("cuda", torch.bfloat16):
