@@ -6,13 +6,11 @@ the limit at which a call is blamed.
 """
 
 import argparse
-import multiprocessing
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +19,7 @@ import numpy as np
 import contracts
 from contracts.model import Claim
 from falsifiers.comparison import Errors
+from falsifiers.workers import workers
 from reference.table import Array
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start, results = time.perf_counter(), []
     names = options.mutant or list(MUTANTS)
     print(f"{'mutant':42} {'claim falsified':25} {'to blame':24} {'named':24} path: why")
-    with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
+    with workers(options.processes) as pool:
         for result in pool.map(examine, names, [options.dtype] * len(names)):
             results.append(result)
             print(_row(result), flush=True)

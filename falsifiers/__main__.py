@@ -4,25 +4,31 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-import contracts
-from falsifiers import calibrate_command, power_command
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0 when done, 2 for bad input."""
+    """Exit status 0 when done, 1 where a claim cannot fail or a mutant survives, 2 for bad input, 130 when interrupted."""
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    import contracts  # with torch and the rest it takes seconds, in which Ctrl-C may come
+
     options = _parser().parse_args(arguments)
     try:
         status: int = options.run(options)
     except (contracts.ContractError, ValueError, OSError) as error:
         print(f"falsifiers {options.command}: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
     return status
 
 
 def _parser() -> argparse.ArgumentParser:
+    from falsifiers import calibrate_command, power_command
+
     parser = argparse.ArgumentParser(prog="python -m falsifiers", description="Measures of the falsifiers themselves.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     calibrate_command.add_parser(commands)

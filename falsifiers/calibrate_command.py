@@ -3,8 +3,7 @@
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import contracts
 from contracts.model import Claim
 from contracts.problems import unknown
 from falsifiers import calibration_record
+from falsifiers.workers import workers
 
 Task = tuple[str, str, str, int, int]
 """Claim, dtype, device, draws, seed."""
@@ -69,7 +69,7 @@ def _measured(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
     if jobs == 1:
         yield from map(_measure, tasks)
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with workers(jobs) as pool:
         for future in as_completed([pool.submit(_measure, task) for task in tasks]):
             yield future.result()
 

@@ -119,7 +119,9 @@ class Campaign:
         if verdict.case is not None:
             from falsifiers.diagnosis import diagnose
 
-            name = f"{verdict.claim.id}-{verdict.dtype}-{verdict.case.digest}.npz"
+            # Without arrays cases differ in their seeds alone, which the digest does not see.
+            seed = "" if verdict.case.inputs else f"-{verdict.case.seed}"
+            name = f"{verdict.claim.id}-{verdict.dtype}-{verdict.case.digest}{seed}.npz"
             path = self.verdict_file.parent / "counterexamples" / name
             verdict.case.save(path, verdict.claim.id)
             falsified, subject = verdict.state is State.FALSIFIED, asked_by(verdict.claim, self.subject)

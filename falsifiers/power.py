@@ -4,10 +4,9 @@ What a case's expected answer and noise floor are does not depend on the subject
 """
 
 import copy
-import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +23,7 @@ from falsifiers.precision import CUDA_ONLY, UNIT_ROUNDOFF, signatures
 from falsifiers.subjects.protocol import Subject
 from falsifiers.subjects.reference import ReferenceSubject
 from falsifiers.verdict import State
+from falsifiers.workers import workers
 from reference import TABLE
 from reference.table import Array, Arrays, Operation, Table
 
@@ -281,11 +281,5 @@ def run(tasks: Sequence[Task], processes: int) -> Iterator[list[Cell]]:
     if processes < 2 or len(tasks) < 2:
         yield from map(work, tasks)
         return
-    # Not a Pool: its workers are daemons, which may have no children, and some procedures run in processes of their own.
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        pending = [pool.submit(work, task) for task in tasks]
-        try:
-            yield from (future.result() for future in as_completed(pending))
-        finally:
-            for future in pending:
-                future.cancel()
+    with workers(processes) as pool:
+        yield from (future.result() for future in as_completed([pool.submit(work, task) for task in tasks]))

@@ -35,6 +35,8 @@ def run(options: argparse.Namespace) -> int:
     every = {**mutants.MUTANTS, **mutants.PROCEDURES, **mutants.RULES}
     names = [entry.name for entry in _selected("mutant", every, options.mutant)]
     selected = bool(options.claim or options.mutant)
+    if options.output and not options.output.parent.is_dir():
+        raise ValueError(f"--output: there is no folder {options.output.parent} to write {options.output.name} into")
     cells = _attack(power.first_tasks(claims, options.full or selected, options.mutant), options.processes)
     if not selected:
         cells += _attack(power.further_tasks(claims, cells), options.processes)
