@@ -16,6 +16,7 @@ from contracts.model import Claim, Contract, Range, Tolerance
 from falsifiers import attack, engine
 from falsifiers.attack import Attack, SubjectError
 from falsifiers.campaign import Campaign, Selection
+from falsifiers.case import Case
 from falsifiers.checks.nf4 import nf4_error_within_half_a_gap, nf4_mostly_not_zero
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from falsifiers.engine import SEEDS_OF_A_DRAW, Options, falsify
@@ -505,6 +506,16 @@ def test_every_state_makes_a_record_that_the_schema_accepts(tmp_path: Path) -> N
     assert wrong.replay is not None
     stored = sorted(path.name.split("-float32")[0] for path in (tmp_path / "out" / "counterexamples").iterdir())
     assert stored == ["FLAKES", "WRONG"]
+
+
+def test_counterexamples_that_differ_in_their_seeds_alone_are_all_kept(tmp_path: Path) -> None:
+    run = campaign(tmp_path, Fake(), claim())
+    run.open()
+    for seed in (3, 4):
+        case = Case("rms_norm", "float32", {}, {}, seed, "normal", {})
+        run.conclude(Verdict(claim(), "float32", "cpu", State.FLAKY, "answers differ", case=case))
+    run.close(1, interrupted=False)
+    assert len(list((tmp_path / "out" / "counterexamples").iterdir())) == 2
 
 
 def test_the_answers_of_a_claim_without_a_subject_error_have_a_cause() -> None:
