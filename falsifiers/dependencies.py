@@ -1,5 +1,6 @@
 """Where the code begins that a claim's verdict depends on: entry files, whose imports are followed (reports.dependencies)."""
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from falsifiers.kinds import KINDS
 from falsifiers.mutants import USES
 from reference import COMPOSITIONS, TABLE
 from reference.table import Composition
+from reports.dependencies import Sources
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = "impl/kernels/functions.py"
@@ -21,7 +23,7 @@ def entries(claim: Claim) -> dict[str, list[str]]:
     """Files from the checkout's root, by part: the reference of the operation, the subject's own code for it, and the comparison."""
     operations = sorted({claim.operation, *USES.get(claim.operation, ())}) if claim.operation else []
     return {
-        "reference": _files(_of_reference(operations)),
+        "reference": _files(_of_reference(operations)) or _that_the_check_asks(claim),
         "subject": sorted({*_files(_of_subject(operations)), *_kernels(claim, operations)}),
         "comparison": sorted({*_ALWAYS, *_sometimes(claim), *_files([KINDS[claim.kind], *([CHECKS[claim.check]] if claim.check else [])])}),
     }
@@ -37,6 +39,17 @@ def _sometimes(claim: Claim) -> Iterator[str]:
 def _of_reference(operations: Iterable[str]) -> list[Callable[..., Any]]:
     found = [entry for name in operations if (entry := COMPOSITIONS.get(name) or TABLE.get(name)) is not None]
     return [entry.build if isinstance(entry, Composition) else entry.forward for entry in found]
+
+
+def _that_the_check_asks(claim: Claim) -> list[str]:
+    """The reference's files of a claim whose operation has none there (a procedure's): what its check imports of them."""
+    check = _files([CHECKS[claim.check]] if claim.check else [])
+    return list(_imported_by_check(tuple(check)))
+
+
+@functools.cache
+def _imported_by_check(check: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(Sources(ROOT).imported("comparison", check, "reference"))
 
 
 def _of_subject(operations: Iterable[str]) -> list[Callable[..., Any]]:

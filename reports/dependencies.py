@@ -48,6 +48,11 @@ class Sources:
                 waiting += [other for other in self._imported(name) if other.startswith(f"{PARTS[part]}/")]
         return sorted(found)
 
+    def imported(self, part: str, entries: Iterable[str], other: str) -> list[str]:
+        """The files of another part's folder that the entries import, or what they import from their own; sorted."""
+        folder = f"{PARTS[other]}/"
+        return sorted({path for name in self.closure(part, entries) for path in self._imported(name) if path.startswith(folder)})
+
     def _digest(self, name: str) -> str:
         if name not in self._digests:
             self._digests[name] = file_digest(self.root / name)

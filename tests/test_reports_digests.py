@@ -267,6 +267,14 @@ def test_digest_follows_imports_within_the_folder_and_not_through_tables_of_cont
     assert (Sources(tree).digest("subject", ["impl/entry.py"]) != before) is reaches
 
 
+def test_what_a_check_asks_of_the_reference_is_what_its_verdict_depends_on() -> None:
+    claims = {claim.id: claim for contract in load() for claim in contract.claims}
+    whole, rule = (dependency_entries(claims[name])["reference"] for name in ("WHOLE-TORCH", "C-HP-001-RANGE"))
+    assert "reference/by_layer.py" in whole
+    assert "reference/attention.py" not in whole
+    assert rule == []
+
+
 def test_every_claim_has_entries_that_exist_and_only_its_own() -> None:
     sources = Sources(staleness.ROOT)
     by_claim = {claim.id: dependency_entries(claim) for contract in load() for claim in contract.claims}
