@@ -22,7 +22,7 @@ SHAPES = {"qwen3-4b": (32, 8, 128), "qwen2.5-0.5b": (14, 2, 64)}
 SWEPT: dict[tuple[str, int], list[tuple[int, int, int, int, bool]]] = {
     ("forward", 128): [
         (64, 64, 4, 2, False), (64, 64, 4, 2, True), (64, 64, 4, 3, False), (128, 64, 8, 2, False), (128, 64, 8, 3, False),
-        (128, 128, 8, 2, False), (64, 128, 4, 2, False),
+        (128, 128, 8, 2, False), (64, 128, 4, 2, False), (64, 32, 4, 3, False),
     ],
     ("query gradient", 128): [
         (64, 64, 4, 2, False), (64, 64, 4, 2, True), (64, 32, 4, 2, False), (64, 64, 4, 3, False), (128, 64, 8, 2, False),

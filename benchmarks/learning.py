@@ -24,10 +24,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +36,7 @@ from benchmarks.learning_table import replaced, table
 from benchmarks.unseen import UNSEEN_COUNTS, UNSEEN_SEED, unseen_scripts
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT, CORPUS_TRAIN
 from falsifiers.data.make import corpus_text
+from falsifiers.workers import workers
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, CHOICE = (ROOT / "benchmarks" / "results" / name for name in ("learning.json", "learning-choice.json"))
@@ -93,7 +92,7 @@ def measure(given: Input, choice: Mapping[str, Any], seeds: Sequence[int], proce
     settings, tf_idf = choice["settings"], baselines.TfIdf(**choice["tf_idf"][0])
     asked = [each for each, _ in questions.values()]
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes to come
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+    with workers(processes) as pool:
         runs = {seed: pool.submit(trained, given.checkpoint, given.train, asked, settings | {"seed": seed}) for seed in seeds}
         features = [baselines.predictions(tf_idf, texts, labels, each) for each in asked]
         predicted = {seed: run.result() for seed, run in runs.items()}

@@ -13,9 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import baselines, paired
 from benchmarks.learning import CHOICE, Input, cpu_seconds, digests, read, say, trained, versions
+from falsifiers.workers import workers
 
 SETTINGS: dict[str, Any] = {
     "num_classes": 5, "lora_rank": 16, "lora_alpha": 32.0, "lora_targets": "q_v", "batch_size": 16, "max_seq_len": 256, "pooling": "mean",
@@ -48,7 +47,7 @@ def choose(given: Input, settings: dict[str, Any], rates: Sequence[float], proce
     groups = paired.families(texts)
     inner, outer = _fifth(labels, groups)
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes to come
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+    with tempfile.TemporaryDirectory() as folder, workers(processes) as pool:
         part = _write_part(Path(folder), given.train, inner)
         asked = [[texts[index] for index in outer]]
         trials = [pool.submit(trained, given.checkpoint, part, asked, settings | {"learning_rate": rate}) for rate in rates]

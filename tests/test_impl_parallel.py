@@ -225,6 +225,7 @@ def _kill_and_compare(tmp_path: Path, whole: "subprocess.Popen[bytes]", killed: 
     end = time.monotonic() + 120
     while len(steps(tmp_path / "killed")) < 5 and killed.poll() is None and time.monotonic() < end:
         time.sleep(0.02)
+    assert killed.poll() is None, f"it ended before a worker could be killed: {killed.communicate()[0].decode()}"
     os.kill(a_worker(killed.pid), signal.SIGKILL)
     texts = [process.communicate(timeout=120)[0].decode() for process in (whole, killed)]
     assert (whole.returncode, killed.returncode) == (0, 0), texts

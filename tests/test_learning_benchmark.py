@@ -127,7 +127,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Input:
     for name, source, count in (("train", CORPUS_TRAIN, 60), ("heldout", CORPUS_HELDOUT, 30)):
         (tmp_path / name).write_text("".join(source.read_text().splitlines(keepends=True)[:count]))
     for module in (learning, learning_choice):
-        monkeypatch.setattr(module, "ProcessPoolExecutor", Inline)
+        monkeypatch.setattr(module, "workers", Inline)
     monkeypatch.setattr(baselines, "LONGEST", (1,))
     monkeypatch.setattr(baselines, "STRENGTHS", (10.0,))
     return Input(CHECKPOINT, tmp_path / "train", tmp_path / "heldout", (3, 3, 3, 3, 3), 1)
