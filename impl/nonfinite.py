@@ -11,6 +11,8 @@ from impl.classifier import Classifier
 from impl.trainer import Batch
 from impl.validation import unchecked
 
+_PART = 1 << 22
+
 
 class _Found(Exception):  # noqa: N818  # ends the pass at the first one
     pass
@@ -31,15 +33,23 @@ def origin(classifier: Classifier, batch: Batch, class_weights: Tensor | None = 
 
 def origin_of(model: nn.Module, loss: Callable[[], Tensor], trained: Sequence[Tensor]) -> str | None:
     """`origin` for any model: `loss` runs its forward pass, `trained` are the parameters that the loss is differentiated by."""
-    for name, value in (*model.named_parameters(), *model.named_buffers()):
-        if _bad(value):
-            return f"parameter {name}: {_described(value)}"
+    if (found := spoiled_parameter(model)) is not None:
+        return found
     try:
         # The checks of values would stop at the logits, and not say which call they come from.
         with unchecked(), dispatch.surrounded(_watched), torch.enable_grad():
             torch.autograd.grad(loss(), trained)
     except _Found as found:
         return str(found)
+    return None
+
+
+def spoiled_parameter(model: nn.Module) -> str | None:
+    """The first parameter or buffer that holds a NaN or an infinity, and how many, in words; None where all are finite."""
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        # In parts: the test of a whole embedding would need several times its memory.
+        if any(_bad(part) for part in value.detach().flatten().split(_PART)):
+            return f"parameter {name}: {_described(value)}"
     return None
 
 

@@ -23,6 +23,7 @@ from impl.fit import FitResult, OnEpoch, OnStep, fit
 from impl.fused.step import FusedTrainer, engine_of
 from impl.group import ALONE, Group
 from impl.merge import save_merged
+from impl.nonfinite import spoiled_parameter
 from impl.samples import Samples, split_validation, tokenize
 from impl.saved import RANDOM, Saved, is_merged, open_adapter, open_merged
 from impl.tensors import Tensors
@@ -70,12 +71,18 @@ class ClassifyPipeline:
     def from_pretrained(
         cls, folder: Path, config: ClassifyConfig, *, device: torch.device | str = "cpu", group: Group = ALONE
     ) -> "ClassifyPipeline":
-        """A fresh adapter and head on a Hugging Face checkpoint. Raises what `load_checkpoint` and `load_tokenizer` raise."""
+        """A fresh adapter and head on a Hugging Face checkpoint.
+
+        Raises what `load_checkpoint` and `load_tokenizer` raise, and a ValueError for weights that are not finite.
+        """
         place = resolve_device(device) if isinstance(device, str) else device
         tokens = load_tokenizer(folder, config.max_seq_len, config.padding_side)
         checkpoint = load_checkpoint(folder)
         trainable = initial_trainable(checkpoint.config, Adaptation.of(config), config.seed)
-        return cls(checkpoint.config, config, checkpoint.tensors, trainable, tokens, device=place, source=folder, group=group)
+        pipeline = cls(checkpoint.config, config, checkpoint.tensors, trainable, tokens, device=place, source=folder, group=group)
+        if (found := spoiled_parameter(pipeline.classifier)) is not None:
+            raise ValueError(f"{folder}: {found}; every weight must be finite")
+        return pipeline
 
     @classmethod
     def from_random(

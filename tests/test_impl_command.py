@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import math
 import os
 import shutil
 import signal
@@ -585,6 +586,25 @@ def test_a_strange_checkpoint(file: str, content: str, expected: str, model: Pat
     path.write_text(content if old is None else json.dumps(old | json.loads(content)))
     assert main(["summary", "--model", "strange"]) == 4
     assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [["--no-quantize-nf4"], ["--quantize-nf4"]])
+@pytest.mark.parametrize(("name", "value"), [("model.layers.0.self_attn.v_proj.weight", math.nan), ("model.norm.weight", math.inf)])
+def test_weights_that_are_not_finite(name: str, value: float, options: list[str], place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = random_tensors(TINY, 0)
+    tensors[name].view(-1)[3] = value
+    save_checkpoint(place / "spoiled", TINY, tensors, CHECKPOINT / "tokenizer.json")
+    command = ["train", *at(place / "spoiled", place), *SMALL, *options]
+    before = files(place)
+    for output in ("new", "there"):  # a folder that is there and empty may be used, and stays as it is
+        assert main([*command, "--output", output]) == 4
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert f"spoiled: parameter {name.removesuffix('.weight')}." in err
+        assert f": 1 {'NaN' if math.isnan(value) else 'infinite'} of " in err
+        assert files(place) == before
+        (place / "there").mkdir(exist_ok=True)
+        before = files(place)
 
 
 # As a process
