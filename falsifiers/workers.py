@@ -2,9 +2,11 @@
 
 import multiprocessing
 import signal
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import InvalidStateError, ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 
 
 @contextmanager
@@ -15,8 +17,10 @@ def workers(count: int) -> Iterator[ProcessPoolExecutor]:
     """
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=ignore_interrupts)
     try:
+        _start(pool, count)
         yield pool
     except BaseException:
+        threading.excepthook = _unless_cancelled
         pool.shutdown(wait=False, cancel_futures=True)
         for child in multiprocessing.active_children():
             child.terminate()
@@ -24,6 +28,24 @@ def workers(count: int) -> Iterator[ProcessPoolExecutor]:
     pool.shutdown()
 
 
+def _start(pool: ProcessPoolExecutor, count: int) -> None:
+    """Starts all workers with Ctrl-C blocked, as it stays in them until they ignore it: one that still imports would print a traceback."""
+    resource_tracker.ensure_running()  # which unblocks it when it starts
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        for _ in range(count):  # each task starts one, as none is idle yet
+            pool.submit(int)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _unless_cancelled(args: threading.ExceptHookArgs) -> None:
+    """A pool's thread that finds its workers ended may give their error to futures that are cancelled, which raises this one in it."""
+    if args.exc_type is not InvalidStateError:
+        threading.__excepthook__(args)
+
+
 def ignore_interrupts() -> None:
     """Ctrl-C does nothing to this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
