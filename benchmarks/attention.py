@@ -17,6 +17,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+if __name__ == "__main__":  # before what takes seconds to import
+    from benchmarks.command import importing
+
+    importing()
+
+from benchmarks import command
+
 SHAPES = {"qwen3-4b": (32, 8, 128), "qwen2.5-0.5b": (14, 2, 64)}
 """Heads, KV heads, head_dim."""
 SWEPT: dict[tuple[str, int], list[tuple[int, int, int, int, bool]]] = {
@@ -50,11 +57,9 @@ CALLS, REPLAYS, SETS = 12, 15, 3
 def main() -> int:
     """Sweeps both shapes and prints microseconds a call, the fastest of each kernel marked; 6 without a CUDA device."""
     options = _options()
+    command.require_cuda()
     import torch
 
-    if not torch.cuda.is_available():
-        print("this benchmark needs a CUDA device, and this host has none", file=sys.stderr)
-        return 6
     torch.manual_seed(0)
     started, rows = time.perf_counter(), []
     for name in options.only or SHAPES:
@@ -67,10 +72,10 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Tile sizes of the attention kernels on one GPU, beside FlashAttention-2.")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--seq", type=int, default=256)
+    parser.add_argument("--batch", type=command.positive, default=16)
+    parser.add_argument("--seq", type=command.positive, default=256)
     parser.add_argument("--only", action="append", default=[], choices=SHAPES)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=command.output)
     return parser.parse_args()
 
 
@@ -187,6 +192,8 @@ def _microseconds(call: Callable[[int], Any]) -> float:
     """Median over replays of a graph of CALLS calls, by events."""
     import torch
 
+    from benchmarks.timing import seconds_on_gpu
+
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -197,16 +204,9 @@ def _microseconds(call: Callable[[int], Any]) -> float:
     with torch.cuda.graph(graph):
         for index in range(CALLS):
             call(index % SETS)
-    times = []
-    for _ in range(REPLAYS + 3):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(1e3 * start.elapsed_time(end) / CALLS)
+    times = [1e6 * seconds_on_gpu(graph.replay) / CALLS for _ in range(REPLAYS + 3)]
     return statistics.median(times[3:])
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(command.run(main))

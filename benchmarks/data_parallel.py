@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import json
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+if __name__ == "__main__":  # before what takes seconds to import
+    from benchmarks.command import importing
+
+    importing()
+
 import torch
 from torch import Tensor
 
-from benchmarks.train_step import ALPHA, CLASSES, MODELS, RANK, RATE
+from benchmarks import command, timing
+from benchmarks.step_inputs import ALPHA, CLASSES, MODELS, RANK, RATE
 from impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable
 from impl.config import DecoderConfig
 from impl.decoder import random_tensors
@@ -45,15 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Trains alone and together, prints what was found on rank 0, and writes it where asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", choices=MODELS, default="toy", help="shape of the model (default: toy)")
-    parser.add_argument("--device", default="cpu", help="cuda with NCCL, or cpu with gloo (default: cpu)")
-    parser.add_argument("--steps", type=int, default=50, help="optimiser steps (default: 50)")
-    parser.add_argument("--batch", type=int, default=32, help="samples of a step (default: 32)")
-    parser.add_argument("--micro", type=int, default=16, help="samples of a forward pass (default: 16)")
-    parser.add_argument("--seq", type=int, default=128, help="tokens of a sample (default: 128)")
+    parser.add_argument("--device", type=command.device, default="cpu", help="cuda with NCCL, or cpu with gloo (default: cpu)")
+    parser.add_argument("--steps", type=command.positive, default=50, help="optimiser steps (default: 50)")
+    parser.add_argument("--batch", type=command.positive, default=32, help="samples of a step (default: 32)")
+    parser.add_argument("--micro", type=command.positive, default=16, help="samples of a forward pass (default: 16)")
+    parser.add_argument("--seq", type=command.positive, default=128, help="tokens of a sample (default: 128)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of base weights and activations (default: float32)")
     parser.add_argument("--nf4", action="store_true", help="base weights in NF4")
-    parser.add_argument("--tolerance", type=float, default=0.01, help="largest relative difference of a loss (default: 0.01)")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the figures as JSON")
+    parser.add_argument("--tolerance", type=command.positive_number, default=0.01, help="relative difference of a loss (default: 0.01)")
+    parser.add_argument("--output", type=command.output, metavar="FILE", help="write the figures as JSON")
     options = parser.parse_args(arguments)
     if options.steps <= WARM_UP:
         parser.error(f"--steps {options.steps}: expected more than the {WARM_UP} of the warm-up")
@@ -107,19 +112,13 @@ def _run(trainer: Trainer, group: Group, options: argparse.Namespace, samples: i
     losses, start = [], 0.0
     for step in range(options.steps):
         if step == WARM_UP:
-            start = _now(device)
+            start = timing.now(device)
         ids = torch.randint(vocab, (samples, options.seq), generator=generator)
         labels = torch.randint(CLASSES, (samples,), generator=generator)
         rows = shard(range(samples), group.rank, group.size)
         mask = torch.ones(len(rows), options.seq, dtype=torch.bool, device=device)
         losses.append(trainer.train_batch(Batch(ids[rows].to(device), mask, labels[rows].to(device))).loss)
-    return Curve(losses, (options.steps - WARM_UP) * samples / (_now(device) - start), trainer)
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+    return Curve(losses, (options.steps - WARM_UP) * samples / (timing.now(device) - start), trainer)
 
 
 def _digest(trainer: Trainer) -> str:
@@ -143,4 +142,4 @@ def _print(report: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(main))

@@ -13,16 +13,24 @@ import os
 import platform
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+if __name__ == "__main__":  # before what takes seconds to import
+    from benchmarks.command import importing
+
+    importing()
+
 import torch
 
+from benchmarks import command
 from benchmarks.memory import CLASSES, MODELS, Setting, classifier_on, host
+from benchmarks.timing import now
 from impl.classifier import Classifier
-from impl.device import EXIT_STATUS, DeviceUnavailable, resolve_device, set_tf32
+from impl.device import EXIT_STATUS, resolve_device, set_tf32
 from impl.fused.step import FusedTrainer
 from impl.trainer import Batch, Trainer
 
@@ -43,18 +51,11 @@ def seconds(run: Callable[[], Any], device: torch.device) -> float:
     """The median over RUNS of a run's time to its end on the device."""
     taken = []
     for index in range(WARM_UP[device.type] + RUNS[device.type]):
-        _finish(device)
-        start = time.perf_counter()
+        start = now(device)
         run()
-        _finish(device)
         if index >= WARM_UP[device.type]:
-            taken.append(time.perf_counter() - start)
+            taken.append(now(device) - start)
     return statistics.median(taken)
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def forward_seconds(setting: Setting, device: torch.device) -> float:
@@ -90,14 +91,9 @@ def measured(model: str, device: torch.device) -> dict[str, Any]:
 def main() -> int:
     """The ratios on standard output; 6 without a CUDA device."""
     options = _options()
-    try:
-        device = resolve_device(options.device)
-    except DeviceUnavailable as error:
-        print(f"this benchmark needs a CUDA device: {error}", file=sys.stderr)
-        return EXIT_STATUS
+    device = resolve_device(options.device)
     if device.type != "cuda":
-        print(f"this benchmark compares a CUDA device with the CPU: --device {options.device} is the CPU", file=sys.stderr)
-        return EXIT_STATUS
+        raise command.CannotRun(f"a CUDA device is compared with the CPU: --device {options.device} is the CPU", EXIT_STATUS)
     set_tf32(False)
     torch.set_num_threads(options.threads or os.cpu_count() or 1)
     found = measured(options.model, device)
@@ -111,10 +107,10 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", type=command.device, default="cuda")
     parser.add_argument("--model", choices=("toy", "qwen2.5-0.5b"), default="qwen2.5-0.5b")
-    parser.add_argument("--threads", type=int, help="of the CPU (default: one for each of its cores)")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--threads", type=command.positive, help="of the CPU (default: one for each of its cores)")
+    parser.add_argument("--json", type=command.output)
     return parser.parse_args()
 
 
@@ -135,4 +131,4 @@ def _print(report: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(main))

@@ -12,11 +12,20 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+if __name__ == "__main__":  # before what takes seconds to import
+    from benchmarks.command import importing
+
+    importing()
 
 import numpy as np
 
 import contracts
+from benchmarks import command
 from contracts.model import Claim
 from falsifiers.comparison import Errors
 from falsifiers.workers import workers
@@ -119,8 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.diagnosis", description="How often the operation to blame is named.")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="tried first (default: float32)")
     parser.add_argument("--mutant", action="append", default=[], metavar="NAME", help="this mutant only; may be repeated")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--honest", type=int, default=0, metavar="EXAMPLES", help="measure the correct implementation's calls instead")
+    parser.add_argument("--processes", type=command.positive, default=2)
+    parser.add_argument("--honest", type=command.natural, default=0, metavar="EXAMPLES", help="judge the correct implementation's calls")
     options = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if options.honest:
@@ -211,4 +220,4 @@ def _honest(examples: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(main))

@@ -18,7 +18,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+if __name__ == "__main__":  # before what takes seconds to import
+    from benchmarks.command import importing
+
+    importing()
+
 import contracts
+from benchmarks import command
 from falsifiers.campaign import Campaign, Selection
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from falsifiers.engine import Options
@@ -32,9 +38,11 @@ COLUMNS = ("examples", "cases", "drawing", "reference", "noise", "subject", "com
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints a row for each number of examples, the ratio of the default run, and how the time grows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--examples", type=int, nargs="+", default=[5, 10, 20, 40], help="examples a claim (default: 5 10 20 40)")
+    parser.add_argument("--examples", type=command.positive, nargs="+", default=[5, 10, 20, 40], help="a claim (default: 5 10 20 40)")
     parser.add_argument("--claim", action="append", default=[], metavar="ID", help="this claim only; may be repeated")
     options = parser.parse_args(arguments)
+    if unknown := sorted(set(options.claim) - {claim.id for contract in contracts.load() for claim in contract.claims}):
+        parser.error(f"no claim is named {unknown[0]!r}")
     run(1, options.claim)
     print("  ".join(f"{name:>10}" for name in COLUMNS))
     rows = []
@@ -80,4 +88,4 @@ def run(examples: int | None, claims: Sequence[str]) -> list[float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(main))

@@ -10,13 +10,22 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+if __name__ == "__main__":  # before what takes seconds to import
+    from benchmarks.command import importing
+
+    importing()
 
 import torch
 from torch import Tensor
 
+from benchmarks import command
+from benchmarks.timing import seconds_on_gpu
 from impl import kernels
-from impl.device import EXIT_STATUS
 from impl.operations import OPERATIONS
 
 COPY_RATE = 4.28e12
@@ -197,35 +206,31 @@ def median_seconds(run: Run, repeats: int) -> float:
     flush, times = torch.empty(FLUSH, dtype=torch.uint8, device="cuda"), []
     for _ in range(repeats + 3):
         flush.zero_()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
+        times.append(seconds_on_gpu(run))
     return statistics.median(times[3:])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints a row a kernel and model."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=200, help="replays a median is taken of (default: 200)")
+    parser.add_argument("--repeats", type=command.positive, default=200, help="replays a median is taken of (default: 200)")
     parser.add_argument("--kernel", action="append", default=[], metavar="NAME", help="kernels whose name begins so only; may be repeated")
     options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        print("benchmarks.kernels: this host has no usable CUDA device; nothing was measured", file=sys.stderr)
-        return EXIT_STATUS
+    command.require_cuda()
     if (reason := kernels.why_not()) or kernels.interpreted():
-        print(f"benchmarks.kernels: {reason or 'TRITON_INTERPRET is set: unset it to measure the device'}", file=sys.stderr)
-        return 1
+        raise command.CannotRun(reason or "TRITON_INTERPRET is set: unset it to measure the device", 1)
     # A backward pass that is run many times keeps what it read.
     torch._functorch.config.donated_buffer = False
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {TOKENS} tokens, bfloat16, median of {options.repeats}")
     print(f"{'model':14} {'kernel':24} {'µs':>8} {'GB/s':>7} {'of copy':>8} {'torch':>7} {'compile':>8}   (times the kernel's time)")
+    measured = 0
     for shape in SHAPES:
         for subject in subjects(shape):
             if not options.kernel or subject.name.startswith(tuple(options.kernel)):
                 print(row(shape, subject, options.repeats), flush=True)
+                measured += 1
+    if not measured:
+        raise command.CannotRun(f"no kernel's name begins with {' or '.join(options.kernel)}")
     return 0
 
 
@@ -241,4 +246,4 @@ def row(shape: Shape, subject: Subject, repeats: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(main))

@@ -31,7 +31,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import baselines, paired
+if __name__ == "__main__":  # before what takes seconds to import
+    from benchmarks.command import importing
+
+    importing()
+
+from benchmarks import baselines, command, paired
 from benchmarks.learning_table import replaced, table
 from benchmarks.unseen import UNSEEN_COUNTS, UNSEEN_SEED, unseen_scripts
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT, CORPUS_TRAIN
@@ -70,14 +75,16 @@ class Input:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 1 where the classifier does not beat both baselines."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of the training (default: 0 1 2)")
-    parser.add_argument("--processes", type=int, default=3, help="at a time, one thread each (default: 3)")
+    parser.add_argument("--seeds", type=command.natural, nargs="+", default=[0, 1, 2], help="seeds of the training (default: 0 1 2)")
+    parser.add_argument("--processes", type=command.positive, default=3, help="at a time, one thread each (default: 3)")
     parser.add_argument("--write-readme", action="store_true", help="measure nothing; put the table of the kept results into README.md")
     options = parser.parse_args(arguments)
     if options.write_readme:
+        command.require_writable(README)
         results = json.loads(RESULTS.read_text(encoding="utf-8"))
         README.write_text(replaced(README.read_text(encoding="utf-8"), table(results)), encoding="utf-8")
     else:
+        command.require_writable(RESULTS)
         choice = json.loads(CHOICE.read_text(encoding="utf-8"))
         results = measure(Input(), choice, options.seeds, options.processes)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
@@ -226,4 +233,4 @@ def _digits(classes: Sequence[int]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(main))

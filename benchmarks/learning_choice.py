@@ -19,7 +19,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import baselines, paired
+if __name__ == "__main__":  # before what takes seconds to import
+    from benchmarks.command import importing
+
+    importing()
+
+from benchmarks import baselines, command, paired
 from benchmarks.learning import CHOICE, Input, cpu_seconds, digests, read, say, trained, versions
 from falsifiers.workers import workers
 
@@ -34,8 +39,9 @@ RATES = (1e-3, 3e-3, 1e-2)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--processes", type=int, default=3, help="at a time, one thread each (default: 3)")
+    parser.add_argument("--processes", type=command.positive, default=3, help="at a time, one thread each (default: 3)")
     options = parser.parse_args(arguments)
+    command.require_writable(CHOICE)
     CHOICE.write_text(json.dumps(choose(Input(), SETTINGS, RATES, options.processes), indent=1) + "\n", encoding="utf-8")
     return 0
 
@@ -84,4 +90,4 @@ def _write_part(folder: Path, corpus: Path, indices: Sequence[int]) -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(main))

@@ -19,9 +19,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+if __name__ == "__main__":  # before what takes seconds to import
+    from benchmarks.command import importing
+
+    importing()
+
 import torch
 from torch import Tensor
 
+from benchmarks import command
 from falsifiers.subjects.procedures.footprint import RandomTensors
 from falsifiers.whole_model import SHAPES
 from impl.allocations import Allocations
@@ -153,9 +161,9 @@ def row(setting: Setting, device: torch.device) -> dict[str, Any]:
 def main() -> int:
     """The table on standard output."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--device", type=command.device, default="auto")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=command.output)
     arguments = parser.parse_args()
     device = resolve_device(arguments.device)
     if device.type == "cuda":
@@ -196,4 +204,4 @@ def _line(found: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(main))

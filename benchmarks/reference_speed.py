@@ -20,8 +20,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+if __name__ == "__main__":  # before what takes seconds to import
+    from benchmarks.command import importing
+
+    importing()
+
 import numpy as np
 
+from benchmarks import command
 from falsifiers.whole_model import SHAPES
 
 SHAPE: Mapping[str, Any] = {
@@ -60,11 +68,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reference_speed", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--layers", type=int, default=24, help="layers of the 24 (default: 24)")
-    parser.add_argument("--tokens", type=int, default=256, help="tokens of the sample (default: 256)")
-    parser.add_argument("--repeats", type=int, default=3, help="timed passes a process (default: 3)")
-    parser.add_argument("--rounds", type=int, default=2, help="processes each (default: 2)")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the numbers as JSON")
+    parser.add_argument("--layers", type=command.positive, default=24, help="layers of the 24 (default: 24)")
+    parser.add_argument("--tokens", type=command.positive, default=256, help="tokens of the sample (default: 256)")
+    parser.add_argument("--repeats", type=command.positive, default=3, help="timed passes a process (default: 3)")
+    parser.add_argument("--rounds", type=command.positive, default=2, help="processes each (default: 2)")
+    parser.add_argument("--output", type=command.output, metavar="FILE", help="write the numbers as JSON")
     parser.add_argument("--worker", choices=WHO, help=argparse.SUPPRESS)
     parser.add_argument("--weights", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
@@ -101,8 +109,9 @@ def _mapped(path: Path, scalars: Mapping[str, Any]) -> dict[str, Any]:
 
 def _in_a_process(who: str, weights: Path, options: argparse.Namespace) -> dict[str, Any]:
     sizes = ["--layers", str(options.layers), "--tokens", str(options.tokens), "--repeats", str(options.repeats)]
-    command = [sys.executable, "-m", "benchmarks.reference_speed", "--worker", who, "--weights", str(weights), *sizes]
-    answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603  # this module itself
+    asked = [sys.executable, "-m", "benchmarks.reference_speed", "--worker", who, "--weights", str(weights), *sizes]
+    # In a session of its own, so that it leaves Ctrl-C to this process, which then kills it.
+    answer = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True, start_new_session=True)  # noqa: S603  # this module itself
     return dict(json.loads(answer.stdout.splitlines()[-1]))
 
 
@@ -256,4 +265,4 @@ def _shown(found: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run(main))

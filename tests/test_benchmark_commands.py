@@ -1,0 +1,197 @@
+"""Every benchmark that is a command: how it ends when it is interrupted, and when what was given cannot be used."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import command
+from impl.device import DeviceUnavailable
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMANDS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if "ArgumentParser(" in path.read_text(encoding="utf-8"))
+NEEDED = {"contenders": ["eager", "."]}
+ON_GPU = {"attention": [], "contenders": NEEDED["contenders"], "device_speed": [], "kernels": [], "train_step": []}
+OUTPUTS = {"attention": "--output", "data_parallel": "--output", "device_speed": "--json", "memory": "--json"} | {
+    "reference_speed": "--output", "train_step": "--output",
+}  # fmt: skip
+
+
+def started(name: str, *options: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *NEEDED.get(name, []), *options],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A run in the background of a shell inherits that it ignores SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # single-threaded
+    )
+
+
+def interrupted(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    """Exit status and errors of a process after Ctrl-C in its terminal, which goes to the whole group; nothing is left of that."""
+    try:
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert gone(process.pid)
+    finally:
+        if not gone(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, err.strip()
+
+
+def gone(group: int) -> bool:
+    """Whether no process of the group is left, soon."""
+    for _ in range(100):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def members(group: int) -> int:
+    """Processes of the group that run Python's workers."""
+    found = 0
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and os.getpgid(int(entry.name)) == group:
+                found += b"spawn_main" in (entry / "cmdline").read_bytes()
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def test_the_benchmarks_are_found() -> None:
+    assert set(COMMANDS) >= {*ON_GPU, *OUTPUTS, "diagnosis", "falsifier_overhead", "learning", "learning_choice"}
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="needs /proc")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_interrupt_of_the_imports_is_one_line(name: str) -> None:
+    process = started(name)
+    maps = Path(f"/proc/{process.pid}/maps")
+    # What all of them import, most of them before what takes longer.
+    while "_multiarray_umath" not in maps.read_text() and process.poll() is None:
+        time.sleep(0.005)
+    assert interrupted(process) == (command.INTERRUPTED, "interrupted")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="needs /proc")
+@pytest.mark.parametrize(
+    ("name", "seconds"), [("diagnosis", 0.0), ("diagnosis", 0.4), ("diagnosis", 8.0), ("learning", 0.0), ("learning_choice", 0.0)]
+)
+def test_an_interrupt_ends_the_workers(name: str, seconds: float) -> None:
+    process = started(name, "--processes", "2")
+    while members(process.pid) < 2 and process.poll() is None:
+        time.sleep(0.005)
+    time.sleep(seconds)
+    assert interrupted(process) == (command.INTERRUPTED, "interrupted")
+
+
+def ended(name: str, options: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit status of a benchmark in this process."""
+    monkeypatch.setattr(sys, "argv", [f"benchmarks/{name}.py", *options])
+    try:
+        return command.run(import_module(f"benchmarks.{name}").main)
+    except SystemExit as end:  # of argparse
+        return int(end.code or 0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="they would run")
+@pytest.mark.parametrize("name", ON_GPU)
+def test_a_host_without_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(name, ON_GPU[name], monkeypatch) == command.NO_DEVICE
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"benchmarks.{name}: ")
+    assert "CUDA device" in err
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_what_could_not_be_written_is_refused_at_once(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path, expected in ((tmp_path / "nowhere" / "x.json", "there is no folder"), (tmp_path, "is a folder")):
+        assert ended(name, [OUTPUTS[name], str(path)], monkeypatch) == command.BAD_INPUT
+        assert expected in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["learning", "learning_choice"])
+def test_a_place_of_results_that_is_not_there(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = import_module(f"benchmarks.{name}")
+    monkeypatch.setattr(module, "RESULTS" if name == "learning" else "CHOICE", tmp_path / "nowhere" / "x.json")
+    assert ended(name, [], monkeypatch) == command.BAD_INPUT
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"benchmarks.{name}: there is no folder {tmp_path / 'nowhere'} to write x.json into\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("attention --only llama", "invalid choice: 'llama'"),
+        ("attention --seq 0", "'0': expected a positive integer"),
+        ("contenders nobody .", "invalid choice: 'nobody'"),
+        ("data_parallel --device gpu", "device 'gpu': expected cpu, cuda, cuda:N"),
+        ("data_parallel --batch -1", "'-1': expected a positive integer"),
+        ("data_parallel --steps 3", "expected more than the 3 of the warm-up"),
+        ("data_parallel --tolerance nan", "'nan': expected a finite number above 0"),
+        ("device_speed --threads many", "'many': expected a positive integer"),
+        ("diagnosis --mutant nobody", "no mutant is named 'nobody'"),
+        ("diagnosis --processes 0", "'0': expected a positive integer"),
+        ("diagnosis --honest -1", "'-1': expected a positive integer"),
+        ("falsifier_overhead --claim NOBODY", "no claim is named 'NOBODY'"),
+        ("falsifier_overhead --examples 0", "'0': expected a positive integer"),
+        ("kernels --repeats 0", "'0': expected a positive integer"),
+        ("learning --seeds one", "'one': expected a positive integer"),
+        ("learning_choice --processes 0", "'0': expected a positive integer"),
+        ("memory --device gpu", "device 'gpu': expected cpu, cuda, cuda:N"),
+        ("reference_speed --layers 0", "'0': expected a positive integer"),
+        ("train_step --limit never", "'never': expected a finite number above 0"),
+    ],
+)
+def test_bad_input(line: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    name, *options = line.split()
+    assert ended(name, options, monkeypatch) == command.BAD_INPUT
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert expected in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "expected"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (command.CannotRun("nothing to do", 1), 1, "benchmarks.x: nothing to do"),
+        (FileNotFoundError(2, "No such file", "y"), 2, "benchmarks.x: [Errno 2] No such file: 'y'"),
+        (DeviceUnavailable("no GPU"), 6, "benchmarks.x: no GPU"),
+    ],
+)
+def test_what_ends_a_benchmark_is_one_line(
+    error: BaseException, status: int, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> int:
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["benchmarks/x.py"])
+    assert command.run(main) == status
+    assert capsys.readouterr().err == expected + "\n"
+
+
+def test_a_defect_keeps_its_traceback() -> None:
+    def main() -> int:
+        raise RuntimeError("a defect")
+
+    with pytest.raises(RuntimeError, match="a defect"):
+        command.run(main)
