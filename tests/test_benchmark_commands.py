@@ -1,5 +1,6 @@
 """Every benchmark that is a command: how it ends when it is interrupted, and when what was given cannot be used."""
 
+import argparse
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import command
+from benchmarks import command, step_inputs
 from impl.device import DeviceUnavailable
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -195,3 +196,12 @@ def test_a_defect_keeps_its_traceback() -> None:
 
     with pytest.raises(RuntimeError, match="a defect"):
         command.run(main)
+
+
+def test_a_contender_gets_the_options_of_the_comparison() -> None:
+    parser = argparse.ArgumentParser()
+    step_inputs.add_options(parser)
+    line = ["--model", "toy", "--batch", "3", "--seq", "7", "--lengths", "mixed", "--steps", "2", "--bf16"]
+    for given in (line, line[:-1], []):
+        options = parser.parse_args(given)
+        assert parser.parse_args(step_inputs.arguments(options)) == options
