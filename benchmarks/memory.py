@@ -128,6 +128,7 @@ def measured(setting: Setting, device: torch.device) -> Mapping[str, int]:
     """`peak` bytes of loading and the steps and, where autograd runs them, the bytes `saved` for the backward pass of one."""
     gc.collect()
     if device.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()  # they outlive a step, and each setting is measured as if alone in its process
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         if setting.engine == "fused":

@@ -22,8 +22,9 @@ from impl.validation import unchecked
 
 META, LOADING = "meta", "loading"
 WORKSPACE, WORKSPACE_HOPPER = 4096 * 1024 * 2 + 16 * 1024 * 8, 4096 * 8 * 1024
-"""Bytes of cuBLAS's workspace as PyTorch sets it, one for each thread and stream: the forward pass has a thread and autograd has one."""
-THREADS = 2
+"""Bytes of cuBLAS's workspace as PyTorch sets it, one for each thread and stream."""
+WORKSPACES = 2
+"""The forward pass has a thread and autograd has one."""
 LOSSES = ("weighted_cross_entropy", "bce_with_logits")
 
 
@@ -80,9 +81,9 @@ def require_counts(**counts: int) -> None:
             raise ValueError(f"{name} is {count}: expected at least 1")
 
 
-def estimate_of(allocations: Allocations, device: torch.device, streams: int = 1) -> Estimate:
-    """What was counted, and the library's workspaces for work on so many of the device's streams."""
-    workspace = streams * _library_workspace(device)
+def estimate_of(allocations: Allocations, device: torch.device, workspaces: int = WORKSPACES) -> Estimate:
+    """What was counted, and so many of the library's workspaces."""
+    workspace = workspaces * _library_workspace(device)
     largest = allocations.largest | {LOADING: 0, "library_workspace": workspace}
     return Estimate({name: size for name, size in largest.items() if size}, allocations.peak + workspace)
 
@@ -194,4 +195,4 @@ def _library_workspace(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     hopper = not torch.cuda.is_available() or torch.cuda.get_device_capability(device)[0] >= 9
-    return THREADS * (WORKSPACE_HOPPER if hopper else WORKSPACE)
+    return WORKSPACE_HOPPER if hopper else WORKSPACE
