@@ -10,7 +10,7 @@ from falsifiers.attack import Attack
 from falsifiers.case import Case
 from falsifiers.comparison import Comparison, compare_exactly, value_at_most
 from falsifiers.fill import generator_for
-from falsifiers.whole_model import SHAPES
+from falsifiers.shapes import SHAPES
 
 ENGINES = ("torch", "fused")
 STEPS = {"cpu": 30, "cuda": 1000}
