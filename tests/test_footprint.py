@@ -1,0 +1,77 @@
+"""What stays between training steps, measured: of each engine, and where a step of `impl` is wrong."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from falsifiers.checks.footprint import FAMILIES, SMALL
+from falsifiers.checks.resident import BITS, stays
+from falsifiers.comparison import Comparison
+from falsifiers.mutants.patches import applied
+from falsifiers.subjects.procedures import footprint
+from falsifiers.subjects.procedures.footprint import bound
+from impl.fused import model as model_module
+from impl.fused import packing
+from impl.fused import step as step_module
+from reference.table import Array
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+BITS_THAT_STAY, FEWER, THAWED = "bits that stay of a projection's weight", "no fewer than NF4 has", "frozen tensors that require a gradient"
+
+REQUEST = {"layers": 1, "seq": 5, "dtype": "float32", "measured_on": DEVICE.type, "seed": 0}
+
+
+@pytest.fixture(autouse=True)
+def _few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes its time for every block of tokens."""
+    for module in (packing, model_module, step_module):
+        monkeypatch.setattr(module, "GRAIN", 16)
+    monkeypatch.setattr(footprint, "STEPS_AT_THE_PEAK", 2)
+
+
+def run_of(engine: str, family: str = "llama") -> dict[str, Any]:
+    if engine == "fused":
+        pytest.importorskip("triton")
+    return {**SMALL, "family": family, **REQUEST, "engine": engine}
+
+
+def failed(run: dict[str, Any], answer: dict[str, Array]) -> set[str]:
+    return {name_of(found) for found in stays(run, answer) if not found.held}
+
+
+def name_of(found: Comparison) -> str:
+    return found.tensor.split(": ")[1]
+
+
+@pytest.mark.parametrize(("engine", "family"), [*(("torch", family) for family in FAMILIES), ("fused", "qwen2"), ("fused", "qwen3")])
+def test_what_stays_is_known_to_the_byte(engine: str, family: str) -> None:
+    run = run_of(engine, family)
+    answer = bound(run, DEVICE)
+    assert failed(run, answer) == set()
+    assert {name_of(found) for found in stays(run, answer)} == {BITS_THAT_STAY, FEWER, THAWED}
+
+
+@pytest.mark.parametrize(
+    ("mutant", "engine", "expected"),
+    [
+        ("fused_stores_codes_twice", "fused", {BITS_THAT_STAY}),
+        ("fused_keeps_what_it_dequantised", "fused", {BITS_THAT_STAY}),
+        ("nf4_keeps_what_it_dequantised", "torch", {BITS_THAT_STAY}),
+        ("embedding_not_frozen", "torch", {BITS_THAT_STAY, THAWED}),
+        ("embedding_not_frozen", "fused", {THAWED}),
+    ],
+)
+def test_what_stays_beside_shows(mutant: str, engine: str, expected: set[str]) -> None:
+    run = run_of(engine)
+    with applied(mutant):
+        assert failed(run, bound(run, DEVICE)) == expected
+
+
+def test_what_is_less_than_known_shows() -> None:
+    run = run_of("torch")
+    answer = bound(run, DEVICE)
+    weights = 64 * (2 * 64 + 2 * 32 + 3 * 128)
+    fewer = {**answer, "resident": answer["resident"] - np.asarray(int(weights * BITS / 8))}
+    assert failed(run, fewer) == {FEWER}
