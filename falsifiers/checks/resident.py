@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from falsifiers.comparison import Comparison, compare_exactly, value_at_most, value_inside
+from falsifiers.comparison import Comparison, compare_exactly, value_at_most
 from reference.classifier import frozen_names, parameter_shapes, trainable_names
 from reference.table import Array
 
@@ -15,10 +15,10 @@ BITS = 4 + 32 / 64
 BYTES = {"bfloat16": 2, "float32": 4}
 MASTER, INDEX = 4, 8
 """Bytes of a number in float32 and of one in int64."""
-TABLES = MASTER * (16 + 15 + 16)
-"""Bytes of NF4's levels and of what tells them apart, which a process makes once."""
 BLOCK = 512
 """Bytes that an allocator on CUDA rounds a tensor up to, which an estimate does as well."""
+TABLES = BLOCK
+"""Bytes of NF4's 16 levels and what tells them apart, which a process makes once: less than a block."""
 GRAIN = 256
 """The hand-written layers take numbers of tokens that are multiples of this."""
 PRODUCTS, PRODUCT = 8, 64 * 2**10
@@ -28,19 +28,15 @@ PRODUCTS, PRODUCT = 8, 64 * 2**10
 def stays(run: Mapping[str, Any], answer: Mapping[str, Array]) -> list[Comparison]:
     """Of a run by `engine` its answer's `resident` bytes, as bits of a projection's weight, and where it was measured `thawed` tensors.
 
-    `measured_on` is a kind of device, or None for an estimate for CUDA. No fewer bits than NF4's either: then less stays than is taken
+    `measured_on` is a kind of device, or None for an estimate for CUDA. Fewer bits than NF4's fail as well: then less stays than is taken
     off here, which would hide as much of the weights.
     """
     engine, sizes = run["engine"], {**run, "eps": 1e-6, "theta": 1e4, "alpha": 1.0, "pooling": "mean"}
     shapes = parameter_shapes(sizes)
     apart = {*trainable_names(sizes), *frozen_names(sizes)}
-    count = sum(math.prod(shape) for name, shape in shapes.items() if name not in apart)
-    bits = 8 * (float(answer["resident"]) - _beside(sizes)) / count
-    most = BITS + 8 * _unsure(sizes, len(shapes)) / count
-    found = [
-        value_at_most(f"{engine}: bits that stay of a projection's weight", bits, most),
-        value_inside(f"{engine}: no fewer than NF4 has", bits, BITS, math.inf),
-    ]
+    weights = sum(math.prod(shape) for name, shape in shapes.items() if name not in apart)
+    beyond = 8 * (float(answer["resident"]) - _beside(sizes)) / weights - BITS
+    found = [value_at_most(f"{engine}: bits of a projection's weight beyond {BITS}", beyond, 8 * _unsure(sizes, len(shapes)) / weights)]
     if "thawed" in answer:
         found.append(compare_exactly(f"{engine}: frozen tensors that require a gradient", np.asarray(0), answer["thawed"]))
     return found
@@ -64,7 +60,8 @@ def _of_layers(sizes: Mapping[str, Any], trained: int) -> int:
     beside_products = {"qwen2": queries + 2 * keys, "qwen3": queries + keys}.get(sizes["family"], 0)
     rooms = max((queries + 2 * keys) * hidden, 2 * wide * hidden) + max(hidden * queries, hidden * wide)
     width = BYTES[sizes["dtype"]]
-    return (MASTER + 2 * width + INDEX) * trained + width * (sizes["layers"] * beside_products + rooms)
+    own: int = (MASTER + 2 * width + INDEX) * trained + width * (sizes["layers"] * beside_products + rooms)
+    return own
 
 
 def _unsure(sizes: Mapping[str, Any], tensors: int) -> int:
