@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from falsifiers.shapes import SHAPES
 from falsifiers.subjects.procedures.footprint import RandomTensors
-from falsifiers.whole_model import SHAPES
 from impl.allocations import Allocations
 from impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable
 from impl.config import DecoderConfig

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from falsifiers.whole_model import SHAPES
+from falsifiers.shapes import SHAPES
 
 SHAPE: Mapping[str, Any] = {
     **SHAPES["qwen2.5-0.5b"],

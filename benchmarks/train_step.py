@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from falsifiers.whole_model import SHAPES
+from falsifiers.shapes import SHAPES
 
 TOY = {
     "family": "qwen2", "vocab": 512, "hidden": 128, "intermediate": 256, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32,
