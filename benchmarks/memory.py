@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from benchmarks import command
+from falsifiers.shapes import SHAPES
 from falsifiers.subjects.procedures.footprint import RandomTensors
-from falsifiers.whole_model import SHAPES
 from impl.allocations import Allocations
 from impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable
 from impl.config import DecoderConfig
@@ -136,6 +136,7 @@ def measured(setting: Setting, device: torch.device) -> Mapping[str, int]:
     """`peak` bytes of loading and the steps and, where autograd runs them, the bytes `saved` for the backward pass of one."""
     gc.collect()
     if device.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()  # they outlive a step, and each setting is measured as if alone in its process
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         if setting.engine == "fused":

@@ -30,7 +30,7 @@ if __name__ == "__main__":  # before what takes seconds to import
 import numpy as np
 
 from benchmarks import command
-from falsifiers.whole_model import SHAPES
+from falsifiers.shapes import SHAPES
 
 SHAPE: Mapping[str, Any] = {
     **SHAPES["qwen2.5-0.5b"],

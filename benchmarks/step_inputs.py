@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from benchmarks.command import positive
-from falsifiers.whole_model import SHAPES
+from falsifiers.shapes import SHAPES
 
 TOY = {
     "family": "qwen2", "vocab": 512, "hidden": 128, "intermediate": 256, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32,

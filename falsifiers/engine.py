@@ -12,7 +12,6 @@ from typing import Any
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity
 from hypothesis.errors import Flaky, Unsatisfiable
-from hypothesis.strategies import SearchStrategy
 
 from contracts.model import Claim
 from falsifiers.attack import Attack, SubjectError, raised
@@ -242,9 +241,9 @@ def _drawn(
     options: Options,
     phases: tuple[Phase, ...],
     examine: Callable[[Draw], None],
-    strategy: SearchStrategy[Draw] | None = None,
+    small: bool = False,
 ) -> None:
-    """Calls `examine` with every draw that Hypothesis makes of the claim's domain."""
+    """Calls `examine` with every draw that Hypothesis makes of the claim's domain, `small` ones where asked for."""
 
     @hypothesis.seed(own_seed(claim, dtype, options.seed))
     @hypothesis.settings(
@@ -258,7 +257,7 @@ def _drawn(
         print_blob=False,
         verbosity=Verbosity.quiet,
     )
-    @hypothesis.given(draws(claim) if strategy is None else strategy)
+    @hypothesis.given(draws(claim, small, options.seed))
     def attack(draw: Draw) -> None:
         examine(draw)
 
@@ -290,7 +289,7 @@ def search(claim: Claim, dtype: str, options: Options, measure: Callable[[Case],
     _drawn(claim, dtype, options, (Phase.generate, Phase.target), examine)
     if claim.operation is not None and not signatures()[claim.operation].composition:
         many = replace(options, examples=SMALL * options._cases(claim))
-        _drawn(claim, dtype, many, (Phase.generate, Phase.target), examine, draws(claim, small=True))
+        _drawn(claim, dtype, many, (Phase.generate, Phase.target), examine, small=True)
 
 
 def _boundary_cases(claim: Claim, dtype: str, options: Options, make: "Source") -> Iterator[Case]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from contracts.model import Claim
 from falsifiers.fill import generator_for, model_parameter
+from falsifiers.shapes import SHAPES
 from reference.classifier import NF4_BLOCK, TARGETS, parameter_shapes, trainable_names
 from reference.nf4 import quantize
 from reference.table import Array
@@ -64,32 +65,6 @@ class WholeModel:
         """The parameters; those of one model are kept, for both sides and with NF4 or without."""
         return _stored(replace(self, nf4=False, batch=1, seq=1))
 
-
-SHAPES: Mapping[str, dict[str, Any]] = {
-    "qwen2.5-0.5b": {
-        "family": "qwen2",
-        "vocab": 151_936,
-        "hidden": 896,
-        "intermediate": 4864,
-        "layers": 24,
-        "heads": 14,
-        "kv_heads": 2,
-        "head_dim": 64,
-        "theta": 1e6,
-    },
-    "qwen3-4b": {
-        "family": "qwen3",
-        "vocab": 151_936,
-        "hidden": 2560,
-        "intermediate": 9728,
-        "layers": 36,
-        "heads": 32,
-        "kv_heads": 8,
-        "head_dim": 128,
-        "theta": 1e6,
-    },
-}
-"""The published configurations (Qwen2.5-0.5B and Qwen3-4B, config.json), both with tied embeddings."""
 
 SMALL: Mapping[str, Any] = {
     "vocab": 96,

@@ -22,14 +22,16 @@ from impl.validation import unchecked
 
 META, LOADING = "meta", "loading"
 WORKSPACE, WORKSPACE_HOPPER = 4096 * 1024 * 2 + 16 * 1024 * 8, 4096 * 8 * 1024
-"""Bytes of cuBLAS's workspace as PyTorch sets it, one for each thread and stream: the forward pass has a thread and autograd has one."""
-THREADS = 2
+"""Bytes of cuBLAS's workspace as PyTorch sets it, one for each thread and stream."""
+WORKSPACES = 2
+"""The forward pass has a thread and autograd has one."""
 LOSSES = ("weighted_cross_entropy", "bce_with_logits")
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes on the device. `parts` has the largest size of each part, by name; `total` is the largest sum of all at one time.
+    """Bytes on the device. `parts` has the largest size of each part, by name; `total` is the largest sum of all at one time, and
+    `resident` is what stays after the step, without the libraries' workspaces.
 
     Weights: embedding, norms, biases, projections (those not in NF4), nf4_codes, nf4_absmax, lora, head; quantisation is what loading
     takes on top. Optimiser: moments, optimiser_indices, gradients (of the tensors and as flat vectors, `trainer.HELD` at most), update
@@ -40,6 +42,7 @@ class Estimate:
 
     parts: Mapping[str, int]
     total: int
+    resident: int
 
     def table(self) -> str:
         """The parts, largest first, and the total, in MiB."""
@@ -69,8 +72,9 @@ def estimate(
     allocations = Allocations(META, BLOCK if device.type == "cuda" else 1)
     with unchecked(), dispatch.without_content(device), allocations, kernels_of(device.type):
         classifier = classifier_of_shapes(config, adaptation, dtype, allocations)
-        _step(_trainer(classifier, batch, multi_label, allocations), (batch, seq), accumulation, allocations)
-    return estimate_of(allocations, device)
+        trainer = _trainer(classifier, batch, multi_label, allocations)
+        _step(trainer, (batch, seq), accumulation, allocations)
+    return estimate_of(allocations, device)  # while the trainer lives, whose tensors are those that stay
 
 
 def require_counts(**counts: int) -> None:
@@ -80,11 +84,11 @@ def require_counts(**counts: int) -> None:
             raise ValueError(f"{name} is {count}: expected at least 1")
 
 
-def estimate_of(allocations: Allocations, device: torch.device, streams: int = 1) -> Estimate:
-    """What was counted, and the library's workspaces for work on so many of the device's streams."""
-    workspace = streams * _library_workspace(device)
+def estimate_of(allocations: Allocations, device: torch.device, workspaces: int = WORKSPACES) -> Estimate:
+    """What was counted, and so many of the library's workspaces."""
+    workspace = workspaces * _library_workspace(device)
     largest = allocations.largest | {LOADING: 0, "library_workspace": workspace}
-    return Estimate({name: size for name, size in largest.items() if size}, allocations.peak + workspace)
+    return Estimate({name: size for name, size in largest.items() if size}, allocations.peak + workspace, allocations.total)
 
 
 class _Shapes(LazyTensors):
@@ -194,4 +198,4 @@ def _library_workspace(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     hopper = not torch.cuda.is_available() or torch.cuda.get_device_capability(device)[0] >= 9
-    return THREADS * (WORKSPACE_HOPPER if hopper else WORKSPACE)
+    return WORKSPACE_HOPPER if hopper else WORKSPACE

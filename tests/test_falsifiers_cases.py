@@ -14,7 +14,7 @@ from contracts.model import Claim, Domain, Range
 from falsifiers import engine
 from falsifiers.case import Case, load
 from falsifiers.engine import SEEDS_OF_A_DRAW, Options, falsify, replay
-from falsifiers.fill import FLAVOURS, generator_for, padding
+from falsifiers.fill import FLAVOURS, generator_for, padding, predicting
 from falsifiers.precision import STORAGE, held_dtype, is_real, signatures
 from falsifiers.strategies import Draw, boundaries, build
 from falsifiers.subjects.reference import ReferenceSubject
@@ -321,3 +321,12 @@ def test_a_file_that_is_no_case_is_refused_by_name(bad: str, tmp_path: Path) -> 
         load(path)
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value).strip()
+
+
+@pytest.mark.parametrize("flavour", ["normal", "right_padded", "masked"])
+@pytest.mark.parametrize("shape", [(1, 2), (2, 5)])
+def test_a_mask_of_a_token_stream_has_a_token_to_predict(shape: tuple[int, int], flavour: str) -> None:
+    masks = [predicting(np.random.default_rng(seed), shape, flavour) for seed in range(300)]
+    assert all((mask[:, 1:] & mask[:, :-1]).any() for mask in masks)
+    assert flavour == "normal" or shape == (1, 2) or not all(mask.all() for mask in masks)
+    assert flavour != "masked" or shape == (1, 2) or any(not (mask[:, 1:] & mask[:, :-1]).any(axis=1).all() for mask in masks)

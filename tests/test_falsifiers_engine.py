@@ -524,3 +524,9 @@ def test_the_answers_of_a_claim_without_a_subject_error_have_a_cause() -> None:
             build(claim(), Draw({"rows": 1, "hidden": 2}, {"eps": 1e-6}), "normal", "float32")
         )
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+def test_the_seed_of_a_run_is_that_of_a_claims_only_case() -> None:
+    one = claim(cases=1, domain_changes={"flavours": ("normal",)})
+    drawn = {seed: [case.seed for case in engine.cases(one, "float32", Options(seed=seed))] for seed in (0, 7, 2**31 + 5)}
+    assert {seed: seeds[0] for seed, seeds in drawn.items()} == {0: 0, 7: 7, 2**31 + 5: 5}

@@ -16,6 +16,7 @@ from impl.fused import step as step_module
 from impl.fused.fitting import WIDEST_HEAD
 from impl.fused.layer import groups
 from impl.fused.packing import pack, sizes_of
+from impl.fused.side import Side, captured_stream, side_stream
 from impl.fused.step import FusedTrainer, engine_of, why_not
 from impl.kernels import attention
 from impl.trainer import Batch, Trainer
@@ -273,3 +274,20 @@ def test_projections_that_cannot_be_joined_say_what_to_do() -> None:
 
 def test_the_widest_head_is_that_of_the_kernel() -> None:
     assert WIDEST_HEAD == attention.WIDEST
+
+
+def test_trainers_of_a_device_share_its_streams_each_of_which_has_a_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def stream(device: torch.device, priority: int = 0) -> object:
+        made.append(f"{device} {priority}")
+        return object()
+
+    monkeypatch.setattr(torch.cuda, "Stream", stream)
+    one, other = torch.device("cuda", 6), torch.device("cuda", 7)
+    for device in (one, one, other):
+        assert captured_stream(device) is not side_stream(device)
+        Side(device)
+    assert sorted(made) == ["cuda:6 -1", "cuda:6 0", "cuda:7 -1", "cuda:7 0"]
+    captured_stream.cache_clear()
+    side_stream.cache_clear()

@@ -64,10 +64,8 @@ def test_a_product_has_the_bits_of_torchs_own_before_and_after_it_is_tuned(trans
         products.tune(a, b, added)
     if CUDA:
         torch.cuda.synchronize()
-    assert products.knows(a, b, added)
-    assert not products.knows(a[:128], b, added)
     other = drawn(256, 192)
-    for x in (a, other):
+    for x in (a, other, a[:128]):
         assert torch.equal(products.mm(x, b, added), torch.mm(x, b) if added is None else torch.addmm(added, x, b))
     assert torch.equal(before, products.mm(a, b, added))
 

@@ -320,6 +320,21 @@ def test_gated_units(tokens: int, columns: int, dtype: torch.dtype) -> None:
     assert torch.equal(torch.cat(found, dim=1), both)
 
 
+def test_swiglu_of_a_closed_gate_is_not_lost_before_a_large_factor() -> None:
+    gate = torch.tensor([[-80.0, -87.5, -90.0, -95.0, -100.0]], device=DEVICE)
+    up, dy = torch.full_like(gate, 1e12), torch.full_like(gate, 1e14)
+
+    def limit(wanted: Array) -> Array:
+        """The exponent is of a number rounded to float32, as is its product with log2 e."""
+        return 2 * EPS32 * np.abs(exact(gate)) * np.abs(wanted)
+
+    wanted = expected("swiglu", {}, gate=gate, up=up)
+    assert (np.abs(exact(swiglu.swiglu(gate, up)) - wanted) <= limit(wanted)).all()
+    gradients = expected_gradients("swiglu", {}, dy, ("gate", "up"), gate=gate, up=up)
+    for found, wanted in zip(swiglu.swiglu_backward(dy, gate, up), gradients, strict=True):
+        assert (np.abs(exact(found) - wanted) <= limit(wanted)).all()
+
+
 def test_offsets_are_64_bits_wide() -> None:
     """Rows 2³⁰ apart, of which the third begins where a 32-bit offset is negative. Of the 4 GiB of room a few pages are touched."""
     apart = 2**30

@@ -328,7 +328,7 @@ def test_a_run_is_estimated_by_its_own_largest_step(fused: bool, tmp_path: Path,
 
     def noted(_: object, __: object, batch: int, seq: int, *___: object, accumulation: int, multi_label: bool, **____: object) -> Estimate:
         asked.append((batch, accumulation, multi_label))
-        return Estimate({}, seq)
+        return Estimate({}, seq, 0)
 
     monkeypatch.setattr("impl.fused.memory.estimate_fused" if fused else "impl.memory.estimate", noted)
     save_checkpoint(tmp_path / "model", CONFIG, random_tensors(CONFIG, 0))
@@ -344,7 +344,7 @@ def test_the_workspace_of_the_library_is_counted_on_cuda_only() -> None:
 
 
 def test_the_table_names_every_part() -> None:
-    table = Estimate({"lora": 2**20, "moments": 3 * 2**20}, 4 * 2**20).table()
+    table = Estimate({"lora": 2**20, "moments": 3 * 2**20}, 4 * 2**20, 2**20).table()
     assert [line.split() for line in table.splitlines()] == [
         ["moments", "3.00", "MiB"],
         ["lora", "1.00", "MiB"],

@@ -16,8 +16,9 @@ from falsifiers.comparison import Comparison, Errors
 from falsifiers.diagnosis import diagnose
 from falsifiers.mutants.patches import applied
 from falsifiers.oracle import dtypes, in_order, of_the_reference
+from falsifiers.shapes import SHAPES
 from falsifiers.subjects.implementation import Implementation
-from falsifiers.whole_model import SHAPES, chosen, model
+from falsifiers.whole_model import chosen, model
 from reference.nf4 import dequantize
 from reference.table import Array
 

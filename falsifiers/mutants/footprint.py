@@ -1,4 +1,4 @@
-"""Training that keeps what it no longer needs: one step of `impl` replaced each."""
+"""Training that keeps what it does not need: one step of `impl` replaced each."""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,5 +42,43 @@ def _(init: Step) -> Step:
     def changed(self: Any, path: str, weight: Any, *arguments: Any, **options: Any) -> None:
         init(self, path, weight, *arguments, **options)
         self.register_buffer("plain", weight.clone())
+
+    return changed
+
+
+@step_mutant("fused_stores_codes_twice", "impl.fused.weights", "JoinedWeight.__init__")
+def _(init: Step) -> Step:
+    def changed(self: Any, projections: Any, *arguments: Any) -> None:
+        init(self, projections, *arguments)
+        for projection in projections:
+            if projection.quantized is not None:
+                projection.quantized.codes = projection.quantized.codes.clone()
+
+    return changed
+
+
+@step_mutant("nf4_keeps_what_it_dequantised", "impl.nf4", "Nf4Weight.dequantized")
+def _(dequantized: Step) -> Step:
+    def changed(self: Any, dtype: Any) -> Any:
+        return vars(self).setdefault("kept", {}).setdefault(dtype, dequantized(self, dtype))
+
+    return changed
+
+
+@step_mutant("fused_keeps_what_it_dequantised", "impl.fused.weights", "JoinedWeight.dequantized")
+def _(dequantized: Step) -> Step:
+    def changed(self: Any, room: Any) -> Any:
+        if "kept" not in vars(self):
+            self.kept = dequantized(self, room).clone()
+        return self.kept
+
+    return changed
+
+
+@step_mutant("embedding_not_frozen", "impl.decoder", "Body.__init__")
+def _(init: Step) -> Step:
+    def changed(self: Any, *arguments: Any) -> None:
+        init(self, *arguments)
+        self.embed_tokens.weight.requires_grad_()
 
     return changed

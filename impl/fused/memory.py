@@ -18,8 +18,8 @@ from impl.memory import LOADING, META, Estimate, classifier_of_shapes, empty_bat
 from impl.trainer import Batch, MicroResult
 from impl.validation import unchecked
 
-STREAMS = 2
-"""Products run on the stream that warms up and on the one that is captured."""
+WORKSPACES = 3
+"""cuBLAS keeps one for the stream that is captured, one for the stream beside it (`impl.fused.side`) and one for the current stream."""
 
 
 def estimate_fused(
@@ -47,7 +47,7 @@ def estimate_fused(
         with allocations.part("update"):
             trainer = _Step(classifier, longest=seq, **settings)
         trainer.run(allocations, accumulation)
-    return estimate_of(allocations, device, STREAMS)
+    return estimate_of(allocations, device, WORKSPACES)
 
 
 class _Step(FusedTrainer):

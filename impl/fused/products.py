@@ -41,10 +41,6 @@ class Products:
         choice.product.run(choice.algorithm, a, b, bias, out)
         return out
 
-    def knows(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> bool:
-        """Whether such a product was tuned."""
-        return _key(a, b, bias) in self._chosen
-
     @torch.no_grad()
     def tune(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> None:
         """Times the algorithms on these operands, once for each form. Without cuBLASLt, for another dtype, or where that would not

@@ -1,11 +1,27 @@
-"""Work beside the products: a second stream of a GPU."""
+"""The streams of a GPU that steps run on: one that is captured, and one for work beside the products."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import TypeVar
 
 import torch
 
 T = TypeVar("T")
+
+
+@cache
+def captured_stream(device: torch.device) -> torch.cuda.Stream:
+    """What is captured: what must follow one upon the other goes before what runs beside it.
+
+    One for all trainers of a process, and `side_stream` likewise: cuBLAS keeps a workspace for every stream that it has seen.
+    """
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]  # torch
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """What runs beside the captured stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch
 
 
 class Side:
@@ -16,7 +32,7 @@ class Side:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # torch
+        self._stream = side_stream(device) if device.type == "cuda" else None
         self._open: Callable[[], object] | None = None
 
     def run(self, work: Callable[[], T], *read: object) -> Callable[[], T]:

@@ -13,6 +13,7 @@ from impl.classifier import Classifier
 from impl.config import ClassifyConfig, DecoderConfig
 from impl.fused.fitting import why_not_shapes
 from impl.fused.packing import GRAIN, Packed, pack, sizes_of
+from impl.fused.side import captured_stream
 from impl.kernels.launch import on_device
 from impl.operations.optimisation import adamw_moved
 from impl.trainer import Batch, BatchResult, MicroResult, Trainer, classes_of
@@ -191,7 +192,7 @@ class FusedTrainer(Trainer):
 
     def _capture(self, packed: Packed, compute: Callable[[Packed], Any]) -> _Captured:
         """Captures the computation on tensors that later steps fill; nothing is computed, and no parameter changes."""
-        stream = self._stream
+        stream = captured_stream(self._masters.device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), validation.unchecked(), torch.no_grad():
             if not self._graphs:
@@ -204,11 +205,6 @@ class FusedTrainer(Trainer):
             result = compute(fixed)
         self._pool = self._pool or graph.pool()
         return _Captured(graph, fixed, result)
-
-    @cached_property
-    def _stream(self) -> Any:
-        """What is captured: what must follow one upon the other goes before what runs beside it (`impl.fused.side`)."""
-        return torch.cuda.Stream(self._masters.device, priority=-1)  # type: ignore[no-untyped-call]  # torch
 
     def _warm_up(self, packed: Packed) -> None:
         """One pass over few tokens compiles the kernels and makes the libraries' handles, which a capture cannot."""

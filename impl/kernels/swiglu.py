@@ -10,13 +10,27 @@ BLOCK = 1024
 
 
 @triton.jit
+def _sigmoid(g):
+    """σ(g) as a product of two factors, and 1 − σ(g).
+
+    With h = e^(−|g| / 2), σ(−|g|) = h · h / (1 + h²) and σ(|g|) = 1 / (1 + h²). Small σ(g) is below the smallest normal number, which a
+    GPU may flush to zero, where its product with a large factor is not; its square root is above.
+    """
+    root = tl.exp(-0.5 * tl.abs(g))
+    share = 1.0 / (1.0 + root * root)
+    opened, closed = tl.where(g < 0.0, root, 1.0), tl.where(g < 0.0, 1.0, root)
+    return opened, opened * share, closed * (closed * share)
+
+
+@triton.jit
 def _swiglu(gate, up, out, columns, gate_stride, up_stride, out_stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = column < columns
     g = tl.load(gate + row * gate_stride + column, mask=there, other=0.0).to(tl.float32)
     u = tl.load(up + row * up_stride + column, mask=there, other=0.0).to(tl.float32)
-    result = g / (1.0 + tl.exp(-g)) * u
+    opened, share, _ = _sigmoid(g)
+    result = (g * opened) * (u * share)
     tl.store(out + row * out_stride + column, result.to(out.dtype.element_ty), mask=there)
 
 
@@ -28,9 +42,10 @@ def _swiglu_backward(dy, gate, up, dgate, dup, columns, dy_stride, gate_stride, 
     upstream = tl.load(dy + row * dy_stride + column, mask=there, other=0.0).to(tl.float32)
     g = tl.load(gate + row * gate_stride + column, mask=there, other=0.0).to(tl.float32)
     u = tl.load(up + row * up_stride + column, mask=there, other=0.0).to(tl.float32)
-    sigmoid = 1.0 / (1.0 + tl.exp(-g))
-    for_up = upstream * (g * sigmoid)
-    for_gate = upstream * u * (sigmoid * (1.0 + g * (1.0 - sigmoid)))
+    opened, share, complement = _sigmoid(g)
+    share *= upstream
+    for_up = (g * opened) * share
+    for_gate = (u * opened) * share * (1.0 + g * complement)
     tl.store(dup + row * dup_stride + column, for_up.to(dup.dtype.element_ty), mask=there)
     tl.store(dgate + row * dgate_stride + column, for_gate.to(dgate.dtype.element_ty), mask=there)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from falsifiers.subjects.procedures.allocator import allocated
-from falsifiers.subjects.procedures.devices import adaptation_of, classifier_on, config_of
+from falsifiers.subjects.procedures.devices import DTYPES, adaptation_of, classifier_on, config_of
 from impl import kernels, memory
 from impl.classifier import Classifier, base_shapes, initial_trainable
 from impl.fused.memory import estimate_fused
@@ -20,7 +20,6 @@ from reference.table import Array
 
 Scalars = Mapping[str, Any]
 Outputs = dict[str, Array]
-WEIGHTS = ("embedding", "norms", "biases", "projections", "nf4_codes", "nf4_absmax", "lora", "head")
 STEPS_AT_THE_PEAK = 3
 """The first captures the graph of the hand-written layers or makes autograd's buffers, and the next have the state of all before."""
 
@@ -118,33 +117,57 @@ def _batches(scalars: Scalars, place: torch.device) -> list[Batch]:
 
 
 def bound(scalars: Scalars, place: torch.device) -> Outputs:
-    """The most bytes at one time over loading and training steps by `engine`, and those that are there once it is loaded.
+    """Over loading and training steps by `engine`: `peak`, the most bytes at one time, and `resident`, those that stay after the steps.
 
-    Measured on CUDA; on the CPU estimated for CUDA.
+    Measured where `measured_on` names a kind of device, then with `thawed`: how many frozen tensors require a gradient or have one after
+    the steps. Otherwise estimated for CUDA. Neither counts libraries' workspaces as resident.
     """
-    peak, resident = (_measured if place.type == "cuda" else _estimated)(scalars, place)
-    return {"peak": np.asarray(peak), "resident": np.asarray(resident)}
+    found = _measured(scalars, place) if scalars["measured_on"] else _estimated(scalars)
+    return {name: np.asarray(count) for name, count in found.items()}
 
 
-def _estimated(scalars: Scalars, place: torch.device) -> tuple[int, int]:
-    del place
+def _estimated(scalars: Scalars) -> dict[str, int]:
     estimate = estimate_fused if scalars["engine"] == "fused" else memory.estimate
-    found = estimate(config_of(scalars), adaptation_of(scalars), scalars["batch"], scalars["seq"], torch.bfloat16)
-    return found.total, sum(found.parts.get(name, 0) for name in WEIGHTS)
+    found = estimate(config_of(scalars), adaptation_of(scalars), scalars["batch"], scalars["seq"], DTYPES[scalars["dtype"]])
+    return {"peak": found.total, "resident": found.resident}
 
 
-def _measured(scalars: Scalars, place: torch.device) -> tuple[int, int]:
-    config, adaptation, seq = config_of(scalars), adaptation_of(scalars), scalars["seq"]
-    gc.collect()
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated(place)
+def _measured(scalars: Scalars, place: torch.device) -> dict[str, int]:
+    before = _requested(place)
     with allocated(place) as taken:
-        base = RandomTensors(base_shapes(config), torch.bfloat16, place)
-        made = Classifier(config, adaptation, base, initial_trainable(config, adaptation, 0), dtype=torch.bfloat16, device=place)
-        resident = torch.cuda.memory_allocated(place) - before
-        trainer = _trainer(made, scalars["engine"], scalars["batch"], seq)
-        _train(trainer, _batches({**scalars, "lengths": [seq]}, place), STEPS_AT_THE_PEAK)
-    return taken["peak"], resident
+        trainer = _drawn_trainer(scalars, place)
+        _train(trainer, _batches({**scalars, "lengths": [scalars["seq"]]}, place), STEPS_AT_THE_PEAK)
+        resident = _requested(place) - before
+    stays = resident if place.type == "cuda" else taken["kept"]
+    return {"peak": taken["peak"], "resident": stays, "thawed": _thawed(trainer.classifier)}
+
+
+def _drawn_trainer(scalars: Scalars, place: torch.device) -> Trainer:
+    """Of a classifier whose base weights are drawn on the device."""
+    config, adaptation, dtype = config_of(scalars), adaptation_of(scalars), DTYPES[scalars["dtype"]]
+    base = RandomTensors(base_shapes(config), dtype, place)
+    made = Classifier(config, adaptation, base, initial_trainable(config, adaptation, 0), dtype=dtype, device=place)
+    return _trainer(made, scalars["engine"], scalars["batch"], scalars["seq"])
+
+
+def _requested(place: torch.device) -> int:
+    """Bytes of what is live on a GPU, without what the allocator rounds up and without cuBLAS's workspaces; 0 elsewhere.
+
+    The workspaces go: a captured graph must not run after this.
+    """
+    gc.collect()
+    if place.type != "cuda":
+        return 0
+    torch.cuda.synchronize(place)
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    return int(torch.cuda.memory_stats(place)["requested_bytes.all.current"])
+
+
+def _thawed(classifier: Classifier) -> int:
+    trained = classifier.trainable_parameters()
+    frozen = (value for name, value in (*classifier.named_parameters(), *classifier.named_buffers()) if name not in trained)
+    return sum(value.requires_grad or value.grad is not None for value in frozen)
 
 
 PROCEDURES = {"repeat_steps": repeat, "bound_memory": bound}
