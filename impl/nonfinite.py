@@ -1,5 +1,6 @@
 """Where a NaN or an infinity came from."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -48,7 +49,7 @@ def spoiled_parameter(model: nn.Module) -> str | None:
     """The first parameter or buffer that holds a NaN or an infinity, and how many, in words; None where all are finite."""
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         # In parts: the test of a whole embedding would need several times its memory.
-        if any(_bad(part) for part in value.detach().flatten().split(_PART)):
+        if any(_bad(part) for part in torch.tensor_split(value.detach().flatten(), math.ceil(value.numel() / _PART) or 1)):
             return f"parameter {name}: {_described(value)}"
     return None
 
