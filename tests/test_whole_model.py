@@ -17,6 +17,7 @@ from falsifiers.diagnosis import diagnose
 from falsifiers.mutants.patches import applied
 from falsifiers.oracle import dtypes, in_order, of_the_reference
 from falsifiers.subjects.implementation import Implementation
+from falsifiers.subjects.procedures import whole_model as procedure
 from falsifiers.whole_model import SHAPES, chosen, model
 from reference.nf4 import dequantize
 from reference.table import Array
@@ -94,6 +95,38 @@ def test_float64_has_to_be_the_references_first() -> None:
     found = failing("WHOLE-QWEN3", "whole_head_norms_swapped")
     assert found is not None
     assert found.tensor.startswith("float64-plain hidden/model.layers.0")
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are judged as true shapes are, though they are small; nothing that was kept for true shapes is used or changed."""
+    monkeypatch.setattr(whole_models, "_true_size", lambda _: True)
+    monkeypatch.setattr(whole_models, "_kept", {})
+
+
+def test_an_error_of_all_rounded_runs_is_no_noise() -> None:
+    found = failing("WHOLE-QWEN3", "whole_rounded_attention_scaled")
+    assert found is not None
+    assert found.tensor == "plain hidden/model.layers.0"
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_the_correct_implementation_holds_by_its_own_noise(as_on_a_gpu: None, seed: int) -> None:
+    assert failing("WHOLE-QWEN3", None, seed) is None
+
+
+def test_the_subjects_own_noise_has_to_be_the_references_first(as_on_a_gpu: None) -> None:
+    found = failing("WHOLE-QWEN3", "whole_rounded_attention_scaled")
+    assert found is not None
+    assert found.tensor == "rounded-plain hidden/model.layers.0"
+
+
+def test_noise_that_only_replays_have_is_found(as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = procedure._Rounding._moved
+    monkeypatch.setattr(procedure._Rounding, "_moved", lambda self, value, step: moved(self, value, max(step, 2.0**-5)))
+    found = failing("WHOLE-QWEN3", None)
+    assert found is not None
+    assert found.tensor.startswith("rounded-plain hidden/model.layers.0")
 
 
 def test_rounded_runs_of_torch_have_the_references_noise() -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from falsifiers.mutants.patches import step_mutant
 
 Step = Callable[..., Any]
@@ -94,3 +96,12 @@ def _quantising(where: Callable[[str], bool]) -> Callable[[Step], Step]:
 
 step_mutant("whole_first_layer_unquantised", "impl.decoder", "Layer.__init__")(_quantising(lambda path: not path.endswith(".layers.0")))
 step_mutant("whole_first_layer_alone_quantised", "impl.decoder", "Layer.__init__")(_quantising(lambda path: path.endswith(".layers.0")))
+
+
+@step_mutant("whole_rounded_attention_scaled", "impl.decoder", "call")
+def _(call: Step) -> Step:
+    def changed(path: str, operation: str, /, **arguments: Any) -> Any:
+        result = call(path, operation, **arguments)
+        return 0.95 * result if operation == "attention" and result.dtype != torch.float64 else result
+
+    return changed
