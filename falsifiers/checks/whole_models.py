@@ -108,9 +108,9 @@ def _float64_held(attack: Attack, case: Case, whole: WholeModel) -> list[Compari
 def _noise_held(attack: Attack, case: Case, whole: WholeModel) -> list[Comparison]:
     """The subject's rounded runs against the reference, up to the first output that is outside.
 
-    Rounded to nearest it is an answer in this dtype, and is held as one. A replay may also err by the noise that is put into it, which is that
-    of the reference's replays: one floor more, by the triangle inequality. Over few elements a floor is small by luck now and then: those get
-    one floor more when rounded to nearest, and their replays tell nothing.
+    Rounded to nearest it is an answer in this dtype, and is held as one. A replay may also err by the noise that is put into it, which is
+    that of the reference's replays: one floor more, by the triangle inequality. Over few elements a floor is small by luck now and then:
+    those get one floor more when rounded to nearest, and their replays tell nothing.
     """
     oracle = of_the_reference(whole, attack.dtype)
     with attack.watch.on("noise"):
