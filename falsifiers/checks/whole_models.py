@@ -115,7 +115,7 @@ def _noise_held(attack: Attack, case: Case, whole: WholeModel) -> list[Compariso
     oracle = of_the_reference(whole, attack.dtype)
     with attack.watch.on("noise"):
         floors = oracle.floors(_thorough_replays(attack))
-    found = []
+    found: list[Comparison] = []
     for replay in (None, *range(REPLAYS)):
         answer, odd = _ordered(oracle.expected, whole, _asked(attack, case, whole, "float32", rounded=attack.dtype, replay=replay))
         if odd:
