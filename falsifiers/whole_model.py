@@ -73,10 +73,13 @@ SMALL: Mapping[str, Any] = {
     "layers": 3,
     "heads": 4,
     "kv_heads": 2,
-    "head_dim": 16,
-    "theta": 1e4,
+    "head_dim": 24,
+    "theta": 2e5,
 }
-"""What stands for a shape where the true one would take minutes: its family and its depth, not its width."""
+"""What stands for a shape where the true one would take minutes: its family and its depth, not its width.
+
+No number is the one that a program would have by mistake: θ is no family's, and heads · head_dim is not the hidden size.
+"""
 
 KEPT = 2
 """Models whose parameters are kept."""
@@ -88,7 +91,7 @@ def model(name: str, seed: int, *, true_size: bool, layers: int | None = None) -
     Of a true shape there is one, whatever the seed: claims share the reference's answers to it, which take a minute.
     """
     if not true_size:
-        random = generator_for(seed, "small model")
+        random = generator_for(seed, f"small {name}")
         family, targets = SHAPES[name]["family"], str(random.choice([*TARGETS]))
         small = {**SMALL, "family": family, "targets": targets, "layers": layers or SMALL["layers"]}
         return WholeModel(**small, batch=3, seq=8, rank=4, alpha=2.0, seed=seed)

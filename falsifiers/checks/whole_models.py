@@ -5,17 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from falsifiers.attack import Attack
+from falsifiers.attack import FEW_ELEMENTS, Attack
 from falsifiers.case import Case
 from falsifiers.comparison import Comparison, Errors, broken, compare, value_at_most
-from falsifiers.oracle import Oracle, by_layer, dtypes, in_order, of_the_reference
+from falsifiers.oracle import Oracle, dtypes, in_order, of_the_reference
 from falsifiers.precision import UNIT_ROUNDOFF
 from falsifiers.whole_model import WholeModel, chosen, in_true_shape
 from reference.table import Array, Arrays
 
-REPLAYS, THOROUGH_REPLAYS = 2, 4
-"""Each replay runs the whole model. It has hundreds of tensors, most of many elements, whose errors are not small by luck."""
-
+REPLAYS, THOROUGH_REPLAYS, THOROUGH_REPLAYS_OF_SMALL = 2, 4, 24
+"""Each replay runs the whole model. In a true shape most tensors have many elements, whose errors are not small by luck; a small model has
+tensors of few, such as the gradient of the head's bias, and runs in milliseconds."""
 
 DROWNED = 0.1
 """The share of outputs that may prove nothing: late gradients of queries and keys, which are small differences."""
@@ -35,14 +35,26 @@ def whole_model_follows_the_reference(attack: Attack, case: Case) -> list[Compar
 
 
 def whole_model_follows_float64(attack: Attack, case: Case) -> list[Comparison]:
-    """Every output against the subject's own float64, itself held to the reference: one block of a true size, all of a small model."""
+    """Every output against the subject's own float64 and its own noise, both held to the reference's on one block of the true size.
+
+    Of a small model the float64 of all layers is held to the reference's, and the noise is the reference's.
+    """
     found = []
     for whole in _chosen(attack, case):
-        held = _float64_held(attack, case, replace(whole, layers=1) if _true_size(attack) else whole)
+        held = _held(attack, case, whole)
         found += held
         if all(each.held for each in held):
-            found += _judged(attack, case, _oracle(attack, case, whole))
+            found += _judged(attack, case, _oracle(attack, case, whole) if _true_size(attack) else of_the_reference(whole, attack.dtype))
     return found
+
+
+def _held(attack: Attack, case: Case, whole: WholeModel) -> list[Comparison]:
+    """What the subject's answer will be compared with, held to the reference, up to the first that is outside."""
+    if not _true_size(attack):
+        return _float64_held(attack, case, whole)
+    block = replace(whole, layers=1)
+    found = _float64_held(attack, case, block)
+    return found + _noise_held(attack, case, block) if all(each.held for each in found) else found
 
 
 def _true_size(attack: Attack) -> bool:
@@ -62,7 +74,7 @@ def _asked(attack: Attack, case: Case, whole: WholeModel, dtype: str, **rounding
 
 
 def _oracle(attack: Attack, case: Case, whole: WholeModel) -> Oracle:
-    """The oracle by the subject's own float64. That of a true size is kept for the other claims: mutants are tried on small ones."""
+    """The oracle of a true size by the subject alone, kept for the other claims: mutants are tried on small ones, which need none."""
     key = (whole, attack.dtype, attack.subject.device)
     if key in _kept:
         return _kept[key]
@@ -72,8 +84,7 @@ def _oracle(attack: Attack, case: Case, whole: WholeModel) -> Oracle:
 
     whole.parameters().make(codes=False)
     oracle = Oracle(whole, attack.dtype, _asked(attack, case, whole, "float64"), rounded)
-    if _true_size(attack):
-        _kept[key] = oracle
+    _kept[key] = oracle
     return oracle
 
 
@@ -83,7 +94,7 @@ _kept: dict[tuple[WholeModel, str, str], Oracle] = {}
 def _float64_held(attack: Attack, case: Case, whole: WholeModel) -> list[Comparison]:
     """The subject's float64 against the reference's, up to the first output that is outside."""
     with attack.watch.on("reference"):
-        expected = in_order(whole, by_layer(whole).run())
+        expected = of_the_reference(whole, attack.dtype).expected
     answer, odd = _ordered(expected, whole, _asked(attack, case, whole, "float64"))
     if odd:
         return odd
@@ -94,12 +105,39 @@ def _float64_held(attack: Attack, case: Case, whole: WholeModel) -> list[Compari
     return _up_to_the_first(found)
 
 
+def _noise_held(attack: Attack, case: Case, whole: WholeModel) -> list[Comparison]:
+    """The subject's rounded runs against the reference, up to the first output that is outside.
+
+    Rounded to nearest it is an answer in this dtype, and is held as one. A replay may also err by the noise that is put into it, which is
+    that of the reference's replays: one floor more, by the triangle inequality. Over few elements a floor is small by luck now and then:
+    those get one floor more when rounded to nearest, and their replays tell nothing.
+    """
+    oracle = of_the_reference(whole, attack.dtype)
+    with attack.watch.on("noise"):
+        floors = oracle.floors(_thorough_replays(attack))
+    found: list[Comparison] = []
+    for replay in (None, *range(REPLAYS)):
+        answer, odd = _ordered(oracle.expected, whole, _asked(attack, case, whole, "float32", rounded=attack.dtype, replay=replay))
+        if odd:
+            return found + odd
+        for name, value in oracle.expected.items():
+            few = value.size <= FEW_ELEMENTS
+            if replay is None or not few:
+                limit = floors[name].times(attack.factors().plus(Errors.flat(0.0 if replay is None and not few else 1.0)))
+                found.append(compare(f"rounded-{_label(whole)} {name}", value, answer[name], limit, UNIT_ROUNDOFF["float32"]))
+    return _up_to_the_first(found)
+
+
+def _thorough_replays(attack: Attack) -> int:
+    return THOROUGH_REPLAYS if _true_size(attack) else THOROUGH_REPLAYS_OF_SMALL
+
+
 def _judged(attack: Attack, case: Case, oracle: Oracle) -> list[Comparison]:
     """The outputs against the oracle's, up to the first that is outside; one whose noise drowns it proves nothing of a whole model."""
 
     def floors() -> dict[str, Errors]:
         with attack.watch.on("noise"):
-            return oracle.floors(THOROUGH_REPLAYS if attack.thorough else REPLAYS)
+            return oracle.floors(_thorough_replays(attack) if attack.thorough else REPLAYS)
 
     answer, odd = _ordered(oracle.expected, oracle.whole, _asked(attack, case, oracle.whole, attack.dtype))
     if odd:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from falsifiers.mutants.patches import step_mutant
 
 Step = Callable[..., Any]
@@ -94,3 +96,19 @@ def _quantising(where: Callable[[str], bool]) -> Callable[[Step], Step]:
 
 step_mutant("whole_first_layer_unquantised", "impl.decoder", "Layer.__init__")(_quantising(lambda path: not path.endswith(".layers.0")))
 step_mutant("whole_first_layer_alone_quantised", "impl.decoder", "Layer.__init__")(_quantising(lambda path: path.endswith(".layers.0")))
+
+
+def rounded_attention_scaled(by: float) -> Callable[[Step], Step]:
+    """Attention times `by` in every dtype but float64: a subject that is measured by its own float64 and its own rounded runs hides it."""
+
+    def make(call: Step) -> Step:
+        def changed(path: str, operation: str, /, **arguments: Any) -> Any:
+            result = call(path, operation, **arguments)
+            return by * result if operation == "attention" and result.dtype != torch.float64 else result
+
+        return changed
+
+    return make
+
+
+step_mutant("whole_rounded_attention_scaled", "impl.decoder", "call")(rounded_attention_scaled(0.9))
