@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from reference import decoder
+from reference import decoder, memory
 from reference.classifier import ClassifierConfig, adapted_projection, base_weight, head, loss_of, parameter_shapes
 from reference.operations import TABLE
 from reference.table import Array, Scalars, Table
@@ -82,6 +82,10 @@ class ByLayer:
 
         ValueError for a parameter that is missing or has another shape.
         """
+        with memory.kept():
+            return self._run()
+
+    def _run(self) -> dict[str, Array]:
         hold = _Rooms().widened if self.hold is widened else self._held
         states, blocks = [self.embedded()], []
         for index in range(self.config.layers):
