@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,8 +14,11 @@ from reference.workers import for_each
 
 
 @pytest.fixture(autouse=True)
-def three_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def three_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    workers._pool.cache_clear()
+    yield
+    workers._pool.cache_clear()
 
 
 @pytest.mark.parametrize("items", [0, 1, 2, 7])
