@@ -15,6 +15,7 @@ import math
 
 import numpy as np
 
+from reference.rows import by_rows
 from reference.table import Array
 
 
@@ -41,16 +42,22 @@ def _probabilities(queries: Array, keys: Array, mask: Array) -> Array:
     """Masked softmax of the scaled scores [batch, kv_heads, groups·seq, seq]; a row that sees no key is zero."""
     batch, kv_heads, rows, head_dim = queries.shape
     seq = keys.shape[2]
-    scores = queries @ keys.swapaxes(-1, -2) / math.sqrt(head_dim)  # [batch, kv_heads, groups·seq, seq]
     causal = np.tri(seq, dtype=bool)  # [query, key]
     visible = (causal & mask[:, None, :])[:, None, None]  # [batch, 1, 1, seq, seq]
-    by_group = scores.reshape(batch, kv_heads, rows // seq, seq, seq)
-    masked = np.where(visible, by_group, -math.inf)
+    of_all_heads = np.broadcast_to(visible, (batch, kv_heads, rows // seq, seq, seq)).reshape(batch, kv_heads, rows, seq)
+    products = queries @ keys.swapaxes(-1, -2)  # [batch, kv_heads, groups·seq, seq]
+    (p,) = by_rows(lambda product, visible: (_masked_softmax(product / math.sqrt(head_dim), visible),), products, of_all_heads)
+    return p
+
+
+def _masked_softmax(scores: Array, visible: Array) -> Array:
+    """Over the visible keys; scores and visible [rows, seq]."""
+    masked = np.where(visible, scores, -math.inf)
     sees_a_key = visible.any(axis=-1, keepdims=True)
     shift = np.where(sees_a_key, masked.max(axis=-1, keepdims=True), 0.0)
     exponential = np.exp(masked - shift)
     total = np.where(sees_a_key, exponential.sum(axis=-1, keepdims=True), 1.0)
-    p: Array = (exponential / total).reshape(scores.shape)
+    p: Array = exponential / total
     return p
 
 
@@ -68,10 +75,14 @@ def backward(dy: Array, q: Array, k: Array, v: Array, mask: Array, y: Array | No
     probabilities = _probabilities(queries, keys, mask)  # [batch, kv_heads, groups·seq, seq]
     dvalues = probabilities.swapaxes(-1, -2) @ dout  # [batch, kv_heads, seq, head_dim]
     dprobabilities = dout @ values.swapaxes(-1, -2)  # [batch, kv_heads, groups·seq, seq]
-    # Without a stored y, the sum over keys: where one key has all the weight, its gradient is then exactly zero.
-    weighed = dprobabilities * probabilities if y is None else dout * _stack_groups(y, kv_heads)
-    projection = weighed.sum(axis=-1, keepdims=True)  # [batch, kv_heads, groups·seq, 1]
-    dscores = probabilities * (dprobabilities - projection) / math.sqrt(head_dim)
+
+    def of_scores(dp: Array, p: Array, projection: Array | None = None) -> tuple[Array]:
+        # Without a stored y, the sum over keys: where one key has all the weight, its gradient is then exactly zero.
+        projection = (dp * p).sum(axis=-1, keepdims=True) if projection is None else projection  # [rows, 1]
+        return (p * (dp - projection) / math.sqrt(head_dim),)
+
+    of_y = () if y is None else ((dout * _stack_groups(y, kv_heads)).sum(axis=-1, keepdims=True),)
+    (dscores,) = by_rows(of_scores, dprobabilities, probabilities, *of_y)
     dqueries = dscores @ keys  # [batch, kv_heads, groups·seq, head_dim]
     dkeys = dscores.swapaxes(-1, -2) @ queries  # [batch, kv_heads, seq, head_dim]
     return {"q": _unstack_groups(dqueries, seq), "k": _by_head(dkeys), "v": _by_head(dvalues)}

@@ -8,14 +8,16 @@ The operations, and the tape that differentiates them, are those of `classifier_
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
-from reference import decoder
+from reference import decoder, memory, workers
 from reference.classifier import ClassifierConfig, adapted_projection, base_weight, head, loss_of, parameter_shapes
 from reference.operations import TABLE
 from reference.table import Array, Scalars, Table
 from reference.tape import Tape
+from reference.workers import for_each
 
 EMBEDDING = "model.embed_tokens"
 NORM = "model.norm"
@@ -45,7 +47,8 @@ class _Rooms:
         room = self._rooms.get(place)
         if room is None or room.shape != stored.shape:
             room = self._rooms[place] = np.empty(stored.shape)
-        room[...] = stored
+        parts = np.linspace(0, len(room), workers.count() + 1, dtype=int)
+        for_each(lambda part: np.copyto(room[part], stored[part]), [slice(*ends) for ends in pairwise(parts.tolist())])
         return room
 
 
@@ -82,6 +85,10 @@ class ByLayer:
 
         ValueError for a parameter that is missing or has another shape.
         """
+        with memory.kept():
+            return self._run()
+
+    def _run(self) -> dict[str, Array]:
         hold = _Rooms().widened if self.hold is widened else self._held
         states, blocks = [self.embedded()], []
         for index in range(self.config.layers):

@@ -8,9 +8,11 @@ Derivation: with r = (mean(x²) + ε)^(−1/2) and x̂ = r x, y = w x̂. Since �
 `qk_norm` is the same formula over head_dim, with one weight for all heads (Qwen3).
 """
 
+from collections.abc import Collection
+
 import numpy as np
 
-from reference.rows import over_rows
+from reference.rows import by_rows, over_rows
 from reference.table import Array
 
 
@@ -22,14 +24,23 @@ def _inverse_rms(x: Array, eps: float) -> Array:
 
 def forward(x: Array, weight: Array, eps: float) -> Array:
     """x [..., hidden], weight [hidden] → [..., hidden]."""
-    normalised = x * _inverse_rms(x, eps)  # [..., hidden]
-    return normalised * weight
+    (y,) = by_rows(lambda x: (x * _inverse_rms(x, eps) * weight,), x)
+    return y
 
 
-def backward(dy: Array, x: Array, weight: Array, eps: float) -> dict[str, Array]:
-    """Gradients of x and weight; dy [..., hidden]."""
-    inverse_rms = _inverse_rms(x, eps)  # [..., 1]
-    normalised = x * inverse_rms  # [..., hidden]
-    dnormalised = dy * weight  # [..., hidden]
-    projection = np.mean(dnormalised * normalised, axis=-1, keepdims=True)  # [..., 1]
-    return {"x": inverse_rms * (dnormalised - normalised * projection), "weight": over_rows(dy * normalised)}
+def backward(dy: Array, x: Array, weight: Array, eps: float, needs: Collection[str] = ("x", "weight")) -> dict[str, Array]:
+    """Gradients of those of x and weight that are in `needs`; dy [..., hidden]."""
+
+    def of_x(dy: Array, x: Array) -> tuple[Array]:
+        inverse_rms = _inverse_rms(x, eps)  # [rows, 1]
+        normalised = x * inverse_rms  # [rows, hidden]
+        dnormalised = dy * weight  # [rows, hidden]
+        projection = np.mean(dnormalised * normalised, axis=-1, keepdims=True)  # [rows, 1]
+        return (inverse_rms * (dnormalised - normalised * projection),)
+
+    gradients = {}
+    if "x" in needs:
+        (gradients["x"],) = by_rows(of_x, dy, x)
+    if "weight" in needs:
+        gradients["weight"] = over_rows(dy * (x * _inverse_rms(x, eps)))
+    return gradients

@@ -10,7 +10,9 @@ from reference.table import Array
 
 def sigmoid(x: Array) -> Array:
     """σ(x), of x in any shape but []."""
-    return sigmoid_and_complement(x)[0]
+    y = np.exp(np.minimum(x, 0.0))
+    y /= 1.0 + np.exp(-np.abs(x))
+    return y
 
 
 def sigmoid_and_complement(x: Array) -> tuple[Array, Array]:

@@ -74,7 +74,7 @@ def test_an_operation_stays_in_float64(name: str) -> None:
         assert {value.dtype for value in evaluate(name, inputs, scalars).values()} == {np.dtype(np.float64)}
 
 
-@pytest.mark.parametrize("name", ["linear", "lora_linear"])
+@pytest.mark.parametrize("name", ["linear", "lora_linear", "rms_norm"])
 def test_a_backward_computes_only_what_is_needed(name: str) -> None:
     inputs, scalars = DRAW[name](np.random.default_rng(0))
     output = evaluate(name, inputs, scalars)["y"]

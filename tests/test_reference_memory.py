@@ -1,0 +1,89 @@
+"""Memory that the reference frees and asks for again stays with the process, and goes back at the end."""
+
+import ctypes
+import platform
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from falsifiers.whole_model import SHAPES
+from reference import memory
+from reference.by_layer import ByLayer
+
+SCALARS = {**SHAPES["qwen2.5-0.5b"], "eps": 1e-6, "classes": 2, "rank": 2, "alpha": 4.0, "pooling": "mean"}
+ROUNDS = """
+import resource, sys
+from contextlib import nullcontext
+import numpy as np
+from benchmarks.reference_speed import _anonymous
+from reference import memory
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def round():
+    arrays = [np.ones(2**17) for _ in range(32)]  # 1 MiB each, which is 256 pages and less than NumPy asks large pages for
+
+with memory.kept() if sys.argv[1] == "kept" else nullcontext():
+    round()
+    before = faults()
+    for _ in range(10):
+        round()
+    print((faults() - before) / 10, _anonymous())
+print(_anonymous())
+"""
+
+
+def rounds(how: str) -> tuple[float, int, int]:
+    """Page faults of each later round, and the bytes held before and after the end of the block, in a process of their own."""
+    answer = subprocess.run([sys.executable, "-c", ROUNDS, how], check=True, stdout=subprocess.PIPE, text=True)
+    faults, inside, after = answer.stdout.split()
+    return float(faults), int(inside), int(after)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the thresholds are glibc's")
+def test_freed_memory_is_kept_inside_and_given_back_after() -> None:
+    of_a_round, pages = 32 * 2**20, 32 * 256
+    faults, inside, after = rounds("kept")
+    assert faults < pages / 100
+    assert inside - after > 0.9 * of_a_round
+    assert rounds("as it is")[0] > pages / 2, "without it there is nothing to gain, and this module can go"
+
+
+def test_does_nothing_without_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+    with memory.kept():
+        assert np.ones(3).sum() == 3
+
+
+class Libc:
+    """Notes what is called."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
+    def mallopt(self, parameter: int, value: int) -> int:
+        self.called.append(f"mallopt {parameter} {value}")
+        return 1
+
+    def malloc_trim(self, pad: int) -> int:
+        self.called.append(f"malloc_trim {pad}")
+        return 1
+
+
+def test_gives_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    libc = Libc()
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: libc)
+    with pytest.raises(KeyError), memory.kept():
+        raise KeyError
+    assert libc.called == ["mallopt -3 33554432", "mallopt -1 2147483647", "malloc_trim 0"]
+
+
+def test_a_model_by_layer_keeps_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    libc = Libc()
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: libc)
+    with pytest.raises(ValueError, match="missing"):
+        ByLayer({}, {}, SCALARS).run()
+    assert libc.called[-1] == "malloc_trim 0"
