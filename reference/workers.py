@@ -13,7 +13,9 @@ T = TypeVar("T")
 def count() -> int:
     """The threads that BLAS takes: OMP_NUM_THREADS, or one for each core of the process."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdigit() and int(asked) else len(os.sched_getaffinity(0))
+    if asked.isdigit() and int(asked):
+        return int(asked)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache
@@ -21,7 +23,8 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max(1, count() - 1))
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
 
 
 def for_each(function: Callable[[T], None], items: Sequence[T]) -> None:
