@@ -10,11 +10,13 @@ import numpy as np
 import reference
 from falsifiers.comparison import Errors
 from falsifiers.precision import STORAGE, UNIT_ROUNDOFF, compute_dtype, is_real, rounded_table
-from falsifiers.whole_model import WholeModel
+from falsifiers.whole_model import SMALL, WholeModel
 from reference.by_layer import ByLayer
 from reference.table import Array, Arrays, Table
 
 Outputs = dict[str, Array]
+AT_ONCE = 5
+"""Runs of a large model in threads. A small one is Python's work more than NumPy's, and threads would wait for one another."""
 MASTERS = ("loss", "gradient/")
 """Outputs that are float32 in every storage dtype: the loss, and the gradients of float32 masters."""
 
@@ -93,4 +95,4 @@ def of_the_reference(whole: WholeModel, dtype: str) -> Oracle:
     def rounded(replay: int | None) -> Outputs:
         return by_layer(whole, dtype, replay).run()
 
-    return Oracle(whole, dtype, by_layer(whole).run(), rounded, at_once=5)
+    return Oracle(whole, dtype, by_layer(whole).run(), rounded, at_once=1 if whole.hidden <= SMALL["hidden"] else AT_ONCE)

@@ -81,6 +81,9 @@ SMALL: Mapping[str, Any] = {
 No number is the one that a program would have by mistake: θ is no family's, and heads · head_dim is not the hidden size.
 """
 
+SMALL_SEQ = 16
+"""Long enough for RoPE to tell queries from keys, whose norms' weights only count by their product where positions are the same."""
+
 KEPT = 2
 """Models whose parameters are kept."""
 
@@ -94,7 +97,7 @@ def model(name: str, seed: int, *, true_size: bool, layers: int | None = None) -
         random = generator_for(seed, f"small {name}")
         family, targets = SHAPES[name]["family"], str(random.choice([*TARGETS]))
         small = {**SMALL, "family": family, "targets": targets, "layers": layers or SMALL["layers"]}
-        return WholeModel(**small, batch=3, seq=8, rank=4, alpha=2.0, seed=seed)
+        return WholeModel(**small, batch=3, seq=SMALL_SEQ, rank=4, alpha=2.0, seed=seed)
     shape = {**SHAPES[name], "layers": layers or SHAPES[name]["layers"]}
     return WholeModel(**shape, batch=2, seq=32, rank=16, alpha=8.0)
 

@@ -25,7 +25,7 @@ def allocated(place: torch.device, mapped: Collection[int] = ()) -> Iterator[dic
         found["peak"] = torch.cuda.max_memory_allocated(place) - before
         found["kept"] = torch.cuda.memory_allocated(place) - before
         return
-    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True)
     with _silent():
         profiler.start()
     try:
