@@ -275,6 +275,18 @@ def test_what_a_check_asks_of_the_reference_is_what_its_verdict_depends_on() -> 
     assert rule == []
 
 
+def test_a_verdict_on_an_operation_depends_on_no_procedure() -> None:
+    sources = Sources(staleness.ROOT)
+    claims = {claim.id: claim for contract in load() for claim in contract.claims}
+
+    def comparison(name: str) -> list[str]:
+        return sources.closure("comparison", dependency_entries(claims[name])["comparison"])
+
+    for name in ("OP-RMSNORM", "CLS-GRADIENT"):
+        assert not [path for path in comparison(name) if path.startswith("falsifiers/subjects/procedures/") or "whole_model" in path]
+    assert "falsifiers/whole_model.py" in comparison("WHOLE-TORCH")
+
+
 def test_every_claim_has_entries_that_exist_and_only_its_own() -> None:
     sources = Sources(staleness.ROOT)
     by_claim = {claim.id: dependency_entries(claim) for contract in load() for claim in contract.claims}

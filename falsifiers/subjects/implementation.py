@@ -12,8 +12,8 @@ import torch
 
 from contracts.model import Signature
 from falsifiers.precision import CUDA_ONLY, signatures
-from falsifiers.subjects.procedures import PROCEDURES, default_configurations, whole_model
-from falsifiers.subjects.procedures.footprint import why_not as procedure_why_not
+from falsifiers.subjects.procedures import PROCEDURES, RECORDED, default_configurations
+from falsifiers.subjects.procedures import why_not as procedure_why_not
 from falsifiers.subjects.protocol import Interrupted, TracedCall
 from impl import dispatch, kernels
 from impl.classifier import Adaptation, Classifier, trainable_shapes
@@ -108,8 +108,8 @@ class Implementation:
 
         Of a whole classifier those of the block that the scalars name.
         """
-        if operation == "whole_classifier":
-            return [_traced(call) for call in whole_model.record({"path": self.path, **scalars}, self._device)]
+        if operation in RECORDED:
+            return [_traced(call) for call in RECORDED[operation]({"path": self.path, **scalars}, self._device)]
         wrt = [] if cotangents is None else self._differentiable(operation, inputs, scalars)
         with self._products(dtype), dispatch.recording() as calls:
             try:

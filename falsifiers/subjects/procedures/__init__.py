@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from falsifiers.subjects.procedures import adapters, data, devices, footprint, parallel, parallel_runs, pretraining, training, whole_model
+from impl import dispatch
 from impl.checkpoint import load_checkpoint, load_decoder
 from impl.config import ClassifyConfig
 from impl.device import resolve_device
@@ -67,6 +68,11 @@ PROCEDURES: dict[str, Procedure] = {
     "default_architecture": pretraining.default_architecture,
     **whole_model.PROCEDURES,
 }
+
+RECORDED: dict[str, Callable[[Scalars, torch.device], list[dispatch.Call]]] = {"whole_classifier": whole_model.record}
+"""Procedures whose calls can be recorded."""
+
+why_not = footprint.why_not
 
 
 _CONFIGURED = (
