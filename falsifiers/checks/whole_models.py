@@ -13,7 +13,7 @@ from falsifiers.precision import UNIT_ROUNDOFF
 from falsifiers.whole_model import WholeModel, chosen, in_true_shape
 from reference.table import Array, Arrays
 
-REPLAYS, THOROUGH_REPLAYS, THOROUGH_REPLAYS_OF_SMALL = 2, 4, 24
+REPLAYS, THOROUGH_REPLAYS, THOROUGH_REPLAYS_OF_SMALL = 2, 4, 48
 """Each replay runs the whole model. In a true shape most tensors have many elements, whose errors are not small by luck; a small model has
 tensors of few, such as the gradient of the head's bias, and runs in milliseconds."""
 
