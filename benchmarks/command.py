@@ -104,7 +104,9 @@ def positive(text: str) -> int:
 
 def natural(text: str) -> int:
     """A whole number from 0 on."""
-    return 0 if text == "0" else positive(text)
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 0 on")
+    return int(text)
 
 
 def positive_number(text: str) -> float:

@@ -97,7 +97,7 @@ def _matmul_rate() -> float:
 
 
 def _truth(options: argparse.Namespace, batch: dict[str, Any]) -> dict[str, Any]:
-    """Loss and gradients in float32 on the weights as NF4 or bfloat16 hold them, four samples at a time."""
+    """Loss and gradients in float32 on the weights as NF4 or bfloat16 hold them, two samples at a time."""
     import torch
 
     from impl.classifier import Adaptation, Classifier

@@ -179,7 +179,8 @@ def main() -> int:
         rows.append(found)
         print(_line(found), flush=True)
     if arguments.json:
-        arguments.json.write_text(json.dumps({**host(device), "rows": rows}, indent=2) + "\n")
+        kept = [{key: value for key, value in found.items() if key not in ("estimate", "parts", "ratio")} for found in rows]
+        arguments.json.write_text(json.dumps({**host(device), "batch": BATCH, "seq": SEQ, "rows": kept}, indent=1) + "\n")
     wrong = [found for found in rows if "ratio" in found and abs(found["ratio"] - 1) > TOLERANCE]
     print(f"{len(wrong)} of {sum('ratio' in found for found in rows)} measured steps are more than {TOLERANCE:.0%} away from the estimate")
     return int(bool(wrong))

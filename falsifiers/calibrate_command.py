@@ -69,7 +69,7 @@ def _measured(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
     if jobs == 1:
         yield from map(_measure, tasks)
         return
-    with workers(jobs) as pool:
+    with workers(max(1, min(jobs, len(tasks)))) as pool:
         for future in as_completed([pool.submit(_measure, task) for task in tasks]):
             yield future.result()
 

@@ -20,7 +20,7 @@ def workers(count: int) -> Iterator[ProcessPoolExecutor]:
         _start(pool, count)
         yield pool
     except BaseException:
-        threading.excepthook = _unless_cancelled
+        _silence_cancelled()
         pool.shutdown(wait=False, cancel_futures=True)
         for child in multiprocessing.active_children():
             child.terminate()
@@ -31,18 +31,23 @@ def workers(count: int) -> Iterator[ProcessPoolExecutor]:
 def _start(pool: ProcessPoolExecutor, count: int) -> None:
     """Starts all workers with Ctrl-C blocked, as it stays in them until they ignore it: one that still imports would print a traceback."""
     resource_tracker.ensure_running()  # which unblocks it when it starts
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         for _ in range(count):  # each task starts one, as none is idle yet
             pool.submit(int)
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
-def _unless_cancelled(args: threading.ExceptHookArgs) -> None:
-    """A pool's thread that finds its workers ended may give their error to futures that are cancelled, which raises this one in it."""
-    if args.exc_type is not InvalidStateError:
-        threading.__excepthook__(args)
+def _silence_cancelled() -> None:
+    """A pool's thread that finds its workers ended may give their error to futures that are cancelled, which raises one more in it."""
+    former = threading.excepthook
+
+    def unless_cancelled(args: threading.ExceptHookArgs) -> None:
+        if args.exc_type is not InvalidStateError:
+            former(args)
+
+    threading.excepthook = unless_cancelled
 
 
 def ignore_interrupts() -> None:

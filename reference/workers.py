@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def count() -> int:
-    """The threads that BLAS takes: OMP_NUM_THREADS, or one for each core of the process."""
+    """OMP_NUM_THREADS, which BLAS takes as well, or one for each core of the process."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdigit() and int(asked):
         return int(asked)

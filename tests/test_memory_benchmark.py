@@ -13,8 +13,8 @@ from falsifiers.dependencies import ROOT
 pytest.importorskip("triton")  # the kernels that ran there are counted where Triton can be imported
 
 MEASURED = json.loads((ROOT / "benchmarks" / "results" / "memory-h200.json").read_text())
-NEAR = {"torch": 0.02, "fused": TOLERANCE}
-"""The hand-written layers' peaks are of another benchmark, which made a graph for accumulation too (benchmarks/train_step.py)."""
+NEAR = 0.03
+"""Of the peak; the benchmark itself asks for TOLERANCE."""
 EXACT = 0.001
 """What autograd saves is counted tensor by tensor, but for rounding to the allocator's blocks."""
 
@@ -31,12 +31,13 @@ def name(row: dict[str, Any]) -> str:
 def test_an_estimate_is_near_what_was_measured(row: dict[str, Any]) -> None:
     assert (MEASURED["batch"], MEASURED["seq"]) == (BATCH, SEQ)
     found = setting_of(row).estimate(torch.device("cuda"))
-    assert found.total == pytest.approx(row["peak"], rel=NEAR[row["engine"]])
+    assert found.total == pytest.approx(row["peak"], rel=NEAR)
     if "saved" in row:
         kept = found.parts["activations"] + found.parts.get("dequantised_weights", 0)
         assert kept == pytest.approx(row["saved"], rel=EXACT)
 
 
-def test_every_setting_of_the_torch_engine_was_measured() -> None:
+def test_every_setting_was_measured() -> None:
     measured = {setting_of(row) for row in MEASURED["rows"]}
-    assert {setting for setting in settings(list(MODELS), torch.device("cuda")) if setting.engine == "torch"} <= measured
+    assert set(settings(list(MODELS), torch.device("cuda"))) == measured
+    assert NEAR < TOLERANCE

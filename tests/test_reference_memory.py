@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from falsifiers.whole_model import SHAPES
+from falsifiers.shapes import SHAPES
 from reference import memory
 from reference.by_layer import ByLayer
 

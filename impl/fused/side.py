@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 @cache
 def captured_stream(device: torch.device) -> torch.cuda.Stream:
-    """What is captured: what must follow one upon the other goes before what runs beside it.
+    """What is captured on a device, named with its index: what must follow one upon the other goes before what runs beside it.
 
     One for all trainers of a process, and `side_stream` likewise: cuBLAS keeps a workspace for every stream that it has seen.
     """
