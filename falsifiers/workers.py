@@ -21,6 +21,8 @@ def workers(count: int) -> Iterator[ProcessPoolExecutor]:
         yield pool
     except BaseException:
         _silence_cancelled()
+        if (tasks := getattr(pool, "_call_queue", None)) is not None:
+            tasks.cancel_join_thread()  # nobody reads on: what is left there would be waited for when the process ends
         pool.shutdown(wait=False, cancel_futures=True)
         for child in multiprocessing.active_children():
             child.terminate()
