@@ -47,10 +47,19 @@ def run(main: Callable[[], int]) -> int:
     except OSError as error:
         return _say(error, BAD_INPUT)
     except RuntimeError as error:
-        device = sys.modules.get("impl.device")  # which imports torch
-        if device is None or not isinstance(error, device.DeviceUnavailable):
+        if (status := _status_of_the_device(error)) is None:
             raise
-        return _say(error, NO_DEVICE)
+        return _say(" ".join(str(error).split()), status)
+
+
+def _status_of_the_device(error: RuntimeError) -> int | None:
+    """Of an error that says what the device lacks; None for every other."""
+    device, torch = sys.modules.get("impl.device"), sys.modules.get("torch")  # where they are not imported, it is none of theirs
+    if device is not None and isinstance(error, device.DeviceUnavailable):
+        return NO_DEVICE
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return BAD_INPUT
+    return None
 
 
 def _interrupted() -> int:
@@ -58,7 +67,7 @@ def _interrupted() -> int:
     return INTERRUPTED
 
 
-def _say(error: Exception, status: int) -> int:
+def _say(error: Exception | str, status: int) -> int:
     print(f"benchmarks.{Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
     return status
 

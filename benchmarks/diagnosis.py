@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -142,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = options.mutant or list(MUTANTS)
     print(f"{'mutant':42} {'claim falsified':25} {'to blame':24} {'named':24} path: why")
     with workers(options.processes) as pool:
-        for result in pool.map(examine, names, [options.dtype] * len(names)):
+        for result in pool.in_order([partial(examine, name, options.dtype) for name in names]):
             results.append(result)
             print(_row(result), flush=True)
     return _totals(results, time.perf_counter() - start)

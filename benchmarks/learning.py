@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -100,9 +101,10 @@ def measure(given: Input, choice: Mapping[str, Any], seeds: Sequence[int], proce
     asked = [each for each, _ in questions.values()]
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes to come
     with workers(processes) as pool:
-        runs = {seed: pool.submit(trained, given.checkpoint, given.train, asked, settings | {"seed": seed}) for seed in seeds}
-        features = [baselines.predictions(tf_idf, texts, labels, each) for each in asked]
-        predicted = {seed: run.result() for seed, run in runs.items()}
+        runs = [partial(trained, given.checkpoint, given.train, asked, settings | {"seed": seed}) for seed in seeds]
+        baseline = [partial(baselines.predictions, tf_idf, texts, labels, each) for each in asked]
+        answers: list[Any] = list(pool.in_order([*runs, *baseline]))
+    predicted, features = dict(zip(seeds, answers, strict=False)), answers[len(seeds) :]
     compared = {
         name: compare({seed: found[index] for seed, found in predicted.items()}, features[index], labels, *questions[name])
         for index, name in enumerate(questions)

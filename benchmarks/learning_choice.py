@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,10 @@ def choose(given: Input, settings: dict[str, Any], rates: Sequence[float], proce
     with tempfile.TemporaryDirectory() as folder, workers(processes) as pool:
         part = _write_part(Path(folder), given.train, inner)
         asked = [[texts[index] for index in outer]]
-        trials = [pool.submit(trained, given.checkpoint, part, asked, settings | {"learning_rate": rate}) for rate in rates]
-        features = pool.submit(baselines.candidates, texts, labels, groups)
-        right = [paired.accuracy(trial.result()[0], [labels[index] for index in outer]) for trial in trials]
-        found = features.result()
+        trials = [partial(trained, given.checkpoint, part, asked, settings | {"learning_rate": rate}) for rate in rates]
+        features = partial(baselines.candidates, texts, labels, groups)
+        *answers, found = list[Any](pool.in_order([*trials, features]))
+    right = [paired.accuracy(answer[0], [labels[index] for index in outer]) for answer in answers]
     rate = rates[right.index(max(right))]
     say(f"learning rate {rate:g}, by accuracy on {len(outer)} training scripts left out: {dict(zip(rates, right, strict=True))}")
     say(f"{found[0]}: {found[0].accuracy:.3f} in cross-validation")

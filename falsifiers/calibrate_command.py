@@ -3,7 +3,7 @@
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import as_completed
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,8 @@ def _measured(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
     if jobs == 1:
         yield from map(_measure, tasks)
         return
-    with workers(max(1, min(jobs, len(tasks)))) as pool:
-        for future in as_completed([pool.submit(_measure, task) for task in tasks]):
-            yield future.result()
+    with workers(jobs) as pool:
+        yield from (entry for _, entry in pool.as_done([partial(_measure, task) for task in tasks]))
 
 
 def _measure(task: Task) -> dict[str, Any]:

@@ -6,8 +6,8 @@ What a case's expected answer and noise floor are does not depend on the subject
 import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import as_completed
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -282,4 +282,4 @@ def run(tasks: Sequence[Task], processes: int) -> Iterator[list[Cell]]:
         yield from map(work, tasks)
         return
     with workers(processes) as pool:
-        yield from (future.result() for future in as_completed([pool.submit(work, task) for task in tasks]))
+        yield from (cells for _, cells in pool.as_done([partial(work, task) for task in tasks]))

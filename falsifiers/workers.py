@@ -2,57 +2,131 @@
 
 import multiprocessing
 import signal
-import threading
-from collections.abc import Iterator
-from concurrent.futures import InvalidStateError, ProcessPoolExecutor
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
+from multiprocessing import connection, resource_tracker
+from multiprocessing.context import SpawnProcess
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+T = TypeVar("T")
 
 
 @contextmanager
-def workers(count: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that leave Ctrl-C, which a terminal sends to all of them, to this one; where it comes, they are ended at once.
+def workers(count: int) -> Iterator["Workers"]:
+    """At most so many processes, started when there are tasks; whatever comes, none is left.
 
-    Not a Pool: its workers are daemons, which may have no children, and some procedures run in processes of their own.
+    They leave Ctrl-C, which a terminal sends to all of them, to this process. Where an error or Ctrl-C stops this one, they are
+    ended at once.
     """
-    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=ignore_interrupts)
+    found = Workers(count)
     try:
-        _start(pool, count)
-        yield pool
+        yield found
     except BaseException:
-        _silence_cancelled()
-        if (tasks := getattr(pool, "_call_queue", None)) is not None:
-            tasks.cancel_join_thread()  # nobody reads on: what is left there would be waited for when the process ends
-        pool.shutdown(wait=False, cancel_futures=True)
-        for child in multiprocessing.active_children():
-            child.terminate()
+        for process in found.processes.values():
+            process.terminate()
         raise
-    pool.shutdown()
-
-
-def _start(pool: ProcessPoolExecutor, count: int) -> None:
-    """Starts all workers with Ctrl-C blocked, as it stays in them until they ignore it: one that still imports would print a traceback."""
-    resource_tracker.ensure_running()  # which unblocks it when it starts
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        for _ in range(count):  # each task starts one, as none is idle yet
-            pool.submit(int)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        found.close()
 
 
-def _silence_cancelled() -> None:
-    """A pool's thread that finds its workers ended may give their error to futures that are cancelled, which raises one more in it."""
-    former = threading.excepthook
+class Workers:
+    """Processes that each answer one task at a time, over a pipe of their own.
 
-    def unless_cancelled(args: threading.ExceptHookArgs) -> None:
-        if args.exc_type is not InvalidStateError:
-            former(args)
+    Not a pool of the standard library: those of multiprocessing are daemons, which may have no children, and some procedures run
+    in processes of their own; that of concurrent.futures hands out tasks by threads and semaphores, which an interrupt leaves in
+    a state that its end waits for or complains about.
+    """
 
-    threading.excepthook = unless_cancelled
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.processes: dict[Connection[Any, Any], SpawnProcess] = {}
+
+    def as_done(self, tasks: Sequence[Callable[[], T]]) -> Iterator[tuple[int, T]]:
+        """Index and answer of each task, the soonest done first. An error of a task is raised, with the worker's traceback as a note.
+
+        A ChildProcessError says that a worker ended before it answered.
+        """
+        self._start(min(self.count, len(tasks)))
+        busy: dict[Connection[Any, Any], int] = {}
+        waiting = iter(enumerate(tasks))
+        for pipe, (index, task) in zip(self.processes, waiting, strict=False):
+            pipe.send(task)
+            busy[pipe] = index
+        while busy:
+            answered = connection.wait(list(busy))
+            for pipe in [each for each in busy if each in answered]:
+                answer = self._answer(pipe)
+                index = busy.pop(pipe)
+                if (following := next(waiting, None)) is not None:
+                    busy[pipe], task = following
+                    pipe.send(task)
+                yield index, answer
+
+    def in_order(self, tasks: Sequence[Callable[[], T]]) -> Iterator[T]:
+        """The answer of each task, in the order of the tasks, as soon as those before it are done too."""
+        done: dict[int, T] = {}
+        following = 0
+        for index, answer in self.as_done(tasks):
+            done[index] = answer
+            while following in done:
+                yield done.pop(following)
+                following += 1
+
+    def close(self) -> None:
+        """Waits until all have ended: those that still work, after their task."""
+        for pipe in self.processes:
+            pipe.close()
+        for process in self.processes.values():
+            process.join()
+        self.processes.clear()
+
+    def _answer(self, pipe: "Connection[Any, Any]") -> Any:
+        try:
+            answer, error = pipe.recv()
+        except (EOFError, ConnectionResetError):
+            process = self.processes[pipe]
+            process.join()
+            raise ChildProcessError(
+                f"a worker process ended before it answered, with exit status {process.exitcode}; "
+                "one below 0 is the signal that ended it, -9 most often for want of memory"
+            ) from None
+        if error is not None:
+            raise error
+        return answer
+
+    def _start(self, count: int) -> None:
+        """Starts what is missing, with Ctrl-C blocked, as it stays in them until they ignore it: one that still imports would print."""
+        resource_tracker.ensure_running()  # which unblocks it when it starts
+        context = multiprocessing.get_context("spawn")
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            while len(self.processes) < count:
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_work, args=(theirs,))
+                process.start()
+                self.processes[ours] = process
+                theirs.close()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
-def ignore_interrupts() -> None:
-    """Ctrl-C does nothing to this process."""
+def _work(pipe: "Connection[Any, Any]") -> None:
+    """Answers tasks until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    while True:
+        try:
+            task = pipe.recv()
+        except EOFError:
+            return
+        answer, failure = None, None
+        try:
+            answer = task()
+        except Exception as error:
+            error.add_note(f"in a worker process:\n{traceback.format_exc()}")
+            failure = error
+        pipe.send((answer, failure))

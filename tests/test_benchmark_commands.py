@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from terminal_processes import ROOT, interrupted, started
 
 from benchmarks import command, step_inputs
 from impl.device import DeviceUnavailable
 
-ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if "ArgumentParser(" in path.read_text(encoding="utf-8"))
 NEEDED = {"contenders": ["eager", "."]}
 ON_GPU = {"attention": [], "contenders": NEEDED["contenders"], "device_speed": [], "kernels": [], "train_step": []}
@@ -24,40 +23,8 @@ OUTPUTS = {"attention": "--output", "data_parallel": "--output", "device_speed":
 }  # fmt: skip
 
 
-def started(name: str, *options: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *NEEDED.get(name, []), *options],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # A run in the background of a shell inherits that it ignores SIGINT.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # single-threaded
-    )
-
-
-def interrupted(process: "subprocess.Popen[str]") -> tuple[int, str]:
-    """Exit status and errors of a process after Ctrl-C in its terminal, which goes to the whole group; nothing is left of that."""
-    try:
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-        assert gone(process.pid)
-    finally:
-        if not gone(process.pid):
-            os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, err.strip()
-
-
-def gone(group: int) -> bool:
-    """Whether no process of the group is left, soon."""
-    for _ in range(100):
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.1)
-    return False
+def benchmark(name: str, *options: str) -> "subprocess.Popen[str]":
+    return started(str(ROOT / "benchmarks" / f"{name}.py"), *NEEDED.get(name, []), *options)
 
 
 def members(group: int) -> int:
@@ -79,7 +46,7 @@ def test_the_benchmarks_are_found() -> None:
 @pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="needs /proc")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_interrupt_of_the_imports_is_one_line(name: str) -> None:
-    process = started(name)
+    process = benchmark(name)
     maps = Path(f"/proc/{process.pid}/maps")
     # What all of them import, most of them before what takes longer.
     while "_multiarray_umath" not in maps.read_text() and process.poll() is None:
@@ -92,7 +59,7 @@ def test_an_interrupt_of_the_imports_is_one_line(name: str) -> None:
     ("name", "seconds"), [("diagnosis", 0.0), ("diagnosis", 0.4), ("diagnosis", 8.0), ("learning", 0.0), ("learning_choice", 0.0)]
 )
 def test_an_interrupt_ends_the_workers(name: str, seconds: float) -> None:
-    process = started(name, "--processes", "2")
+    process = benchmark(name, "--processes", "2")
     while members(process.pid) < 2 and process.poll() is None:
         time.sleep(0.005)
     time.sleep(seconds)
@@ -177,6 +144,7 @@ def test_bad_input(line: str, expected: str, monkeypatch: pytest.MonkeyPatch, ca
         (command.CannotRun("nothing to do", 1), 1, "benchmarks.x: nothing to do"),
         (FileNotFoundError(2, "No such file", "y"), 2, "benchmarks.x: [Errno 2] No such file: 'y'"),
         (DeviceUnavailable("no GPU"), 6, "benchmarks.x: no GPU"),
+        (torch.OutOfMemoryError("CUDA out of memory.\nTried"), 2, "benchmarks.x: CUDA out of memory. Tried"),
     ],
 )
 def test_what_ends_a_benchmark_is_one_line(

@@ -1,53 +1,25 @@
-"""Ctrl-C in the commands that run in several processes: one line, no traceback, nothing left running."""
+"""Worker processes: their answers, their errors, and Ctrl-C: one line, no traceback, nothing left running."""
 
+import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+from terminal_processes import interrupted, started
 
 from falsifiers.__main__ import main
 from falsifiers.workers import workers
 
-ROOT = Path(__file__).resolve().parent.parent
 CLAIMS = [f"--claim={name}" for name in ("CLS-GRADIENT", "CLS-FORWARD", "FWD-DECODER", "BWD-DECODER")]
 
 
 @pytest.mark.parametrize("seconds", [2.0, 4.0, 9.0])
 def test_an_interrupt_of_all_processes_at_any_time_is_one_line(seconds: float) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "falsifiers", "power", *CLAIMS],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # A run in the background of a shell inherits that it ignores SIGINT.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # single-threaded
-    )
-    try:
-        time.sleep(seconds)
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    assert (process.returncode, err.strip()) == (130, "interrupted")
-    assert gone(process.pid)
-
-
-def gone(group: int) -> bool:
-    """Whether no process of the group is left, soon."""
-    for _ in range(100):
-        try:
-            os.killpg(group, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.1)
-    return False
+    process = started("-m", "falsifiers", "power", *CLAIMS)
+    time.sleep(seconds)
+    assert interrupted(process) == (130, "interrupted")
 
 
 def _asleep() -> None:
@@ -57,13 +29,55 @@ def _asleep() -> None:
 def test_what_stops_the_parent_ends_the_workers_at_once() -> None:
     def stopped() -> None:
         with workers(1) as pool:
-            pool.submit(_asleep)
-            raise KeyboardInterrupt
+            for _ in pool.as_done([partial(_double, 5), _asleep]):
+                raise KeyboardInterrupt
 
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         stopped()
     assert time.monotonic() - start < 30
+    assert not multiprocessing.active_children()
+
+
+def _double(value: int) -> int:
+    time.sleep(0.2 / value)
+    return 2 * value
+
+
+def _fails(value: int) -> int:
+    raise ValueError(f"no {value}")
+
+
+def _dies() -> int:
+    os._exit(7)
+
+
+def test_each_task_is_answered_once() -> None:
+    tasks = [partial(_double, value) for value in (1, 2, 3, 4, 5)]
+    with workers(2) as pool:
+        assert sorted(pool.as_done(tasks)) == [(0, 2), (1, 4), (2, 6), (3, 8), (4, 10)]
+        assert list(pool.in_order(tasks)) == [2, 4, 6, 8, 10]
+        assert list(pool.in_order([])) == []
+
+
+def test_no_more_processes_than_tasks() -> None:
+    with workers(3) as pool:
+        assert list(pool.in_order([partial(_double, 5)])) == [10]
+        assert len(pool.processes) == 1
+    assert not multiprocessing.active_children()
+
+
+def test_the_error_of_a_task_says_where_in_the_worker() -> None:
+    with pytest.raises(ValueError, match="no 3") as caught, workers(1) as pool:
+        list(pool.in_order([partial(_fails, 3)]))
+    assert "in _fails" in caught.value.__notes__[0]
+    assert not multiprocessing.active_children()
+
+
+def test_a_worker_that_dies_is_an_error() -> None:
+    with pytest.raises(ChildProcessError, match="exit status 7"), workers(2) as pool:
+        list(pool.as_done([_dies, partial(_double, 1)]))
+    assert not multiprocessing.active_children()
 
 
 def test_cells_that_could_not_be_written_are_refused_before_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
