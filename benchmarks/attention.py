@@ -209,4 +209,4 @@ def _microseconds(call: Callable[[int], Any]) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main))
+    command.start(main)

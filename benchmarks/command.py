@@ -7,6 +7,9 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
+
+from impl.ending import leave
 
 INTERRUPTED, BAD_INPUT, NO_DEVICE = 130, 2, 6
 """The exit statuses of the other commands."""
@@ -50,6 +53,11 @@ def run(main: Callable[[], int]) -> int:
         if (status := _status_of_the_device(error)) is None:
             raise
         return _say(" ".join(str(error).split()), status)
+
+
+def start(main: Callable[[], int]) -> NoReturn:
+    """Runs `main` as a command and ends the process with its status."""
+    leave(run(main), INTERRUPTED)
 
 
 def _status_of_the_device(error: RuntimeError) -> int | None:

@@ -253,4 +253,4 @@ def _filled(model: Any, tensors: dict[str, Any], options: argparse.Namespace) ->
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main))
+    command.start(main)

@@ -131,4 +131,4 @@ def _print(report: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main))
+    command.start(main)

@@ -221,4 +221,4 @@ def _honest(examples: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main))
+    command.start(main)

@@ -88,4 +88,4 @@ def run(examples: int | None, claims: Sequence[str]) -> list[float]:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main))
+    command.start(main)

@@ -246,4 +246,4 @@ def row(shape: Shape, subject: Subject, repeats: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main))
+    command.start(main)

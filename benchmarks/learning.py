@@ -235,4 +235,4 @@ def _digits(classes: Sequence[int]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main))
+    command.start(main)

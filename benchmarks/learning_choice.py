@@ -91,4 +91,4 @@ def _write_part(folder: Path, corpus: Path, indices: Sequence[int]) -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main))
+    command.start(main)

@@ -206,4 +206,4 @@ def _line(found: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main))
+    command.start(main)

@@ -265,4 +265,4 @@ def _shown(found: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run(main))
+    command.start(main)

@@ -132,4 +132,4 @@ def _print(report: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    sys.exit(command.run(main))
+    command.start(main)

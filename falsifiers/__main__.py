@@ -4,6 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from impl.ending import leave
+
+INTERRUPTED = 130
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0 when done, 1 where a claim cannot fail or a mutant survives, 2 for bad input, 130 when interrupted."""
@@ -11,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(arguments)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -37,4 +41,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main(), INTERRUPTED)

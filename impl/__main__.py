@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from impl.commands import COMMANDS, BadInput, Interrupted, TrainingFailed
+from impl.ending import leave
 
 DONE, FAILED, INTERRUPTED, BAD_INPUT = 0, 1, 2, 4
 
@@ -95,4 +96,4 @@ def _say(name: str, error: Exception, status: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main(), INTERRUPTED)

@@ -9,14 +9,15 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
+TESTS = "pytest tests -n 2 --dist loadfile"
 INSTALL = "python3 -m venv .venv && . .venv/bin/activate && pip install -e '.[test]' && pytest falsifiers"
-README = f"# Sample\n\n```sh\n{INSTALL}\n```\n\nThen:\n\n```sh\npytest tests\n```\n"
+README = f"# Sample\n\n```sh\n{INSTALL}\n```\n\nThen:\n\n```sh\n{TESTS}\n```\n"
 STAND_IN = """#!/bin/bash
 echo "$(basename "$0") $*" >> "$CALLS"
 case "$(basename "$0") $*" in
     "python3 -m venv .venv") mkdir -p .venv/bin; : > .venv/bin/activate ;;
     "pytest falsifiers") mkdir -p reports/generated; echo '{}' > reports/generated/verdicts.jsonl ;;
-    "pytest tests") echo "===== 12 passed in 0.10s =====" ;;
+    "pytest tests "*) echo "===== 12 passed in 0.10s =====" ;;
 esac
 [ "$(basename "$0") $*" != "$FAILING" ]
 """
@@ -59,7 +60,7 @@ def test_commands_of_readme_are_run_in_order(tmp_path: Path) -> None:
         "python -m contracts lint",
         "pytest falsifiers",
         "python -m reports render reports/generated/verdicts.jsonl",
-        "pytest tests",
+        TESTS,
     ]
     assert "12 passed" in outcome.stdout.splitlines()[-2]
     assert (tmp_path / "repository" / "reports" / "generated" / "verdicts.jsonl").exists()
@@ -67,12 +68,12 @@ def test_commands_of_readme_are_run_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "failing", ["ruff check .", "ruff format --check .", "mypy ", "python -m contracts lint", "pytest falsifiers", "pytest tests"]
+    "failing", ["ruff check .", "ruff format --check .", "mypy ", "python -m contracts lint", "pytest falsifiers", TESTS]
 )
 def test_one_failure_fails_the_run_and_the_rest_still_runs(tmp_path: Path, failing: str) -> None:
     outcome, calls = ci(tmp_path, failing=failing)
     assert outcome.returncode == 1
-    assert calls[-1] == "pytest tests"
+    assert calls[-1] == TESTS
     assert outcome.stdout.splitlines()[-1].startswith("ci: failed:")
 
 
@@ -88,8 +89,8 @@ def test_failed_install_stops_the_run(tmp_path: Path, failing: str) -> None:
     [
         README.replace("```sh\n" + INSTALL + "\n```", INSTALL),
         README.replace("&& pytest falsifiers", "&& pytest falsifiers -q"),
-        README.replace("\npytest tests\n", "\npytest tests -q\n"),
-        README + "\n```sh\npytest tests\n```\n",
+        README.replace(TESTS, f"{TESTS} -q"),
+        README + f"\n```sh\n{TESTS}\n```\n",
     ],
 )
 def test_readme_without_its_commands_is_an_error(tmp_path: Path, readme: str) -> None:
@@ -109,7 +110,7 @@ def test_head_is_tested_not_the_working_tree(tmp_path: Path) -> None:
 def test_readme_of_this_repository_has_the_command() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert INSTALL in lines
-    assert "pytest tests" in lines
+    assert TESTS in lines
 
 
 def test_workflow_calls_the_script() -> None:
