@@ -204,6 +204,12 @@ def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -
     return None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+    """Leaves out frames of instructions that CPython gives no line, where an interrupt may come; pytest fails on them."""
+    excinfo.traceback = type(excinfo.traceback)(entry for entry in excinfo.traceback if entry._rawentry.tb_lineno is not None)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Nothing held is no success; the verdict file is closed and the report rendered."""

@@ -437,6 +437,32 @@ def test_ctrl_c_during_a_collection_of_garbage_is_not_lost(tmp_path: Path) -> No
     assert "failed" not in process.stdout
 
 
+INTERRUPTS_WHERE_NO_LINE_IS = """
+def interrupted():
+    raise KeyboardInterrupt
+
+interrupted.__code__ = interrupted.__code__.replace(co_linetable=b"")
+
+def pytest_runtest_call(item):
+    interrupted()
+"""
+
+
+def test_ctrl_c_at_an_instruction_without_a_line(tmp_path: Path) -> None:
+    (tmp_path / "lineless.py").write_text(INTERRUPTS_WHERE_NO_LINE_IS)
+    file = tmp_path / "verdicts.jsonl"
+    process = subprocess.run(
+        [sys.executable, "-m", "pytest", "falsifiers", *QUICK, "-p", "lineless", "--verdicts", str(file), "--claim", "OP-RESIDUAL"],
+        cwd=ROOT,
+        env=ENVIRONMENT | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, process.stdout
+    assert "Traceback" not in process.stdout + process.stderr
+    assert records(file)[-1]["interrupted"] is True
+
+
 def test_ctrl_c_leaves_a_readable_verdict_file(tmp_path: Path) -> None:
     file = tmp_path / "verdicts.jsonl"
     arguments = [sys.executable, "-m", "pytest", "falsifiers", "-q", "-p", "no:cacheprovider", "--verdicts", str(file)]
