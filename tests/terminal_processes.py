@@ -1,20 +1,26 @@
-"""Commands as in a terminal of their own, where Ctrl-C goes to all their processes."""
+"""Commands as users run them: in a terminal of their own, where Ctrl-C goes to all their processes, and what they leave."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400"}
+PLAIN = ("-q", "-p", "no:cacheprovider")
 
 
-def started(*arguments: str) -> "subprocess.Popen[str]":
+def started(*arguments: str, environment: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
     """Python with these arguments, in the checkout, as a process group."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -48,3 +54,8 @@ def gone(group: int, patience: float = 10.0) -> bool:
         if time.monotonic() >= end:
             return False
         time.sleep(0.1)
+
+
+def records(file: Path) -> list[dict[str, Any]]:
+    """The lines of a verdict file."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

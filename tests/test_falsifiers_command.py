@@ -1,13 +1,10 @@
-"""The main door by its command: exit statuses, one clear message for bad input and nothing written, planted breaks, Ctrl-C."""
+"""The main door by its command: exit statuses, one clear message for bad input and nothing written, planted breaks."""
 
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +14,7 @@ import pytest
 import torch
 from falsifiers_claims import claim
 from safetensors.numpy import load_file, save_file
+from terminal_processes import ENVIRONMENT, PLAIN, ROOT, records
 
 from falsifiers import engine
 from falsifiers.conftest import EXIT_NO_DEVICE, EXIT_NOTHING_HELD, EXIT_USAGE
@@ -24,10 +22,8 @@ from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from falsifiers.real_input import RealInput
 from reports.__main__ import main as check_reports
 
-ROOT = Path(__file__).resolve().parent.parent
+QUICK = ("--effort", "quick", *PLAIN)
 FOLDERS = ("contracts", "reference", "impl", "falsifiers", "reports")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400"}
-QUICK = ("--effort", "quick", "-q", "-p", "no:cacheprovider")
 
 SEVERAL = """
 import contextlib, io, json, sys
@@ -48,10 +44,6 @@ class Run(NamedTuple):
         """The only verdict of the file."""
         (record,) = [record for record in records(file) if record["record"] == "verdict"]
         return record
-
-
-def records(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def command(*arguments: object, tree: Path = ROOT, folder: Path | None = None) -> Run:
@@ -389,106 +381,3 @@ def test_planted_breaks_are_found_named_and_replayed_until_they_are_mended(tree:
         assert mended.status == 0, mended.text
         assert mended.verdict(path)["state"] == "HELD"
         assert mended.verdict(path)["cases"]["run"] == 1
-
-
-INTERRUPTS_A_COLLECTION = """
-import gc, os, signal, sys
-
-came = []
-
-def interrupted_once(phase, info):
-    frame = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "falsify":
-        frame = frame.f_back
-    if frame is not None and not came:
-        came.append(phase)
-        os.kill(os.getpid(), signal.SIGINT)
-        frame = None
-
-gc.callbacks.append(interrupted_once)
-"""
-
-
-def test_ctrl_c_during_a_collection_of_garbage_is_not_lost(tmp_path: Path) -> None:
-    (tmp_path / "collected.py").write_text(INTERRUPTS_A_COLLECTION)
-    file = tmp_path / "verdicts.jsonl"
-    arguments = [
-        "-p",
-        "collected",
-        "-p",
-        "no:cacheprovider",
-        "--verdicts",
-        str(file),
-        "--effort",
-        "deep",
-        "--claim",
-        "OP-ATTENTION-GRADIENT",
-    ]
-    process = subprocess.run(
-        [sys.executable, "-m", "pytest", "falsifiers", "-q", *arguments],
-        cwd=ROOT,
-        env=ENVIRONMENT | {"PYTHONPATH": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # single-threaded
-    )
-    assert process.returncode == pytest.ExitCode.INTERRUPTED, process.stdout
-    assert records(file)[-1]["interrupted"] is True
-    assert "failed" not in process.stdout
-
-
-INTERRUPTS_WHERE_NO_LINE_IS = """
-def interrupted():
-    raise KeyboardInterrupt
-
-interrupted.__code__ = interrupted.__code__.replace(co_linetable=b"")
-
-def pytest_runtest_call(item):
-    interrupted()
-"""
-
-
-def test_ctrl_c_at_an_instruction_without_a_line(tmp_path: Path) -> None:
-    (tmp_path / "lineless.py").write_text(INTERRUPTS_WHERE_NO_LINE_IS)
-    file = tmp_path / "verdicts.jsonl"
-    process = subprocess.run(
-        [sys.executable, "-m", "pytest", "falsifiers", *QUICK, "-p", "lineless", "--verdicts", str(file), "--claim", "OP-RESIDUAL"],
-        cwd=ROOT,
-        env=ENVIRONMENT | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert process.returncode == pytest.ExitCode.INTERRUPTED, process.stdout
-    assert "Traceback" not in process.stdout + process.stderr
-    assert records(file)[-1]["interrupted"] is True
-
-
-def test_ctrl_c_leaves_a_readable_verdict_file(tmp_path: Path) -> None:
-    file = tmp_path / "verdicts.jsonl"
-    arguments = [sys.executable, "-m", "pytest", "falsifiers", "-q", "-p", "no:cacheprovider", "--verdicts", str(file)]
-    process = subprocess.Popen(
-        [*arguments, "--effort", "deep", "--claim", "OP-RESIDUAL", "--claim", "OP-ATTENTION-GRADIENT"],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        text=True,
-        # A run in the background of a shell inherits that it ignores SIGINT.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # single-threaded
-    )
-    try:
-        deadline = time.monotonic() + 90
-        while process.poll() is None and time.monotonic() < deadline and '"verdict"' not in (file.read_text() if file.exists() else ""):
-            time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        text, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    found = records(file)
-    assert process.returncode == pytest.ExitCode.INTERRUPTED, text
-    assert [found[0]["record"], found[-1]["record"]] == ["run", "end"]
-    assert found[-1]["interrupted"] is True
-    assert found[-1]["exit_status"] == 2
-    verdicts = [record for record in found if record["record"] == "verdict"]
-    assert verdicts
-    assert sum(found[-1]["totals"].values()) == len(verdicts)
-    assert "verdicts" in text
