@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from impl.ending import leave
+from impl.ending import leave, no_interrupt_lost
 
 INTERRUPTED, BAD_INPUT, NO_DEVICE = 130, 2, 6
 """The exit statuses of the other commands."""
@@ -42,7 +42,8 @@ def run(main: Callable[[], int]) -> int:
     """The exit status of `main`; of what it raises for reasons outside the program, one line is printed."""
     _imported()
     try:
-        return main()
+        with no_interrupt_lost():
+            return main()
     except KeyboardInterrupt:
         return _interrupted()
     except CannotRun as error:

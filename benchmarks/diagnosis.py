@@ -77,7 +77,8 @@ def examine(mutant: str, dtype: str) -> Result:
 
     A case on which the claim fails without the mutant proves nothing and is passed over.
     """
-    import benchmarks.planting_training  # noqa: F401  registers its steps
+    import benchmarks.planting_models
+    import benchmarks.planting_training  # noqa: F401  as well
     from benchmarks.planting import planting
     from falsifiers.engine import Options, falsify, replay
     from falsifiers.subjects.implementation import Implementation

@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from impl.ending import leave
+from impl.ending import leave, no_interrupt_lost
 
 INTERRUPTED = 130
 
@@ -12,7 +12,8 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0 when done, 1 where a claim cannot fail or a mutant survives, 2 for bad input, 130 when interrupted."""
     try:
-        return _run(arguments)
+        with no_interrupt_lost():
+            return _run(arguments)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED

@@ -3,6 +3,7 @@
 import math
 import os
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from falsifiers.known_failures import load as known_failures_of
 from falsifiers.real_input import RealInput
 from falsifiers.terminal import known, not_run, table, time_spent
 from falsifiers.verdict import State
+from impl.ending import no_interrupt_lost
 
 EXIT_USAGE, EXIT_NOTHING_HELD, EXIT_NO_DEVICE = 4, 5, 6
 CAMPAIGN = pytest.StashKey[Campaign]()
@@ -61,6 +63,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.help or config.option.version:
         return
     config.stash[CAMPAIGN] = _campaign(config)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """After pytest's own hook is there, to which an interrupt is a failure of the test."""
+    stack = ExitStack()
+    stack.enter_context(no_interrupt_lost())
+    session.config.add_cleanup(stack.close)
 
 
 def _campaign(config: pytest.Config) -> Campaign:

@@ -3,7 +3,7 @@
 import multiprocessing
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection, resource_tracker
 from multiprocessing.context import SpawnProcess
@@ -26,8 +26,7 @@ def workers(count: int) -> Iterator["Workers"]:
     try:
         yield found
     except BaseException:
-        for process in found.processes.values():
-            process.terminate()
+        found.end(list(found.processes))
         raise
     finally:
         found.close()
@@ -53,18 +52,21 @@ class Workers:
         self._start(min(self.count, len(tasks)))
         busy: dict[Connection[Any, Any], int] = {}
         waiting = iter(enumerate(tasks))
-        for pipe, (index, task) in zip(self.processes, waiting, strict=False):
-            pipe.send(task)
-            busy[pipe] = index
-        while busy:
-            answered = connection.wait(list(busy))
-            for pipe in [each for each in busy if each in answered]:
-                answer = self._answer(pipe)
-                index = busy.pop(pipe)
-                if (following := next(waiting, None)) is not None:
-                    busy[pipe], task = following
-                    pipe.send(task)
-                yield index, answer
+        try:
+            for pipe, (index, task) in zip(self.processes, waiting, strict=False):
+                busy[pipe] = index
+                pipe.send(task)
+            while busy:
+                answered = connection.wait(list(busy))
+                for pipe in [each for each in busy if each in answered]:
+                    answer = self._answer(pipe)
+                    index = busy.pop(pipe)
+                    if (following := next(waiting, None)) is not None:
+                        busy[pipe], task = following
+                        pipe.send(task)
+                    yield index, answer
+        finally:
+            self.end(busy)
 
     def in_order(self, tasks: Sequence[Callable[[], T]]) -> Iterator[T]:
         """The answer of each task, in the order of the tasks, as soon as those before it are done too."""
@@ -83,6 +85,14 @@ class Workers:
         for process in self.processes.values():
             process.join()
         self.processes.clear()
+
+    def end(self, pipes: Iterable["Connection[Any, Any]"]) -> None:
+        """Ends processes whose answers nobody waits for."""
+        for pipe in pipes:
+            if (process := self.processes.pop(pipe, None)) is not None:
+                process.terminate()
+                process.join()
+                pipe.close()
 
     def _answer(self, pipe: "Connection[Any, Any]") -> Any:
         try:

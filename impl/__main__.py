@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from impl.commands import COMMANDS, BadInput, Interrupted, TrainingFailed
-from impl.ending import leave
+from impl.ending import leave, no_interrupt_lost
 
 DONE, FAILED, INTERRUPTED, BAD_INPUT = 0, 1, 2, 4
 
@@ -53,7 +53,8 @@ def _guarded(options: argparse.Namespace) -> int:
     """Runs a command; what can go wrong for reasons outside the program becomes a message and a status."""
     name = f"impl {options.command}"
     try:
-        return _run(COMMANDS[options.command].run, options, name)
+        with no_interrupt_lost():
+            return _run(COMMANDS[options.command].run, options, name)
     except KeyboardInterrupt:
         return _say(name, Interrupted("interrupted"), INTERRUPTED)
     except Interrupted as error:

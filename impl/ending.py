@@ -1,9 +1,15 @@
 """How a command ends."""
 
+import _thread
 import os
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import NoReturn
+
+AGAIN = 0.05
+"""Seconds after which a lost interrupt comes again: the callback that it came in has ended by then, most often."""
 
 
 def leave(status: int, interrupted: int) -> NoReturn:
@@ -17,3 +23,28 @@ def leave(status: int, interrupted: int) -> NoReturn:
             sys.stdout.flush()
         os._exit(status)
     sys.exit(status)
+
+
+@contextmanager
+def no_interrupt_lost() -> Iterator[None]:
+    """Inside, Ctrl-C comes again where it came in a place from which Python lets no exception out.
+
+    Such are finalisers and callbacks of the garbage collector: a signal during a collection, which with torch takes long, is handled in the
+    callback at its end (Hypothesis has one), and the KeyboardInterrupt goes to `sys.unraisablehook`.
+    """
+    former = sys.unraisablehook
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            former(unraisable)
+            return
+        again = threading.Timer(AGAIN, _thread.interrupt_main)
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        if sys.unraisablehook is hook:
+            sys.unraisablehook = former

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-import benchmarks.planting_training  # noqa: F401  registers its steps
+import benchmarks.planting_models
+import benchmarks.planting_training  # noqa: F401  as well
 import contracts
 from benchmarks.planting import STEPS, culprit, planting
 from contracts.model import Factors, Tolerance

@@ -391,6 +391,52 @@ def test_planted_breaks_are_found_named_and_replayed_until_they_are_mended(tree:
         assert mended.verdict(path)["cases"]["run"] == 1
 
 
+INTERRUPTS_A_COLLECTION = """
+import gc, os, signal, sys
+
+came = []
+
+def interrupted_once(phase, info):
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "falsify":
+        frame = frame.f_back
+    if frame is not None and not came:
+        came.append(phase)
+        os.kill(os.getpid(), signal.SIGINT)
+        frame = None
+
+gc.callbacks.append(interrupted_once)
+"""
+
+
+def test_ctrl_c_during_a_collection_of_garbage_is_not_lost(tmp_path: Path) -> None:
+    (tmp_path / "collected.py").write_text(INTERRUPTS_A_COLLECTION)
+    file = tmp_path / "verdicts.jsonl"
+    arguments = [
+        "-p",
+        "collected",
+        "-p",
+        "no:cacheprovider",
+        "--verdicts",
+        str(file),
+        "--effort",
+        "deep",
+        "--claim",
+        "OP-ATTENTION-GRADIENT",
+    ]
+    process = subprocess.run(
+        [sys.executable, "-m", "pytest", "falsifiers", "-q", *arguments],
+        cwd=ROOT,
+        env=ENVIRONMENT | {"PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # single-threaded
+    )
+    assert process.returncode == pytest.ExitCode.INTERRUPTED, process.stdout
+    assert records(file)[-1]["interrupted"] is True
+    assert "failed" not in process.stdout
+
+
 def test_ctrl_c_leaves_a_readable_verdict_file(tmp_path: Path) -> None:
     file = tmp_path / "verdicts.jsonl"
     arguments = [sys.executable, "-m", "pytest", "falsifiers", "-q", "-p", "no:cacheprovider", "--verdicts", str(file)]

@@ -60,6 +60,13 @@ def test_each_task_is_answered_once() -> None:
         assert list(pool.in_order([])) == []
 
 
+def test_answers_that_nobody_waited_for_are_not_those_of_the_next_tasks() -> None:
+    with workers(2) as pool:
+        for _ in pool.in_order([partial(_double, 5), _asleep, partial(_double, 4)]):
+            break
+        assert list(pool.in_order([partial(_double, value) for value in (1, 2, 3)])) == [2, 4, 6]
+
+
 def test_no_more_processes_than_tasks() -> None:
     with workers(3) as pool:
         assert list(pool.in_order([partial(_double, 5)])) == [10]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from impl.ending import no_interrupt_lost
+
 ROOT = Path(__file__).resolve().parent.parent
 CAUGHT = """
 import sys
@@ -30,3 +32,49 @@ def test_an_interrupt_inside_text_that_was_executed(end: str, expected: int, tmp
 def test_other_statuses() -> None:
     done = subprocess.run([sys.executable, "-c", "from impl.ending import leave; leave(7, 130)"], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (7, "")
+
+
+COLLECTED = """
+import gc, os, signal, sys, time
+from contextlib import nullcontext
+from impl.ending import no_interrupt_lost
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+came = []
+
+def interrupted_once(phase, info):
+    if not came:
+        came.append(phase)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0)
+
+try:
+    with no_interrupt_lost() if sys.argv[1] == "kept" else nullcontext():
+        gc.callbacks.append(interrupted_once)
+        gc.collect()
+        time.sleep(3)
+    print("went on")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize(("how", "expected", "said"), [("lost", "went on", "Exception ignored"), ("kept", "interrupted", "")])
+def test_an_interrupt_of_the_garbage_collector(how: str, expected: str, said: str) -> None:
+    done = subprocess.run([sys.executable, "-c", COLLECTED, how], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == expected + "\n"
+    assert said in done.stderr if said else not done.stderr
+
+
+def test_other_exceptions_that_python_lets_out_of_nowhere_go_where_they_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: seen.append(unraisable.exc_type))
+    former = sys.unraisablehook
+
+    class Raises:
+        def __del__(self) -> None:
+            raise KeyError
+
+    with no_interrupt_lost():
+        Raises()
+    assert (seen, sys.unraisablehook) == ([KeyError], former)
