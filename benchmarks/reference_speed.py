@@ -5,7 +5,8 @@
 Both compute the gradients of LoRA on queries and values and of the head, in Qwen2.5-0.5B's shape cut to `--layers`, on one sample, in
 processes of their own that take turns. Weights come from one file in bfloat16, mapped into memory; transformers has them in float64, as its
 model needs them. Time is the median of the repeats of one pass after a first one; memory is what the process holds at most, above what it
-held before it opened the weights, file pages left out.
+held before it opened the weights, file pages left out. All passes of a process are in one block of `reference.memory.kept`: freed memory
+stays with it from pass to pass, as it does with transformers' by glibc's own rules.
 """
 
 import argparse
@@ -124,10 +125,12 @@ def _work(who: str, weights: Path, layers: int, tokens: int, repeats: int) -> di
         "mask": np.ones((1, tokens), bool),
         "labels": np.array([3]),
     }
+    from reference import memory
+
     build = {"reference": _reference, "transformers": _transformers}[who]
     imported = {"reference": "reference.by_layer", "transformers": "transformers.models.qwen2"}[who]
     __import__(imported)
-    with Peak() as peak:
+    with memory.kept(), Peak() as peak:
         step = build(_mapped(weights, scalars), inputs, scalars)
         step()
         seconds = []

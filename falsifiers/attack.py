@@ -36,18 +36,21 @@ class SubjectError(Exception):
 
 @dataclass
 class Stopwatch:
-    """Seconds by stage."""
+    """Seconds by stage; of a stage inside another, to the inner one alone."""
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    _inner: float = 0.0
 
     @contextmanager
     def on(self, stage: str) -> Iterator[None]:
         """Adds the time inside to a stage."""
-        start = time.perf_counter()
+        start, beside, self._inner = time.perf_counter(), self._inner, 0.0
         try:
             yield
         finally:
-            self.seconds[stage] += time.perf_counter() - start
+            spent = time.perf_counter() - start
+            self.seconds[stage] += spent - self._inner
+            self._inner = beside + spent
 
 
 @dataclass

@@ -116,16 +116,17 @@ def padding(rng: Generator, shape: Shape, flavour: str) -> Array:
 
 
 def predicting(rng: Generator, shape: Shape, flavour: str) -> Array:
-    """Attention masks [batch, seq] with a token to predict: rows of at least two tokens, shorter ones padded on the right; `masked` puts
-    holes anywhere but between two tokens of one row."""
+    """Attention masks [batch, seq] with a token to predict: rows of at least two tokens, shorter ones padded on the side of the flavour;
+    `masked` puts holes anywhere but between two tokens of one row."""
     batch, seq = shape
     if flavour == "masked":
         mask = padding(rng, shape, flavour)
         row, first = rng.integers(0, batch), rng.integers(0, seq - 1)
         mask[row, first : first + 2] = True
         return mask
-    lengths = rng.integers(2, seq + 1, (batch, 1)) if flavour == "right_padded" else np.full((batch, 1), seq)
-    return np.asarray(np.arange(seq)[None, :] < lengths)
+    lengths = rng.integers(2, seq + 1, (batch, 1)) if flavour.endswith("_padded") else np.full((batch, 1), seq)
+    positions = np.arange(seq)[None, :]
+    return np.asarray(positions >= seq - lengths if flavour == "left_padded" else positions < lengths)
 
 
 def norm_weight(rng: Generator, shape: Shape, flavour: str) -> Array:

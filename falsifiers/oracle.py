@@ -11,6 +11,7 @@ import reference
 from falsifiers.comparison import Errors
 from falsifiers.precision import STORAGE, UNIT_ROUNDOFF, compute_dtype, is_real, rounded_table
 from falsifiers.whole_model import SMALL, WholeModel
+from reference import memory
 from reference.by_layer import ByLayer
 from reference.table import Array, Arrays, Table
 
@@ -51,7 +52,7 @@ class Oracle:
     def floors(self, replays: int) -> dict[str, Errors]:
         """The noise floor of each output: the largest error of rounding to nearest, of so many replays, and of half an ulp."""
         missing = range(len(self._errors), replays + 1)
-        with ThreadPoolExecutor(self._at_once) as pool:
+        with memory.kept(), ThreadPoolExecutor(self._at_once) as pool:
             self._errors += pool.map(self._run, missing)
         held = dtypes(self.expected, self.dtype)
         floors = {name: Errors.of(value).times(UNIT_ROUNDOFF[str(held[name])]) for name, value in self.expected.items()}

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -89,8 +90,9 @@ def split_validation(samples: Samples, fraction: float, seed: int) -> tuple[Samp
     strata: dict[Label, list[int]] = {}
     for index in _shuffled(len(samples), _SPLIT, seed):
         strata.setdefault(samples.targets[index], []).append(index)
-    total = min(max(1, round(fraction * len(samples))), len(samples) - 1) if fraction else 0
-    counts = _shares([len(members) for members in strata.values()], fraction, total, spare_last=not samples.multi_label)
+    exact = Fraction(repr(float(fraction)))  # as it was written: 0.1 of 30 is 3
+    total = min(max(1, round(exact * len(samples))), len(samples) - 1) if fraction else 0
+    counts = _shares([len(members) for members in strata.values()], exact, total, spare_last=not samples.multi_label)
     held_out = {index for members, count in zip(strata.values(), counts, strict=True) for index in members[:count]}
     if fraction and not held_out:
         raise ValueError(
@@ -133,9 +135,9 @@ def _shuffled(count: int, *entropy: int) -> list[int]:
     return order
 
 
-def _shares(counts: Sequence[int], fraction: float, total: int, *, spare_last: bool) -> list[int]:
-    """How many of each count make up the total, in proportion (largest remainders)."""
-    room = [count - 1 if spare_last else count for count in counts]
+def _shares(counts: Sequence[int], fraction: Fraction, total: int, *, spare_last: bool) -> list[int]:
+    """How many of each count make up the total, or less where they cannot, in proportion (largest remainders)."""
+    room = [min(math.ceil(fraction * count), count - 1 if spare_last else count) for count in counts]
     shares = [min(math.floor(fraction * count), most) for count, most in zip(counts, room, strict=True)]
     with_room = [i for i in range(len(counts)) if shares[i] < room[i]]
     for i in sorted(with_room, key=lambda i: fraction * counts[i] - shares[i], reverse=True)[: max(0, total - sum(shares))]:

@@ -5,6 +5,7 @@ as they are first written, which for the arrays of a large model takes longer th
 """
 
 import ctypes
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,9 +13,29 @@ _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 """Parameters of mallopt, from malloc.h."""
 
 
+class _Blocks:
+    """The blocks of `kept` that are open, in any thread."""
+
+    def __init__(self) -> None:
+        self._open, self._lock = 0, threading.Lock()
+
+    def enter(self) -> None:
+        with self._lock:
+            self._open += 1
+
+    def leave(self) -> bool:
+        """Whether none is left."""
+        with self._lock:
+            self._open -= 1
+            return not self._open
+
+
+_BLOCKS = _Blocks()
+
+
 @contextmanager
 def kept() -> Iterator[None]:
-    """Inside, freed memory is kept for the next array; at the end what is free goes back to the system.
+    """Inside, freed memory is kept for the next array; at the end of the outermost block what is free goes back to the system.
 
     glibc's thresholds stay as they are set here: to put them back lets go of the address space, and with it of the large pages that
     NumPy asked for there. So what later code frees stays too, up to the end of the next block. Arrays of more than 32 MiB, the most that
@@ -26,7 +47,9 @@ def kept() -> Iterator[None]:
         return
     libc.mallopt(_MMAP_THRESHOLD, 32 * 2**20)
     libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    _BLOCKS.enter()
     try:
         yield
     finally:
-        libc.malloc_trim(0)
+        if _BLOCKS.leave():
+            libc.malloc_trim(0)

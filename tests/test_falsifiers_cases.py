@@ -323,10 +323,12 @@ def test_a_file_that_is_no_case_is_refused_by_name(bad: str, tmp_path: Path) -> 
     assert "\n" not in str(refused.value).strip()
 
 
-@pytest.mark.parametrize("flavour", ["normal", "right_padded", "masked"])
+@pytest.mark.parametrize("flavour", ["normal", "right_padded", "left_padded", "masked"])
 @pytest.mark.parametrize("shape", [(1, 2), (2, 5)])
 def test_a_mask_of_a_token_stream_has_a_token_to_predict(shape: tuple[int, int], flavour: str) -> None:
     masks = [predicting(np.random.default_rng(seed), shape, flavour) for seed in range(300)]
     assert all((mask[:, 1:] & mask[:, :-1]).any() for mask in masks)
     assert flavour == "normal" or shape == (1, 2) or not all(mask.all() for mask in masks)
+    assert flavour != "left_padded" or all(mask[:, -1].all() for mask in masks)
+    assert flavour != "right_padded" or all(mask[:, 0].all() for mask in masks)
     assert flavour != "masked" or shape == (1, 2) or any(not (mask[:, 1:] & mask[:, :-1]).any(axis=1).all() for mask in masks)

@@ -1,5 +1,6 @@
 """The engine under attack: bad subjects, bad references and bad claims each end in the state that is true of them."""
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from falsifiers_claims import EXACT, ROUNDING, Fake, Hanging, boundary, claim, o
 import reference
 from contracts.model import Claim, Contract, Range, Tolerance
 from falsifiers import attack, engine
-from falsifiers.attack import Attack, SubjectError
+from falsifiers.attack import Attack, Stopwatch, SubjectError
 from falsifiers.campaign import Campaign, Selection
 from falsifiers.case import Case
 from falsifiers.checks.nf4 import nf4_error_within_half_a_gap, nf4_mostly_not_zero
@@ -530,3 +531,16 @@ def test_the_seed_of_a_run_is_that_of_a_claims_only_case() -> None:
     one = claim(cases=1, domain_changes={"flavours": ("normal",)})
     drawn = {seed: [case.seed for case in engine.cases(one, "float32", Options(seed=seed))] for seed in (0, 7, 2**31 + 5)}
     assert {seed: seeds[0] for seed, seeds in drawn.items()} == {0: 0, 7: 7, 2**31 + 5: 5}
+
+
+def test_time_of_a_stage_inside_another_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "perf_counter", itertools.count().__next__)
+    watch = Stopwatch()
+    with watch.on("reference"):
+        with watch.on("noise"), watch.on("subject"):
+            pass
+        with pytest.raises(KeyError), watch.on("drawing"):
+            raise KeyError
+    with watch.on("subject"):
+        pass
+    assert watch.seconds == {"reference": 3, "noise": 2, "subject": 2, "drawing": 1, "comparison": 0}

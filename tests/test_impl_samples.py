@@ -1,5 +1,7 @@
 """Tokenised corpora: what they hold, how they are split, ordered and weighted, and what is refused."""
 
+import math
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,18 @@ def test_a_split_is_stratified_disjoint_and_complete() -> None:
     assert training.statistics().class_counts == (45, 27, 18)
     assert sorted([*training.rows, *validation.rows]) == [(index,) for index in range(100)]
     assert list(validation.rows) == sorted(validation.rows), "the corpus's order is kept"
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.1, 0.29, 0.5, 0.57])
+def test_no_class_gives_more_than_its_share_rounded_up(fraction: float) -> None:
+    exact = Fraction(str(fraction))
+    for counts in ((6, 1), (10, 20, 1), (100, 1), (7, 13, 2), (100, 200, 300, 1, 1)):
+        targets = [label for label, count in enumerate(counts) for _ in range(count)]
+        _, validation = split_validation(samples_of(*targets, classes=len(counts)), fraction, seed=0)
+        for count, taken in zip(counts, validation.statistics().class_counts, strict=True):
+            assert math.floor(exact * count) <= taken + (count == 1) or taken == count - 1
+            assert taken <= math.ceil(exact * count)
+            assert taken < count
 
 
 def test_combinations_of_classes_are_stratified_too() -> None:

@@ -4,6 +4,7 @@ import ctypes
 import platform
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -79,6 +80,21 @@ def test_gives_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyError), memory.kept():
         raise KeyError
     assert libc.called == ["mallopt -3 33554432", "mallopt -1 2147483647", "malloc_trim 0"]
+
+
+def test_gives_back_once_at_the_end_of_the_outermost_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    libc = Libc()
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: libc)
+    with memory.kept():
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: _in_a_block(), range(20)))
+        assert "malloc_trim 0" not in libc.called
+    assert libc.called.count("malloc_trim 0") == 1
+
+
+def _in_a_block() -> None:
+    with memory.kept():
+        pass
 
 
 def test_a_model_by_layer_keeps_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from falsifiers.attack import Attack
 from falsifiers.case import Case
 from falsifiers.checks.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BESIDE, CONFIG, PREFIX, Model, generated
-from falsifiers.checks.refusals import refusal
+from falsifiers.checks.refusals import refusal, truncate
 from falsifiers.comparison import Comparison, broken
 from falsifiers.fill import Generator, generator_for
 from reference.table import Array
@@ -100,8 +100,7 @@ def _removed(file: str) -> Damage:
 
 def _truncated(file: str) -> Damage:
     def damage(folder: Path, rng: Generator) -> str:
-        content = (folder / file).read_bytes()
-        (folder / file).write_bytes(content[: int(rng.integers(0, len(content)))])
+        truncate(folder / file, rng)
         return file
 
     return damage

@@ -69,29 +69,43 @@ def stray_tensor_is_named(attack: Attack, case: Case) -> list[Comparison]:
 
 
 def ledger_keeps_account(attack: Attack, case: Case) -> list[Comparison]:
-    """A random sequence of reservations against an account of its own: what is refused, and what is reserved after each."""
+    """A random sequence of reservations of two cards against an account of its own: what is refused, and what is reserved after each."""
     rng = generator_for(case.seed, "reservations")
-    total = int(rng.integers(50, 200)) * GIB
-    free = total if rng.random() < 0.5 else int(rng.integers(total // GIB // 4, total // GIB // 2)) * GIB
-    held: dict[int, int] = {}
+    cards = [_card(rng), _card(rng)]
+    held: dict[int, tuple[int, int]] = {}  # which reservation: its card and bytes
     sequence, refused, reserved = [], [], []
-    for which in range(14):
+    for which in range(20):
         verb = str(rng.choice(["acquire", "update", "update", "release"])) if held else "acquire"
         chosen = which if verb == "acquire" else int(rng.choice(list(held)))
-        count = int(rng.integers(1, total // GIB * 3 // 4)) * GIB
-        others = sum(held.values()) - held.get(chosen, 0)
-        fits = verb == "release" or count <= held.get(chosen, 0) or count <= min(free, total - others)
+        card, before = held.get(chosen, (int(rng.integers(2)), 0))
+        others = sum(count for at, count in held.values() if at == card) - before
+        limit = _most(cards[card], before, others)
+        # Most of what goes wrong by a byte goes wrong at the limit.
+        count = int(rng.choice([limit, limit + 1, int(rng.integers(1, cards[card]["total"] * 3 // 4))]))
+        fits = verb == "release" or count <= max(before, limit)
         if verb == "release":
             del held[chosen]
         elif fits:
-            held[chosen] = count
-        sequence.append([verb, chosen, count])
+            held[chosen] = (card, count)
+        sequence.append([verb, chosen, count, card])
         refused.append(not fits)
-        reserved.append(sum(held.values()))
+        reserved.append([sum(count for at, count in held.values() if at == each) for each in (0, 1)])
     with tempfile.TemporaryDirectory() as folder:
-        answer = attack.answer(case, scalars={"folder": folder, "free": free, "total": total, "sequence": sequence})
+        answer = attack.answer(case, scalars={"folder": folder, "cards": cards, "sequence": sequence})
     expected = {"refused": np.asarray(refused), "reserved": np.asarray(reserved)}
     return [compare_exactly(name, value, answer[name]) for name, value in expected.items()]
+
+
+def _card(rng: Generator) -> dict[str, int]:
+    """Bytes in all, free, and those that this process has allocated, of what is not free."""
+    total = int(rng.integers(50, 200)) * GIB + int(rng.integers(GIB))
+    free = total if rng.random() < 0.5 else int(rng.integers(total // 4, total // 2))
+    return {"total": total, "free": free, "own": int(rng.integers(total - free + 1))}
+
+
+def _most(card: Mapping[str, int], before: int, others: int) -> int:
+    """The most bytes of a reservation that has `before` now, where `others` are reserved beside it."""
+    return min(card["free"] + min(card["own"], before), card["total"] - others)
 
 
 def race_stays_within_capacity(attack: Attack, case: Case) -> list[Comparison]:

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from falsifiers.attack import Attack
 from falsifiers.case import Case
-from falsifiers.checks.refusals import refusal
+from falsifiers.checks.refusals import refusal, truncate
 from falsifiers.comparison import Comparison, broken, compare_exactly
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from falsifiers.fill import Generator, generator_for
@@ -26,8 +26,7 @@ CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json
 
 def _truncated(file: str) -> Damage:
     def damage(folder: Path, rng: Generator) -> None:
-        content = (folder / file).read_bytes()
-        (folder / file).write_bytes(content[: int(rng.integers(0, len(content)))])
+        truncate(folder / file, rng)
 
     return damage
 

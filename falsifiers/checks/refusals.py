@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -55,6 +56,12 @@ BAD: dict[str, Bad] = {
     "nothing_to_predict": _nothing_to_predict,
     "empty_sample": _empty_sample,
 }
+
+
+def truncate(path: Path, rng: Generator) -> None:
+    """Leaves a part of a file that lacks more than the white space at its end, without which JSON is still whole."""
+    content = path.read_bytes()
+    path.write_bytes(content[: int(rng.integers(0, len(content.rstrip())))])
 
 
 def refuses(attack: Attack, case: Case) -> list[Comparison]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -105,6 +106,41 @@ def _(require: Step) -> Step:
     return changed
 
 
+@step_mutant("ledger_refuses_what_just_fits", LEDGER, "Ledger._require")
+def _(require: Step) -> Step:
+    def changed(self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
+        return require(self, device, count + 1, others, memory)
+
+    return changed
+
+
+@step_mutant("ledger_mixes_devices", LEDGER, "Ledger._require")
+def _(require: Step) -> Step:
+    def changed(self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
+        key = self._memory(device).key
+        return require(self, device, count, [replace(entry, device=key) for entry in others], memory)
+
+    return changed
+
+
+def _growing(own: Callable[[Any, Any], int]) -> Callable[[Step], Step]:
+    """What counts as allocated of a reservation that grows, from what the device reports and the reservation."""
+
+    def mutant(update: Step) -> Step:
+        def changed(self: Any, entry: Any, device: Any, count: int) -> Any:
+            memory = self._memory(device)
+            with patch.object(
+                self, "_memory", lambda _: replace(memory, free=memory.free - min(memory.own, entry.bytes) + own(memory, entry))
+            ):
+                return update(self, entry, device, count)
+
+        return changed
+
+    return mutant
+
+
+step_mutant("ledger_counts_all_allocated_as_free", LEDGER, "Ledger.update")(_growing(lambda memory, _: memory.own))
+step_mutant("ledger_counts_allocated_twice", LEDGER, "Ledger.update")(_growing(lambda *_: 0))
 step_mutant("ledger_keeps_the_dead", LEDGER, "Ledger._living")(lambda _: lambda self: self._read())
 
 

@@ -66,17 +66,19 @@ CARD = torch.device("cuda", 0)
 
 
 def _ledger(scalars: Scalars) -> ledger.Ledger:
-    """A ledger of a host whose card has what the scalars say."""
-    return ledger.Ledger(Path(scalars["folder"]), lambda _: ledger.DeviceMemory("card", scalars["free"], scalars["total"]))
+    """A ledger of a host whose cards have what the scalars say; without `cards` it is one."""
+    cards = scalars.get("cards") or [{name: scalars[name] for name in ("free", "total")}]
+    return ledger.Ledger(Path(scalars["folder"]), lambda at: ledger.DeviceMemory(f"card {at.index}", **cards[at.index]))
 
 
 def reserve(scalars: Scalars, _: torch.device) -> Outputs:
-    """A sequence of [verb, which, bytes]: for each whether it was refused, and what is reserved in all after it."""
+    """A sequence of [verb, which, bytes, card]: for each whether it was refused, and what is reserved of each card after it."""
     book, held, refused, reserved = _ledger(scalars), {}, [], []
-    for verb, which, count in scalars["sequence"]:
+    keys = [f"card {index}" for index in range(len(scalars["cards"]))]
+    for verb, which, count, card in scalars["sequence"]:
         try:
             if verb == "acquire":
-                held[which] = book.acquire(CARD, count)
+                held[which] = book.acquire(torch.device("cuda", card), count)
             elif which in held and verb == "update":
                 held[which].update(count)
             elif which in held:
@@ -84,7 +86,8 @@ def reserve(scalars: Scalars, _: torch.device) -> Outputs:
             refused.append(False)
         except ledger.InsufficientMemory:
             refused.append(True)
-        reserved.append(sum(entry.bytes for entry in book.entries()))
+        entries = book.entries()
+        reserved.append([sum(entry.bytes for entry in entries if entry.device == key) for key in keys])
     for reservation in held.values():
         reservation.release()
     return {"refused": np.asarray(refused), "reserved": np.asarray(reserved)}
