@@ -48,3 +48,28 @@ def no_interrupt_lost() -> Iterator[None]:
     finally:
         if sys.unraisablehook is hook:
             sys.unraisablehook = former
+
+
+@contextmanager
+def interrupts_first() -> Iterator[None]:
+    """Raises KeyboardInterrupt where one led to the error that leaves the block: libraries that clean up after it may fail at that."""
+    try:
+        yield
+    except Exception as error:
+        if _led_to(error):
+            raise KeyboardInterrupt from error
+        raise
+
+
+def _led_to(error: BaseException) -> bool:
+    seen: list[BaseException] = []
+    ahead: list[BaseException | None] = [error]
+    while ahead:
+        found = ahead.pop()
+        if found is None or found in seen:
+            continue
+        if isinstance(found, KeyboardInterrupt):
+            return True
+        seen.append(found)
+        ahead += [found.__cause__, found.__context__]
+    return False

@@ -32,8 +32,23 @@ def pytest_runtest_call(item):
     interrupt()
 """
 
+BEFORE_THE_FIRST_DRAW = """
+import inspect
 
-@pytest.mark.parametrize("plugin", [DURING_A_COLLECTION, WHERE_NO_LINE_IS], ids=["during a collection of garbage", "where no line is"])
+def interrupt(test):
+    raise KeyboardInterrupt
+
+def pytest_runtest_call(item):
+    inspect.getsource = interrupt
+"""
+PLACES = {
+    "during a collection of garbage": DURING_A_COLLECTION,
+    "where no line is": WHERE_NO_LINE_IS,
+    "before Hypothesis draws": BEFORE_THE_FIRST_DRAW,
+}
+
+
+@pytest.mark.parametrize("plugin", PLACES.values(), ids=PLACES)
 def test_an_interrupt_is_neither_lost_nor_a_failure(plugin: str, tmp_path: Path) -> None:
     (tmp_path / "interrupting.py").write_text(plugin)
     file = tmp_path / "verdicts.jsonl"

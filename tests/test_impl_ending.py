@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from impl.ending import no_interrupt_lost
+from impl.ending import interrupts_first, no_interrupt_lost
 
 ROOT = Path(__file__).resolve().parent.parent
 CAUGHT = """
@@ -30,7 +30,9 @@ def test_an_interrupt_inside_text_that_was_executed(end: str, expected: int, tmp
 
 
 def test_other_statuses() -> None:
-    done = subprocess.run([sys.executable, "-c", "from impl.ending import leave; leave(7, 130)"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "from impl.ending import interrupts_first, leave; leave(7, 130)"], cwd=ROOT, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (7, "")
 
 
@@ -78,3 +80,25 @@ def test_other_exceptions_that_python_lets_out_of_nowhere_go_where_they_went(mon
     with no_interrupt_lost():
         Raises()
     assert (seen, sys.unraisablehook) == ([KeyError], former)
+
+
+def test_an_error_that_an_interrupt_led_to_is_the_interrupt() -> None:
+    def fails_when_it_cleans_up() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            assert not sys
+
+    with pytest.raises(KeyboardInterrupt), interrupts_first():
+        fails_when_it_cleans_up()
+    with pytest.raises(KeyboardInterrupt), interrupts_first():
+        raise ValueError from KeyboardInterrupt()
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    around = ValueError("around")
+    around.__context__ = KeyError("within")
+    around.__context__.__cause__ = around
+    with pytest.raises(ValueError, match="around") as caught, interrupts_first():
+        raise around
+    assert caught.value is around
