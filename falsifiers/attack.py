@@ -1,6 +1,5 @@
 """One claim's attack: runs reference and subject on a case, keeps the time of each, and knows the limits of the claim's tolerance."""
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,9 +22,7 @@ REPLAYS, REPLAYS_OF_FEW, FEW_ELEMENTS = 2, 6, 32
 THOROUGH_REPLAYS, THOROUGH_REPLAYS_OF_COMPOSITIONS = 48, 24
 NEARLY = 8.0
 """An answer that misses its tolerance by less than this is judged again by a floor of many replays: the largest of a few errors is small by
-luck now and then, and a thousand seeds meet such a case. After steps of AdamW, by whatever it misses: the first moves each number by the
-learning rate towards its gradient's sign, so that noise which turns the sign of a gradient near zero errs by twice the rate, and in a few
-replays no sign may turn."""
+luck now and then, and a thousand seeds meet such a case."""
 SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
 """Of float32 and of bfloat16, which share their exponents. Libraries may flush what is smaller to zero."""
 
@@ -168,17 +165,13 @@ class Attack:
             with self.watch.on("comparison"):
                 return [compare(name, expected[name], actual[name], self.literal(expected[name]), self._unit(name)) for name in expected]
         found = self._held_to(floors(), expected, actual)
-        if all(comparison.held or comparison.headroom > self._nearly for comparison in found):
+        if all(comparison.held or comparison.headroom > NEARLY for comparison in found):
             return found
         self.thorough = True
         try:
             return self._held_to(floors(), expected, actual)
         finally:
             self.thorough = False
-
-    @property
-    def _nearly(self) -> float:
-        return math.inf if "exp_avg" in self.signature.outputs else NEARLY
 
     def _held_to(self, noise: Mapping[str, Errors], expected: Mapping[str, Array], actual: Mapping[str, Array]) -> list[Comparison]:
         with self.watch.on("comparison"):
