@@ -53,15 +53,15 @@ class Scalar:
 class Output:
     """An output array: symbolic shape and dtype (`storage` is the dtype under test), or a group of named arrays.
 
-    `order` is the size of what the output is computed from, where that can be larger than the output itself. The tensors of a `pooled`
-    group share one noise floor.
+    `order` is the size of what the output is computed from, where that can be larger than the output itself. `moved_by` is the output
+    group of the first moments that an optimiser moves this group by.
     """
 
     shape: tuple[str, ...] = ()
     dtype: str = "storage"
     group: str | None = None
     order: float = 0.0
-    pooled: bool = False
+    moved_by: str | None = None
 
 
 @dataclass(frozen=True, eq=False)

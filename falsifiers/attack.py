@@ -15,6 +15,7 @@ from falsifiers.case import Case
 from falsifiers.comparison import Comparison, Errors, broken, compare, compare_exactly, rejected, same_structure
 from falsifiers.precision import UNIT_ROUNDOFF, compute_dtype, is_real, output_dtypes, rounded_table, signatures
 from falsifiers.subjects.protocol import Subject
+from falsifiers.undetermined import moved, settled, undetermined
 from reference.table import Array, Table
 
 STAGES = ("drawing", "reference", "noise", "subject", "comparison")
@@ -117,25 +118,20 @@ class Attack:
         with self.watch.on("noise"):
             inputs = {name: value.astype(compute_dtype(self.dtype)) if is_real(value) else value for name, value in case.inputs.items()}
             floors = {name: self._half_ulp(name, value) for name, value in expected.items()}
+            parameters = moved(self.signature, expected)
+            late: list[tuple[str, Array]] = []
             for replay in range(-1, self._replays(expected)):
                 generator = None if replay < 0 else np.random.default_rng([case.seed, replay])
                 for name, value in run(inputs, rounded_table(reference.TABLE, self.dtype, generator, self.signature.composition)).items():
                     with np.errstate(invalid="ignore"):
                         difference = value.astype(np.float64) - expected[name]
-                    finite = np.isfinite(expected[name])
-                    floors[name] = floors[name].at_least(Errors.of(difference if finite.all() else difference[finite]))
-        return self._pooled(floors, expected)
-
-    def _pooled(self, floors: dict[str, Errors], expected: Mapping[str, Array]) -> dict[str, Errors]:
-        """The floors, with those of a pooled group raised to what its whole noise would be in any one of its tensors."""
-        for group, output in self.signature.outputs.items():
-            names = [name for name in floors if name.startswith(f"{group}/")] if output.pooled else []
-            energy = sum(expected[name].size * floors[name].rms ** 2 for name in names)
-            largest = max((floors[name].max for name in names), default=0.0)
-            for name in names:
-                size, row = expected[name].size, expected[name].shape[-1] if expected[name].ndim else 1
-                shared = Errors(min((energy / size) ** 0.5, largest), min((energy / row) ** 0.5, largest), largest)
-                floors[name] = floors[name].at_least(shared)
+                    if name in parameters:
+                        late.append((name, difference))
+                    else:
+                        floors[name] = floors[name].at_least(_errors(difference, np.isfinite(expected[name])))
+            left_open = undetermined(self.signature, expected, floors)
+            for name, difference in late:
+                floors[name] = floors[name].at_least(_errors(np.where(left_open[name], 0.0, difference), np.isfinite(expected[name])))
         return floors
 
     def _replays(self, expected: Mapping[str, Array]) -> int:
@@ -175,7 +171,12 @@ class Attack:
 
     def _held_to(self, noise: Mapping[str, Errors], expected: Mapping[str, Array], actual: Mapping[str, Array]) -> list[Comparison]:
         with self.watch.on("comparison"):
-            return [self._judged(name, expected[name], actual[name], noise[name]) for name in expected]
+            left_open = undetermined(self.signature, expected, noise)
+            wanted = {**expected, **{name: settled(expected[name], actual[name], where) for name, where in left_open.items()}}
+            nothing_left = {name for name, where in left_open.items() if where.all()}
+            return [
+                rejected(name) if name in nothing_left else self._judged(name, wanted[name], actual[name], noise[name]) for name in expected
+            ]
 
     def _judged(self, name: str, expected: Array, actual: Array, floor: Errors) -> Comparison:
         if not is_real(expected):
@@ -220,6 +221,10 @@ class Attack:
         output = self.signature.outputs.get(name.split("/", 1)[0])
         half = Errors.of(finite).at_least(Errors.flat(output.order if output else 0.0)).times(self._unit(name))
         return half.at_least(Errors.of(np.where(np.abs(finite) < SMALLEST_NORMAL, finite, 0.0)))
+
+
+def _errors(difference: Array, finite: Array) -> Errors:
+    return Errors.of(difference if finite.all() else difference[finite])
 
 
 def _changed(case: Case, changes: Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, Any]]:
