@@ -31,7 +31,7 @@ GIB = 2.0**30
 
 
 def main() -> int:
-    """Runs every contender in a process of its own, prints the table and writes the figures; 6 without a CUDA device."""
+    """Runs every contender in a process of its own, writes the figures after each, prints the table; 6 without a CUDA device."""
     options = _options()
     command.require_cuda()
     import torch
@@ -40,21 +40,25 @@ def main() -> int:
         truth = _run(TRUTH, options, Path(folder))
         if "failed" in truth:
             raise command.CannotRun(f"the float32 computation, which all are held to, failed: {truth['failed']}", 1)
-        rows = [_run(name, options, Path(folder)) for name in options.only or CONTENDERS]
-        _errors(rows, Path(folder))
-    floor = _floor(options, truth)
-    report = {"model": options.model, "batch": options.batch, "seq": options.seq, "lengths": options.lengths, "nf4": not options.bf16}
-    report |= {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "matmul_tflops": truth["tflops"],
-        "floor_ms": floor,
-        "rows": rows,
-    }
+        rows: list[dict[str, Any]] = []
+        report = _settings(options) | {
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "matmul_tflops": truth["tflops"],
+            "floor_ms": _floor(options, truth),
+            "rows": rows,
+        }
+        for name in options.only or CONTENDERS:
+            rows.append(_run(name, options, Path(folder)))
+            _errors(rows, Path(folder))
+            if options.output:  # at once: the next one may take minutes, and be interrupted
+                options.output.write_text(json.dumps(report, indent=1) + "\n")
     _print(report)
-    if options.output:
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
     return 0
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    return {"model": options.model, "batch": options.batch, "seq": options.seq, "lengths": options.lengths, "nf4": not options.bf16}
 
 
 def _options() -> argparse.Namespace:
