@@ -77,8 +77,10 @@ def _faults(signature: Signature) -> Iterable[tuple[KeyPath, str]]:
                 yield from _expression((kind, name, "shape", index), dimension, known)
             if isinstance(array, Input) and array.below is not None and array.below not in known:
                 yield (kind, name, "below"), unknown("size", array.below, known)
-            if isinstance(array, Output) and array.moved_by is not None and array.moved_by not in signature.outputs:
-                yield (kind, name, "moved_by"), unknown("output", array.moved_by, signature.outputs)
+            if isinstance(array, Output) and array.moved_by is not None:
+                groups = [other for other, output in signature.outputs.items() if output.group is not None and output.group == array.group]
+                if array.moved_by not in groups:
+                    yield (kind, name, "moved_by"), unknown(f"output with the tensors of {name}", array.moved_by, groups)
     for index, name in enumerate(signature.attributes):
         if name not in known:
             yield ("attributes", index), unknown("size", name, known)

@@ -15,7 +15,7 @@ from falsifiers.case import Case
 from falsifiers.comparison import Comparison, Errors, broken, compare, compare_exactly, rejected, same_structure
 from falsifiers.precision import UNIT_ROUNDOFF, compute_dtype, is_real, output_dtypes, rounded_table, signatures
 from falsifiers.subjects.protocol import Subject
-from falsifiers.undetermined import moved, settled, undetermined
+from falsifiers.undetermined import moved, reach, settled, undetermined
 from reference.table import Array, Table
 
 STAGES = ("drawing", "reference", "noise", "subject", "comparison")
@@ -134,6 +134,10 @@ class Attack:
                 floors[name] = floors[name].at_least(_errors(np.where(left_open[name], 0.0, difference), np.isfinite(expected[name])))
         return floors
 
+    def reach(self, case: Case) -> float:
+        """How far from the expected answer a parameter may be where rounding alone says which way the case's steps moved it."""
+        return reach(self.signature, case.scalars)
+
     def _replays(self, expected: Mapping[str, Array]) -> int:
         """More where a tensor has few elements: the one error of a number may be small by luck. A composition averages its own."""
         if self.thorough:
@@ -148,8 +152,10 @@ class Attack:
         actual: Mapping[str, Array],
         floors: Callable[[], Mapping[str, Errors]],
         dtypes: Mapping[str, np.dtype[Any]],
+        reach: float = 0.0,
     ) -> list[Comparison]:
-        """Compares an answer with the expected one under the claim's tolerance. `floors` is called only when it is needed."""
+        """Compares an answer with the expected one under the claim's tolerance. `floors` is called only when it is needed. `reach` is how
+        far from the expected answer a parameter may be where rounding alone says which way it moved."""
         found = same_structure(expected, actual, dtypes)
         if found:
             return found
@@ -160,20 +166,22 @@ class Attack:
         if basis == "literal":
             with self.watch.on("comparison"):
                 return [compare(name, expected[name], actual[name], self.literal(expected[name]), self._unit(name)) for name in expected]
-        found = self._held_to(floors(), expected, actual)
+        found = self._held_to(floors(), expected, actual, reach)
         if all(comparison.held or comparison.headroom > NEARLY for comparison in found):
             return found
         self.thorough = True
         try:
-            return self._held_to(floors(), expected, actual)
+            return self._held_to(floors(), expected, actual, reach)
         finally:
             self.thorough = False
 
-    def _held_to(self, noise: Mapping[str, Errors], expected: Mapping[str, Array], actual: Mapping[str, Array]) -> list[Comparison]:
+    def _held_to(
+        self, noise: Mapping[str, Errors], expected: Mapping[str, Array], actual: Mapping[str, Array], reach: float
+    ) -> list[Comparison]:
         with self.watch.on("comparison"):
             left_open = undetermined(self.signature, expected, noise)
-            wanted = {**expected, **{name: settled(expected[name], actual[name], where) for name, where in left_open.items()}}
-            nothing_left = {name for name, where in left_open.items() if where.all()}
+            wanted = {**expected, **{name: settled(expected[name], actual[name], where, reach) for name, where in left_open.items()}}
+            nothing_left = {name for name, where in left_open.items() if where.all() and np.array_equal(wanted[name], actual[name])}
             return [
                 rejected(name) if name in nothing_left else self._judged(name, wanted[name], actual[name], noise[name]) for name in expected
             ]

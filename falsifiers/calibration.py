@@ -35,18 +35,21 @@ class Calibrating(Attack):
         actual: Mapping[str, Array],
         floors: Callable[[], Mapping[str, Errors]],
         dtypes: Mapping[str, np.dtype[Any]],
+        reach: float = 0.0,
     ) -> list[Comparison]:
         """Always held, or broken; the ratio of each tensor is kept."""
-        found = super().judge(expected, actual, floors, dtypes)
+        found = super().judge(expected, actual, floors, dtypes, reach)
         for ratio in self._case.values():
             self.ratios.append(ratio)
             self.largest = self.largest.at_least(ratio)
         return found
 
-    def _held_to(self, noise: Mapping[str, Errors], expected: Mapping[str, Array], actual: Mapping[str, Array]) -> list[Comparison]:
+    def _held_to(
+        self, noise: Mapping[str, Errors], expected: Mapping[str, Array], actual: Mapping[str, Array], reach: float
+    ) -> list[Comparison]:
         """What counts is the last floor that the case was held to, which may reject a tensor that an earlier one compared."""
         self._case = {}
-        return super()._held_to(noise, expected, actual)
+        return super()._held_to(noise, expected, actual, reach)
 
     def within(self, name: str, expected: Array, actual: Array, floor: Errors) -> Comparison:
         """Held, unless the ratio is a new largest one by the floor of few replays."""

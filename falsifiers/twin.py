@@ -3,7 +3,7 @@
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from falsifiers.mutants.wrapped import Wrapped
 from falsifiers.precision import UNIT_ROUNDOFF, is_real, signatures
 from falsifiers.subjects.protocol import Subject, TracedCall
 from falsifiers.subjects.reference import ReferenceSubject
+from falsifiers.undetermined import reach, settled, undetermined
 from reference.table import Array, Arrays, Table
 
 SAME_NOISE = 6.0
@@ -109,6 +110,9 @@ class _Target:
     actual: dict[str, Array] | None
     exact: dict[str, Array] | None
     floors: dict[str, float]
+    left_open: dict[str, Array] = field(default_factory=dict)
+    """Where rounding alone says which way a parameter moved: two answers within `reach` of each other are there the same."""
+    reach: float = 0.0
 
     def apart(self, answer: Arrays | None) -> float:
         """The worst tensor's rms difference from the subject's answer, in noise floors."""
@@ -116,14 +120,21 @@ class _Target:
             return 0.0 if answer is self.actual else np.inf
         if set(answer) != set(self.actual):
             return np.inf
-        return max((_apart(value, self.actual[name], self.floors.get(name)) for name, value in answer.items()), default=0.0)
+        return max((self._apart(name, value) for name, value in answer.items()), default=0.0)
 
     def distance(self, answer: Arrays | None) -> float:
         """The largest relative rms difference over the tensors that the reference's answer misses."""
         if answer is None or self.actual is None:
             return 0.0
-        wrong = [n for n in answer if self.exact is None or _apart(self.exact[n], self.actual[n], self.floors.get(n)) > SAME_NOISE]
+        wrong = [name for name in answer if self.exact is None or self._apart(name, self.exact[name]) > SAME_NOISE]
         return max((_relative(answer[name], self.actual[name]) for name in wrong), default=0.0)
+
+    def _apart(self, name: str, value: Array) -> float:
+        assert self.actual is not None
+        actual = self.actual[name]
+        if name in self.left_open and value.shape == actual.shape:
+            value = settled(value, actual, self.left_open[name], self.reach)
+        return _apart(value, actual, self.floors.get(name))
 
 
 def find(
@@ -189,7 +200,9 @@ def _target(claim: Claim, question: Question, subject: Subject, actual: dict[str
         exact = question.run(question.case.inputs, reference.TABLE)
     except (ValueError, FloatingPointError):
         return _Target(actual, None, {})
-    return _Target(actual, exact, {name: floor.rms for name, floor in question.floors(claim, subject, exact).items()})
+    noise, signature = question.floors(claim, subject, exact), signatures()[question.case.operation]
+    rms = {name: floor.rms for name, floor in noise.items()}
+    return _Target(actual, exact, rms, undetermined(signature, exact, noise), reach(signature, question.case.scalars))
 
 
 def _apart(one: Array, other: Array, floor: float | None) -> float:

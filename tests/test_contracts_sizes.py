@@ -126,7 +126,12 @@ def test_a_signature_is_read_completely(tmp_path: Path) -> None:
         ({"inputs": {"x": {"shape": ["rows"], "below": "vocab"}}}, "inputs.x.below", "unknown size 'vocab'"),
         ({"inputs": {"x": {"shape": ["rows"], "fill": "norm_wait"}}}, "inputs.x.fill", "did you mean 'norm_weight'?"),
         ({"outputs": {"y": {"shape": ["widths"]}}}, "outputs.y.shape[0]", "did you mean 'width'?"),
-        ({"outputs": {"y": {"shape": ["width"], "moved_by": "exp_avg"}}}, "outputs.y.moved_by", "unknown output 'exp_avg'; expected y"),
+        ({"outputs": {"y": {"shape": ["width"], "moved_by": "y"}}}, "outputs.y.moved_by", "unknown output with the tensors of y 'y'"),
+        (
+            {"outputs": {"y": {"group": "trainable", "moved_by": "frozen"}, "frozen": {"group": "frozen"}}},
+            "outputs.y.moved_by",
+            "unknown output with the tensors of y 'frozen'; expected y",
+        ),
         ({"derived": {"width": "2 * haf"}}, "derived.width", "did you mean 'half'?"),
         ({"derived": {"rows": "half"}}, "derived.rows", "the size 'rows' is declared twice"),
         ({"attributes": ["wide"]}, "attributes[0]", "unknown size 'wide'"),

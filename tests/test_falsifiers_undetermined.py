@@ -11,13 +11,15 @@ from falsifiers.case import Case
 from falsifiers.comparison import Comparison, Errors
 from falsifiers.precision import signatures
 from falsifiers.subjects.reference import ReferenceSubject
-from falsifiers.undetermined import NOISES, moved, undetermined
+from falsifiers.undetermined import NOISES, moved, reach, settled, undetermined
 from reference.table import Array
 
 RATE, NOISE = 1e-3, 1e-4
+ONE_STEP = {"steps": 1, "learning_rate": RATE}
 STEPS = ("train_steps", "multi_label_steps", "pretrain_steps")
 MOMENTS = np.array([[1.0, -1.0, 0.2 * NOISE], [-1.0, 1.0, 2 * NOISES * NOISE]])
 EXPECTED = {"trainable/w": 1 - RATE * np.sign(MOMENTS), "exp_avg/w": MOMENTS}
+OPEN_EVERYWHERE = {**EXPECTED, "exp_avg/w": MOMENTS * 1e-9}
 
 
 def attack_on(operation: str) -> Attack:
@@ -32,7 +34,8 @@ def judged(expected: Mapping[str, Array], changes: Mapping[tuple[int, int], floa
     answer = {name: value.astype(np.float32) for name, value in expected.items()}
     for at, value in changes.items():
         answer["trainable/w"][at] = value
-    found = attack_on("train_steps").judge(expected, answer, noise, {name: np.dtype(np.float32) for name in expected})
+    dtypes = {name: np.dtype(np.float32) for name in expected}
+    found = attack_on("train_steps").judge(expected, answer, noise, dtypes, reach(signatures()["train_steps"], ONE_STEP))
     return next(comparison for comparison in found if comparison.tensor == "trainable/w")
 
 
@@ -48,10 +51,37 @@ def test_a_moment_within_its_noise_leaves_its_parameter_open() -> None:
     np.testing.assert_array_equal(found["trainable/w"], [[False, False, True], [False, False, False]])
 
 
-def test_a_moment_that_is_zero_without_noise_leaves_nothing_open() -> None:
-    expected = {"trainable/w": np.ones(3), "exp_avg/w": np.zeros(3)}
-    found = undetermined(signatures()["train_steps"], expected, {name: Errors.flat(0.0) for name in expected})
+def test_a_moment_that_is_zero_leaves_nothing_open() -> None:
+    expected = {"trainable/w": np.ones(3), "exp_avg/w": np.array([0.0, -0.0, 0.2 * NOISE])}
+    found = undetermined(signatures()["train_steps"], expected, noise())
+    np.testing.assert_array_equal(found["trainable/w"], [False, False, True])
+
+
+def test_no_noise_leaves_nothing_open() -> None:
+    found = undetermined(signatures()["train_steps"], EXPECTED, {name: Errors.flat(0.0) for name in EXPECTED})
     assert not found["trainable/w"].any()
+
+
+def test_the_reach_of_some_steps() -> None:
+    train, linear = signatures()["train_steps"], signatures()["linear"]
+    assert 2 * RATE < reach(train, ONE_STEP) < 2.1 * RATE
+    assert reach(train, ONE_STEP | {"steps": 3}) == pytest.approx(reach(train, ONE_STEP) * (1 + 2 * 10**0.5), rel=1e-6)
+    assert reach(linear, {}) == 0.0
+
+
+@pytest.mark.parametrize("gradients", [[1.0, 1.0, 1.0], [0.0, 0.0, 1.0], [1e-9, -1e-9, 5.0], [-3.0, 1e-4, 2.0]])
+def test_adam_keeps_within_its_reach(gradients: list[float]) -> None:
+    first = second = moved_by = 0.0
+    for step, gradient in enumerate(gradients, start=1):
+        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+        moved_by += RATE * (first / (1 - 0.9**step)) / ((second / (1 - 0.999**step)) ** 0.5 + 1e-8)
+        assert abs(moved_by) <= reach(signatures()["train_steps"], {"steps": step, "learning_rate": RATE}) / 2
+
+
+def test_without_reach_nothing_is_settled() -> None:
+    actual = np.array([1.0, np.nan])
+    np.testing.assert_array_equal(settled(np.array([1.5, 1.5]), actual, np.array([True, True]), 0.0), [1.5, 1.5])
+    np.testing.assert_array_equal(settled(np.array([1.5, 1.5]), actual, np.array([True, True]), 0.6), [1.0, 1.5])
 
 
 def test_the_other_sign_is_held_where_it_is_open_and_nowhere_else() -> None:
@@ -62,14 +92,15 @@ def test_the_other_sign_is_held_where_it_is_open_and_nowhere_else() -> None:
         assert not judged(EXPECTED, {(0, 2): 1 + RATE, at: EXPECTED["trainable/w"][at] + RATE / 100}).held, at
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_no_number_is_wrong_where_it_is_open_too(value: float) -> None:
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e6, 1 + 2 * RATE])
+def test_what_no_step_reaches_is_wrong_where_it_is_open_too(value: float) -> None:
     assert not judged(EXPECTED, {(0, 2): value}).held
+    assert not judged(OPEN_EVERYWHERE, {(0, 0): value}).held
 
 
 def test_a_tensor_that_is_open_everywhere_is_rejected() -> None:
-    found = judged({**EXPECTED, "exp_avg/w": MOMENTS * 1e-9}, {})
-    assert found.rejected
+    assert judged(OPEN_EVERYWHERE, {}).rejected
+    assert judged(OPEN_EVERYWHERE, {(0, 0): 1 + RATE}).rejected
 
 
 def test_a_replay_with_the_other_sign_makes_no_noise_for_the_elements_around_it() -> None:

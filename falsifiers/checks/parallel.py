@@ -1,6 +1,7 @@
 """Data parallelism: shards, several workers against the reference, faults on one of them, a worker killed."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -49,7 +50,8 @@ def _like_the_reference(attack: Attack, training: Case, answer: Arrays) -> list[
     def rounded(inputs: Arrays, table: Table) -> dict[str, Array]:
         return reference.evaluate(training.operation, inputs, training.scalars, table)
 
-    return inner.judge(expected, answer, lambda: inner.floor(training, rounded, expected), inner.dtypes(expected))
+    floors = partial(inner.floor, training, rounded, expected)
+    return inner.judge(expected, answer, floors, inner.dtypes(expected), inner.reach(training))
 
 
 def workers_hold_the_same_weights(attack: Attack, case: Case) -> list[Comparison]:

@@ -42,7 +42,7 @@ def related(attack: Attack, case: Case, first: Arrays, second: Arrays, view: Vie
 
     wanted = {name: np.asarray(value, np.float64) for name, value in seen_first.items()}
     dtypes = {name: value.dtype for name, value in seen_first.items()}
-    return attack.judge(wanted, seen_second, floors, dtypes)
+    return attack.judge(wanted, seen_second, floors, dtypes, attack.reach(case))
 
 
 def twice_the_same(attack: Attack, case: Case) -> list[Comparison]:

@@ -15,4 +15,5 @@ def compare_outputs(attack: Attack, case: Case) -> list[Comparison]:
         actual,
         lambda: attack.floor(case, lambda inputs, table: reference.evaluate(case.operation, inputs, case.scalars, table), expected),
         attack.dtypes(expected),
+        attack.reach(case),
     )

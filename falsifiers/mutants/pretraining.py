@@ -118,6 +118,19 @@ def _(correct: Composition) -> Composition:
     return varied(correct, change_for)
 
 
+@mutant("pretrain_decays_seen_rows_only")
+def _(correct: Composition) -> Composition:
+    def lazy(made: Made) -> str:
+        before = made.tape.values[made.arguments["parameter"]]
+        moments = (made.tape.values[made.arguments[name]] for name in ("gradient", "exp_avg"))
+        seen = np.any([moment != 0 for moment in moments], axis=0)
+        result = made.run()
+        made.tape.values[result] = np.where(seen, made.tape.values[result], before)
+        return result
+
+    return varied(correct, lambda _: _on("adamw_step", lazy))
+
+
 @mutant("pretrain_clips_each_tensor")
 def _(correct: Composition) -> Composition:
     def change_for(scalars: Scalars) -> Change:

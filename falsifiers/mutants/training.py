@@ -272,6 +272,18 @@ def _(correct: Composition) -> Composition:
     return Composition(build, correct.differentiable)
 
 
+@mutant("train_tiny_moments_blow_up")
+def _(correct: Composition) -> Composition:
+    def thrown(made: Made) -> str:
+        result = made.run()
+        size = np.abs(made.tape.values[made.arguments["gradient"]])
+        tiny = (size > 0) & (size < 0.01 * size.max(initial=0.0))
+        made.tape.values[result] = made.tape.values[result] + np.where(tiny, 10 * made.arguments["learning_rate"], 0.0)
+        return result
+
+    return varied(correct, lambda _: _on("adamw_step", thrown))
+
+
 @mutant("train_decay_on_head_only")
 def _(correct: Composition) -> Composition:
     def change_for(scalars: Scalars) -> Change:
