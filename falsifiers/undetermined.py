@@ -44,7 +44,7 @@ def undetermined(signature: Signature, expected: Mapping[str, Array], noise: Map
     Adam divides the first moment by the root of the second (Kingma and Ba 2015, algorithm 1): its first step moves each number by the
     learning rate towards the sign of its gradient, however small that is. Where the gradient is noise so is the sign, and an honest answer
     errs by up to twice the rate. That says nothing about the elements around it, whose noise is a small share of the rate, nor about those
-    that had no gradient: their moment is zero in any arithmetic.
+    whose moment is exactly zero, like the embedding of a token that does not occur: those are held to the noise of the replays.
     """
     pairs = moved(signature, expected).items()
     return {name: (expected[moment] != 0) & (np.abs(expected[moment]) < NOISES * noise[moment].max) for name, moment in pairs}
