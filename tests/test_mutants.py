@@ -64,7 +64,10 @@ SETTINGS: dict[str, list[Setting]] = {
     "language_model_loss": [(MODEL, {**DECODER, "family": family}) for family in ("qwen3", "qwen2")],
     "classifier_forward": [({**MODEL, "classes": 3, "rank": 2}, {**CLASSIFIER, "nf4": nf4}) for nf4 in (False, True)],
     "classifier_loss": [({**MODEL, "classes": 3, "rank": 2}, {**CLASSIFIER, "nf4": nf4}) for nf4 in (False, True)],
-    "pretrain_steps": [({**MODEL, "steps": 3, "micro": 2}, {**DECODER, **TRAINING, "family": family}) for family in ("qwen3", "qwen2")],
+    "pretrain_steps": [
+        ({**MODEL, "vocab": 90, "steps": 3, "micro": 2}, {**DECODER, **TRAINING, "family": family, "tied": tied})
+        for family, tied in (("qwen3", True), ("qwen2", False))
+    ],
     "multi_label_steps": [({**MODEL, "classes": 3, "rank": 2, "steps": 3, "micro": 2}, {**CLASSIFIER, **TRAINING, "targets": "all"})],
     "train_steps": [
         ({**MODEL, "classes": 3, "rank": 2, "steps": 3, "micro": 2}, {**CLASSIFIER, **TRAINING, "nf4": nf4}) for nf4 in (False, True)
