@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,18 @@ def _claim(raw: Mapping[str, Any], contract: str, vocabulary: Vocabulary, locati
         location=location,
         content=raw,
         path=raw.get("path"),
+        terms=_terms(raw, vocabulary),
     )
+
+
+def _terms(raw: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
+    """The entries of the claim's operation and check, without what changes no verdict: their docs and where they stand."""
+    entries = {"operation": vocabulary.operations.get(raw.get("operation", "")), "check": vocabulary.checks.get(raw.get("check", ""))}
+    return {
+        name: {key: value for key, value in asdict(entry).items() if key not in ("doc", "location")}
+        for name, entry in entries.items()
+        if entry is not None
+    }
 
 
 def _domain(raw: Mapping[str, Any], vocabulary: Vocabulary) -> Domain:

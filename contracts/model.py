@@ -87,12 +87,16 @@ class Signature:
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """A named check of checks.yaml and the claim kinds that may use it."""
+    """A named check of checks.yaml and the claim kinds that may use it.
+
+    `non_finite` names the outputs that may be NaN or infinite, `*` for any part of a name.
+    """
 
     name: str
     kinds: tuple[str, ...]
     doc: str
     location: Location
+    non_finite: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +214,8 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """One statement that can be false. `content` is the claim as the file has it.
+    """One statement that can be false. `content` is the claim as the file has it, `terms` what the vocabulary says of its operation and
+    its check.
 
     `path` names the code that it speaks of, torch's or Triton's, where the subject has both; none means what the subject uses by itself.
     """
@@ -236,6 +241,7 @@ class Claim:
     location: Location
     content: Mapping[str, Any] = field(repr=False)
     path: str | None = None
+    terms: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,6 +257,6 @@ class Contract:
 
 
 def contract_digest(claim: Claim) -> str:
-    """SHA-256 over the claim's content, blind to comments, key order and formatting."""
-    canonical = json.dumps([claim.contract, claim.content], sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    """SHA-256 over the claim's content and terms, blind to comments, docs, key order and formatting."""
+    canonical = json.dumps([claim.contract, claim.content, claim.terms], sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -119,7 +119,7 @@ def load_checks(path: Path = FOLDER / "checks.yaml") -> dict[str, Check]:
     """The checks that claims may name. ContractError where the file is wrong."""
     document = _read(path, "checks")
     return {
-        name: Check(name, tuple(raw["kinds"]), raw["doc"], _location(document, ("checks", name)))
+        name: Check(name, tuple(raw["kinds"]), raw["doc"], _location(document, ("checks", name)), tuple(raw.get("non_finite", ())))
         for name, raw in document.data["checks"].items()
     }
 

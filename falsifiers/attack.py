@@ -1,7 +1,6 @@
 """One claim's attack: runs reference and subject on a case, keeps the time of each, and knows the limits of the claim's tolerance."""
 
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,9 +10,10 @@ import numpy as np
 
 import reference
 from contracts.model import Claim, Signature, Tolerance
+from falsifiers.answers import SubjectError, asked, require_finite
 from falsifiers.case import Case
-from falsifiers.comparison import Comparison, Errors, broken, compare, compare_exactly, rejected, same_structure
-from falsifiers.precision import UNIT_ROUNDOFF, compute_dtype, is_real, output_dtypes, rounded_table, signatures
+from falsifiers.comparison import Comparison, Errors, compare, compare_exactly, rejected, same_structure
+from falsifiers.precision import UNIT_ROUNDOFF, checks, compute_dtype, is_real, output_dtypes, rounded_table, signatures
 from falsifiers.subjects.protocol import Subject
 from falsifiers.undetermined import moved, reach, settled, undetermined
 from reference.table import Array, Table
@@ -29,10 +29,6 @@ SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
 
 SIGNAL_SHARE = 0.1
 """A floor above this share of the signal proves nothing: the case is rejected for that tensor."""
-
-
-class SubjectError(Exception):
-    """The subject gave no answer: it raised (then the cause is what it raised), or returned something else than arrays by name."""
 
 
 @dataclass
@@ -87,11 +83,12 @@ class Attack:
         """The subject's outputs, with some inputs or scalars replaced. SubjectError where it raises."""
         inputs, scalars = _changed(case, changes)
         with self.watch.on("subject"):
-            answer = _asked(inputs, lambda given: self.subject.run(operation or case.operation, given, scalars, self.dtype))
+            answer = asked(inputs, lambda given: self.subject.run(operation or case.operation, given, scalars, self.dtype))
         outputs = signatures()[operation or case.operation].outputs
         missing = [name for name, output in outputs.items() if output.group is None and name not in answer]
         if missing:
             raise SubjectError(f"answered without {missing[0]}; it has {', '.join(sorted(answer)[:6]) or 'nothing'}")
+        self._require_finite(answer)
         return answer
 
     def expect_gradients(self, case: Case, wrt: Sequence[str]) -> dict[str, Array]:
@@ -108,7 +105,17 @@ class Attack:
             return self.subject.differentiate(case.operation, given, scalars, upstream, wrt, self.dtype)
 
         with self.watch.on("subject"):
-            return _asked({**inputs, **{f"cotangent {name}": value for name, value in case.cotangents.items()}}, ask)
+            answer = asked({**inputs, **{f"cotangent {name}": value for name, value in case.cotangents.items()}}, ask)
+        self._require_finite(answer)
+        return answer
+
+    def _require_finite(self, answer: Mapping[str, Array]) -> None:
+        """A check compares answers of the subject with each other, and NaN equals NaN there; plain parity has the reference's to go by.
+
+        A refusal is judged by itself: what was to be refused and was not may well answer with NaN.
+        """
+        if self.claim.check is not None and self.claim.kind != "rejection":
+            require_finite(answer, checks()[self.claim.check].non_finite)
 
     def floor(
         self, case: Case, run: Callable[[Mapping[str, Array], Table], dict[str, Array]], expected: Mapping[str, Array]
@@ -238,35 +245,3 @@ def _errors(difference: Array, finite: Array) -> Errors:
 def _changed(case: Case, changes: Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, Any]]:
     inputs = {**case.inputs, **changes.get("inputs", {})}
     return {name: value for name, value in inputs.items() if value is not None}, {**case.scalars, **changes.get("scalars", {})}
-
-
-def _asked(inputs: Mapping[str, Array], ask: Callable[[dict[str, Array]], object]) -> dict[str, Array]:
-    """The answer to copies of the inputs, itself a copy: a subject that writes to either changes neither the case nor an earlier answer."""
-    given = {name: value.copy() for name, value in inputs.items()}
-    failure: Exception | None = None
-    answer: object = None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a subject that warns has not left the claim, whatever pytest makes of warnings
-            answer = ask(dict(given))
-    except Exception as error:  # whatever a subject raises, where it had to answer, is a finding about the subject
-        failure = error
-    changed = [name for name, value in inputs.items() if value.tobytes() != given[name].tobytes()]
-    if changed:
-        raise SubjectError(f"changed its input {changed[0]} in place")
-    if failure is not None:
-        raise SubjectError(f"raised {type(failure).__name__}: {failure}") from failure
-    if not isinstance(answer, Mapping) or not all(isinstance(value, np.ndarray) for value in answer.values()):
-        raise SubjectError(f"answered with {_kind(answer)}; expected arrays by name")
-    return {name: value.copy() for name, value in answer.items()}
-
-
-def _kind(answer: object) -> str:
-    if not isinstance(answer, Mapping):
-        return type(answer).__name__
-    return ", ".join(f"{name}: {type(value).__name__}" for name, value in answer.items())
-
-
-def raised(error: SubjectError) -> Comparison:
-    """The comparison of an answer that never came."""
-    return broken("(no answer)", str(error))

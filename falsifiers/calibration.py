@@ -9,7 +9,8 @@ import numpy as np
 
 from contracts.model import Claim
 from falsifiers import environment
-from falsifiers.attack import Attack, SubjectError
+from falsifiers.answers import SubjectError
+from falsifiers.attack import Attack
 from falsifiers.case import Case
 from falsifiers.comparison import METRICS, Comparison, Errors
 from falsifiers.engine import Options, Source, search

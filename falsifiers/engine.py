@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, Phase, Verbosity
 from hypothesis.errors import Flaky, Unsatisfiable
 
 from contracts.model import Claim
-from falsifiers.attack import Attack, SubjectError, raised
+from falsifiers.answers import SubjectError, raised
+from falsifiers.attack import Attack
 from falsifiers.case import Case
 from falsifiers.comparison import Comparison
 from falsifiers.kinds import KINDS

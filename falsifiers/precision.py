@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 import contracts
-from contracts.model import Signature
+from contracts.model import Check, Signature
 from falsifiers.tf32 import Tf32
 from reference.classifier import trainable_names
 from reference.table import Array, Composition, Operation, Table
@@ -39,6 +39,12 @@ CUDA_ONLY = {"tf32": "TF32 products exist on CUDA only"}
 def signatures() -> Mapping[str, Signature]:
     """Every operation's signature, read once."""
     return contracts.load_operations()
+
+
+@cache
+def checks() -> Mapping[str, Check]:
+    """Every named check, read once."""
+    return contracts.load_checks()
 
 
 def compute_dtype(dtype: str) -> np.dtype[Any]:

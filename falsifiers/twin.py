@@ -10,7 +10,8 @@ import numpy as np
 
 import reference
 from contracts.model import Claim
-from falsifiers.attack import Attack, SubjectError
+from falsifiers.answers import SubjectError
+from falsifiers.attack import Attack
 from falsifiers.case import Case
 from falsifiers.comparison import Errors
 from falsifiers.kinds import KINDS

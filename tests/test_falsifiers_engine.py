@@ -15,7 +15,8 @@ from falsifiers_claims import EXACT, ROUNDING, Fake, Hanging, boundary, claim, o
 import reference
 from contracts.model import Claim, Contract, Range, Tolerance
 from falsifiers import attack, engine
-from falsifiers.attack import Attack, Stopwatch, SubjectError
+from falsifiers.answers import SubjectError
+from falsifiers.attack import Attack, Stopwatch
 from falsifiers.campaign import Campaign, Selection
 from falsifiers.case import Case
 from falsifiers.checks.nf4 import nf4_error_within_half_a_gap, nf4_mostly_not_zero

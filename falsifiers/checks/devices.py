@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from falsifiers.attack import Attack, SubjectError
+from falsifiers.answers import SubjectError
+from falsifiers.attack import Attack
 from falsifiers.case import Case
 from falsifiers.checks.refusals import refusal
 from falsifiers.comparison import Comparison, broken, compare_exactly, value_at_least, value_at_most, value_inside, value_within_factor

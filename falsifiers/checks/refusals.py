@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from falsifiers.attack import Attack, SubjectError
+from falsifiers.answers import SubjectError
+from falsifiers.attack import Attack
 from falsifiers.case import Case
 from falsifiers.comparison import Comparison, broken
 from falsifiers.fill import Generator, generator_for

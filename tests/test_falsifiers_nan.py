@@ -1,0 +1,64 @@
+"""No claim mistakes NaN for a number, on whichever side of a comparison the subject's answer stands."""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import pytest
+
+import contracts
+from contracts.model import Claim
+from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from falsifiers.engine import Options, attackable, falsify
+from falsifiers.mutants.wrapped import Wrapped
+from falsifiers.precision import checks, is_real
+from falsifiers.real_input import RealInput
+from falsifiers.subjects.implementation import Implementation
+from falsifiers.verdict import State
+from reference.table import Array, Arrays
+
+MINUTES = {"DEV-NO-LEAK", "DEV-MEMORY-BOUND"}
+
+
+class Spoiling(Wrapped):
+    """The implementation, with NaN for the last element of everything real that it answers with."""
+
+    def __init__(self, claim: Claim) -> None:
+        super().__init__(Implementation("cpu"))
+        self.may = checks()[claim.check].non_finite if claim.check else ()
+        self.spoilt: list[str] = []
+
+    def run(self, operation: str, inputs: Arrays, scalars: Any, dtype: str) -> dict[str, Array]:
+        """As the implementation, spoilt."""
+        return self._spoil(super().run(operation, inputs, scalars, dtype))
+
+    def differentiate(
+        self, operation: str, inputs: Arrays, scalars: Any, cotangents: Arrays, wrt: Sequence[str], dtype: str
+    ) -> dict[str, Array]:
+        """As the implementation, spoilt."""
+        return self._spoil(super().differentiate(operation, inputs, scalars, cotangents, wrt, dtype))
+
+    def _spoil(self, answer: Mapping[str, Array]) -> dict[str, Array]:
+        spoilt = {name: value.copy() for name, value in answer.items()}
+        for name, value in spoilt.items():
+            if is_real(value) and value.size and not any(fnmatchcase(name, pattern) for pattern in self.may):
+                value.reshape(-1)[-1] = np.nan
+                self.spoilt.append(name)
+        return spoilt
+
+
+def attacked() -> list[Claim]:
+    """Those that compare numbers on the CPU; a refusal compares none."""
+    claims = [claim for contract in contracts.load() for claim in contract.claims]
+    here = [claim for claim in claims if attackable(claim) and (not claim.domain.device or "cpu" in claim.domain.device)]
+    return [claim for claim in here if claim.kind != "rejection" and claim.id not in MINUTES]
+
+
+@pytest.mark.parametrize("claim", attacked(), ids=lambda claim: claim.id)
+def test_an_answer_with_nan_leaves_the_claim(claim: Claim) -> None:
+    subject = Spoiling(claim)
+    options = Options(effort="quick", examples=1, shrink=False)
+    source = RealInput(CHECKPOINT, CORPUS_HELDOUT).case if claim.domain.input == "checkpoint" else None
+    found = falsify(claim, claim.domain.dtype[0], subject, options, source)
+    assert found.state is (State.FALSIFIED if subject.spoilt else State.HELD), found.reason
