@@ -10,6 +10,8 @@ from falsifiers.comparison import Comparison, broken
 from falsifiers.precision import is_real
 from reference.table import Array
 
+NOT_FINITE = "not a finite number"
+
 
 class SubjectError(Exception):
     """The subject gave no answer: it raised (then the cause is what it raised), or returned something else than arrays by name."""
@@ -20,7 +22,7 @@ class NotFiniteError(SubjectError):
 
     def __init__(self, tensor: str, index: tuple[int, ...], value: float) -> None:
         super().__init__(f"answered with {value} in {tensor} at {list(index)}; expected a finite number")
-        self.comparison = broken(tensor, "non-finite", "a finite number", value, index)
+        self.comparison = broken(tensor, NOT_FINITE, "a finite number", value, index)
 
 
 def require_finite(answer: Mapping[str, Array], may: Iterable[str]) -> None:

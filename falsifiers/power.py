@@ -15,6 +15,7 @@ import numpy as np
 import reference
 from contracts.model import Claim
 from falsifiers import mutants
+from falsifiers.answers import NOT_FINITE
 from falsifiers.attack import Attack
 from falsifiers.case import Case
 from falsifiers.comparison import Errors
@@ -67,6 +68,11 @@ class Cell:
     def killed(self) -> bool:
         """Whether the claim reports the subject."""
         return self.state == State.FALSIFIED.value
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether the claim reports the subject by what it compares, and not for an answer with NaN, which leaves every claim."""
+        return self.killed and not (self.reason or "").endswith(NOT_FINITE)
 
 
 @dataclass(frozen=True)
@@ -194,7 +200,7 @@ def cell(attack: RememberingAttack, drawn: Sequence[Case], name: str | None, due
         try:
             examination.case(case)
         except Falsified as falsified:
-            first, reason = (first, reason) if first else (number, str(falsified))
+            first, reason = (first, reason) if first else (number, _why(attack, case, falsified))
             if not due or falsified.comparison.headroom >= ENOUGH:
                 break
     tally = examination.tally
@@ -205,6 +211,16 @@ def cell(attack: RememberingAttack, drawn: Sequence[Case], name: str | None, due
     power = tally.worst.headroom if tally.worst else 0.0
     spent = time.perf_counter() - start
     return Cell(claim.id, attack.dtype, name, due, state.value, first or tally.run, spent, power, reason, loose)
+
+
+def _why(attack: Attack, case: Case, falsified: Falsified) -> str:
+    """What the claim compares says it where it can, so that NaN, which leaves every claim, hides no power of its own."""
+    if falsified.comparison.reason == NOT_FINITE:
+        try:
+            Examination(replace(attack, only_compared=True)).case(case)
+        except Falsified as compared:
+            return str(compared)
+    return str(falsified)
 
 
 def looseness(attack: Attack, drawn: Sequence[Case]) -> float:

@@ -9,7 +9,7 @@ results round stochastically: another summation order or another instruction mak
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -136,8 +136,27 @@ class _Rounding:
         given = self._entering(arguments)
         if reads_stored_output(self.entry.backward):
             given["y"] = self._forward(**arguments)
-        gradients = self.entry.backward(*upstream, **given)
+        gradients = self._subtracted(self.entry.backward(*upstream, **given), upstream, given)
         return {name: self._leaving(value, "storage") for name, value in gradients.items()}
+
+    def _subtracted(self, gradients: dict[str, Array], upstream: Sequence[Array], given: Mapping[str, Any]) -> dict[str, Array]:
+        """In a composition's replay, the gradient of a loss that is the logarithm of something of size `order`, with its own noise.
+
+        It is a probability minus its target, both of that size however small the difference: where p is next to 1, p − 1 holds the rounding
+        of p alone, which no small change of the logits moves. At logits of zero the difference is at least half of what is subtracted.
+        """
+        order = max(output.order for output in self.signature.outputs.values())
+        if self.replay is None or not self.dither or not order:
+            return gradients
+        assert self.entry.backward is not None
+        plain = self.entry.backward(*upstream, **{**given, **{name: np.zeros_like(value) for name, value in gradients.items()}})
+        (generator,) = self.replay.spawn(1)
+        moved = {}
+        for name, value in gradients.items():
+            terms = np.where(plain[name] * upstream[0] < 0, 2 * order * plain[name], 0)
+            noise = generator.uniform(-1, 1, value.shape) * UNIT_ROUNDOFF["float64" if value.dtype == np.float64 else "float32"]
+            moved[name] = np.asarray(value + terms * noise, value.dtype)
+        return moved
 
     def _entering(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {

@@ -197,3 +197,44 @@ def test_a_zero_stays_zero_in_a_dithered_replay() -> None:
         given = {"x": rows.astype(np.float32), "branch": np.zeros((2, 4), np.float32)}
         result = reference.evaluate("residual_add", given, {}, table)["y"]
         assert np.array_equal(result == 0, rows == 0)
+
+
+LABELLED: dict[str, dict[str, Array]] = {
+    "weighted_cross_entropy": {"labels": np.array([0])},
+    "bce_with_logits": {"targets": np.array([[1.0, 0.0]])},
+    "lm_cross_entropy": {"input_ids": np.array([[0, 0]]), "mask": np.ones((1, 2), bool)},
+}
+
+
+def _sure(operation: str, gap: float) -> dict[str, Array]:
+    """Logits that give the label's class a probability next to 1, and the other class the rest."""
+    logits = np.array([[gap, -gap if operation == "bce_with_logits" else 0.0]], np.float32)
+    return {**LABELLED[operation], "logits": np.stack([logits, logits], axis=1) if operation == "lm_cross_entropy" else logits}
+
+
+def _gradient(operation: str, inputs: dict[str, Array], replay: np.random.Generator | None, *, dither: bool = True) -> Array:
+    entry = rounded_table(reference.TABLE, "float32", replay, dither)[operation]
+    assert isinstance(entry, Operation)
+    assert entry.backward is not None
+    return entry.backward(np.ones((), np.float32), **inputs)["logits"].reshape(-1, 2)[0]
+
+
+@pytest.mark.parametrize("operation", sorted(LABELLED))
+def test_a_probability_next_to_one_has_its_own_rounding(operation: str) -> None:
+    """p computed as the exponential of a rounded logarithm, as libraries do, is within the noise of replays, and that is no larger."""
+    count = 2 if operation == "bce_with_logits" else 1  # the mean is over the classes there
+    ratios = []
+    for gap in np.random.default_rng(7).uniform(9, 14, 40).astype(np.float32):
+        inputs = _sure(operation, float(gap))
+        exact = -1 / (1 + np.exp(np.float64(gap)))
+        usual = np.exp(-np.log(np.float32(1) + np.exp(-gap))) - np.float32(1)
+        replays = [_gradient(operation, inputs, np.random.default_rng([1, replay])) * count for replay in range(24)]
+        ratios.append(abs(float(usual) - exact) / max(abs(float(each[0]) - exact) for each in replays))
+        assert max(abs(float(each[1]) + exact) for each in replays) < 4e-6 * abs(exact)
+    assert 0.3 < max(ratios) < 2
+
+
+@pytest.mark.parametrize("operation", sorted(LABELLED))
+def test_outside_a_composition_a_loss_keeps_the_noise_that_its_factors_were_measured_with(operation: str) -> None:
+    inputs = _sure(operation, 12.0)
+    assert _gradient(operation, inputs, np.random.default_rng(3), dither=False)[0] == _gradient(operation, inputs, None)[0]
