@@ -9,7 +9,21 @@ from typing import Any
 from contracts import lint
 from contracts.document import Document, read
 from contracts.domains import build
-from contracts.model import Claim, Contract, Domain, Example, Examples, Factors, Location, Rule, Source, Tolerance, Vocabulary
+from contracts.model import (
+    Check,
+    Claim,
+    Contract,
+    Domain,
+    Example,
+    Examples,
+    Factors,
+    Location,
+    Rule,
+    Signature,
+    Source,
+    Tolerance,
+    Vocabulary,
+)
 from contracts.problems import ContractError, Problem, shown_path
 from contracts.schema import violations
 from contracts.vocabulary import FOLDER, load_vocabulary
@@ -139,13 +153,18 @@ def _claim(raw: Mapping[str, Any], contract: str, vocabulary: Vocabulary, locati
 
 
 def _terms(raw: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
-    """The entries of the claim's operation and check, without what changes no verdict: their docs and where they stand."""
-    entries = {"operation": vocabulary.operations.get(raw.get("operation", "")), "check": vocabulary.checks.get(raw.get("check", ""))}
-    return {
-        name: {key: value for key, value in asdict(entry).items() if key not in ("doc", "location")}
-        for name, entry in entries.items()
-        if entry is not None
-    }
+    """The entries of the claim's operation, of those that it calls, and of its check, without what changes no verdict."""
+    known = vocabulary.operations
+    names, waiting = set[str](), [raw["operation"]] if raw.get("operation") in known else []
+    while waiting:
+        names.add(name := waiting.pop())
+        waiting += [called for called in known[name].calls if called not in names and called in known]
+    terms: dict[str, Any] = {"operations": {name: _said(known[name]) for name in sorted(names)}}
+    return terms | ({"check": _said(vocabulary.checks[raw["check"]])} if raw.get("check") in vocabulary.checks else {})
+
+
+def _said(entry: Signature | Check) -> dict[str, Any]:
+    return {name: value for name, value in asdict(entry).items() if name not in ("doc", "location")}
 
 
 def _domain(raw: Mapping[str, Any], vocabulary: Vocabulary) -> Domain:

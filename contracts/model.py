@@ -66,7 +66,10 @@ class Output:
 
 @dataclass(frozen=True, eq=False)
 class Signature:
-    """An operation of operations.yaml."""
+    """An operation of operations.yaml.
+
+    `calls` are those that a composition calls for some of its scalars, or by which a procedure is judged.
+    """
 
     name: str
     doc: str
@@ -82,6 +85,7 @@ class Signature:
     composition: bool
     procedure: bool
     paths: bool
+    calls: tuple[str, ...]
     location: Location
 
 

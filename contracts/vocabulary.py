@@ -34,7 +34,7 @@ def load_operations(path: Path = FOLDER / "operations.yaml") -> dict[str, Signat
     problems = [
         document.problem(("operations", name, *key), message)
         for name, signature in operations.items()
-        for key, message in _faults(signature)
+        for key, message in [*_faults(signature), *_unknown_calls(signature, operations)]
     ]
     if problems:
         raise ContractError(problems)
@@ -60,8 +60,15 @@ def _signature(name: str, raw: Mapping[str, Any], location: Location) -> Signatu
         composition=raw.get("composition", False),
         procedure=raw.get("procedure", False),
         paths=raw.get("paths", not raw.get("procedure", False)),
+        calls=tuple(raw.get("calls", ())),
         location=location,
     )
+
+
+def _unknown_calls(signature: Signature, known: Iterable[str]) -> Iterable[tuple[KeyPath, str]]:
+    for index, name in enumerate(signature.calls):
+        if name not in known:
+            yield ("calls", index), unknown("operation", name, known)
 
 
 def _faults(signature: Signature) -> Iterable[tuple[KeyPath, str]]:

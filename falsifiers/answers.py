@@ -18,10 +18,11 @@ class SubjectError(Exception):
 
 
 class NotFiniteError(SubjectError):
-    """The subject answered with NaN or an infinity where numbers are compared with each other, and not with the reference's."""
+    """The subject answered with NaN or an infinity where a check compares numbers."""
 
     def __init__(self, tensor: str, index: tuple[int, ...], value: float) -> None:
-        super().__init__(f"answered with {value} in {tensor} at {list(index)}; expected a finite number")
+        where = f"{tensor} at {list(index)}" if index else tensor
+        super().__init__(f"answered with {value} in {where}; expected a finite number")
         self.comparison = broken(tensor, NOT_FINITE, "a finite number", value, index)
 
 

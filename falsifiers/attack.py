@@ -28,7 +28,7 @@ SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
 """Of float32 and of bfloat16, which share their exponents. Libraries may flush what is smaller to zero."""
 
 SIGNAL_SHARE = 0.1
-"""A floor above this share of the signal proves nothing: the case is rejected for that tensor."""
+"""A floor above this share of the signal proves nothing: the case is rejected for that tensor, which has yet to be noise of that size."""
 
 
 @dataclass
@@ -111,11 +111,8 @@ class Attack:
         return answer
 
     def _require_finite(self, answer: Mapping[str, Array]) -> None:
-        """A check compares answers of the subject with each other, and NaN equals NaN there; plain parity has the reference's to go by.
-
-        A refusal is judged by itself: what was to be refused and was not may well answer with NaN.
-        """
-        if self.claim.check is not None and self.claim.kind != "rejection" and not self.only_compared:
+        """A check may compare answers of the subject with each other, where NaN equals NaN; plain parity has the reference's to go by."""
+        if self.claim.check is not None and not self.only_compared:
             require_finite(answer, checks()[self.claim.check].non_finite)
 
     def floor(
@@ -199,8 +196,14 @@ class Attack:
             return compare_exactly(name, expected, actual)
         finite = np.where(np.isfinite(expected), expected, 0.0)
         if not floor.rms <= SIGNAL_SHARE * Errors.of(finite).rms and floor.max != 0:
-            return rejected(name)
+            return self._drowned(name, expected, actual, floor)
         return self.within(name, expected, actual, floor)
+
+    def _drowned(self, name: str, expected: Array, actual: Array, floor: Errors) -> Comparison:
+        """Rejected, for it proves nothing that it is right; wrong it is if it holds what no noise of this size can be, or NaN."""
+        limit = floor.times(self.factors()).times(NEARLY) if np.isfinite(floor.max) else Errors.flat(np.inf)
+        beyond = compare(name, expected, actual, limit, self._unit(name))
+        return rejected(name) if beyond.held else beyond
 
     def within(self, name: str, expected: Array, actual: Array, floor: Errors) -> Comparison:
         """Compares a tensor with the claim's factors times its noise floor."""

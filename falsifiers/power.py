@@ -15,7 +15,6 @@ import numpy as np
 import reference
 from contracts.model import Claim
 from falsifiers import mutants
-from falsifiers.answers import NOT_FINITE
 from falsifiers.attack import Attack
 from falsifiers.case import Case
 from falsifiers.comparison import Errors
@@ -68,11 +67,6 @@ class Cell:
     def killed(self) -> bool:
         """Whether the claim reports the subject."""
         return self.state == State.FALSIFIED.value
-
-    @property
-    def told_apart(self) -> bool:
-        """Whether the claim reports the subject by what it compares, and not for an answer with NaN, which leaves every claim."""
-        return self.killed and not (self.reason or "").endswith(NOT_FINITE)
 
 
 @dataclass(frozen=True)
@@ -166,7 +160,10 @@ def aimed_at(claim: Claim) -> list[str]:
 
 
 def attack(claim: Claim, dtype: str, subjects: Iterable[str | None], source: Source | None = None) -> Iterator[Cell]:
-    """The cells of one claim in one dtype, on the cases of the default run."""
+    """The cells of one claim in one dtype, on the cases of the default run.
+
+    What the claim compares has to kill: an answer with NaN leaves the claim of every check, which gives none of them power.
+    """
     drawn = list(cases(claim, dtype, Options(shrink=False), source))
     memory: dict[tuple[Any, ...], Any] = {}
     for name in subjects:
@@ -175,7 +172,7 @@ def attack(claim: Claim, dtype: str, subjects: Iterable[str | None], source: Sou
         attacked, changed = _against(claim, name)
         # Such a mutant may write into its inputs; the cases are shared.
         own = copy.deepcopy(drawn) if name in mutants.PROCEDURES else drawn
-        yield cell(RememberingAttack(changed, attacked, dtype, memory=memory), own, name, due)
+        yield cell(RememberingAttack(changed, attacked, dtype, memory=memory, only_compared=True), own, name, due)
 
 
 def _against(claim: Claim, name: str | None) -> tuple[Subject, Claim]:
@@ -200,7 +197,7 @@ def cell(attack: RememberingAttack, drawn: Sequence[Case], name: str | None, due
         try:
             examination.case(case)
         except Falsified as falsified:
-            first, reason = (first, reason) if first else (number, _why(attack, case, falsified))
+            first, reason = (first, reason) if first else (number, str(falsified))
             if not due or falsified.comparison.headroom >= ENOUGH:
                 break
     tally = examination.tally
@@ -211,16 +208,6 @@ def cell(attack: RememberingAttack, drawn: Sequence[Case], name: str | None, due
     power = tally.worst.headroom if tally.worst else 0.0
     spent = time.perf_counter() - start
     return Cell(claim.id, attack.dtype, name, due, state.value, first or tally.run, spent, power, reason, loose)
-
-
-def _why(attack: Attack, case: Case, falsified: Falsified) -> str:
-    """What the claim compares says it where it can, so that NaN, which leaves every claim, hides no power of its own."""
-    if falsified.comparison.reason == NOT_FINITE:
-        try:
-            Examination(replace(attack, only_compared=True)).case(case)
-        except Falsified as compared:
-            return str(compared)
-    return str(falsified)
 
 
 def looseness(attack: Attack, drawn: Sequence[Case]) -> float:

@@ -43,10 +43,10 @@ def _survivors(claims: Sequence[Claim], names: Iterable[str], cells: Iterable[Ce
 
 
 def _powerless(claims: Iterable[Claim], cells: Iterable[Cell]) -> Iterator[str]:
-    deadly = {cell.claim for cell in cells if cell.told_apart}
+    deadly = {cell.claim for cell in cells if cell.killed}
     for claim in claims:
         if claim.id not in deadly:
-            yield f"{claim.id}: kills no mutant by what it compares, so that nothing shows it can fail; name one in must_catch"
+            yield f"{claim.id}: kills no mutant, so that nothing shows it can fail; name one in must_catch"
 
 
 def _uncaught(cells: Iterable[Cell]) -> Iterator[str]:

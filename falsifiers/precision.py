@@ -143,17 +143,22 @@ class _Rounding:
         """In a composition's replay, the gradient of a loss that is the logarithm of something of size `order`, with its own noise.
 
         It is a probability minus its target, both of that size however small the difference: where p is next to 1, p − 1 holds the rounding
-        of p alone, which no small change of the logits moves. At logits of zero the difference is at least half of what is subtracted.
+        of p alone, which no small change of the logits moves. Where at equal logits the difference opposes the loss's cotangent, a target
+        is subtracted; with a probability of zero there it is all that is left.
         """
         order = max(output.order for output in self.signature.outputs.values())
         if self.replay is None or not self.dither or not order:
             return gradients
         assert self.entry.backward is not None
-        plain = self.entry.backward(*upstream, **{**given, **{name: np.zeros_like(value) for name, value in gradients.items()}})
+        sign = np.sign(upstream[0])
+        equal = {name: np.zeros_like(value) for name, value in gradients.items()}
+        opposed = {name: value * sign < 0 for name, value in self.entry.backward(*upstream, **{**given, **equal}).items()}
+        never = {name: np.where(where, equal[name] - 1000, equal[name]) for name, where in opposed.items()}
+        targets = self.entry.backward(*upstream, **{**given, **never})
         (generator,) = self.replay.spawn(1)
         moved = {}
         for name, value in gradients.items():
-            terms = np.where(plain[name] * upstream[0] < 0, 2 * order * plain[name], 0)
+            terms = np.where(opposed[name], order * targets[name], 0)
             noise = generator.uniform(-1, 1, value.shape) * UNIT_ROUNDOFF["float64" if value.dtype == np.float64 else "float32"]
             moved[name] = np.asarray(value + terms * noise, value.dtype)
         return moved

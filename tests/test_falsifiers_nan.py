@@ -49,10 +49,34 @@ class Spoiling(Wrapped):
 
 
 def attacked() -> list[Claim]:
-    """Those that compare numbers on the CPU; a refusal compares none."""
+    """Those that run on the CPU in seconds."""
     claims = [claim for contract in contracts.load() for claim in contract.claims]
     here = [claim for claim in claims if attackable(claim) and (not claim.domain.device or "cpu" in claim.domain.device)]
-    return [claim for claim in here if claim.kind != "rejection" and claim.id not in MINUTES]
+    return [claim for claim in here if claim.id not in MINUTES]
+
+
+class SpoilingZeros(Spoiling):
+    """Another value in the gradients of query and key where they are zero, those of a query that sees one key: noise, and not compared."""
+
+    value = np.nan
+
+    def _spoil(self, answer: Mapping[str, Array]) -> dict[str, Array]:
+        if {"q", "k"} <= answer.keys() and not np.any(answer["k"]):
+            self.spoilt.append("k")
+            return {**answer, **{name: np.full_like(answer[name], self.value) for name in ("q", "k")}}
+        return dict(answer)
+
+
+@pytest.mark.parametrize(("value", "why"), [(np.nan, "non-finite"), (np.inf, "non-finite"), (1.0, None), (1e-4, None)])
+def test_noise_excuses_noise_alone(value: float, why: str | None) -> None:
+    (claim,) = (each for each in attacked() if each.id == "OP-ATTENTION-GRADIENT")
+    subject = SpoilingZeros(claim)
+    subject.value = value
+    found = falsify(claim, "float32", subject, Options(shrink=False))
+    assert subject.spoilt
+    assert found.state is State.FALSIFIED
+    assert found.comparison is not None
+    assert found.comparison.reason == why
 
 
 @pytest.mark.parametrize("claim", attacked(), ids=lambda claim: claim.id)

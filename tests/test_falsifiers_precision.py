@@ -234,6 +234,26 @@ def test_a_probability_next_to_one_has_its_own_rounding(operation: str) -> None:
     assert 0.3 < max(ratios) < 2
 
 
+def test_the_rounding_of_a_probability_does_not_grow_with_the_classes() -> None:
+    """Over 1,000 classes it is two unit roundoffs for the label's class at most, and nothing that counts for the others."""
+    logits = np.zeros((1, 1000), np.float32)
+    logits[0, 3] = 24.0
+    inputs = {"logits": logits, "labels": np.array([3])}
+    entry = reference.TABLE["weighted_cross_entropy"]
+    assert isinstance(entry, Operation)
+    assert entry.backward is not None
+    exact = entry.backward(np.ones(()), **{**inputs, "logits": logits.astype(np.float64)})["logits"]
+    seen = []
+    for replay in range(24):
+        rounded = rounded_table(reference.TABLE, "float32", np.random.default_rng(replay), dither=True)["weighted_cross_entropy"]
+        assert isinstance(rounded, Operation)
+        assert rounded.backward is not None
+        seen.append(np.abs(rounded.backward(np.ones((), np.float32), **inputs)["logits"] - exact)[0])
+    worst = np.max(seen, axis=0)
+    assert 0.5 * 2.0**-24 < worst[3] <= 2.0**-23
+    assert np.delete(worst, 3).max() < 1e-4 * np.abs(np.delete(exact[0], 3)).max()
+
+
 @pytest.mark.parametrize("operation", sorted(LABELLED))
 def test_outside_a_composition_a_loss_keeps_the_noise_that_its_factors_were_measured_with(operation: str) -> None:
     inputs = _sure(operation, 12.0)

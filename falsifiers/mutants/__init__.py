@@ -7,6 +7,7 @@ from falsifiers.mutants.registry import MUTANTS as _MUTANTS
 from falsifiers.mutants.registry import PROCEDURES as _PROCEDURES
 from falsifiers.mutants.registry import RULES as _RULES
 from falsifiers.mutants.registry import Mutant, ProcedureMutant, RuleMutant, correct, mutant
+from falsifiers.precision import signatures
 from falsifiers.subjects.protocol import Subject
 from falsifiers.subjects.reference import ReferenceSubject
 
@@ -37,19 +38,7 @@ MUTANTS: Mapping[str, Mutant] = _MUTANTS
 PROCEDURES: Mapping[str, ProcedureMutant] = _PROCEDURES
 RULES: Mapping[str, RuleMutant] = _RULES
 
-_BLOCK = {"embedding", "linear", "residual_add", "rms_norm", "qk_norm", "rope", "attention", "swiglu"}
-_CLASSIFIER = {*_BLOCK, "pool", "lora_linear", "nf4_quantize", "nf4_dequantize"}
-_OPTIMISER = {"average_gradients", "clip_by_global_norm", "adamw_step", "learning_rate_schedule"}
-
-USES: Mapping[str, frozenset[str]] = {
-    "decoder_forward": frozenset(_BLOCK),
-    "language_model_loss": frozenset({*_BLOCK, "decoder_forward", "lm_cross_entropy"}),
-    "classifier_forward": frozenset(_CLASSIFIER),
-    "classifier_loss": frozenset({*_CLASSIFIER, "classifier_forward", "weighted_cross_entropy"}),
-    "pretrain_steps": frozenset({*_BLOCK, "decoder_forward", "language_model_loss", "lm_cross_entropy", *_OPTIMISER}),
-    "train_steps": frozenset({*_CLASSIFIER, "classifier_forward", "classifier_loss", "weighted_cross_entropy", *_OPTIMISER}),
-    "multi_label_steps": frozenset({*_CLASSIFIER, "classifier_forward", "classifier_loss", "bce_with_logits", *_OPTIMISER}),
-}
+USES: Mapping[str, frozenset[str]] = {name: frozenset(entry.calls) for name, entry in signatures().items() if entry.composition}
 """What a composition calls, for some of its scalars."""
 
 
