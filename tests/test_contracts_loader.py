@@ -3,14 +3,13 @@
 import contextlib
 import copy
 import itertools
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from contracts import ContractError, Range, Vocabulary, contract_digest, load, load_operations, load_vocabulary
+from contracts import ContractError, Range, Vocabulary, contract_digest, load, load_operations
 from contracts.model import Check, Factors, Location, Mutant
 from contracts.problems import Problem
 
@@ -402,52 +401,12 @@ def test_the_digest_is_blind_to_form_and_sees_content(tmp_path: Path) -> None:
     assert digest(plain) != digest(plain.replace("rows:\n        min: 1", "rows:\n        min: 2"))
 
 
-def test_the_digest_sees_what_the_vocabulary_says(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD)
-
-    def digest(vocabulary: Vocabulary) -> str:
-        return contract_digest(load([path], vocabulary)[0].claims[0])
-
-    operation = VOCABULARY.operations[GOOD["claims"][0]["operation"]]
-
-    def described(**changes: Any) -> Vocabulary:
-        return replace(VOCABULARY, operations={**VOCABULARY.operations, operation.name: replace(operation, **changes)})
-
-    outputs = {name: replace(output, order=7.0) for name, output in operation.outputs.items()}
-    assert digest(described(outputs=outputs)) != digest(VOCABULARY)
-    assert digest(described(doc="In other words.")) == digest(VOCABULARY)
-
-
-@pytest.mark.parametrize(
-    ("operation", "name"),
-    [("lm_cross_entropy", "PRE-TRAJECTORY"), ("weighted_cross_entropy", "DP-TRAJECTORY"), ("train_steps", "DP-TRAJECTORY")],
-)
-def test_the_digest_sees_what_the_operation_calls(operation: str, name: str) -> None:
-    vocabulary = load_vocabulary()
-    entry = vocabulary.operations[operation]
-    outputs = {key: replace(output, order=7.0) for key, output in entry.outputs.items()}
-    other = replace(vocabulary, operations={**vocabulary.operations, operation: replace(entry, outputs=outputs)})
-
-    def digests(of: Vocabulary) -> dict[str, str]:
-        return {claim.id: contract_digest(claim) for contract in load(vocabulary=of) for claim in contract.claims}
-
-    before, after = digests(vocabulary), digests(other)
-    assert before[name] != after[name]
-    assert before["OP-ROPE"] == after["OP-ROPE"]
-
-
 def test_an_operation_that_is_called_exists(tmp_path: Path) -> None:
     path = tmp_path / "operations.yaml"
     text = (Path(__file__).parents[1] / "contracts" / "operations.yaml").read_text()
     path.write_text(text.replace("calls: [train_steps]", "calls: [train_step]"))
     with pytest.raises(ContractError, match="train_step"):
         load_operations(path)
-
-
-def test_the_digest_sees_what_a_check_may_answer() -> None:
-    vocabulary = load_vocabulary()
-    (claim,) = (each for contract in load() for each in contract.claims if each.id == "TRN-EMPTY-BATCH")
-    assert claim.terms["check"]["non_finite"] == vocabulary.checks["empty_batch_has_accuracy_zero"].non_finite == ("*/loss", "*/norm")
 
 
 def test_a_large_unsatisfiable_domain_is_found_by_sampling(tmp_path: Path) -> None:
