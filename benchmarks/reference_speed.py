@@ -1,11 +1,12 @@
 """What the reference of whole classifiers costs: time and memory of its float64 forward and backward pass, beside those of transformers.
 
-    python -m benchmarks.reference_speed [--layers 24] [--tokens 256] [--repeats 3] [--output FILE]
+    python -m benchmarks.reference_speed [--layers 24] [--tokens 256] [--rounds 9] [--output FILE]
 
-Both compute the gradients of LoRA on queries and values and of the head, in Qwen2.5-0.5B's shape cut to `--layers`, on one sample, in
-processes of their own that take turns. Weights come from one file in bfloat16, mapped into memory; transformers has them in float64, as
-its model needs them. Time is the median of the repeats of one pass after a first one. Memory is what the process holds at most in that
-first pass and in one after the timed ones, above what it held before it opened the weights, file pages left out. All passes of a process
+Both compute the gradients of LoRA on queries and values and of the head, in Qwen2.5-0.5B's shape cut to `--layers`, on one sample, each
+in a process of its own. They take turns pass by pass, since how fast a machine is changes within seconds, and the ratio of their times is
+the median of those of single rounds. Weights come from one file in bfloat16, mapped into memory; transformers has them in float64, as its
+model needs them. Each has a first pass that is not timed. Memory is what the process holds at most in that first pass and in one after
+the timed ones, above what it held before it opened the weights, file pages left out. All passes of a process
 are in one block of `reference.memory.kept`: freed memory stays with it from pass to pass, as it does with transformers' by glibc's own
 rules.
 """
@@ -18,7 +19,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +54,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Exit status 1 where a target is missed."""
     options = _options(arguments)
     if options.worker:
-        print(json.dumps(_work(options.worker, options.weights, options.layers, options.tokens, options.repeats)))
+        for said in _work(options.worker, options.weights, options.layers, options.tokens, sys.stdin):
+            print(json.dumps(said), flush=True)
         return 0
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "weights.npy"
         _write(weights, _scalars(options.layers))
-        runs: dict[str, list[dict[str, Any]]] = {who: [] for who in WHO}
-        for _ in range(options.rounds):
-            for who in WHO:
-                runs[who].append(_in_a_process(who, weights, options))
+        runs = _in_turns(weights, options)
     found = summary(runs, options.layers, options.tokens)
     print(_shown(found))
     if options.output is not None:
@@ -72,8 +72,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reference_speed", description=__doc__.split("\n\n")[0])
     parser.add_argument("--layers", type=command.positive, default=24, help="layers of the 24 (default: 24)")
     parser.add_argument("--tokens", type=command.positive, default=256, help="tokens of the sample (default: 256)")
-    parser.add_argument("--repeats", type=command.positive, default=3, help="timed passes a process (default: 3)")
-    parser.add_argument("--rounds", type=command.positive, default=2, help="processes each (default: 2)")
+    parser.add_argument("--rounds", type=command.positive, default=9, help="timed passes of each (default: 9)")
     parser.add_argument("--output", type=command.output, metavar="FILE", help="write the numbers as JSON")
     parser.add_argument("--worker", choices=WHO, help=argparse.SUPPRESS)
     parser.add_argument("--weights", type=Path, help=argparse.SUPPRESS)
@@ -109,16 +108,74 @@ def _mapped(path: Path, scalars: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _in_a_process(who: str, weights: Path, options: argparse.Namespace) -> dict[str, Any]:
-    sizes = ["--layers", str(options.layers), "--tokens", str(options.tokens), "--repeats", str(options.repeats)]
-    asked = [sys.executable, "-m", "benchmarks.reference_speed", "--worker", who, "--weights", str(weights), *sizes]
-    # In a session of its own, so that it leaves Ctrl-C to this process, which then kills it.
-    answer = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True, start_new_session=True)  # noqa: S603  # this module itself
-    return dict(json.loads(answer.stdout.splitlines()[-1]))
+def _in_turns(weights: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """By side: the seconds of its passes, the most bytes, and the loss."""
+    with ExitStack() as stack:
+        workers = {who: stack.enter_context(Worker(who, weights, options)) for who in WHO}
+        seconds: dict[str, list[float]] = {who: [] for who in WHO}
+        for done in range(options.rounds):
+            for who in WHO:
+                seconds[who].append(workers[who].turn())
+            said = ", ".join(f"{who} {seconds[who][-1]:.2f} s" for who in WHO)
+            print(f"round {done + 1} of {options.rounds}: {said}", file=sys.stderr, flush=True)
+        return {who: {"seconds": seconds[who], **workers[who].end()} for who in WHO}
 
 
-def _work(who: str, weights: Path, layers: int, tokens: int, repeats: int) -> dict[str, Any]:
-    """Seconds of each pass, bytes at most, and the loss, so that both are seen to compute the same."""
+class Worker:
+    """A process of one side, after its first pass; it makes another whenever it is its turn."""
+
+    def __init__(self, who: str, weights: Path, options: argparse.Namespace) -> None:
+        self._who = who
+        sizes = ["--layers", str(options.layers), "--tokens", str(options.tokens)]
+        asked = [sys.executable, "-m", "benchmarks.reference_speed", "--worker", who, "--weights", str(weights), *sizes]
+        # In a session of its own, so that it leaves Ctrl-C to this process, which then kills it.
+        self._process = subprocess.Popen(  # noqa: S603  # this module itself
+            asked, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def __enter__(self) -> "Worker":
+        """Waits for the first pass."""
+        try:
+            self._said()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """No process is left."""
+        self._process.kill()
+        with self._process:  # waits, and closes its pipes
+            pass
+
+    def turn(self) -> float:
+        """Seconds of one more pass."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # how it ended is said below
+        return float(self._said())
+
+    def end(self) -> dict[str, Any]:
+        """The most bytes and the loss, after a last pass."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return dict(self._said())
+
+    def _said(self) -> Any:
+        """What it writes next; CannotRun where it has ended."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            status = self._process.wait()
+            raise command.CannotRun(f"the process of {self._who} ended with status {status} before it had an answer", 1)
+        return json.loads(line)
+
+
+def _work(who: str, weights: Path, layers: int, tokens: int, turns: Iterable[str]) -> Iterator[Any]:
+    """The loss after a first pass, the seconds of one for each turn, and at last the most bytes and the loss."""
     scalars = _scalars(layers)
     random = np.random.default_rng(1)
     inputs = {
@@ -131,18 +188,19 @@ def _work(who: str, weights: Path, layers: int, tokens: int, repeats: int) -> di
     build = {"reference": _reference, "transformers": _transformers}[who]
     imported = {"reference": "reference.by_layer", "transformers": "transformers.models.qwen2"}[who]
     __import__(imported)
-    peak, seconds = Peak(), []
+    peak = Peak()
     with memory.kept():
         with peak:
             step = build(_mapped(weights, scalars), inputs, scalars)
-            step()
-        for _ in range(repeats):
+            loss = step()
+        yield loss
+        for _ in turns:
             start = time.perf_counter()
             loss = step()
-            seconds.append(time.perf_counter() - start)
+            yield time.perf_counter() - start
         with peak:
-            step()
-    return {"seconds": seconds, "bytes": peak.bytes, "loss": loss}
+            loss = step()
+    yield {"bytes": peak.bytes, "loss": loss}
 
 
 class Peak:
@@ -257,15 +315,16 @@ def _lora(base: Any, a: Any, b: Any, scale: float) -> Any:
     return Adapted()
 
 
-def summary(runs: Mapping[str, list[dict[str, Any]]], layers: int, tokens: int) -> dict[str, Any]:
-    """Medians over all passes, the largest memory, and the ratios; ValueError where the two losses differ."""
-    seconds = {who: statistics.median(second for run in runs[who] for second in run["seconds"]) for who in WHO}
-    memory = {who: max(run["bytes"] for run in runs[who]) for who in WHO}
-    losses = {who: runs[who][0]["loss"] for who in WHO}
+def summary(runs: Mapping[str, Mapping[str, Any]], layers: int, tokens: int) -> dict[str, Any]:
+    """Medians of the seconds, of their ratios in one round, the bytes and their ratio; ValueError where the two losses differ."""
+    seconds = {who: statistics.median(runs[who]["seconds"]) for who in WHO}
+    memory, losses = ({who: runs[who][what] for who in WHO} for what in ("bytes", "loss"))
+    in_turns = [first / second for first, second in zip(*(runs[who]["seconds"] for who in WHO), strict=True)]
     # transformers keeps its norms and rotary tables in float32, whatever the dtype of the model
     if not abs(losses["reference"] - losses["transformers"]) <= 1e-5 * abs(losses["transformers"]):
         raise ValueError(f"the losses differ, {losses}: the two do not compute the same, and their times say nothing")
-    ratios = {"time_ratio": seconds[WHO[0]] / seconds[WHO[1]], "memory_ratio": memory[WHO[0]] / memory[WHO[1]]}
+    ratios = {"time_ratio": statistics.median(in_turns), "memory_ratio": memory[WHO[0]] / memory[WHO[1]]}
+    ratios |= {"time_ratio_least": min(in_turns), "time_ratio_most": max(in_turns)}
     return {"layers": layers, "of_layers": 24, "tokens": tokens, "seconds": seconds, "bytes": memory, "losses": losses, **ratios}
 
 
@@ -274,6 +333,7 @@ def _shown(found: Mapping[str, Any]) -> str:
     lines = [f"Qwen2.5-0.5B's shape, {whole}, {found['tokens']} tokens, float64, forward and backward"]
     lines += [f"  {who:13} {found['seconds'][who]:8.2f} s {found['bytes'][who] / 2**30:8.2f} GiB" for who in WHO]
     lines.append(f"  ratio         {found['time_ratio']:8.2f}   {found['memory_ratio']:8.2f}       (at most {TIME} and {MEMORY})")
+    lines.append(f"  of one round  {found['time_ratio_least']:8.2f} to {found['time_ratio_most']:.2f}")
     return "\n".join(lines)
 
 

@@ -9,14 +9,19 @@ and dv are summed over the query heads of a group. The groups are stacked along 
 
 The sum is also dy · y, since Σ_j p_j (dy · v_j) = dy · Σ_j p_j v_j (Dao 2023, arXiv:2307.08691, §3.1). Implementations read y as the
 forward pass stored it, so that its rounding enters their gradient; given that y, so does this one.
+
+A block of queries at a time meets the keys up to its last one: what no query of it may see is never scored.
 """
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
-from reference.rows import by_rows
 from reference.table import Array
+
+QUERIES = 64
+"""Of a block, for each head."""
 
 
 def _stack_groups(q: Array, kv_heads: int) -> Array:
@@ -38,51 +43,79 @@ def _by_head(x: Array) -> Array:
     return x.transpose(0, 2, 1, 3)
 
 
-def _probabilities(queries: Array, keys: Array, mask: Array) -> Array:
-    """Masked softmax of the scaled scores [batch, kv_heads, groups·seq, seq]; a row that sees no key is zero."""
+def _blocks(mask: Array) -> Iterator[tuple[slice, Array]]:
+    """Blocks of queries, and which of the keys up to the block's last each of them sees: [batch, block, keys]."""
+    seq = mask.shape[1]
+    for start in range(0, seq, QUERIES):
+        stop = min(start + QUERIES, seq)
+        causal = np.tri(stop - start, stop, start, dtype=bool)  # [block, keys]
+        yield slice(start, stop), causal & mask[:, None, :stop]
+
+
+def _probabilities(queries: Array, keys: Array, visible: Array) -> Array:
+    """Masked softmax of the scaled scores; a row that sees no key is zero.
+
+    queries [batch, kv_heads, groups·block, head_dim], keys [batch, kv_heads, keys, head_dim], visible [batch, block, keys]
+    → [batch, kv_heads, groups·block, keys].
+    """
     batch, kv_heads, rows, head_dim = queries.shape
-    seq = keys.shape[2]
-    causal = np.tri(seq, dtype=bool)  # [query, key]
-    visible = (causal & mask[:, None, :])[:, None, None]  # [batch, 1, 1, seq, seq]
-    of_all_heads = np.broadcast_to(visible, (batch, kv_heads, rows // seq, seq, seq)).reshape(batch, kv_heads, rows, seq)
-    products = queries @ keys.swapaxes(-1, -2)  # [batch, kv_heads, groups·seq, seq]
-    (p,) = by_rows(lambda product, visible: (_masked_softmax(product / math.sqrt(head_dim), visible),), products, of_all_heads)
-    return p
-
-
-def _masked_softmax(scores: Array, visible: Array) -> Array:
-    """Over the visible keys; scores and visible [rows, seq]."""
-    sees_a_key = visible.any(axis=-1, keepdims=True)
-    shift = np.where(sees_a_key, np.where(visible, scores, -math.inf).max(axis=-1, keepdims=True), 0.0)
-    exponential = np.exp(np.where(visible, scores - shift, 0.0))  # not of -inf, which takes NumPy three times as long
-    exponential *= visible
-    total = np.where(sees_a_key, exponential.sum(axis=-1, keepdims=True), 1.0)
-    p: Array = exponential / total
-    return p
+    block, seen = visible.shape[1:]
+    products = queries @ keys.swapaxes(-1, -2)  # [batch, kv_heads, groups·block, keys]
+    scores = products.reshape(batch, kv_heads, rows // block, block, seen)
+    scores /= math.sqrt(head_dim)
+    hidden = ~visible[:, None, None]  # [batch, 1, 1, block, keys]
+    sees_no_key = hidden.all(axis=-1, keepdims=True)
+    np.copyto(scores, -math.inf, where=hidden)
+    shift = scores.max(axis=-1, keepdims=True)
+    np.copyto(shift, 0.0, where=sees_no_key)
+    scores -= shift
+    np.copyto(scores, 0.0, where=hidden)  # for the exponential of -inf takes NumPy three times as long
+    np.exp(scores, out=scores)
+    np.copyto(scores, 0.0, where=hidden)
+    total = scores.sum(axis=-1, keepdims=True)
+    np.copyto(total, 1.0, where=sees_no_key)
+    scores /= total
+    return scores.reshape(products.shape)
 
 
 def forward(q: Array, k: Array, v: Array, mask: Array) -> Array:
     """q [batch, seq, heads, head_dim], k and v [batch, seq, kv_heads, head_dim], mask [batch, seq] → as q."""
-    probabilities = _probabilities(_stack_groups(q, k.shape[2]), _by_head(k), mask)
-    return _unstack_groups(probabilities @ _by_head(v), q.shape[1])
+    keys, values, y = _by_head(k), _by_head(v), np.empty_like(q)
+    for block, visible in _blocks(mask):
+        seen = slice(block.stop)
+        probabilities = _probabilities(_stack_groups(q[:, block], k.shape[2]), keys[:, :, seen], visible)
+        y[:, block] = _unstack_groups(probabilities @ values[:, :, seen], visible.shape[1])
+    return y
 
 
 def backward(dy: Array, q: Array, k: Array, v: Array, mask: Array, y: Array | None = None) -> dict[str, Array]:
     """Gradients of q, k and v; dy as q. `y` is the result as the forward pass stored it, where it is given."""
-    kv_heads, seq, head_dim = k.shape[2], q.shape[1], q.shape[3]
+    dq, dk, dv = np.empty_like(q), np.zeros_like(k), np.zeros_like(v)
+    for block, visible in _blocks(mask):
+        seen = slice(block.stop)
+        stored = None if y is None else y[:, block]
+        dq[:, block], dkeys, dvalues = _of_block(dy[:, block], q[:, block], k[:, seen], v[:, seen], visible, stored)
+        dk[:, seen] += dkeys
+        dv[:, seen] += dvalues
+    return {"q": dq, "k": dk, "v": dv}
+
+
+def _of_block(dy: Array, q: Array, k: Array, v: Array, visible: Array, y: Array | None) -> tuple[Array, Array, Array]:
+    """What a block of queries adds to the gradients of q, k and v; k and v up to its last query."""
+    kv_heads, block, head_dim = k.shape[2], q.shape[1], q.shape[3]
     queries, keys, values = _stack_groups(q, kv_heads), _by_head(k), _by_head(v)
-    dout = _stack_groups(dy, kv_heads)  # [batch, kv_heads, groups·seq, head_dim]
-    probabilities = _probabilities(queries, keys, mask)  # [batch, kv_heads, groups·seq, seq]
-    dvalues = probabilities.swapaxes(-1, -2) @ dout  # [batch, kv_heads, seq, head_dim]
-    dprobabilities = dout @ values.swapaxes(-1, -2)  # [batch, kv_heads, groups·seq, seq]
+    dout = _stack_groups(dy, kv_heads)  # [batch, kv_heads, groups·block, head_dim]
+    probabilities = _probabilities(queries, keys, visible)  # [batch, kv_heads, groups·block, keys]
+    dvalues = probabilities.swapaxes(-1, -2) @ dout  # [batch, kv_heads, keys, head_dim]
+    dprobabilities = dout @ values.swapaxes(-1, -2)  # [batch, kv_heads, groups·block, keys]
 
-    def of_scores(dp: Array, p: Array, projection: Array | None = None) -> tuple[Array]:
-        # Without a stored y, the sum over keys: where one key has all the weight, its gradient is then exactly zero.
-        projection = (dp * p).sum(axis=-1, keepdims=True) if projection is None else projection  # [rows, 1]
-        return (p * (dp - projection) / math.sqrt(head_dim),)
-
-    of_y = () if y is None else ((dout * _stack_groups(y, kv_heads)).sum(axis=-1, keepdims=True),)
-    (dscores,) = by_rows(of_scores, dprobabilities, probabilities, *of_y)
-    dqueries = dscores @ keys  # [batch, kv_heads, groups·seq, head_dim]
-    dkeys = dscores.swapaxes(-1, -2) @ queries  # [batch, kv_heads, seq, head_dim]
-    return {"q": _unstack_groups(dqueries, seq), "k": _by_head(dkeys), "v": _by_head(dvalues)}
+    if y is None:  # the sum over keys: where one key has all the weight, its gradient is then exactly zero
+        projection = (dprobabilities * probabilities).sum(axis=-1, keepdims=True)  # [batch, kv_heads, groups·block, 1]
+    else:
+        projection = (dout * _stack_groups(y, kv_heads)).sum(axis=-1, keepdims=True)
+    dscores = dprobabilities - projection
+    dscores *= probabilities
+    dscores /= math.sqrt(head_dim)
+    dqueries = dscores @ keys  # [batch, kv_heads, groups·block, head_dim]
+    dkeys = dscores.swapaxes(-1, -2) @ queries  # [batch, kv_heads, keys, head_dim]
+    return _unstack_groups(dqueries, block), _by_head(dkeys), _by_head(dvalues)

@@ -1,27 +1,27 @@
-"""A whole classifier, forward and backward, with the weights of one block at a time in the compute dtype.
+"""A whole classifier, forward and backward, with the weights of at most one block at a time in the compute dtype.
 
 The forward pass keeps the tape of each block without its weights, and the backward pass makes them again, block after block: of a model,
 they are what takes the memory and costs little to make (the trade of Chen et al. 2016, arXiv:1604.06174, who make activations again).
+In float64 each weight of a projection is widened when a product reads it, over the last one: so it is still in the cache.
 The operations, and the tape that differentiates them, are those of `classifier_loss`.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from reference import decoder, memory
 from reference.classifier import ClassifierConfig, adapted_projection, base_weight, head, loss_of, parameter_shapes
 from reference.operations import TABLE
-from reference.table import Array, Scalars, Table
+from reference.table import Array, Operation, Scalars, Table
 from reference.tape import Tape
 
 EMBEDDING = "model.embed_tokens"
 NORM = "model.norm"
 _NF4 = (".nf4.codes", ".nf4.absmax")
-Hold = Callable[[str, Array], Array]
-"""A parameter's name and stored values to those to compute with."""
 
 
 def widened(stored: Array) -> Array:
@@ -30,23 +30,43 @@ def widened(stored: Array) -> Array:
     return wide
 
 
-class _Rooms:
-    """Float64 values of one block's parameters, which those of the next block are written over.
+class _Room:
+    """Memory for one weight in float64, which the next one is written over.
 
     Pages of a new array come from the system one by one, which for a weight takes longer than to widen it.
     """
 
     def __init__(self) -> None:
-        self._rooms: dict[str, Array] = {}
+        self._numbers = np.empty(0)
 
-    def widened(self, name: str, stored: Array) -> Array:
-        """As `widened`; the result lives until a parameter of that name in another block is asked for."""
-        place = name.split(".", 3)[-1]
-        room = self._rooms.get(place)
-        if room is None or room.shape != stored.shape:
-            room = self._rooms[place] = np.empty(stored.shape)
-        np.copyto(room, stored)
-        return room
+    def widened(self, stored: Array) -> Array:
+        """As `widened`; the result lives until the next is asked for."""
+        if stored.size > self._numbers.size:
+            self._numbers = np.empty(stored.size)
+        wide = self._numbers[: stored.size].reshape(stored.shape)
+        np.copyto(wide, stored)
+        return wide
+
+    def reader(self, entry: Operation) -> Operation:
+        """The operation, for a `weight` that is still as it is stored."""
+        return _Reader(entry.forward, entry.backward, entry.outputs, self)
+
+
+@dataclass(frozen=True)
+class _Reader(Operation):
+    room: _Room = field(default_factory=_Room)
+
+    def run(self, arguments: Mapping[str, Any]) -> dict[str, Array]:
+        return super().run(self._wide(arguments))
+
+    def gradients(self, cotangents: Collection[Array], arguments: Mapping[str, Any], needs: Collection[str]) -> dict[str, Array]:
+        return super().gradients(cotangents, self._wide(arguments), needs)
+
+    def _wide(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        weight = arguments.get("weight")
+        if weight is None or weight.dtype == np.float64:
+            return arguments
+        return {**arguments, "weight": self.room.widened(weight)}
 
 
 @dataclass(frozen=True)
@@ -72,6 +92,21 @@ class ByLayer:
         """The configuration among the scalars."""
         return ClassifierConfig.from_scalars(self.scalars)
 
+    @property
+    def _late(self) -> bool:
+        """Whether the weights of projections are widened only when they are read."""
+        return self.hold is widened
+
+    @cached_property
+    def _readers(self) -> Callable[[Table], Table]:
+        room = _Room()
+        return lambda table: {name: room.reader(entry) if isinstance(entry, Operation) else entry for name, entry in table.items()}
+
+    @cached_property
+    def _projections(self) -> frozenset[str]:
+        paths = (f"model.layers.{index}.{path}" for index in range(self.config.layers) for path in self.config.projection_shapes())
+        return frozenset(f"{path}.weight" for path in paths)
+
     @cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         return parameter_shapes(self.scalars)
@@ -86,16 +121,15 @@ class ByLayer:
             return self._run()
 
     def _run(self) -> dict[str, Array]:
-        hold = _Rooms().widened if self.hold is widened else self._held
         states, blocks = [self.embedded()], []
         for index in range(self.config.layers):
-            blocks.append(self._without_weights(index, states[-1], hold))
+            blocks.append(self._without_weights(index, states[-1]))
             states.append(blocks[-1].result()["y"])
         top = self.top(states[-1])
         names = [EMBEDDING, *(f"model.layers.{index}" for index in range(self.config.layers)), NORM]
         outputs = {f"hidden/{name}": state for name, state in zip(names, [*states, top.values[NORM]], strict=True)}
         outputs |= top.result()
-        return outputs | {f"gradient/{name}": value for name, value in self._gradients(blocks, top, hold).items()}
+        return outputs | {f"gradient/{name}": value for name, value in self._gradients(blocks, top).items()}
 
     def embedded(self) -> Array:
         """The embedding of the tokens; only the rows that occur are widened."""
@@ -109,20 +143,21 @@ class ByLayer:
 
     def block(self, index: int, x: Array) -> Tape:
         """The tape of a block from its input; the output is `y`."""
-        return self._through(self._weights(index, self._held), index, x)
+        return self._through(self._weights(index), index, x)
 
     def top(self, x: Array) -> Tape:
         """The tape of what follows the last block; the outputs are `logits` and `loss`."""
         given = {name: value for name, value in self.inputs.items() if name != "input_ids"}
-        tape = Tape(self.table_of(NORM), {"x": x} | given | self._below(f"{NORM}.", self._held) | self._below("score.", self._held))
+        tape = Tape(self.table_of(NORM), {"x": x} | given | self._below(f"{NORM}.") | self._below("score."))
         logits = head(tape, self.config, decoder.final_norm(tape, self.config, "x"))
         tape.outputs = {"logits": logits, "loss": loss_of(tape, logits)}
         return tape
 
-    def _weights(self, index: int, hold: Hold) -> Tape:
+    def _weights(self, index: int) -> Tape:
         """The tape of a block before its input is there: its parameters, and with NF4 the weights that are made of them."""
         path, config = f"model.layers.{index}", self.config
-        tape = Tape(self.table_of(path), self._below(f"{path}.", hold))
+        table = self.table_of(path)
+        tape = Tape(self._readers(table) if self._late else table, self._below(f"{path}."))
         for projection in config.projection_shapes():
             base_weight(tape, config, f"{path}.{projection}")
         return tape
@@ -133,33 +168,29 @@ class ByLayer:
         tape.outputs = {"y": decoder.block(tape, self.config, f"model.layers.{index}", "x", adapted_projection(tape, self.config))}
         return tape
 
-    def _without_weights(self, index: int, x: Array, hold: Hold) -> Tape:
+    def _without_weights(self, index: int, x: Array) -> Tape:
         """The tape of a block from its input, less the values that do not depend on the input."""
-        tape = self._weights(index, hold)
+        tape = self._weights(index)
         weights = tuple(tape.values)
         self._through(tape, index, x)
         for name in weights:
             del tape.values[name]
         return tape
 
-    def _gradients(self, blocks: list[Tape], top: Tape, hold: Hold) -> dict[str, Array]:
+    def _gradients(self, blocks: list[Tape], top: Tape) -> dict[str, Array]:
         """Of all that is trained; the blocks are without their weights, and are let go one by one."""
         found = top.backward({"loss": np.ones_like(top.result()["loss"])}, wrt=["x", "score.weight", "score.bias"])
         dx = found.pop("x")
         for index in reversed(range(self.config.layers)):
             tape = blocks.pop()  # lets the block before it go, before weights are asked for
-            tape.values |= self._weights(index, hold).values
+            tape.values |= self._weights(index).values
             wanted = [name for name in tape.values if name.endswith((".lora_A.weight", ".lora_B.weight"))]
             gradients = tape.backward({"y": dx}, wrt=["x", *wanted] if index else wanted)
             dx = gradients.pop("x", dx)
             found |= gradients
         return found
 
-    def _held(self, name: str, stored: Array) -> Array:
-        del name
-        return self.hold(stored)
-
-    def _below(self, prefix: str, hold: Hold) -> dict[str, Array]:
+    def _below(self, prefix: str) -> dict[str, Array]:
         """The parameters under a prefix, as they are computed with."""
         found: dict[str, Array] = {}
         for name in self._shapes:
@@ -167,9 +198,9 @@ class ByLayer:
                 continue
             codes, absmax = (f"{name}{suffix}" for suffix in _NF4)
             if self.config.nf4 and codes in self.parameters:
-                found |= {codes: self.parameters[codes], absmax: hold(absmax, self.parameters[absmax])}
+                found |= {codes: self.parameters[codes], absmax: self.hold(self.parameters[absmax])}
             else:
-                found[name] = hold(name, self._stored(name))
+                found[name] = self._stored(name) if self._late and name in self._projections else self.hold(self._stored(name))
         return found
 
     def _stored(self, name: str) -> Array:

@@ -1,6 +1,6 @@
-"""The logistic function σ(x) = 1 / (1 + e^(−x)), from exponentials that do not overflow.
+"""The logistic function σ(x) = 1 / (1 + e^(−x)), from an exponential that does not overflow.
 
-Of a = e^min(x, 0) and b = e^−max(x, 0) one is 1 and the other e^(−|x|), so that σ(x) = a / (1 + a b) and σ(−x) = b / (1 + a b).
+With b = e^(−|x|) it is 1 / (1 + b) where x ≥ 0 and b / (1 + b) elsewhere; σ(−x) is the other of the two.
 """
 
 import numpy as np
@@ -10,18 +10,26 @@ from reference.table import Array
 
 def sigmoid(x: Array) -> Array:
     """σ(x), of x in any shape but []."""
-    y = np.exp(np.minimum(x, 0.0))
-    y /= 1.0 + np.exp(-np.abs(x))
+    b = _exponential(x)
+    y: Array = np.maximum(b, x >= 0.0)  # b is at most 1
+    b += 1.0
+    y /= b
     return y
 
 
 def sigmoid_and_complement(x: Array) -> tuple[Array, Array]:
     """σ(x) and 1 − σ(x), the latter as σ(−x), which does not cancel; two new arrays."""
-    positive, negative = np.minimum(x, 0.0), -np.maximum(x, 0.0)
-    np.exp(positive, out=positive)
-    np.exp(negative, out=negative)
-    total = positive * negative
-    total += 1.0
-    positive /= total
-    negative /= total
-    return positive, negative
+    b = _exponential(x)
+    opening, complement = np.maximum(b, x >= 0.0), np.maximum(b, x <= 0.0)
+    b += 1.0
+    opening /= b
+    complement /= b
+    return opening, complement
+
+
+def _exponential(x: Array) -> Array:
+    """e^(−|x|), a new array."""
+    b: Array = np.abs(x)
+    np.negative(b, out=b)
+    np.exp(b, out=b)
+    return b

@@ -10,7 +10,7 @@ from reference.table import Array
 
 def forward(gate: Array, up: Array) -> Array:
     """gate and up [..., intermediate] → [..., intermediate]."""
-    (y,) = by_rows(lambda gate, up: (gate * sigmoid(gate) * up,), gate, up)
+    (y,) = by_rows(_product, gate, up)
     return y
 
 
@@ -20,7 +20,19 @@ def backward(dy: Array, gate: Array, up: Array) -> dict[str, Array]:
     return {"gate": dgate, "up": dup}
 
 
+def _product(gate: Array, up: Array) -> tuple[Array]:
+    y = sigmoid(gate)
+    y *= gate
+    y *= up
+    return (y,)
+
+
 def _gradients(dy: Array, gate: Array, up: Array) -> tuple[Array, Array]:
-    opening, complement = sigmoid_and_complement(gate)
-    slope = opening * (1.0 + gate * complement)
-    return dy * up * slope, dy * gate * opening
+    opening, slope = sigmoid_and_complement(gate)
+    slope *= gate
+    slope += 1.0
+    slope *= opening
+    dgate, dup = dy * up, dy * gate
+    dgate *= slope
+    dup *= opening
+    return dgate, dup
