@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from reference_cases import DRAW
 
-from reference import TABLE, differentiate, evaluate
+from reference import TABLE, attention, differentiate, evaluate
 
 DIFFERENTIABLE = sorted(name for name, operation in TABLE.items() if operation.backward is not None)
 SEEDS = range(12)
@@ -114,6 +114,32 @@ def test_the_gradient_of_attention_may_read_the_stored_result(seed: int) -> None
         np.testing.assert_allclose(stored[name], gradient, rtol=0, atol=1e-13)
     np.testing.assert_array_equal(moved["v"], plain["v"])
     assert (moved["q"] != stored["q"]).any()
+
+
+@pytest.mark.parametrize("queries", [1, 3, 5])
+@pytest.mark.parametrize("stored", [False, True])
+def test_blocks_of_queries_do_not_show(stored: bool, queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    (q, y, cotangent), (k, v) = (random.standard_normal((count, 2, 7, heads, 3)) for count, heads in ((3, 4), (2, 2)))
+    mask = np.array([[False] * 4 + [True] * 3, [True, True, False, True, True, False, True]])
+    inputs = {"q": q, "k": k, "v": v, "mask": mask} | ({"y": y} if stored else {})
+
+    def found() -> dict[str, np.ndarray]:
+        return {"y": TABLE["attention"].forward(q, k, v, mask), **_gradients("attention", inputs, {}, cotangent)}
+
+    whole = found()
+    monkeypatch.setattr(attention, "QUERIES", queries)
+    seen, made = [], attention._probabilities
+
+    def noted(queries: np.ndarray, keys: np.ndarray, visible: np.ndarray) -> np.ndarray:
+        seen.append(keys.shape[2])
+        return made(queries, keys, visible)
+
+    monkeypatch.setattr(attention, "_probabilities", noted)
+    for name, value in found().items():
+        np.testing.assert_allclose(value, whole[name], rtol=0, atol=1e-13, err_msg=name)
+    stops = [min(start + queries, 7) for start in range(0, 7, queries)]
+    assert seen == 2 * stops, "no key is scored that none of the block's queries may see"
 
 
 def test_unknown_operations_and_inputs_are_named() -> None:

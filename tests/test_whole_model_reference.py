@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -171,6 +172,22 @@ def test_both_passes_have_the_same_nf4_weights_under_rounding(replay: int | None
     assert len(forward) == 3 * 7 + 1
     assert len(backward) == 3 * 7, "all but the keys' projection of the first block, which leads to nothing trained"
     assert backward < forward
+
+
+@pytest.mark.parametrize("nf4", [False, True])
+def test_a_projection_that_is_stored_in_less_is_widened_when_it_is_read(nf4: bool) -> None:
+    inputs, parameters, scalars = problem(nf4=nf4, targets="all")
+    stored = {name: value.astype(ml_dtypes.bfloat16) for name, value in parameters.items()}
+    expected = ByLayer(inputs, {name: widened(value) for name, value in stored.items()}, scalars).run()
+    found = ByLayer(inputs, stored, scalars)
+    for name, value in found.run().items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    tape = found.block(0, found.embedded())
+    for name, value in tape.values.items():
+        if name.endswith("_proj.weight"):
+            assert value is stored[name]
+        elif name in parameters:
+            assert value.dtype == np.float64, "small, and may be asked for as a gradient"
 
 
 def test_only_the_rows_of_the_embedding_that_occur_are_widened() -> None:
