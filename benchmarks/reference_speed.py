@@ -13,14 +13,15 @@ rules.
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Exit status 1 where a target is missed."""
     options = _options(arguments)
     if options.worker:
-        for said in _work(options.worker, options.weights, options.layers, options.tokens, sys.stdin):
-            print(json.dumps(said), flush=True)
+        _answer(_work(options.worker, options.weights, options.layers, options.tokens, sys.stdin))
         return 0
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "weights.npy"
@@ -66,6 +66,14 @@ def main(arguments: list[str] | None = None) -> int:
     if options.output is not None:
         options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0 if found["time_ratio"] <= TIME and found["memory_ratio"] <= MEMORY else 1
+
+
+def _answer(answers: Iterable[Any]) -> None:
+    """Writes them on standard output, a line each; whatever else is written there goes to standard error."""
+    with os.fdopen(os.dup(1), "w", encoding="ascii") as output:
+        os.dup2(2, 1)
+        for said in answers:
+            print(json.dumps(said), file=output, flush=True)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -110,32 +118,31 @@ def _mapped(path: Path, scalars: Mapping[str, Any]) -> dict[str, Any]:
 
 def _in_turns(weights: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """By side: the seconds of its passes, the most bytes, and the loss."""
-    with ExitStack() as stack:
-        workers = {who: stack.enter_context(Worker(who, weights, options)) for who in WHO}
+    sizes = ["--layers", str(options.layers), "--tokens", str(options.tokens), "--weights", str(weights)]
+    ours, theirs = (Worker(who, [sys.executable, "-m", "benchmarks.reference_speed", "--worker", who, *sizes]) for who in WHO)
+    with ours, theirs:
         seconds: dict[str, list[float]] = {who: [] for who in WHO}
         for done in range(options.rounds):
-            for who in WHO:
-                seconds[who].append(workers[who].turn())
+            for worker in (ours, theirs):
+                seconds[worker.who].append(worker.turn())
             said = ", ".join(f"{who} {seconds[who][-1]:.2f} s" for who in WHO)
             print(f"round {done + 1} of {options.rounds}: {said}", file=sys.stderr, flush=True)
-        return {who: {"seconds": seconds[who], **workers[who].end()} for who in WHO}
+        return {worker.who: {"seconds": seconds[worker.who], **worker.end()} for worker in (ours, theirs)}
 
 
 class Worker:
-    """A process of one side, after its first pass; it makes another whenever it is its turn."""
+    """A process of one side, from its first pass on; it makes another whenever it is its turn. It writes JSON, a line each."""
 
-    def __init__(self, who: str, weights: Path, options: argparse.Namespace) -> None:
-        self._who = who
-        sizes = ["--layers", str(options.layers), "--tokens", str(options.tokens)]
-        asked = [sys.executable, "-m", "benchmarks.reference_speed", "--worker", who, "--weights", str(weights), *sizes]
-        # In a session of its own, so that it leaves Ctrl-C to this process, which then kills it.
-        self._process = subprocess.Popen(  # noqa: S603  # this module itself
-            asked, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
+    def __init__(self, who: str, command_line: Sequence[str]) -> None:
+        self.who, self._command = who, command_line
 
     def __enter__(self) -> "Worker":
         """Waits for the first pass."""
         try:
+            # In a session of its own, so that it leaves Ctrl-C to this process, which then kills it.
+            self._process = subprocess.Popen(  # noqa: S603  # this module itself
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            )
             self._said()
         except BaseException:
             self.__exit__()
@@ -144,24 +151,25 @@ class Worker:
 
     def __exit__(self, *_: object) -> None:
         """No process is left."""
+        if not hasattr(self, "_process"):
+            return
         self._process.kill()
-        with self._process:  # waits, and closes its pipes
+        with suppress(BrokenPipeError), self._process:  # waits, and closes its pipes
             pass
 
     def turn(self) -> float:
         """Seconds of one more pass."""
         assert self._process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):  # how it ended is said below
             self._process.stdin.write("\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # how it ended is said below
         return float(self._said())
 
     def end(self) -> dict[str, Any]:
         """The most bytes and the loss, after a last pass."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         return dict(self._said())
 
     def _said(self) -> Any:
@@ -170,7 +178,7 @@ class Worker:
         line = self._process.stdout.readline()
         if not line:
             status = self._process.wait()
-            raise command.CannotRun(f"the process of {self._who} ended with status {status} before it had an answer", 1)
+            raise command.CannotRun(f"the process of {self.who} ended with status {status} before it had an answer", 1)
         return json.loads(line)
 
 

@@ -115,7 +115,8 @@ def value_within(name: str, value: float, low: float, high: float, scale: float 
     """
     held = bool(low <= value <= high)
     if np.isfinite(low) and np.isfinite(high) and high > low:
-        headroom = abs(value - (low + high) / 2) / ((high - low) / 2)
+        # By the distances to the ends, which do not cancel however narrow it is, and whose sum is no zero.
+        headroom = 2 * (max(value - low, high - value) / (high - low)) - 1
     elif scale:
         headroom = max((low - value) / scale, (value - high) / scale, -1.0) + 1.0
     else:

@@ -14,7 +14,7 @@ A block of queries at a time meets the keys up to its last one: what no query of
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -43,13 +43,22 @@ def _by_head(x: Array) -> Array:
     return x.transpose(0, 2, 1, 3)
 
 
-def _blocks(mask: Array) -> Iterator[tuple[slice, Array]]:
+def _blocks(mask: Array) -> list[tuple[slice, Array]]:
     """Blocks of queries, and which of the keys up to the block's last each of them sees: [batch, block, keys]."""
-    seq = mask.shape[1]
-    for start in range(0, seq, QUERIES):
-        stop = min(start + QUERIES, seq)
-        causal = np.tri(stop - start, stop, start, dtype=bool)  # [block, keys]
-        yield slice(start, stop), causal & mask[:, None, :stop]
+    starts = range(0, mask.shape[1], QUERIES)
+    blocks = [slice(start, min(start + QUERIES, mask.shape[1])) for start in starts]
+    causal = (np.tri(block.stop - block.start, block.stop, block.start, dtype=bool) for block in blocks)  # [block, keys]
+    return [(block, before & mask[:, None, : block.stop]) for block, before in zip(blocks, causal, strict=True)]
+
+
+def _joined(parts: Sequence[Array], like: Array) -> Array:
+    """What blocks of queries give, [batch, block, …], one after the other; in their own dtype."""
+    whole = np.empty_like(parts[0] if parts else like, shape=like.shape)
+    start = 0
+    for part in parts:
+        whole[:, start : start + part.shape[1]] = part
+        start += part.shape[1]
+    return whole
 
 
 def _probabilities(queries: Array, keys: Array, visible: Array) -> Array:
@@ -63,7 +72,7 @@ def _probabilities(queries: Array, keys: Array, visible: Array) -> Array:
     products = queries @ keys.swapaxes(-1, -2)  # [batch, kv_heads, groups·block, keys]
     scores = products.reshape(batch, kv_heads, rows // block, block, seen)
     scores /= math.sqrt(head_dim)
-    hidden = ~visible[:, None, None]  # [batch, 1, 1, block, keys]
+    hidden = np.logical_not(visible)[:, None, None]  # [batch, 1, 1, block, keys]
     sees_no_key = hidden.all(axis=-1, keepdims=True)
     np.copyto(scores, -math.inf, where=hidden)
     shift = scores.max(axis=-1, keepdims=True)
@@ -80,24 +89,29 @@ def _probabilities(queries: Array, keys: Array, visible: Array) -> Array:
 
 def forward(q: Array, k: Array, v: Array, mask: Array) -> Array:
     """q [batch, seq, heads, head_dim], k and v [batch, seq, kv_heads, head_dim], mask [batch, seq] → as q."""
-    keys, values, y = _by_head(k), _by_head(v), np.empty_like(q)
+    keys, values, parts = _by_head(k), _by_head(v), []
     for block, visible in _blocks(mask):
         seen = slice(block.stop)
         probabilities = _probabilities(_stack_groups(q[:, block], k.shape[2]), keys[:, :, seen], visible)
-        y[:, block] = _unstack_groups(probabilities @ values[:, :, seen], visible.shape[1])
-    return y
+        parts.append(_unstack_groups(probabilities @ values[:, :, seen], visible.shape[1]))
+    return _joined(parts, q)
 
 
 def backward(dy: Array, q: Array, k: Array, v: Array, mask: Array, y: Array | None = None) -> dict[str, Array]:
     """Gradients of q, k and v; dy as q. `y` is the result as the forward pass stored it, where it is given."""
-    dq, dk, dv = np.empty_like(q), np.zeros_like(k), np.zeros_like(v)
-    for block, visible in _blocks(mask):
+    parts: list[Array] = []
+    dk, dv = np.zeros_like(k), np.zeros_like(v)
+    for block, visible in reversed(_blocks(mask)):
         seen = slice(block.stop)
         stored = None if y is None else y[:, block]
-        dq[:, block], dkeys, dvalues = _of_block(dy[:, block], q[:, block], k[:, seen], v[:, seen], visible, stored)
-        dk[:, seen] += dkeys
-        dv[:, seen] += dvalues
-    return {"q": dq, "k": dk, "v": dv}
+        dqueries, dkeys, dvalues = _of_block(dy[:, block], q[:, block], k[:, seen], v[:, seen], visible, stored)
+        if not parts:  # the last block has met every key
+            dk, dv = dkeys, dvalues
+        else:
+            dk[:, seen] += dkeys
+            dv[:, seen] += dvalues
+        parts.append(dqueries)
+    return {"q": _joined(parts[::-1], q), "k": dk, "v": dv}
 
 
 def _of_block(dy: Array, q: Array, k: Array, v: Array, visible: Array, y: Array | None) -> tuple[Array, Array, Array]:
@@ -113,8 +127,7 @@ def _of_block(dy: Array, q: Array, k: Array, v: Array, visible: Array, y: Array 
         projection = (dprobabilities * probabilities).sum(axis=-1, keepdims=True)  # [batch, kv_heads, groups·block, 1]
     else:
         projection = (dout * _stack_groups(y, kv_heads)).sum(axis=-1, keepdims=True)
-    dscores = dprobabilities - projection
-    dscores *= probabilities
+    dscores = (dprobabilities - projection) * probabilities
     dscores /= math.sqrt(head_dim)
     dqueries = dscores @ keys  # [batch, kv_heads, groups·block, head_dim]
     dkeys = dscores.swapaxes(-1, -2) @ queries  # [batch, kv_heads, keys, head_dim]

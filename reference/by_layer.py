@@ -2,7 +2,8 @@
 
 The forward pass keeps the tape of each block without its weights, and the backward pass makes them again, block after block: of a model,
 they are what takes the memory and costs little to make (the trade of Chen et al. 2016, arXiv:1604.06174, who make activations again).
-In float64 each weight of a projection is widened when a product reads it, over the last one: so it is still in the cache.
+Weights of projections that are stored in less than float64, other than for NF4, are widened when a product reads them, each over the last
+one: it is then still in the cache.
 The operations, and the tape that differentiates them, are those of `classifier_loss`.
 """
 
@@ -22,6 +23,7 @@ from reference.tape import Tape
 EMBEDDING = "model.embed_tokens"
 NORM = "model.norm"
 _NF4 = (".nf4.codes", ".nf4.absmax")
+_READERS = ("linear", "lora_linear")
 
 
 def widened(stored: Array) -> Array:
@@ -48,8 +50,12 @@ class _Room:
         return wide
 
     def reader(self, entry: Operation) -> Operation:
-        """The operation, for a `weight` that is still as it is stored."""
+        """The operation, for a `weight` that is still as it is stored; it must not keep or return it."""
         return _Reader(entry.forward, entry.backward, entry.outputs, self)
+
+    def readers(self, table: Table) -> Table:
+        """The table with what reads the weights of projections."""
+        return {**table, **{name: self.reader(entry) for name in _READERS if isinstance(entry := table[name], Operation)}}
 
 
 @dataclass(frozen=True)
@@ -92,18 +98,11 @@ class ByLayer:
         """The configuration among the scalars."""
         return ClassifierConfig.from_scalars(self.scalars)
 
-    @property
-    def _late(self) -> bool:
-        """Whether the weights of projections are widened only when they are read."""
-        return self.hold is widened
-
     @cached_property
-    def _readers(self) -> Callable[[Table], Table]:
-        room = _Room()
-        return lambda table: {name: room.reader(entry) if isinstance(entry, Operation) else entry for name, entry in table.items()}
-
-    @cached_property
-    def _projections(self) -> frozenset[str]:
+    def _late(self) -> frozenset[str]:
+        """The weights that are widened only when they are read."""
+        if self.hold is not widened or self.config.nf4:
+            return frozenset()
         paths = (f"model.layers.{index}.{path}" for index in range(self.config.layers) for path in self.config.projection_shapes())
         return frozenset(f"{path}.weight" for path in paths)
 
@@ -121,15 +120,15 @@ class ByLayer:
             return self._run()
 
     def _run(self) -> dict[str, Array]:
-        states, blocks = [self.embedded()], []
+        states, blocks, room = [self.embedded()], [], _Room()
         for index in range(self.config.layers):
-            blocks.append(self._without_weights(index, states[-1]))
+            blocks.append(self._without_weights(index, states[-1], room))
             states.append(blocks[-1].result()["y"])
         top = self.top(states[-1])
         names = [EMBEDDING, *(f"model.layers.{index}" for index in range(self.config.layers)), NORM]
         outputs = {f"hidden/{name}": state for name, state in zip(names, [*states, top.values[NORM]], strict=True)}
         outputs |= top.result()
-        return outputs | {f"gradient/{name}": value for name, value in self._gradients(blocks, top).items()}
+        return outputs | {f"gradient/{name}": value for name, value in self._gradients(blocks, top, room).items()}
 
     def embedded(self) -> Array:
         """The embedding of the tokens; only the rows that occur are widened."""
@@ -143,7 +142,7 @@ class ByLayer:
 
     def block(self, index: int, x: Array) -> Tape:
         """The tape of a block from its input; the output is `y`."""
-        return self._through(self._weights(index), index, x)
+        return self._through(self._weights(index, _Room()), index, x)
 
     def top(self, x: Array) -> Tape:
         """The tape of what follows the last block; the outputs are `logits` and `loss`."""
@@ -153,11 +152,11 @@ class ByLayer:
         tape.outputs = {"logits": logits, "loss": loss_of(tape, logits)}
         return tape
 
-    def _weights(self, index: int) -> Tape:
+    def _weights(self, index: int, room: _Room) -> Tape:
         """The tape of a block before its input is there: its parameters, and with NF4 the weights that are made of them."""
         path, config = f"model.layers.{index}", self.config
         table = self.table_of(path)
-        tape = Tape(self._readers(table) if self._late else table, self._below(f"{path}."))
+        tape = Tape(room.readers(table) if self._late else table, self._below(f"{path}."))
         for projection in config.projection_shapes():
             base_weight(tape, config, f"{path}.{projection}")
         return tape
@@ -168,22 +167,22 @@ class ByLayer:
         tape.outputs = {"y": decoder.block(tape, self.config, f"model.layers.{index}", "x", adapted_projection(tape, self.config))}
         return tape
 
-    def _without_weights(self, index: int, x: Array) -> Tape:
+    def _without_weights(self, index: int, x: Array, room: _Room) -> Tape:
         """The tape of a block from its input, less the values that do not depend on the input."""
-        tape = self._weights(index)
+        tape = self._weights(index, room)
         weights = tuple(tape.values)
         self._through(tape, index, x)
         for name in weights:
             del tape.values[name]
         return tape
 
-    def _gradients(self, blocks: list[Tape], top: Tape) -> dict[str, Array]:
+    def _gradients(self, blocks: list[Tape], top: Tape, room: _Room) -> dict[str, Array]:
         """Of all that is trained; the blocks are without their weights, and are let go one by one."""
         found = top.backward({"loss": np.ones_like(top.result()["loss"])}, wrt=["x", "score.weight", "score.bias"])
         dx = found.pop("x")
         for index in reversed(range(self.config.layers)):
             tape = blocks.pop()  # lets the block before it go, before weights are asked for
-            tape.values |= self._weights(index).values
+            tape.values |= self._weights(index, room).values
             wanted = [name for name in tape.values if name.endswith((".lora_A.weight", ".lora_B.weight"))]
             gradients = tape.backward({"y": dx}, wrt=["x", *wanted] if index else wanted)
             dx = gradients.pop("x", dx)
@@ -191,7 +190,7 @@ class ByLayer:
         return found
 
     def _below(self, prefix: str) -> dict[str, Array]:
-        """The parameters under a prefix, as they are computed with."""
+        """The parameters under a prefix, as they are computed with; those that are widened late, as they are stored."""
         found: dict[str, Array] = {}
         for name in self._shapes:
             if not name.startswith(prefix):
@@ -200,7 +199,7 @@ class ByLayer:
             if self.config.nf4 and codes in self.parameters:
                 found |= {codes: self.parameters[codes], absmax: self.hold(self.parameters[absmax])}
             else:
-                found[name] = self._stored(name) if self._late and name in self._projections else self.hold(self._stored(name))
+                found[name] = self._stored(name) if name in self._late else self.hold(self._stored(name))
         return found
 
     def _stored(self, name: str) -> Array:

@@ -24,13 +24,7 @@ def _inverse_rms(x: Array, eps: float) -> Array:
 
 def forward(x: Array, weight: Array, eps: float) -> Array:
     """x [..., hidden], weight [hidden] → [..., hidden]."""
-
-    def normalised(x: Array) -> tuple[Array]:
-        y = x * _inverse_rms(x, eps)
-        y *= weight
-        return (y,)
-
-    (y,) = by_rows(normalised, x)
+    (y,) = by_rows(lambda x: (x * _inverse_rms(x, eps) * weight,), x)
     return y
 
 
@@ -42,10 +36,7 @@ def backward(dy: Array, x: Array, weight: Array, eps: float, needs: Collection[s
         normalised = x * inverse_rms  # [rows, hidden]
         dnormalised = dy * weight  # [rows, hidden]
         projection = np.mean(dnormalised * normalised, axis=-1, keepdims=True)  # [rows, 1]
-        normalised *= projection
-        dnormalised -= normalised
-        dnormalised *= inverse_rms
-        return (dnormalised,)
+        return (inverse_rms * (dnormalised - normalised * projection),)
 
     gradients = {}
     if "x" in needs:

@@ -21,10 +21,9 @@ def backward(dy: Array, gate: Array, up: Array) -> dict[str, Array]:
 
 
 def _product(gate: Array, up: Array) -> tuple[Array]:
-    y = sigmoid(gate)
-    y *= gate
-    y *= up
-    return (y,)
+    opened = sigmoid(gate)
+    opened *= gate
+    return (opened * up,)
 
 
 def _gradients(dy: Array, gate: Array, up: Array) -> tuple[Array, Array]:
@@ -32,7 +31,4 @@ def _gradients(dy: Array, gate: Array, up: Array) -> tuple[Array, Array]:
     slope *= gate
     slope += 1.0
     slope *= opening
-    dgate, dup = dy * up, dy * gate
-    dgate *= slope
-    dup *= opening
-    return dgate, dup
+    return dy * up * slope, dy * gate * opening

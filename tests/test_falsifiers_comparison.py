@@ -5,7 +5,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -262,6 +262,8 @@ def test_headroom_of_numbers() -> None:
 
 
 @settings(max_examples=60, deadline=None, database=None)
+@example(value=0.0, low=0.0, width=5e-324)
+@example(value=10.0, low=10.0, width=2e-15)
 @given(value=st.floats(), low=st.floats(-10, 10), width=st.floats(0, 10))
 def test_headroom_of_a_number_and_held_tell_the_same(value: float, low: float, width: float) -> None:
     high = low + width

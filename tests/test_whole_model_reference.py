@@ -1,8 +1,11 @@
 """The reference of whole classifiers by layer: equal to the composition, and with one block's weights at a time."""
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import ml_dtypes
@@ -175,19 +178,58 @@ def test_both_passes_have_the_same_nf4_weights_under_rounding(replay: int | None
 
 
 @pytest.mark.parametrize("nf4", [False, True])
-def test_a_projection_that_is_stored_in_less_is_widened_when_it_is_read(nf4: bool) -> None:
+def test_values_that_are_stored_in_less_are_widened(nf4: bool) -> None:
     inputs, parameters, scalars = problem(nf4=nf4, targets="all")
     stored = {name: value.astype(ml_dtypes.bfloat16) for name, value in parameters.items()}
     expected = ByLayer(inputs, {name: widened(value) for name, value in stored.items()}, scalars).run()
-    found = ByLayer(inputs, stored, scalars)
-    for name, value in found.run().items():
+    for name, value in ByLayer(inputs, stored, scalars).run().items():
+        assert value.dtype == np.float64
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
-    tape = found.block(0, found.embedded())
-    for name, value in tape.values.items():
-        if name.endswith("_proj.weight"):
-            assert value is stored[name]
-        elif name in parameters:
-            assert value.dtype == np.float64, "small, and may be asked for as a gradient"
+
+
+def test_projections_are_widened_as_they_are_read_each_over_the_last() -> None:
+    inputs, parameters, scalars = problem(targets="all")
+    stored = {name: value.astype(ml_dtypes.bfloat16) for name, value in parameters.items()}
+    asked: list[tuple[str, np.dtype[Any], int]] = []
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def note(*cotangents: np.ndarray, **given: Any) -> Any:
+            asked.append((name, given["weight"].dtype, given["weight"].__array_interface__["data"][0]))
+            return function(*cotangents, **given)
+
+        return note
+
+    def table_of(part: str) -> Table:
+        if not part.startswith("model.layers."):
+            return TABLE
+        entries = {name: TABLE[name] for name in ("linear", "lora_linear")}
+        assert all(isinstance(entry, Operation) and entry.backward for entry in entries.values())
+        return {
+            **TABLE,
+            **{name: Operation(noted("forward", entry.forward), noted("backward", entry.backward)) for name, entry in entries.items()},
+        }
+
+    expected = ByLayer(inputs, stored, scalars).run()
+    layers = ByLayer(inputs, stored, scalars, table_of)
+    for name, value in layers.run().items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    assert Counter(name for name, _, _ in asked) == {"forward": 7 * scalars["layers"], "backward": 7 * scalars["layers"]}
+    assert {dtype for _, dtype, _ in asked} == {np.dtype(np.float64)}
+    assert len({place for _, _, place in asked[-7:]}) == 1, "in the largest room that was needed"
+    tape = layers.block(0, layers.embedded())
+    late = {name: value for name, value in tape.values.items() if name.endswith("_proj.weight")}
+    assert len(late) == 7
+    assert all(value is stored[name] for name, value in late.items())
+
+
+def test_two_threads_may_run_one_classifier() -> None:
+    inputs, parameters, scalars = problem(hidden=128, intermediate=256, head_dim=32)
+    layers = ByLayer(inputs, {name: value.astype(np.float32) for name, value in parameters.items()}, scalars)
+    expected = layers.run()
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(lambda _: layers.run(), range(8)):
+            assert all(np.array_equal(found[name], value) for name, value in expected.items())
 
 
 def test_only_the_rows_of_the_embedding_that_occur_are_widened() -> None:
