@@ -8,6 +8,7 @@ from falsifiers_claims import claim
 
 from falsifiers.attack import Attack
 from falsifiers.case import Case
+from falsifiers.checks import models
 from falsifiers.comparison import Comparison, Errors
 from falsifiers.precision import signatures
 from falsifiers.subjects.reference import ReferenceSubject
@@ -113,3 +114,31 @@ def test_a_replay_with_the_other_sign_makes_no_noise_for_the_elements_around_it(
     assert found["trainable/w"].max == pytest.approx(1e-6)
     alone = attack.floor(case, lambda *_: {"trainable/w": shaken["trainable/w"]}, {"trainable/w": EXPECTED["trainable/w"]})
     assert alone["trainable/w"].max == pytest.approx(2 * RATE)
+
+
+@pytest.mark.parametrize(
+    ("moved", "few", "many", "held", "rejected"),
+    [
+        (0.02, 1e-4, 0.02, True, False),
+        (0.008, 1e-4, 1e-4, False, False),
+        (0.008, 1e-4, 0.0049, False, False),
+        (0.008, 1e-4, 0.0051, True, True),
+        (0.008, 0.02, 1e-4, True, True),
+        (0.0, 1e-4, 0.02, False, False),
+    ],
+    ids=["held", "missed", "missed by many replays", "noise that many replays show", "noise", "missed by far"],
+)
+def test_how_far_a_tensor_moves_is_not_asked_where_noise_may_halve_it(
+    moved: float, few: float, many: float, held: bool, rejected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By floors of few replays and of many, for a tensor whose moment is none."""
+    attack = attack_on("train_steps")
+    names, moment = ("trainable/w", "exp_avg/w"), np.full(2, 0.1)
+    monkeypatch.setattr(models, "trainable_names", lambda _: ["w"])
+    monkeypatch.setattr(attack, "expect", lambda _: dict(zip(names, (np.full(2, 0.02), moment), strict=True)))
+    monkeypatch.setattr(attack, "answer", lambda _: dict(zip(names, (np.full(2, moved), moment), strict=True)))
+    monkeypatch.setattr(attack, "floor", lambda *_: noise(many if attack.thorough else few))
+    case = Case("train_steps", "float32", {}, ONE_STEP, 0, "normal", {"parameters/w": np.zeros(2)})
+    (found,) = models.every_trainable_tensor_moves(attack, case)
+    assert (found.held, found.rejected) == (held, rejected)
+    assert not attack.thorough
