@@ -179,7 +179,10 @@ class Worker:
         if not line:
             status = self._process.wait()
             raise command.CannotRun(f"the process of {self.who} ended with status {status} before it had an answer", 1)
-        return json.loads(line)
+        try:
+            return json.loads(line)
+        except ValueError:
+            raise command.CannotRun(f"the process of {self.who} wrote {line!r}, which is no answer", 1) from None
 
 
 def _work(who: str, weights: Path, layers: int, tokens: int, turns: Iterable[str]) -> Iterator[Any]:

@@ -116,29 +116,70 @@ def test_a_replay_with_the_other_sign_makes_no_noise_for_the_elements_around_it(
     assert alone["trainable/w"].max == pytest.approx(2 * RATE)
 
 
+def moves(moved: Array, few: dict[str, Errors], many: dict[str, Errors], monkeypatch: pytest.MonkeyPatch) -> Comparison:
+    """What CLS-TRAINABLE-MOVES says of a tensor of zeros that the reference moves by the rate, by floors of few replays and of many."""
+    attack = attack_on("train_steps")
+    names, moment = ("trainable/w", "exp_avg/w"), np.full(2, 0.1)
+    monkeypatch.setattr(models, "trainable_names", lambda _: ["w"])
+    monkeypatch.setattr(attack, "expect", lambda _: dict(zip(names, (np.full(2, RATE), moment), strict=True)))
+    monkeypatch.setattr(attack, "answer", lambda _: dict(zip(names, (moved, moment), strict=True)))
+    monkeypatch.setattr(attack, "floor", lambda *_: many if attack.thorough else few)
+    case = Case("train_steps", "float32", {}, ONE_STEP, 0, "normal", {"parameters/w": np.zeros(2)})
+    (found,) = models.every_trainable_tensor_moves(attack, case)
+    assert not attack.thorough
+    return found
+
+
 @pytest.mark.parametrize(
     ("moved", "few", "many", "held", "rejected"),
     [
-        (0.02, 1e-4, 0.02, True, False),
-        (0.008, 1e-4, 1e-4, False, False),
-        (0.008, 1e-4, 0.0049, False, False),
-        (0.008, 1e-4, 0.0051, True, True),
-        (0.008, 0.02, 1e-4, True, True),
-        (0.0, 1e-4, 0.02, False, False),
+        (1.0, 0.01, 1.0, True, False),
+        (0.4, 0.01, 0.01, False, False),
+        (0.4, 0.01, 0.24, False, False),
+        (0.4, 0.01, 0.26, True, True),
+        (0.4, 1.0, 0.01, True, True),
+        (2.1, 0.01, 1.0, False, False),
+        (3.0, 1.0, 1.0, False, False),
+        (0.0, 0.01, 1.0, False, False),
     ],
-    ids=["held", "missed", "missed by many replays", "noise that many replays show", "noise", "missed by far"],
+    ids=[
+        "held",
+        "missed",
+        "missed by many replays",
+        "noise that many show",
+        "noise",
+        "beyond reach by many",
+        "beyond reach",
+        "missed by far",
+    ],
 )
 def test_how_far_a_tensor_moves_is_not_asked_where_noise_may_halve_it(
     moved: float, few: float, many: float, held: bool, rejected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By floors of few replays and of many, for a tensor whose moment is none."""
-    attack = attack_on("train_steps")
-    names, moment = ("trainable/w", "exp_avg/w"), np.full(2, 0.1)
-    monkeypatch.setattr(models, "trainable_names", lambda _: ["w"])
-    monkeypatch.setattr(attack, "expect", lambda _: dict(zip(names, (np.full(2, 0.02), moment), strict=True)))
-    monkeypatch.setattr(attack, "answer", lambda _: dict(zip(names, (np.full(2, moved), moment), strict=True)))
-    monkeypatch.setattr(attack, "floor", lambda *_: noise(many if attack.thorough else few))
-    case = Case("train_steps", "float32", {}, ONE_STEP, 0, "normal", {"parameters/w": np.zeros(2)})
-    (found,) = models.every_trainable_tensor_moves(attack, case)
+    """All in learning rates; the moment is none of the noise."""
+    found = moves(np.full(2, moved * RATE), noise(few * RATE), noise(many * RATE), monkeypatch)
     assert (found.held, found.rejected) == (held, rejected)
-    assert not attack.thorough
+
+
+def test_a_moment_that_many_replays_drown_is_asked_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = noise(0.01 * RATE), noise(0.01 * RATE) | {"exp_avg/w": Errors.flat(0.02)}
+    assert not moves(np.full(2, 0.4 * RATE), few, many, monkeypatch).held
+    assert moves(np.full(2, 0.4 * RATE), many, many, monkeypatch).rejected
+    assert not moves(np.full(2, 3 * RATE), many, many, monkeypatch).held
+
+
+def test_an_element_that_noise_moves_leaves_the_others_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = noise(0.01 * RATE)
+    monkeypatch.setattr(models, "undetermined", lambda *_: {"trainable/w": np.array([True, False])})
+    for first in (-1.0, 0.0, 2.0):
+        assert moves(np.array([first, 1.0]) * RATE, small, small, monkeypatch).headroom == 0.5
+        assert not moves(np.array([first, 0.0]) * RATE, small, small, monkeypatch).held
+    assert not moves(np.array([3.0, 1.0]) * RATE, small, small, monkeypatch).held
+    monkeypatch.setattr(models, "undetermined", lambda *_: {"trainable/w": np.array([True, True])})
+    assert moves(np.array([-1.0, 0.0]) * RATE, small, small, monkeypatch).rejected
+    assert not moves(np.array([3.0, 1.0]) * RATE, small, small, monkeypatch).held
+
+
+def test_a_tensor_of_another_shape_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not moves(np.full(1, RATE), noise(0.0), noise(0.0), monkeypatch).held
+    assert not moves(np.full((1, 2), RATE), noise(0.0), noise(0.0), monkeypatch).held

@@ -1,7 +1,7 @@
 """Checks on whole models and training: ablation, gradient flow, accumulation, frozen weights, logits of a trained checkpoint."""
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +10,19 @@ import reference
 from falsifiers.attack import SIGNAL_SHARE, Attack
 from falsifiers.case import Case
 from falsifiers.checks.relations import related
-from falsifiers.comparison import METRICS, Comparison, Errors, broken, compare_exactly, rejected, value_at_least, value_within_factor
+from falsifiers.comparison import (
+    METRICS,
+    Comparison,
+    Errors,
+    broken,
+    compare_exactly,
+    rejected,
+    value_at_least,
+    value_at_most,
+    value_within_factor,
+)
 from falsifiers.precision import STORAGE
+from falsifiers.undetermined import undetermined
 from reference.classifier import trainable_names
 from reference.table import Array, Arrays, Table
 
@@ -95,34 +106,47 @@ def every_trainable_tensor_moves(attack: Attack, case: Case) -> list[Comparison]
     """The norm of θ' − θ of each trainable tensor against the reference's.
 
     Adam moves a tensor whose gradient is noise by the learning rate all the same, in directions that prove nothing; and where it was noise
-    at one of the steps, that one goes either way, of which the moment says nothing that later gradients made.
+    at one of the steps, that one goes either way, of which the moment says nothing that later gradients made. No further than Adam's steps
+    reach it may move even so.
     """
     expected, answer = attack.expect(case), attack.answer(case)
 
+    def floors() -> dict[str, Errors]:
+        return attack.floor(case, lambda inputs, table: reference.evaluate(case.operation, inputs, case.scalars, table), expected)
+
+    few = floors()
+    drowned = {name for name in expected if few[name].rms > SIGNAL_SHARE * Errors.of(expected[name]).rms}
+
     def judged() -> list[Comparison]:
-        floors = attack.floor(case, lambda inputs, table: reference.evaluate(case.operation, inputs, case.scalars, table), expected)
-        return _moves(case, expected, answer, floors)
+        noise = floors() if attack.thorough else few
+        left_open = undetermined(attack.signature, expected, noise)
+        return [_moves(attack, case, name, expected, answer, drowned, noise, left_open) for name in trainable_names(case.scalars)]
 
     return attack.carefully(judged)
 
 
-def _moves(case: Case, expected: Arrays, answer: Arrays, floors: Mapping[str, Errors]) -> list[Comparison]:
-    found = []
-    for name in trainable_names(case.scalars):
-        key, start = f"trainable/{name}", case.inputs[f"parameters/{name}"]
-        if key not in answer:
-            found.append(broken(key, "missing from the answer"))
-            continue
-        moment = f"exp_avg/{name}"
-        drowned = floors[moment].rms > SIGNAL_SHARE * Errors.of(expected[moment]).rms
-        if drowned or floors[key].rms > NOISE_OF_A_MOVE * Errors.of(expected[key] - start).rms:
-            found.append(rejected(key))
-            continue
-        wanted = float(np.linalg.norm(expected[key] - start))
-        moved = float(np.linalg.norm(np.asarray(answer[key], np.float64) - start))
-        if wanted > 0:
-            found.append(value_within_factor(f"move of {name} / reference's", moved / wanted, 2.0))
-    return found
+def _moves(
+    attack: Attack,
+    case: Case,
+    name: str,
+    expected: Arrays,
+    answer: Arrays,
+    drowned: Collection[str],
+    noise: Mapping[str, Errors],
+    left_open: Arrays,
+) -> Comparison:
+    key, start, reach = f"trainable/{name}", case.inputs[f"parameters/{name}"], attack.reach(case)
+    if key not in answer or answer[key].shape != start.shape:
+        return broken(key, "missing from the answer, or of another shape")
+    moved, wanted, sure = np.asarray(answer[key], np.float64) - start, expected[key] - start, ~left_open[key]
+    if f"exp_avg/{name}" in drowned or noise[key].rms > NOISE_OF_A_MOVE * Errors.of(wanted[sure]).rms or not wanted[sure].any():
+        sure = np.zeros_like(sure)
+    furthest = float(np.abs(moved[~sure]).max(initial=0.0))
+    if not furthest <= reach:
+        return value_at_most(f"furthest move in {name}, where noise decides which way", furthest, reach)
+    if not sure.any():
+        return rejected(key)
+    return value_within_factor(f"move of {name} / reference's", float(np.linalg.norm(moved[sure]) / np.linalg.norm(wanted[sure])), 2.0)
 
 
 def base_weights_unchanged(attack: Attack, case: Case) -> list[Comparison]:
