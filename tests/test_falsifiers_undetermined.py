@@ -20,6 +20,7 @@ ONE_STEP = {"steps": 1, "learning_rate": RATE}
 STEPS = ("train_steps", "multi_label_steps", "pretrain_steps")
 MOMENTS = np.array([[1.0, -1.0, 0.2 * NOISE], [-1.0, 1.0, 2 * NOISES * NOISE]])
 EXPECTED = {"trainable/w": 1 - RATE * np.sign(MOMENTS), "exp_avg/w": MOMENTS}
+START = np.array([0.5, -0.25])
 OPEN_EVERYWHERE = {**EXPECTED, "exp_avg/w": MOMENTS * 1e-9}
 
 
@@ -117,14 +118,14 @@ def test_a_replay_with_the_other_sign_makes_no_noise_for_the_elements_around_it(
 
 
 def moves(moved: Array, few: dict[str, Errors], many: dict[str, Errors], monkeypatch: pytest.MonkeyPatch) -> Comparison:
-    """What CLS-TRAINABLE-MOVES says of a tensor of zeros that the reference moves by the rate, by floors of few replays and of many."""
+    """What CLS-TRAINABLE-MOVES says of a tensor that the reference moves by the rate, by floors of few replays and of many."""
     attack = attack_on("train_steps")
     names, moment = ("trainable/w", "exp_avg/w"), np.full(2, 0.1)
     monkeypatch.setattr(models, "trainable_names", lambda _: ["w"])
-    monkeypatch.setattr(attack, "expect", lambda _: dict(zip(names, (np.full(2, RATE), moment), strict=True)))
-    monkeypatch.setattr(attack, "answer", lambda _: dict(zip(names, (moved, moment), strict=True)))
+    monkeypatch.setattr(attack, "expect", lambda _: dict(zip(names, (START + RATE, moment), strict=True)))
+    monkeypatch.setattr(attack, "answer", lambda _: dict(zip(names, (START[: moved.shape[-1]] + moved, moment), strict=True)))
     monkeypatch.setattr(attack, "floor", lambda *_: many if attack.thorough else few)
-    case = Case("train_steps", "float32", {}, ONE_STEP, 0, "normal", {"parameters/w": np.zeros(2)})
+    case = Case("train_steps", "float32", {}, ONE_STEP, 0, "normal", {"parameters/w": START})
     (found,) = models.every_trainable_tensor_moves(attack, case)
     assert not attack.thorough
     return found

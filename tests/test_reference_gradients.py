@@ -142,6 +142,21 @@ def test_blocks_of_queries_do_not_show(stored: bool, queries: int, monkeypatch: 
     assert seen == stops + stops[::-1], "no key is scored that none of the block's queries may see"
 
 
+@pytest.mark.parametrize("queries", [2, 64])
+def test_attention_takes_masks_of_numbers_and_narrows_nothing(queries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "QUERIES", queries)
+    random = np.random.default_rng(1)
+    q, dy, k, v = (random.standard_normal((2, 5, heads, 3)).astype(np.float32) for heads in (4, 4, 2, 2))
+    mask = random.random((2, 5)) < 0.6
+    inputs = {"q": q, "k": k, "v": v}
+    expected = _gradients("attention", {**inputs, "mask": mask}, {}, dy)
+    for name, value in _gradients("attention", {**inputs, "mask": mask.astype(np.int64)}, {}, dy).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    assert TABLE["attention"].forward(q, k, v.astype(np.float64), mask).dtype == np.float64
+    for name, value in _gradients("attention", {**inputs, "mask": mask}, {}, dy.astype(np.float64)).items():
+        assert value.dtype == np.float64, name
+
+
 def test_unknown_operations_and_inputs_are_named() -> None:
     with pytest.raises(KeyError, match="rms_norm"):
         evaluate("rmsnorm", {}, {})

@@ -1,7 +1,6 @@
 """Checks on whole models and training: ablation, gradient flow, accumulation, frozen weights, logits of a trained checkpoint."""
 
 import fnmatch
-from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -114,39 +113,34 @@ def every_trainable_tensor_moves(attack: Attack, case: Case) -> list[Comparison]
     def floors() -> dict[str, Errors]:
         return attack.floor(case, lambda inputs, table: reference.evaluate(case.operation, inputs, case.scalars, table), expected)
 
-    few = floors()
-    drowned = {name for name in expected if few[name].rms > SIGNAL_SHARE * Errors.of(expected[name]).rms}
+    few, reach = floors(), attack.reach(case)
 
     def judged() -> list[Comparison]:
         noise = floors() if attack.thorough else few
-        left_open = undetermined(attack.signature, expected, noise)
-        return [_moves(attack, case, name, expected, answer, drowned, noise, left_open) for name in trainable_names(case.scalars)]
+        left_open, found = undetermined(attack.signature, expected, noise), []
+        for name in trainable_names(case.scalars):
+            key, moment, start = f"trainable/{name}", f"exp_avg/{name}", case.inputs[f"parameters/{name}"]
+            move, sure = expected[key] - start, ~left_open[key]
+            drowned = few[moment].rms > SIGNAL_SHARE * Errors.of(expected[moment]).rms
+            if drowned or noise[key].rms > NOISE_OF_A_MOVE * Errors.of(move[sure]).rms or not move[sure].any():
+                sure = np.zeros_like(sure)
+            found.append(_moves(name, answer.get(key), start, move, sure, reach))
+        return found
 
     return attack.carefully(judged)
 
 
-def _moves(
-    attack: Attack,
-    case: Case,
-    name: str,
-    expected: Arrays,
-    answer: Arrays,
-    drowned: Collection[str],
-    noise: Mapping[str, Errors],
-    left_open: Arrays,
-) -> Comparison:
-    key, start, reach = f"trainable/{name}", case.inputs[f"parameters/{name}"], attack.reach(case)
-    if key not in answer or answer[key].shape != start.shape:
-        return broken(key, "missing from the answer, or of another shape")
-    moved, wanted, sure = np.asarray(answer[key], np.float64) - start, expected[key] - start, ~left_open[key]
-    if f"exp_avg/{name}" in drowned or noise[key].rms > NOISE_OF_A_MOVE * Errors.of(wanted[sure]).rms or not wanted[sure].any():
-        sure = np.zeros_like(sure)
+def _moves(name: str, answer: Array | None, start: Array, move: Array, sure: Array, reach: float) -> Comparison:
+    """The norms of two moves where they are sure; elsewhere no element may have moved beyond reach."""
+    if answer is None or answer.shape != start.shape:
+        return broken(f"trainable/{name}", "missing from the answer, or of another shape")
+    moved = np.asarray(answer, np.float64) - start
     furthest = float(np.abs(moved[~sure]).max(initial=0.0))
     if not furthest <= reach:
         return value_at_most(f"furthest move in {name}, where noise decides which way", furthest, reach)
     if not sure.any():
-        return rejected(key)
-    return value_within_factor(f"move of {name} / reference's", float(np.linalg.norm(moved[sure]) / np.linalg.norm(wanted[sure])), 2.0)
+        return rejected(f"trainable/{name}")
+    return value_within_factor(f"move of {name} / reference's", float(np.linalg.norm(moved[sure]) / np.linalg.norm(move[sure])), 2.0)
 
 
 def base_weights_unchanged(attack: Attack, case: Case) -> list[Comparison]:
