@@ -114,7 +114,7 @@ def value_within(name: str, value: float, low: float, high: float, scale: float 
     Headroom is its distance from the middle over half the width, or, if one side is open, from the bound over `scale`, plus one.
     """
     held = bool(low <= value <= high)
-    if np.isfinite(low) and np.isfinite(high) and high > low:
+    if np.isfinite(high - low) and high > low:
         # By the distances to the ends, which do not cancel however narrow it is, and whose sum is no zero.
         headroom = 2 * (max(value - low, high - value) / (high - low)) - 1
     elif scale:

@@ -51,22 +51,23 @@ class _Room:
 
     def reader(self, entry: Operation) -> Operation:
         """The operation, for a `weight` that is still as it is stored; it must not keep or return it."""
-        return _Reader(entry.forward, entry.backward, entry.outputs, self)
+        return _Reader(entry.forward, entry.backward, entry.outputs, entry=entry, room=self)
 
     def readers(self, table: Table) -> Table:
         """The table with what reads the weights of projections."""
-        return {**table, **{name: self.reader(entry) for name in _READERS if isinstance(entry := table[name], Operation)}}
+        return {**table, **{name: self.reader(entry) for name in _READERS if isinstance(entry := table.get(name), Operation)}}
 
 
 @dataclass(frozen=True)
 class _Reader(Operation):
-    room: _Room = field(default_factory=_Room)
+    entry: Operation = field(kw_only=True)
+    room: _Room = field(kw_only=True)
 
     def run(self, arguments: Mapping[str, Any]) -> dict[str, Array]:
-        return super().run(self._wide(arguments))
+        return self.entry.run(self._wide(arguments))
 
     def gradients(self, cotangents: Collection[Array], arguments: Mapping[str, Any], needs: Collection[str]) -> dict[str, Array]:
-        return super().gradients(cotangents, self._wide(arguments), needs)
+        return self.entry.gradients(cotangents, self._wide(arguments), needs)
 
     def _wide(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         weight = arguments.get("weight")

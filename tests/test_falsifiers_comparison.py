@@ -270,3 +270,10 @@ def test_headroom_of_a_number_and_held_tell_the_same(value: float, low: float, w
     for found in (value_within("n", value, low, high), value_inside("n", value, low, high), value_at_most("n", value, high)):
         assert not np.isnan(found.headroom)
         assert found.held == (found.headroom <= 1) or (found.held and found.headroom < 1 + 1e-9)
+
+
+@pytest.mark.parametrize("value", [-1.5e308, -1e308, 0.0, 1e308, 1.5e308, np.nan])
+def test_a_range_whose_width_is_beyond_all_numbers_is_a_range(value: float) -> None:
+    found = value_within("n", value, -1e308, 1e308)
+    assert found.held == (abs(value) <= 1e308)
+    assert found.held == (found.headroom <= 1)

@@ -117,13 +117,21 @@ def test_a_replay_with_the_other_sign_makes_no_noise_for_the_elements_around_it(
     assert alone["trainable/w"].max == pytest.approx(2 * RATE)
 
 
-def moves(moved: Array, few: dict[str, Errors], many: dict[str, Errors], monkeypatch: pytest.MonkeyPatch) -> Comparison:
+def moves(
+    moved: Array,
+    few: dict[str, Errors],
+    many: dict[str, Errors],
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str = "float32",
+    extra: Mapping[str, Array] | None = None,
+) -> Comparison:
     """What CLS-TRAINABLE-MOVES says of a tensor that the reference moves by the rate, by floors of few replays and of many."""
     attack = attack_on("train_steps")
     names, moment = ("trainable/w", "exp_avg/w"), np.full(2, 0.1)
     monkeypatch.setattr(models, "trainable_names", lambda _: ["w"])
     monkeypatch.setattr(attack, "expect", lambda _: dict(zip(names, (START + RATE, moment), strict=True)))
-    monkeypatch.setattr(attack, "answer", lambda _: dict(zip(names, (START[: moved.shape[-1]] + moved, moment), strict=True)))
+    answer = dict(zip(names, ((START[: moved.shape[-1]] + moved).astype(dtype), moment), strict=True)) | dict(extra or {})
+    monkeypatch.setattr(attack, "answer", lambda _: answer)
     monkeypatch.setattr(attack, "floor", lambda *_: many if attack.thorough else few)
     case = Case("train_steps", "float32", {}, ONE_STEP, 0, "normal", {"parameters/w": START})
     (found,) = models.every_trainable_tensor_moves(attack, case)
@@ -173,7 +181,7 @@ def test_an_element_that_noise_moves_leaves_the_others_to_be_asked(monkeypatch: 
     small = noise(0.01 * RATE)
     monkeypatch.setattr(models, "undetermined", lambda *_: {"trainable/w": np.array([True, False])})
     for first in (-1.0, 0.0, 2.0):
-        assert moves(np.array([first, 1.0]) * RATE, small, small, monkeypatch).headroom == 0.5
+        assert moves(np.array([first, 1.0]) * RATE, small, small, monkeypatch).headroom == pytest.approx(0.5, rel=1e-3)
         assert not moves(np.array([first, 0.0]) * RATE, small, small, monkeypatch).held
     assert not moves(np.array([3.0, 1.0]) * RATE, small, small, monkeypatch).held
     monkeypatch.setattr(models, "undetermined", lambda *_: {"trainable/w": np.array([True, True])})
@@ -184,3 +192,11 @@ def test_an_element_that_noise_moves_leaves_the_others_to_be_asked(monkeypatch: 
 def test_a_tensor_of_another_shape_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not moves(np.full(1, RATE), noise(0.0), noise(0.0), monkeypatch).held
     assert not moves(np.full((1, 2), RATE), noise(0.0), noise(0.0), monkeypatch).held
+
+
+def test_nothing_else_may_be_trained_nor_in_another_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    none = noise(0.0)
+    assert moves(np.full(2, RATE), none, none, monkeypatch).held
+    assert moves(np.full(2, RATE), none, none, monkeypatch, extra={"frozen/base": START}).held
+    assert not moves(np.full(2, RATE), none, none, monkeypatch, extra={"trainable/base": START}).held
+    assert not moves(np.full(2, RATE), none, none, monkeypatch, dtype="float64").held

@@ -2,9 +2,9 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
@@ -221,6 +221,39 @@ def test_projections_are_widened_as_they_are_read_each_over_the_last() -> None:
     late = {name: value for name, value in tape.values.items() if name.endswith("_proj.weight")}
     assert len(late) == 7
     assert all(value is stored[name] for name, value in late.items())
+
+
+@dataclass(frozen=True)
+class Doubled(Operation):
+    """An operation with a rule of its own for both passes."""
+
+    def run(self, arguments: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        return {name: 2 * value for name, value in super().run(arguments).items()}
+
+    def gradients(self, cotangents: Collection[np.ndarray], arguments: Mapping[str, Any], needs: Collection[str]) -> dict[str, np.ndarray]:
+        return {name: 2 * value for name, value in super().gradients(cotangents, arguments, needs).items()}
+
+
+def test_an_operation_with_passes_of_its_own_keeps_them_whatever_its_weights_are_stored_in() -> None:
+    inputs, parameters, scalars = problem(targets="q_v")
+    stored = {name: value.astype(ml_dtypes.bfloat16) for name, value in parameters.items()}
+    linear = TABLE["linear"]
+    assert isinstance(linear, Operation)
+    table = {**TABLE, "linear": Doubled(linear.forward, linear.backward)}
+    early = ByLayer(inputs, stored, scalars, lambda _: table, hold=lambda value: widened(value)).run()
+    for name, value in ByLayer(inputs, stored, scalars, lambda _: table).run().items():
+        np.testing.assert_array_equal(value, early[name], err_msg=name)
+
+
+def test_a_block_needs_no_operation_that_it_does_not_call() -> None:
+    inputs, parameters, scalars = problem(targets="all")
+    stored = {name: value.astype(ml_dtypes.bfloat16) for name, value in parameters.items()}
+
+    def table_of(part: str) -> Table:
+        return {name: entry for name, entry in TABLE.items() if name != "linear" or not part.startswith("model.layers.")}
+
+    expected = ByLayer(inputs, stored, scalars).run()
+    np.testing.assert_array_equal(ByLayer(inputs, stored, scalars, table_of).run()["loss"], expected["loss"])
 
 
 def test_two_threads_may_run_one_classifier() -> None:

@@ -16,6 +16,7 @@ from falsifiers.comparison import (
     broken,
     compare_exactly,
     rejected,
+    same_structure,
     value_at_least,
     value_at_most,
     value_within_factor,
@@ -109,6 +110,10 @@ def every_trainable_tensor_moves(attack: Attack, case: Case) -> list[Comparison]
     reach it may move even so.
     """
     expected, answer = attack.expect(case), attack.answer(case)
+    wanted, given = _trainable(expected), _trainable(answer)
+    unlike = same_structure(wanted, given, attack.dtypes(wanted))
+    if unlike:
+        return unlike
 
     def floors() -> dict[str, Errors]:
         return attack.floor(case, lambda inputs, table: reference.evaluate(case.operation, inputs, case.scalars, table), expected)
@@ -124,16 +129,18 @@ def every_trainable_tensor_moves(attack: Attack, case: Case) -> list[Comparison]
             drowned = few[moment].rms > SIGNAL_SHARE * Errors.of(expected[moment]).rms
             if drowned or noise[key].rms > NOISE_OF_A_MOVE * Errors.of(move[sure]).rms or not move[sure].any():
                 sure = np.zeros_like(sure)
-            found.append(_moves(name, answer.get(key), start, move, sure, reach))
+            found.append(_moves(name, given[key], start, move, sure, reach))
         return found
 
     return attack.carefully(judged)
 
 
-def _moves(name: str, answer: Array | None, start: Array, move: Array, sure: Array, reach: float) -> Comparison:
+def _trainable(outputs: Arrays) -> dict[str, Array]:
+    return {name: value for name, value in outputs.items() if name.startswith("trainable/")}
+
+
+def _moves(name: str, answer: Array, start: Array, move: Array, sure: Array, reach: float) -> Comparison:
     """The norms of two moves where they are sure; elsewhere no element may have moved beyond reach."""
-    if answer is None or answer.shape != start.shape:
-        return broken(f"trainable/{name}", "missing from the answer, or of another shape")
     moved = np.asarray(answer, np.float64) - start
     furthest = float(np.abs(moved[~sure]).max(initial=0.0))
     if not furthest <= reach:
