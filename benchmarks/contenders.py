@@ -62,7 +62,7 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
         step, found = _peer(options, batches[0])
     torch.save(found, options.folder / f"{options.contender}.pt")
     if step is None:
-        return {"tflops": _matmul_rate(), "tokens": sum(int(batch["mask"].sum()) for batch in batches) / len(batches)}
+        return {"tflops": matmul_rate() / 1e12, "tokens": sum(int(batch["mask"].sum()) for batch in batches) / len(batches)}
     return _timed(step, batches, options.steps)
 
 
@@ -86,14 +86,15 @@ def _timed(step: Any, batches: list[dict[str, Any]], steps: int) -> dict[str, An
     return {"ms": statistics.median(times), "fastest": min(times), "slowest": max(times), **memory}
 
 
-def _matmul_rate() -> float:
+def matmul_rate() -> float:
+    """Floating-point operations a second of one large product in bfloat16."""
     import torch
 
     from benchmarks.timing import seconds_on_gpu
 
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     times = [seconds_on_gpu(lambda: a @ b) for _ in range(13)]
-    return 2 * 8192**3 / statistics.median(times[3:]) / 1e12
+    return 2 * 8192**3 / statistics.median(times[3:])
 
 
 def _truth(options: argparse.Namespace, batch: dict[str, Any]) -> dict[str, Any]:

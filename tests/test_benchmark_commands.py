@@ -17,9 +17,9 @@ from impl.device import DeviceUnavailable
 
 COMMANDS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if "ArgumentParser(" in path.read_text(encoding="utf-8"))
 NEEDED = {"contenders": ["eager", "."]}
-ON_GPU = {"attention": [], "contenders": NEEDED["contenders"], "device_speed": [], "kernels": [], "train_step": []}
+ON_GPU = {"attention": [], "contenders": NEEDED["contenders"], "device_speed": [], "kernels": [], "step_parts": [], "train_step": []}
 OUTPUTS = {"attention": "--output", "data_parallel": "--output", "device_speed": "--json", "memory": "--json"} | {
-    "reference_speed": "--output", "train_step": "--output",
+    "reference_speed": "--output", "step_parts": "--output", "train_step": "--output",
 }  # fmt: skip
 
 
@@ -126,6 +126,7 @@ def test_a_place_of_results_that_is_not_there(
         ("learning_choice --processes 0", "'0': expected a positive integer"),
         ("memory --device gpu", "device 'gpu': expected cpu, cuda, cuda:N"),
         ("reference_speed --layers 0", "'0': expected a positive integer"),
+        ("step_parts --lengths mixed", "--lengths mixed: the least times are those of full sequences"),
         ("train_step --limit never", "'never': expected a finite number above 0"),
     ],
 )
