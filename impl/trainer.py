@@ -11,6 +11,7 @@ from impl.agreement import require_equal, require_finite, together
 from impl.classifier import Classifier
 from impl.dispatch import call, scope
 from impl.group import ALONE, Group
+from impl.operations.losses import require_class_weights
 from impl.optimiser import AdamW
 
 HELD = 4
@@ -63,6 +64,8 @@ class Trainer:
 
     In a `group` of several workers each accumulates its share of a batch, which may be none of it; `apply` takes the mean over the samples
     of all, so that every worker makes the same step. An error of one worker in `train_batch` or `apply` is raised on all.
+
+    Raises a ValueError for a max_norm that is not above 0, and for class weights that are not one positive number a class.
     """
 
     def __init__(
@@ -85,6 +88,10 @@ class Trainer:
         self.classifier, self.micro_batch, self.class_weights = classifier, micro_batch, class_weights
         self.multi_label, self.group = multi_label, group
         self.max_norm = math.inf if max_norm is None else max_norm
+        if not self.max_norm > 0:
+            raise ValueError(f"max_norm is {max_norm}: expected a positive number, or None")
+        if class_weights is not None:
+            require_class_weights(class_weights, classifier.adaptation.classes)
         self.optimiser = AdamW(classifier.trainable_parameters(), weight_decay)
         self._accumulated: list[MicroResult] = []
         self.endless = total_steps is None
@@ -190,7 +197,7 @@ class Trainer:
         """Mean loss and accuracy of a batch, and the classes' probabilities where asked for; changes nothing."""
         if len(batch.labels) == 0:
             return BatchResult(math.nan, 0, 0)
-        self._require_labels(batch.labels)
+        self._require_batch(batch)
         results, logits = [], []
         for part in batch.split(self.micro_batch):
             logits.append(self.classifier(part.input_ids, part.mask))
@@ -219,7 +226,7 @@ class Trainer:
     def _accumulate(self, batch: Batch) -> "list[MicroResult]":
         if len(batch.labels) == 0:
             raise ValueError("the batch is empty: there is nothing to train on")
-        self._require_labels(batch.labels)
+        self._require_batch(batch)
         self._require_step_left()
         with scope(f"steps.{self.optimiser.steps}"):
             if len(self._accumulated) == HELD:
@@ -280,10 +287,16 @@ class Trainer:
         self.optimiser.step(clipped, self.learning_rate)
         return float(norm)
 
-    def _require_labels(self, labels: Tensor) -> None:
-        if labels.is_floating_point() != self.multi_label:
-            expected = "0 or 1 for each class, float32 [batch, classes]" if self.multi_label else "one class a sample, int64 [batch]"
-            raise ValueError(f"labels are {labels.dtype} {list(labels.shape)}; expected {expected}")
+    def _require_batch(self, batch: Batch) -> None:
+        """Raises a ValueError for tensors that do not belong together and labels of another kind; values are read elsewhere."""
+        ids, mask, labels, classes = batch.input_ids, batch.mask, batch.labels, self.classifier.adaptation.classes
+        if ids.ndim != 2 or ids.shape != mask.shape or not ids.shape[1]:
+            raise ValueError(f"input_ids {list(ids.shape)} and mask {list(mask.shape)}: expected one shape [batch, seq], and not empty")
+        samples = len(ids)
+        shape = (samples, classes) if self.multi_label else (samples,)
+        if labels.is_floating_point() != self.multi_label or labels.shape != shape:
+            what = "0 or 1 for each class, float32" if self.multi_label else "one class a sample, int64"
+            raise ValueError(f"labels are {labels.dtype} {list(labels.shape)}; expected {what} {list(shape)}")
 
     def _require_step_left(self) -> None:
         if not self.endless and self.optimiser.steps >= len(self.learning_rates):

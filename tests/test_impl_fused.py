@@ -1,6 +1,8 @@
 """The hand-written training step against automatic differentiation on the same parameters; without a GPU by Triton's interpreter."""
 
 import re
+from collections.abc import Callable
+from functools import cache
 from typing import Any, cast
 
 import pytest
@@ -20,6 +22,7 @@ from impl.fused.side import Side, captured_stream, side_stream
 from impl.fused.step import FusedTrainer, engine_of, why_not
 from impl.kernels import attention
 from impl.trainer import Batch, Trainer
+from impl.validation import NonFiniteError
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -181,34 +184,104 @@ def test_packing_keeps_every_real_token_once_with_its_position() -> None:
     assert packed.real.tolist() == [1.0] * 3 + [0.0] * 2
 
 
-def test_a_gradient_that_is_not_finite_moves_neither_parameters_nor_moments() -> None:
-    _, fused = both()
-    fused.train_batch(batch())
-    before, moments = fused.optimiser.flat(), fused.optimiser.exp_avg.clone()
-    with torch.no_grad():
-        fused.classifier.model.norm.weight[0] = torch.nan
-    with pytest.raises(FloatingPointError, match="nothing was changed"):
+def require_stopped(fused: FusedTrainer, message: str) -> None:
+    """A step is made no more, and changes nothing."""
+    before, moments, steps = fused.optimiser.flat(), fused.optimiser.exp_avg.clone(), fused.optimiser.steps
+    with pytest.raises(FloatingPointError, match=message):
         fused.train_batch(batch())
     assert torch.equal(before, fused.optimiser.flat())
     assert torch.equal(moments, fused.optimiser.exp_avg)
-    assert fused.optimiser.steps == 1
+    assert fused.optimiser.steps == steps
 
 
+def test_a_gradient_that_is_not_finite_moves_neither_parameters_nor_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, fused = both()
+    fused.train_batch(batch())
+    spoiled, factors = torch.full_like(fused.optimiser.exp_avg, torch.inf), fused.model.factors
+    monkeypatch.setattr(factors, "gradient", lambda out: out.copy_(spoiled))
+    require_stopped(fused, "the gradient norm is inf and the loss .*: nothing was changed")
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_weight_that_is_not_finite_stops_the_step_and_changes_nothing(steps: int) -> None:
+    _, fused = both()
+    for _ in range(steps):
+        fused.train_batch(batch())
+    with torch.no_grad():
+        fused.classifier.model.norm.weight[0] = torch.nan
+    require_stopped(fused, r"logits\[0, 0\] is nan")
+
+
+def test_a_logit_that_is_not_finite_stops_the_step_though_loss_and_gradient_are() -> None:
+    torch_trainer, fused = both()
+    for trainer in (torch_trainer, fused):
+        with torch.no_grad():
+            trainer.classifier.get_parameter("score.bias")[0] = -torch.inf
+        before, given = trainer.optimiser.flat(), Batch(batch().input_ids, batch().mask, torch.tensor([1, 2, 1], device=DEVICE))
+        with pytest.raises(NonFiniteError, match=r"logits\[0, 0\] is -inf"):
+            trainer.train_batch(given)
+        assert torch.equal(before, trainer.optimiser.flat())
+
+
+@pytest.mark.parametrize("trainer", [0, 1], ids=["torch", "fused"])
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("several", "change", "message"),
     [
-        ({"input_ids": torch.full((3, 6), 32)}, "input_ids"),
-        ({"labels": torch.full((3,), 3)}, "labels"),
-        ({"mask": torch.zeros(3, 6, dtype=torch.bool)}, "mask"),
+        (False, {"input_ids": torch.full((3, 6), 32)}, "input_ids"),
+        (False, {"input_ids": torch.zeros(3, 0, dtype=torch.int64), "mask": torch.zeros(3, 0, dtype=torch.bool)}, "mask"),
+        (False, {"mask": torch.zeros(3, 6, dtype=torch.bool)}, "mask"),
+        (False, {"mask": torch.ones(3, 5, dtype=torch.bool)}, "mask"),
+        (False, {"labels": torch.full((3,), 3)}, "labels"),
+        (False, {"labels": torch.zeros(3, 1, dtype=torch.int64)}, r"labels are torch.int64 \[3, 1\]; expected .* int64 \[3\]"),
+        (False, {"labels": torch.zeros(2, dtype=torch.int64)}, r"labels are torch.int64 \[2\]; expected .* int64 \[3\]"),
+        (True, {"labels": torch.zeros(3, 1)}, r"labels are torch.float32 \[3, 1\]; expected .* float32 \[3, 3\]"),
+        (True, {"labels": torch.full((3, 3), 7.0)}, r"\[0, 0\] is 7.0; expected 0 to 1"),
+        (True, {"labels": torch.tensor([[0.0, 1.0, 1.0], [1.0, 1.0, -0.5], [0.0, 0.0, 0.0]])}, r"\[1, 2\] is -0.5; expected 0 to 1"),
+        (True, {"labels": torch.full((3, 3), torch.nan)}, r"\[0, 0\] is nan; expected 0 to 1"),
     ],
 )
-def test_bad_values_are_refused_and_change_nothing(change: dict[str, Tensor], message: str) -> None:
-    _, fused = both()
-    before = fused.optimiser.flat()
-    given = {**vars(batch()), **{name: value.to(DEVICE) for name, value in change.items()}}
+def test_bad_values_are_refused_and_change_nothing(several: bool, change: dict[str, Tensor], message: str, trainer: int) -> None:
+    chosen = both(several=several)[trainer]
+    before = chosen.optimiser.flat()
+    given = {**vars(batch(several)), **{name: value.to(DEVICE) for name, value in change.items()}}
     with pytest.raises(ValueError, match=message):
-        fused.train_batch(Batch(**given))
-    assert torch.equal(before, fused.optimiser.flat())
+        chosen.train_batch(Batch(**given))
+    assert torch.equal(before, chosen.optimiser.flat())
+
+
+@pytest.mark.parametrize("engine", [Trainer, FusedTrainer])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_norm": 0.0}, "max_norm is 0.0: expected a positive number, or None"),
+        ({"max_norm": -1.0}, "max_norm is -1.0"),
+        ({"max_norm": float("nan")}, "max_norm is nan"),
+        ({"class_weights": torch.ones(2)}, r"class_weights has shape \[2\], expected one weight for each of the 3 classes"),
+        ({"class_weights": torch.tensor([1.0, 0.0, 1.0])}, r"class_weights\[1\] is 0.0"),
+        ({"class_weights": torch.tensor([1.0, 1.0, torch.nan])}, r"class_weights\[2\] is nan"),
+    ],
+)
+def test_settings_that_no_step_can_have_are_refused_at_once(engine: type[Trainer], settings: dict[str, Any], message: str) -> None:
+    longest = {"longest": 9} if engine is FusedTrainer else {}
+    with pytest.raises(ValueError, match=message):
+        engine(classifier(), total_steps=None, micro_batch=2, learning_rate=1e-2, **settings, **longest)
+
+
+class Late(Side):
+    """Does the work as late as its waits allow, so that what overwrites its input before shows."""
+
+    def run(self, work: Callable[[], Any], *read: object) -> Callable[[], Any]:
+        del read
+        return cache(work)
+
+
+@pytest.mark.parametrize(("nf4", "pooling"), [(True, "last"), (False, "last"), (True, "mean"), (False, "mean")])
+def test_work_beside_the_products_may_be_done_late(nf4: bool, pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_module, "Side", Late)
+    torch_trainer, fused = both(targets="all", layers=2, nf4=nf4, pooling=pooling)
+    torch_trainer.accumulate(batch())
+    fused.accumulate(batch())
+    assert apart(torch_trainer.gradient_vector(), fused.gradient_vector()) < 1e-5
 
 
 def test_a_sample_longer_than_the_trainer_was_made_for_is_refused() -> None:
@@ -216,17 +289,6 @@ def test_a_sample_longer_than_the_trainer_was_made_for_is_refused() -> None:
     long = Batch(torch.zeros(1, 10, dtype=torch.int64), torch.ones(1, 10, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
     with pytest.raises(ValueError, match="10 tokens; this trainer was made for at most 9"):
         fused.train_batch(Batch(*(value.to(DEVICE) for value in vars(long).values())))
-
-
-def test_a_weight_that_is_not_finite_stops_the_step_and_changes_nothing() -> None:
-    _, fused = both()
-    with torch.no_grad():
-        fused.classifier.model.norm.weight[0] = torch.nan
-    before = fused.optimiser.flat()
-    with pytest.raises((ValueError, FloatingPointError)):
-        fused.train_batch(batch())
-    assert torch.equal(before, fused.optimiser.flat())
-    assert fused.optimiser.steps == 0
 
 
 def test_which_engine_runs() -> None:

@@ -32,22 +32,24 @@ class Packed:
 
 
 class Sizes(NamedTuple):
-    """Tokens in all, of the shortest and of the longest sample, and the ranges of ids and of labels."""
+    """Tokens in all, of the shortest and of the longest sample, and the ranges of ids and of labels, NaN where a label is."""
 
     total: int
     shortest: int
     longest: int
     least_id: int
     largest_id: int
-    least_label: int
-    largest_label: int
+    least_label: float
+    largest_label: float
 
 
 def sizes_of(batch: Batch) -> Sizes:
     """All of them in one transfer from the device."""
-    lengths, labels = batch.mask.sum(dim=1), batch.labels.long()
-    ends = (*torch.aminmax(lengths), *torch.aminmax(batch.input_ids), *torch.aminmax(labels))
-    return Sizes(*torch.stack([lengths.sum(), *ends]).tolist())
+    lengths = batch.mask.sum(dim=1)
+    ends = (*torch.aminmax(lengths), *torch.aminmax(batch.input_ids), *torch.aminmax(batch.labels))
+    # In float64, which holds every number of these exactly.
+    *whole, least, largest = torch.stack([value.double() for value in (lengths.sum(), *ends)]).tolist()
+    return Sizes(*map(int, whole), least, largest)
 
 
 def pack(batch: Batch, samples: int, total: int) -> Packed:

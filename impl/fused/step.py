@@ -88,14 +88,16 @@ class FusedTrainer(Trainer):
         whole = self.group.size == 1 and 0 < len(batch.labels) <= self.micro_batch and not self._accumulated
         if not whole:
             return super().train_batch(batch)
-        self._require_labels(batch.labels)
+        self._require_batch(batch)
         self._require_step_left()
         packed = self._packed(batch)
         self._bind()
         rate, step = self.learning_rate, self.optimiser.steps + 1
         self._hyper.copy_(torch.tensor([rate, 1 - BETAS[0] ** step, 1 - BETAS[1] ** step, rate * self.optimiser.weight_decay]))
-        status = Status(*self._replayed("step", packed, self._whole_step).tolist())
+        numbers, logits = self._replayed("step", packed, self._whole_step)
+        status = Status(*numbers.tolist())
         if not status.finite:
+            validation.require_finite("logits", logits[: len(batch.labels)])
             raise FloatingPointError(f"the gradient norm is {status.norm} and the loss {status.loss}: nothing was changed")
         self.optimiser.steps += 1
         return BatchResult(status.loss, int(status.correct), len(batch.labels), status.norm)
@@ -127,7 +129,9 @@ class FusedTrainer(Trainer):
             raise ValueError(f"a sample of {sizes.longest} tokens; this trainer was made for at most {self.longest}")
         if not 0 <= sizes.least_id <= sizes.largest_id < vocab:
             validation.require_below("input_ids", part.input_ids, vocab, "tokens of the vocabulary")
-        if not self.multi_label and not 0 <= sizes.least_label <= sizes.largest_label < classes:
+        if not 0 <= sizes.least_label <= sizes.largest_label <= (1 if self.multi_label else classes - 1):
+            if self.multi_label:
+                validation.require_between("labels", part.labels, 0.0, 1.0)
             validation.require_below("labels", part.labels, classes, "classes")
         return pack(part, self.micro_batch, sizes.total)
 
@@ -138,17 +142,19 @@ class FusedTrainer(Trainer):
         self.model.factors.gradient(self._gradient)
         return outcome
 
-    def _whole_step(self, packed: Packed) -> Tensor:
-        """Gradient, clipping by the global norm and AdamW (Loshchilov & Hutter 2019, Algorithm 2); the `Status` as a tensor [4]."""
+    def _whole_step(self, packed: Packed) -> tuple[Tensor, Tensor]:
+        """Gradient, clipping by the global norm and AdamW (Loshchilov & Hutter 2019, Algorithm 2); the `Status` as a tensor [4], and the
+        logits. An infinite logit of another class than the label's leaves loss and gradient finite, and yet is none to train on."""
         outcome = self._computed(packed)
         real = packed.real > 0
         hit = classes_of(outcome.logits, self.multi_label) == packed.labels
         right = hit.all(dim=-1) if self.multi_label else hit
         norm = torch.linalg.vector_norm(self._gradient)
-        finite = torch.isfinite(norm) & torch.isfinite(outcome.loss)
+        sound = torch.isfinite(outcome.logits).all(dim=-1) | ~real
+        finite = torch.isfinite(norm) & torch.isfinite(outcome.loss) & sound.all()
         self._move(self._gradient * torch.clamp(self.max_norm / norm, max=1.0), finite)
         numbers = (finite, outcome.loss, (right & real).sum(), norm)
-        return torch.stack([number.to(torch.float32) for number in numbers])
+        return torch.stack([number.to(torch.float32) for number in numbers]), outcome.logits
 
     def _move(self, gradient: Tensor, finite: Tensor) -> None:
         """AdamW in place with the rates in `_hyper`; nothing moves unless `finite`."""

@@ -27,14 +27,19 @@ def require_classification(logits: Tensor, labels: Tensor, class_weights: Tensor
         raise ValueError("the batch is empty: a mean over no samples is undefined")
     if classes < 2:
         raise ValueError(f"{classes} class: classification needs at least two")
-    if class_weights is not None and class_weights.shape != (classes,):
-        raise ValueError(f"class_weights has shape {list(class_weights.shape)}, expected one weight for each of the {classes} classes")
+    if class_weights is not None:
+        require_class_weights(class_weights, classes)
     if labels.shape != (batch,):
         raise ValueError(f"labels has shape {list(labels.shape)}, expected one label for each of the {batch} samples")
     validation.require_finite("logits", logits)
     validation.require_below("labels", labels, classes, "classes")
-    if class_weights is not None:
-        validation.require_above_zero("class_weights", class_weights)
+
+
+def require_class_weights(weights: Tensor, classes: int) -> None:
+    """Raises a ValueError for weights that are not one positive number a class."""
+    if weights.shape != (classes,):
+        raise ValueError(f"class_weights has shape {list(weights.shape)}, expected one weight for each of the {classes} classes")
+    validation.require_above_zero("class_weights", weights)
 
 
 def bce_with_logits(logits: Tensor, targets: Tensor) -> Tensor:
