@@ -1,4 +1,7 @@
-"""Where the code begins that a claim's verdict depends on: entry files, whose imports are followed (reports.dependencies)."""
+"""Where the code begins that a claim's verdict depends on: entry files, whose imports are followed (reports.dependencies).
+
+Imports do not tell everything: operations are found by name in tables. What a claim may find there is named here.
+"""
 
 import functools
 import inspect
@@ -8,6 +11,7 @@ from typing import Any
 
 from contracts.model import Claim
 from falsifiers.checks import CHECKS
+from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from falsifiers.kinds import KINDS
 from falsifiers.mutants import USES
 from reference import COMPOSITIONS, TABLE
@@ -15,58 +19,77 @@ from reference.table import Composition
 from reports.dependencies import Sources
 
 ROOT = Path(__file__).resolve().parent.parent
+DISPATCH = "impl/dispatch.py"
 KERNELS = "impl/kernels/functions.py"
-_ALWAYS = ("falsifiers/attack.py", "falsifiers/engine.py", "falsifiers/strategies.py")
+_HOST = ("impl/device.py", "impl/kernels/__init__.py")
+"""Which device computes, and whether there are kernels for it."""
+_RUNS = ("reference/run.py", "reference/tape.py")
+_PROCEDURES = "falsifiers/subjects/procedures/"
+_ALWAYS = ("falsifiers/attack.py", "falsifiers/engine.py", "falsifiers/strategies.py", "falsifiers/subjects/implementation.py")
 
 
 def entries(claim: Claim) -> dict[str, list[str]]:
     """Files from the checkout's root, by part: the reference of the operation, the subject's own code for it, and the comparison."""
     operations = sorted({claim.operation, *USES.get(claim.operation, ())}) if claim.operation else []
-    return {
-        "reference": _files(_of_reference(operations)) or _that_the_check_asks(claim),
-        "subject": sorted({*_files(_of_subject(operations)), *_kernels(claim, operations)}),
-        "comparison": sorted({*_ALWAYS, *_sometimes(claim), *_files([KINDS[claim.kind], *([CHECKS[claim.check]] if claim.check else [])])}),
+    check = _files([CHECKS[claim.check]] if claim.check else [])
+    found = {
+        "reference": {*_of_reference(operations)} or {*_that_the_check_asks(tuple(check))},
+        "subject": {*_of_subject(claim, operations)},
+        "comparison": {*_ALWAYS, *check, *_files([KINDS[claim.kind]]), *_input(claim, check)},
     }
+    return {part: sorted(files) for part, files in found.items()}
 
 
-def _sometimes(claim: Claim) -> Iterator[str]:
-    if claim.operation in TABLE or claim.operation in COMPOSITIONS:
-        yield "falsifiers/subjects/implementation.py"
+def _input(claim: Claim, check: Iterable[str]) -> Iterator[str]:
+    """The shipped checkpoint and corpora, and what reads them, where the claim takes cases from there."""
     if claim.domain.input == "checkpoint":
         yield "falsifiers/real_input.py"
+    if claim.domain.input == "checkpoint" or any(_sources().mentions(name, "falsifiers.data") for name in check):
+        shipped = (*CHECKPOINT.iterdir(), *CORPUS_HELDOUT.parent.iterdir())
+        yield from (path.relative_to(ROOT).as_posix() for path in shipped if path.is_file())
 
 
-def _of_reference(operations: Iterable[str]) -> list[Callable[..., Any]]:
+def _of_reference(operations: Iterable[str]) -> list[str]:
+    """The operations' files, and what runs them; none for a procedure."""
     found = [entry for name in operations if (entry := COMPOSITIONS.get(name) or TABLE.get(name)) is not None]
-    return [entry.build if isinstance(entry, Composition) else entry.forward for entry in found]
-
-
-def _that_the_check_asks(claim: Claim) -> list[str]:
-    """The reference's files of a claim whose operation has none there (a procedure's): what its check imports of them."""
-    check = _files([CHECKS[claim.check]] if claim.check else [])
-    return list(_imported_by_check(tuple(check)))
+    functions = [entry.build if isinstance(entry, Composition) else entry.forward for entry in found]
+    return [*_files(functions), *_RUNS] if functions else []
 
 
 @functools.cache
-def _imported_by_check(check: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(Sources(ROOT).imported("comparison", check, "reference"))
+def _that_the_check_asks(check: tuple[str, ...]) -> tuple[str, ...]:
+    """The reference's files of a claim whose operation has none there: what its check imports of them. One that runs operations by their
+    names, other than those of the claim, may run all of them."""
+    sources = _sources()
+    own = set(sources.closure("comparison", check)) - set(sources.closure("comparison", _ALWAYS))
+    every = _of_reference([*TABLE, *COMPOSITIONS]) if any(sources.mentions(name, "reference") for name in own) else []
+    return (*sources.imported("comparison", check, "reference"), *every)
 
 
-def _of_subject(operations: Iterable[str]) -> list[Callable[..., Any]]:
-    """An elementary operation's own function; the subject's class for a composition, whose module imports the models; a procedure."""
+def _of_subject(claim: Claim, operations: Iterable[str]) -> Iterator[str]:
+    """An elementary operation's own function; the subject's class for a composition, whose module imports the models; a procedure, which
+    may call every operation where it runs a model."""
     from falsifiers.subjects.implementation import Implementation
     from falsifiers.subjects.procedures import PROCEDURES, default_configurations
+    from impl.kernels import NAMES
     from impl.operations import OPERATIONS
 
     tables: list[dict[str, Callable[..., Any]]] = [dict(OPERATIONS), dict(PROCEDURES), dict.fromkeys(COMPOSITIONS, Implementation)]
-    return [table[name] for name in operations for table in tables if name in table] or [default_configurations]
+    found = _files([table[name] for name in operations for table in tables if name in table] or [default_configurations])
+    helpers = {name for name in found if name.startswith(_PROCEDURES)}
+    helpers = set(_sources().closure("subject", helpers, (_PROCEDURES,)))
+    runs = not helpers or DISPATCH in _sources().closure("subject", helpers)
+    called = set(OPERATIONS) if helpers and runs else set(operations)
+    yield from (*found, *helpers, *_HOST)
+    if runs and claim.operation:
+        yield from (DISPATCH, *_files([OPERATIONS[name] for name in called if name in OPERATIONS]))
+    if claim.path != "torch" and not called.isdisjoint(NAMES):
+        yield KERNELS
 
 
-def _kernels(claim: Claim, operations: Iterable[str]) -> list[str]:
-    """The kernels, where a run on CUDA may have taken them for one of the operations."""
-    from impl.kernels import NAMES
-
-    return [KERNELS] if claim.path != "torch" and not set(NAMES).isdisjoint(operations) else []
+@functools.cache
+def _sources() -> Sources:
+    return Sources(ROOT)
 
 
 def _files(functions: Iterable[Callable[..., Any]]) -> list[str]:

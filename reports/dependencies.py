@@ -1,4 +1,4 @@
-"""What a verdict depends on, file by file: the sources that its entries import, and a digest of their meaning."""
+"""What a verdict depends on, file by file: the sources that its entries import, data among the entries, and a digest of their meaning."""
 
 import ast
 import hashlib
@@ -11,15 +11,19 @@ from reports.digests import DigestError, file_digest
 
 PARTS: Final = {"reference": "reference", "subject": "impl", "comparison": "falsifiers"}
 """Part of a verdict's digests → the folder whose imports are followed from its entries."""
+_ALSO: Final = {"comparison": ("contracts/",)}
+"""Folders that a part may import from besides."""
+_CATALOGUES: Final = frozenset({"reference/run.py"})
+"""Files that import what they find by name: what a verdict takes from them is among its entries."""
 
 
 class Sources:
-    """The Python files of a checkout; each is read once."""
+    """The files of a checkout; each is read once."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._digests: dict[str, str] = {}
-        self._imports: dict[str, list[str]] = {}
+        self._modules: dict[str, frozenset[str]] = {}
         self._combined: dict[tuple[str, tuple[str, ...]], str] = {}
 
     def digest(self, part: str, entries: Sequence[str]) -> str:
@@ -37,15 +41,16 @@ class Sources:
             self._combined[key] = hashlib.sha256(json.dumps(files).encode()).hexdigest()
         return self._combined[key]
 
-    def closure(self, part: str, entries: Iterable[str]) -> list[str]:
-        """The entries and the files that they import from the part's folder, sorted."""
+    def closure(self, part: str, entries: Iterable[str], folders: tuple[str, ...] = ()) -> list[str]:
+        """The entries and the files that they import from the part's folder, or from others that are given instead; sorted."""
+        folders = folders or (f"{PARTS[part]}/", *_ALSO.get(part, ()))
         found: set[str] = set()
         waiting = list(entries)
         while waiting:
             name = waiting.pop()
             if name not in found:
                 found.add(name)
-                waiting += [other for other in self._imported(name) if other.startswith(f"{PARTS[part]}/")]
+                waiting += [other for other in self._imported(name) if other.startswith(folders)]
         return sorted(found)
 
     def imported(self, part: str, entries: Iterable[str], other: str) -> list[str]:
@@ -53,22 +58,31 @@ class Sources:
         folder = f"{PARTS[other]}/"
         return sorted({path for name in self.closure(part, entries) for path in self._imported(name) if path.startswith(folder)})
 
+    def mentions(self, name: str, module: str) -> bool:
+        """Whether the file imports the module or package, or something of its own."""
+        return module in self._of(name)
+
     def _digest(self, name: str) -> str:
         if name not in self._digests:
             self._digests[name] = file_digest(self.root / name)
         return self._digests[name]
 
     def _imported(self, name: str) -> list[str]:
-        if name not in self._imports:
+        if name in _CATALOGUES or not name.endswith(".py"):
+            return []
+        return [path for module in sorted(self._of(name)) if (self.root / (path := module.replace(".", "/") + ".py")).is_file()]
+
+    def _of(self, name: str) -> frozenset[str]:
+        """The modules that a file may import."""
+        if name not in self._modules:
             try:
                 tree = ast.parse((self.root / name).read_bytes(), filename=name)
             except OSError as error:
                 raise DigestError(f"{name}: cannot be read: {error.strerror}") from error
             except (SyntaxError, ValueError) as error:
                 raise DigestError(f"{name}: is not Python: {error}") from error
-            candidates = {module.replace(".", "/") + ".py" for module in _modules(tree)}
-            self._imports[name] = sorted(path for path in candidates if (self.root / path).is_file())
-        return self._imports[name]
+            self._modules[name] = frozenset(_modules(tree))
+        return self._modules[name]
 
 
 def _modules(tree: ast.AST) -> Iterator[str]:

@@ -59,7 +59,7 @@ def _of_file(path: Path) -> str:
         content = path.read_bytes()
     except OSError as error:
         raise DigestError(f"{path}: cannot be read: {error.strerror}") from error
-    return hashlib.sha256(_CANONICAL[path.suffix](path, content)).hexdigest()
+    return hashlib.sha256(_CANONICAL.get(path.suffix, _verbatim)(path, content)).hexdigest()
 
 
 def _python(path: Path, content: bytes) -> bytes:

@@ -270,8 +270,7 @@ def test_digest_follows_imports_within_the_folder_and_not_through_tables_of_cont
 def test_what_a_check_asks_of_the_reference_is_what_its_verdict_depends_on() -> None:
     claims = {claim.id: claim for contract in load() for claim in contract.claims}
     whole, rule = (dependency_entries(claims[name])["reference"] for name in ("WHOLE-TORCH", "C-HP-001-RANGE"))
-    assert "reference/by_layer.py" in whole
-    assert "reference/attention.py" not in whole
+    assert {"reference/by_layer.py", "reference/attention.py", "reference/run.py"} <= set(whole)
     assert rule == []
 
 

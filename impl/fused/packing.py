@@ -48,8 +48,9 @@ def sizes_of(batch: Batch) -> Sizes:
     lengths = batch.mask.sum(dim=1)
     ends = (*torch.aminmax(lengths), *torch.aminmax(batch.input_ids), *torch.aminmax(batch.labels))
     # In float64, which holds every number of these exactly.
-    *whole, least, largest = torch.stack([value.double() for value in (lengths.sum(), *ends)]).tolist()
-    return Sizes(*map(int, whole), least, largest)
+    numbers = torch.stack([value.double() for value in (lengths.sum(), *ends)]).tolist()
+    total, shortest, longest, least_id, largest_id = map(int, numbers[:5])
+    return Sizes(total, shortest, longest, least_id, largest_id, *numbers[5:])
 
 
 def pack(batch: Batch, samples: int, total: int) -> Packed:

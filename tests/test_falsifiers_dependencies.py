@@ -1,0 +1,122 @@
+"""What a verdict is said to depend on holds every file of the project whose functions ran for it, and of the others no more than a few."""
+
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import contracts
+from contracts.model import Claim
+from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from falsifiers.dependencies import ROOT, entries
+from falsifiers.engine import Options, falsify
+from falsifiers.real_input import RealInput
+from falsifiers.subjects.implementation import Implementation
+from reports.dependencies import PARTS, Sources
+
+CLAIMS = [claim for contract in contracts.load() for claim in contract.claims]
+FOLDERS = tuple(f"{ROOT / folder}/" for folder in ("contracts", "reference", "impl", "falsifiers"))
+HARNESS = {
+    # Whether something can run at all, how a process ends, and who hands on what is asked; what the loader makes of YAML is in the
+    # claim's own digest.
+    ("falsifiers/subjects/procedures/footprint.py", "why_not"),
+    ("impl/fused/step.py", "why_not"),
+    ("impl/ending.py", "interrupts_first"),
+    ("falsifiers/subjects/procedures/__init__.py", None),
+    ("contracts/loader.py", None),
+    ("contracts/vocabulary.py", None),
+}
+
+
+@contextmanager
+def traced() -> Iterator[dict[str, set[str]]]:
+    """The files of the project whose functions run in the block, and which."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_name != "<module>" and code.co_filename.startswith(FOLDERS):
+            found[Path(code.co_filename).relative_to(ROOT).as_posix()].add(code.co_name)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield found
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+def said(claim: Claim, sources: Sources) -> set[str]:
+    return {file for part, files in entries(claim).items() for file in sources.closure(part, files)}
+
+
+def unsaid(ran: dict[str, set[str]], claim: Claim, sources: Sources) -> list[str]:
+    """What ran and is neither said nor the harness's."""
+    known = said(claim, sources)
+    functions = [(file, name) for file, names in ran.items() if file not in known for name in names]
+    return sorted(f"{file}: {name}" for file, name in functions if not {(file, name), (file, None)} & HARNESS)
+
+
+@pytest.mark.parametrize("contract", sorted({claim.contract for claim in CLAIMS}))
+def test_what_runs_for_a_claim_is_what_its_verdict_depends_on(contract: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # each of an interpreted kernel's lines would be traced
+    sources, subject, shipped = Sources(ROOT), Implementation("cpu"), RealInput(CHECKPOINT, CORPUS_HELDOUT)
+    missing = {}
+    # Of those that say the same, one.
+    claims = {str(entries(claim)): claim for claim in CLAIMS if claim.contract == contract}
+    for claim in claims.values():
+        case = shipped.case if claim.domain.input == "checkpoint" else None
+        with traced() as ran:
+            falsify(claim, claim.domain.dtype[0], subject, Options("quick", 0, examples=1), case)
+        assert ran, claim.id
+        missing[claim.id] = unsaid(ran, claim, sources)
+    assert {name: files for name, files in missing.items() if files} == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("OP-RMSNORM", "reference/run.py"),
+        ("OP-RMSNORM", "impl/dispatch.py"),
+        ("OP-RMSNORM", "contracts/sizes.py"),
+        ("C-HP-001-RANGE", "contracts/rules.py"),
+        ("FWD-CHECKPOINT", "falsifiers/data/checkpoint/model.safetensors"),
+        ("DATA-STATISTICS", "falsifiers/data/corpus/heldout.jsonl"),
+        ("DEV-LOAD-NF4", "falsifiers/subjects/procedures/allocator.py"),
+        ("TRN-RUN-STEPS", "reference/attention.py"),
+        ("TRN-RUN-STEPS", "impl/operations/attention.py"),
+        ("WHOLE-TRITON", "impl/kernels/rms_norm.py"),
+        ("WHOLE-FUSED", "impl/fused/layer.py"),
+        ("DP-TRAJECTORY", "impl/operations/optimisation.py"),
+    ],
+)
+def test_a_change_makes_the_verdicts_stale_that_ran_it(name: str, file: str) -> None:
+    (claim,) = (claim for claim in CLAIMS if claim.id == name)
+    assert file in said(claim, Sources(ROOT))
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("OP-RMSNORM", "reference/attention.py"),
+        ("OP-RMSNORM", "impl/operations/attention.py"),
+        ("OP-RMSNORM", "impl/trainer.py"),
+        ("DATA-SPLIT", "reference/attention.py"),
+        ("CLS-GRADIENT", "falsifiers/data/corpus/heldout.jsonl"),
+    ],
+)
+def test_a_change_elsewhere_makes_no_verdict_stale(name: str, file: str) -> None:
+    (claim,) = (claim for claim in CLAIMS if claim.id == name)
+    assert file not in said(claim, Sources(ROOT))
+
+
+def test_every_part_is_said_of_every_claim() -> None:
+    for claim in CLAIMS:
+        assert set(entries(claim)) == set(PARTS)
