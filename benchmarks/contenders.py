@@ -30,7 +30,8 @@ from benchmarks.step_inputs import (
     tensors_of,
 )
 
-PEERS = ("eager", "liger", "compile", "reduce-overhead")
+COMPILED = ("compile", "reduce-overhead")
+PEERS = ("eager", "liger", *COMPILED)
 CONTENDERS = ("ours", "ours-torch", *PEERS)
 TRUTH = "truth"
 """The float32 computation that the others are held to; it is not timed."""
@@ -54,6 +55,8 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     batches = batches_of(options)
+    if options.contender in COMPILED:
+        batches = [padded(batch, options.seq) for batch in batches]
     if options.contender == TRUTH:
         step, found = None, _truth(options, batches[0])
     elif options.contender.startswith("ours"):
@@ -64,6 +67,14 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
     if step is None:
         return {"tflops": matmul_rate() / 1e12, "tokens": sum(int(batch["mask"].sum()) for batch in batches) / len(batches)}
     return _timed(step, batches, options.steps)
+
+
+def padded(batch: dict[str, Any], longest: int) -> dict[str, Any]:
+    """The batch with every sample as long as `longest`, what is added on the right masked out."""
+    from torch.nn.functional import pad
+
+    added = (0, longest - batch["input_ids"].shape[1])
+    return batch | {"input_ids": pad(batch["input_ids"], added, value=0), "mask": pad(batch["mask"], added, value=False)}
 
 
 def _timed(step: Any, batches: list[dict[str, Any]], steps: int) -> dict[str, Any]:
@@ -156,17 +167,19 @@ def _forget_building() -> None:
 
 
 def _peer(options: argparse.Namespace, batch: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """transformers + PEFT + bitsandbytes as a user puts them together; float32 factors under bfloat16 autocast, fused AdamW, clipping."""
+    """transformers + PEFT + bitsandbytes as a user puts them together; float32 factors under bfloat16 autocast, fused AdamW, clipping.
+
+    A mix of lengths comes padded to each batch's longest sample, to a compiled peer padded to --seq: one static graph serves all batches.
+    """
     import torch
 
     model = _peer_model(options)
     _forget_building()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.01, fused=True)
-    if options.contender in ("compile", "reduce-overhead"):
-        # Of a mix of lengths each would be compiled by itself, until the compiler gives up.
-        dynamic = False if options.lengths == "full" else None
-        model = torch.compile(model, mode="reduce-overhead" if options.contender == "reduce-overhead" else None, dynamic=dynamic)
+    if options.contender in COMPILED:
+        # Batches of several lengths would each be compiled by itself, until the compiler gives up.
+        model = torch.compile(model, mode="reduce-overhead" if options.contender == "reduce-overhead" else None, dynamic=False)
 
     def loss_of(batch: dict[str, Any]) -> Any:
         with torch.autocast("cuda", torch.bfloat16):

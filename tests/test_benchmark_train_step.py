@@ -1,5 +1,6 @@
-"""The step beside its peers: who runs, who agrees, and what one contender gave is written before the next one starts."""
+"""The step beside its peers: who runs, on what, who agrees, and what one contender gave is written before the next one starts."""
 
+import argparse
 import json
 import math
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import command, train_step
+from benchmarks import command, contenders, step_inputs, train_step
 
 Answer = dict[str, Any]
 Started = Callable[..., tuple[int, dict[str, Any], str]]
@@ -192,3 +193,66 @@ def test_the_kept_figures_agree(path: Path) -> None:
     truth = {"gradients": range(plain["tensors"])}
     for row in rows:
         assert row["agrees"] is (train_step._whole(row, truth) and train_step._within(row, plain, LOSS)) is True
+
+
+@pytest.mark.parametrize("length", [3, 5])
+def test_a_batch_is_padded_on_the_right(length: int) -> None:
+    mask = torch.arange(length) < torch.tensor([[length], [2]])
+    batch = {"input_ids": torch.arange(1, 2 * length + 1).view(2, length) * mask, "mask": mask, "labels": torch.tensor([4, 0])}
+    found = contenders.padded(batch, 5)
+    assert found.keys() == batch.keys()
+    assert found["labels"] is batch["labels"]
+    for name in ("input_ids", "mask"):
+        assert found[name].dtype == batch[name].dtype
+        assert found[name].shape == (2, 5)
+        assert torch.equal(found[name][:, :length], batch[name])
+        assert not found[name][:, length:].any()
+    assert batch["mask"].shape == (2, length)
+
+
+class OneLora(torch.nn.Module):
+    """A model that keeps what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lora_A = torch.nn.Parameter(torch.ones(1))
+        self.given: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, labels: torch.Tensor) -> argparse.Namespace:
+        self.given.append((input_ids, attention_mask))
+        return argparse.Namespace(loss=(self.lora_A * labels).mean())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # what torch says of CUDA missing, and of itself
+@pytest.mark.parametrize("lengths", ["full", "mixed"])
+@pytest.mark.parametrize("name", contenders.PEERS)
+def test_what_a_peer_is_given(name: str, lengths: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled one batches of one shape and one static graph, the others batches as long as their longest sample."""
+    model, dynamic = OneLora(), []
+
+    def compiled(model: OneLora, **options: Any) -> OneLora:
+        dynamic.append(options["dynamic"])
+        return model
+
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", argparse.Namespace())  # its settings are the whole process's
+    monkeypatch.setattr(contenders, "_peer_model", lambda _: model)
+    monkeypatch.setattr(contenders, "_forget_building", lambda: None)
+    monkeypatch.setattr(contenders, "_timed", lambda step, batches, _: {"losses": [step(batch) for batch in batches]})
+    monkeypatch.setattr(torch, "compile", compiled)
+    parser = argparse.ArgumentParser()
+    step_inputs.add_options(parser)
+    options = parser.parse_args(["--model", "toy", "--batch", "2", "--seq", "40", "--lengths", lengths])
+    options.contender, options.folder = name, tmp_path
+    contenders._figures(options)
+    batches = step_inputs.batches_of(options)
+    assert len(model.given) == len(batches) + 1  # the first is the one that is held to the float32 computation
+    for (ids, mask), batch in zip(model.given, [batches[0], *batches], strict=True):
+        wanted = contenders.padded(batch, 40) if name in contenders.COMPILED else batch
+        assert torch.equal(ids, wanted["input_ids"])
+        if lengths == "full":
+            assert mask is None
+        else:
+            assert mask is not None
+            assert torch.equal(mask, wanted["mask"])
+    assert dynamic == [False] * (name in contenders.COMPILED)
