@@ -23,6 +23,7 @@ BLOCK = 64
 SEVEN = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 TARGETS = {"q_v": SEVEN[0:3:2], "all": SEVEN}
 GIB = 2**30
+ENGINES = ("torch", "fused")
 
 
 def auto_alone_falls_back(attack: Attack, case: Case) -> list[Comparison]:
@@ -209,21 +210,27 @@ def _projections(scalars: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def estimate_equals_measure(attack: Attack, case: Case) -> list[Comparison]:
-    """The estimate's total, and what it says that autograd saves, against the device's allocator and autograd's hooks in a real step."""
+    """The estimate's total, and what it says that autograd saves, against the device's allocator and autograd's hooks in a real step; on
+    a GPU by each engine, of which the hand-written one has no hooks."""
     rng = generator_for(case.seed, "measure")
     scalars = _model(rng, case.seed, nf4=bool(rng.integers(2)))
     scalars |= {"batch": 12, "seq": 24, "accumulation": int(rng.integers(1, 3))}
     if attack.subject.device.startswith("cuda"):  # so much larger than the workspaces of libraries that these do not matter
         scalars |= {"batch": 32, "seq": 256, "hidden": 512, "intermediate": 1536, "head_dim": 512 // scalars["heads"], "layers": 8}
-    expected = attack.answer(case, operation="estimate_memory", scalars=scalars)
-    measured = attack.answer(case, operation="measure_memory", scalars=scalars)
-    kept = float(expected.get("parts/activations", np.asarray(0)))
-    dequantised = float(expected.get("parts/dequantised_weights", np.asarray(0)))
-    factor = 1.0 + float(attack.tolerance.value or 0.0)
-    return [
-        value_within_factor("total", float(expected["total"]) / float(measured["peak"]), factor),
-        value_within_factor("saved for backward", (kept + dequantised) / float(measured["saved"]), factor),
-    ]
+    factor, found = 1.0 + float(attack.tolerance.value or 0.0), []
+    for engine in _engines(attack):
+        expected = attack.answer(case, operation="estimate_memory", scalars=scalars | {"engine": engine})
+        measured = attack.answer(case, operation="measure_memory", scalars=scalars | {"engine": engine})
+        found.append(value_within_factor(f"{engine}: total", float(expected["total"]) / float(measured["peak"]), factor))
+        if engine == "torch":
+            kept, dequantised = (float(expected.get(f"parts/{name}", np.asarray(0))) for name in ("activations", "dequantised_weights"))
+            found.append(value_within_factor("saved for backward", (kept + dequantised) / float(measured["saved"]), factor))
+    return found
+
+
+def _engines(attack: Attack) -> tuple[str, ...]:
+    """Those that run where the subject does: the hand-written layers need a GPU."""
+    return ENGINES if attack.subject.device.startswith("cuda") else ENGINES[:1]
 
 
 def quantised_one_at_a_time(attack: Attack, case: Case) -> list[Comparison]:
@@ -287,16 +294,20 @@ def origin_is_named(attack: Attack, case: Case) -> list[Comparison]:
 
 
 def non_finite_stops_the_step(attack: Attack, case: Case) -> list[Comparison]:
-    """A step with a value planted raises, and changes neither weights nor moments; without one it does both."""
+    """A step with a value planted raises, and changes neither weights nor moments; without one it does both. Calls are those of automatic
+    differentiation; a parameter is every engine's, and an infinite logit of a class that is no label leaves loss and gradient finite."""
     rng = generator_for(case.seed, "stop")
     scalars = _model(rng, case.seed, nf4=bool(rng.integers(2)))
+    none, *others = _plants(rng, scalars)
+    logit = none[0] | {"where": "parameter", "parameter": "score.bias", "value": -np.inf}, "a logit"
     found = []
-    for planted, place in _plants(rng, scalars):
-        if planted["where"] != "parameter":
-            answer = attack.answer(case, scalars=scalars | planted)
-            label = f"{planted['where']} {planted['value']} at {place or 'no place'}"
-            found.append(_equal(f"stopped: {label}", int(bool(place)), answer["stopped"]))
-            found.append(_equal(f"changed: {label}", int(not place), answer["changed"]))
+    for engine in _engines(attack):
+        for planted, place in (none, logit, *others):
+            if engine == "torch" or planted["where"] in ("", "parameter"):
+                answer = attack.answer(case, scalars=scalars | planted | {"engine": engine})
+                label = f"{engine}: {planted['where']} {planted['value']} at {place or 'no place'}"
+                found.append(_equal(f"stopped, {label}", int(bool(place)), answer["stopped"]))
+                found.append(_equal(f"changed, {label}", int(not place), answer["changed"]))
     return found
 
 
@@ -359,6 +370,7 @@ def _model(rng: Generator, seed: int, nf4: bool) -> dict[str, Any]:
         "batch": 4,
         "seq": 6,
         "accumulation": 1,
+        "engine": "torch",
     }
 
 

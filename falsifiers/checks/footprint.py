@@ -7,12 +7,12 @@ import numpy as np
 
 from falsifiers.attack import Attack
 from falsifiers.case import Case
+from falsifiers.checks.devices import ENGINES
 from falsifiers.checks.resident import stays
 from falsifiers.comparison import Comparison, compare_exactly, value_at_most
 from falsifiers.fill import generator_for
 from falsifiers.shapes import SHAPES
 
-ENGINES = ("torch", "fused")
 STEPS = {"cpu": 30, "cuda": 1000}
 LENGTHS = 3
 GIB = 2**30

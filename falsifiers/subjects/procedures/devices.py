@@ -21,12 +21,16 @@ from impl import checkpoint, classifier, device, ledger, memory, nonfinite, resi
 from impl.config import DecoderConfig
 from impl.decoder import random_tensors
 from impl.dispatch import replaced
+from impl.fused.memory import estimate_fused
+from impl.fused.step import FusedTrainer
 from impl.operations import OPERATIONS
 from impl.trainer import Batch, Trainer
 from reference.table import Array
 
 Scalars = Mapping[str, Any]
 Outputs = dict[str, Array]
+STEPS_AT_THE_PEAK = {"torch": 1, "fused": 3}
+"""Of the hand-written layers the first captures their graph, and the next have the state of all before."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -171,21 +175,29 @@ def _settled(book: ledger.Ledger, child: int) -> int:
 
 
 def estimate(scalars: Scalars, place: torch.device) -> Outputs:
-    """The parts of the estimate for a training step, and its total."""
-    shape = {name: scalars[name] for name in ("batch", "seq", "accumulation")}
-    found = memory.estimate(config_of(scalars), adaptation_of(scalars), dtype=DTYPES[scalars["dtype"]], device=place, **shape)
+    """The parts of the estimate for a training step by `engine`, and its total."""
+    shape = {name: scalars[name] for name in ("batch", "seq", "accumulation")} | {"dtype": DTYPES[scalars["dtype"]]}
+    if scalars["engine"] == "fused":
+        found = estimate_fused(config_of(scalars), adaptation_of(scalars), **shape)
+    else:
+        found = memory.estimate(config_of(scalars), adaptation_of(scalars), device=place, **shape)
     return {f"parts/{name}": np.asarray(size) for name, size in found.parts.items()} | {"total": np.asarray(found.total)}
 
 
 def measure(scalars: Scalars, place: torch.device) -> Outputs:
-    """The peak of what the device's allocator gave out over loading and a training step, and what autograd saved in a forward pass."""
+    """The peak of what the device's allocator gave out over loading and training by `engine`, and what autograd, where it is that engine,
+    saved in a forward pass."""
     with allocated(place) as taken:
         trainer = _trainer(scalars, place)
         batch = _batch(scalars, place)
-        for _ in range(scalars["accumulation"]):
-            trainer.accumulate(batch)
-        trainer.apply()
-    return {"peak": np.asarray(taken["peak"]), "saved": np.asarray(_saved(trainer, batch))}
+        for _ in range(STEPS_AT_THE_PEAK[scalars["engine"]]):
+            if scalars["accumulation"] == 1:
+                trainer.train_batch(batch)
+                continue
+            for _ in range(scalars["accumulation"]):
+                trainer.accumulate(batch)
+            trainer.apply()
+    return {"peak": np.asarray(taken["peak"]), "saved": np.asarray(0 if scalars["engine"] == "fused" else _saved(trainer, batch))}
 
 
 def _saved(trainer: Trainer, batch: Batch) -> int:
@@ -234,7 +246,7 @@ def find(scalars: Scalars, place: torch.device) -> Outputs:
 
 
 def stop(scalars: Scalars, place: torch.device) -> Outputs:
-    """Whether a training step with a non-finite value planted is stopped, and whether anything is another than before."""
+    """Whether a training step by `engine` with a non-finite value planted is stopped, and whether anything is another than before."""
     trainer = _trainer(scalars, place)
     batch = _batch(scalars, place)
     trainer.train_batch(batch)
@@ -251,11 +263,12 @@ def stop(scalars: Scalars, place: torch.device) -> Outputs:
 
 @contextmanager
 def _planted(trainer: Trainer, scalars: Scalars) -> Iterator[None]:
-    """A bad value in a parameter, or in the output or the passed gradient of the `nth` call of an operation in each forward pass."""
+    """A bad value in a parameter (its last number, which of the head's bias is a class that no label names), or in the output or the
+    passed gradient of the `nth` call of an operation in each forward pass."""
     bad, where = float(scalars["value"]), scalars["where"]
     if where == "parameter":
         with torch.no_grad():
-            trainer.classifier.get_parameter(scalars["parameter"]).view(-1)[0] = bad
+            trainer.classifier.get_parameter(scalars["parameter"]).view(-1)[-1] = bad
     if where not in ("output", "gradient"):
         yield
         return
@@ -339,13 +352,20 @@ def classifier_on(scalars: Scalars, place: torch.device) -> classifier.Classifie
 
 
 def _trainer(scalars: Scalars, place: torch.device) -> Trainer:
-    return Trainer(classifier_on(scalars, place), total_steps=None, micro_batch=scalars["batch"], learning_rate=1e-3)
+    return trainer_by(scalars["engine"], classifier_on(scalars, place), scalars["batch"], scalars["seq"])
+
+
+def trainer_by(engine: str, made: classifier.Classifier, micro_batch: int, longest: int) -> Trainer:
+    """A trainer by automatic differentiation (`torch`), or by the hand-written layers (`fused`)."""
+    settings: dict[str, Any] = {"total_steps": None, "micro_batch": micro_batch, "learning_rate": 1e-3}
+    return FusedTrainer(made, longest=longest, **settings) if engine == "fused" else Trainer(made, **settings)
 
 
 def _batch(scalars: Scalars, place: torch.device) -> Batch:
+    """No label is the last class."""
     generator = torch.Generator().manual_seed(scalars["seed"])
     ids = torch.randint(0, scalars["vocab"], (scalars["batch"], scalars["seq"]), generator=generator)
-    labels = torch.randint(0, scalars["classes"], (scalars["batch"],), generator=generator)
+    labels = torch.randint(0, scalars["classes"] - 1, (scalars["batch"],), generator=generator)
     return Batch(ids.to(place), torch.ones_like(ids, dtype=torch.bool).to(place), labels.to(place))
 
 

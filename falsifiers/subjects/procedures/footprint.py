@@ -9,18 +9,17 @@ import torch
 from torch import Tensor
 
 from falsifiers.subjects.procedures.allocator import allocated
-from falsifiers.subjects.procedures.devices import DTYPES, adaptation_of, classifier_on, config_of
+from falsifiers.subjects.procedures.devices import DTYPES, adaptation_of, classifier_on, config_of, trainer_by
 from impl import kernels, memory
 from impl.classifier import Classifier, base_shapes, initial_trainable
 from impl.fused.memory import estimate_fused
-from impl.fused.step import FusedTrainer
 from impl.tensors import LazyTensors, Shapes
 from impl.trainer import Batch, Trainer
 from reference.table import Array
 
 Scalars = Mapping[str, Any]
 Outputs = dict[str, Array]
-STEPS_AT_THE_PEAK = 3
+STEPS = 3
 """The first captures the graph of the hand-written layers or makes autograd's buffers, and the next have the state of all before."""
 
 
@@ -96,12 +95,7 @@ def _train(trainer: Trainer, batches: Sequence[Batch], steps: int) -> None:
 
 
 def _small_trainer(scalars: Scalars, place: torch.device) -> Trainer:
-    return _trainer(classifier_on(scalars, place), scalars["engine"], scalars["micro"], scalars["seq"])
-
-
-def _trainer(classifier: Classifier, engine: str, micro_batch: int, longest: int) -> Trainer:
-    settings: dict[str, Any] = {"total_steps": None, "micro_batch": micro_batch, "learning_rate": 1e-4}
-    return FusedTrainer(classifier, longest=longest, **settings) if engine == "fused" else Trainer(classifier, **settings)
+    return trainer_by(scalars["engine"], classifier_on(scalars, place), scalars["micro"], scalars["seq"])
 
 
 def _batches(scalars: Scalars, place: torch.device) -> list[Batch]:
@@ -136,7 +130,7 @@ def _measured(scalars: Scalars, place: torch.device) -> dict[str, int]:
     before = _requested(place)
     with allocated(place) as taken:
         trainer = _drawn_trainer(scalars, place)
-        _train(trainer, _batches({**scalars, "lengths": [scalars["seq"]]}, place), STEPS_AT_THE_PEAK)
+        _train(trainer, _batches({**scalars, "lengths": [scalars["seq"]]}, place), STEPS)
         resident = _requested(place) - before
     stays = resident if place.type == "cuda" else taken["kept"]
     return {"peak": taken["peak"], "resident": stays, "thawed": _thawed(trainer.classifier)}
@@ -147,7 +141,7 @@ def _drawn_trainer(scalars: Scalars, place: torch.device) -> Trainer:
     config, adaptation, dtype = config_of(scalars), adaptation_of(scalars), DTYPES[scalars["dtype"]]
     base = RandomTensors(base_shapes(config), dtype, place)
     made = Classifier(config, adaptation, base, initial_trainable(config, adaptation, 0), dtype=dtype, device=place)
-    return _trainer(made, scalars["engine"], scalars["batch"], scalars["seq"])
+    return trainer_by(scalars["engine"], made, scalars["batch"], scalars["seq"])
 
 
 def _requested(place: torch.device) -> int:

@@ -1,0 +1,78 @@
+"""What is claimed of either engine is asked of both where a GPU would run them; here one of them runs in Triton's interpreter."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import contracts
+from falsifiers.attack import Attack
+from falsifiers.case import Case
+from falsifiers.checks import devices
+from falsifiers.comparison import Comparison
+from falsifiers.subjects.implementation import Implementation
+from impl.fused import model as model_module
+from impl.fused import packing
+from impl.fused import step as step_module
+from impl.fused.step import FusedTrainer
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="pytest falsifiers --device cuda asks them there")
+CLAIMS = {claim.id: claim for contract in contracts.load() for claim in contract.claims}
+
+
+def attack_by_both(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Attack, Case]:
+    monkeypatch.setattr(devices, "_engines", lambda _: devices.ENGINES)
+    for module in (packing, model_module, step_module):
+        monkeypatch.setattr(module, "GRAIN", 16)  # the interpreter takes its time for every block of tokens
+    claim = CLAIMS[name]
+    assert claim.operation is not None
+    return Attack(claim, Implementation("cpu"), "float32"), Case(claim.operation, "float32", {}, {}, 1, "normal", {})
+
+
+def missed(found: list[Comparison]) -> set[str]:
+    return {comparison.tensor for comparison in found if not comparison.held}
+
+
+def test_a_bad_value_stops_a_step_by_either_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = devices.non_finite_stops_the_step(*attack_by_both("DEV-NAN-STOPS", monkeypatch))
+    assert not missed(found)
+    fused = [comparison.tensor for comparison in found if "fused" in comparison.tensor]
+    assert len(fused) == 6, "a step without a bad value, one with a bad parameter and one with a bad logit"
+
+
+@pytest.mark.parametrize("guard", ["logits", "moves"])
+def test_a_step_of_the_hand_written_layers_without_its_guard_is_found(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    move, whole = FusedTrainer._move, FusedTrainer._whole_step
+
+    def of_loss_and_gradient(self: FusedTrainer, packed: Any) -> Any:
+        """As if no logit were looked at."""
+        numbers, logits = whole(self, packed)
+        numbers[0] = torch.isfinite(numbers[1]) & torch.isfinite(numbers[3])
+        return numbers, logits
+
+    def whatever(self: FusedTrainer, gradient: Tensor, _: Tensor) -> None:
+        move(self, gradient, torch.tensor(True))
+
+    if guard == "logits":
+        monkeypatch.setattr(FusedTrainer, "_whole_step", of_loss_and_gradient)
+    else:
+        monkeypatch.setattr(FusedTrainer, "_move", whatever)
+    found = missed(devices.non_finite_stops_the_step(*attack_by_both("DEV-NAN-STOPS", monkeypatch)))
+    assert found
+    assert all("fused" in name for name in found)
+
+
+@pytest.mark.parametrize("wrong", devices.ENGINES)
+def test_an_estimate_of_either_engine_that_is_off_is_found(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attack, case = attack_by_both("DEV-ESTIMATE-MEASURED", monkeypatch)
+
+    def answer(_: Case, operation: str, scalars: dict[str, Any]) -> dict[str, np.ndarray]:
+        total = 1.2 if operation == "estimate_memory" and scalars["engine"] == wrong else 1.0
+        return {name: np.asarray(total) for name in ("total", "peak", "saved", "parts/activations")}
+
+    monkeypatch.setattr(attack, "answer", answer)
+    assert f"{wrong}: total" in missed(devices.estimate_equals_measure(attack, case))
+    monkeypatch.setattr(attack, "answer", lambda *_, **__: dict.fromkeys(("total", "peak", "saved", "parts/activations"), np.asarray(1.0)))
+    assert not missed(devices.estimate_equals_measure(attack, case))
