@@ -26,6 +26,7 @@ EXIT_USAGE, EXIT_NOTHING_HELD, EXIT_NO_DEVICE = 4, 5, 6
 CAMPAIGN = pytest.StashKey[Campaign]()
 NOTES = pytest.StashKey[list[warnings.WarningMessage]]()
 STORED = pytest.StashKey[tuple[Claim, Case]]()
+DESELECTED = pytest.StashKey[bool]()
 NOT_RUN, KNOWN_FAILURE = "not run", "known failure"
 
 
@@ -157,6 +158,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if "NOTSET" not in item.name]
 
 
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Remembers that a test was left out, by `-k` for one."""
+    for item in items:
+        item.config.stash[DESELECTED] = True
+
+
 @pytest.fixture(scope="session")
 def campaign(request: pytest.FixtureRequest) -> Campaign:
     """The run's campaign."""
@@ -214,13 +221,18 @@ def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> N
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Nothing held is no success; the verdict file is closed and the report rendered."""
     campaign = session.config.stash.get(CAMPAIGN, None)
-    if campaign is not None and campaign.kept and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
-        session.exitstatus = pytest.ExitCode.OK  # everything had held before
+    if campaign is not None and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and _all_had_held(session.config, campaign):
+        session.exitstatus = pytest.ExitCode.OK
     if campaign is None or not campaign.is_open:
         return
     if exitstatus == pytest.ExitCode.OK and not any(verdict.state is State.HELD for verdict in campaign.verdicts):
         session.exitstatus = EXIT_NOTHING_HELD
     campaign.close(int(session.exitstatus), exitstatus == pytest.ExitCode.INTERRUPTED)
+
+
+def _all_had_held(config: pytest.Config, campaign: Campaign) -> bool:
+    """Whether a resumed run had nothing left to do; a selection that matches nothing is no such run."""
+    return bool(campaign.kept) and not any(campaign.targets()) and not config.stash.get(DESELECTED, False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

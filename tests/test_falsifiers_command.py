@@ -132,6 +132,21 @@ def test_a_run_of_other_tests_alone_is_no_run(tmp_path: Path) -> None:
     assert not file.exists()
 
 
+def test_a_resumed_run_that_attacks_nothing_is_success_only_where_everything_had_held(tmp_path: Path) -> None:
+    target = ["--resume", "--verdicts", str(tmp_path / "verdicts.jsonl")]
+    given = [
+        (["--claim", "OP-RMSNORM"], 0),
+        (["--claim", "OP-RMSNORM"], 0),
+        (["--claim", "OP-RMSNORM", "--claim", "OP-SWIGLU", "-k", "zzz"], EXIT_NOTHING_HELD),
+        (["--claim", "OP-SWIGLU", "-k", "OP-SWIGUL"], EXIT_NOTHING_HELD),
+        (["--claim", "OP-RMSNORM", "tests/test_import_rules.py", "-k", "zzz"], EXIT_NOTHING_HELD),
+    ]
+    runs = several([[*line, *target] for line, _ in given])
+    for (line, status), run in zip(given, runs, strict=True):
+        assert run.status == status, f"{line}: {run.text}"
+    assert len(records(tmp_path / "verdicts.jsonl")) == 4, "what was not attacked is as it was"
+
+
 # bad input
 
 
