@@ -117,23 +117,34 @@ class Campaign:
         listed = self.listed(verdict)
         verdict = replace(verdict, known_failure=listed.record() if listed else None)
         if verdict.case is not None:
-            from falsifiers.diagnosis import diagnose
-
-            # Without arrays cases differ in their seeds alone, which the digest does not see.
-            seed = "" if verdict.case.inputs else f"-{verdict.case.seed}"
-            name = f"{verdict.claim.id}-{verdict.dtype}-{verdict.case.digest}{seed}.npz"
-            path = self.verdict_file.parent / "counterexamples" / name
-            verdict.case.save(path, verdict.claim.id)
-            falsified, subject = verdict.state is State.FALSIFIED, asked_by(verdict.claim, self.subject)
-            try:
-                culprit = diagnose(verdict.claim, verdict.case, verdict.comparison, subject) if falsified else None
-            except Exception as error:  # the verdict stands whatever becomes of its diagnosis
-                explanation = f"the diagnosis itself broke: {type(error).__name__}: {error}"
-                culprit = Culprit(verdict.claim.operation or "", verdict.claim.operation or "", explanation)
-            verdict = replace(verdict, replay=f"pytest falsifiers --replay {environment.display_path(path)}", culprit=culprit)
+            verdict = replace(self._stored(verdict, verdict.case), culprit=self._culprit(verdict, verdict.case))
         self.verdicts.append(verdict)
         self._write({**verdict.record(self._version(verdict.claim)), **self._dependencies[verdict.claim.id]})
         return verdict
+
+    def _stored(self, verdict: Verdict, case: Case) -> Verdict:
+        """The verdict with the line that replays its case, or with the reason why the case could not be stored: it stands without."""
+        # Without arrays cases differ in their seeds alone, which the digest does not see.
+        seed = "" if case.inputs else f"-{case.seed}"
+        path = self.verdict_file.parent / "counterexamples" / f"{verdict.claim.id}-{verdict.dtype}-{case.digest}{seed}.npz"
+        try:
+            case.save(path, verdict.claim.id)
+        except OSError as error:
+            unsaved = f"the counterexample could not be saved as {path}: {error.strerror or error}"
+            return replace(verdict, reason=f"{verdict.reason}; {unsaved}" if verdict.reason else unsaved)
+        return replace(verdict, replay=f"pytest falsifiers --replay {environment.display_path(path)}")
+
+    def _culprit(self, verdict: Verdict, case: Case) -> Culprit | None:
+        """What a falsified claim is traced to."""
+        from falsifiers.diagnosis import diagnose
+
+        if verdict.state is not State.FALSIFIED:
+            return None
+        try:
+            return diagnose(verdict.claim, case, verdict.comparison, asked_by(verdict.claim, self.subject))
+        except Exception as error:  # the verdict stands whatever becomes of its diagnosis
+            explanation = f"the diagnosis itself broke: {type(error).__name__}: {error}"
+            return Culprit(verdict.claim.operation or "", verdict.claim.operation or "", explanation)
 
     def listed(self, verdict: Verdict) -> KnownFailure | None:
         """The entry of the known failures that speaks of the verdict's claim, dtype and device."""

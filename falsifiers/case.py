@@ -61,7 +61,7 @@ class Case:
         }
 
     def save(self, path: Path, claim: str) -> None:
-        """Writes the tensors and everything else that a replay needs."""
+        """Writes the tensors and everything else that a replay needs. OSError where that cannot be; then nothing is left of it."""
         header = {
             "claim": claim,
             "operation": self.operation,
@@ -73,8 +73,11 @@ class Case:
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial.npz")
-        np.savez_compressed(partial, header=np.array(json.dumps(header)), **self._arrays())  # type: ignore[arg-type]  # the stub types the keywords as allow_pickle
-        partial.replace(path)
+        try:
+            np.savez_compressed(partial, header=np.array(json.dumps(header)), **self._arrays())  # type: ignore[arg-type]  # the stub types the keywords as allow_pickle
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)  # what a full disk cut off
 
 
 def differentiable(signature: Signature, case: Case) -> list[str]:

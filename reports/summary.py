@@ -110,15 +110,22 @@ class Summary:
 
     @property
     def result(self) -> str:
-        """The run in one word or two. NOT_RUN never counts as held, and an interrupted run has not held."""
+        """The run in one word or two. NOT_RUN never counts as held, and a run that was interrupted or failed otherwise has not held."""
         failing = [entry.state for entry in self.entries if entry.state in _FAILURES and not entry.excused]
         if failing:
             return next(state for state in _FAILURES if state in failing)
         if self.run.interrupted:
             return "INTERRUPTED"
+        if self._status and (self.counts["HELD"] or self.falsified):
+            return "FAILED"
         if any(entry.excused for entry in self.entries):
             return "KNOWN FAILURES ONLY"
         return "HELD" if self.counts["HELD"] else "NOTHING RAN"
+
+    @property
+    def _status(self) -> int:
+        """The run's exit status. Where no verdict fails, it speaks of what has none, such as a claim that broke off."""
+        return self.run.end["exit_status"] if self.run.end else 0
 
     @property
     def headline(self) -> str:
@@ -128,6 +135,8 @@ class Summary:
             counts.append(f"{self.stale} STALE")
         if self.run.interrupted and self.result != "INTERRUPTED":
             counts.append("interrupted")
+        if self.result == "FAILED":
+            counts.append(f"exit status {self._status}, which no verdict explains")
         return f"{self.result}: {', '.join(counts) or 'no verdicts'}"
 
 

@@ -1,5 +1,6 @@
 """The engine under attack: bad subjects, bad references and bad claims each end in the state that is true of them."""
 
+import errno
 import itertools
 import json
 import time
@@ -518,6 +519,35 @@ def test_counterexamples_that_differ_in_their_seeds_alone_are_all_kept(tmp_path:
         run.conclude(Verdict(claim(), "float32", "cpu", State.FLAKY, "answers differ", case=case))
     run.close(1, interrupted=False)
     assert len(list((tmp_path / "out" / "counterexamples").iterdir())) == 2
+
+
+def test_a_falsified_verdict_stands_where_its_counterexample_cannot_be_saved(tmp_path: Path) -> None:
+    run = campaign(tmp_path, Wrong(y_off), claim())
+    run.open()
+    (run.verdict_file.parent / "counterexamples").write_text("a plain file", encoding="utf-8")
+    for target in run.targets():
+        run.attack(target)
+    run.close(1, interrupted=False)
+    kept = read(run.verdict_file).verdicts
+    assert len(kept) == len(list(run.targets()))
+    for record in kept:
+        assert record["state"] == "FALSIFIED"
+        assert record["counterexample"] is not None
+        assert record["counterexample"]["replay"] is None
+        assert "could not be saved as" in str(record["reason"])
+        assert "exists" in str(record["reason"])
+
+
+def test_nothing_is_left_of_a_counterexample_that_a_full_disk_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, **_: object) -> None:
+        path.write_bytes(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "savez_compressed", full)
+    case = Case("rms_norm", "float32", {}, {}, 3, "normal", {})
+    with pytest.raises(OSError, match="No space left"):
+        case.save(tmp_path / "case.npz", "OP-RMSNORM")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_answers_of_a_claim_without_a_subject_error_have_a_cause() -> None:

@@ -13,6 +13,7 @@ from reports.records import STATES, identity, read
 from reports.summary import Summary, document, summarise
 
 HOSTILE = "<script>alert(1)</script> | [x](javascript:x) `a` **b** \\| <img src=x onerror=y> & \"q\" 'q'\n# H $z$ \x1b[31m\u202e"
+KNOWN = {"reason": "slow", "expiry": "2099-01-01"}
 
 
 def summary(path: Path, *verdicts: dict[str, Any], end: bool = True, **header: Any) -> Summary:
@@ -80,6 +81,30 @@ def test_interrupted_run_has_not_held(tmp_path: Path) -> None:
         assert "did not finish" in text
     assert document(found)["interrupted"] is True
     assert summary(tmp_path, verdict(state="FALSIFIED"), end=False).headline == "FALSIFIED: 1 falsified, interrupted"
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "status", "headline"),
+    [
+        ([verdict()], 0, "HELD: 1 held"),
+        ([verdict()], 1, "FAILED: 1 held, exit status 1, which no verdict explains"),
+        ([verdict(), verdict("N", "NOT_RUN")], 3, "FAILED: 1 held, 1 not run, exit status 3, which no verdict explains"),
+        ([verdict(state="FALSIFIED", known_failure=KNOWN)], 1, "FAILED: 1 falsified, exit status 1, which no verdict explains"),
+        ([verdict(state="FALSIFIED", known_failure=KNOWN)], 0, "KNOWN FAILURES ONLY: 1 falsified"),
+        ([verdict(state="FALSIFIED"), verdict("H")], 1, "FALSIFIED: 1 falsified, 1 held"),
+        ([verdict(state="NOT_RUN")], 5, "NOTHING RAN: 1 not run"),
+        ([], 1, "NOTHING RAN: no verdicts"),
+    ],
+)
+def test_a_run_that_failed_without_a_failing_verdict_has_not_held(
+    tmp_path: Path, verdicts: list[dict[str, Any]], status: int, headline: str
+) -> None:
+    end = end_record(*verdicts, exit_status=status)
+    file = write_records(tmp_path / "run.jsonl", run_record(), *verdicts, end)
+    found = summarise(read(file))
+    assert found.headline == headline
+    for text in (markdown.render(found), parsed(page.render(found)).text):
+        assert headline.partition(":")[0] in text
 
 
 def test_not_run_is_counted_by_reason_and_never_as_held(tmp_path: Path) -> None:
