@@ -21,6 +21,7 @@ from falsifiers.real_input import RealInput
 from falsifiers.terminal import known, not_run, table, time_spent
 from falsifiers.verdict import State
 from impl.ending import no_interrupt_lost
+from reports.render import FORMATS
 
 EXIT_USAGE, EXIT_NOTHING_HELD, EXIT_NO_DEVICE = 4, 5, 6
 CAMPAIGN = pytest.StashKey[Campaign]()
@@ -83,6 +84,8 @@ def _campaign(config: pytest.Config) -> Campaign:
         real_input.check()
         known_failures = known_failures_of([claim for contract in loaded for claim in contract.claims])
         path = _writable(option.verdicts or GENERATED / "verdicts.jsonl")
+        if option.resume and option.replay is not None:
+            raise ValueError("--resume goes on with a run, and --replay attacks one stored case; expected only one of them")
         if option.replay is not None:
             config.stash[STORED] = _stored(loaded, option.replay)
     except (contracts.ContractError, ValueError, OSError) as error:
@@ -112,10 +115,12 @@ def _campaign(config: pytest.Config) -> Campaign:
 
 
 def _writable(path: Path) -> Path:
-    """ValueError where the verdict file could not be written at the end of the run."""
+    """ValueError where the verdict file could not be written at the end of the run, or a page of the report would replace it."""
     nearest = next(parent for parent in path.absolute().parents if parent.exists())
     if path.is_dir() or not nearest.is_dir() or not os.access(path if path.exists() else nearest, os.W_OK):
         raise ValueError(f"--verdicts: {path} cannot be written; expected a file in a folder that can be written to")
+    if path.suffix.removeprefix(".").lower() in FORMATS:
+        raise ValueError(f"--verdicts: {path} has the name of a page of the report; expected another suffix, such as {path.stem}.jsonl")
     return path
 
 

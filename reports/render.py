@@ -14,11 +14,22 @@ FORMATS: Final = ("md", "json", "html")
 
 
 def write_pages(file: Path, output: Path, formats: Sequence[str] = FORMATS, against_tree: bool = False) -> tuple[str, list[Path]]:
-    """Writes all pages or none; returns the headline and the paths. Raises a RecordError for a file that is no verdict file."""
+    """Writes all pages or none; returns the headline and the paths.
+
+    Raises:
+        RecordError: the file is no verdict file.
+        ValueError: a page would be written over the file.
+    """
     run = read(file)
+    paths = {name: output / f"{file.stem}.{name}" for name in formats}
+    for path in paths.values():
+        if path.name == file.name and output.resolve() == file.parent.resolve():
+            raise ValueError(
+                f"{file}: is where a page would be written; expected another folder to write to, or a verdict file named *.jsonl"
+            )
     stale = staleness.stale_verdicts(run, staleness.current_tree(staleness.ROOT)) if against_tree else None
     summary = summarise(run, stale)
-    pages = {output / f"{file.stem}.{name}": _page(name, summary) for name in formats}
+    pages = {path: _page(name, summary) for name, path in paths.items()}
     write_all(pages)
     return summary.headline, list(pages)
 

@@ -248,6 +248,11 @@ def bad_lines(folder: Path) -> list[tuple[list[str], str]]:
         (["--seed", "x"], "--seed"),
         (["--verdicts", str(folder)], "cannot be written"),
         (["--verdicts", f"{taken}/verdicts.jsonl"], "cannot be written"),
+        *(
+            (["--verdicts", str(folder / f"v.{name}")], "expected another suffix, such as v.jsonl")
+            for name in ("json", "md", "html", "JSON")
+        ),
+        (["--resume", "--replay", replay_file(folder, "OP-RMSNORM")], "--resume goes on with a run, and --replay"),
         (["--model", str(folder / "nowhere")], "config.json: no such file"),
         (["--model", taken], "no such file"),
         (["--corpus", str(folder / "nowhere.jsonl")], "nowhere.jsonl: no such file"),

@@ -281,6 +281,18 @@ def test_render_writes_pages_named_like_the_file(tmp_path: Path, capsys: pytest.
     assert json.loads(first["gpu.json"])["totals"]["HELD"] == 1
 
 
+@pytest.mark.parametrize("name", ["md", "json", "html"])
+def test_render_never_writes_over_the_verdict_file(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / f"run.{name}", verdict())
+    before = file.read_bytes()
+    assert main(["render", str(file), "--output", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    assert main(["render", str(file), "--output", str(tmp_path / "out")]) == 0
+    assert file.read_bytes() == before
+
+
 def test_render_writes_the_format_asked_for(tmp_path: Path) -> None:
     file = write(tmp_path / "run.jsonl", verdict())
     assert main(["render", str(file), "--output", str(tmp_path / "out"), "--format", "md"]) == 0
