@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import shlex
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -132,7 +133,7 @@ class Campaign:
         except OSError as error:
             unsaved = f"the counterexample could not be saved as {path}: {error.strerror or error}"
             return replace(verdict, reason=f"{verdict.reason}; {unsaved}" if verdict.reason else unsaved)
-        return replace(verdict, replay=f"pytest falsifiers --replay {environment.display_path(path)}")
+        return replace(verdict, replay=f"pytest falsifiers --replay {shlex.quote(environment.display_path(path))}")
 
     def _culprit(self, verdict: Verdict, case: Case) -> Culprit | None:
         """What a falsified claim is traced to."""

@@ -53,7 +53,7 @@ def _counterexample(entry: Entry) -> str:
     lines = [f"### {escape(_title(verdict))}{_stale(entry)}", "", escape(verdict["statement"]), ""]
     lines += [f"- **{name}**: {escape(value)}" for name, value in facts(entry)]
     found = verdict["counterexample"]
-    if found and (command := words.replay(found)):
+    if found and (command := found["replay"]):
         lines.append(f"- **Replay**: {code(command)}")
     return "\n".join(lines)
 

@@ -62,7 +62,7 @@ def _counterexample(entry: Entry) -> str:
     verdict = entry.verdict
     found = verdict["counterexample"]
     rows = [(name, escape(value)) for name, value in facts(entry)]
-    if found and (command := words.replay(found)):
+    if found and (command := found["replay"]):
         rows.append(("Replay", f"<code>{escape(command)}</code>"))
     named = (verdict["severity"], verdict["dtype"], verdict["device"], verdict["contract"])
     tags = "".join(f"<span>{escape(tag)}</span>" for tag in named if tag)

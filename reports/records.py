@@ -36,7 +36,10 @@ class Case(TypedDict):
 
 
 class Counterexample(Case):
-    """A case on which the claim is false, with the worst element; `error` and `limit` are in the unit of `metric`."""
+    """A case on which the claim is false, with the worst element; `error` and `limit` are in the unit of `metric`.
+
+    `replay` is the command that runs the case again, from the root of the checkout.
+    """
 
     tensor: str | None
     index: list[int] | None

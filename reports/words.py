@@ -1,7 +1,6 @@
 """Numbers, cases and escapes as the pages show them."""
 
 import math
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,11 +67,6 @@ def culprit(verdict: Verdict) -> str | None:
     distance = f", distance {figure(found['distance'])}" if found["distance"] is not None else ""
     mutant = f" (mutant {found['mutant']}{distance})" if found["mutant"] else ""
     return (f"{place}: " if place else "") + found["explanation"] + mutant
-
-
-def replay(counterexample: Counterexample) -> str | None:
-    """The command that runs the counterexample again, from the root of the checkout."""
-    return f"pytest falsifiers --replay {shlex.quote(counterexample['replay'])}" if counterexample["replay"] else None
 
 
 def worst(verdict: Verdict) -> float | None:

@@ -19,7 +19,7 @@ COUNTEREXAMPLE = {
     "metric": "rms",
     "ulp": 32.0,
     "cosine": 0.98,
-    "replay": "reports/generated/replay/FWD RMSNORM.npz",
+    "replay": "pytest falsifiers --replay 'reports/generated/counterexamples/FWD RMSNORM.npz'",
 }
 
 CULPRIT = {

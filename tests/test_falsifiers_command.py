@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -391,7 +392,8 @@ def test_planted_breaks_are_found_named_and_replayed_until_they_are_mended(tree:
         assert culprit in f"{found[name]['culprit']['operation']} {found[name]['culprit']['path']}", found[name]["culprit"]
         line = found[name]["counterexample"]["replay"]
         assert f"replay     {line}" in broken.text
-        replays.append(["--replay", line.removeprefix("pytest falsifiers --replay "), "--verdicts", str(files[name])])
+        _, _, *replayed = shlex.split(line)
+        replays.append([*replayed, "--verdicts", str(files[name])])
     for (name, path), again in zip(files.items(), several(replays, tree), strict=True):
         assert again.status == 1, again.text
         assert again.verdict(path)["state"] == "FALSIFIED"

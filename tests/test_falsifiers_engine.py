@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,7 +20,7 @@ from falsifiers import attack, engine
 from falsifiers.answers import SubjectError
 from falsifiers.attack import Attack, Stopwatch
 from falsifiers.campaign import Campaign, Selection
-from falsifiers.case import Case
+from falsifiers.case import Case, load
 from falsifiers.checks.nf4 import nf4_error_within_half_a_gap, nf4_mostly_not_zero
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from falsifiers.engine import SEEDS_OF_A_DRAW, Options, falsify
@@ -30,7 +31,9 @@ from falsifiers.subjects.reference import ReferenceSubject
 from falsifiers.verdict import State, Verdict
 from falsifiers.watchdog import Watchdog
 from reference.table import Array, Operation
+from reports import markdown
 from reports.records import read
+from reports.summary import summarise
 
 QUICK = Options(examples=6)
 Answer = Callable[[Mapping[str, Array], dict[str, Array]], Any]
@@ -536,6 +539,20 @@ def test_a_falsified_verdict_stands_where_its_counterexample_cannot_be_saved(tmp
         assert record["counterexample"]["replay"] is None
         assert "could not be saved as" in str(record["reason"])
         assert "exists" in str(record["reason"])
+
+
+def test_the_line_that_replays_a_case_is_a_command_of_a_shell_whatever_the_folder(tmp_path: Path) -> None:
+    run = campaign(tmp_path / "a folder & its 'name'", Wrong(y_off), claim())
+    run.open()
+    found = [run.attack(target) for target in run.targets()]
+    run.close(1, interrupted=False)
+    pages = markdown.render(summarise(read(run.verdict_file)))
+    for one in found:
+        assert one.replay is not None
+        *program, file = shlex.split(one.replay)
+        assert program == ["pytest", "falsifiers", "--replay"]
+        assert load(Path(file))[0] == one.claim.id
+        assert f"- **Replay**: `{one.replay}`\n" in pages
 
 
 def test_nothing_is_left_of_a_counterexample_that_a_full_disk_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

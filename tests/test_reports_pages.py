@@ -1,5 +1,6 @@
 import json
 import re
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,9 @@ def test_falsified_claim_is_shown_in_full_and_first(tmp_path: Path) -> None:
     assert "rms error 0.25 against a limit of 0.01, 25 times too large; 32 ulp; cosine 0.98" in tables
     assert "rms\\_norm at model.layers.0.input\\_layernorm: equals the reference with epsilon 1e-5" in tables
     assert "(mutant rms\\_norm\\_eps\\_hard\\_coded, distance 3e-07)" in tables
-    assert "`pytest falsifiers --replay 'reports/generated/replay/FWD RMSNORM.npz'`" in tables
+    command = str(COUNTEREXAMPLE["replay"])
+    assert f"- **Replay**: `{command}`\n" in tables
+    assert f"<code>{escape(command)}</code>" in page.render(found)
 
 
 def test_most_severe_falsified_claim_comes_first(tmp_path: Path) -> None:
