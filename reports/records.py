@@ -1,5 +1,6 @@
 """Verdict files: JSON Lines, one run record, its verdicts, one end record; see verdict.schema.json."""
 
+import datetime
 import difflib
 import json
 import math
@@ -10,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, NotRequired, TypedDict, cast
 
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.exceptions import ValidationError, best_match
 
 SCHEMA: Final[dict[str, Any]] = json.loads(Path(__file__).with_name("verdict.schema.json").read_text(encoding="utf-8"))
@@ -260,7 +261,7 @@ def _check_totals(path: Path, line: int, end: End, verdicts: Iterable[Verdict]) 
 def _strict(line: bytes) -> object:
     """JSON without NaN, Infinity, overflowing numbers, repeated keys and lone surrogates."""
     text = line.decode("utf-8")
-    value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
+    value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_unique)
     json.dumps(value, ensure_ascii=False).encode("utf-8")
     return value
 
@@ -276,6 +277,16 @@ def _finite(text: str) -> float:
     return value
 
 
+def _whole(text: str) -> int:
+    """An integer that a float can hold: what a record counts or measures is computed with."""
+    value = int(text)
+    try:
+        float(value)
+    except OverflowError:
+        raise ValueError(f"{text[:20]}… overflows: {len(text)} characters, expected a number that a float can hold") from None
+    return value
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     keys = Counter(key for key, _ in pairs)
     for key, count in keys.items():
@@ -286,7 +297,15 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 @cache
 def _validator() -> Draft202012Validator:
-    return Draft202012Validator(SCHEMA)
+    formats = FormatChecker(formats=())
+    formats.checks("date-time", raises=ValueError)(lambda text: _is(datetime.datetime, text))
+    formats.checks("date", raises=ValueError)(lambda text: _is(datetime.date, text))
+    return Draft202012Validator(SCHEMA, format_checker=formats)
+
+
+def _is(kind: type[datetime.date], text: object) -> bool:
+    """Whether there is such a moment or day; ValueError where there is not. What is no text is left to the schema's types."""
+    return not isinstance(text, str) or bool(kind.fromisoformat(text))
 
 
 def _explain(error: ValidationError) -> str:

@@ -1,4 +1,5 @@
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,27 @@ def test_non_finite_numbers_are_no_json(file: Path, number: str, line_break: str
     assert '"nan", "inf" and "-inf"' in message
 
 
+@pytest.mark.parametrize("place", ["headroom", "seconds", "error"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_integers_that_no_float_holds_are_refused(file: Path, place: str, sign: int) -> None:
+    huge = sign * 10**400
+    changes: dict[str, Any] = {
+        "headroom": {"headroom": {"worst": huge, "metric": "rms", "tensor": "y"}},
+        "seconds": {"seconds": {"total": huge}},
+        "error": {"counterexample": {**COUNTEREXAMPLE, "error": huge}},
+    }[place]
+    message = refused(write(file, verdict(state="FALSIFIED", **changes)))
+    assert message.startswith(":2: not strict JSON")
+    assert "expected a number that a float can hold" in message
+    assert len(message) < 200
+
+
+def test_the_largest_integers_that_a_float_holds_are_read_and_shown(file: Path) -> None:
+    largest = int(sys.float_info.max)
+    written = verdict(state="FALSIFIED", headroom={"worst": largest, "metric": "rms", "tensor": "y"}, seconds={"total": 10**15})
+    assert main(["render", str(write(file, written)), "--output", str(file.parent / "out")]) == 0
+
+
 @pytest.mark.parametrize("word", ["nan", "inf", "-inf"])
 def test_non_finite_numbers_are_words(file: Path, word: str) -> None:
     counterexample = {**COUNTEREXAMPLE, "error": word, "actual": word, "ulp": word, "cosine": word}
@@ -135,6 +157,11 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"statement": ""}, "statement"),
     ({"counterexample": {**COUNTEREXAMPLE, "witness": 1}}, "witness"),
     ({"known_failure": {"reason": "slow", "expiry": "soon"}}, "known_failure.expiry"),
+    ({"known_failure": {"reason": "slow", "expiry": "2025-02-30"}}, "known_failure.expiry"),
+    ({"seconds": {"total": 10**16}}, "seconds.total"),
+    ({"depends": {}}, "depends: 'reference' is a required property; required here: reference, subject, comparison"),
+    ({"depends": {"reference": [], "subject": ["a.py"]}}, "'comparison' is a required property"),
+    ({"depends": {"reference": [], "subject": ["a.py"], "comparison": []}}, "depends.comparison"),
 ]
 
 
@@ -144,6 +171,21 @@ def test_record_that_breaks_the_schema_is_refused(file: Path, changes: dict[str,
     message = refused(file)
     assert message.startswith(":2:")
     assert expected in message
+
+
+@pytest.mark.parametrize("moment", ["2026-99-99T99:99:99Z", "2026-02-30T00:00:00Z", "2026-01-01T24:01:00Z", "2026-01-01T00:00:00Z\n"])
+def test_a_moment_that_there_is_not_is_refused(file: Path, moment: str) -> None:
+    message = refused(write(file, header=run_record(started=moment)))
+    assert message.startswith(":1: started")
+    assert "such as 2025-03-01T10:00:00Z" in message
+    assert refused(write_records(file, run_record(), end_record(finished=moment))).startswith(":2: finished")
+
+
+@pytest.mark.parametrize(
+    "moment", ["2024-02-29T23:59:59Z", "2026-01-01T00:00:00+00:00", "2026-01-01T00:00:00.25Z", "2026-01-01T00:00:00.1234567Z"]
+)
+def test_moments_are_read_with_and_without_fractions(file: Path, moment: str) -> None:
+    assert records.read(write(file, header=run_record(started=moment))).header["started"] == moment
 
 
 DISHONEST: list[tuple[dict[str, Any], str]] = [
