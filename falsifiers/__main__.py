@@ -10,7 +10,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0 when done, 1 where a claim cannot fail or a mutant survives, 2 for bad input, 130 when interrupted."""
+    """Exit status 0 when done, 1 where a claim cannot fail or a mutant survives, 2 bad input, 6 no such device, 130 interrupted."""
     try:
         with no_interrupt_lost():
             return _run(arguments)
@@ -21,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     import contracts  # with torch and the rest it takes seconds, in which Ctrl-C may come
+    from impl.device import EXIT_STATUS, DeviceUnavailable
 
     options = _parser().parse_args(arguments)
     try:
@@ -28,6 +29,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (contracts.ContractError, ValueError, OSError) as error:
         print(f"falsifiers {options.command}: {error}", file=sys.stderr)
         return 2
+    except DeviceUnavailable as error:
+        print(f"falsifiers {options.command}: {error}", file=sys.stderr)
+        return EXIT_STATUS
     return status
 
 

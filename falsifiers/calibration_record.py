@@ -3,11 +3,13 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from contracts.model import Claim
+from contracts.problems import unknown
 from falsifiers.comparison import METRICS
 
 RECORD = Path(__file__).parent / "calibration.json"
@@ -16,6 +18,10 @@ MARGIN = 1.5
 
 The largest of a sample is exceeded in a longer one. What a factor may be at most is held from the other side, by the power of each claim.
 """
+
+_TEXTS = ("claim", "dtype", "device", "machine", "torch")
+_COUNTS = ("seed", "cases", "tensors")
+_RATIOS = ("largest", "median")
 
 Record = dict[str, dict[str, dict[str, Any]]]
 
@@ -43,6 +49,65 @@ def add(entries: Iterable[Mapping[str, Any]], path: Path = RECORD) -> Record:
         where[machine] = _joined(old, new) if old is not None and joins else new
     path.write_text(json.dumps(dict(sorted(record.items())), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return record
+
+
+def merged(path: Path, claims: Mapping[str, Claim]) -> list[dict[str, Any]]:
+    """The calibrations in a file of `calibrate --lines`.
+
+    Raises a ValueError, with file, line and key, where one is none of a claim and dtype that have factors.
+    """
+    lines = path.read_bytes().splitlines()
+    if not lines:
+        raise ValueError(f"{path}: is empty; expected a calibration a line, as calibrate --lines writes them")
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(_checked(json.loads(line.decode("utf-8"), object_pairs_hook=_unique), claims))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}:{number}: {error}; expected a calibration, as calibrate --lines writes them") from None
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"a key of {', '.join(name for name, _ in pairs)} stands twice")
+    return found
+
+
+def _checked(entry: Any, claims: Mapping[str, Claim]) -> dict[str, Any]:
+    """The entry, where it has the keys and values that `Calibration.describe` gives."""
+    _has_keys("the line", entry, (*_TEXTS, *_COUNTS, *_RATIOS))
+    for name in _TEXTS:
+        if not isinstance(entry[name], str) or not entry[name]:
+            raise ValueError(f"{name} is {_shown(entry[name])}, not a text")
+    if entry["claim"] not in claims:
+        raise ValueError(f"claim: {unknown('claim', entry['claim'], claims)}")
+    if entry["dtype"] not in (dtypes := claims[entry["claim"]].domain.dtype):
+        raise ValueError(f"dtype is {_shown(entry['dtype'])}, and {entry['claim']} is of {', '.join(dtypes)}")
+    for name in _COUNTS:
+        if type(entry[name]) is not int or entry[name] < 0:
+            raise ValueError(f"{name} is {_shown(entry[name])}, not a whole number from 0 on")
+    for name in _RATIOS:
+        _has_keys(name, entry[name], METRICS)
+        for metric, value in entry[name].items():
+            # NaN is not between any two numbers, and an integer may be larger than all floats.
+            if type(value) not in (int, float) or not 0 <= value <= sys.float_info.max:
+                raise ValueError(f"{name}.{metric} is {_shown(value)}, not a finite number from 0 on")
+    return dict(entry)
+
+
+def _has_keys(what: str, entry: Any, names: Sequence[str]) -> None:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{what} is {_shown(entry)}, not a JSON object")
+    for name in (*names, *entry):
+        if name not in entry or name not in names:
+            raise ValueError(f"{what} has {'no' if name in names else 'an unknown'} key {name!r}; the keys are {', '.join(names)}")
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,11 @@ import pytest
 import contracts
 from contracts.model import Claim
 from falsifiers import calibration_record
+from falsifiers.__main__ import main
 from falsifiers.calibration import Calibrating, calibrate
 from falsifiers.comparison import METRICS, Errors
 from falsifiers.subjects.reference import ReferenceSubject
+from impl.device import EXIT_STATUS
 from reference.operations import TABLE
 from reference.table import Operation
 
@@ -174,6 +176,7 @@ def test_the_command_measures_and_appends_lines(tmp_path: Path) -> None:
     entries = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
     assert [entry["claim"] for entry in entries] == ["OP-SWIGLU"]  # exact claims have no factors
     assert entries[0]["largest"]["rms"] > 0
+    assert calibration_record.merged(lines, {claim.id: claim for _, claim in CALIBRATED}) == entries
 
 
 def test_an_unknown_claim_is_a_clear_error() -> None:
@@ -182,3 +185,107 @@ def test_an_unknown_claim_is_a_clear_error() -> None:
     assert run.returncode == 2
     assert "OP-LINEAR" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+LINE: dict[str, Any] = {
+    "claim": "OP-LINEAR",
+    "dtype": "float32",
+    "device": "cpu",
+    "machine": "one",
+    "torch": "2.11",
+    "seed": 1,
+    "cases": 5,
+    "tensors": 7,
+    "largest": {"rms": 2.0, "row": 1, "max": 1.0},
+    "median": {"rms": 0.5, "row": 0.5, "max": 0.5},
+}
+BAD_LINES: list[tuple[str, str]] = [
+    ('{"claim": "OP-RMSNORM"}', "the line has no key 'dtype'; the keys are claim, dtype"),
+    ("[1]", "the line is [1], not a JSON object"),
+    ("", "Expecting value"),
+    ("{", "Expecting property name"),
+    ("[" * 100_000, "recursion"),
+    (json.dumps(LINE)[:-1] + ', "seed": 2}', "stands twice"),
+    (json.dumps({**LINE, "surprise": 1}), "the line has an unknown key 'surprise'"),
+    (json.dumps({**LINE, "claim": "OP-LINAER"}), "claim: unknown claim 'OP-LINAER'"),
+    (json.dumps({**LINE, "claim": "OP-RESIDUAL-GRADIENT"}), "claim: unknown claim 'OP-RESIDUAL-GRADIENT'"),
+    (json.dumps({**LINE, "dtype": "float8"}), 'dtype is "float8", and OP-LINEAR is of float32'),
+    (json.dumps({**LINE, "machine": None}), "machine is null, not a text"),
+    (json.dumps({**LINE, "cases": -1}), "cases is -1, not a whole number"),
+    (json.dumps({**LINE, "seed": True}), "seed is true, not a whole number"),
+    (json.dumps({**LINE, "tensors": 1.5}), "tensors is 1.5, not a whole number"),
+    (json.dumps({**LINE, "largest": 2.0}), "largest is 2.0, not a JSON object"),
+    (json.dumps({**LINE, "median": {"rms": 1.0, "max": 1.0}}), "median has no key 'row'"),
+    *(
+        (json.dumps({**LINE, "largest": {**LINE["largest"], "row": value}}), f"largest.row is {json.dumps(value)[:50]}")
+        for value in (float("nan"), float("inf"), -1.0, 10**400, "1.0", None, True)
+    ),
+]
+
+
+def merge(file: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit status and errors of a merge."""
+    return main(["calibrate", "--merge", str(file)]), capsys.readouterr().err
+
+
+@pytest.fixture
+def untouched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a merge would have written, instead of writing it."""
+    written: list[Any] = []
+
+    def add(entries: Any) -> calibration_record.Record:
+        written.extend(entries)
+        return {}
+
+    monkeypatch.setattr(calibration_record, "add", add)
+    return written
+
+
+@pytest.mark.parametrize(("line", "words"), BAD_LINES)
+def test_a_merge_of_what_is_no_calibration_is_one_line_and_nothing_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], untouched: list[Any], line: str, words: str
+) -> None:
+    file = tmp_path / "lines.jsonl"
+    file.write_text(json.dumps(LINE) + "\n" + line + "\n", encoding="utf-8")
+    status, error = merge(file, capsys)
+    assert (status, untouched) == (2, [])
+    assert error.startswith(f"falsifiers calibrate: {file}:2: ")
+    assert words in error
+    assert error.count("\n") == 1
+    assert len(error) < 600
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\n"])
+def test_a_merge_of_no_lines_or_no_text_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], untouched: list[Any], content: bytes
+) -> None:
+    file = tmp_path / "lines.jsonl"
+    file.write_bytes(content)
+    status, error = merge(file, capsys)
+    assert (status, untouched) == (2, [])
+    assert str(file) in error
+
+
+def test_a_merge_writes_every_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], untouched: list[Any]) -> None:
+    lines = [LINE, {**LINE, "dtype": "bfloat16", "seed": 2}]
+    file = tmp_path / "lines.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert merge(file, capsys) == (0, "")
+    assert untouched == lines
+
+
+@pytest.mark.parametrize("line", [["--cases", "-3"], ["--cases", "0"], ["--jobs", "0"]])
+def test_a_count_below_one_is_refused(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["calibrate", "--claim", "OP-LINEAR", *line])
+    assert ended.value.code == 2
+    assert "expected a whole number of at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_device_that_is_not_there_is_one_line(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "--claim", "OP-LINEAR", "--device", "cuda:15", "--jobs", jobs]) == EXIT_STATUS
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert found.err.startswith("falsifiers calibrate: device 'cuda:15': this host has")
+    assert found.err.count("\n") == 1
