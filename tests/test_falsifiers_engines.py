@@ -10,7 +10,8 @@ from torch import Tensor
 import contracts
 from falsifiers.attack import Attack
 from falsifiers.case import Case
-from falsifiers.checks import devices
+from falsifiers.checks import devices, parallel
+from falsifiers.checks.engines import ENGINES
 from falsifiers.comparison import Comparison
 from falsifiers.subjects.implementation import Implementation
 from impl.fused import model as model_module
@@ -23,7 +24,8 @@ CLAIMS = {claim.id: claim for contract in contracts.load() for claim in contract
 
 
 def attack_by_both(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Attack, Case]:
-    monkeypatch.setattr(devices, "_engines", lambda _: devices.ENGINES)
+    for check in (devices, parallel):
+        monkeypatch.setattr(check, "engines", lambda _: ENGINES)
     for module in (packing, model_module, step_module):
         monkeypatch.setattr(module, "GRAIN", 16)  # the interpreter takes its time for every block of tokens
     claim = CLAIMS[name]
@@ -64,7 +66,7 @@ def test_a_step_of_the_hand_written_layers_without_its_guard_is_found(guard: str
     assert all("fused" in name for name in found)
 
 
-@pytest.mark.parametrize("wrong", devices.ENGINES)
+@pytest.mark.parametrize("wrong", ENGINES)
 def test_an_estimate_of_either_engine_that_is_off_is_found(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     attack, case = attack_by_both("DEV-ESTIMATE-MEASURED", monkeypatch)
 
@@ -76,3 +78,20 @@ def test_an_estimate_of_either_engine_that_is_off_is_found(wrong: str, monkeypat
     assert f"{wrong}: total" in missed(devices.estimate_equals_measure(attack, case))
     monkeypatch.setattr(attack, "answer", lambda *_, **__: dict.fromkeys(("total", "peak", "saved", "parts/activations"), np.asarray(1.0)))
     assert not missed(devices.estimate_equals_measure(attack, case))
+
+
+def test_workers_train_alike_by_either_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of their own, which know nothing of a small GRAIN."""
+    attack, case = attack_by_both("DP-TRAJECTORY", monkeypatch)
+    asked: list[str] = []
+    answer = attack.answer
+
+    def noted(case: Case, **changes: Any) -> dict[str, np.ndarray]:
+        asked.append(changes["scalars"]["engine"])
+        return answer(case, **changes)
+
+    monkeypatch.setattr(attack, "answer", noted)
+    found = parallel.workers_follow_the_reference(attack, case)
+    assert asked == list(ENGINES)
+    assert not missed(found)
+    assert len(found) % 2 == 0, "the same of each"

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from falsifiers.answers import SubjectError
 from falsifiers.attack import Attack
 from falsifiers.case import Case
+from falsifiers.checks.engines import engines
 from falsifiers.checks.refusals import refusal
 from falsifiers.comparison import Comparison, broken, compare_exactly, value_at_least, value_at_most, value_inside, value_within_factor
 from falsifiers.fill import Generator, generator_for
@@ -23,7 +24,6 @@ BLOCK = 64
 SEVEN = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 TARGETS = {"q_v": SEVEN[0:3:2], "all": SEVEN}
 GIB = 2**30
-ENGINES = ("torch", "fused")
 
 
 def auto_alone_falls_back(attack: Attack, case: Case) -> list[Comparison]:
@@ -218,7 +218,7 @@ def estimate_equals_measure(attack: Attack, case: Case) -> list[Comparison]:
     if attack.subject.device.startswith("cuda"):  # so much larger than the workspaces of libraries that these do not matter
         scalars |= {"batch": 32, "seq": 256, "hidden": 512, "intermediate": 1536, "head_dim": 512 // scalars["heads"], "layers": 8}
     factor, found = 1.0 + float(attack.tolerance.value or 0.0), []
-    for engine in _engines(attack):
+    for engine in engines(attack):
         expected = attack.answer(case, operation="estimate_memory", scalars=scalars | {"engine": engine})
         measured = attack.answer(case, operation="measure_memory", scalars=scalars | {"engine": engine})
         found.append(value_within_factor(f"{engine}: total", float(expected["total"]) / float(measured["peak"]), factor))
@@ -226,11 +226,6 @@ def estimate_equals_measure(attack: Attack, case: Case) -> list[Comparison]:
             kept, dequantised = (float(expected.get(f"parts/{name}", np.asarray(0))) for name in ("activations", "dequantised_weights"))
             found.append(value_within_factor("saved for backward", (kept + dequantised) / float(measured["saved"]), factor))
     return found
-
-
-def _engines(attack: Attack) -> tuple[str, ...]:
-    """Those that run where the subject does: the hand-written layers need a GPU."""
-    return ENGINES if attack.subject.device.startswith("cuda") else ENGINES[:1]
 
 
 def quantised_one_at_a_time(attack: Attack, case: Case) -> list[Comparison]:
@@ -301,7 +296,7 @@ def non_finite_stops_the_step(attack: Attack, case: Case) -> list[Comparison]:
     none, *others = _plants(rng, scalars)
     logit = none[0] | {"where": "parameter", "parameter": "score.bias", "value": -np.inf}, "a logit"
     found = []
-    for engine in _engines(attack):
+    for engine in engines(attack):
         for planted, place in (none, logit, *others):
             if engine == "torch" or planted["where"] in ("", "parameter"):
                 answer = attack.answer(case, scalars=scalars | planted | {"engine": engine})

@@ -7,7 +7,7 @@ import numpy as np
 
 from falsifiers.attack import Attack
 from falsifiers.case import Case
-from falsifiers.checks.devices import ENGINES
+from falsifiers.checks.engines import engines
 from falsifiers.checks.resident import stays
 from falsifiers.comparison import Comparison, compare_exactly, value_at_most
 from falsifiers.fill import generator_for
@@ -32,7 +32,7 @@ def steps_keep_nothing(attack: Attack, case: Case) -> list[Comparison]:
     """Steps on batches of a few lengths, each seen several times before: no byte more is live after them, or held in reserve."""
     kind = attack.subject.device.split(":")[0]
     found = []
-    for engine in ENGINES if kind == "cuda" else ENGINES[:1]:
+    for engine in engines(attack):
         scalars = _small(case) | {"engine": engine, "steps": STEPS[kind], "warm_up": 4 * LENGTHS}
         answer = attack.answer(case, scalars=scalars)
         found.append(compare_exactly(f"{engine}: steps made", np.asarray(scalars["steps"] + scalars["warm_up"]), answer["made"]))

@@ -8,6 +8,7 @@ import numpy as np
 import reference
 from falsifiers.attack import Attack
 from falsifiers.case import Case
+from falsifiers.checks.engines import engines
 from falsifiers.comparison import Comparison, broken, compare_exactly, same_structure
 from falsifiers.fill import Generator, generator_for
 from falsifiers.strategies import Draw, build
@@ -36,11 +37,11 @@ def shards_are_complete_and_disjoint(attack: Attack, case: Case) -> list[Compari
 
 def workers_follow_the_reference(attack: Attack, case: Case) -> list[Comparison]:
     """Losses, norms, trainable tensors and moments of rank 0 within the tolerance; of the others equal to rank 0's, bit for bit."""
-    training = _training(attack, case)
-    ranks, found = _answers(attack, case, training)
-    if found:
-        return found
-    return [*_like_the_reference(attack, training, ranks[0]), *_alike(ranks)]
+    training, found = _training(attack, case), []
+    for engine in engines(attack):
+        ranks, failed = _answers(attack, case, training, engine)
+        found += failed or [*_like_the_reference(attack, training, ranks[0]), *_alike(ranks)]
+    return found
 
 
 def _like_the_reference(attack: Attack, training: Case, answer: Arrays) -> list[Comparison]:
@@ -56,17 +57,17 @@ def _like_the_reference(attack: Attack, training: Case, answer: Arrays) -> list[
 
 def workers_hold_the_same_weights(attack: Attack, case: Case) -> list[Comparison]:
     """Every tensor of rank 1 and on against rank 0's, bit for bit; and one weight that is 2⁻¹⁰ away on one rank stops the run."""
-    training = _training(attack, case)
-    ranks, found = _answers(attack, case, training)
-    if found:
-        return found
-    return [*_alike(ranks), *_drift_is_noticed(attack, case, training)]
+    training, found = _training(attack, case), []
+    for engine in engines(attack):
+        ranks, failed = _answers(attack, case, training, engine)
+        found += failed or [*_alike(ranks), *_drift_is_noticed(attack, case, training, engine)]
+    return found
 
 
-def _drift_is_noticed(attack: Attack, case: Case, training: Case) -> list[Comparison]:
+def _drift_is_noticed(attack: Attack, case: Case, training: Case, engine: str) -> list[Comparison]:
     rng = generator_for(case.seed, "drift")
     fault = _fault(rng, training, "drift")
-    answer = attack.answer(case, scalars=_request(training, fault))
+    answer = attack.answer(case, scalars=_request(training, engine, fault))
     return [_stopped(answer, rank, fault["step"], "WorkerFailed", "rank 1") for rank in range(WORKERS)]
 
 
@@ -79,7 +80,7 @@ def fault_stops_every_worker(attack: Attack, case: Case) -> list[Comparison]:
     found = []
     for kind, error in (("gradient", "FloatingPointError"), ("label", "ValueError")):
         fault = _fault(rng, training, kind)
-        answer = attack.answer(case, scalars=_request(training, fault))
+        answer = attack.answer(case, scalars=_request(training, "torch", fault))
         for rank in range(WORKERS):
             found.append(_stopped(answer, rank, fault["step"], error, f"rank {fault['rank']}"))
             found += _unchanged(answer, rank) if found[-1].held else []
@@ -155,9 +156,10 @@ def _training(attack: Attack, case: Case) -> Case:
     return build(replace(attack.claim, operation="train_steps"), draw, str(one("normal", "right_padded")), attack.dtype)
 
 
-def _request(training: Case, fault: dict[str, int | float | str] | None = None) -> dict[str, object]:
+def _request(training: Case, engine: str, fault: dict[str, int | float | str] | None = None) -> dict[str, object]:
     return {
         "workers": WORKERS,
+        "engine": engine,
         "inputs": dict(training.inputs),
         "scalars": dict(training.scalars),
         "dtype": training.dtype,
@@ -165,9 +167,9 @@ def _request(training: Case, fault: dict[str, int | float | str] | None = None) 
     }
 
 
-def _answers(attack: Attack, case: Case, training: Case) -> tuple[list[dict[str, Array]], list[Comparison]]:
+def _answers(attack: Attack, case: Case, training: Case, engine: str) -> tuple[list[dict[str, Array]], list[Comparison]]:
     """The outputs of each rank, or what is wrong where one of them failed."""
-    answer = attack.answer(case, scalars=_request(training))
+    answer = attack.answer(case, scalars=_request(training, engine))
     failed = [str(answer.get(f"rank{rank}/stopped", answer["errors"][rank])) for rank in range(WORKERS)]
     found = [broken(f"rank {rank}", "failed", "an answer", text) for rank, text in enumerate(failed) if text]
     prefix = [f"rank{rank}/" for rank in range(WORKERS)]

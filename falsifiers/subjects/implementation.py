@@ -127,7 +127,7 @@ class Implementation:
 
     def prepare(self, inputs: Arrays, scalars: Scalars, dtype: str, group: Group) -> tuple[Trainer, list[Batch]]:
         """The trainer of `train_steps` as a member of a group, and the whole batch of each step."""
-        model = _Model(self._tensors(signatures()["train_steps"], inputs, scalars, dtype), scalars, DTYPES[dtype], self._device)
+        model = _Model(self._tensors(signatures()["train_steps"], inputs, scalars, dtype), scalars, DTYPES[dtype], self._device, self.path)
         return _trainer(model, group), [model.batch(samples) for samples in _slices(scalars)]
 
     @contextmanager

@@ -25,7 +25,7 @@ def shard_batch(scalars: Scalars, device: torch.device) -> dict[str, Array]:
 
 
 def train_in_parallel(scalars: Scalars, device: torch.device) -> dict[str, Array]:
-    """`train_steps` on `workers` ranks: its outputs by rank, `rank0/losses`, …; `errors` [workers], the type and text of each rank's.
+    """`train_steps` by `engine` on `workers` ranks: its outputs by rank, `rank0/losses`, …; `errors` [workers], each rank's type and text.
 
     `fault` may damage one rank at one step: see FAULTS. `before/…` and `after/…` are then the state around the step that failed.
     """
@@ -43,7 +43,8 @@ def train(group: Group, device: torch.device, scalars: Scalars) -> dict[str, Arr
     """One rank's part of `train_in_parallel`."""
     from falsifiers.subjects.implementation import Implementation, to_numpy, trained  # imports this package
 
-    trainer, batches = Implementation(str(device)).prepare(scalars["inputs"], scalars["scalars"], scalars["dtype"], group)
+    path = "fused" if scalars["engine"] == "fused" else None
+    trainer, batches = Implementation(str(device), path).prepare(scalars["inputs"], scalars["scalars"], scalars["dtype"], group)
     results = []
     for step, batch in enumerate(batches):
         before = trainer.state()
