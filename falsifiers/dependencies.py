@@ -20,9 +20,9 @@ from reports.dependencies import Sources
 
 ROOT = Path(__file__).resolve().parent.parent
 DISPATCH = "impl/dispatch.py"
-KERNELS = "impl/kernels/functions.py"
-_HOST = ("impl/device.py", "impl/kernels/__init__.py")
-"""Which device computes, and whether there are kernels for it."""
+KERNELS = ("impl/kernels/__init__.py", "impl/kernels/functions.py")
+_HOST = ("impl/device.py",)
+"""Which device computes, and how."""
 _RUNS = ("reference/run.py", "reference/tape.py")
 _PROCEDURES = "falsifiers/subjects/procedures/"
 _ALWAYS = ("falsifiers/attack.py", "falsifiers/engine.py", "falsifiers/strategies.py", "falsifiers/subjects/implementation.py")
@@ -84,7 +84,7 @@ def _of_subject(claim: Claim, operations: Iterable[str]) -> Iterator[str]:
     if runs and claim.operation:
         yield from (DISPATCH, *_files([OPERATIONS[name] for name in called if name in OPERATIONS]))
     if claim.path != "torch" and not called.isdisjoint(NAMES):
-        yield KERNELS
+        yield from KERNELS
 
 
 @functools.cache

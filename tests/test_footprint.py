@@ -26,7 +26,7 @@ def _few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes its time for every block of tokens."""
     for module in (packing, model_module, step_module):
         monkeypatch.setattr(module, "GRAIN", 16)
-    monkeypatch.setattr(footprint, "STEPS_AT_THE_PEAK", 2)
+    monkeypatch.setattr(footprint, "STEPS", 2)
 
 
 def run_of(engine: str, family: str = "llama") -> dict[str, Any]:
