@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 2 benchmarks/data_parallel.py --device cuda --model qwen2.5-0.5b --output FILE.json
 
 Rank 0 first trains alone, on the whole batches that all workers then train on together. `weak` gives each worker as many samples as the
-one had. Exit status 1 where the workers end with different weights, or where a loss is further from one worker's than --tolerance.
+one had. A GPU trains through the hand-written layers, as `python -m impl train` does, unless `--engine torch` asks for automatic
+differentiation. Exit status 1 where the workers end with different weights, or where a loss is further from one worker's than --tolerance.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from benchmarks.step_inputs import ALPHA, CLASSES, MODELS, RANK, RATE
 from impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable
 from impl.config import DecoderConfig
 from impl.decoder import random_tensors
+from impl.fused.step import FusedTrainer, why_not
 from impl.group import ALONE, Group, joined, shard
 from impl.trainer import Batch, Trainer
 
@@ -57,18 +60,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seq", type=command.positive, default=128, help="tokens of a sample (default: 128)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of base weights and activations (default: float32)")
     parser.add_argument("--nf4", action="store_true", help="base weights in NF4")
+    parser.add_argument("--engine", choices=("auto", "torch", "fused"), default="auto", help="as for training (default: auto)")
     parser.add_argument("--tolerance", type=command.positive_number, default=0.01, help="relative difference of a loss (default: 0.01)")
     parser.add_argument("--output", type=command.output, metavar="FILE", help="write the figures as JSON")
     options = parser.parse_args(arguments)
     if options.steps <= WARM_UP:
         parser.error(f"--steps {options.steps}: expected more than the {WARM_UP} of the warm-up")
     with joined(options.device) as (group, device):
+        options.engine = _engine(options, device)
         report = _compared(options, group, device)
         if group.rank == 0:
             _print(report)
             if options.output is not None:
                 options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0 if report["weights_equal"] and report["largest_loss_difference"] <= options.tolerance else 1
+
+
+def _engine(options: argparse.Namespace, device: torch.device) -> str:
+    """The engine that `auto` stands for, or the one that was asked for. Raises a CannotRun where it cannot run."""
+    reason = why_not(DTYPES[options.dtype], device)
+    if options.engine == "fused" and reason:
+        raise command.CannotRun(f"--engine fused: {reason}")
+    if options.engine != "auto":
+        return str(options.engine)
+    return "fused" if device.type == "cuda" and reason is None else "torch"
 
 
 def _compared(options: argparse.Namespace, group: Group, device: torch.device) -> dict[str, Any]:
@@ -79,7 +94,9 @@ def _compared(options: argparse.Namespace, group: Group, device: torch.device) -
         adaptation = Adaptation(CLASSES, RANK, ALPHA, nf4=options.nf4)
         trainable = initial_trainable(config, adaptation, 0)
         classifier = Classifier(config, adaptation, tensors, trainable, dtype=DTYPES[options.dtype], device=device)
-        trainer = Trainer(classifier, total_steps=options.steps, micro_batch=options.micro, learning_rate=RATE, group=members)
+        settings: dict[str, Any] = {"total_steps": options.steps, "micro_batch": options.micro, "learning_rate": RATE, "group": members}
+        make = Trainer if options.engine == "torch" else partial(FusedTrainer, longest=options.seq)
+        trainer = make(classifier, **settings)
         return _run(trainer, members, options, samples, config.vocab)
 
     alone = train(ALONE, options.batch) if group.rank == 0 else None
@@ -96,7 +113,7 @@ def _compared(options: argparse.Namespace, group: Group, device: torch.device) -
         "backend": torch.distributed.get_backend() if group.size > 1 else None,
         "torch": torch.__version__,
         "workers": group.size,
-        **{name: getattr(options, name) for name in ("steps", "batch", "micro", "seq", "dtype", "nf4")},
+        **{name: getattr(options, name) for name in ("steps", "batch", "micro", "seq", "dtype", "nf4", "engine")},
         "weights_equal": all(len(set(each)) == 1 for each in digests),
         "digests": digests,
         "losses_alone": losses,
@@ -133,7 +150,8 @@ def _digest(trainer: Trainer) -> str:
 def _print(report: dict[str, Any]) -> None:
     rates, scaling = report["samples_per_second"], report["scaling"]
     print(f"{report['model']} on {report['workers']} × {report['device']} ({report['backend']}), torch {report['torch']}")
-    print(f"{report['steps']} steps of {report['batch']} samples of {report['seq']} tokens, {report['dtype']}{', NF4' * report['nf4']}")
+    held = f"{report['dtype']}{', NF4' * report['nf4']}, engine {report['engine']}"
+    print(f"{report['steps']} steps of {report['batch']} samples of {report['seq']} tokens, {held}")
     print(f"weights and moments on all workers: {'equal, bit for bit' if report['weights_equal'] else 'DIFFERENT'}")
     print(f"loss of the last step: alone {report['losses_alone'][-1]:.6f}, together {report['losses_together'][-1]:.6f}")
     print(f"largest relative difference of a loss: {report['largest_loss_difference']:.2e}")

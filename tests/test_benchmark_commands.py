@@ -12,7 +12,7 @@ import pytest
 import torch
 from terminal_processes import ROOT, interrupted, started
 
-from benchmarks import command, step_inputs
+from benchmarks import command, data_parallel, step_inputs
 from impl.device import DeviceUnavailable
 
 COMMANDS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if "ArgumentParser(" in path.read_text(encoding="utf-8"))
@@ -174,3 +174,26 @@ def test_a_contender_gets_the_options_of_the_comparison() -> None:
     for given in (line, line[:-1], []):
         options = parser.parse_args(given)
         assert parser.parse_args(step_inputs.arguments(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "reason", "expected"),
+    [
+        ("auto", "cuda", None, "fused"),
+        ("auto", "cuda", "no Triton", "torch"),
+        ("auto", "cpu", None, "torch"),
+        ("torch", "cuda", None, "torch"),
+        ("fused", "cuda", None, "fused"),
+    ],
+)
+def test_workers_train_by_the_engine_that_training_takes(
+    asked: str, device: str, reason: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_parallel, "why_not", lambda *_: reason)
+    assert data_parallel._engine(argparse.Namespace(engine=asked, dtype="bfloat16"), torch.device(device)) == expected
+
+
+def test_an_engine_that_cannot_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_parallel, "why_not", lambda *_: "no Triton")
+    with pytest.raises(command.CannotRun, match="--engine fused: no Triton"):
+        data_parallel._engine(argparse.Namespace(engine="fused", dtype="bfloat16"), torch.device("cuda"))
