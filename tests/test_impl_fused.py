@@ -213,12 +213,13 @@ def test_a_weight_that_is_not_finite_stops_the_step_and_changes_nothing(steps: i
 
 
 def test_a_logit_that_is_not_finite_stops_the_step_though_loss_and_gradient_are() -> None:
+    """Of a class that no label names, nor a place without a sample, whose label is the first."""
     torch_trainer, fused = both()
     for trainer in (torch_trainer, fused):
         with torch.no_grad():
-            trainer.classifier.get_parameter("score.bias")[0] = -torch.inf
-        before, given = trainer.optimiser.flat(), Batch(batch().input_ids, batch().mask, torch.tensor([1, 2, 1], device=DEVICE))
-        with pytest.raises(NonFiniteError, match=r"logits\[0, 0\] is -inf"):
+            trainer.classifier.get_parameter("score.bias")[2] = -torch.inf
+        before, given = trainer.optimiser.flat(), Batch(batch().input_ids, batch().mask, torch.tensor([1, 0, 1], device=DEVICE))
+        with pytest.raises(NonFiniteError, match=r"logits\[0, 2\] is -inf"):
             trainer.train_batch(given)
         assert torch.equal(before, trainer.optimiser.flat())
 
