@@ -65,6 +65,8 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
         step, found = _peer(options, batches[0])
     torch.save(found, options.folder / f"{options.contender}.pt")
     if step is None:
+        from benchmarks.timing import matmul_rate
+
         return {"tflops": matmul_rate() / 1e12, "tokens": sum(int(batch["mask"].sum()) for batch in batches) / len(batches)}
     return _timed(step, batches, options.steps)
 
@@ -95,17 +97,6 @@ def _timed(step: Any, batches: list[dict[str, Any]], steps: int) -> dict[str, An
     grown = torch.cuda.memory_stats()["segment.all.allocated"] - segments
     memory = {"peak": peak, "reserved": torch.cuda.max_memory_reserved(), "new_segments": grown}
     return {"ms": statistics.median(times), "fastest": min(times), "slowest": max(times), **memory}
-
-
-def matmul_rate() -> float:
-    """Floating-point operations a second of one large product in bfloat16."""
-    import torch
-
-    from benchmarks.timing import seconds_on_gpu
-
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    times = [seconds_on_gpu(lambda: a @ b) for _ in range(13)]
-    return 2 * 8192**3 / statistics.median(times[3:])
 
 
 def _truth(options: argparse.Namespace, batch: dict[str, Any]) -> dict[str, Any]:

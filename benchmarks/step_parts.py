@@ -32,7 +32,6 @@ if __name__ == "__main__":  # before what takes seconds to import
 import torch
 
 from benchmarks import command, step_inputs
-from benchmarks.contenders import matmul_rate
 from benchmarks.step_timeline import (
     ATTENTION,
     DEQUANTISE,
@@ -48,7 +47,7 @@ from benchmarks.step_timeline import (
     purposes,
     shared_out,
 )
-from benchmarks.timing import seconds_on_gpu
+from benchmarks.timing import copy_rate, matmul_rate, now
 from impl import validation
 from impl.fused.side import captured_stream
 from impl.fused.step import FusedTrainer, why_not
@@ -93,7 +92,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     kernels = [(kernel, part_of(kernel, known)) for kernel in kernels_of(captured)]
     shares = shared_out([(kernel.start, kernel.start + kernel.length, part) for kernel, part in kernels])
     own = {part: sum(kernel.length for kernel, whose in kernels if whose == part) for part in PARTS}
-    rates = {"matmul": matmul_rate(), "copy": _copy_rate()}
+    rates = {"matmul": matmul_rate(), "copy": copy_rate()}
     return {
         "ms": statistics.median(taken),
         "rates": rates,
@@ -144,13 +143,11 @@ def _trace(step: Callable[[], None], steps: int) -> list[dict[str, Any]]:
 
 def _times(step: Callable[[], None], steps: int) -> list[float]:
     """Milliseconds of each step, to its end on the device."""
-    found = []
+    found, device = [], torch.device("cuda")
     for _ in range(steps):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
+        start = now(device)
         step()
-        torch.cuda.synchronize()
-        found.append(1e3 * (time.perf_counter() - start))
+        found.append(1e3 * (now(device) - start))
     return found
 
 
@@ -171,18 +168,14 @@ def _watched(step: Callable[[], None]) -> dict[str, float] | None:
 
     watcher, end = threading.Thread(target=watch), time.perf_counter() + WATCHED_SECONDS
     watcher.start()
-    while time.perf_counter() < end:
-        step()
-    done.set()
-    watcher.join()
+    try:
+        while time.perf_counter() < end:
+            step()
+    finally:
+        done.set()
+        watcher.join()
     late = told[len(told) // 2 :]  # when the device has settled
     return dict(zip(("watts", "megahertz", "limit"), map(statistics.median, zip(*late, strict=True)), strict=True)) if late else None
-
-
-def _copy_rate() -> float:
-    """Bytes a second that a large copy reads and writes."""
-    source, target = (torch.empty(2**31, dtype=torch.uint8, device="cuda") for _ in range(2))
-    return 2 * source.numel() / statistics.median(seconds_on_gpu(lambda: target.copy_(source)) for _ in range(10))
 
 
 def least_seconds(options: argparse.Namespace, tokens: int, rates: dict[str, float]) -> dict[str, float]:

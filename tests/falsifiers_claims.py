@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from reference.table import Array
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 ROUNDING = Tolerance("rounding", {dtype: Factors(4.0, 8.0, 8.0) for dtype in DTYPES})
 EXACT = Tolerance("exact")
+Answer = Callable[[Mapping[str, Array], dict[str, Array]], Any]
 RMS_NORM: dict[str, Any] = {"sizes": {"rows": Range(1, 4), "hidden": Range(1, 32)}, "scalars": {"eps": (1e-6,)}}
 
 
@@ -96,6 +97,37 @@ def off(value: Array, by: float = 1.0) -> Array:
     wrong = np.array(value)
     wrong[(-1,) * wrong.ndim] += np.asarray(by, wrong.dtype)
     return wrong
+
+
+class Wrong(Fake):
+    """Answers what a function makes of question and honest answer."""
+
+    def __init__(self, change: Answer) -> None:
+        super().__init__()
+        self.change = change
+
+    def answer(self, inputs: Mapping[str, Array], outputs: dict[str, Array]) -> Any:
+        """What the function makes of them."""
+        return self.change(inputs, outputs)
+
+
+class Fickle(Fake):
+    """Wrong the first time a question is asked, right from the second on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[bytes] = set()
+
+    def answer(self, inputs: Mapping[str, Array], outputs: dict[str, Array]) -> dict[str, Array]:
+        """Off where the inputs were not seen before."""
+        first = inputs["x"].tobytes() not in self.seen
+        self.seen.add(inputs["x"].tobytes())
+        return {"y": off(outputs["y"])} if first else outputs
+
+
+def y_off(_: Mapping[str, Array], outputs: dict[str, Array]) -> dict[str, Array]:
+    """The honest answer's `y` with its last element moved."""
+    return {"y": off(outputs["y"])}
 
 
 class Hanging(Fake):

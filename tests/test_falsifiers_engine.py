@@ -1,61 +1,34 @@
 """The engine under attack: bad subjects, bad references and bad claims each end in the state that is true of them."""
 
-import errno
 import itertools
-import json
-import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from falsifiers_claims import EXACT, ROUNDING, Fake, Hanging, boundary, claim, off
+from falsifiers_claims import EXACT, ROUNDING, Answer, Fake, Fickle, Hanging, Wrong, boundary, claim, off, y_off
 
 import reference
-from contracts.model import Claim, Contract, Range, Tolerance
+from contracts.model import Claim, Range, Tolerance
 from falsifiers import attack, engine
 from falsifiers.answers import SubjectError
 from falsifiers.attack import Attack, Stopwatch
-from falsifiers.campaign import Campaign, Selection
-from falsifiers.case import Case, load
 from falsifiers.checks.nf4 import nf4_error_within_half_a_gap, nf4_mostly_not_zero
-from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from falsifiers.engine import SEEDS_OF_A_DRAW, Options, falsify
 from falsifiers.precision import rounded_table
-from falsifiers.real_input import RealInput
 from falsifiers.strategies import Draw, build
 from falsifiers.subjects.reference import ReferenceSubject
 from falsifiers.verdict import State, Verdict
 from falsifiers.watchdog import Watchdog
 from reference.table import Array, Operation
-from reports import markdown
-from reports.records import read
-from reports.summary import summarise
 
 QUICK = Options(examples=6)
-Answer = Callable[[Mapping[str, Array], dict[str, Array]], Any]
-
-
-class Wrong(Fake):
-    """Answers what a function makes of question and honest answer."""
-
-    def __init__(self, change: Answer) -> None:
-        super().__init__()
-        self.change = change
-
-    def answer(self, inputs: Mapping[str, Array], outputs: dict[str, Array]) -> Any:
-        return self.change(inputs, outputs)
 
 
 def verdict(change: Answer, one: Claim | None = None, dtype: str = "float32", options: Options = QUICK) -> Verdict:
     return falsify(one or claim(), dtype, Wrong(change), options)
-
-
-def y_off(_: Mapping[str, Array], outputs: dict[str, Array]) -> dict[str, Array]:
-    return {"y": off(outputs["y"])}
 
 
 # states
@@ -146,19 +119,6 @@ def test_an_answer_of_another_structure_is_falsified_on_every_basis(
 
 def test_an_extra_output_is_falsified() -> None:
     assert verdict(lambda _, outputs: {**outputs, "z": outputs["y"]}).state is State.FALSIFIED
-
-
-class Fickle(Fake):
-    """Wrong the first time a question is asked, right from the second on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[bytes] = set()
-
-    def answer(self, inputs: Mapping[str, Array], outputs: dict[str, Array]) -> dict[str, Array]:
-        first = inputs["x"].tobytes() not in self.seen
-        self.seen.add(inputs["x"].tobytes())
-        return {"y": off(outputs["y"])} if first else outputs
 
 
 @pytest.mark.parametrize("named", [(), (boundary(3),)])
@@ -437,134 +397,6 @@ def test_a_watchdog_gives_the_verdict_stops_what_hangs_and_survives_what_dies() 
         assert "SIGSEGV" in str(dead.reason)
     finally:
         dying.close()
-
-
-# a campaign's records
-
-
-def campaign(tmp_path: Path, subject: Any, *claims: Claim) -> Campaign:
-    contract = Contract("test", "1.0.0", "Test", {}, claims, tmp_path / "test-v1.yaml")
-    return Campaign(subject, [contract], QUICK, Selection(), RealInput(CHECKPOINT, CORPUS_HELDOUT), tmp_path / "out" / "verdicts.jsonl")
-
-
-def test_an_interrupt_leaves_the_verdicts_so_far(tmp_path: Path) -> None:
-    class Impatient(Fake):
-        def answer(self, inputs: Mapping[str, Array], outputs: dict[str, Array]) -> dict[str, Array]:
-            if inputs["x"].shape[-1] == 9:
-                raise KeyboardInterrupt
-            return outputs
-
-    first, second = claim(name="FIRST"), claim(name="SECOND", domain_changes={"sizes": {"rows": (1,), "hidden": (9,)}})
-    first = replace(first, domain=replace(first.domain, sizes={"rows": (1,), "hidden": (5,)}))
-    run = campaign(tmp_path, Impatient(), first, second)
-    run.open()
-    one, other = run.targets()
-    assert run.attack(one).state is State.HELD
-    with pytest.raises(KeyboardInterrupt):
-        run.attack(other)
-    lines = [json.loads(line) for line in run.verdict_file.read_text().splitlines()]
-    assert [line["record"] for line in lines] == ["run", "verdict"], "readable before the file is closed"
-    run.close(2, interrupted=True)
-    end = json.loads(run.verdict_file.read_text().splitlines()[-1])
-    assert (end["interrupted"], end["exit_status"], end["totals"]["HELD"]) == (True, 2, 1)
-
-
-def test_every_state_makes_a_record_that_the_schema_accepts(tmp_path: Path) -> None:
-    class Moody(Fake):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fickle = Fickle()
-
-        def unsupported(self, operation: str, dtype: str) -> str | None:
-            return f"no {operation} in bfloat16" if dtype == "bfloat16" else None
-
-        def answer(self, inputs: Mapping[str, Array], outputs: dict[str, Array]) -> dict[str, Array]:
-            hidden = inputs["x"].shape[-1]
-            if hidden == 6:
-                return {"y": off(outputs["y"], np.nan)}
-            return self.fickle.answer(inputs, outputs) if hidden == 7 else outputs
-
-    def sized(name: str, hidden: int, **changes: Any) -> Claim:
-        return claim(name=name, domain_changes={"sizes": {"rows": (1,), "hidden": (hidden,)}, **changes})
-
-    run = campaign(
-        tmp_path,
-        Moody(),
-        sized("HOLDS", 5),
-        sized("WRONG", 6),
-        sized("FLAKES", 7),
-        sized("ABSENT", 5, dtype=("bfloat16",)),
-        sized("NOTHING", 5, require=("hidden > 9",)),
-    )
-    run.open()
-    states = {str(run.attack(target).claim.id): run.verdicts[-1].state for target in run.targets()}
-    run.close(1, interrupted=False)
-    assert states == {
-        "HOLDS": State.HELD,
-        "WRONG": State.FALSIFIED,
-        "FLAKES": State.FLAKY,
-        "ABSENT": State.NOT_RUN,
-        "NOTHING": State.VACUOUS,
-    }
-    kept = read(run.verdict_file)
-    assert {record["claim"]: record["state"] for record in kept.verdicts} == {name: state.value for name, state in states.items()}
-    wrong = run.verdicts[1]
-    assert wrong.replay is not None
-    stored = sorted(path.name.split("-float32")[0] for path in (tmp_path / "out" / "counterexamples").iterdir())
-    assert stored == ["FLAKES", "WRONG"]
-
-
-def test_counterexamples_that_differ_in_their_seeds_alone_are_all_kept(tmp_path: Path) -> None:
-    run = campaign(tmp_path, Fake(), claim())
-    run.open()
-    for seed in (3, 4):
-        case = Case("rms_norm", "float32", {}, {}, seed, "normal", {})
-        run.conclude(Verdict(claim(), "float32", "cpu", State.FLAKY, "answers differ", case=case))
-    run.close(1, interrupted=False)
-    assert len(list((tmp_path / "out" / "counterexamples").iterdir())) == 2
-
-
-def test_a_falsified_verdict_stands_where_its_counterexample_cannot_be_saved(tmp_path: Path) -> None:
-    run = campaign(tmp_path, Wrong(y_off), claim())
-    run.open()
-    (run.verdict_file.parent / "counterexamples").write_text("a plain file", encoding="utf-8")
-    for target in run.targets():
-        run.attack(target)
-    run.close(1, interrupted=False)
-    kept = read(run.verdict_file).verdicts
-    assert len(kept) == len(list(run.targets()))
-    for record in kept:
-        assert record["state"] == "FALSIFIED"
-        assert record["counterexample"] is not None
-        assert record["counterexample"]["replay"] is None
-        assert "could not be saved as" in str(record["reason"])
-        assert "exists" in str(record["reason"])
-
-
-def test_the_line_that_replays_a_case_is_a_command_of_a_shell_whatever_the_folder(tmp_path: Path) -> None:
-    run = campaign(tmp_path / "a folder & its 'name'", Wrong(y_off), claim())
-    run.open()
-    found = [run.attack(target) for target in run.targets()]
-    run.close(1, interrupted=False)
-    pages = markdown.render(summarise(read(run.verdict_file)))
-    for one in found:
-        assert one.replay is not None
-        *program, file = shlex.split(one.replay)
-        assert program == ["pytest", "falsifiers", "--replay"]
-        assert load(Path(file))[0] == one.claim.id
-        assert f"- **Replay**: `{one.replay}`\n" in pages
-
-
-def test_nothing_is_left_of_a_counterexample_that_a_full_disk_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, **_: object) -> None:
-        path.write_bytes(b"half of it")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(np, "savez_compressed", full)
-    case = Case("rms_norm", "float32", {}, {}, 3, "normal", {})
-    with pytest.raises(OSError, match="No space left"):
-        case.save(tmp_path / "case.npz", "OP-RMSNORM")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_answers_of_a_claim_without_a_subject_error_have_a_cause() -> None:
