@@ -127,7 +127,9 @@ def _of_block(dy: Array, q: Array, k: Array, v: Array, visible: Array, y: Array 
         projection = (dprobabilities * probabilities).sum(axis=-1, keepdims=True)  # [batch, kv_heads, groups·block, 1]
     else:
         projection = (dout * _stack_groups(y, kv_heads)).sum(axis=-1, keepdims=True)
-    dscores = (dprobabilities - projection) * probabilities
+    dscores = dprobabilities
+    dscores -= projection
+    dscores *= probabilities
     dscores /= math.sqrt(head_dim)
     dqueries = dscores @ keys  # [batch, kv_heads, groups·block, head_dim]
     dkeys = dscores.swapaxes(-1, -2) @ queries  # [batch, kv_heads, keys, head_dim]

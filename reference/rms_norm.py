@@ -34,9 +34,12 @@ def backward(dy: Array, x: Array, weight: Array, eps: float, needs: Collection[s
     def of_x(dy: Array, x: Array) -> tuple[Array]:
         inverse_rms = _inverse_rms(x, eps)  # [rows, 1]
         normalised = x * inverse_rms  # [rows, hidden]
-        dnormalised = dy * weight  # [rows, hidden]
-        projection = np.mean(dnormalised * normalised, axis=-1, keepdims=True)  # [rows, 1]
-        return (inverse_rms * (dnormalised - normalised * projection),)
+        dx = dy * weight  # [rows, hidden], the gradient of normalised
+        projection = np.mean(dx * normalised, axis=-1, keepdims=True)  # [rows, 1]
+        normalised *= projection
+        dx -= normalised
+        dx *= inverse_rms
+        return (dx,)
 
     gradients = {}
     if "x" in needs:

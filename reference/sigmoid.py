@@ -1,6 +1,7 @@
-"""The logistic function σ(x) = 1 / (1 + e^(−x)), from an exponential that does not overflow.
+"""The logistic function σ(x) = 1 / (1 + e^(−x)).
 
-With b = e^(−|x|) it is 1 / (1 + b) where x ≥ 0 and b / (1 + b) elsewhere; σ(−x) is the other of the two.
+No digit cancels in it, so it is as exact as its exponential, on both sides. Where the exponential overflows σ(x) is below the least normal
+number, and comes out as zero.
 """
 
 import numpy as np
@@ -9,27 +10,17 @@ from reference.table import Array
 
 
 def sigmoid(x: Array) -> Array:
-    """σ(x), of x in any shape but []."""
-    b = _exponential(x)
-    y: Array = np.maximum(b, x >= 0.0)  # b is at most 1
-    b += 1.0
-    y /= b
-    return y
+    """σ(x), of x in any shape but []; a new array."""
+    return _of_exponent(np.negative(x))
 
 
-def sigmoid_and_complement(x: Array) -> tuple[Array, Array]:
-    """σ(x) and 1 − σ(x), the latter as σ(−x), which does not cancel; two new arrays."""
-    b = _exponential(x)
-    opening, complement = np.maximum(b, x >= 0.0), np.maximum(b, x <= 0.0)
-    b += 1.0
-    opening /= b
-    complement /= b
-    return opening, complement
+def complement(x: Array) -> Array:
+    """1 − σ(x) as σ(−x), which does not cancel, of x in any shape but []; a new array."""
+    return _of_exponent(x)
 
 
-def _exponential(x: Array) -> Array:
-    """e^(−|x|), a new array."""
-    b: Array = np.abs(x)
-    np.negative(b, out=b)
-    np.exp(b, out=b)
-    return b
+def _of_exponent(exponent: Array) -> Array:
+    with np.errstate(over="ignore"):
+        y: Array = np.exp(exponent)
+    y += 1.0
+    return np.divide(1.0, y, out=y)

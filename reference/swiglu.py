@@ -4,7 +4,7 @@ Derivation: with σ' = σ (1 − σ), d(g σ(g))/dg = σ (1 + g (1 − σ)); 1 �
 """
 
 from reference.rows import by_rows
-from reference.sigmoid import sigmoid, sigmoid_and_complement
+from reference.sigmoid import complement, sigmoid
 from reference.table import Array
 
 
@@ -21,14 +21,19 @@ def backward(dy: Array, gate: Array, up: Array) -> dict[str, Array]:
 
 
 def _product(gate: Array, up: Array) -> tuple[Array]:
-    opened = sigmoid(gate)
-    opened *= gate
-    return (opened * up,)
+    y = sigmoid(gate)
+    y *= gate
+    y *= up
+    return (y,)
 
 
 def _gradients(dy: Array, gate: Array, up: Array) -> tuple[Array, Array]:
-    opening, slope = sigmoid_and_complement(gate)
+    opening, slope = sigmoid(gate), complement(gate)
     slope *= gate
     slope += 1.0
-    slope *= opening
-    return dy * up * slope, dy * gate * opening
+    slope *= opening  # d(g σ(g))/dg
+    slope *= up
+    slope *= dy
+    opening *= gate
+    opening *= dy
+    return slope, opening

@@ -3,17 +3,16 @@
 import numpy as np
 import pytest
 
-from reference.sigmoid import sigmoid, sigmoid_and_complement
+from reference.sigmoid import complement, sigmoid
 
 
 def test_both_are_exact_to_roundoff() -> None:
-    x = np.concatenate([np.linspace(-40, 40, 4001), np.random.default_rng(0).standard_normal(1000) * 1e-6])
-    above, below = sigmoid_and_complement(x)
+    x = np.concatenate([np.linspace(-700, 700, 14001), np.random.default_rng(0).standard_normal(1000) * 1e-6])
+    above, below = sigmoid(x), complement(x)
     wide = x.astype(np.longdouble)
     for found, exact in ((above, 1 / (1 + np.exp(-wide))), (below, 1 / (1 + np.exp(wide)))):
         # An exponential, a sum and a quotient, each within an ulp.
         assert np.all(np.abs(found - exact) <= 3 * np.finfo(np.float64).eps * exact)
-    assert np.array_equal(sigmoid(x), above)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -21,7 +20,7 @@ def test_nothing_overflows_and_what_is_not_a_number_stays(dtype: type[np.floatin
     x = np.array([-np.inf, -1e30, -0.0, 0.0, 1e30, np.inf, np.nan], dtype)
     given = x.copy()
     with np.errstate(over="raise", invalid="raise", divide="raise"):
-        above, below = sigmoid_and_complement(x)
+        above, below = sigmoid(x), complement(x)
     assert above.dtype == below.dtype == dtype
     assert np.array_equal(above, np.array([0, 0, 0.5, 0.5, 1, 1, np.nan], dtype), equal_nan=True)
     assert np.array_equal(below, np.array([1, 1, 0.5, 0.5, 0, 0, np.nan], dtype), equal_nan=True)
