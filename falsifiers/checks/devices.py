@@ -24,6 +24,7 @@ BLOCK = 64
 SEVEN = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 TARGETS = {"q_v": SEVEN[0:3:2], "all": SEVEN}
 GIB = 2**30
+STORAGE = {"float32": 4, "bfloat16": 2}
 
 
 def auto_alone_falls_back(attack: Attack, case: Case) -> list[Comparison]:
@@ -170,6 +171,11 @@ def estimate_counts_every_part(attack: Attack, case: Case) -> list[Comparison]:
             found.append(_near(name, float(answer[f"parts/{name}"]), count, rounding))
     transient = ("activations", "gradients", "update", "batch", "working", "logits")
     found += [broken(name, "not in the estimate") for name in transient if not answer.get(f"parts/{name}", np.asarray(0))]
+    if scalars["nf4"]:
+        shapes = _projections(scalars)
+        largest = STORAGE[scalars["dtype"]] * max(int(np.prod(shapes[name])) for name in TARGETS[scalars["targets"]])
+        dequantised = float(answer.get("parts/dequantised_weights", np.asarray(0)))
+        found.append(value_at_least("dequantised_weights", dequantised, float(largest)))
     resident = sum(_bytes(scalars).values()) + float(answer.get("parts/activations", np.asarray(0)))
     found.append(value_at_least("total over its parts", float(answer["total"]), resident - rounding))
     return found
@@ -184,7 +190,7 @@ def _near(name: str, value: float, count: float, rounding: float) -> Comparison:
 
 def _bytes(scalars: Mapping[str, Any]) -> dict[str, int]:
     """Bytes of weights and moments, from the sizes of the architecture alone."""
-    storage = {"float32": 4, "bfloat16": 2}[scalars["dtype"]]
+    storage = STORAGE[scalars["dtype"]]
     shapes = _projections(scalars)
     hidden, layers, rank = scalars["hidden"], scalars["layers"], scalars["rank"]
     trained = [rank * sum(shapes[name]) for name in TARGETS[scalars["targets"]]]

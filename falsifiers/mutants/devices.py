@@ -233,6 +233,14 @@ step_mutant("estimate_without_optimiser", "impl.memory", "estimate")(_estimate(_
 step_mutant("estimate_without_activations", "impl.memory", "estimate")(_estimate(_without("activations", "working")))
 
 
+def _dequantised_as_activations(parts: dict[str, int], total: int) -> tuple[dict[str, int], int]:
+    moved = parts.pop("dequantised_weights", 0)
+    return parts | {"activations": parts["activations"] + moved}, total
+
+
+step_mutant("estimate_calls_weights_activations", "impl.memory", "estimate")(_estimate(_dequantised_as_activations))
+
+
 def _estimate_of_other(change: Callable[[dict[str, Any]], None]) -> Callable[[Step], Step]:
     """An estimate of another training step than the one asked for."""
 
