@@ -13,6 +13,7 @@ from falsifiers.case import Case
 from falsifiers.checks import devices, parallel
 from falsifiers.checks.engines import ENGINES
 from falsifiers.comparison import Comparison
+from falsifiers.mutants import subject as mutated
 from falsifiers.subjects.implementation import Implementation
 from impl.fused import model as model_module
 from impl.fused import packing
@@ -93,3 +94,13 @@ def test_workers_train_alike_by_either_engine(monkeypatch: pytest.MonkeyPatch) -
     assert asked == list(ENGINES)
     assert not missed(found)
     assert len(found) % 2 == 0, "the same of each"
+
+
+def test_a_bad_value_stops_workers_by_the_hand_written_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    attack, case = attack_by("DP-FAULT-STOPS", monkeypatch, ("fused",), seed=20)
+    found = parallel.fault_stops_every_worker(attack, case)
+    assert not missed(found)
+    stopped = [comparison.tensor for comparison in found if comparison.tensor.endswith("step of the stop")]
+    assert stopped == [f"fused: rank {rank}, step of the stop" for rank in (0, 1)] * 2, "by a gradient, then by a label"
+    wrong = Attack(attack.claim, mutated("parallel_nan_becomes_zero"), attack.dtype)
+    assert missed(parallel.fault_stops_every_worker(wrong, case))

@@ -68,7 +68,7 @@ def _drift_is_noticed(attack: Attack, case: Case, training: Case, engine: str) -
     rng = generator_for(case.seed, "drift")
     fault = _fault(rng, training, "drift")
     answer = attack.answer(case, scalars=_request(training, engine, fault))
-    return [_stopped(answer, rank, fault["step"], "WorkerFailed", "rank 1") for rank in range(WORKERS)]
+    return [_stopped(answer, engine, rank, fault["step"], "WorkerFailed", "rank 1") for rank in range(WORKERS)]
 
 
 def fault_stops_every_worker(attack: Attack, case: Case) -> list[Comparison]:
@@ -80,10 +80,11 @@ def fault_stops_every_worker(attack: Attack, case: Case) -> list[Comparison]:
     found = []
     for kind, error in (("gradient", "FloatingPointError"), ("label", "ValueError")):
         fault = _fault(rng, training, kind)
-        answer = attack.answer(case, scalars=_request(training, "torch", fault))
-        for rank in range(WORKERS):
-            found.append(_stopped(answer, rank, fault["step"], error, f"rank {fault['rank']}"))
-            found += _unchanged(answer, rank) if found[-1].held else []
+        for engine in engines(attack):
+            answer = attack.answer(case, scalars=_request(training, engine, fault))
+            for rank in range(WORKERS):
+                found.append(_stopped(answer, engine, rank, fault["step"], error, f"rank {fault['rank']}"))
+                found += _unchanged(answer, engine, rank) if found[-1].held else []
     return found
 
 
@@ -97,17 +98,17 @@ def _fault(rng: Generator, training: Case, kind: str) -> dict[str, int | float |
     }
 
 
-def _stopped(answer: Arrays, rank: int, step: int | float | str, error: str, word: str) -> Comparison:
-    name, text = f"rank {rank}", str(answer.get(f"rank{rank}/stopped", answer["errors"][rank] or "trained to the end"))
+def _stopped(answer: Arrays, engine: str, rank: int, step: int | float | str, error: str, word: str) -> Comparison:
+    name, text = f"{engine}: rank {rank}", str(answer.get(f"rank{rank}/stopped", answer["errors"][rank] or "trained to the end"))
     if not text.startswith(f"{error}: ") or word not in text:
         return broken(name, "did not stop, or for another reason", f"{error} naming {word}", text)
     return compare_exactly(f"{name}, step of the stop", np.asarray(step), answer[f"rank{rank}/step"])
 
 
-def _unchanged(answer: Arrays, rank: int) -> list[Comparison]:
+def _unchanged(answer: Arrays, engine: str, rank: int) -> list[Comparison]:
     before = f"rank{rank}/before/"
     return [
-        compare_exactly(name, value, answer[name.replace("/before/", "/after/", 1)])
+        compare_exactly(f"{engine}: {name}", value, answer[name.replace("/before/", "/after/", 1)])
         for name, value in answer.items()
         if name.startswith(before)
     ]

@@ -1,6 +1,7 @@
 """Data-parallel training: shards, steps on several ranks, and what becomes of a fault on one of them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,9 @@ import torch
 
 from falsifiers.subjects.procedures.workers import WORKERS, Run
 from impl import group as groups
+from impl.fused.step import FusedTrainer
 from impl.group import Group
-from impl.trainer import Batch, Trainer
+from impl.trainer import Batch, MicroResult, Trainer
 from reference.table import Array
 
 Scalars = Mapping[str, Any]
@@ -74,16 +76,25 @@ def _damaged(trainer: Trainer, batch: Batch, group: Group, step: int, fault: Sca
 
 
 def _bad_gradient(trainer: Trainer, batch: Batch, fault: Scalars) -> Batch:
-    """One element of one parameter's gradient is the `value`."""
+    """One element of one parameter's gradient is the `value`, as autograd makes it, or as the hand-written layers give it."""
     parameters = list(trainer.optimiser.parameters.values())
-    parameter = parameters[fault["tensor"] % len(parameters)]
+    chosen = fault["tensor"] % len(parameters)
 
-    def spoil(gradient: torch.Tensor) -> torch.Tensor:
+    def spoil(gradient: torch.Tensor, at: int = 0) -> torch.Tensor:
         spoilt = gradient.clone()
-        spoilt.view(-1)[0] = fault["value"]
+        spoilt.view(-1)[at] = fault["value"]
         return spoilt
 
-    parameter.register_hook(spoil)
+    if not isinstance(trainer, FusedTrainer):
+        parameters[chosen].register_hook(spoil)
+        return batch
+    first, micro_batch = sum(parameter.numel() for parameter in parameters[:chosen]), trainer._micro_batch
+
+    def spoilt(index: int, part: Batch) -> MicroResult:
+        result = micro_batch(index, part)
+        return replace(result, gradient=spoil(result.gradient, first))
+
+    trainer._micro_batch = spoilt  # type: ignore[method-assign]
     return batch
 
 
