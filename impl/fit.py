@@ -34,6 +34,7 @@ from impl.config import BALANCED, ClassifyConfig
 from impl.evaluation import Evaluation, evaluate
 from impl.group import shard
 from impl.nonfinite import origin
+from impl.optimiser import require_a_rate
 from impl.samples import Samples, balanced_weights, effective_batches, epoch_order
 from impl.trainer import Batch, BatchResult
 from impl.training_state import Progress, load_state, save_state, write_atomically
@@ -107,9 +108,9 @@ def fit(
     In a group every worker calls this with the same arguments, rank 0 writes and all read.
 
     Raises a FileExistsError where `output` holds a run and `resume` is not given, a FileNotFoundError where it holds none and it is; a
-    ValueError for samples that do not fit the settings, for another model, data or settings than those of the run to continue, naming
-    what differs, and for a damaged state; a FloatingPointError that names the origin of a NaN or infinity, with nothing changed by that
-    step; KeyboardInterrupt, from which the run can be continued.
+    ValueError for samples that do not fit the settings, for a run whose every rate is 0, for another model, data or settings than those of
+    the run to continue, naming what differs, and for a damaged state; a FloatingPointError that names the origin of a NaN or infinity, with
+    nothing changed by that step; KeyboardInterrupt, from which the run can be continued.
     """
     run = _Run(pipeline, train, validation if validation is not None and len(validation) else None, output)
     run.save_every, run.on_step, run.on_epoch = save_every, on_step, on_epoch
@@ -138,6 +139,7 @@ class _Run:
         self._require_fitting_samples()
         weights = balanced_weights(train) if self.config.class_weights == BALANCED else None
         self.trainer = pipeline.start(total_steps(self.config, len(train)), weights)
+        require_a_rate(self.trainer.learning_rates)
         self.identity = self._identity()
         self.progress = Progress(run=hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest())
 

@@ -118,3 +118,13 @@ def _row_indices(sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Te
     real = column < length[:, None]
     rows = torch.where(real, start[:, None] + column, total)
     return rows.to(device), real.flatten().nonzero().flatten().to(device)
+
+
+def require_a_rate(rates: Sequence[float]) -> None:
+    """Raises a ValueError where no step of a run would move anything: a warm-up begins at 0, and a short run may end there."""
+    if not any(rates):
+        steps = "one step" if len(rates) == 1 else f"{len(rates)} steps"
+        raise ValueError(
+            f"the run has {steps}, in the warm-up's rate of 0: it would learn nothing; expected more steps (epochs, samples, a smaller "
+            "effective batch), or warmup_fraction 0"
+        )

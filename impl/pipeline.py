@@ -33,6 +33,7 @@ from impl.validation import require_finite
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Texts = Sequence[str]
+Classes = list[int] | list[tuple[int, ...]]
 Given = Samples | Sequence[Sample]
 
 
@@ -204,12 +205,18 @@ class ClassifyPipeline:
 
         Raises as `evaluate` does where the model computes what is not finite.
         """
-        return class_probabilities(self._logits(texts), self.config.multi_label)
+        return self.answers(texts)[1]
 
-    def predict(self, texts: Texts) -> list[int] | list[tuple[int, ...]]:
+    def predict(self, texts: Texts) -> Classes:
         """The class of each text; with `multi_label` one 0 or 1 for each class."""
-        found = classes_of(self._logits(texts), self.config.multi_label).tolist()
-        return [tuple(row) for row in found] if self.config.multi_label else found
+        return self.answers(texts)[0]
+
+    def answers(self, texts: Texts) -> tuple[Classes, Tensor]:
+        """What `predict` and `probabilities` give, by one pass over the texts. The classes are those of the logits: a probability may be
+        rounded to a half, or to that of another class."""
+        logits, several = self._logits(texts), self.config.multi_label
+        found = classes_of(logits, several).tolist()
+        return [tuple(row) for row in found] if several else found, class_probabilities(logits, several)
 
     def evaluate(self, samples: Given) -> Evaluation:
         """Loss, accuracy, scores by class and confusion; changes nothing. Raises a ValueError without samples."""

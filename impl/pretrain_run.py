@@ -14,6 +14,7 @@ from impl import strict_json
 from impl.decoder import Decoder
 from impl.decoder_optimiser import state_hash
 from impl.folder import whole_folder
+from impl.optimiser import require_a_rate
 from impl.pretrain import CheckpointFn, StepFn, StepResult, ValFn
 from impl.token_shards import TokenBatches
 
@@ -102,8 +103,8 @@ def pretrain(
     """Trains `decoder` in place; `output` gets `checkpoints/` and `state/`.
 
     With `resume` a run goes on from its state on the same trajectory, given the same decoder, batches and settings.
-    Raises a FileExistsError for an output with a run in it without `resume`, a ValueError for no tokens to train on and for a state of
-    another run, and what the step raises.
+    Raises a FileExistsError for an output with a run in it without `resume`, a ValueError for no tokens to train on, for a run whose every
+    rate is 0 and for a state of another run, and what the step raises.
     """
     if len(train) == 0:
         raise ValueError(f"{train.shards.folder}: {len(train.shards)} tokens; expected at least two, one of them to predict")
@@ -149,6 +150,7 @@ class _Run:
             weight_decay=settings.weight_decay,
             max_norm=settings.gradient_clip_norm,
         )
+        require_a_rate(self.step.learning_rates)
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -443,6 +443,7 @@ TRAIN_FAULTS: dict[str, tuple[list[str], str]] = {
     "a length the model has not": (["--max-seq-len", "4096"], "max_seq_len is 4096: the model was made for at most 128 positions"),
     "patience without validation": (["--early-stop-patience", "2", "--validation-fraction", "0"], "early_stop_patience waits"),
     "a class without samples": (["--num-classes", "3", "--class-weights", "balanced"], "class 2 has no sample"),
+    "one step, of rate 0": (["--epochs", "1", "--batch-size", "64"], "it would learn nothing; expected more steps"),
     "an unknown device": (["--device", "gpu"], "device 'gpu': expected cpu, cuda, cuda:N"),
     "a device too many": (["--device", "cuda:16"], "device 'cuda:16': expected"),
     "states after every zero steps": (["--save-every", "0"], "argument --save-every: '0': expected a positive integer"),

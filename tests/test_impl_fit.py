@@ -437,6 +437,7 @@ def test_the_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:
         (replace(TRAIN, multi_label=True), None, {}, "training samples were read with multi_label True"),
         (TRAIN, TRAIN.select([]), {"early_stop_patience": 1}, "early_stop_patience waits for a better validation loss"),
         (samples(1), None, {"class_weights": "balanced"}, "class . has no sample"),
+        (samples(4), None, {"epochs": 1}, "one step, in the warm-up's rate of 0: it would learn nothing; .*warmup_fraction 0"),
     ],
 )
 def test_samples_must_fit_the_settings(

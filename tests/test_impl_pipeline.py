@@ -11,6 +11,7 @@ import torch
 
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from impl.checkpoint import read_config, save_checkpoint
+from impl.commands.predict import predictions
 from impl.config import ClassifyConfig, DecoderConfig
 from impl.corpus import Sample, load_corpus
 from impl.decoder import random_tensors
@@ -153,6 +154,17 @@ def test_several_labels_a_sample() -> None:
     probabilities = used.probabilities(["rm -rf"])
     assert probabilities.shape == (1, 3)
     assert probabilities[0, 1] > 0.5 > probabilities[0, 0]
+
+
+@pytest.mark.parametrize(("several", "logits", "expected"), [(True, [0.0, -2e-8, 2e-8], [(0, 0, 1)]), (False, [-40.0, 0.0, 1e-8], [2])])
+def test_classes_are_the_logits_where_probabilities_are_rounded(
+    several: bool, logits: list[float], expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = pipeline(multi_label=several)
+    monkeypatch.setattr(used, "_logits", lambda _: torch.tensor([logits]))
+    (answer,) = map(json.loads, predictions(used, ["a"]))
+    assert used.predict(["a"]) == expected == [tuple(answer["labels"]) if several else answer["label"]]
+    assert used.answers(["a"])[1].tolist() == [answer["probabilities"]]
 
 
 def test_evaluation_counts_and_changes_nothing() -> None:

@@ -192,12 +192,14 @@ class Killed(Exception):  # noqa: N818
     """Ends a run from outside."""
 
 
-def run(output: Path, data: Path, *, resume: bool = False, stop: int | None = None, decoder: Decoder | None = None) -> PretrainResult:
+def run(
+    output: Path, data: Path, *, resume: bool = False, stop: int | None = None, decoder: Decoder | None = None, epochs: int = 2
+) -> PretrainResult:
     def on_step(step: PretrainStep) -> None:
         if step.step == stop:
             raise Killed
 
-    settings = PretrainSettings(epochs=2, micro_batch=3, learning_rate=1e-2, save_every=2)
+    settings = PretrainSettings(epochs=epochs, micro_batch=3, learning_rate=1e-2, save_every=2)
     given = random_decoder(TINY, seed=1) if decoder is None else decoder
     return pretrain(given, batches(data), batches(data, seed=None), settings, output, TOKENIZER, resume=resume, on_step=on_step)
 
@@ -248,6 +250,13 @@ def test_nothing_to_train_on_is_refused(tmp_path: Path) -> None:
     write_shards(tmp_path / "data", [[3]], TINY.vocab)
     with pytest.raises(ValueError, match="1 tokens; expected at least two"):
         run(tmp_path / "run", tmp_path / "data")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_whose_only_step_has_the_rate_0_is_refused(tmp_path: Path) -> None:
+    write_shards(tmp_path / "data", [[3, 1, 2]], TINY.vocab)
+    with pytest.raises(ValueError, match="one step, in the warm-up's rate of 0"):
+        run(tmp_path / "run", tmp_path / "data", epochs=1)
     assert not (tmp_path / "run").exists()
 
 

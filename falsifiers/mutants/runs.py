@@ -352,6 +352,38 @@ def _(forward_only: Any) -> Any:
     return decaying
 
 
+@step_mutant("scores_of_the_least_probable", "impl.trainer", "classes_of")
+def _(classes_of: Any) -> Any:
+    return lambda logits, multi_label: classes_of(-logits, multi_label)
+
+
+@step_mutant("scores_swap_precision_and_recall", "impl.evaluation", "_score")
+def _(score: Any) -> Any:
+    def swapped(**counts: int) -> Any:
+        right = score(**counts)
+        return replace(right, precision=right.recall, recall=right.precision)
+
+    return swapped
+
+
+@step_mutant("scores_by_any_label", "impl.trainer", "Trainer._correct")
+def _(correct: Any) -> Any:
+    def of_any(trainer: Any, logits: Any, labels: Any) -> Any:
+        return ((logits > 0) == labels).any(dim=-1).sum() if trainer.multi_label else correct(trainer, logits, labels)
+
+    return of_any
+
+
+@step_mutant("scores_transpose_the_confusion", "impl.evaluation", "_count")
+def _(count: Any) -> Any:
+    return lambda confusion, labels, predicted, several: count(confusion, predicted, labels.to(predicted), several)
+
+
+@step_mutant("scores_without_f1_of_empty_classes", "impl.evaluation", "_score")
+def _(score: Any) -> Any:
+    return lambda **counts: replace(score(**counts), f1=1.0) if not counts["claimed"] + counts["support"] else score(**counts)
+
+
 @step_mutant("empty_batch_accuracy_undefined", "impl.trainer", "BatchResult.accuracy")
 def _(accuracy: Any) -> Any:
     return property(lambda result: accuracy.fget(result) if result.total else math.nan)

@@ -13,8 +13,6 @@ from impl.commands.common import BadInput, add_adapter_options, open_saved
 if TYPE_CHECKING:
     from impl.pipeline import ClassifyPipeline
 
-THRESHOLD = 0.5
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
@@ -44,10 +42,10 @@ def predictions(pipeline: "ClassifyPipeline", texts: Sequence[str]) -> Iterator[
     """One JSON text for each text."""
     remaining = iter(texts)
     while batch := list(islice(remaining, pipeline.config.batch_size)):
-        for text, row in zip(batch, pipeline.probabilities(batch).tolist(), strict=True):
-            labels = [int(value >= THRESHOLD) for value in row] if pipeline.config.multi_label else None
-            answer = {"label": max(range(len(row)), key=row.__getitem__)} if labels is None else {"labels": labels}
-            yield json.dumps({"input": text, **answer, "probabilities": row})
+        classes, probabilities = pipeline.answers(batch)
+        name = "labels" if pipeline.config.multi_label else "label"
+        for text, found, row in zip(batch, classes, probabilities.tolist(), strict=True):
+            yield json.dumps({"input": text, name: found, "probabilities": row})
 
 
 def _text(text: str) -> str:

@@ -64,6 +64,7 @@ def _train(
     config = settings.resolve(parameter_count(options.model), *given)
     train, validation = _samples(options, config)
     config = _with_weights(config, train)
+    _require_a_rate(config, len(train))
     board = TensorBoard(options.tensorboard) if options.tensorboard and group.rank == 0 else None
     with reserve(device, _memory(options.model, config, train, validation, device)):
         pipeline = ClassifyPipeline.from_pretrained(options.model, config, device=device, group=group)
@@ -100,6 +101,16 @@ def _lead(
         )
     )
     print(_conclusion(output, result))
+
+
+def _require_a_rate(config: "ClassifyConfig", samples: int) -> None:
+    """As `fit` does, before anything is written."""
+    from impl.fit import total_steps
+    from impl.operations.optimisation import learning_rate_schedule
+    from impl.optimiser import require_a_rate
+
+    steps = total_steps(config, samples)
+    require_a_rate(learning_rate_schedule(steps, config.learning_rate, config.warmup_fraction, config.schedule).tolist())
 
 
 def _memory(model: Path, config: "ClassifyConfig", train: "Samples", validation: "Samples | None", device: "torch.device") -> int:

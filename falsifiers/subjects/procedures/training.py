@@ -18,6 +18,7 @@ from impl import dispatch
 from impl.adapter import load_adapter
 from impl.classifier import trainable_shapes
 from impl.config import ClassifyConfig
+from impl.evaluation import Evaluation
 from impl.fit import BEST, LAST, STATE, EpochRecord, FitResult, StepRecord, fit
 from impl.group import Group
 from impl.pipeline import ClassifyPipeline
@@ -87,8 +88,9 @@ def process(group: Group, device: torch.device, scalars: Scalars) -> Arrays:
 def pipeline_steps(scalars: Scalars, device: torch.device) -> Arrays:
     """Calls of a pipeline's entry points, in order: `calls` are pairs of a name and what it is given.
 
-    `<i>/loss`, `/norm`, `/total`, `/correct`, `/accuracy` of call i, `<i>/vector` of a gradient vector, `<i>/error` of a refusal, and
-    `<i>/state/…` after it. `summary` is the pipeline's text.
+    `<i>/loss`, `/norm`, `/total`, `/correct`, `/accuracy` of call i, `<i>/vector` of a gradient vector, `<i>/classes` and `/probabilities`
+    of a prediction, `<i>/confusion`, `/precision`, … of an evaluation, `<i>/error` of a refusal, and `<i>/state/…` after it. `summary` is
+    the pipeline's text.
     """
     pipeline = _pipeline(scalars, device)
     found: Arrays = {"summary": np.asarray(pipeline.summary())}
@@ -108,13 +110,20 @@ def _called(pipeline: ClassifyPipeline, scalars: Scalars, name: str, given: Any)
         if name == "apply_gradient_vector":
             return _batch_result(pipeline.apply_gradient_vector(torch.tensor(given, device=pipeline.device)))
         if name == "evaluate":
-            found = pipeline.evaluate(samples.select(given))
-            return {"loss": np.asarray(found.loss), "accuracy": np.asarray(found.accuracy), "total": np.asarray(found.total)}
-        if name == "probabilities":
-            return {"probabilities": pipeline.probabilities([bytes(samples.rows[i]).decode("latin-1") for i in given]).numpy()}
+            return _evaluation(pipeline.evaluate(samples.select(given)))
+        if name in ("predict", "probabilities"):
+            texts = [bytes(samples.rows[i]).decode("latin-1") for i in given]
+            classes, probabilities = pipeline.answers(texts)
+            return {"classes": np.asarray(classes), "probabilities": probabilities.numpy()}
         return _batch_result(getattr(pipeline, name)(samples.select(given)))
     except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
         return {"error": np.asarray(f"{type(error).__name__}: {error}")}
+
+
+def _evaluation(found: Evaluation) -> Arrays:
+    numbers = {name: np.asarray(getattr(found, name)) for name in ("loss", "accuracy", "total", "confusion")}
+    scores = {name: np.asarray([getattr(each, name) for each in found.per_class]) for name in ("precision", "recall", "f1", "support")}
+    return numbers | scores
 
 
 def _batch_result(result: BatchResult) -> Arrays:
