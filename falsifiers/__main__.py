@@ -1,4 +1,5 @@
-"""`python -m falsifiers calibrate`: measures the factors of rounding tolerances; `… power`: shows that every claim can fail."""
+"""`python -m falsifiers calibrate`: measures the factors of rounding tolerances; `… power`: shows that every claim can fail; `… depends`:
+what verdicts depend on."""
 
 import argparse
 import sys
@@ -36,12 +37,13 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from falsifiers import calibrate_command, power_command
+    from falsifiers import calibrate_command, depends_command, power_command
 
     parser = argparse.ArgumentParser(prog="python -m falsifiers", description="Measures of the falsifiers themselves.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     calibrate_command.add_parser(commands)
     power_command.add_parser(commands)
+    depends_command.add_parser(commands)
     return parser
 
 

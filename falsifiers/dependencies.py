@@ -1,6 +1,7 @@
 """Where the code begins that a claim's verdict depends on: entry files, whose imports are followed (reports.dependencies).
 
-Imports do not tell everything: operations are found by name in tables. What a claim may find there is named here.
+Imports do not tell everything: operations are found by name in tables. What a claim may find there is named here, `path::function`, so that
+a table that gives another function now is seen.
 """
 
 import functools
@@ -29,13 +30,14 @@ _ALWAYS = ("falsifiers/attack.py", "falsifiers/engine.py", "falsifiers/strategie
 
 
 def entries(claim: Claim) -> dict[str, list[str]]:
-    """Files from the checkout's root, by part: the reference of the operation, the subject's own code for it, and the comparison."""
+    """Files from the checkout's root, and functions in them, by part: the reference of the operation, the subject's own code for it, and
+    the comparison."""
     operations = sorted({claim.operation, *USES.get(claim.operation, ())}) if claim.operation else []
-    check = _files([CHECKS[claim.check]] if claim.check else [])
+    check = _places([CHECKS[claim.check]] if claim.check else [])
     found = {
         "reference": {*_of_reference(operations)} or {*_that_the_check_asks(tuple(check))},
         "subject": {*_of_subject(claim, operations)},
-        "comparison": {*_ALWAYS, *check, *_files([KINDS[claim.kind]]), *_input(claim, check)},
+        "comparison": {*_ALWAYS, *check, *_places([KINDS[claim.kind]]), *_input(claim, check)},
     }
     return {part: sorted(files) for part, files in found.items()}
 
@@ -52,8 +54,13 @@ def _input(claim: Claim, check: Iterable[str]) -> Iterator[str]:
 def _of_reference(operations: Iterable[str]) -> list[str]:
     """The operations' files, and what runs them; none for a procedure."""
     found = [entry for name in operations if (entry := COMPOSITIONS.get(name) or TABLE.get(name)) is not None]
-    functions = [entry.build if isinstance(entry, Composition) else entry.forward for entry in found]
-    return [*_files(functions), *_RUNS] if functions else []
+    functions = [
+        function
+        for entry in found
+        for function in ((entry.build,) if isinstance(entry, Composition) else (entry.forward, entry.backward))
+        if function is not None
+    ]
+    return [*_places(functions), *_RUNS] if functions else []
 
 
 @functools.cache
@@ -75,14 +82,14 @@ def _of_subject(claim: Claim, operations: Iterable[str]) -> Iterator[str]:
     from impl.operations import OPERATIONS
 
     tables: list[dict[str, Callable[..., Any]]] = [dict(OPERATIONS), dict(PROCEDURES), dict.fromkeys(COMPOSITIONS, Implementation)]
-    found = _files([table[name] for name in operations for table in tables if name in table] or [default_configurations])
+    found = _places([table[name] for name in operations for table in tables if name in table] or [default_configurations])
     helpers = {name for name in found if name.startswith(_PROCEDURES)}
     helpers = set(_sources().closure("subject", helpers, (_PROCEDURES,)))
     runs = not helpers or DISPATCH in _sources().closure("subject", helpers)
     called = set(OPERATIONS) if helpers and runs else set(operations)
     yield from (*found, *helpers, *_HOST)
     if runs and claim.operation:
-        yield from (DISPATCH, *_files([OPERATIONS[name] for name in called if name in OPERATIONS]))
+        yield from (DISPATCH, *_places([OPERATIONS[name] for name in called if name in OPERATIONS]))
     if claim.path != "torch" and not called.isdisjoint(NAMES):
         yield from KERNELS
 
@@ -92,7 +99,11 @@ def _sources() -> Sources:
     return Sources(ROOT)
 
 
-def _files(functions: Iterable[Callable[..., Any]]) -> list[str]:
-    """Where the functions are written; one that somebody put in from outside has no file in the checkout."""
-    paths = {Path(inspect.getsourcefile(inspect.unwrap(function)) or "").resolve() for function in functions}
-    return sorted(path.relative_to(ROOT).as_posix() for path in paths if path.is_file() and path.is_relative_to(ROOT))
+def _places(functions: Iterable[Callable[..., Any]]) -> list[str]:
+    """`path::name` of the functions; one that somebody put in from outside has no file in the checkout."""
+    found = set()
+    for function in map(inspect.unwrap, functions):
+        path = Path(inspect.getsourcefile(function) or "").resolve()
+        if path.is_file() and path.is_relative_to(ROOT):
+            found.add(f"{path.relative_to(ROOT).as_posix()}::{function.__qualname__}")
+    return sorted(found)

@@ -1,4 +1,7 @@
-"""What a verdict depends on, file by file: the sources that its entries import, data among the entries, and a digest of their meaning."""
+"""What a verdict depends on, file by file: the sources that its entries import, data among the entries, and a digest of their meaning.
+
+An entry is a path from the root, or `path::name` for what was found there by a table.
+"""
 
 import ast
 import hashlib
@@ -27,7 +30,7 @@ class Sources:
         self._combined: dict[tuple[str, tuple[str, ...]], str] = {}
 
     def digest(self, part: str, entries: Sequence[str]) -> str:
-        """SHA-256 over the entries, given as paths from the root, and what they import from the part's folder, directly or not.
+        """SHA-256 over the entries' files and what they import from the part's folder, directly or not.
 
         A package's `__init__.py` counts only where it is an entry: it is a table of contents, and a new line in it changes no other's
         meaning.
@@ -42,10 +45,10 @@ class Sources:
         return self._combined[key]
 
     def closure(self, part: str, entries: Iterable[str], folders: tuple[str, ...] = ()) -> list[str]:
-        """The entries and the files that they import from the part's folder, or from others that are given instead; sorted."""
+        """The entries' files and those that they import from the part's folder, or from others that are given instead; sorted."""
         folders = folders or (f"{PARTS[part]}/", *_ALSO.get(part, ()))
         found: set[str] = set()
-        waiting = list(entries)
+        waiting = [_file(entry) for entry in entries]
         while waiting:
             name = waiting.pop()
             if name not in found:
@@ -58,9 +61,9 @@ class Sources:
         folder = f"{PARTS[other]}/"
         return sorted({path for name in self.closure(part, entries) for path in self._imported(name) if path.startswith(folder)})
 
-    def mentions(self, name: str, module: str) -> bool:
-        """Whether the file imports the module or package, or something of its own."""
-        return module in self._of(name)
+    def mentions(self, entry: str, module: str) -> bool:
+        """Whether the entry's file imports the module or package, or something of its own."""
+        return module in self._of(_file(entry))
 
     def _digest(self, name: str) -> str:
         if name not in self._digests:
@@ -83,6 +86,10 @@ class Sources:
                 raise DigestError(f"{name}: is not Python: {error}") from error
             self._modules[name] = frozenset(_modules(tree))
         return self._modules[name]
+
+
+def _file(entry: str) -> str:
+    return entry.partition("::")[0]
 
 
 def _modules(tree: ast.AST) -> Iterator[str]:

@@ -1,5 +1,9 @@
 """Whether verdicts still speak about the tree: their claims and the code that they ran."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +18,18 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Tree:
-    """A checkout: its sources, and the digests of its claims by contract and claim."""
+    """A checkout: its sources, the digests of its claims by contract and claim, and where the code of each claim begins now, by part."""
 
     sources: Sources
     claims: Mapping[tuple[str, str], str]
+    depends: Mapping[str, Mapping[str, Sequence[str]]] | None = None
 
 
 def current_tree(root: Path) -> Tree:
     """The checkout at `root`.
 
     Raises:
-        DigestError: a contract does not load.
+        DigestError: a contract does not load, or the tables of operations and checks do not.
     """
     from contracts import ContractError, contract_digest, load
 
@@ -32,7 +37,21 @@ def current_tree(root: Path) -> Tree:
         claims = [claim for contract in load([root / "contracts"]) for claim in contract.claims]
     except ContractError as error:
         raise DigestError(f"the contracts of this checkout do not load:\n{error}") from error
-    return Tree(Sources(root), {(claim.contract, claim.id): contract_digest(claim) for claim in claims})
+    return Tree(Sources(root), {(claim.contract, claim.id): contract_digest(claim) for claim in claims}, _depends(root))
+
+
+def _depends(root: Path) -> Mapping[str, Mapping[str, Sequence[str]]] | None:
+    """What the checkout's tables give now, from a process of its own, for they import torch; None of one without falsifiers."""
+    if not (root / "falsifiers" / "dependencies.py").is_file():
+        return None
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "falsifiers", "depends"]
+    asked = subprocess.run(command, cwd=root, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)  # noqa: S603  # this project's own module
+    if asked.returncode:
+        said = asked.stderr.strip().splitlines() or [f"exit status {asked.returncode}"]
+        raise DigestError(f"what claims of this checkout depend on is not known: python -m falsifiers depends: {said[-1]}")
+    found: Mapping[str, Mapping[str, Sequence[str]]] = json.loads(asked.stdout)
+    return found
 
 
 def stale_because(verdict: Verdict, tree: Tree) -> str | None:
@@ -51,6 +70,9 @@ def stale_because(verdict: Verdict, tree: Tree) -> str | None:
 
 
 def _changed(verdict: Verdict, tree: Tree, part: str, entries: Sequence[str]) -> bool:
+    now = None if tree.depends is None else tree.depends.get(verdict["claim"])
+    if now is not None and list(now[part]) != list(entries):
+        return True
     try:
         return tree.sources.digest(part, entries) != verdict["digests"].get(part)
     except DigestError:

@@ -1,5 +1,6 @@
 """What a verdict is said to depend on holds every file of the project whose functions ran for it, and of the others no more than a few."""
 
+import json
 import sys
 import threading
 from collections import defaultdict
@@ -13,11 +14,14 @@ import pytest
 
 import contracts
 from contracts.model import Claim
+from falsifiers.__main__ import main
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from falsifiers.dependencies import ROOT, entries
 from falsifiers.engine import Options, falsify
+from falsifiers.kinds import KINDS
 from falsifiers.real_input import RealInput
 from falsifiers.subjects.implementation import Implementation
+from impl.operations import OPERATIONS
 from reports.dependencies import PARTS, Sources
 
 CLAIMS = [claim for contract in contracts.load() for claim in contract.claims]
@@ -120,3 +124,25 @@ def test_a_change_elsewhere_makes_no_verdict_stale(name: str, file: str) -> None
 def test_every_part_is_said_of_every_claim() -> None:
     for claim in CLAIMS:
         assert set(entries(claim)) == set(PARTS)
+
+
+def another(**_: Any) -> None:
+    """An operation that is not the table's."""
+
+
+def test_a_table_that_gives_another_function_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    (claim,) = (claim for claim in CLAIMS if claim.id == "OP-RMSNORM")
+    before = entries(claim)
+    for other in (OPERATIONS["swiglu"], another):  # of the same file, and of another
+        monkeypatch.setitem(OPERATIONS, "rms_norm", other)
+        assert entries(claim)["subject"] != before["subject"]
+    monkeypatch.undo()
+    assert claim.check is None
+    monkeypatch.setitem(KINDS, claim.kind, another)
+    assert entries(claim)["comparison"] != before["comparison"]
+    assert entries(claim)["subject"] == before["subject"]
+
+
+def test_the_command_says_what_every_claim_depends_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["depends"]) == 0
+    assert json.loads(capsys.readouterr().out) == {claim.id: entries(claim) for claim in CLAIMS}

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -239,6 +240,22 @@ def test_missing_and_broken_entries_make_verdicts_stale(evidence: Path, tree: Pa
     assert reasons(evidence, tree) == [f"SOFTMAX-TOO: its {part} has changed", f"SOFTMAX: its {part} has changed"]
 
 
+def test_a_table_that_gives_something_else_makes_its_verdicts_stale(evidence: Path, tree: Path) -> None:
+    run, own = read(evidence), current_tree(tree)
+    same = {verdict["claim"]: verdict["depends"] for verdict in run.verdicts}
+    assert stale_verdicts(run, replace(own, depends=same)) == {}
+    other = {**same, "SOFTMAX": {**same["SOFTMAX"], "subject": ["impl/norm.py::faster"]}}
+    found = stale_verdicts(run, replace(own, depends=other))
+    assert {key[1]: reason for key, reason in found.items()} == {"SOFTMAX": "its subject has changed"}
+
+
+def test_tables_that_do_not_load_leave_nothing_current(tree: Path) -> None:
+    (tree / "falsifiers" / "dependencies.py").write_text("")
+    (tree / "falsifiers" / "__main__.py").write_text("raise SystemExit('no such table')\n")
+    with pytest.raises(DigestError, match="python -m falsifiers depends: no such table"):
+        current_tree(tree)
+
+
 IMPORTS = {
     "from {folder}.layers.helper import f": True,
     "from {folder}.layers import helper": True,
@@ -270,7 +287,8 @@ def test_digest_follows_imports_within_the_folder_and_not_through_tables_of_cont
 def test_what_a_check_asks_of_the_reference_is_what_its_verdict_depends_on() -> None:
     claims = {claim.id: claim for contract in load() for claim in contract.claims}
     whole, rule = (dependency_entries(claims[name])["reference"] for name in ("WHOLE-TORCH", "C-HP-001-RANGE"))
-    assert {"reference/by_layer.py", "reference/attention.py", "reference/run.py"} <= set(whole)
+    files = Sources(staleness.ROOT).closure("reference", whole)
+    assert {"reference/by_layer.py", "reference/attention.py", "reference/run.py"} <= set(files)
     assert rule == []
 
 
