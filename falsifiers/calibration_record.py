@@ -34,7 +34,8 @@ def read(path: Path = RECORD) -> Record:
 def add(entries: Iterable[Mapping[str, Any]], path: Path = RECORD) -> Record:
     """Adds calibrations (as Calibration.describe gives them) to those of the same claim, dtype and machine.
 
-    Another torch on that machine has an entry of its own. To calibrate anew, delete the record.
+    Another torch on that machine has an entry of its own. The same seed alone is measured anew; among others it is refused, with a
+    ValueError and nothing written: its cases would count twice. To calibrate anew, delete the entry.
     """
     record = read(path)
     for entry in entries:
@@ -45,8 +46,13 @@ def add(entries: Iterable[Mapping[str, Any]], path: Path = RECORD) -> Record:
         if machine in where and where[machine]["torch"] != new["torch"]:
             machine = f"{machine}, torch {new['torch']}"
         old = where.get(machine)
-        joins = old is not None and entry["seed"] not in old["seeds"]
-        where[machine] = _joined(old, new) if old is not None and joins else new
+        again = old is not None and entry["seed"] in old["seeds"]
+        if old is not None and again and len(old["seeds"]) > 1:
+            raise ValueError(
+                f"{path}: {entry['claim']} in {entry['dtype']} on {machine} holds seed {entry['seed']} already, beside others: nothing was "
+                "merged; expected cases of another seed, or delete that entry to calibrate anew"
+            )
+        where[machine] = new if old is None or again else _joined(old, new)
     path.write_text(json.dumps(dict(sorted(record.items())), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return record
 
@@ -111,10 +117,11 @@ def _shown(value: Any) -> str:
 
 
 def _joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Two samples as one: cases add up, the larger of the largest ratios stays."""
+    """Two samples as one: cases add up, the larger of the largest ratios stays, and of the medians that of the longer sample."""
     largest = {metric: max(old["largest"][metric], new["largest"][metric]) for metric in METRICS}
     counts = {name: old[name] + new[name] for name in ("cases", "tensors")}
-    return {**new, **counts, "largest": largest, "seeds": sorted({*old["seeds"], *new["seeds"]})}
+    median = max(old, new, key=lambda sample: sample["cases"])["median"]
+    return {**new, **counts, "largest": largest, "median": median, "seeds": sorted({*old["seeds"], *new["seeds"]})}
 
 
 def factors(record: Record, claim: str, dtype: str) -> dict[str, float]:

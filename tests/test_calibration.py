@@ -114,13 +114,19 @@ def test_a_factor_is_the_worst_machine_with_the_margin_and_at_least_one() -> Non
 def test_samples_of_one_machine_are_joined_and_those_of_others_kept_apart(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     entry = {"claim": "A", "dtype": "float32", "machine": "one", "torch": "2.11", "device": "cpu", "seed": 1, "cases": 5, "tensors": 7}
-    ratios = {"largest": {"rms": 2.0, "row": 1.0, "max": 1.0}}
+    ratios = {"largest": {"rms": 2.0, "row": 1.0, "max": 1.0}, "median": {"rms": 0.5, "row": 0.5, "max": 0.5}}
+    other = {"seed": 2, "cases": 4, "largest": {"rms": 1.0, "row": 3.0, "max": 1.0}, "median": {"rms": 0.1, "row": 0.1, "max": 0.1}}
     calibration_record.add([{**entry, **ratios}], path)
     calibration_record.add([{**entry, **ratios, "machine": "other"}], path)
-    calibration_record.add([{**entry, "seed": 2, "largest": {"rms": 1.0, "row": 3.0, "max": 1.0}}], path)
+    calibration_record.add([{**entry, **other}], path)
     joined = calibration_record.read(path)["A"]["float32"]["one"]
     assert joined["largest"] == {"rms": 2.0, "row": 3.0, "max": 1.0}
-    assert (joined["cases"], joined["tensors"], joined["seeds"]) == (10, 14, [1, 2])
+    assert joined["median"] == ratios["median"], "of the longer sample"
+    assert (joined["cases"], joined["tensors"], joined["seeds"]) == (9, 14, [1, 2])
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="A in float32 on one holds seed 2 already, beside others: nothing was merged"):
+        calibration_record.add([{**entry, **ratios, "machine": "third"}, {**entry, **other}], path)
+    assert path.read_bytes() == before
     assert calibration_record.read(path)["A"]["float32"]["other"]["cases"] == 5
 
 
@@ -128,7 +134,8 @@ def test_the_same_seed_again_replaces_the_sample_and_another_torch_has_its_own(t
     path = tmp_path / "calibration.json"
     entry = {"claim": "A", "dtype": "float32", "machine": "one", "torch": "2.11", "device": "cpu", "seed": 1, "cases": 5, "tensors": 7}
     for rms, change in ((2.0, {}), (1.0, {}), (1.5, {"torch": "2.12"}), (1.2, {"torch": "2.12", "seed": 2})):
-        calibration_record.add([{**entry, **change, "largest": {"rms": rms, "row": 1.0, "max": 1.0}}], path)
+        ratios = {name: {"rms": rms, "row": 1.0, "max": 1.0} for name in ("largest", "median")}
+        calibration_record.add([{**entry, **change, **ratios}], path)
     by_machine = calibration_record.read(path)["A"]["float32"]
     found = {name: (entry["largest"]["rms"], entry["cases"]) for name, entry in by_machine.items()}
     assert found == {"one": (1.0, 5), "one, torch 2.12": (1.5, 10)}
