@@ -1,7 +1,7 @@
 """Contract files to contracts. Every problem of every file is collected before anything is refused."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from contracts.model import (
 )
 from contracts.problems import ContractError, Problem, shown_path
 from contracts.schema import violations
-from contracts.vocabulary import FOLDER, load_vocabulary
+from contracts.vocabulary import FOLDER, VOCABULARY_FILES, load_vocabulary
 
 _PATTERN = "*-v*.yaml"
 
@@ -57,8 +57,19 @@ def _files(paths: Iterable[Path], problems: list[Problem]) -> list[Path]:
         found = sorted(path.glob(_PATTERN)) if path.is_dir() else [path]
         if not found:
             problems.append(Problem(shown_path(path), 1, "", f"has no contracts; expected files named {_PATTERN}"))
+        if path.is_dir():
+            problems += _passed_over(path, found)
         files.update(dict.fromkeys(found))
     return list(files)
+
+
+def _passed_over(folder: Path, found: Iterable[Path]) -> Iterator[Problem]:
+    """YAML that nobody would read, so that none of its claims is asked."""
+    known = {*found, *(folder / name for name in VOCABULARY_FILES)}
+    for path in sorted(path for path in folder.iterdir() if path.suffix in (".yaml", ".yml") and path not in known):
+        yield Problem(
+            shown_path(path), 1, "", f"is read by nobody; expected a contract to be named {_PATTERN}, such as {path.stem}-v1.yaml"
+        )
 
 
 def _read(path: Path, problems: list[Problem]) -> Document | None:

@@ -51,7 +51,7 @@ def shown_key(path: Sequence[str | int]) -> str:
 def unknown(what: str, name: object, valid: Iterable[str]) -> str:
     """The message for a name outside a vocabulary: expected names and the nearest one."""
     names = sorted(valid)
-    nearest = difflib.get_close_matches(str(name), names, n=1)
+    nearest = [other for other in names if other.lower() == str(name).lower()] or difflib.get_close_matches(str(name), names, n=1)
     listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
     expected = "nothing is declared" if not names else f"expected {'one of ' if len(names) > 1 else ''}{listed}"
     return f"unknown {what} {name!r}; {expected}" + (f"; did you mean {nearest[0]!r}?" if nearest else "")

@@ -11,6 +11,7 @@ from contracts.problems import ContractError, KeyPath, Problem, unknown
 from contracts.schema import shown, violations
 
 FOLDER = Path(__file__).parent
+VOCABULARY_FILES = ("operations.yaml", "checks.yaml", "mutants.yaml")
 
 
 def _read(path: Path, kind: str) -> Document:

@@ -20,6 +20,8 @@ from reference.table import Array
 
 BATCH, LONGEST = 2, 64
 FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+MOST_CLASSES = 10_000
+"""That a head is made for; a corpus with a label above has a mistake in it."""
 ADAPTER = {"rank": 8, "alpha": 16.0, "targets": "q_v", "pooling": "mean", "nf4": False}
 
 
@@ -193,8 +195,8 @@ def _samples(path: Path) -> list[tuple[str, int]]:
             text, label = row["input"], row["label"]
         except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, KeyError, TypeError) as error:
             raise ValueError(f'{path}:{number}: expected {{"input": text, "label": number}} ({type(error).__name__}: {error})') from None
-        if not isinstance(text, str) or not isinstance(label, int) or isinstance(label, bool) or label < 0:
-            raise ValueError(f"{path}:{number}: input must be text and label an integer from 0; got label {label!r}")
+        if not isinstance(text, str) or not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < MOST_CLASSES:
+            raise ValueError(f"{path}:{number}: input must be text and label an integer from 0 to {MOST_CLASSES - 1}; got label {label!r}")
         samples.append((text, label))
     return samples
 

@@ -174,6 +174,16 @@ def test_unreadable_and_missing_files(tmp_path: Path) -> None:
     assert "has no contracts" in problems(tmp_path / "folder-v1.yaml")[0].message
 
 
+@pytest.mark.parametrize("name", ["mine.yaml", "mine-v1.yml"])
+def test_a_contract_that_nobody_would_read_is_a_problem(tmp_path: Path, name: str) -> None:
+    write(tmp_path, yaml.safe_dump(GOOD))
+    assert [contract.name for contract in load([tmp_path], VOCABULARY)] == ["forward-parity"]
+    (tmp_path / name).write_text("contract: mine\n")
+    (problem,) = problems(tmp_path)
+    assert name in str(problem)
+    assert "is read by nobody; expected a contract to be named *-v*.yaml, such as mine" in problem.message
+
+
 def test_aliases_of_aliases_do_not_grow_without_limit(tmp_path: Path) -> None:
     wide = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 30))
     deep = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 2000))

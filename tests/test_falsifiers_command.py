@@ -225,6 +225,10 @@ BAD_CORPORA: dict[str, tuple[str | bytes, str]] = {
     "text_label": (GOOD_LINE * 2 + '{"input": "ls", "label": "safe"}', "text_label.jsonl:3: input must be text and label an integer"),
     "truth_label": ('{"input": "ls", "label": true}', "truth_label.jsonl:1:"),
     "negative_label": ('{"input": "ls", "label": -1}', "negative_label.jsonl:1:"),
+    "huge_label": (
+        '{"input": "ls", "label": 99999999999999999999}',
+        "huge_label.jsonl:1: input must be text and label an integer from 0 to",
+    ),
     "number_input": ('{"input": 3, "label": 1}', "number_input.jsonl:1:"),
     "list_line": ("[1, 2]", "list_line.jsonl:1:"),
     "nested_line": ("[" * 100_000, "nested_line.jsonl:1:"),
