@@ -78,7 +78,8 @@ def validation_loss_is_the_mean_over_samples(attack: Attack, case: Case) -> list
     """After each epoch the validation loss against the reference's mean over all samples, their number no multiple of the batch, at the
     parameters then; and the training loss against the mean over samples of the steps' losses.
     """
-    problem = Problem(attack, case, samples=(9, 7), several=case.seed % 2 == 1)
+    several = case.seed % 2 == 1
+    problem = Problem(attack, case, samples=(9, 7), several=several, class_weights=None if several else "balanced")
     answer = attack.answer(case, scalars=problem.request())
     found = []
     for number, loss in enumerate(answer["epochs/validation_loss"], start=1):

@@ -103,6 +103,18 @@ def _(evaluate: Any) -> Any:
     return lambda *arguments: replace(evaluate(*arguments), loss=_batch_losses(*arguments)[-1])
 
 
+@step_mutant("fit_validation_without_class_weights", "impl.trainer", "Trainer.forward_only")
+def _(forward_only: Any) -> Any:
+    def unweighted(trainer: Any, batch: Any, probabilities: bool = False) -> Any:
+        kept, trainer.class_weights = trainer.class_weights, None
+        try:
+            return forward_only(trainer, batch, probabilities)
+        finally:
+            trainer.class_weights = kept
+
+    return unweighted
+
+
 @step_mutant("fit_best_is_last", "impl.fit", "_Run._export")
 def _(export: Any) -> Any:
     return lambda run, name: [export(run, each) for each in (name, "best")]
