@@ -91,9 +91,25 @@ def validation_loss_is_the_mean_over_samples(attack: Attack, case: Case) -> list
     return found
 
 
+STANDSTILL = 1e-30
+"""A learning rate by which float32 moves nothing but zeros, and no logit at all."""
+
+
+def _tied_or_not(attack: Attack, case: Case, **settings: Any) -> Problem:
+    """A run; in half of the cases one whose epochs all end with the same validation loss, and not with the same head bias."""
+    if not generator_for(case.seed, "ties").integers(2):
+        return Problem(attack, case, **settings)
+    problem = Problem(attack, case, **{**settings, "learning_rate": STANDSTILL})
+    problem.parameters["parameters/score.bias"] = np.zeros_like(problem.parameters["parameters/score.bias"])
+    return problem
+
+
 def best_checkpoint_has_the_lowest_loss(attack: Attack, case: Case) -> list[Comparison]:
-    """best/ holds the tensors after the first epoch of the lowest validation loss, last/ those after the last epoch."""
-    problem = Problem(attack, case, epochs=4, learning_rate=0.1)
+    """best/ holds the tensors after the first epoch of the lowest validation loss, last/ those after the last epoch.
+
+    Where epochs tie, their tensors are not the same.
+    """
+    problem = _tied_or_not(attack, case, epochs=4, learning_rate=0.1)
     answer = attack.answer(case, scalars=problem.request())
     losses = answer["epochs/validation_loss"]
     best = int(np.argmin(losses)) + 1
@@ -109,8 +125,8 @@ def best_checkpoint_has_the_lowest_loss(attack: Attack, case: Case) -> list[Comp
 
 def stops_after_patience_epochs(attack: Attack, case: Case) -> list[Comparison]:
     """The run ends with the first epoch that is `patience` epochs after the best one, else with the last."""
-    patience = 1 + case.seed % 2
-    problem = Problem(attack, case, epochs=7, learning_rate=0.2, early_stop_patience=patience)
+    patience = 1 + case.seed % 3
+    problem = _tied_or_not(attack, case, epochs=7, learning_rate=0.2, early_stop_patience=patience)
     answer = attack.answer(case, scalars=problem.request())
     losses = answer["epochs/validation_loss"]
     bests = [int(np.argmin(losses[: epoch + 1])) for epoch in range(len(losses))]

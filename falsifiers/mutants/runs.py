@@ -120,6 +120,17 @@ def _(export: Any) -> Any:
     return lambda run, name: [export(run, each) for each in (name, "best")]
 
 
+@step_mutant("fit_best_is_last_of_equals", "impl.fit", "_Run._validate")
+def _(validate: Any) -> Any:
+    def lenient(run: Any) -> Any:
+        found = validate(run)
+        if found is not None and found.loss == run.progress.best_loss:
+            run.progress = replace(run.progress, best_loss=math.inf)
+        return found
+
+    return lenient
+
+
 @step_mutant("fit_best_never_replaced", "impl.fit", "_Run._export")
 def _(export: Any) -> Any:
     return lambda run, name: None if name == "best" and (run.output / "best").exists() else export(run, name)
