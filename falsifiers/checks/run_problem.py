@@ -22,31 +22,32 @@ BATCH = MICRO * ACCUMULATION
 
 
 class Problem:
-    """A small run: a case of `train_steps` for its parameters, samples as bytes, and settings."""
+    """A small run: a case of `train_steps` for its parameters, samples as bytes, and settings that the parameters agree with."""
 
-    def __init__(self, attack: Attack, case: Case, samples: tuple[int, int] = (9, 7), several: bool = False, **settings: Any) -> None:
+    def __init__(self, attack: Attack, case: Case, samples: tuple[int, int] = (9, 7), **settings: Any) -> None:
         rng = generator_for(case.seed, "run")
-        self.classes, self.several = 3, several
+        self.classes, self.several = int(settings.get("num_classes", 3)), bool(settings.get("multi_label", False))
+        rank = int(settings.get("lora_rank", 2))
         self.scalars: dict[str, Any] = {
             "family": str(rng.choice(["llama", "qwen2", "qwen3"])),
             "eps": 1e-6,
             "theta": 10000.0,
             "tied": True,
             "alpha": 4.0,
-            "targets": str(rng.choice(["q_v", "all"])),
-            "pooling": str(rng.choice(["mean", "last"])),
+            "targets": settings.get("lora_targets", str(rng.choice(["q_v", "all"]))),
+            "pooling": settings.get("pooling", str(rng.choice(["mean", "last"]))),
             "nf4": bool(settings.get("quantize_nf4", False)),
             "learning_rate": 1e-2,
         }
         sizes = {"batch": 1, "seq": 2, "vocab": 257, "hidden": 16, "intermediate": 24, "layers": 1, "kv_heads": 1, "groups": 2}
-        sizes |= {"half_dim": 4, "steps": 1, "micro": 1, "classes": self.classes, "rank": 2}
+        sizes |= {"half_dim": 4, "steps": 1, "micro": 1, "classes": self.classes, "rank": rank}
         drawn = build(replace(attack.claim, operation="train_steps"), Draw(sizes, self.scalars, {}, case.seed), "normal", "float32")
         self.scalars = dict(drawn.scalars)
         self.parameters = {name: value for name, value in drawn.inputs.items() if name.startswith("parameters/")}
         self.names = trainable_names(self.scalars)
         self.settings = {
             "num_classes": self.classes,
-            "lora_rank": 2,
+            "lora_rank": rank,
             "lora_alpha": 4.0,
             "lora_targets": self.scalars["targets"],
             "pooling": self.scalars["pooling"],
@@ -56,7 +57,7 @@ class Problem:
             "max_seq_len": 16,
             "learning_rate": 1e-2,
             "gradient_clip_norm": 0.5,
-            "multi_label": several,
+            "multi_label": self.several,
             "seed": int(rng.integers(1000)),
             **settings,
         }

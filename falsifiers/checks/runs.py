@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from reference.training import flatten
 def run_steps_follow_the_reference(attack: Attack, case: Case) -> list[Comparison]:
     """Loss, pre-clip norm and first moment of each step against the reference on the samples that it read, at the parameters before it."""
     several = case.seed % 2 == 1
-    problem = Problem(attack, case, several=several, class_weights=None if several else "balanced")
+    problem = Problem(attack, case, multi_label=several, class_weights=None if several else "balanced")
     answer = attack.answer(case, scalars=problem.request(states=True, record=True))
     found, before = [], {name: problem.parameters[f"parameters/{name}"] for name in problem.names}
     moment = np.zeros(sum(value.size for value in before.values()))
@@ -79,7 +80,7 @@ def validation_loss_is_the_mean_over_samples(attack: Attack, case: Case) -> list
     parameters then; and the training loss against the mean over samples of the steps' losses.
     """
     several = case.seed % 2 == 1
-    problem = Problem(attack, case, samples=(9, 7), several=several, class_weights=None if several else "balanced")
+    problem = Problem(attack, case, samples=(9, 7), multi_label=several, class_weights=None if several else "balanced")
     answer = attack.answer(case, scalars=problem.request())
     found = []
     for number, loss in enumerate(answer["epochs/validation_loss"], start=1):
@@ -169,30 +170,63 @@ def _kills(rng: Generator, moments: Sequence[str], count: int) -> list[tuple[str
     return chosen
 
 
+FREE = "log_interval"
+"""The setting that a continuation may change: it changes no step."""
+_OTHERS: dict[str, tuple[Any, ...]] = {
+    "lora_targets": ("q_v", "all"),
+    "schedule": ("linear", "cosine"),
+    "pooling": ("mean", "last"),
+    "padding_side": ("right", "left"),
+    "dtype": ("float32", "bfloat16"),
+    "engine": ("auto", "torch"),
+    "class_weights": ("balanced",),
+    "early_stop_patience": (1,),
+}
+"""Values of the settings that are neither numbers nor true or false."""
+
+
 def refuses_to_continue_another_run(attack: Attack, case: Case) -> list[Comparison]:
-    """Other settings, other samples, a damaged state: each is refused by its name, and the folder is as it was."""
+    """Another value of each setting but the free one, other samples, a damaged state: each is refused by its name.
+
+    The folder is as it was, and with another value of the free setting the run goes on to its end.
+    """
     problem = Problem(attack, case)
     rng = generator_for(case.seed, "changes")
-    rows, at = [list(row) for row in problem.train[0]], int(rng.integers(len(problem.train[0])))
-    rows[at][-1] ^= 1
-    labels = [(label + (index == at)) % problem.classes for index, label in enumerate(problem.validation[1][: at + 1])]
-    setting = str(rng.choice(["learning_rate", "epochs", "weight_decay", "batch_size"]))
-    value = {"learning_rate": 2e-2, "epochs": 3, "weight_decay": 0.1, "batch_size": 1}[setting]
-    other = [*labels, *problem.validation[1][at + 1 :]]
-    changes: dict[str, tuple[dict[str, Any], str]] = {
-        f"another {setting}": ({"changes": {"settings": {**problem.settings, setting: value}}}, f"settings\\.{setting}"),
-        "another training sample": ({"changes": {"train_rows": rows}}, "training"),
-        "another validation label": ({"changes": {"validation_targets": other[: len(problem.validation[1])]}}, "validation"),
-        "a damaged state": ({"changes": {}, "damage": float(rng.random())}, "state.*damaged"),
-    }
-    found = []
-    for name, (change, message) in changes.items():
-        if name == "another validation label" and other[: len(problem.validation[1])] == problem.validation[1]:
-            continue
-        request = problem.request(stop=2, save_every=1, **change)
-        refused = refusal(lambda request=request: attack.answer(case, scalars=request), "ValueError", message)  # type: ignore[misc]  # the default binds the request
-        found.append(replace(refused, tensor=name))
-    return found
+    request = partial(problem.request, stop=2, save_every=1)
+    settings = json.loads(str(attack.answer(case, scalars=request(changes={}))["settings"]))
+    others = {f"settings.{name} was": _with_another(attack, case, name, value) for name, value in settings.items() if name != FREE}
+    others |= _with_other_samples(problem, rng)
+    free = {"settings": {**problem.settings, FREE: settings[FREE] + 1}}
+    answer = attack.answer(case, scalars=request(changes=free, others=others))
+    found = [_refused(name, str(answer[f"others/{name}"])) for name in others]
+    found.append(compare_exactly("steps", np.asarray(problem.settings["epochs"] * len(problem.batches)), answer["result/steps"]))
+    damaged = request(changes={}, damage=float(rng.random()))
+    refused = refusal(lambda: attack.answer(case, scalars=damaged), "ValueError", "state.*damaged")
+    return [*found, replace(refused, tensor="a damaged state")]
+
+
+def _with_another(attack: Attack, case: Case, name: str, value: Any) -> dict[str, Any]:
+    """The same run but for one setting, with the parameters and labels that go with it."""
+    if name in _OTHERS:
+        other = next(each for each in _OTHERS[name] if each != value)
+    else:
+        other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else value / 2
+    return Problem(attack, case, **{name: other}).request()
+
+
+def _with_other_samples(problem: Problem, rng: Generator) -> dict[str, dict[str, Any]]:
+    """One token of a training sample, and one label of a validation sample; by what refuses it."""
+    rows, targets = [list(row) for row in problem.train[0]], list(problem.validation[1])
+    rows[int(rng.integers(len(rows)))][-1] ^= 1
+    at = int(rng.integers(len(targets)))
+    targets[at] = (targets[at] + 1) % problem.classes
+    return {"data.training": {"train_rows": rows}, "data.validation": {"validation_targets": targets}}
+
+
+def _refused(name: str, error: str) -> Comparison:
+    if error.startswith("ValueError") and name in error:
+        return Comparison(name, True, 0.0, "refusal")
+    return broken(name, "not refused by its name", f"ValueError mentioning {name!r}", error or "accepted")
 
 
 def run_keeps_the_base_weights(attack: Attack, case: Case) -> list[Comparison]:

@@ -259,6 +259,11 @@ def _(differences: Any) -> Any:
     return lambda *_: iter(())
 
 
+@step_mutant("resume_ignores_most_settings", "impl.fit", "_FREE")
+def _(free: Any) -> Any:
+    return (*free, "lora_alpha", "schedule", "seed")
+
+
 @step_mutant("resume_trusts_damage", "impl.training_state", "_digest")
 def _(digest: Any) -> Any:
     del digest

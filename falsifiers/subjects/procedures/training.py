@@ -57,7 +57,11 @@ def fit_run_killed(scalars: Scalars, device: torch.device) -> Arrays:
 
 
 def fit_continued(scalars: Scalars, device: torch.device) -> Arrays:
-    """A run broken off after `stop` steps, and continued with `changes` to the request; `damage` changes a byte of its state before."""
+    """A run broken off after `stop` steps, and continued with `changes` to the request; `damage` changes a byte of its state before.
+
+    Before that it is continued with each of `others`, changes by a name: `others/<name>` is the refusal, empty where there is none.
+    `settings` are those of the continuation, as JSON.
+    """
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
         _run({**scalars, "stop": scalars["stop"]}, device, folder, resume=False)
@@ -66,13 +70,28 @@ def fit_continued(scalars: Scalars, device: torch.device) -> Arrays:
             content = bytearray(path.read_bytes())
             content[int(damage * len(content))] ^= 1
             path.write_bytes(content)
-        before = _content(folder)
-        try:
-            return _run({**scalars, "stop": None, **scalars["changes"]}, device, folder, resume=True)
-        except Exception:
-            if _content(folder) != before:
-                raise RuntimeError("the refusal changed the folder") from None
-            raise
+        others = scalars.get("others", {}).items()
+        refusals = {f"others/{name}": np.asarray(_refusal(scalars, changes, device, folder)) for name, changes in others}
+        settings = dataclasses.asdict(ClassifyConfig.from_mapping({**scalars, **scalars["changes"]}["settings"]))
+        return _continued(scalars, scalars["changes"], device, folder) | refusals | {"settings": np.asarray(json.dumps(settings))}
+
+
+def _continued(scalars: Scalars, changes: Scalars, device: torch.device, folder: Path) -> Arrays:
+    before = _content(folder)
+    try:
+        return _run({**scalars, "stop": None, **changes}, device, folder, resume=True)
+    except Exception:
+        if _content(folder) != before:
+            raise RuntimeError("the refusal changed the folder") from None
+        raise
+
+
+def _refusal(scalars: Scalars, changes: Scalars, device: torch.device, folder: Path) -> str:
+    try:
+        _continued(scalars, changes, device, folder)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def process(group: Group, device: torch.device, scalars: Scalars) -> Arrays:
@@ -294,7 +313,9 @@ def _frozen(pipeline: ClassifyPipeline) -> Arrays:
     for name, module in pipeline.classifier.named_modules():
         if getattr(module, "quantized", None) is not None:
             found[f"used/{name}.weight"] = module.quantized.dequantized(torch.float32)
-    return {name: value.detach().cpu().clone().numpy() for name, value in found.items()}
+    # NumPy has no bfloat16, whose values are all float32's.
+    kept = {name: value.float() if value.dtype == torch.bfloat16 else value for name, value in found.items()}
+    return {name: value.detach().cpu().clone().numpy() for name, value in kept.items()}
 
 
 def _on_host(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
