@@ -200,9 +200,11 @@ def refuses_to_continue_another_run(attack: Attack, case: Case) -> list[Comparis
     answer = attack.answer(case, scalars=request(changes=free, others=others))
     found = [_refused(name, str(answer[f"others/{name}"])) for name in others]
     found.append(compare_exactly("steps", np.asarray(problem.settings["epochs"] * len(problem.batches)), answer["result/steps"]))
-    damaged = request(changes={}, damage=float(rng.random()))
-    refused = refusal(lambda: attack.answer(case, scalars=damaged), "ValueError", "state.*damaged")
-    return [*found, replace(refused, tensor="a damaged state")]
+    for part in ("file", "tensors", "progress"):
+        damaged = request(changes={}, damage=(part, float(rng.random())))
+        refused = refusal(partial(attack.answer, case, scalars=damaged), "ValueError", "state.*damaged")
+        found.append(replace(refused, tensor=f"a damaged state, in its {part}"))
+    return found
 
 
 def _with_another(attack: Attack, case: Case, name: str, value: Any) -> dict[str, Any]:

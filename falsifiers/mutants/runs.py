@@ -270,6 +270,16 @@ def _(digest: Any) -> Any:
     return lambda *_: ""
 
 
+@step_mutant("resume_trusts_progress", "impl.training_state", "_digest")
+def _(digest: Any) -> Any:
+    return lambda text, tensors: digest(text[:0], tensors)
+
+
+@step_mutant("resume_trusts_tensors", "impl.training_state", "_digest")
+def _(digest: Any) -> Any:
+    return lambda text, tensors: digest(text, dict.fromkeys(tensors, torch.zeros(1)))
+
+
 # Several labels, NF4
 
 

@@ -57,10 +57,10 @@ def fit_run_killed(scalars: Scalars, device: torch.device) -> Arrays:
 
 
 def fit_continued(scalars: Scalars, device: torch.device) -> Arrays:
-    """A run broken off after `stop` steps, and continued with `changes` to the request; `damage` changes a byte of its state before.
+    """A run broken off after `stop` steps, and continued with `changes` to the request; `damage` changes a bit of its state before.
 
-    Before that it is continued with each of `others`, changes by a name: `others/<name>` is the refusal, empty where there is none.
-    `settings` are those of the continuation, as JSON.
+    The damage is a part of the state's file, see `_places`, and a share of the way through it. Before that the run is continued with each
+    of `others`, changes by a name: `others/<name>` is the refusal, empty where there is none. `settings` are the last ones, as JSON.
     """
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
@@ -68,12 +68,27 @@ def fit_continued(scalars: Scalars, device: torch.device) -> Arrays:
         if (damage := scalars.get("damage")) is not None:
             path = next((folder / STATE).iterdir())
             content = bytearray(path.read_bytes())
-            content[int(damage * len(content))] ^= 1
+            part, share = damage
+            places = _places(content, part)
+            content[places[int(share * len(places))]] ^= 1
             path.write_bytes(content)
         others = scalars.get("others", {}).items()
         refusals = {f"others/{name}": np.asarray(_refusal(scalars, changes, device, folder)) for name, changes in others}
         settings = dataclasses.asdict(ClassifyConfig.from_mapping({**scalars, **scalars["changes"]}["settings"]))
         return _continued(scalars, scalars["changes"], device, folder) | refusals | {"settings": np.asarray(json.dumps(settings))}
+
+
+def _places(content: bytearray, part: str) -> Sequence[int]:
+    """Where a part of a safetensors file lies: the whole `file`, its `tensors`, or the digits of what it says of the run's `progress`.
+
+    A digit with its last bit changed is another one, so that the file can still be read.
+    """
+    end = 8 + int.from_bytes(content[:8], "little")
+    if part != "progress":
+        return range(end if part == "tensors" else 0, len(content))
+    text = json.dumps(json.loads(content[8:end])["__metadata__"]["progress"])[1:-1].encode()
+    start = content.index(text)
+    return [start + at for at, byte in enumerate(text) if chr(byte).isdigit()]
 
 
 def _continued(scalars: Scalars, changes: Scalars, device: torch.device, folder: Path) -> Arrays:
