@@ -142,11 +142,12 @@ def stops_after_patience_epochs(attack: Attack, case: Case) -> list[Comparison]:
 def killed_run_goes_on(attack: Attack, case: Case) -> list[Comparison]:
     """Processes killed (SIGKILL) at random moments, writes to the folder and steps, and continued, against one that is not.
 
-    Every step that any of them made, and in the end parameters, moments, rates, progress and both adapters, bit for bit.
+    Every step that any of them made, and in the end parameters, moments, rates, progress and both adapters, bit for bit. The rates are no
+    longer the schedule's: each step sets that of the next one.
     """
     rng = generator_for(case.seed, "kills")
     problem = Problem(attack, case, epochs=4, learning_rate=0.1, early_stop_patience=2 + case.seed % 2)
-    every = {"save_every": [None, 1, 2][int(rng.integers(3))]}
+    every = {"save_every": [None, 1, 2][int(rng.integers(3))], "next_rate": 0.5}
     whole = attack.answer(case, scalars=problem.request(kills=[], **every))
     kills = _kills(rng, whole["moments"].tolist(), int(attack.claim.arguments["kills"]))
     killed = attack.answer(case, scalars=problem.request(kills=kills, **every))

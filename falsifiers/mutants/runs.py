@@ -199,6 +199,16 @@ def _(continue_from: Any) -> Any:
     return _after_continuing(change)(continue_from)
 
 
+@step_mutant("resume_forgets_rates", "impl.trainer", "Trainer.load_state")
+def _(load_state: Any) -> Any:
+    def forgetful(trainer: Any, state: Any) -> None:
+        kept = list(trainer.learning_rates)
+        load_state(trainer, state)
+        trainer.learning_rates = kept
+
+    return forgetful
+
+
 def _progress_without(**changes: Any) -> Any:
     def change(run: Any) -> None:
         run.progress = replace(run.progress, **changes)

@@ -167,7 +167,8 @@ def _batch_result(result: BatchResult) -> Arrays:
 
 
 def _run(scalars: Scalars, device: torch.device, folder: Path, *, resume: bool, moment: Callable[[], None] = lambda: None) -> Arrays:
-    """A run in the folder; it ends after `stop` steps where that is given.
+    """A run in the folder; it ends after `stop` steps where that is given, and with `next_rate` each step sets the next one's rate to that
+    share of the schedule's.
 
     A column a field of the step and epoch records (`steps/loss`, …); `fed/<step>` the samples of a step as text; `state/<step>/…` the
     trainer's state after a step and `epoch/<n>/…` the trainable tensors after an epoch, `final/…`, `best/…` and `last/…` what lies in the
@@ -224,6 +225,9 @@ class _Watch:
         if self.scalars.get("record"):
             self.found[f"fed/{record.step}"] = np.asarray(_fed(self.calls))
             self.calls.clear()
+        rates = self.pipeline.trainer.learning_rates
+        if (share := self.scalars.get("next_rate")) is not None and record.step < len(rates):
+            self.pipeline.learning_rate = share * rates[record.step]
         self.moment()
         if record.step == self.scalars.get("spoil"):
             self.pipeline.classifier.score.bias.data[0] = float("nan")
