@@ -1,11 +1,13 @@
 """Wrong adapters, and wrong merging of them."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from falsifiers.mutants.changes import Arguments, call, dropped, in_bfloat16, pull, scaled_input, with_arguments, with_gradients
+from falsifiers.mutants.patches import step_mutant
 from falsifiers.mutants.registry import mutant
 from reference.rows import as_rows, outer
 from reference.table import Array, Operation
@@ -120,3 +122,41 @@ def _(correct: Operation) -> Operation:
 @mutant("lora_unmerge_scale_one")
 def _(correct: Operation) -> Operation:
     return _scale_one(correct)
+
+
+def _starting(change: Callable[[Any, bool, Any], Any]) -> Callable[[Any], Any]:
+    """Another start of a factor: (the right one, whether it is A, the generator after it was drawn)."""
+    return lambda initial: lambda name, shape, generator: change(initial(name, shape, generator), "lora_A" in name, generator)
+
+
+def _bound(factor: Any) -> float:
+    return 1 / math.sqrt(factor.shape[-1])
+
+
+FACTOR = ("impl.classifier", "initial_factor")
+step_mutant("lora_initial_all_zero", *FACTOR)(_starting(lambda factor, *_: 0 * factor))
+step_mutant("lora_initial_b_not_zero", *FACTOR)(_starting(lambda factor, is_a, _: factor if is_a else factor + 0.05))
+step_mutant("lora_initial_a_constant", *FACTOR)(
+    _starting(lambda factor, is_a, _: factor.new_full(factor.shape, _bound(factor) / 2) if is_a else factor)
+)
+step_mutant("lora_initial_a_normal", *FACTOR)(
+    _starting(lambda factor, is_a, generator: factor.normal_(0, _bound(factor) / math.sqrt(3), generator=generator) if is_a else factor)
+)
+step_mutant("lora_initial_a_positive", *FACTOR)(_starting(lambda factor, *_: factor.abs()))
+step_mutant("lora_initial_a_narrow", *FACTOR)(_starting(lambda factor, *_: factor / 2))
+step_mutant("lora_initial_a_by_rank", *FACTOR)(
+    _starting(lambda factor, is_a, _: factor * math.sqrt(factor.shape[1] / factor.shape[0]) if is_a else factor)
+)
+step_mutant("lora_initial_a_repeated", *FACTOR)(
+    lambda initial: lambda name, shape, generator: initial(name, shape, generator.manual_seed(generator.initial_seed()))
+)
+step_mutant("lora_initial_seed_ignored", "impl.pipeline", "initial_trainable")(
+    lambda initial: lambda config, adaptation, _: initial(config, adaptation, 0)
+)
+
+
+@step_mutant("lora_initial_from_global_state", *FACTOR)
+def _(initial: Any) -> Any:
+    import torch
+
+    return lambda name, shape, _: initial(name, shape, torch.default_generator)

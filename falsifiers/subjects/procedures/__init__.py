@@ -7,7 +7,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from falsifiers.subjects.procedures import adapters, data, devices, footprint, parallel, parallel_runs, pretraining, training, whole_model
+from falsifiers.subjects.procedures import (
+    adapters,
+    data,
+    devices,
+    footprint,
+    fresh,
+    parallel,
+    parallel_runs,
+    pretraining,
+    training,
+    whole_model,
+)
 from impl import dispatch
 from impl.checkpoint import load_checkpoint, load_decoder
 from impl.config import ClassifyConfig
@@ -54,6 +65,7 @@ PROCEDURES: dict[str, Procedure] = {
     **adapters.PROCEDURES,
     **devices.PROCEDURES,
     **footprint.PROCEDURES,
+    "fresh_classifier": fresh.fresh_classifier,
     "fit_run": training.fit_run,
     "fit_run_killed": training.fit_run_killed,
     "fit_continued": training.fit_continued,
