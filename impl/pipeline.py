@@ -24,7 +24,7 @@ from impl.fused.step import FusedTrainer, engine_of
 from impl.group import ALONE, Group
 from impl.merge import save_merged
 from impl.nonfinite import spoiled_parameter
-from impl.samples import Samples, split_validation, tokenize
+from impl.samples import Samples, tokenize, training_and_validation
 from impl.saved import RANDOM, Saved, is_merged, open_adapter, open_merged
 from impl.tensors import Tensors
 from impl.tokens import ByteTokens, Tokens, load_tokenizer
@@ -235,9 +235,8 @@ class ClassifyPipeline:
     ) -> FitResult:
         """A whole run, as `impl.fit.fit` says. Without validation samples `validation_fraction` of the training samples are kept for it."""
         self._require_updates()
-        samples, held_out = self._samples(train), None if validation is None else self._samples(validation)
-        if held_out is None and self.config.validation_fraction > 0:
-            samples, held_out = split_validation(samples, self.config.validation_fraction, self.config.seed)
+        given, apart = self._samples(train), None if validation is None else self._samples(validation)
+        samples, held_out = training_and_validation(given, apart, self.config.validation_fraction, self.config.seed)
         try:
             return fit(self, samples, held_out, output, resume=resume, save_every=save_every, on_step=on_step, on_epoch=on_epoch)
         finally:

@@ -103,6 +103,16 @@ def split_validation(samples: Samples, fraction: float, seed: int) -> tuple[Samp
     return samples.select([i for i in every if i not in held_out]), samples.select([i for i in every if i in held_out])
 
 
+def training_and_validation(samples: Samples, validation: Samples | None, fraction: float, seed: int) -> tuple[Samples, Samples | None]:
+    """What a run trains on, and what it validates on: as given, or where no validation samples are, as `split_validation` makes them.
+
+    None for validation where neither gives any. Raises as `split_validation` does.
+    """
+    if validation is not None or fraction == 0:
+        return samples, validation
+    return split_validation(samples, fraction, seed)
+
+
 def balanced_weights(samples: Samples) -> tuple[float, ...]:
     """A weight a class, inversely proportional to its number of samples; they add up to num_classes.
 

@@ -310,6 +310,25 @@ def _(split: Step) -> Step:
     return changed
 
 
+def _of_a_run(change: Callable[..., Any]) -> Callable[[Step], Step]:
+    """Another division of what a run has: (the right one, samples, those given for validation, fraction, seed)."""
+    return lambda divide: lambda *given: change(divide, *given)
+
+
+PARTS = "training_and_validation"
+_trains_on_all = _of_a_run(lambda divide, samples, *others: (samples, divide(samples, *others)[1]))
+step_mutant("run_trains_on_its_validation", "impl.pipeline", PARTS)(_trains_on_all)
+step_mutant("command_trains_on_its_validation", SAMPLES, PARTS)(_trains_on_all)
+step_mutant("run_split_swapped", "impl.pipeline", PARTS)(_of_a_run(lambda divide, *given: divide(*given)[::-1]))
+step_mutant("run_split_of_another_seed", "impl.pipeline", PARTS)(_of_a_run(lambda divide, *given: divide(*given[:3], given[3] + 1)))
+step_mutant("run_split_although_given", "impl.pipeline", PARTS)(
+    _of_a_run(lambda divide, samples, apart, *others: (divide(samples, None, *others)[0], divide(samples, apart, *others)[1]))
+)
+step_mutant("command_ignores_validation_corpus", SAMPLES, PARTS)(
+    _of_a_run(lambda divide, samples, _, *others: divide(samples, None, *others))
+)
+
+
 def _weighing(weigh: Callable[[int, int, int], float]) -> Callable[[Step], Step]:
     """Weights of each class: (samples of it, samples in all, classes)."""
 

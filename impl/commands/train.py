@@ -185,23 +185,23 @@ def _require_usable(output: Path, resume: bool) -> None:
 
 def _samples(options: argparse.Namespace, config: "ClassifyConfig") -> tuple["Samples", "Samples | None"]:
     """Training and validation samples. Raises a ValueError that names the file and line, and the setting where that may be the reason."""
-    from impl.samples import read_samples, split_validation
+    from impl.samples import read_samples, training_and_validation
     from impl.tokens import load_tokenizer
 
     tokens = load_tokenizer(options.model, config.max_seq_len, config.padding_side)
     try:
-        samples = read_samples(options.corpus, tokens, config.num_classes, config.multi_label)
-        if options.validation is not None:
-            return samples, read_samples(options.validation, tokens, config.num_classes, config.multi_label)
+        kinds = (config.num_classes, config.multi_label)
+        samples = read_samples(options.corpus, tokens, *kinds)
+        apart = None if options.validation is None else read_samples(options.validation, tokens, *kinds)
     except ValueError as error:
         if "label" not in str(error):
             raise
         kind = "--multi-label" if config.multi_label else "--no-multi-label"
         raise BadInput(f"{error} (the settings are --num-classes {config.num_classes}, {kind})") from None
-    train, validation = split_validation(samples, config.validation_fraction, config.seed)
-    if not len(validation) and config.early_stop_patience is not None:
+    train, validation = training_and_validation(samples, apart, config.validation_fraction, config.seed)
+    if validation is None and config.early_stop_patience is not None:
         raise BadInput("early_stop_patience waits for a better validation loss: it needs --validation or a validation_fraction above 0")
-    return train, validation if len(validation) else None
+    return train, validation
 
 
 def _with_weights(config: "ClassifyConfig", train: "Samples") -> "ClassifyConfig":

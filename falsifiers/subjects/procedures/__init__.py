@@ -16,6 +16,7 @@ from falsifiers.subjects.procedures import (
     parallel,
     parallel_runs,
     pretraining,
+    split_runs,
     training,
     whole_model,
 )
@@ -66,6 +67,7 @@ PROCEDURES: dict[str, Procedure] = {
     **devices.PROCEDURES,
     **footprint.PROCEDURES,
     "fresh_classifier": fresh.fresh_classifier,
+    "run_on_corpus": split_runs.run_on_corpus,
     "fit_run": training.fit_run,
     "fit_run_killed": training.fit_run_killed,
     "fit_continued": training.fit_continued,
