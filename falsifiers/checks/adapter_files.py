@@ -50,7 +50,10 @@ PEFT_DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Model:
-    """A classifier: scalars of `classifier_forward`, its decoder as a checkpoint holds it in `dtype`, LoRA and head in float32, a batch."""
+    """A classifier: scalars of `classifier_forward`, its decoder as a checkpoint holds it in `dtype`, LoRA and head in float32, a batch.
+
+    `trained_in` is the dtype in which training had the weights when it quantised them, where that is not `dtype`.
+    """
 
     scalars: dict[str, Any]
     dtype: str
@@ -58,6 +61,7 @@ class Model:
     trainable: dict[str, Array]
     input_ids: Array
     mask: Array
+    trained_in: str | None = None
 
     def tokens(self) -> dict[str, Any]:
         """The batch as scalars of a procedure."""
@@ -69,7 +73,8 @@ class Model:
 
     def inputs(self) -> dict[str, Array]:
         """The inputs of `classifier_forward`, in float64."""
-        named = {f"parameters/{name}": np.asarray(value, np.float64) for name, value in (self.decoder | self.trainable).items()}
+        given = self.decoder | {f"{path}.weight": before_nf4(self, path) for path in projections(self)} | self.trainable
+        named = {f"parameters/{name}": np.asarray(value, np.float64) for name, value in given.items()}
         return {"input_ids": self.input_ids, "mask": self.mask, **named}
 
     def write_checkpoint(self, folder: Path) -> Path:
@@ -171,9 +176,15 @@ def read_adapter(folder: Path, scalars: Mapping[str, Any]) -> dict[str, Array]:
     return {name: value * scale if name.endswith("lora_B.weight") else value for name, value in tensors.items()}
 
 
+def before_nf4(model: Model, path: str) -> Array:
+    """The projection's weight as training quantised it, or as it is stored where training did not."""
+    stored = model.decoder[f"{path}.weight"]
+    return stored.astype(STORAGE[model.trained_in]) if model.scalars["nf4"] and model.trained_in else stored
+
+
 def base_weight(model: Model, path: str) -> Array:
     """The projection's weight as the classifier computes with it: through NF4 and back where the model is quantised."""
-    weight = np.asarray(model.decoder[f"{path}.weight"], np.float64)
+    weight = np.asarray(before_nf4(model, path), np.float64)
     if not model.scalars["nf4"]:
         return weight
     rows, columns = weight.shape

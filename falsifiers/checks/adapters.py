@@ -4,6 +4,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from falsifiers.checks.adapter_files import (
     shipped,
 )
 from falsifiers.comparison import Comparison, Errors, broken, compare, compare_exactly
-from falsifiers.fill import generator_for
+from falsifiers.fill import Generator, generator_for
 from falsifiers.precision import STORAGE, UNIT_ROUNDOFF
 from reference.classifier import TARGETS
 from reference.table import Array, Arrays, Table
@@ -106,13 +107,17 @@ def saved_adapter_gives_the_logits(attack: Attack, case: Case) -> list[Compariso
 def merged_weights_are_sums(attack: Attack, case: Case) -> list[Comparison]:
     """|merged − (W + (alpha/r) B A)| against one rounding to the stored dtype and float32 arithmetic, W dequantised with NF4.
 
-    The other tensors, the head and config.json are as they were.
+    The other tensors, the head and config.json are as they were. Of an adapter too that was trained on a float32 checkpoint in bfloat16.
     """
     rng = generator_for(case.seed, "model")
     model = generated(rng, case.seed, str(rng.choice(["float32", "bfloat16"])))
+    return _merged_sums(attack, case, model) + _merged_sums(attack, case, _rounded_in_training(rng, case))
+
+
+def _merged_sums(attack: Attack, case: Case, model: Model) -> list[Comparison]:
     with _folder() as parent:
         _save(attack, case, model, parent)
-        _merge(attack, case, parent)
+        _merge(attack, case, model, parent)
         stored, head = load_file(parent / "merged" / WEIGHTS), load_file(parent / "merged" / HEAD)
         config, base = (json.loads((parent / name / CONFIG).read_text()) for name in ("merged", "base"))
     found = _same_tensors({name: model.trainable[name] for name in ("score.weight", "score.bias")}, head)
@@ -123,14 +128,17 @@ def merged_weights_are_sums(attack: Attack, case: Case) -> list[Comparison]:
 
 
 def merged_gives_the_logits(attack: Attack, case: Case) -> list[Comparison]:
-    """The subject's logits of the merged checkpoint against the reference's of the unmerged classifier, within the noise of merging."""
+    """The subject's logits of the merged checkpoint against the reference's of the unmerged classifier, within the noise of merging.
+
+    One of the classifiers was trained on NF4 codes of weights in bfloat16, and its checkpoint is in float32.
+    """
     found = []
-    for model in _models(case):
+    for model in (*_models(case), _rounded_in_training(generator_for(case.seed, "rounded"), case)):
         whole = _classifier(case, model)
         expected = attack.expect(whole)
         with _folder() as parent:
             _save(attack, case, model, parent)
-            _merge(attack, case, parent)
+            _merge(attack, case, model, parent)
             actual = attack.answer(case, scalars={"folder": str(parent / "merged"), **model.tokens()})
         found += _within_noise(attack, whole, expected, actual, _as_computed(model, merge=True))
     return found
@@ -185,6 +193,11 @@ def _models(case: Case) -> list[Model]:
     return [shipped(rng, case.seed), generated(rng, case.seed, "float32")]
 
 
+def _rounded_in_training(rng: Generator, case: Case) -> Model:
+    """A small random one in float32 that was trained in bfloat16 on NF4, whose codes and absmax are those of the rounded weights."""
+    return replace(generated(rng, case.seed, "float32", nf4=True), trained_in="bfloat16")
+
+
 def _classifier(case: Case, model: Model) -> Case:
     return Case("classifier_forward", "float32", {}, model.scalars, case.seed, case.flavour, model.inputs())
 
@@ -200,8 +213,9 @@ def _save(attack: Attack, case: Case, model: Model, parent: Path) -> None:
     attack.answer(case, operation="save_adapter", scalars={**scalars, "folder": str(parent / "adapter")})
 
 
-def _merge(attack: Attack, case: Case, parent: Path) -> None:
+def _merge(attack: Attack, case: Case, model: Model, parent: Path) -> None:
     places = {"base": str(parent / "base"), "folder": str(parent / "adapter"), "merged": str(parent / "merged")}
+    places |= {"trained_in": model.trained_in} if model.trained_in else {}
     attack.answer(case, operation="merge_adapter", scalars=places)
 
 

@@ -161,6 +161,11 @@ def _(merge: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
+step_mutant("merge_quantises_what_is_stored", "impl.merge", "merge_adapter")(
+    lambda merge: lambda *given, **options: merge(*given, **{**options, "quantized_as": None})
+)
+
+
 def _adapted(name: str, adapter: Any) -> bool:
     return f"{name.removesuffix('.weight')}.lora_A.weight" in adapter.trainable
 

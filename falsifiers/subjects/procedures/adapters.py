@@ -56,10 +56,11 @@ def forward(scalars: Scalars, device: torch.device) -> Outputs:
 
 
 def merged(scalars: Scalars, device: torch.device) -> Outputs:
-    """Merges the adapter in `folder` into the checkpoint `base`, as a checkpoint in `merged`."""
+    """Merges the adapter in `folder`, trained in the dtype `trained_in`, into the checkpoint `base`, as a checkpoint in `merged`."""
     del device
-    base = Path(scalars["base"])
-    merge.save_merged(Path(scalars["merged"]), checkpoint.load_checkpoint(base), _loaded(scalars), source=base)
+    base, trained_in = Path(scalars["base"]), scalars.get("trained_in")
+    options = {"quantized_as": getattr(torch, trained_in)} if trained_in else {}
+    merge.save_merged(Path(scalars["merged"]), checkpoint.load_checkpoint(base), _loaded(scalars), source=base, **options)
     return {"saved": np.asarray(1)}
 
 
