@@ -18,7 +18,7 @@ UNDECIDED = 1e-4
 def scores_are_of_the_largest_logits(attack: Attack, case: Case) -> list[Comparison]:
     """Classes, confusion, accuracy, precision, recall and F1 counted here, from the reference's logits; and the share of the first class
     of a sample on which two logits are too close, which the subject decides."""
-    problem = Problem(attack, case, several=case.seed % 2 == 1)
+    problem = Problem(attack, case, multi_label=case.seed % 2 == 1)
     # A text of these bytes has these bytes as its tokens.
     rows = [[number % 128 for number in row] for row in problem.train[0]]
     problem.train = rows, _labels(problem, without_last=case.seed % 4 < 2)
