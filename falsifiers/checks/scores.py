@@ -1,7 +1,5 @@
 """What an evaluation counts: classes, accuracy, confusion, and the scores of each class."""
 
-from typing import Any
-
 import numpy as np
 
 import reference
@@ -13,6 +11,8 @@ from reference.table import Array
 
 UNDECIDED = 1e-4
 """Of the largest logit: two that are closer may change places in float32."""
+UNLIKELY = -20.0
+"""Bias of a class whose logit is then below all others."""
 
 
 def scores_are_of_the_largest_logits(attack: Attack, case: Case) -> list[Comparison]:
@@ -21,7 +21,9 @@ def scores_are_of_the_largest_logits(attack: Attack, case: Case) -> list[Compari
     problem = Problem(attack, case, multi_label=case.seed % 2 == 1)
     # A text of these bytes has these bytes as its tokens.
     rows = [[number % 128 for number in row] for row in problem.train[0]]
-    problem.train = rows, _labels(problem, without_last=case.seed % 4 < 2)
+    problem.train = rows, problem.train[1]
+    if case.seed % 4 < 2:
+        _forget_the_last_class(problem)
     every = list(range(len(rows)))
     answer = attack.answer(case, scalars=problem.request(calls=[("predict", every), ("evaluate", every)]))
     labels = np.asarray(problem.train[1])
@@ -38,12 +40,14 @@ def scores_are_of_the_largest_logits(attack: Attack, case: Case) -> list[Compari
     return found
 
 
-def _labels(problem: Problem, *, without_last: bool) -> list[Any]:
-    """The samples' labels, or such that no sample has the last class."""
-    if not without_last:
-        return problem.train[1]
+def _forget_the_last_class(problem: Problem) -> None:
+    """No sample has it, and none is taken for it."""
+    rows, labels = problem.train
     last = problem.classes - 1
-    return [[*label[:last], 0] if problem.several else min(label, last - 1) for label in problem.train[1]]
+    problem.train = rows, [[*label[:last], 0] if problem.several else min(label, last - 1) for label in labels]
+    bias = problem.parameters["parameters/score.bias"].copy()
+    bias[last] = UNLIKELY
+    problem.parameters["parameters/score.bias"] = bias
 
 
 def _classes(problem: Problem, rows: list[list[int]], given: Array) -> Array:
