@@ -76,7 +76,8 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ValueError("--tensorboard: TensorBoard is not installed; pip install tensorboard, or leave the option out") from None
-        self._folder, self._writer_class, self._writer = folder, SummaryWriter, None
+        self._folder, self._writer_class = folder, SummaryWriter
+        self._writer: Any = None
 
     def step(self, record: "StepRecord") -> None:
         """Loss, accuracy, gradient norm, learning rate and samples a second of a step."""

@@ -58,7 +58,7 @@ _TAG = "tag:yaml.org,2002:"
 _DEEPEST = 3
 
 
-class _Loader(_BASE):
+class _Loader(_BASE):  # type: ignore[misc]  # the C one where it was built
     """The core schema of YAML 1.2: `1e-5` is a number; `on`, `yes`, `1_000`, `1:30` and dates are text."""
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012  # PyYAML's own attribute
@@ -248,7 +248,8 @@ def _entries(path: Path) -> Iterable[tuple[yaml.Node, yaml.Node]]:
         raise SettingsError(f"{path}: is not YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(root, yaml.MappingNode):
         raise SettingsError(f"{path}: expected lines `key: value` with settings, e.g. `learning_rate: 2e-4`")
-    return root.value
+    nodes: Iterable[tuple[yaml.Node, yaml.Node]] = root.value
+    return nodes
 
 
 def _too_deep(text: str) -> bool:
