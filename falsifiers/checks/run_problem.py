@@ -17,8 +17,9 @@ from reference.classifier import trainable_names
 from reference.table import Array, Arrays
 from reference.training import flatten
 
-MICRO, ACCUMULATION, BETA1 = 2, 2, 0.9
+MICRO, ACCUMULATION = 2, 2
 BATCH = MICRO * ACCUMULATION
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
 class Problem:

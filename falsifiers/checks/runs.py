@@ -17,35 +17,54 @@ import reference
 from falsifiers.attack import Attack
 from falsifiers.case import Case
 from falsifiers.checks.refusals import refusal
-from falsifiers.checks.run_problem import BETA1, Problem, equal, group_of, near, same_texts
+from falsifiers.checks.run_problem import BETA1, BETA2, EPS, Problem, equal, group_of, near, same_texts
 from falsifiers.comparison import Comparison, broken, compare_exactly, value_at_least
 from falsifiers.fill import Generator, generator_for
 from reference.optimiser import clip_by_global_norm, learning_rate_schedule
 from reference.table import Array
 from reference.training import flatten
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
 
 def run_steps_follow_the_reference(attack: Attack, case: Case) -> list[Comparison]:
-    """Loss, pre-clip norm and first moment of each step against the reference on the samples that it read, at the parameters before it."""
+    """Loss, pre-clip norm and moments of each step against the reference on the samples that it read, at the parameters before it; and the
+    parameters after it against AdamW's at those moments.
+    """
     several = case.seed % 2 == 1
-    problem = Problem(attack, case, multi_label=several, class_weights=None if several else "balanced")
+    weights = None if several else "balanced"
+    problem = Problem(attack, case, multi_label=several, class_weights=weights, weight_decay=0.1, gradient_clip_norm=0.1)
     answer = attack.answer(case, scalars=problem.request(states=True, record=True))
-    found, before = [], {name: problem.parameters[f"parameters/{name}"] for name in problem.names}
-    moment = np.zeros(sum(value.size for value in before.values()))
+    before = {name: problem.parameters[f"parameters/{name}"] for name in problem.names}
+    first = second = np.zeros(sum(value.size for value in before.values()))
+    found = []
     for step in range(1, len(answer["steps/step"]) + 1):
         rows, labels = zip(*map(json.loads, answer[f"fed/{step}"]), strict=True)
         trainable = {f"parameters/{name}": np.asarray(value, np.float64) for name, value in before.items()}
-        clipped, norm = clip_by_global_norm(problem.gradient(trainable, rows, labels)[None], problem.settings["gradient_clip_norm"])
-        moment = BETA1 * moment + (1.0 - BETA1) * clipped[0]
+        (gradient,), norm = clip_by_global_norm(problem.gradient(trainable, rows, labels)[None], problem.settings["gradient_clip_norm"])
+        first, second = BETA1 * first + (1.0 - BETA1) * gradient, BETA2 * second + (1.0 - BETA2) * gradient**2
         state = {name.removeprefix(f"state/{step}/"): v for name, v in answer.items() if name.startswith(f"state/{step}/")}
-        given = flatten([np.asarray(state[f"exp_avg/{name}"], np.float64) for name in problem.names])
+        moments = [flatten([np.asarray(state[f"{group}/{name}"], np.float64) for name in problem.names]) for group in MOMENTS]
         found += [
             near(attack, f"loss of step {step}", problem.loss(trainable, rows, labels), answer["steps/loss"][step - 1]),
             near(attack, f"norm of step {step}", norm, answer["steps/gradient_norm"][step - 1]),
-            near(attack, f"first moment after step {step}", moment, given.astype(np.float32)),
+            near(attack, f"first moment after step {step}", first, moments[0].astype(np.float32)),
+            # The root errs by no more than the gradient does, and it is what AdamW divides by.
+            near(attack, f"root of the second moment after step {step}", np.sqrt(second), np.sqrt(moments[1]).astype(np.float32)),
         ]
-        before, moment = {name: state[f"trainable/{name}"] for name in problem.names}, given
+        rate, decay = float(answer["steps/learning_rate"][step - 1]), problem.settings["weight_decay"]
+        for name, value in before.items():
+            expected = _moved(value, state[f"exp_avg/{name}"], state[f"exp_avg_sq/{name}"], step, rate, decay)
+            found.append(near(attack, f"{name} after step {step}", expected, state[f"trainable/{name}"]))
+        before, (first, second) = {name: state[f"trainable/{name}"] for name in problem.names}, moments
     return found
+
+
+def _moved(parameter: Array, first: Array, second: Array, step: int, rate: float, decay: float) -> Array:
+    """AdamW's parameter after a step, from the moments after it: a gradient that is noise would have any sign, and so would the move."""
+    theta, unbiased, square = (np.asarray(each, np.float64) for each in (parameter, first, second))
+    unbiased, square = unbiased / (1.0 - BETA1**step), square / (1.0 - BETA2**step)
+    return np.asarray(theta - rate * decay * theta - rate * unbiased / (np.sqrt(square) + EPS))
 
 
 def every_sample_once_an_epoch(attack: Attack, case: Case) -> list[Comparison]:

@@ -60,6 +60,22 @@ def _(balanced_weights: Any) -> Any:
     return lambda samples: (1.0,) * samples.num_classes
 
 
+def _at_its_default(setting: str) -> Any:
+    """A trainer that is not told a setting of the run."""
+
+    def wrap(init: Any) -> Any:
+        def deaf(trainer: Any, classifier: Any, **settings: Any) -> None:
+            init(trainer, classifier, **{name: value for name, value in settings.items() if name != setting})
+
+        return deaf
+
+    return wrap
+
+
+step_mutant("fit_weight_decay_left_out", "impl.trainer", "Trainer.__init__")(_at_its_default("weight_decay"))
+step_mutant("fit_clip_norm_left_out", "impl.trainer", "Trainer.__init__")(_at_its_default("max_norm"))
+
+
 @step_mutant("fit_schedule_advances_by_micro_batch", "impl.trainer", "_schedule")
 def _(schedule: Any) -> Any:
     def fast(*arguments: Any) -> Any:
