@@ -150,6 +150,7 @@ CHECKS: dict[str, Check] = {
         pretraining.exhausted_stream_ends_the_epoch,
         pretraining.gradient_norms_are_real,
         pretraining.interrupted_run_goes_on,
+        pretraining.run_has_its_own_settings,
         pretraining.loss_falls,
         pretraining.random_weights_know_nothing,
         pretraining.validation_is_pure,

@@ -40,6 +40,9 @@ END = 1  # <eos> of the shipped tokenizer
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 SIZES = {"vocab": 24, "hidden": 16, "intermediate": 24, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "max_positions": 64}
 PREFIX = "parameters/"
+EPS = 1e-8
+STANDSTILL = 1e-30
+"""A learning rate by which float32 moves nothing but zeros."""
 HUGE = 1e37
 """A gain of this size leaves the loss finite, and not the gradient."""
 
@@ -118,6 +121,27 @@ def interrupted_run_goes_on(attack: Attack, case: Case) -> list[Comparison]:
         found.append(compare_exactly(name, whole[name][max(done, 0) :], rest[name]))
     names = [name for name in whole if name.startswith(PREFIX)]
     return found + [compare_exactly(name, whole[name], rest[name]) for name in (*names, "state_hash")]
+
+
+def run_has_its_own_settings(attack: Attack, case: Case) -> list[Comparison]:
+    """A step clipped to a norm far below AdamW's ε moves nothing but by decay: θ' − θ = −lr λ θ for matrices, 0 for vectors.
+
+    By Adam alone an element moves at most lr · norm / ε. The parameters before it are those of a run that stands still.
+    """
+    rate, decay, share = 1e-2, 0.5, 1e-5
+    settings = {"warmup_fraction": 0.0, "weight_decay": decay, "gradient_clip_norm": share * EPS}
+    with _run(case, 1, **settings) as (scalars, _):
+        moved = attack.answer(case, scalars={**scalars, "stop_after": 1})
+        still = {**scalars["settings"], "learning_rate": STANDSTILL}
+        start = attack.answer(case, scalars={**scalars, "settings": still, "output": scalars["output"] + "-still", "stop_after": 1})
+    found = []
+    for name in (name for name in start if name.startswith(PREFIX)):
+        theta = np.asarray(start[name], np.float64)
+        expected = -rate * decay * theta if theta.ndim > 1 else np.zeros_like(theta)
+        limit = share * rate + 8 * UNIT_ROUNDOFF["float32"] * float(np.abs(theta).max())
+        difference = np.asarray(moved[name], np.float64) - theta
+        found.append(compare(name, expected, difference, Errors.flat(limit), UNIT_ROUNDOFF["float32"]))
+    return found
 
 
 def loss_falls(attack: Attack, case: Case) -> list[Comparison]:

@@ -146,6 +146,19 @@ def _(correct: Function) -> Function:
     return clip
 
 
+def _at_its_default(setting: str) -> Callable[[Function], Function]:
+    """A step that is not told a setting of the run."""
+
+    def wrap(correct: Function) -> Function:
+        return lambda self, decoder, **settings: correct(self, decoder, **{name: settings[name] for name in settings if name != setting})
+
+    return wrap
+
+
+step_mutant("pretrain_weight_decay_left_out", PRETRAIN, "StepFn.__init__")(_at_its_default("weight_decay"))
+step_mutant("pretrain_clip_norm_left_out", PRETRAIN, "StepFn.__init__")(_at_its_default("max_norm"))
+
+
 @step_mutant("pretrain_step_left_out", OPTIMISER, "DecoderAdamW.step")
 def _(correct: Function) -> Function:
     def step(self: Any, gradients: Any, learning_rate: float) -> None:
