@@ -280,9 +280,12 @@ def _write_shards(folder: Path, tensors: Mapping[str, Array], sizes: Mapping[str
 
 
 def origin_is_named(attack: Attack, case: Case) -> list[Comparison]:
-    """A value planted in a parameter, in the output of a call or in the gradient that a call passes on: the text begins with its place."""
+    """A value planted in a parameter, in the output of a call or in the gradient that a call passes on: the text begins with its place.
+
+    In the parameter it is the last number, and the parameter has several parts that are searched one after the other.
+    """
     rng = generator_for(case.seed, "origin")
-    scalars = _model(rng, case.seed, nf4=False)
+    scalars = _model(rng, case.seed, nf4=False) | {"part": int(generator_for(case.seed, "part").integers(5, 15))}
     found = []
     for planted, place in _plants(rng, scalars):
         answer = attack.answer(case, scalars=scalars | planted)

@@ -16,6 +16,8 @@ from reference.table import Array, Arrays, Table
 
 WORKERS = 2
 MOST_WORKERS = 9
+CHUNKS = (13, 40)
+"""Elements that the ranks sum or hash at a time: few enough that the smallest classifier here has several chunks."""
 
 
 def shards_are_complete_and_disjoint(attack: Attack, case: Case) -> list[Comparison]:
@@ -56,7 +58,8 @@ def _like_the_reference(attack: Attack, training: Case, answer: Arrays) -> list[
 
 
 def workers_hold_the_same_weights(attack: Attack, case: Case) -> list[Comparison]:
-    """Every tensor of rank 1 and on against rank 0's, bit for bit; and one weight that is 2⁻¹⁰ away on one rank stops the run."""
+    """Every tensor of rank 1 and on against rank 0's, bit for bit; and one weight that is 2⁻¹⁰ away on one rank stops the run, be it any or
+    the very last."""
     training, found = _training(attack, case), []
     for engine in engines(attack):
         ranks, failed = _answers(attack, case, training, engine)
@@ -66,9 +69,12 @@ def workers_hold_the_same_weights(attack: Attack, case: Case) -> list[Comparison
 
 def _drift_is_noticed(attack: Attack, case: Case, training: Case, engine: str) -> list[Comparison]:
     rng = generator_for(case.seed, "drift")
-    fault = _fault(rng, training, "drift")
-    answer = attack.answer(case, scalars=_request(training, engine, fault))
-    return [_stopped(answer, engine, rank, fault["step"], "WorkerFailed", "rank 1") for rank in range(WORKERS)]
+    anywhere = _fault(rng, training, "drift")
+    found = []
+    for fault in (anywhere, {**anywhere, "tensor": -1, "element": -1}):
+        answer = attack.answer(case, scalars=_request(training, engine, fault) | _chunk(case))
+        found += [_stopped(answer, engine, rank, anywhere["step"], "WorkerFailed", "rank 1") for rank in range(WORKERS)]
+    return found
 
 
 def fault_stops_every_worker(attack: Attack, case: Case) -> list[Comparison]:
@@ -95,6 +101,7 @@ def _fault(rng: Generator, training: Case, kind: str) -> dict[str, int | float |
         "step": int(rng.integers(training.scalars["steps"])),
         "tensor": int(rng.integers(64)),
         "value": float(rng.choice([np.nan, np.inf, -np.inf])),
+        "element": int(rng.integers(1024)),
     }
 
 
@@ -168,9 +175,13 @@ def _request(training: Case, engine: str, fault: dict[str, int | float | str] | 
     }
 
 
+def _chunk(case: Case) -> dict[str, int]:
+    return {"chunk": int(generator_for(case.seed, "chunk").integers(*CHUNKS))}
+
+
 def _answers(attack: Attack, case: Case, training: Case, engine: str) -> tuple[list[dict[str, Array]], list[Comparison]]:
     """The outputs of each rank, or what is wrong where one of them failed."""
-    answer = attack.answer(case, scalars=_request(training, engine))
+    answer = attack.answer(case, scalars=_request(training, engine) | _chunk(case))
     failed = [str(answer.get(f"rank{rank}/stopped", answer["errors"][rank])) for rank in range(WORKERS)]
     found = [broken(f"rank {rank}", "failed", "an answer", text) for rank, text in enumerate(failed) if text]
     prefix = [f"rank{rank}/" for rank in range(WORKERS)]

@@ -309,6 +309,11 @@ def _(_: Step) -> Step:
     return lambda value: value.is_floating_point() and bool(value.isnan().any())
 
 
+@step_mutant("origin_of_the_first_part", "impl.nonfinite", "torch.tensor_split")
+def _(split: Step) -> Step:
+    return lambda value, count: split(value, count)[:1]
+
+
 step_mutant("origin_of_forward_only", "impl.nonfinite", "_own")(lambda _: lambda _path, _operation, _name, value: value)
 
 

@@ -131,6 +131,26 @@ def _(require_equal: Any) -> Any:
     return lambda *_: None
 
 
+@step_mutant("parallel_hashes_the_first_chunk", "impl.agreement", "fingerprint")
+def _(fingerprint: Any) -> Any:
+    from impl import agreement
+
+    return lambda tensor: fingerprint(tensor.detach().flatten()[: agreement._CHUNK])
+
+
+@step_mutant("parallel_sums_the_first_chunk", "impl.group", "DistributedGroup.sum")
+def _(summed: Any) -> Any:
+    import torch
+
+    from impl import group
+
+    def wrong(self: Any, tensor: Any) -> Any:
+        first, rest = tensor.detach().flatten().tensor_split([group._CHUNK])
+        return torch.cat([summed(self, first), rest]).view(tensor.shape)
+
+    return wrong
+
+
 @step_mutant("parallel_every_worker_takes_all", "impl.fit", "shard")
 def _(shard: Any) -> Any:
     del shard

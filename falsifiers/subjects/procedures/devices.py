@@ -235,10 +235,13 @@ def load(scalars: Scalars, place: torch.device) -> Outputs:
 
 
 def find(scalars: Scalars, place: torch.device) -> Outputs:
-    """What `origin` says of a batch with a non-finite value planted, as text; and whether a weight or gradient is another than before."""
+    """What `origin` says of a batch with a non-finite value planted, as text; and whether a weight or gradient is another than before.
+
+    Parameters are searched in parts of `part` elements.
+    """
     trainer = _trainer(scalars, place)
     batch = _batch(scalars, place)
-    with _planted(trainer, scalars):
+    with _planted(trainer, scalars), mock.patch.object(nonfinite, "_PART", scalars["part"]):
         before = _content(trainer)
         found = nonfinite.origin(trainer.classifier, batch)
         changed = _content(trainer) != before or any(value.grad is not None for value in trainer.classifier.parameters())

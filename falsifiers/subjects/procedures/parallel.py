@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from falsifiers.subjects.procedures.workers import WORKERS, Run
+from impl import agreement
 from impl import group as groups
 from impl.fused.step import FusedTrainer
 from impl.group import Group
@@ -29,7 +30,8 @@ def shard_batch(scalars: Scalars, device: torch.device) -> dict[str, Array]:
 def train_in_parallel(scalars: Scalars, device: torch.device) -> dict[str, Array]:
     """`train_steps` by `engine` on `workers` ranks: its outputs by rank, `rank0/losses`, …; `errors` [workers], each rank's type and text.
 
-    `fault` may damage one rank at one step: see FAULTS. `before/…` and `after/…` are then the state around the step that failed.
+    `chunk` is the number of elements that the ranks sum or hash at a time, the subject's own without it. `fault` may damage one rank at one
+    step: see FAULTS. `before/…` and `after/…` are then the state around the step that failed.
     """
     run = Run(f"{__name__}:train", scalars["workers"], scalars, str(device), scalars.get("mutant"))
     return _joined(run)
@@ -45,6 +47,9 @@ def train(group: Group, device: torch.device, scalars: Scalars) -> dict[str, Arr
     """One rank's part of `train_in_parallel`."""
     from falsifiers.subjects.implementation import Implementation, to_numpy, trained  # imports this package
 
+    # This process is gone after the run: nothing is to be put back.
+    groups._CHUNK = scalars.get("chunk", groups._CHUNK)
+    agreement._CHUNK = scalars.get("chunk", agreement._CHUNK)
     path = "fused" if scalars["engine"] == "fused" else None
     trainer, batches = Implementation(str(device), path).prepare(scalars["inputs"], scalars["scalars"], scalars["dtype"], group)
     results = []
@@ -107,7 +112,8 @@ def _bad_label(trainer: Trainer, batch: Batch, fault: Scalars) -> Batch:
 def _drift(trainer: Trainer, batch: Batch, fault: Scalars) -> Batch:
     """One element of one parameter is 2⁻¹⁰ away: a unit in the last place may vanish in the rounding of the step."""
     parameters = list(trainer.optimiser.parameters.values())
-    parameters[fault["tensor"] % len(parameters)].data.view(-1)[0] += 2.0**-10
+    elements = parameters[fault["tensor"] % len(parameters)].data.view(-1)
+    elements[fault["element"] % len(elements)] += 2.0**-10
     return batch
 
 
