@@ -14,6 +14,7 @@ from falsifiers.checks.written import equal, renamed, written
 from falsifiers.comparison import Comparison, broken, compare_exactly, value_at_most, value_within
 from falsifiers.data import CHECKPOINT
 from falsifiers.fill import Generator, generator_for
+from reference.table import Array, Arrays
 
 PERCENTILES = (50, 90, 95, 99)
 EOS = "<eos>"
@@ -84,18 +85,31 @@ def bytes_are_tokens_without_a_tokenizer(attack: Attack, case: Case) -> list[Com
 
 
 def statistics_are_numpys(attack: Attack, case: Case) -> list[Comparison]:
-    """Totals, samples a class, imbalance, and percentiles of the lengths before truncation, against NumPy's of the library's ids."""
+    """Totals, samples a class, imbalance, and percentiles of the lengths before truncation, against NumPy's of the library's ids.
+
+    Of a whole corpus, and of some samples of it, as the parts of a split are.
+    """
     rng = generator_for(case.seed, "statistics")
     multi_label = bool(rng.random() < 0.5)
     with written(rng, multi_label=multi_label, count=int(rng.integers(30, 130))) as corpus, _tokenizer(rng) as (folder, encode, closed):
         limit = int(rng.integers(2, 60))
-        answer = attack.answer(case, scalars={**corpus.scalars, "tokenizer": folder, "max_seq_len": limit})
+        scalars = {**corpus.scalars, "tokenizer": folder, "max_seq_len": limit}
+        count = len(corpus.texts)
+        some = rng.permutation(count)[: int(rng.integers(count // 2, count))]
+        answers = attack.answer(case, scalars=scalars), attack.answer(case, scalars={**scalars, "indices": some.tolist()})
         lengths = np.asarray([max(1, len(encode(text))) for text in corpus.texts])
     del closed
-    counts = corpus.multi_hot.sum(axis=0)
+    found = _statistics(answers[0], lengths, corpus.multi_hot, limit)
+    return found + [
+        renamed(f"selected: {each.tensor}", each) for each in _statistics(answers[1], lengths[some], corpus.multi_hot[some], limit)
+    ]
+
+
+def _statistics(answer: Arrays, lengths: Array, multi_hot: Array, limit: int) -> list[Comparison]:
+    counts = multi_hot.sum(axis=0)
     return equal(
         answer,
-        total=len(corpus.texts),
+        total=len(lengths),
         class_counts=counts,
         percentiles=[(percent, np.percentile(lengths, percent, method="inverted_cdf")) for percent in PERCENTILES],
         max_length=lengths.max(),

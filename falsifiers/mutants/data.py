@@ -168,6 +168,9 @@ def _interpolated(ranked: list[int], percent: int) -> int:
     return round(low + (at - math.floor(at)) * (ranked[math.ceil(at)] - low))
 
 
+step_mutant("statistics_after_truncation_of_a_part", SAMPLES, "Samples.select")(
+    lambda select: lambda self, indices: replace(select(self, indices), text_lengths=None)
+)
 step_mutant("statistics_interpolated", SAMPLES, "statistics")(_percentiles(_interpolated))
 step_mutant("statistics_rank_rounded_down", SAMPLES, "statistics")(
     _percentiles(lambda ranked, percent: ranked[max(0, percent * len(ranked) // 100 - 1)])

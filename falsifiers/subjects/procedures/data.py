@@ -27,10 +27,15 @@ def load(scalars: Scalars, device: torch.device) -> Outputs:
 
 
 def read(scalars: Scalars, device: torch.device) -> Outputs:
-    """The corpus at `path` as token ids, and its statistics; `tokenizer` is a checkpoint folder, or empty for bytes."""
+    """The corpus at `path`, or the samples `indices` of it, as token ids, and its statistics.
+
+    `tokenizer` is a checkpoint folder, or empty for bytes.
+    """
     del device
     tokenizer = _tokens(scalars)
     found = _samples(scalars, tokenizer)
+    if "indices" in scalars:
+        found = found.select(scalars["indices"])
     statistics = found.statistics()
     return {
         "ids": np.asarray([token for row in found.rows for token in row]),
