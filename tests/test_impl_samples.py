@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from falsifiers.data import CHECKPOINT
 from impl.corpus import Sample
 from impl.samples import Samples, balanced_weights, effective_batches, epoch_order, read_samples, split_validation, tokenize
 from impl.tokens import ByteTokens, load_tokenizer
@@ -60,6 +61,7 @@ def test_a_tokenizer_measures_before_truncation_without_its_special_tokens(tmp_p
     assert tokens.measure("a b a b a b a") == ([0, 1, 2], 8)
     assert tokens.measure("") == ([2], 1)
     assert tokens.description == f"{tmp_path / 'tokenizer.json'} (3 tokens)"
+    assert load_tokenizer(CHECKPOINT, 1).measure("") == ([0], 1)
 
 
 def test_byte_tokens_say_what_they_are() -> None:
