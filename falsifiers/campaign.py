@@ -5,7 +5,7 @@ import json
 import shlex
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -19,7 +19,7 @@ from falsifiers.engine import Options, Source, falsify, replay
 from falsifiers.known_failures import KnownFailure
 from falsifiers.precision import CUDA_ONLY
 from falsifiers.real_input import RealInput
-from falsifiers.resume import kept
+from falsifiers.resume import former
 from falsifiers.subjects.protocol import Subject, asked_by
 from falsifiers.verdict import Culprit, State, Verdict, plain
 from falsifiers.watchdog import Watchdog
@@ -65,8 +65,9 @@ class Campaign:
     required: Sequence[str] = ()
     limit: float | None = None
     known_failures: Sequence[KnownFailure] = ()
-    kept: list[dict[str, Any]] = field(default_factory=list)
+    kept: list[tuple[Verdict, dict[str, Any]]] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
+    _before: list[tuple[Verdict, dict[str, Any]]] = field(default_factory=list)
     _stream: IO[str] | None = None
     _dependencies: dict[str, dict[str, Any]] = field(default_factory=dict)
     _watchdog: Watchdog | None = None
@@ -75,7 +76,7 @@ class Campaign:
         """Every selected claim, once for each dtype and each device that it names."""
         here = self.subject.device.split(":")[0]
         chosen = self.selection
-        done = {(record["claim"], record["dtype"]) for record in self.kept}
+        done = {(verdict.claim.id, verdict.dtype) for verdict, _ in self.kept if verdict.state is State.HELD}
         for contract in self.contracts:
             for claim in contract.claims:
                 if (chosen.claims and claim.id not in chosen.claims) or (chosen.operations and claim.operation not in chosen.operations):
@@ -159,9 +160,36 @@ class Campaign:
     def resume(self) -> None:
         """Takes over what held in the verdict file of an interrupted run. ValueError where that was another run."""
         claims = [claim for contract in self.contracts for claim in contract.claims]
-        for verdict, record in kept(self.verdict_file, self.header(), claims):
-            self.verdicts.append(verdict)
-            self.kept.append(record)
+        for verdict, record in former(self.verdict_file, self.header(), claims):
+            if verdict.state is State.HELD:
+                self._keep(verdict, record)
+            else:
+                self._before.append((verdict, record))
+
+    def keep_except(self, attacked: Iterable[Target | Verdict]) -> None:
+        """Takes over what did not hold in the file that is resumed, but for what is attacked again: that is replaced."""
+        again = {_place(one) for one in attacked}
+        for verdict, record in [pair for pair in self._before if _place(pair[0]) not in again]:
+            self._before.remove((verdict, record))
+            self._keep(verdict, record)
+            if self.is_open:
+                self._write(record)
+
+    def _keep(self, verdict: Verdict, record: dict[str, Any]) -> None:
+        self.verdicts.append(verdict)
+        self.kept.append((verdict, record))
+
+    @property
+    def kept_failures(self) -> list[Verdict]:
+        """What was taken over without another attack and fails a run."""
+        return [verdict for verdict, _ in self.kept if self._fails(verdict)]
+
+    def _fails(self, verdict: Verdict) -> bool:
+        listed = self.listed(verdict)
+        if listed and listed.objection(verdict, datetime.datetime.now(datetime.UTC).date()):
+            return True
+        excused = (State.HELD, *((State.FALSIFIED,) if listed else ()), *(() if self.required else (State.NOT_RUN,)))
+        return verdict.state not in excused
 
     def open(self) -> None:
         """Starts the verdict file with the run's record, and what was taken over."""
@@ -171,12 +199,12 @@ class Campaign:
         sources = Sources(environment.ROOT)
         self._dependencies = {claim.id: _dependencies(claim, sources) for contract in self.contracts for claim in contract.claims}
         self._stream = self.verdict_file.open("w", encoding="utf-8")
-        for record in (header, *self.kept):
+        for record in (header, *(record for _, record in self.kept)):
             self._write(record)
 
     def header(self) -> dict[str, Any]:
         """The run's record."""
-        dtypes = {target.dtype for target in self.targets()} | {record["dtype"] for record in self.kept}
+        dtypes = {target.dtype for target in self.targets()} | {verdict.dtype for verdict, _ in self.kept}
         record: dict[str, Any] = plain(
             {
                 "record": "run",
@@ -205,6 +233,7 @@ class Campaign:
             self._watchdog.close()
         if self._stream is None:
             return
+        self.keep_except(self.verdicts)
         totals = Counter(verdict.state.value for verdict in self.verdicts)
         self._write(
             {
@@ -225,6 +254,10 @@ class Campaign:
 
     def _version(self, claim: Claim) -> str:
         return next(contract.version for contract in self.contracts if contract.name == claim.contract)
+
+
+def _place(one: Target | Verdict) -> tuple[str, str, str]:
+    return one.claim.id, one.dtype, one.device.split(":")[0]
 
 
 def _dependencies(claim: Claim, sources: Sources) -> dict[str, Any]:

@@ -11,14 +11,14 @@ import pytest
 import contracts
 from contracts.model import Claim
 from contracts.problems import unknown
-from falsifiers.campaign import GENERATED, Campaign, Selection
+from falsifiers.campaign import GENERATED, Campaign, Selection, Target
 from falsifiers.case import Case
 from falsifiers.case import load as load_case
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from falsifiers.engine import Options
 from falsifiers.known_failures import load as known_failures_of
 from falsifiers.real_input import RealInput
-from falsifiers.terminal import known, not_run, table, time_spent
+from falsifiers.terminal import kept, known, not_run, table, time_spent
 from falsifiers.verdict import State
 from impl.ending import no_interrupt_lost
 from reports.render import FORMATS
@@ -202,8 +202,11 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Opens the verdict file once it is known that a claim will be attacked; a run of other tests alone leaves it as it is."""
     campaign = session.config.stash.get(CAMPAIGN, None)
-    attacks = any("campaign" in getattr(item, "fixturenames", ()) for item in session.items)
-    if campaign is not None and attacks and not session.config.option.collectonly:
+    if campaign is None or session.config.option.collectonly:
+        return
+    params = [item.callspec.params for item in session.items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
+    campaign.keep_except(target for found in params if isinstance(target := found.get("target"), Target))
+    if any("campaign" in getattr(item, "fixturenames", ()) for item in session.items):
         campaign.open()
 
 
@@ -228,6 +231,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     campaign = session.config.stash.get(CAMPAIGN, None)
     if campaign is not None and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and _all_had_held(session.config, campaign):
         session.exitstatus = pytest.ExitCode.OK
+    if campaign is not None and session.exitstatus == pytest.ExitCode.OK and campaign.kept_failures:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if campaign is None or not campaign.is_open:
         return
     if exitstatus == pytest.ExitCode.OK and not any(verdict.state is State.HELD for verdict in campaign.verdicts):
@@ -246,7 +251,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if campaign is None or not campaign.verdicts:
         return
     terminalreporter.section("verdicts")
-    for line in (*table(campaign.verdicts), *not_run(campaign.verdicts), *known(campaign.verdicts), time_spent(campaign.verdicts)):
+    found = campaign.verdicts
+    for line in (*table(found), *not_run(found), *known(found), *kept(campaign.kept_failures), time_spent(found)):
         terminalreporter.write_line(line)
     terminalreporter.write_line(f"verdicts: {_shown(campaign.verdict_file)}; report: {_shown(_report(campaign))}")
 

@@ -1,4 +1,4 @@
-"""Going on with an interrupted run: verdicts that held are taken over from its file, where nothing that they depend on has changed."""
+"""Going on with an interrupted run: verdicts are taken over from its file, where nothing that they depend on has changed."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,8 +13,8 @@ SAME = ("subject", "device", "effort", "seed", "model", "corpus", "digests", "ve
 """What must be as it was, for a verdict of then to be one of now."""
 
 
-def kept(path: Path, header: Mapping[str, Any], claims: Iterable[Claim]) -> list[tuple[Verdict, dict[str, Any]]]:
-    """The held verdicts of a file, with their records; none where there is no file yet.
+def former(path: Path, header: Mapping[str, Any], claims: Iterable[Claim]) -> list[tuple[Verdict, dict[str, Any]]]:
+    """The verdicts of a file, with their records; none where there is no file yet.
 
     Raises a ValueError where the file is of another run: other code, versions, device, effort, seed or input.
     """
@@ -29,12 +29,20 @@ def kept(path: Path, header: Mapping[str, Any], claims: Iterable[Claim]) -> list
         if before.get(key) != header.get(key):
             raise ValueError(f"--resume: {path} is of a run with other {key}; run without --resume, or with another --verdicts file")
     known = {claim.id: claim for claim in claims}
-    held: list[dict[str, Any]] = [{**record} for record in run.verdicts if record["state"] == State.HELD.value]
-    return [(_verdict(known[record["claim"]], record), record) for record in held if record["claim"] in known]
+    return [(_verdict(known[record["claim"]], record), {**record}) for record in run.verdicts if record["claim"] in known]
 
 
 def _verdict(claim: Claim, record: Mapping[str, Any]) -> Verdict:
     cases, headroom = record["cases"], record["headroom"]
     worst = Comparison(headroom["tensor"] or "", True, float(headroom["worst"]), headroom["metric"]) if headroom else None
     tally = Tally(cases["run"], cases["compared"], cases["rejected"], worst)
-    return Verdict(claim, record["dtype"], record["device"], State.HELD, tally=tally, seconds=record["seconds"])
+    return Verdict(
+        claim,
+        record["dtype"],
+        record["device"],
+        State(record["state"]),
+        record["reason"],
+        tally,
+        seconds=record["seconds"],
+        known_failure=record["known_failure"],
+    )

@@ -101,6 +101,12 @@ def known(verdicts: Iterable[Verdict]) -> list[str]:
     ]
 
 
+def kept(failures: Sequence[Verdict]) -> list[str]:
+    """What a resumed run took over that fails it."""
+    named = ", ".join(f"{verdict.claim.id} in {verdict.dtype} {verdict.state.value}" for verdict in failures)
+    return [f"kept without another attack, which fails this run until they are attacked again and hold: {named}"] if failures else []
+
+
 def time_spent(verdicts: Iterable[Verdict]) -> str:
     """Seconds by stage over all attacks."""
     totals = dict.fromkeys((*STAGES, "rest"), 0.0)

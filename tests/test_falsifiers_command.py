@@ -148,6 +148,23 @@ def test_a_resumed_run_that_attacks_nothing_is_success_only_where_everything_had
     assert len(records(tmp_path / "verdicts.jsonl")) == 4, "what was not attacked is as it was"
 
 
+def test_a_resumed_run_fails_as_long_as_its_file_holds_what_was_falsified(tmp_path: Path) -> None:
+    file = tmp_path / "verdicts.jsonl"
+    asked = ["--claim", "OP-RMSNORM", "--claim", "OP-SOFTMAX", "--dtype", "float32", "--verdicts", str(file)]
+    several([asked])
+    text = file.read_text().replace('"HELD", "reason": null', '"FALSIFIED", "reason": "by hand"', 1)
+    write(file, text.replace('"HELD": 2, "FALSIFIED": 0', '"HELD": 1, "FALSIFIED": 1'))
+    wrong = next(record["claim"] for record in records(file) if record.get("state") == "FALSIFIED")
+    (right,) = {"OP-RMSNORM", "OP-SOFTMAX"} - {wrong}
+    narrower = ["--resume", "--verdicts", str(file), "--claim", right]
+    *runs, again = several([[*narrower, "--dtype", "float32"], narrower, [*asked, "--resume"]])
+    for run in runs:
+        assert run.status == 1, run.text
+        assert f"hold: {wrong} in float32 FALSIFIED" in run.text
+    assert again.status == 0, again.text
+    assert {record["state"] for record in records(file) if record["record"] == "verdict"} == {"HELD"}
+
+
 # bad input
 
 

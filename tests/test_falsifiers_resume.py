@@ -72,6 +72,43 @@ def test_what_did_not_hold_is_attacked_again(tmp_path: Path) -> None:
     assert run.kept == []
 
 
+def judged(path: Path, *states: str) -> None:
+    """Gives the file's verdicts other outcomes, in a run that was killed after them."""
+    header, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:-1]]
+    lines = [line | {"state": state, "reason": "by hand"} for line, state in zip(lines, states, strict=True)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in (header, *lines)), encoding="utf-8")
+
+
+def test_what_did_not_hold_and_is_not_attacked_again_stays_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "v.jsonl"
+    states = ["NOT_RUN", "FALSIFIED", "VACUOUS", "FLAKY"]
+    interrupted(path, len(states))
+    judged(path, *states)
+    for left in (states[1:], states[2:]):
+        run = campaign(path)
+        run.resume()
+        again = next(iter(run.targets()))
+        run.keep_except([again])
+        assert [verdict.state.value for verdict in run.kept_failures] == left
+        run.open()
+        assert run.attack(again).state is State.HELD
+        run.close(0, interrupted=False)
+        assert {record["state"] for record in read(path).verdicts} == {"HELD", *left}
+
+
+def test_what_was_to_be_attacked_again_and_was_not_stays_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "v.jsonl"
+    interrupted(path, 1)
+    judged(path, "FALSIFIED")
+    run = campaign(path)
+    run.resume()
+    run.keep_except(run.targets())
+    assert run.kept == []
+    run.open()
+    run.close(2, interrupted=True)
+    assert [record["state"] for record in read(path).verdicts] == ["FALSIFIED"]
+
+
 @pytest.mark.parametrize(("key", "value"), [("seed", 7), ("effort", "deep"), ("device", "cuda:0"), ("digests", None), ("versions", {})])
 def test_another_run_is_not_resumed(tmp_path: Path, key: str, value: object) -> None:
     path = tmp_path / "v.jsonl"
