@@ -65,6 +65,7 @@ class Campaign:
     required: Sequence[str] = ()
     limit: float | None = None
     known_failures: Sequence[KnownFailure] = ()
+    replayed: Path | None = None
     kept: list[tuple[Verdict, dict[str, Any]]] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
     _before: list[tuple[Verdict, dict[str, Any]]] = field(default_factory=list)
@@ -218,6 +219,7 @@ class Campaign:
                 "seed": self.options.seed,
                 "started": _now(),
                 "command": environment.command(),
+                **({"replay": environment.display_path(self.replayed)} if self.replayed else {}),
                 "versions": environment.versions(self.subject.device),
                 "machine": environment.machine(),
                 "model": _described(self.real_input.model),

@@ -104,7 +104,16 @@ def _campaign(config: pytest.Config) -> Campaign:
     if "cuda" in option.require and not subject.device.startswith("cuda"):
         pytest.exit(f"blackswan: --require cuda, but this run's device is {subject.device}; add --device cuda", returncode=EXIT_NO_DEVICE)
     campaign = Campaign(
-        subject, loaded, Options(option.effort, option.seed), selection, real_input, path, option.require, option.limit, known_failures
+        subject,
+        loaded,
+        Options(option.effort, option.seed),
+        selection,
+        real_input,
+        path,
+        option.require,
+        option.limit,
+        known_failures,
+        option.replay,
     )
     if option.resume:
         try:

@@ -16,7 +16,7 @@ SAME = ("subject", "device", "effort", "seed", "model", "corpus", "digests", "ve
 def former(path: Path, header: Mapping[str, Any], claims: Iterable[Claim]) -> list[tuple[Verdict, dict[str, Any]]]:
     """The verdicts of a file, with their records; none where there is no file yet.
 
-    Raises a ValueError where the file is of another run: other code, versions, device, effort, seed or input.
+    Raises a ValueError where the file is of another run: other code, versions, device, effort, seed or input, or a replay.
     """
     if not path.exists():
         return []
@@ -25,6 +25,8 @@ def former(path: Path, header: Mapping[str, Any], claims: Iterable[Claim]) -> li
     except RecordError as error:
         raise ValueError(f"--resume: {error}") from None
     before: Mapping[str, Any] = {**run.header}
+    if "replay" in before:
+        raise ValueError(f"--resume: {path} is of a replay of one stored case, no attack on a claim; run without --resume")
     for key in SAME:
         if before.get(key) != header.get(key):
             raise ValueError(f"--resume: {path} is of a run with other {key}; run without --resume, or with another --verdicts file")

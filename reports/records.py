@@ -106,7 +106,10 @@ class Verdict(TypedDict):
 
 
 class Header(TypedDict):
-    """What ran: subject, device, versions, machine, and the digests of the folders that the verdicts depend on."""
+    """What ran: subject, device, versions, machine, and the digests of the folders that the verdicts depend on.
+
+    `replay` is the stored case of a run that attacked nothing else.
+    """
 
     record: Literal["run"]
     schema: int
@@ -119,6 +122,7 @@ class Header(TypedDict):
     seed: int
     started: str
     command: str
+    replay: NotRequired[str]
     versions: dict[str, Any]
     machine: dict[str, Any]
     model: NotRequired[dict[str, Any] | None]

@@ -9,7 +9,7 @@ import pytest
 import contracts
 from falsifiers.campaign import Campaign, Selection
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
-from falsifiers.engine import Options
+from falsifiers.engine import Options, cases
 from falsifiers.real_input import RealInput
 from falsifiers.subjects.reference import ReferenceSubject
 from falsifiers.verdict import State
@@ -123,6 +123,19 @@ def test_another_run_is_not_resumed(tmp_path: Path, key: str, value: object) -> 
     )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     with pytest.raises(ValueError, match=f"other {key}"):
+        campaign(path).resume()
+
+
+def test_a_replay_of_one_case_is_not_taken_for_an_attack(tmp_path: Path) -> None:
+    path = tmp_path / "v.jsonl"
+    replay = campaign(path)
+    replay.replayed = tmp_path / "case.npz"
+    target = next(iter(replay.targets()))
+    replay.open()
+    replay.replay(target.claim, next(iter(cases(target.claim, target.dtype, Options(examples=1)))))
+    replay.close(0, interrupted=False)
+    assert [record["state"] for record in read(path).verdicts] == ["HELD"]
+    with pytest.raises(ValueError, match="replay of one stored case"):
         campaign(path).resume()
 
 
