@@ -28,6 +28,7 @@ CAMPAIGN = pytest.StashKey[Campaign]()
 NOTES = pytest.StashKey[list[warnings.WarningMessage]]()
 STORED = pytest.StashKey[tuple[Claim, Case]]()
 DESELECTED = pytest.StashKey[bool]()
+VERDICTS_HELP = "verdict file (default: reports/generated/verdicts.jsonl, of a replay replay.jsonl beside it)"
 NOT_RUN, KNOWN_FAILURE = "not run", "known failure"
 
 
@@ -44,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--operation", action="append", default=[], metavar="NAME", help="attack claims on this operation only; may be repeated"
     )
     group.addoption("--require", action="append", default=[], choices=("cuda",), help="fail where a claim could not be run on it")
-    group.addoption("--verdicts", type=Path, default=None, metavar="FILE", help="verdict file (default: reports/generated/verdicts.jsonl)")
+    group.addoption("--verdicts", type=Path, default=None, metavar="FILE", help=VERDICTS_HELP)
     group.addoption("--replay", type=Path, default=None, metavar="FILE", help="attack the one case stored in FILE")
     group.addoption(
         "--limit", type=_seconds, default=None, metavar="SECONDS", help="attack in a process of its own, and stop a claim after this time"
@@ -83,7 +84,7 @@ def _campaign(config: pytest.Config) -> Campaign:
         real_input = RealInput(option.model, option.corpus)
         real_input.check()
         known_failures = known_failures_of([claim for contract in loaded for claim in contract.claims])
-        path = _writable(option.verdicts or GENERATED / "verdicts.jsonl")
+        path = _writable(option.verdicts or GENERATED / ("replay.jsonl" if option.replay else "verdicts.jsonl"))
         if option.resume and option.replay is not None:
             raise ValueError("--resume goes on with a run, and --replay attacks one stored case; expected only one of them")
         if option.replay is not None:

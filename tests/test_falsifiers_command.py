@@ -396,6 +396,19 @@ BREAKS = {
 }
 
 
+def test_a_replay_leaves_the_record_of_the_whole_run(tree: Path, tmp_path: Path) -> None:
+    generated = tree / "reports" / "generated"
+    whole = write(generated / "verdicts.jsonl", "the whole run")
+    try:
+        (run,) = several([["--replay", replay_file(tmp_path, "OP-RMSNORM")]], tree)
+        assert run.status == 0, run.text
+        assert Path(whole).read_text() == "the whole run"
+        assert run.verdict(generated / "replay.jsonl")["cases"]["run"] == 1
+        assert "verdicts: reports/generated/replay.jsonl" in run.text
+    finally:
+        shutil.rmtree(generated)
+
+
 def test_planted_breaks_are_found_named_and_replayed_until_they_are_mended(tree: Path, edited: Any, tmp_path: Path) -> None:
     file = tmp_path / "verdicts.jsonl"
     for path, old, new, _ in BREAKS.values():
