@@ -78,6 +78,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def _campaign(config: pytest.Config) -> Campaign:
     option = config.option
     try:
+        _alone(config)
         loaded = contracts.load()
         selection = Selection(option.claim, option.operation, option.dtype)
         _known(selection, loaded)
@@ -122,6 +123,13 @@ def _campaign(config: pytest.Config) -> Campaign:
         except ValueError as error:
             pytest.exit(f"blackswan: {error}", returncode=EXIT_USAGE)
     return campaign
+
+
+def _alone(config: pytest.Config) -> None:
+    """ValueError where pytest-xdist is to spread the run: its processes would all write the one verdict file."""
+    option = config.option
+    if hasattr(config, "workerinput") or getattr(option, "tx", None) or getattr(option, "dist", "no") != "no":
+        raise ValueError("-n, --dist and --tx: one process writes the verdict file; run without, or claims apart, each with its --verdicts")
 
 
 def _writable(path: Path) -> Path:

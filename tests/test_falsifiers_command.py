@@ -274,6 +274,8 @@ def bad_lines(folder: Path) -> list[tuple[list[str], str]]:
             (["--verdicts", str(folder / f"v.{name}")], "expected another suffix, such as v.jsonl")
             for name in ("json", "md", "html", "JSON")
         ),
+        (["-n", "2"], "one process writes the verdict file"),
+        (["-n", "2", "--dist", "loadfile"], "one process writes the verdict file"),
         (["--resume", "--replay", replay_file(folder, "OP-RMSNORM")], "--resume goes on with a run, and --replay"),
         (["--model", str(folder / "nowhere")], "config.json: no such file"),
         (["--model", taken], "no such file"),
