@@ -1,14 +1,13 @@
 """A run: which claims are attacked in which dtypes and on what, the verdicts reached so far, and the file that they are written to."""
 
 import datetime
-import json
 import shlex
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import contracts
 from contracts.model import Claim, Contract
@@ -22,6 +21,7 @@ from falsifiers.real_input import RealInput
 from falsifiers.resume import former
 from falsifiers.subjects.protocol import Subject, asked_by
 from falsifiers.verdict import Culprit, State, Verdict, plain
+from falsifiers.verdict_file import VerdictFile
 from falsifiers.watchdog import Watchdog
 from reports.dependencies import Sources
 from reports.records import SCHEMA_VERSION
@@ -69,9 +69,12 @@ class Campaign:
     kept: list[tuple[Verdict, dict[str, Any]]] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
     _before: list[tuple[Verdict, dict[str, Any]]] = field(default_factory=list)
-    _stream: IO[str] | None = None
     _dependencies: dict[str, dict[str, Any]] = field(default_factory=dict)
     _watchdog: Watchdog | None = None
+
+    def __post_init__(self) -> None:
+        """Nothing is written before `open`."""
+        self._file = VerdictFile(self.verdict_file)
 
     def targets(self) -> Iterator[Target]:
         """Every selected claim, once for each dtype and each device that it names."""
@@ -122,7 +125,7 @@ class Campaign:
         if verdict.case is not None:
             verdict = replace(self._stored(verdict, verdict.case), culprit=self._culprit(verdict, verdict.case))
         self.verdicts.append(verdict)
-        self._write({**verdict.record(self._version(verdict.claim)), **self._dependencies[verdict.claim.id]})
+        self._file.write({**verdict.record(self._version(verdict.claim)), **self._dependencies[verdict.claim.id]})
         return verdict
 
     def _stored(self, verdict: Verdict, case: Case) -> Verdict:
@@ -156,7 +159,15 @@ class Campaign:
     @property
     def is_open(self) -> bool:
         """Whether the verdict file is being written."""
-        return self._stream is not None
+        return self._file.is_open
+
+    def reserve(self) -> None:
+        """Keeps other runs from the verdict file. ValueError where one has it."""
+        self._file.reserve()
+
+    def release(self) -> None:
+        """Leaves the verdict file to other runs, whatever became of this one."""
+        self._file.close()
 
     def resume(self) -> None:
         """Takes over what held in the verdict file of an interrupted run. ValueError where that was another run."""
@@ -174,7 +185,7 @@ class Campaign:
             self._before.remove((verdict, record))
             self._keep(verdict, record)
             if self.is_open:
-                self._write(record)
+                self._file.write(record)
 
     def _keep(self, verdict: Verdict, record: dict[str, Any]) -> None:
         self.verdicts.append(verdict)
@@ -194,14 +205,13 @@ class Campaign:
 
     def open(self) -> None:
         """Starts the verdict file with the run's record, and what was taken over."""
-        self.verdict_file.parent.mkdir(parents=True, exist_ok=True)
         header = self.header()
         # Taken before anything runs: what is edited meanwhile is not what was loaded.
         sources = Sources(environment.ROOT)
         self._dependencies = {claim.id: _dependencies(claim, sources) for contract in self.contracts for claim in contract.claims}
-        self._stream = self.verdict_file.open("w", encoding="utf-8")
+        self._file.start()
         for record in (header, *(record for _, record in self.kept)):
-            self._write(record)
+            self._file.write(record)
 
     def header(self) -> dict[str, Any]:
         """The run's record."""
@@ -233,11 +243,11 @@ class Campaign:
         """Ends the verdict file with the totals."""
         if self._watchdog is not None:
             self._watchdog.close()
-        if self._stream is None:
+        if not self.is_open:
             return
         self.keep_except(self.verdicts)
         totals = Counter(verdict.state.value for verdict in self.verdicts)
-        self._write(
+        self._file.write(
             {
                 "record": "end",
                 "finished": _now(),
@@ -246,13 +256,7 @@ class Campaign:
                 "totals": {state.value: totals[state.value] for state in State},
             }
         )
-        self._stream.close()
-        self._stream = None
-
-    def _write(self, record: dict[str, Any]) -> None:
-        assert self._stream is not None
-        self._stream.write(json.dumps(plain(record), ensure_ascii=False, allow_nan=False) + "\n")
-        self._stream.flush()
+        self._file.close()
 
     def _version(self, claim: Claim) -> str:
         return next(contract.version for contract in self.contracts if contract.name == claim.contract)

@@ -117,11 +117,13 @@ def _campaign(config: pytest.Config) -> Campaign:
         known_failures,
         option.replay,
     )
-    if option.resume:
-        try:
+    config.add_cleanup(campaign.release)
+    try:
+        campaign.reserve()
+        if option.resume:
             campaign.resume()
-        except ValueError as error:
-            pytest.exit(f"blackswan: {error}", returncode=EXIT_USAGE)
+    except (ValueError, OSError) as error:
+        pytest.exit(f"blackswan: {error}", returncode=EXIT_USAGE)
     return campaign
 
 
@@ -225,7 +227,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     params = [item.callspec.params for item in session.items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
     campaign.keep_except(target for found in params if isinstance(target := found.get("target"), Target))
     if any("campaign" in getattr(item, "fixturenames", ()) for item in session.items):
-        campaign.open()
+        try:
+            campaign.open()
+        except (ValueError, OSError) as error:
+            pytest.exit(f"blackswan: {error}", returncode=EXIT_USAGE)
 
 
 def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:

@@ -21,6 +21,7 @@ from falsifiers import engine
 from falsifiers.conftest import EXIT_NO_DEVICE, EXIT_NOTHING_HELD, EXIT_USAGE
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from falsifiers.real_input import RealInput
+from falsifiers.verdict_file import VerdictFile
 from reports.__main__ import main as check_reports
 
 QUICK = ("--effort", "quick", *PLAIN)
@@ -163,6 +164,43 @@ def test_a_resumed_run_fails_as_long_as_its_file_holds_what_was_falsified(tmp_pa
         assert f"hold: {wrong} in float32 FALSIFIED" in run.text
     assert again.status == 0, again.text
     assert {record["state"] for record in records(file) if record["record"] == "verdict"} == {"HELD"}
+
+
+def test_a_second_run_on_one_verdict_file_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    file = VerdictFile(tmp_path / "verdicts.jsonl")
+    file.reserve()
+    file.start()
+    before = listing(tmp_path)
+    asked = ["--claim", "OP-RMSNORM", "--dtype", "float32", "--verdicts", str(file.path)]
+    refused = several([asked, [*asked, "--resume"]])
+    assert listing(tmp_path) == before
+    for run in refused:
+        assert run.status == EXIT_USAGE, run.text
+        assert run.text.count("is being written by another run") == 1, run.text
+        assert "Traceback" not in run.text
+    file.close()
+    assert several([asked])[0].status == 0
+
+
+def test_of_two_runs_that_begin_without_a_file_one_makes_it(tmp_path: Path) -> None:
+    first, second, third = (VerdictFile(tmp_path / "out" / "verdicts.jsonl") for _ in range(3))
+    for file in (first, second):
+        file.reserve()
+    assert not first.path.parent.exists()
+    first.start()
+    first.write({"record": "run"})
+    with pytest.raises(ValueError, match="is being written by another run"):
+        second.start()
+    first.close()
+    with pytest.raises(ValueError, match="was written by another run since"):
+        second.start()
+    assert records(first.path) == [{"record": "run"}]
+    third.reserve()
+    first.path.unlink()
+    third.start()
+    third.write({"record": "run"})
+    assert records(first.path) == [{"record": "run"}], "what was moved away is made anew"
+    third.close()
 
 
 # bad input
