@@ -1,7 +1,6 @@
 """`pytest falsifiers`: options, the campaign, the header and the closing table."""
 
 import math
-import os
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,8 +19,8 @@ from falsifiers.known_failures import load as known_failures_of
 from falsifiers.real_input import RealInput
 from falsifiers.terminal import kept, known, not_run, table, time_spent
 from falsifiers.verdict import State
+from falsifiers.verdict_file import writable
 from impl.ending import no_interrupt_lost
-from reports.render import FORMATS
 
 EXIT_USAGE, EXIT_NOTHING_HELD, EXIT_NO_DEVICE = 4, 5, 6
 CAMPAIGN = pytest.StashKey[Campaign]()
@@ -85,7 +84,7 @@ def _campaign(config: pytest.Config) -> Campaign:
         real_input = RealInput(option.model, option.corpus)
         real_input.check()
         known_failures = known_failures_of([claim for contract in loaded for claim in contract.claims])
-        path = _writable(option.verdicts or GENERATED / ("replay.jsonl" if option.replay else "verdicts.jsonl"))
+        path = writable(option.verdicts or GENERATED / ("replay.jsonl" if option.replay else "verdicts.jsonl"))
         if option.resume and option.replay is not None:
             raise ValueError("--resume goes on with a run, and --replay attacks one stored case; expected only one of them")
         if option.replay is not None:
@@ -132,16 +131,6 @@ def _alone(config: pytest.Config) -> None:
     option = config.option
     if hasattr(config, "workerinput") or getattr(option, "tx", None) or getattr(option, "dist", "no") != "no":
         raise ValueError("-n, --dist and --tx: one process writes the verdict file; run without, or claims apart, each with its --verdicts")
-
-
-def _writable(path: Path) -> Path:
-    """ValueError where the verdict file could not be written at the end of the run, or a page of the report would replace it."""
-    nearest = next(parent for parent in path.absolute().parents if parent.exists())
-    if path.is_dir() or not nearest.is_dir() or not os.access(path if path.exists() else nearest, os.W_OK):
-        raise ValueError(f"--verdicts: {path} cannot be written; expected a file in a folder that can be written to")
-    if path.suffix.removeprefix(".").lower() in FORMATS:
-        raise ValueError(f"--verdicts: {path} has the name of a page of the report; expected another suffix, such as {path.stem}.jsonl")
-    return path
 
 
 def _stored(loaded: list[contracts.Contract], path: Path) -> tuple[Claim, Case]:

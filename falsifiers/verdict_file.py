@@ -6,7 +6,44 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
+from falsifiers.environment import ROOT
 from falsifiers.verdict import plain
+from reports.render import FORMATS, is_page
+
+EVIDENCE = ROOT / "reports" / "evidence"
+
+
+def writable(path: Path) -> Path:
+    """ValueError where the verdict file cannot be written, or it or a page of its report would replace what no run may make anew."""
+    nearest = next(parent for parent in path.absolute().parents if parent.exists())
+    if (path.exists() and not path.is_file()) or not nearest.is_dir() or not os.access(path if path.exists() else nearest, os.W_OK):
+        raise ValueError(f"--verdicts: {path} cannot be written; expected a file in a folder that can be written to")
+    if path.suffix.removeprefix(".").lower() in FORMATS:
+        raise ValueError(f"--verdicts: {path} has the name of a page of the report; expected another suffix, such as {path.stem}.jsonl")
+    if path.exists() and path.resolve().is_relative_to(EVIDENCE.resolve()):
+        raise ValueError(f"--verdicts: {path} is kept evidence, which no run replaces; name another file")
+    if path.exists() and not _starts_with_a_run(path):
+        raise ValueError(
+            f"--verdicts: {path} is no verdict file, and would be replaced; expected a new file, or one that a run has written"
+        )
+    for format_ in FORMATS:
+        page = path.parent / f"{path.stem}.{format_}"
+        if page.exists() and not is_page(page, format_):
+            raise ValueError(f"--verdicts: {page} is no page of a report, and would be replaced by one; expected another name than {path}")
+    return path
+
+
+def _starts_with_a_run(path: Path) -> bool:
+    with path.open("rb") as stream:
+        first = stream.readline()
+    # A run that was killed, or a full disk, may have left nothing or the first half of a line.
+    if not first or first.startswith(b'{"record": "run"'):
+        return True
+    try:
+        record = json.loads(first)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and record.get("record") == "run"
 
 
 class VerdictFile:

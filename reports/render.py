@@ -13,6 +13,23 @@ from reports.writing import write_all
 FORMATS: Final = ("md", "json", "html")
 
 
+_STARTS: Final = {
+    "md": b"# Blackswan: ",
+    "json": b'{\n "result": "',
+    "html": b'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
+}
+_TITLES: Final = {"md": b"# Blackswan: ", "json": b'\n "headline": "', "html": b"<title>Blackswan: "}
+
+
+def is_page(path: Path, name: str) -> bool:
+    """Whether a file is a run's page of this format, or empty: another one is nobody's to replace."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        beginning = file.read(4096)
+    return not beginning or (beginning.startswith(_STARTS[name]) and _TITLES[name] in beginning)
+
+
 def write_pages(file: Path, output: Path, formats: Sequence[str] = FORMATS, against_tree: bool = False) -> tuple[str, list[Path]]:
     """Writes all pages or none; returns the headline and the paths.
 

@@ -17,12 +17,13 @@ from falsifiers_claims import claim
 from safetensors.numpy import load_file, save_file
 from terminal_processes import ENVIRONMENT, PLAIN, ROOT, records
 
-from falsifiers import engine
+from falsifiers import engine, verdict_file
 from falsifiers.conftest import EXIT_NO_DEVICE, EXIT_NOTHING_HELD, EXIT_USAGE
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from falsifiers.real_input import RealInput
-from falsifiers.verdict_file import VerdictFile
+from falsifiers.verdict_file import VerdictFile, writable
 from reports.__main__ import main as check_reports
+from reports.render import write_pages
 
 QUICK = ("--effort", "quick", *PLAIN)
 FOLDERS = ("contracts", "reference", "impl", "falsifiers", "reports")
@@ -203,6 +204,38 @@ def test_of_two_runs_that_begin_without_a_file_one_makes_it(tmp_path: Path) -> N
     third.close()
 
 
+@pytest.mark.parametrize("beginning", ["", '{"record": "ru', '{"schema": 1, "record": "run"}\n', '{"record": "run", "schema": 1'])
+def test_what_a_run_may_have_left_is_replaced(tmp_path: Path, beginning: str) -> None:
+    path = tmp_path / "v.jsonl"
+    path.write_text(beginning, encoding="utf-8")
+    if beginning.endswith("ru"):
+        with pytest.raises(ValueError, match="is no verdict file"):
+            writable(path)
+    else:
+        assert writable(path) == path
+
+
+def test_kept_evidence_and_what_is_no_page_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "evidence" / "v.jsonl"
+    shutil.copytree(ROOT / "reports" / "evidence", kept.parent)
+    shutil.copy(next(kept.parent.glob("*.jsonl")), kept)
+    write_pages(kept, tmp_path)
+    shutil.copy(kept, tmp_path / "v.jsonl")
+    assert writable(tmp_path / "v.jsonl"), "its own pages are made anew"
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(kept)
+    monkeypatch.setattr(verdict_file, "EVIDENCE", kept.parent)
+    for path in (kept, link):
+        with pytest.raises(ValueError, match="is kept evidence"):
+            writable(path)
+    for page in ("v.md", "v.json", "v.html"):
+        text = (tmp_path / page).read_text(encoding="utf-8")
+        (tmp_path / page).write_text(f" {text}", encoding="utf-8")
+        with pytest.raises(ValueError, match=f"{page} is no page of a report"):
+            writable(tmp_path / "v.jsonl")
+        (tmp_path / page).write_text(text, encoding="utf-8")
+
+
 # bad input
 
 
@@ -312,6 +345,11 @@ def bad_lines(folder: Path) -> list[tuple[list[str], str]]:
             (["--verdicts", str(folder / f"v.{name}")], "expected another suffix, such as v.jsonl")
             for name in ("json", "md", "html", "JSON")
         ),
+        (["--verdicts", "/dev/full"], "/dev/full cannot be written"),
+        (["--verdicts", write(folder / "nf4.py", "import torch\n")], "nf4.py is no verdict file"),
+        (["--corpus", (corpus := write(folder / "c.jsonl", GOOD_LINE)), "--verdicts", corpus], "c.jsonl is no verdict file"),
+        (["--verdicts", str(Path(write(folder / "README.md", "# Blackswan\n")).with_suffix(".jsonl"))], "README.md is no page"),
+        (["--verdicts", str(Path(write(folder / "m.json" / "x", "")).parent.with_suffix(".jsonl"))], "m.json is no page of a report"),
         (["-n", "2"], "one process writes the verdict file"),
         (["-n", "2", "--dist", "loadfile"], "one process writes the verdict file"),
         (["--resume", "--replay", replay_file(folder, "OP-RMSNORM")], "--resume goes on with a run, and --replay"),
