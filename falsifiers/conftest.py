@@ -19,13 +19,14 @@ from falsifiers.known_failures import load as known_failures_of
 from falsifiers.real_input import RealInput
 from falsifiers.terminal import kept, known, not_run, table, time_spent
 from falsifiers.verdict import State
-from falsifiers.verdict_file import writable
+from falsifiers.verdict_file import UnwrittenError, writable
 from impl.ending import no_interrupt_lost
 
 EXIT_USAGE, EXIT_NOTHING_HELD, EXIT_NO_DEVICE = 4, 5, 6
 CAMPAIGN = pytest.StashKey[Campaign]()
 NOTES = pytest.StashKey[list[warnings.WarningMessage]]()
 STORED = pytest.StashKey[tuple[Claim, Case]]()
+OUTCOME = pytest.StashKey[str]()
 DESELECTED = pytest.StashKey[bool]()
 VERDICTS_HELP = "verdict file (default: reports/generated/verdicts.jsonl, of a replay replay.jsonl beside it)"
 NOT_RUN, KNOWN_FAILURE = "not run", "known failure"
@@ -218,8 +219,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if any("campaign" in getattr(item, "fixturenames", ()) for item in session.items):
         try:
             campaign.open()
-        except (ValueError, OSError) as error:
+        except OSError as error:
+            reason = f"{campaign.verdict_file} cannot be written: {error.strerror or error}"
+            pytest.exit(f"blackswan: --verdicts: {reason}", returncode=EXIT_USAGE)
+        except ValueError as error:
             pytest.exit(f"blackswan: {error}", returncode=EXIT_USAGE)
+        except UnwrittenError as error:
+            pytest.exit(f"blackswan: {error}", returncode=pytest.ExitCode.INTERNAL_ERROR)
 
 
 def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
@@ -245,11 +251,24 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.OK
     if campaign is not None and session.exitstatus == pytest.ExitCode.OK and campaign.kept_failures:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    if campaign is None or not campaign.is_open:
+    if campaign is None:
         return
-    if exitstatus == pytest.ExitCode.OK and not any(verdict.state is State.HELD for verdict in campaign.verdicts):
+    if campaign.is_open and exitstatus == pytest.ExitCode.OK and not any(verdict.state is State.HELD for verdict in campaign.verdicts):
         session.exitstatus = EXIT_NOTHING_HELD
-    campaign.close(int(session.exitstatus), exitstatus == pytest.ExitCode.INTERRUPTED)
+    session.config.stash[OUTCOME] = _recorded(campaign, session, exitstatus == pytest.ExitCode.INTERRUPTED)
+
+
+def _recorded(campaign: Campaign, session: pytest.Session, interrupted: bool) -> str:
+    """Closes the verdict file and renders its report; says where they are, or why not: then what held is no success."""
+    file = campaign.verdict_file
+    try:
+        campaign.close(int(session.exitstatus), interrupted)
+        return f"verdicts: {_shown(file)}; report: {_shown(_report(campaign))}" if campaign.verdicts else ""
+    except (UnwrittenError, OSError, ValueError) as error:
+        if session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        reason = f"{error.strerror}: {error.filename2 or error.filename}" if isinstance(error, OSError) and error.strerror else error
+        return f"blackswan: the report of {_shown(file)} is not whole: {reason}"
 
 
 def _all_had_held(config: pytest.Config, campaign: Campaign) -> bool:
@@ -266,7 +285,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     found = campaign.verdicts
     for line in (*table(found), *not_run(found), *known(found), *kept(campaign.kept_failures), time_spent(found)):
         terminalreporter.write_line(line)
-    terminalreporter.write_line(f"verdicts: {_shown(campaign.verdict_file)}; report: {_shown(_report(campaign))}")
+    terminalreporter.write_line(config.stash.get(OUTCOME, ""))
 
 
 def _shown(path: Path) -> str:

@@ -1,6 +1,8 @@
 """Every claim of every contract, one test a claim and dtype. A new YAML file runs by being there."""
 
 import datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -9,17 +11,31 @@ from falsifiers.campaign import Campaign, Target
 from falsifiers.case import Case
 from falsifiers.terminal import story
 from falsifiers.verdict import State, Verdict
+from falsifiers.verdict_file import UnwrittenError
 
 
 def test_holds(target: Target, campaign: Campaign) -> None:
     """HELD passes; NOT_RUN is an outcome of its own; anything else fails."""
-    conclude(campaign.attack(target), campaign)
+    with whole_or_none():
+        verdict = campaign.attack(target)
+    conclude(verdict, campaign)
 
 
 def test_replay(stored: tuple[Claim, Case], campaign: Campaign) -> None:
     """One stored case, whatever has become of seeds and contracts."""
     claim, case = stored
-    conclude(campaign.replay(claim, case), campaign)
+    with whole_or_none():
+        verdict = campaign.replay(claim, case)
+    conclude(verdict, campaign)
+
+
+@contextmanager
+def whole_or_none() -> Iterator[None]:
+    """Ends the run where a verdict cannot be written: that falsifies no claim."""
+    try:
+        yield
+    except UnwrittenError as error:
+        pytest.exit(f"blackswan: {error}", returncode=pytest.ExitCode.INTERNAL_ERROR)
 
 
 def conclude(verdict: Verdict, campaign: Campaign) -> None:

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,6 +47,10 @@ def _starts_with_a_run(path: Path) -> bool:
     return isinstance(record, dict) and record.get("record") == "run"
 
 
+class UnwrittenError(Exception):
+    """A verdict was reached and could not be written: whatever the others are, the file does not tell."""
+
+
 class VerdictFile:
     """A file that a run has for itself from `reserve`, or where there was none from `start`, to `close`.
 
@@ -82,10 +87,17 @@ class VerdictFile:
         self._stream, self._descriptor = os.fdopen(self._descriptor, "w", encoding="utf-8"), None
 
     def write(self, record: dict[str, Any]) -> None:
-        """A line, which readers see at once."""
+        """A line, which readers see at once. UnwrittenError where it cannot be written, after which nothing is."""
         assert self._stream is not None
-        self._stream.write(json.dumps(plain(record), ensure_ascii=False, allow_nan=False) + "\n")
-        self._stream.flush()
+        line = json.dumps(plain(record), ensure_ascii=False, allow_nan=False) + "\n"
+        try:
+            self._stream.write(line)
+            self._stream.flush()
+        except OSError as error:
+            with suppress(OSError):  # what is left in the buffer cannot be written either
+                self._stream.close()
+            self._stream = None
+            raise UnwrittenError(f"{self.path} cannot be written: {error.strerror or error}; what was written before stands") from None
 
     def close(self) -> None:
         """Leaves the file to others."""

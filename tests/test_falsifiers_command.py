@@ -236,6 +236,64 @@ def test_kept_evidence_and_what_is_no_page_are_not_replaced(tmp_path: Path, monk
         (tmp_path / page).write_text(text, encoding="utf-8")
 
 
+FULL = """
+import errno, os
+import pytest
+from falsifiers import campaign, verdict_file
+
+class Full:
+    def __init__(self, stream, room):
+        self.stream, self.room = stream, room
+    def write(self, text):
+        self.room -= 1
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self.stream.write(text)
+    def flush(self):
+        self.stream.flush()
+    def close(self):
+        self.stream.close()
+
+start = verdict_file.VerdictFile.start
+
+def short(self):
+    start(self)
+    if "ROOM" in os.environ:
+        self._stream = Full(self._stream, int(os.environ["ROOM"]))
+
+verdict_file.VerdictFile.start = short
+
+def pytest_collection_finish(session):
+    if "PAGE" in os.environ:
+        os.mkdir(os.environ["PAGE"])
+"""
+
+
+@pytest.mark.parametrize("lines", [0, 1, 2, None], ids=["no run", "no verdict", "no end", "no page"])
+def test_what_cannot_be_written_is_one_line_and_falsifies_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int | None
+) -> None:
+    (tmp_path / "full.py").write_text(FULL)
+    monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(tmp_path))
+    file = tmp_path / "out.jsonl"
+    monkeypatch.setitem(ENVIRONMENT, *(("PAGE", str(file.with_suffix(".md"))) if lines is None else ("ROOM", str(lines))))
+    run = command("-p", "full", "--claim", "OP-RMSNORM", "--dtype", "float32", "--verdicts", file)
+    assert run.status == 3, run.text
+    assert "Traceback" not in run.text
+    assert "INTERNALERROR" not in run.text
+    assert run.text.count("blackswan: ") == 1, run.text
+    assert ("No space left" if lines is not None else "out.md") in run.text
+    assert len(records(file)) == (3 if lines is None else lines)
+
+
+def test_a_folder_that_takes_no_file_is_bad_input() -> None:
+    (run,) = several([["--claim", "OP-RMSNORM", "--dtype", "float32", "--verdicts", "/proc/x.jsonl"]])
+    assert run.status == EXIT_USAGE, run.text
+    assert "/proc/x.jsonl cannot be written" in run.text
+    assert "INTERNALERROR" not in run.text
+    assert "Traceback" not in run.text
+
+
 # bad input
 
 
