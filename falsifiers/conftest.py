@@ -1,6 +1,5 @@
 """`pytest falsifiers`: options, the campaign, the header and the closing table."""
 
-import math
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,13 +8,12 @@ import pytest
 
 import contracts
 from contracts.model import Claim
-from contracts.problems import unknown
 from falsifiers.campaign import GENERATED, Campaign, Selection, Target
 from falsifiers.case import Case
-from falsifiers.case import load as load_case
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from falsifiers.engine import Options
 from falsifiers.known_failures import load as known_failures_of
+from falsifiers.options import alone, known_names, one_case, seconds, something, stored_case
 from falsifiers.real_input import RealInput
 from falsifiers.terminal import kept, known, not_run, table, time_spent
 from falsifiers.verdict import State
@@ -48,17 +46,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--verdicts", type=Path, default=None, metavar="FILE", help=VERDICTS_HELP)
     group.addoption("--replay", type=Path, default=None, metavar="FILE", help="attack the one case stored in FILE")
     group.addoption(
-        "--limit", type=_seconds, default=None, metavar="SECONDS", help="attack in a process of its own, and stop a claim after this time"
+        "--limit", type=seconds, default=None, metavar="SECONDS", help="attack in a process of its own, and stop a claim after this time"
     )
     group.addoption("--resume", action="store_true", help="go on with the run in the verdict file: what held there is not attacked again")
     group.addoption("--seed", type=int, default=0, help="seed of the run (default: 0)")
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise ValueError(text)
-    return value
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -78,18 +69,17 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def _campaign(config: pytest.Config) -> Campaign:
     option = config.option
     try:
-        _alone(config)
+        alone(config)
         loaded = contracts.load()
         selection = Selection(option.claim, option.operation, option.dtype)
-        _known(selection, loaded)
+        known_names(selection, loaded)
         real_input = RealInput(option.model, option.corpus)
         real_input.check()
         known_failures = known_failures_of([claim for contract in loaded for claim in contract.claims])
         path = writable(option.verdicts or GENERATED / ("replay.jsonl" if option.replay else "verdicts.jsonl"))
-        if option.resume and option.replay is not None:
-            raise ValueError("--resume goes on with a run, and --replay attacks one stored case; expected only one of them")
         if option.replay is not None:
-            config.stash[STORED] = _stored(loaded, option.replay)
+            one_case(config)
+            config.stash[STORED] = stored_case(loaded, option.replay)
     except (contracts.ContractError, ValueError, OSError) as error:
         pytest.exit(f"blackswan: {error}", returncode=EXIT_USAGE)
     from falsifiers.subjects.implementation import Implementation
@@ -119,42 +109,13 @@ def _campaign(config: pytest.Config) -> Campaign:
     )
     config.add_cleanup(campaign.release)
     try:
+        something(campaign, option.replay is not None)
         campaign.reserve()
         if option.resume:
             campaign.resume()
     except (ValueError, OSError) as error:
         pytest.exit(f"blackswan: {error}", returncode=EXIT_USAGE)
     return campaign
-
-
-def _alone(config: pytest.Config) -> None:
-    """ValueError where pytest-xdist is to spread the run: its processes would all write the one verdict file."""
-    option = config.option
-    if hasattr(config, "workerinput") or getattr(option, "tx", None) or getattr(option, "dist", "no") != "no":
-        raise ValueError("-n, --dist and --tx: one process writes the verdict file; run without, or claims apart, each with its --verdicts")
-
-
-def _stored(loaded: list[contracts.Contract], path: Path) -> tuple[Claim, Case]:
-    """The claim and the case of a replay file. ValueError where no contract has that claim on that operation."""
-    name, case = load_case(path)
-    claims = {claim.id: claim for contract in loaded for claim in contract.claims}
-    if name not in claims:
-        raise ValueError(f"{path}: is a case of a claim that no contract has: {unknown('claim', name, claims)}")
-    if case.operation != (claims[name].operation or ""):
-        raise ValueError(f"{path}: is a case of {case.operation}, but {name} is a claim on {claims[name].operation}")
-    return claims[name], case
-
-
-def _known(selection: Selection, loaded: list[contracts.Contract]) -> None:
-    """ValueError where a claim or an operation of the selection does not exist, with the nearest name."""
-    claims = {claim.id: claim for contract in loaded for claim in contract.claims}
-    operations = {claim.operation for claim in claims.values() if claim.operation}
-    for name in selection.claims:
-        if name not in claims:
-            raise ValueError(f"--claim: {unknown('claim', name, claims)}")
-    for name in selection.operations:
-        if name not in operations:
-            raise ValueError(f"--operation: {unknown('operation', name, sorted(operations))}")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

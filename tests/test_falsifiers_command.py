@@ -385,6 +385,8 @@ BAD_CORPORA: dict[str, tuple[str | bytes, str]] = {
 def bad_lines(folder: Path) -> list[tuple[list[str], str]]:
     """Arguments, and what the one message must hold."""
     taken = write(folder / "taken", "a file")
+    case = replay_file(folder, "OP-RMSNORM")
+    selections = (["--claim", "OP-RMSNORM"], ["--operation", "rms_norm"], ["--dtype", "float32"])
     found = [
         (["--claim", "OP-RMSNROM"], "--claim: unknown claim 'OP-RMSNROM'"),
         (["--claim", "OP-RMSNROM"], "did you mean 'OP-RMSNORM'"),
@@ -394,8 +396,10 @@ def bad_lines(folder: Path) -> list[tuple[list[str], str]]:
         (["--device", "cuda:-1"], "cuda:-1"),
         (["--dtype", "float8"], "invalid choice: 'float8'"),
         (["--effort", "high"], "invalid choice: 'high'"),
-        (["--limit", "0"], "--limit"),
-        (["--limit", "nan"], "--limit"),
+        *((["--limit", limit], f"'{limit}': expected seconds above 0 and up to 1,000,000") for limit in ("0", "nan", "abc", "1e300", "-1")),
+        (["--dtype", "float64"], "--dtype float64: OP-RMSNORM can be attacked in float32, bfloat16 only"),
+        (["--operation", "softmax"], "--operation softmax: OP-RMSNORM is on rms_norm"),
+        *((["--replay", case, *other], f"{other[0]}: --replay attacks the one case") for other in selections),
         (["--seed", "x"], "--seed"),
         (["--verdicts", str(folder)], "cannot be written"),
         (["--verdicts", f"{taken}/verdicts.jsonl"], "cannot be written"),
@@ -450,7 +454,9 @@ def test_bad_input_is_one_message_status_4_and_nothing_written(tmp_path: Path) -
     lines = bad_lines(tmp_path)
     before = listing(tmp_path)
     target = ["--verdicts", str(tmp_path / "out" / "verdicts.jsonl")]
-    runs = several([["--claim", "OP-RMSNORM", *target, *line] if "--claim" not in line else [*target, *line] for line, _ in lines])
+    runs = several(
+        [[*target, *line] if {"--claim", "--replay"} & {*line} else ["--claim", "OP-RMSNORM", *target, *line] for line, _ in lines]
+    )
     for (line, words), run in zip(lines, runs, strict=True):
         assert run.status == EXIT_USAGE, f"{line}: {run}"
         assert words in run.text, f"{line}: {run.text}"
