@@ -52,6 +52,14 @@ def _without_waiting_for_the_disk() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C means what it means in a terminal; a job in the background, and so its tests, would not be interrupted."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Watch:
     """The records of a run, without their times; raises what is asked for after a step."""
 
@@ -401,6 +409,7 @@ def test_a_validation_loss_that_is_not_finite_stops_the_run(tmp_path: Path, monk
     assert not (tmp_path / "run" / "best").exists()
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_the_run_after_the_step_and_it_goes_on(tmp_path: Path) -> None:
     whole, first, second = Watch(), Watch(), Watch()
     run(tmp_path / "whole", whole)
@@ -418,6 +427,7 @@ def test_ctrl_c_ends_the_run_after_the_step_and_it_goes_on(tmp_path: Path) -> No
     assert_same(state_of(tmp_path / "run"), state_of(tmp_path / "whole"))
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_the_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:
     def interrupt(_: StepRecord) -> None:
         os.kill(os.getpid(), signal.SIGINT)
