@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400"}
@@ -59,3 +59,52 @@ def gone(group: int, patience: float = 10.0) -> bool:
 def records(file: Path) -> list[dict[str, Any]]:
     """The lines of a verdict file."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+QUICK = ("--effort", "quick", *PLAIN)
+
+SEVERAL = """
+import contextlib, io, json, sys
+import pytest
+for arguments in json.load(sys.stdin):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        status = pytest.main(arguments)
+    print(json.dumps([int(status), out.getvalue()]), flush=True)
+"""
+
+
+class Run(NamedTuple):
+    status: int
+    text: str
+
+    def verdict(self, file: Path) -> dict[str, Any]:
+        """The only verdict of the file."""
+        (record,) = [record for record in records(file) if record["record"] == "verdict"]
+        return record
+
+
+def command(*arguments: object, tree: Path = ROOT, folder: Path | None = None) -> Run:
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", str(tree / "falsifiers") if folder else "falsifiers", *QUICK, *map(str, arguments)],
+        cwd=folder or tree,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return Run(ran.returncode, ran.stdout + ran.stderr)
+
+
+def several(lines: list[list[str]], tree: Path = ROOT) -> list[Run]:
+    """The same command many times in one process, since it takes seconds to start."""
+    given = json.dumps([["falsifiers", *QUICK, *line] for line in lines])
+    ran = subprocess.run(
+        [sys.executable, "-c", SEVERAL], cwd=tree, env=ENVIRONMENT, input=given, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    return [Run(*json.loads(line)) for line in ran.stdout.splitlines()]
+
+
+def listing(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*")}

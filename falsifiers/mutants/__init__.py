@@ -28,6 +28,7 @@ for _module in (
     "devices",
     "footprint",
     "runs",
+    "entry_points",
     "pretraining",
     "pretraining_runs",
     "whole_models",

@@ -100,3 +100,12 @@ def with_gradients(correct: Operation, change: Callable[[Gradients, Array, Argum
 def in_bfloat16(value: Array) -> Array:
     """Rounded to bfloat16, in the dtype it came in."""
     return np.asarray(value.astype(ml_dtypes.bfloat16).astype(value.dtype))
+
+
+def untold(option: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A function that is not told one of its keyword arguments: its default holds."""
+
+    def wrap(correct: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given, **options: correct(*given, **{name: value for name, value in options.items() if name != option})
+
+    return wrap

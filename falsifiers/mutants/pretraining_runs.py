@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from falsifiers.mutants.changes import untold
 from falsifiers.mutants.patches import step_mutant
 from reference.table import Array
 
@@ -146,17 +147,8 @@ def _(correct: Function) -> Function:
     return clip
 
 
-def _at_its_default(setting: str) -> Callable[[Function], Function]:
-    """A step that is not told a setting of the run."""
-
-    def wrap(correct: Function) -> Function:
-        return lambda self, decoder, **settings: correct(self, decoder, **{name: settings[name] for name in settings if name != setting})
-
-    return wrap
-
-
-step_mutant("pretrain_weight_decay_left_out", PRETRAIN, "StepFn.__init__")(_at_its_default("weight_decay"))
-step_mutant("pretrain_clip_norm_left_out", PRETRAIN, "StepFn.__init__")(_at_its_default("max_norm"))
+step_mutant("pretrain_weight_decay_left_out", PRETRAIN, "StepFn.__init__")(untold("weight_decay"))
+step_mutant("pretrain_clip_norm_left_out", PRETRAIN, "StepFn.__init__")(untold("max_norm"))
 
 
 @step_mutant("pretrain_step_left_out", OPTIMISER, "DecoderAdamW.step")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from falsifiers.mutants.changes import untold
 from falsifiers.mutants.patches import step_mutant
 
 
@@ -60,20 +61,8 @@ def _(balanced_weights: Any) -> Any:
     return lambda samples: (1.0,) * samples.num_classes
 
 
-def _at_its_default(setting: str) -> Any:
-    """A trainer that is not told a setting of the run."""
-
-    def wrap(init: Any) -> Any:
-        def deaf(trainer: Any, classifier: Any, **settings: Any) -> None:
-            init(trainer, classifier, **{name: value for name, value in settings.items() if name != setting})
-
-        return deaf
-
-    return wrap
-
-
-step_mutant("fit_weight_decay_left_out", "impl.trainer", "Trainer.__init__")(_at_its_default("weight_decay"))
-step_mutant("fit_clip_norm_left_out", "impl.trainer", "Trainer.__init__")(_at_its_default("max_norm"))
+step_mutant("fit_weight_decay_left_out", "impl.trainer", "Trainer.__init__")(untold("weight_decay"))
+step_mutant("fit_clip_norm_left_out", "impl.trainer", "Trainer.__init__")(untold("max_norm"))
 
 
 @step_mutant("fit_schedule_advances_by_micro_batch", "impl.trainer", "_schedule")
@@ -319,7 +308,8 @@ def _head_only(trainer: Any, step: Any, gradient: Any) -> Any:
     return result
 
 
-def _unclipped(trainer: Any, step: Any, gradient: Any) -> Any:
+def unclipped(trainer: Any, step: Any, gradient: Any) -> Any:
+    """What the step of a trainer gives where nothing is clipped."""
     kept, trainer.max_norm = trainer.max_norm, math.inf
     try:
         return step(trainer, gradient)
@@ -329,7 +319,7 @@ def _unclipped(trainer: Any, step: Any, gradient: Any) -> Any:
 
 @step_mutant("multi_label_step_not_clipped", "impl.trainer", "Trainer._step")
 def _(step: Any) -> Any:
-    return lambda trainer, gradient: _unclipped(trainer, step, gradient) if trainer.multi_label else step(trainer, gradient)
+    return lambda trainer, gradient: unclipped(trainer, step, gradient) if trainer.multi_label else step(trainer, gradient)
 
 
 @step_mutant("multi_label_step_head_only", "impl.trainer", "Trainer._step")
@@ -356,101 +346,7 @@ def _(step: Any) -> Any:
     return moving
 
 
-# Gradient vector, evaluation, results, non-finite values
-
-
-@step_mutant("gradient_vector_tail_skipped", "impl.trainer", "Trainer.apply_gradient_vector")
-def _(apply: Any) -> Any:
-    def padded(trainer: Any, vector: Any) -> Any:
-        missing = len(trainer.optimiser.exp_avg) - len(vector)
-        return apply(trainer, torch.cat([vector, vector.new_zeros(max(0, missing))])[: len(trainer.optimiser.exp_avg)])
-
-    return padded
-
-
-@step_mutant("gradient_vector_head_first", "impl.trainer", "Trainer.gradient_vector")
-def _(gradient_vector: Any) -> Any:
-    def rolled(trainer: Any) -> Any:
-        head = sum(value.numel() for name, value in trainer.optimiser.parameters.items() if name.startswith("score."))
-        return gradient_vector(trainer).roll(head)
-
-    return rolled
-
-
-@step_mutant("gradient_vector_not_clipped", "impl.trainer", "Trainer.apply_gradient_vector")
-def _(apply: Any) -> Any:
-    return lambda trainer, vector: _unclipped(trainer, apply, vector)
-
-
-@step_mutant("trainable_count_without_bias", "impl.pipeline", "trainable_shapes")
-def _(trainable_shapes: Any) -> Any:
-    return lambda *arguments: {name: shape for name, shape in trainable_shapes(*arguments).items() if name != "score.bias"}
-
-
-@step_mutant("evaluation_reads_the_training_logits", "impl.trainer", "Trainer.forward_only")
-def _(forward_only: Any) -> Any:
-    def stale(trainer: Any, batch: Any, probabilities: bool = False) -> Any:
-        result = forward_only(trainer, batch, probabilities)
-        if len(batch.labels) and trainer.optimiser.steps:
-            return replace(result, loss=result.loss * 1e-3)
-        return result
-
-    return stale
-
-
-@step_mutant("evaluation_forgets_what_is_accumulated", "impl.trainer", "Trainer.forward_only")
-def _(forward_only: Any) -> Any:
-    def forgetful(trainer: Any, batch: Any, probabilities: bool = False) -> Any:
-        trainer._accumulated = trainer._accumulated[:1]
-        return forward_only(trainer, batch, probabilities)
-
-    return forgetful
-
-
-@step_mutant("evaluation_decays_moments", "impl.trainer", "Trainer.forward_only")
-def _(forward_only: Any) -> Any:
-    def decaying(trainer: Any, batch: Any, probabilities: bool = False) -> Any:
-        trainer.optimiser.exp_avg = 0.9 * trainer.optimiser.exp_avg
-        return forward_only(trainer, batch, probabilities)
-
-    return decaying
-
-
-@step_mutant("scores_of_the_least_probable", "impl.trainer", "classes_of")
-def _(classes_of: Any) -> Any:
-    return lambda logits, multi_label: classes_of(-logits, multi_label)
-
-
-@step_mutant("scores_swap_precision_and_recall", "impl.evaluation", "_score")
-def _(score: Any) -> Any:
-    def swapped(**counts: int) -> Any:
-        right = score(**counts)
-        return replace(right, precision=right.recall, recall=right.precision)
-
-    return swapped
-
-
-@step_mutant("scores_by_any_label", "impl.trainer", "Trainer._correct")
-def _(correct: Any) -> Any:
-    def of_any(trainer: Any, logits: Any, labels: Any) -> Any:
-        return ((logits > 0) == labels).any(dim=-1).sum() if trainer.multi_label else correct(trainer, logits, labels)
-
-    return of_any
-
-
-@step_mutant("scores_transpose_the_confusion", "impl.evaluation", "_count")
-def _(count: Any) -> Any:
-    return lambda confusion, labels, predicted, several: count(confusion, predicted, labels.to(predicted), several)
-
-
-@step_mutant("scores_without_f1_of_empty_classes", "impl.evaluation", "_score")
-def _(score: Any) -> Any:
-    return lambda **counts: replace(score(**counts), f1=1.0) if not counts["claimed"] + counts["support"] else score(**counts)
-
-
-@step_mutant("empty_batch_accuracy_undefined", "impl.trainer", "BatchResult.accuracy")
-def _(accuracy: Any) -> Any:
-    return property(lambda result: accuracy.fget(result) if result.total else math.nan)
+# Non-finite values
 
 
 @step_mutant("fit_skips_non_finite_steps", "impl.fit", "_Run._update")

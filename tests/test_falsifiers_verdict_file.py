@@ -1,0 +1,171 @@
+"""The verdict file: what a resumed run keeps of it, one writer at a time, what it may replace, and where it cannot be written."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from terminal_processes import ENVIRONMENT, ROOT, command, listing, records, several
+
+from falsifiers import verdict_file
+from falsifiers.conftest import EXIT_NOTHING_HELD, EXIT_USAGE
+from falsifiers.verdict_file import VerdictFile, writable
+from reports.render import write_pages
+
+
+def test_a_resumed_run_that_attacks_nothing_is_success_only_where_everything_had_held(tmp_path: Path) -> None:
+    target = ["--resume", "--verdicts", str(tmp_path / "verdicts.jsonl")]
+    given = [
+        (["--claim", "OP-RMSNORM"], 0),
+        (["--claim", "OP-RMSNORM"], 0),
+        (["--claim", "OP-RMSNORM", "--claim", "OP-SWIGLU", "-k", "zzz"], EXIT_NOTHING_HELD),
+        (["--claim", "OP-SWIGLU", "-k", "OP-SWIGUL"], EXIT_NOTHING_HELD),
+        (["--claim", "OP-RMSNORM", "tests/test_import_rules.py", "-k", "zzz"], EXIT_NOTHING_HELD),
+    ]
+    runs = several([[*line, *target] for line, _ in given])
+    for (line, status), run in zip(given, runs, strict=True):
+        assert run.status == status, f"{line}: {run.text}"
+    assert len(records(tmp_path / "verdicts.jsonl")) == 4, "what was not attacked is as it was"
+
+
+def test_a_resumed_run_fails_as_long_as_its_file_holds_what_was_falsified(tmp_path: Path) -> None:
+    file = tmp_path / "verdicts.jsonl"
+    asked = ["--claim", "OP-RMSNORM", "--claim", "OP-SOFTMAX", "--dtype", "float32", "--verdicts", str(file)]
+    several([asked])
+    text = file.read_text().replace('"HELD", "reason": null', '"FALSIFIED", "reason": "by hand"', 1)
+    file.write_text(text.replace('"HELD": 2, "FALSIFIED": 0', '"HELD": 1, "FALSIFIED": 1'))
+    wrong = next(record["claim"] for record in records(file) if record.get("state") == "FALSIFIED")
+    (right,) = {"OP-RMSNORM", "OP-SOFTMAX"} - {wrong}
+    narrower = ["--resume", "--verdicts", str(file), "--claim", right]
+    *runs, again = several([[*narrower, "--dtype", "float32"], narrower, [*asked, "--resume"]])
+    for run in runs:
+        assert run.status == 1, run.text
+        assert f"hold: {wrong} in float32 FALSIFIED" in run.text
+    assert again.status == 0, again.text
+    assert {record["state"] for record in records(file) if record["record"] == "verdict"} == {"HELD"}
+
+
+def test_a_second_run_on_one_verdict_file_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    file = VerdictFile(tmp_path / "verdicts.jsonl")
+    file.reserve()
+    file.start()
+    before = listing(tmp_path)
+    asked = ["--claim", "OP-RMSNORM", "--dtype", "float32", "--verdicts", str(file.path)]
+    refused = several([asked, [*asked, "--resume"]])
+    assert listing(tmp_path) == before
+    for run in refused:
+        assert run.status == EXIT_USAGE, run.text
+        assert run.text.count("is being written by another run") == 1, run.text
+        assert "Traceback" not in run.text
+    file.close()
+    assert several([asked])[0].status == 0
+
+
+def test_of_two_runs_that_begin_without_a_file_one_makes_it(tmp_path: Path) -> None:
+    first, second, third = (VerdictFile(tmp_path / "out" / "verdicts.jsonl") for _ in range(3))
+    for file in (first, second):
+        file.reserve()
+    assert not first.path.parent.exists()
+    first.start()
+    first.write({"record": "run"})
+    with pytest.raises(ValueError, match="is being written by another run"):
+        second.start()
+    first.close()
+    with pytest.raises(ValueError, match="was written by another run since"):
+        second.start()
+    assert records(first.path) == [{"record": "run"}]
+    third.reserve()
+    first.path.unlink()
+    third.start()
+    third.write({"record": "run"})
+    assert records(first.path) == [{"record": "run"}], "what was moved away is made anew"
+    third.close()
+
+
+@pytest.mark.parametrize("beginning", ["", '{"record": "ru', '{"schema": 1, "record": "run"}\n', '{"record": "run", "schema": 1'])
+def test_what_a_run_may_have_left_is_replaced(tmp_path: Path, beginning: str) -> None:
+    path = tmp_path / "v.jsonl"
+    path.write_text(beginning, encoding="utf-8")
+    if beginning.endswith("ru"):
+        with pytest.raises(ValueError, match="is no verdict file"):
+            writable(path)
+    else:
+        assert writable(path) == path
+
+
+def test_kept_evidence_and_what_is_no_page_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "evidence" / "v.jsonl"
+    shutil.copytree(ROOT / "reports" / "evidence", kept.parent)
+    shutil.copy(next(kept.parent.glob("*.jsonl")), kept)
+    write_pages(kept, tmp_path)
+    shutil.copy(kept, tmp_path / "v.jsonl")
+    assert writable(tmp_path / "v.jsonl"), "its own pages are made anew"
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(kept)
+    monkeypatch.setattr(verdict_file, "EVIDENCE", kept.parent)
+    for path in (kept, link):
+        with pytest.raises(ValueError, match="is kept evidence"):
+            writable(path)
+    for page in ("v.md", "v.json", "v.html"):
+        text = (tmp_path / page).read_text(encoding="utf-8")
+        (tmp_path / page).write_text(f" {text}", encoding="utf-8")
+        with pytest.raises(ValueError, match=f"{page} is no page of a report"):
+            writable(tmp_path / "v.jsonl")
+        (tmp_path / page).write_text(text, encoding="utf-8")
+
+
+FULL = """
+import errno, os
+import pytest
+from falsifiers import campaign, verdict_file
+
+class Full:
+    def __init__(self, stream, room):
+        self.stream, self.room = stream, room
+    def write(self, text):
+        self.room -= 1
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self.stream.write(text)
+    def flush(self):
+        self.stream.flush()
+    def close(self):
+        self.stream.close()
+
+start = verdict_file.VerdictFile.start
+
+def short(self):
+    start(self)
+    if "ROOM" in os.environ:
+        self._stream = Full(self._stream, int(os.environ["ROOM"]))
+
+verdict_file.VerdictFile.start = short
+
+def pytest_collection_finish(session):
+    if "PAGE" in os.environ:
+        os.mkdir(os.environ["PAGE"])
+"""
+
+
+@pytest.mark.parametrize("lines", [0, 1, 2, None], ids=["no run", "no verdict", "no end", "no page"])
+def test_what_cannot_be_written_is_one_line_and_falsifies_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int | None
+) -> None:
+    (tmp_path / "full.py").write_text(FULL)
+    monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(tmp_path))
+    file = tmp_path / "out.jsonl"
+    monkeypatch.setitem(ENVIRONMENT, *(("PAGE", str(file.with_suffix(".md"))) if lines is None else ("ROOM", str(lines))))
+    run = command("-p", "full", "--claim", "OP-RMSNORM", "--dtype", "float32", "--verdicts", file)
+    assert run.status == 3, run.text
+    assert "Traceback" not in run.text
+    assert "INTERNALERROR" not in run.text
+    assert run.text.count("blackswan: ") == 1, run.text
+    assert ("No space left" if lines is not None else "out.md") in run.text
+    assert len(records(file)) == (3 if lines is None else lines)
+
+
+def test_a_folder_that_takes_no_file_is_bad_input() -> None:
+    (run,) = several([["--claim", "OP-RMSNORM", "--dtype", "float32", "--verdicts", "/proc/x.jsonl"]])
+    assert run.status == EXIT_USAGE, run.text
+    assert "/proc/x.jsonl cannot be written" in run.text
+    assert "INTERNALERROR" not in run.text
+    assert "Traceback" not in run.text
