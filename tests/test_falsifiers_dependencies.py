@@ -21,6 +21,7 @@ from falsifiers.engine import Options, falsify
 from falsifiers.kinds import KINDS
 from falsifiers.real_input import RealInput
 from falsifiers.subjects.implementation import Implementation
+from falsifiers.subjects.procedures.workers import WORKERS
 from impl.operations import OPERATIONS
 from reports.dependencies import PARTS, Sources
 
@@ -36,6 +37,16 @@ HARNESS = {
     ("contracts/loader.py", None),
     ("contracts/vocabulary.py", None),
 }
+
+
+@pytest.fixture
+def not_interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each of an interpreted kernel's lines would be traced. The process that forks workers keeps the environment it started with."""
+    WORKERS.close()
+    with monkeypatch.context() as patch:
+        patch.delenv("TRITON_INTERPRET", raising=False)
+        yield
+        WORKERS.close()
 
 
 @contextmanager
@@ -69,8 +80,8 @@ def unsaid(ran: dict[str, set[str]], claim: Claim, sources: Sources) -> list[str
 
 
 @pytest.mark.parametrize("contract", sorted({claim.contract for claim in CLAIMS}))
-def test_what_runs_for_a_claim_is_what_its_verdict_depends_on(contract: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # each of an interpreted kernel's lines would be traced
+@pytest.mark.usefixtures("not_interpreted")
+def test_what_runs_for_a_claim_is_what_its_verdict_depends_on(contract: str) -> None:
     sources, subject, shipped = Sources(ROOT), Implementation("cpu"), RealInput(CHECKPOINT, CORPUS_HELDOUT)
     missing = {}
     # Of those that say the same, one.
