@@ -11,6 +11,7 @@ import contracts
 from contracts.model import Claim
 from contracts.problems import unknown
 from falsifiers import calibration_record
+from falsifiers.arguments import json_lines, positive
 from falsifiers.workers import workers
 
 Task = tuple[str, str, str, int, int]
@@ -20,23 +21,16 @@ Task = tuple[str, str, str, int, int]
 def add_parser(commands: Any) -> None:
     """Adds the subcommand to `python -m falsifiers`."""
     parser = commands.add_parser("calibrate", help="measure error / noise floor of the correct implementation")
-    parser.add_argument("--cases", type=_positive, default=300, help="draws a claim and dtype, fewer of large ones (default: 300)")
+    parser.add_argument("--cases", type=positive, default=300, help="draws a claim and dtype, fewer of large ones (default: 300)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the draws (default: 1)")
     parser.add_argument("--claim", action="append", default=[], metavar="ID", help="this claim only; may be repeated")
     parser.add_argument("--dtype", action="append", default=[], choices=contracts.DTYPES, help="this dtype only; may be repeated")
     parser.add_argument("--device", default="cpu", help="cpu | cuda | cuda:N | auto (default: cpu)")
-    parser.add_argument("--jobs", type=_positive, default=1, help="processes (default: 1)")
+    parser.add_argument("--jobs", type=positive, default=1, help="processes (default: 1)")
     parser.add_argument("--write", action="store_true", help="record the ratios, and put the factors into the contracts")
     parser.add_argument("--lines", type=Path, metavar="FILE", help="append the ratios to FILE, to be merged elsewhere")
     parser.add_argument("--merge", type=Path, metavar="FILE", help="measure nothing: write what FILE holds")
     parser.set_defaults(run=run)
-
-
-def _positive(text: str) -> int:
-    """A whole number from 1 on."""
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
-    return int(text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -48,8 +42,12 @@ def run(options: argparse.Namespace) -> int:
         claims = [claim for contract in contracts.load() for claim in contract.claims]
         _merge(calibration_record.merged(options.merge, {claim.id: claim for claim in claims if is_calibrated(claim)}))
         return 0
+    if options.lines is not None:
+        json_lines("--lines", options.lines, calibration_record.KEYS)
     tasks = list(_tasks(options))
     Implementation(options.device)  # a device that is not there ends the command before it prints or starts anything
+    if not tasks:
+        raise ValueError("nothing to measure: none of the claims that were chosen has factors, in such a dtype, on this device")
     print(f"{'claim':28} {'dtype':9} {'cases':>6} {'rms':>7} {'row':>7} {'max':>7}   largest error / noise floor")
     found = []
     for number, entry in enumerate(_measured(tasks, options.jobs), start=1):

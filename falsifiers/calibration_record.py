@@ -22,6 +22,8 @@ The largest of a sample is exceeded in a longer one. What a factor may be at mos
 _TEXTS = ("claim", "dtype", "device", "machine", "torch")
 _COUNTS = ("seed", "cases", "tensors")
 _RATIOS = ("largest", "median")
+KEYS = (*_TEXTS, *_COUNTS, *_RATIOS)
+"""Of a calibration, as `Calibration.describe` gives it."""
 
 Record = dict[str, dict[str, dict[str, Any]]]
 
@@ -83,7 +85,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _checked(entry: Any, claims: Mapping[str, Claim]) -> dict[str, Any]:
     """The entry, where it has the keys and values that `Calibration.describe` gives."""
-    _has_keys("the line", entry, (*_TEXTS, *_COUNTS, *_RATIOS))
+    _has_keys("the line", entry, KEYS)
     for name in _TEXTS:
         if not isinstance(entry[name], str) or not entry[name]:
             raise ValueError(f"{name} is {_shown(entry[name])}, not a text")

@@ -11,6 +11,7 @@ from typing import Any
 import contracts
 from contracts.problems import unknown
 from falsifiers import mutants, power, power_report
+from falsifiers.arguments import json_lines, positive
 from falsifiers.verdict import plain
 
 
@@ -22,7 +23,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--claim", action="append", default=[], metavar="ID", help="this claim only; may be repeated")
     parser.add_argument("--mutant", action="append", default=[], metavar="NAME", help="this mutant only; may be repeated")
     parser.add_argument("--full", action="store_true", help="every cell, not only those that decide something")
-    parser.add_argument("--processes", type=int, default=2, help="processes to run in (default: 2)")
+    parser.add_argument("--processes", type=positive, default=2, help="processes to run in (default: 2)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the cells as JSON lines")
     parser.set_defaults(run=run)
 
@@ -35,8 +36,8 @@ def run(options: argparse.Namespace) -> int:
     every = {**mutants.MUTANTS, **mutants.PROCEDURES, **mutants.RULES}
     names = [entry.name for entry in _selected("mutant", every, options.mutant)]
     selected = bool(options.claim or options.mutant)
-    if options.output and not options.output.parent.is_dir():
-        raise ValueError(f"--output: there is no folder {options.output.parent} to write {options.output.name} into")
+    if options.output:
+        json_lines("--output", options.output, [field.name for field in dataclasses.fields(power.Cell)])
     cells = _attack(power.first_tasks(claims, options.full or selected, options.mutant), options.processes)
     if not selected:
         cells += _attack(power.further_tasks(claims, cells), options.processes)

@@ -9,7 +9,7 @@ _HERE = Path(__file__).parent
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit status: 0 done, 1 something got worse (compare), 2 bad input."""
+    """Runs a command; returns its exit status: 0 done, 1 something got worse (compare) or is not current (evidence), 2 bad input."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.command is None:
@@ -43,8 +43,13 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("files", type=Path, nargs="+", metavar="FILE", help="verdict file")
     check.set_defaults(run=_check)
 
-    evidence = commands.add_parser("evidence", help="list kept runs and whether they are STALE")
+    evidence = commands.add_parser(
+        "evidence",
+        help="list kept runs and whether they are STALE",
+        description="Exit status 0 whatever it lists, but see --require-current.",
+    )
     evidence.add_argument("--folder", type=Path, default=_HERE / "evidence", metavar="DIR", help="default: reports/evidence")
+    evidence.add_argument("--require-current", action="store_true", help="exit status 1 where a claim has no current verdict on a device")
     evidence.set_defaults(run=_evidence)
     return parser
 
@@ -98,13 +103,18 @@ def _check(options: argparse.Namespace) -> int:
 
 def _evidence(options: argparse.Namespace) -> int:
     from reports import staleness
-    from reports.evidence import collect, listing
+    from reports.evidence import collect, coverage, listing
 
     if not options.folder.is_dir():
         raise FileNotFoundError(f"{options.folder}: no such folder")
-    kept = collect(options.folder, staleness.current_tree(staleness.ROOT))
+    tree = staleness.current_tree(staleness.ROOT)
+    kept = collect(options.folder, tree)
     print(listing(kept) if kept else f"{options.folder}: no verdict files")
-    return 0
+    covered = coverage(kept, tree)
+    for entry in covered:
+        print(entry)
+    current = bool(kept) and not any(entry.lacking for entry in covered)
+    return 1 if options.require_current and not current else 0
 
 
 if __name__ == "__main__":

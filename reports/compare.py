@@ -10,9 +10,11 @@ from reports.records import Header, Identity, Run, Verdict, identity
 from reports.summary import WORDS
 
 FACTOR: Final = 1.5
-"""Headroom that moved by no more than this factor is taken as unchanged: other seeds move it as well."""
+"""Headroom that moved by no more than this factor is taken as unchanged: another machine's rounding moves it as well."""
 
 _COMPARED: Final = ("subject", "device", "device_name", "dtypes", "effort", "seed")
+_CASES: Final = ("effort", "seed")
+"""What the cases are drawn by: those of another seed have another largest error, which is neither better nor worse."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,13 @@ def compare(old: Run, new: Run) -> list[Change]:
     """The changes, worse ones first.
 
     A change of state is better only when it ends in HELD: a falsified claim that is no longer run, or that became flaky, was not repaired.
-    A verdict that the new run lacks is worse unless the old one did not run either.
+    A verdict that the new run lacks is worse unless the old one did not run either. Headroom is better or worse on the same cases only.
     """
     before = {identity(verdict): verdict for verdict in old.verdicts}
     after = {identity(verdict): verdict for verdict in new.verdicts}
-    changes = [change for key in sorted({*before, *after}) for change in _changes(key, before.get(key), after.get(key))]
+    left, right = dict(old.header), dict(new.header)
+    same = all(left[name] == right[name] for name in _CASES)
+    changes = [change for key in sorted({*before, *after}) for change in _changes(key, before.get(key), after.get(key), same)]
     return sorted(changes, key=lambda change: {True: 0, None: 1, False: 2}[change.worse])
 
 
@@ -47,7 +51,7 @@ def differences(old: Header, new: Header) -> list[str]:
     return [f"{name}: {left[name]} → {right[name]}" for name in _COMPARED if left[name] != right[name]]
 
 
-def _changes(key: Identity, old: Verdict | None, new: Verdict | None) -> Iterator[Change]:
+def _changes(key: Identity, old: Verdict | None, new: Verdict | None, same_cases: bool) -> Iterator[Change]:
     if new is None:
         if old is not None:
             yield Change(key, True if old["state"] != "NOT_RUN" else None, f"{WORDS[old['state']]} → missing")
@@ -56,17 +60,17 @@ def _changes(key: Identity, old: Verdict | None, new: Verdict | None) -> Iterato
     elif old["state"] != new["state"]:
         yield Change(key, new["state"] != "HELD", f"{WORDS[old['state']]} → {_state(new)}")
     else:
-        yield from _headroom(key, old, new)
+        yield from _headroom(key, old, new, same_cases)
 
 
-def _headroom(key: Identity, old: Verdict, new: Verdict) -> Iterator[Change]:
+def _headroom(key: Identity, old: Verdict, new: Verdict, same_cases: bool) -> Iterator[Change]:
     before, after = words.worst(old), words.worst(new)
     text = f"{WORDS[new['state']]}, headroom {words.headroom(old)} → {words.headroom(new)}"
     if before is None or after is None:
         if before is not after:
             yield Change(key, None, text)
     elif _grew(before, after) or _grew(after, before):
-        yield Change(key, after > before, text)
+        yield Change(key, after > before if same_cases else None, text)
 
 
 def _grew(small: float, large: float) -> bool:

@@ -35,15 +35,17 @@ def write_pages(file: Path, output: Path, formats: Sequence[str] = FORMATS, agai
 
     Raises:
         RecordError: the file is no verdict file.
-        ValueError: a page would be written over the file.
+        ValueError: a page would be written over the file, or over one that is no page.
     """
     run = read(file)
     paths = {name: output / f"{file.stem}.{name}" for name in formats}
-    for path in paths.values():
+    for name, path in paths.items():
         if path.name == file.name and output.resolve() == file.parent.resolve():
             raise ValueError(
                 f"{file}: is where a page would be written; expected another folder to write to, or a verdict file named *.jsonl"
             )
+        if path.exists() and not is_page(path, name):
+            raise ValueError(f"{path}: is no page of a report, and would be replaced by one; expected another folder to write to")
     stale = staleness.stale_verdicts(run, staleness.current_tree(staleness.ROOT)) if against_tree else None
     summary = summarise(run, stale)
     pages = {path: _page(name, summary) for name, path in paths.items()}

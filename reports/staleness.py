@@ -5,10 +5,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from contracts.model import Domain
 from reports.dependencies import Sources
 from reports.digests import DigestError
 from reports.records import Identity, Run, Verdict, identity
@@ -18,11 +19,13 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Tree:
-    """A checkout: its sources, the digests of its claims by contract and claim, and where the code of each claim begins now, by part."""
+    """A checkout: its sources, the digests of its claims by contract and claim, where the code of each claim begins now, by part, and
+    what each speaks of."""
 
     sources: Sources
     claims: Mapping[tuple[str, str], str]
     depends: Mapping[str, Mapping[str, Sequence[str]]] | None = None
+    domains: Mapping[tuple[str, str], Domain] = field(default_factory=dict)
 
 
 def current_tree(root: Path) -> Tree:
@@ -37,7 +40,9 @@ def current_tree(root: Path) -> Tree:
         claims = [claim for contract in load([root / "contracts"]) for claim in contract.claims]
     except ContractError as error:
         raise DigestError(f"the contracts of this checkout do not load:\n{error}") from error
-    return Tree(Sources(root), {(claim.contract, claim.id): contract_digest(claim) for claim in claims}, _depends(root))
+    by_name = {(claim.contract, claim.id): claim for claim in claims}
+    digests = {name: contract_digest(claim) for name, claim in by_name.items()}
+    return Tree(Sources(root), digests, _depends(root), {name: claim.domain for name, claim in by_name.items()})
 
 
 def _depends(root: Path) -> Mapping[str, Mapping[str, Sequence[str]]] | None:

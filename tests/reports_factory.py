@@ -4,6 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+SOURCE = '''"""Module."""
+
+import math
+
+
+def norm(x: float, eps: float = 1e-6) -> float:
+    """Doc."""
+    return x / math.sqrt(x * x + eps)
+'''
+
 DIGESTS = {"contracts": "c" * 64, "reference": "r" * 64, "impl": "i" * 64, "falsifiers": "f" * 64}
 
 CASE = {"sizes": {"rows": 2, "hidden": 64}, "scalars": {"eps": 1e-6}, "seed": 7, "flavour": "outliers", "digest": "d" * 64}

@@ -281,14 +281,6 @@ def test_a_merge_writes_every_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert untouched == lines
 
 
-@pytest.mark.parametrize("line", [["--cases", "-3"], ["--cases", "0"], ["--jobs", "0"]])
-def test_a_count_below_one_is_refused(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["calibrate", "--claim", "OP-LINEAR", *line])
-    assert ended.value.code == 2
-    assert "expected a whole number of at least 1" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_device_that_is_not_there_is_one_line(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", "--claim", "OP-LINEAR", "--device", "cuda:15", "--jobs", jobs]) == EXIT_STATUS

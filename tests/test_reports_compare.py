@@ -46,6 +46,17 @@ def test_headroom_counts_beyond_the_factor(tmp_path: Path, old: float, new: floa
     assert [change for change, _ in found] == ([] if worse is None else [worse])
 
 
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"effort": "deep"}])
+def test_headroom_on_other_cases_is_neither_better_nor_worse(tmp_path: Path, changed: dict[str, Any]) -> None:
+    before = write(tmp_path / "old.jsonl", at(0.2))
+    for headroom in (0.1, 0.9):
+        after = write(tmp_path / "new.jsonl", at(headroom), header=run_record(**changed))
+        assert [change.worse for change in compare(read(before), read(after))] == [None]
+        assert main(["compare", str(before), str(after)]) == 0
+    broken = write(tmp_path / "new.jsonl", verdict(state="FALSIFIED"), header=run_record(**changed))
+    assert [change.worse for change in compare(read(before), read(broken))] == [True]
+
+
 @pytest.mark.parametrize(("old", "new", "expected"), [(3, "nan", [True]), ("inf", "nan", []), ("inf", 3, [False])])
 def test_headroom_that_is_not_finite(tmp_path: Path, old: float | str, new: float | str, expected: list[bool]) -> None:
     before = {**verdict(state="FALSIFIED"), "headroom": at(old)["headroom"]}

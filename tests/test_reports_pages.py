@@ -296,6 +296,22 @@ def test_render_never_writes_over_the_verdict_file(tmp_path: Path, name: str, ca
     assert file.read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["md", "json", "html"])
+def test_render_replaces_pages_only(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "README.jsonl", verdict())
+    own = tmp_path / "out" / f"README.{name}"
+    own.parent.mkdir()
+    own.write_text("# Somebody's own\n")
+    assert main(["render", str(file), "--output", str(own.parent)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{own}: is no page of a report" in error
+    assert [path.name for path in own.parent.iterdir()] == [own.name]
+    assert own.read_text() == "# Somebody's own\n"
+    own.write_text("")
+    assert main(["render", str(file), "--output", str(own.parent)]) == 0, "nobody misses an empty file"
+
+
 def test_render_writes_the_format_asked_for(tmp_path: Path) -> None:
     file = write(tmp_path / "run.jsonl", verdict())
     assert main(["render", str(file), "--output", str(tmp_path / "out"), "--format", "md"]) == 0
@@ -306,9 +322,9 @@ def test_bad_input_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     file = write_records(tmp_path / "run.jsonl", run_record(), verdict(state="PASSED"), end_record())
     out = tmp_path / "out"
     out.mkdir()
-    (out / "run.md").write_text("before")
+    (out / "run.md").write_text("# Blackswan: before")
     assert main(["render", str(file), "--output", str(out)]) == 2
-    assert (out / "run.md").read_text() == "before"
+    assert (out / "run.md").read_text() == "# Blackswan: before"
     assert [path.name for path in out.iterdir()] == ["run.md"]
     assert f"{file}:2" in capsys.readouterr().err
 

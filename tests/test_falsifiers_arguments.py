@@ -1,0 +1,58 @@
+"""Options of `python -m falsifiers` that make no sense: one line, before anything is measured or written."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from falsifiers import calibrate_command, power
+from falsifiers.__main__ import main
+
+
+@pytest.mark.parametrize(
+    "line", [["calibrate", "--cases", "-3"], ["calibrate", "--cases", "0"], ["calibrate", "--jobs", "0"], ["power", "--processes", "0"]]
+)
+def test_a_count_below_one_is_refused(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*line, "--claim", "OP-LINEAR"])
+    assert ended.value.code == 2
+    assert "expected a whole number of at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("chosen", [["--claim", "OP-RESIDUAL-GRADIENT"], ["--claim", "OP-LINEAR", "--dtype", "float64"]])
+def test_nothing_to_measure_is_said(chosen: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", *chosen]) == 2
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert found.err.startswith("falsifiers calibrate: nothing to measure")
+    assert found.err.count("\n") == 1
+
+
+FOREIGN = ["# Somebody's own\n", "[1]\n", '{"claim": "OP-LINEAR"}\n', "\n"]
+
+
+@pytest.mark.parametrize("content", FOREIGN)
+@pytest.mark.parametrize(("command", "option"), [("calibrate", "--lines"), ("power", "--output")])
+def test_lines_go_into_no_other_file(
+    tmp_path: Path, command: str, option: str, content: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate_command, "_measured", lambda *_: pytest.fail("measured before it was refused"))
+    monkeypatch.setattr(power, "run", lambda *_: pytest.fail("attacked before it was refused"))
+    own = tmp_path / "own.md"
+    own.write_text(content)
+    for path, message in ((own, "holds something else"), (tmp_path, "cannot be written"), (tmp_path / "no" / "file", "there is no folder")):
+        assert main([command, "--claim", "OP-LINEAR", option, str(path)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"falsifiers {command}: {option}: ")
+        assert message in error
+        assert error.count("\n") == 1
+    assert own.read_text() == content
+    assert [path.name for path in tmp_path.iterdir()] == [own.name]
+
+
+def test_lines_go_behind_those_of_an_earlier_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = tmp_path / "lines.jsonl"
+    for seed in ("1", "2"):
+        assert main(["calibrate", "--claim", "OP-SWIGLU", "--dtype", "float32", "--cases", "2", "--seed", seed, "--lines", str(lines)]) == 0
+    capsys.readouterr()
+    assert [json.loads(line)["seed"] for line in lines.read_text().splitlines()] == [1, 2]

@@ -1,0 +1,292 @@
+"""Which verdicts no longer speak of a checkout, and of what in it none does."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from reports_factory import SOURCE, run_record, verdict, write
+
+from contracts import contract_digest, load
+from falsifiers.dependencies import entries as dependency_entries
+from reports import staleness
+from reports.__main__ import main
+from reports.dependencies import PARTS, Sources
+from reports.digests import FOLDERS, DigestError, tree_digests
+from reports.evidence import collect, coverage, listing
+from reports.records import read
+from reports.staleness import current_tree, stale_verdicts
+
+CONTRACT = {
+    "contract": "sample",
+    "version": "1.0.0",
+    "title": "A sample",
+    "claims": [
+        {
+            "id": identifier,
+            "severity": "P0",
+            "kind": "parity",
+            "operation": "softmax",
+            "statement": "Softmax equals the reference.",
+            "domain": {"sizes": {"rows": {"min": 1, "max": 4}, "classes": {"min": 2, "max": 8}}, "dtype": ["float32"]},
+            "tolerance": {"basis": "rounding", "factors": {"rms": 1.5, "row": 4, "max": 3}},
+            "must_catch": ["softmax_without_max_shift"],
+        }
+        for identifier in ("SOFTMAX", "SOFTMAX-TOO")
+    ],
+}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A small checkout."""
+    for folder in FOLDERS:
+        (tmp_path / "tree" / folder).mkdir(parents=True)
+        (tmp_path / "tree" / folder / "norm.py").write_text(SOURCE)
+    (tmp_path / "tree" / "contracts" / "sample-v1.yaml").write_text(yaml.safe_dump(CONTRACT))
+    return tmp_path / "tree"
+
+
+@pytest.fixture
+def evidence(tmp_path: Path, tree: Path) -> Path:
+    """A verdict file made on that checkout."""
+    claims = [claim for contract in load([tree / "contracts"]) for claim in contract.claims]
+    sources, depends = Sources(tree), {part: [f"{folder}/norm.py"] for part, folder in PARTS.items()}
+    digests = {part: sources.digest(part, entries) for part, entries in depends.items()}
+    verdicts = [
+        verdict(c.id, contract=c.contract, operation=c.operation, digests={"claim": contract_digest(c), **digests}, depends=depends)
+        for c in claims
+    ]
+    (tmp_path / "evidence").mkdir()
+    header = run_record(digests=tree_digests(tree), device="cuda", device_name="NVIDIA H200")
+    return write(tmp_path / "evidence" / "gpu.jsonl", *verdicts, header=header)
+
+
+def reasons(evidence: Path, tree: Path) -> list[str]:
+    return sorted(f"{key[1]}: {reason}" for key, reason in stale_verdicts(read(evidence), current_tree(tree)).items())
+
+
+def test_untouched_tree_makes_nothing_stale(evidence: Path, tree: Path) -> None:
+    assert reasons(evidence, tree) == []
+    assert "current" in listing(collect(evidence.parent, current_tree(tree)))
+
+
+def test_comment_makes_nothing_stale(evidence: Path, tree: Path) -> None:
+    for folder in FOLDERS:
+        file = tree / folder / "norm.py"
+        file.write_text("# a comment\n" + file.read_text())
+    contract = tree / "contracts" / "sample-v1.yaml"
+    contract.write_text("# a comment\n" + contract.read_text())
+    assert reasons(evidence, tree) == []
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_operator_makes_every_verdict_that_depends_on_it_stale(evidence: Path, tree: Path, part: str) -> None:
+    file = tree / PARTS[part] / "norm.py"
+    file.write_text(file.read_text().replace("+ eps", "- eps"))
+    assert reasons(evidence, tree) == [f"SOFTMAX-TOO: its {part} has changed", f"SOFTMAX: its {part} has changed"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_file_that_no_entry_imports_makes_nothing_stale(evidence: Path, tree: Path, part: str) -> None:
+    (tree / PARTS[part] / "other.py").write_text(SOURCE)
+    assert reasons(evidence, tree) == []
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("gone", [True, False])
+def test_missing_and_broken_entries_make_verdicts_stale(evidence: Path, tree: Path, part: str, gone: bool) -> None:
+    file = tree / PARTS[part] / "norm.py"
+    file.unlink() if gone else file.write_text("def f(:\n")
+    assert reasons(evidence, tree) == [f"SOFTMAX-TOO: its {part} has changed", f"SOFTMAX: its {part} has changed"]
+
+
+def test_a_table_that_gives_something_else_makes_its_verdicts_stale(evidence: Path, tree: Path) -> None:
+    run, own = read(evidence), current_tree(tree)
+    same = {verdict["claim"]: verdict["depends"] for verdict in run.verdicts}
+    assert stale_verdicts(run, replace(own, depends=same)) == {}
+    other = {**same, "SOFTMAX": {**same["SOFTMAX"], "subject": ["impl/norm.py::faster"]}}
+    found = stale_verdicts(run, replace(own, depends=other))
+    assert {key[1]: reason for key, reason in found.items()} == {"SOFTMAX": "its subject has changed"}
+
+
+def test_tables_that_do_not_load_leave_nothing_current(tree: Path) -> None:
+    (tree / "falsifiers" / "dependencies.py").write_text("")
+    (tree / "falsifiers" / "__main__.py").write_text("raise SystemExit('no such table')\n")
+    with pytest.raises(DigestError, match="python -m falsifiers depends: no such table"):
+        current_tree(tree)
+
+
+IMPORTS = {
+    "from {folder}.layers.helper import f": True,
+    "from {folder}.layers import helper": True,
+    "import {folder}.layers.helper": True,
+    "def f():\n    from {folder}.layers import helper": True,
+    "from {folder}.layers.middle import g": True,
+    "from {folder}.layers import other": False,
+    "from {folder}.layers.table import TABLE": False,
+    "from elsewhere.layers import helper": False,
+}
+
+
+@pytest.mark.parametrize(("line", "reaches"), IMPORTS.items())
+def test_digest_follows_imports_within_the_folder_and_not_through_tables_of_contents(tree: Path, line: str, reaches: bool) -> None:
+    layers = tree / "impl" / "layers"
+    layers.mkdir()
+    (layers / "helper.py").write_text("def f():\n    return 1\n")
+    (layers / "middle.py").write_text("from impl.layers.helper import f\n")
+    (layers / "other.py").write_text("x = 1\n")
+    (layers / "__init__.py").write_text("from impl.layers import helper\nTABLE = {'f': helper.f}\n")
+    (layers / "table").mkdir()
+    (layers / "table" / "__init__.py").write_text("from impl.layers import helper\nTABLE = {'f': helper.f}\n")
+    (tree / "impl" / "entry.py").write_text(line.format(folder="impl") + "\n")
+    before = Sources(tree).digest("subject", ["impl/entry.py"])
+    (layers / "helper.py").write_text("def f():\n    return 2\n")
+    assert (Sources(tree).digest("subject", ["impl/entry.py"]) != before) is reaches
+
+
+def test_what_a_check_asks_of_the_reference_is_what_its_verdict_depends_on() -> None:
+    claims = {claim.id: claim for contract in load() for claim in contract.claims}
+    whole, rule = (dependency_entries(claims[name])["reference"] for name in ("WHOLE-TORCH", "C-HP-001-RANGE"))
+    files = Sources(staleness.ROOT).closure("reference", whole)
+    assert {"reference/by_layer.py", "reference/attention.py", "reference/run.py"} <= set(files)
+    assert rule == []
+
+
+def test_a_verdict_on_an_operation_depends_on_no_procedure() -> None:
+    sources = Sources(staleness.ROOT)
+    claims = {claim.id: claim for contract in load() for claim in contract.claims}
+
+    def comparison(name: str) -> list[str]:
+        return sources.closure("comparison", dependency_entries(claims[name])["comparison"])
+
+    for name in ("OP-RMSNORM", "CLS-GRADIENT"):
+        assert not [path for path in comparison(name) if path.startswith("falsifiers/subjects/procedures/") or "whole_model" in path]
+    assert "falsifiers/whole_model.py" in comparison("WHOLE-TORCH")
+
+
+def test_every_claim_has_entries_that_exist_and_only_its_own() -> None:
+    sources = Sources(staleness.ROOT)
+    by_claim = {claim.id: dependency_entries(claim) for contract in load() for claim in contract.claims}
+    for claim, parts in by_claim.items():
+        assert set(parts) == set(PARTS)
+        assert parts["comparison"], claim
+        assert parts["subject"], claim
+        for part, entries in parts.items():
+            assert len(sources.digest(part, entries)) == 64
+    norm = sources.closure("subject", by_claim["OP-RMSNORM"]["subject"])
+    assert "impl/operations/layers.py" in norm
+    assert "impl/operations/attention.py" not in norm
+    assert "reference/rms_norm.py" in sources.closure("reference", by_claim["OP-RMSNORM"]["reference"])
+    forward = sources.closure("subject", by_claim["CLS-FORWARD"]["subject"])
+    assert {"impl/decoder.py", "impl/classifier.py", "impl/operations/attention.py", "impl/operations/layers.py"} <= set(forward)
+    assert "impl/corpus.py" in sources.closure("subject", by_claim["CLS-CORPUS-REFUSES"]["subject"])
+
+
+def test_changed_claim_makes_its_own_verdict_stale(evidence: Path, tree: Path) -> None:
+    contract = tree / "contracts" / "sample-v1.yaml"
+    contract.write_text(contract.read_text().replace("rms: 1.5", "rms: 2.5", 1))
+    assert reasons(evidence, tree) == ["SOFTMAX: the claim has changed"]
+    assert "STALE, 1 of 2 verdicts: 1 × the claim has changed" in listing(collect(evidence.parent, current_tree(tree)))
+
+
+def test_removed_claim_makes_its_verdict_stale(evidence: Path, tree: Path) -> None:
+    contract = tree / "contracts" / "sample-v1.yaml"
+    contract.write_text(yaml.safe_dump({**CONTRACT, "claims": CONTRACT["claims"][:1]}))
+    assert reasons(evidence, tree) == ["SOFTMAX-TOO: the claim no longer exists"]
+
+
+def test_evidence_lists_device_date_result_and_staleness(evidence: Path, tree: Path) -> None:
+    (tree / "impl" / "norm.py").write_text("x = 1\n")
+    line = listing(collect(evidence.parent, current_tree(tree))).splitlines()[1]
+    for expected in (
+        "gpu.jsonl",
+        "cuda (NVIDIA H200)",
+        "2025-03-01",
+        "HELD: 2 held",
+        "STALE, 2 of 2 verdicts: 2 × its subject has changed",
+    ):
+        assert expected in line
+
+
+def covered(evidence: Path, tree: Path) -> list[str]:
+    current = current_tree(tree)
+    return [str(entry) for entry in coverage(collect(evidence.parent, current), current)]
+
+
+def on_cuda(evidence: Path, tree: Path) -> list[dict[str, Any]]:
+    """The claims made in two dtypes, and a verdict of now for each."""
+    dtypes = ("float32", "bfloat16")
+    contract = {**CONTRACT, "claims": [{**claim, "domain": {**claim["domain"], "dtype": [*dtypes]}} for claim in CONTRACT["claims"]]}
+    (tree / "contracts" / "sample-v1.yaml").write_text(yaml.safe_dump(contract))
+    digests = {claim.id: contract_digest(claim) for loaded in load([tree / "contracts"]) for claim in loaded.claims}
+    return [
+        {**made, "device": "cuda", "dtype": dtype, "digests": {**made["digests"], "claim": digests[made["claim"]]}}
+        for made in read(evidence).verdicts
+        for dtype in dtypes
+    ]
+
+
+def test_what_no_current_verdict_speaks_of_is_named(evidence: Path, tree: Path) -> None:
+    header, verdicts = dict(read(evidence).header), on_cuda(evidence, tree)
+    write(evidence, *verdicts, header=header)
+    assert covered(evidence, tree) == ["cuda: 4 of 4 claims and dtypes have a current verdict"]
+    not_run = {**verdicts[0], "state": "NOT_RUN", "reason": "no bitsandbytes", "headroom": None, "worst_case": None}
+    write(evidence, not_run, *verdicts[1:3], header=header)
+    two = "cuda: 2 of 4 claims and dtypes have a current verdict; none: "
+    assert covered(evidence, tree) == [two + "SOFTMAX in float32, SOFTMAX-TOO in bfloat16"]
+    write(evidence.parent / "later.jsonl", verdicts[0], verdicts[3], header=header)
+    assert covered(evidence, tree) == ["cuda: 4 of 4 claims and dtypes have a current verdict"], "the runs together"
+    contract = tree / "contracts" / "sample-v1.yaml"
+    contract.write_text(contract.read_text().replace("rms: 1.5", "rms: 2.5", 1))
+    assert covered(evidence, tree) == [two + "SOFTMAX in bfloat16, SOFTMAX in float32"]
+
+
+def test_a_claim_about_another_device_needs_no_verdict_there(evidence: Path, tree: Path) -> None:
+    claim = CONTRACT["claims"][0]
+    claims = [{**claim, "id": f"ON-{name.upper()}", "domain": {**claim["domain"], "device": [name]}} for name in ("cpu", "cuda")]
+    (tree / "contracts" / "sample-v1.yaml").write_text(yaml.safe_dump({**CONTRACT, "claims": claims}))
+    assert covered(evidence, tree) == ["cuda: 0 of 1 claims and dtypes have a current verdict; none: ON-CUDA in float32"]
+
+
+def test_evidence_that_must_be_current_fails_where_it_is_not(
+    evidence: Path, tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staleness, "ROOT", tree)
+    write(evidence, *on_cuda(evidence, tree), header=dict(read(evidence).header))
+    required = ["evidence", "--require-current", "--folder"]
+    assert main([*required, str(evidence.parent)]) == 0
+    (tree / "impl" / "norm.py").write_text("x = 1\n")
+    assert main([*required, str(evidence.parent)]) == 1
+    assert "cuda: 0 of 4 claims" in capsys.readouterr().out
+    assert main(["evidence", "--folder", str(evidence.parent)]) == 0
+    (tree / "empty").mkdir()
+    assert main([*required, str(tree / "empty")]) == 1, "nothing kept is nothing current"
+
+
+def test_commands_mark_what_is_stale(
+    evidence: Path, tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree / "impl" / "norm.py").write_text("x = 1\n")
+    monkeypatch.setattr(staleness, "ROOT", tree)
+    out = evidence.parent / "out"
+    assert main(["evidence", "--folder", str(evidence.parent)]) == 0
+    assert "STALE, 2 of 2 verdicts" in capsys.readouterr().out
+    assert main(["render", str(evidence), "--output", str(out), "--against-tree"]) == 0
+    assert capsys.readouterr().out.startswith("HELD: 2 held, 2 STALE")
+    assert json.loads((out / "gpu.json").read_text())["stale"] == 2
+    assert main(["render", str(evidence), "--output", str(out)]) == 0
+    assert capsys.readouterr().out.startswith("HELD: 2 held\n")
+
+
+def test_contract_that_does_not_load_is_an_error_without_traceback(
+    evidence: Path, tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree / "contracts" / "sample-v1.yaml").write_text("contract: sample\n")
+    monkeypatch.setattr(staleness, "ROOT", tree)
+    assert main(["render", str(evidence), "--output", str(evidence.parent / "out"), "--against-tree"]) == 2
+    assert "do not load" in capsys.readouterr().err
+    assert not (evidence.parent / "out").exists()
+    assert main(["evidence", "--folder", str(evidence.parent / "absent")]) == 2
