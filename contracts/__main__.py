@@ -1,4 +1,4 @@
-"""The contracts' own door: lint, list, show, diagnose. Exit status 0: nothing found, 1: findings, 2: usage."""
+"""The contracts' own door: lint, list, show, diagnose. Exit status 0: nothing found, 1: findings, 2: usage, 141: nobody reads it."""
 
 import argparse
 import sys
@@ -9,6 +9,7 @@ from typing import Any
 
 from contracts import KINDS, Claim, ContractError, Range, Tolerance, Vocabulary, load, load_vocabulary
 from contracts.document import read
+from contracts.output import reader_gone
 from contracts.problems import unknown
 
 _WIDTH = 72
@@ -23,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
-        return command(options)
+        status = command(options)
+        sys.stdout.flush()
     except ContractError as error:
         print(f"{error}\n{_count(error)}", file=sys.stderr)
         return 1
@@ -31,8 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"python -m contracts: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of a pipe has left; Python would complain once more at exit
-        return 0
+        return reader_gone()
+    except OSError as error:
+        print(f"python -m contracts: {error}", file=sys.stderr)
+        return 2
+    return status
 
 
 def _count(error: ContractError) -> str:

@@ -2,7 +2,7 @@
 
 import argparse
 import difflib
-import os
+import errno
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ from impl.commands import COMMANDS, BadInput, Interrupted, TrainingFailed
 from impl.ending import leave, no_interrupt_lost
 
 DONE, FAILED, INTERRUPTED, BAD_INPUT = 0, 1, 2, 4
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -22,7 +23,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0 done, 1 training failed, 2 interrupted, 4 bad input (nothing was written), 6 the device is not there or too small."""
+    """Exit status 0 done, 1 failed, 2 interrupted, 4 bad input (nothing was written), 6 the device is not there or too small, 141 nobody
+    reads the output."""
     try:
         options = _parsed(sys.argv[1:] if arguments is None else arguments)
     except BadInput as error:
@@ -60,11 +62,12 @@ def _guarded(options: argparse.Namespace) -> int:
     except Interrupted as error:
         return _say(name, error, INTERRUPTED)
     except BrokenPipeError:
-        # The reader of the output has gone; Python would complain once more when it flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
+        from contracts.output import reader_gone
+
+        return reader_gone()
     except (BadInput, ValueError, OSError) as error:
-        return _say(name, error, BAD_INPUT)
+        full = isinstance(error, OSError) and error.errno in _NO_ROOM
+        return _say(name, error, FAILED if full else BAD_INPUT)
 
 
 def _run(run: Callable[[argparse.Namespace], None], options: argparse.Namespace, name: str) -> int:

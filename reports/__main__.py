@@ -5,11 +5,14 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from contracts.output import reader_gone
+
 _HERE = Path(__file__).parent
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit status: 0 done, 1 something got worse (compare) or is not current (evidence), 2 bad input."""
+    """Runs a command; returns its exit status: 0 done, 1 something got worse (compare) or is not current (evidence), 2 bad input,
+    141 nobody reads the output."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.command is None:
@@ -17,10 +20,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     run: Callable[[argparse.Namespace], int] = options.run
     try:
-        return run(options)
+        status = run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return reader_gone()
     except (ValueError, OSError) as error:
         print(f"reports {options.command}: {error}", file=sys.stderr)
         return 2
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -19,6 +19,7 @@ import torch
 
 import contracts.__main__
 from contracts.fields import CONFIG
+from contracts.output import READER_GONE
 from falsifiers.data import CHECKPOINT
 from impl import fit as fitting
 from impl.__main__ import main
@@ -631,11 +632,11 @@ def test_help_needs_nothing_heavy() -> None:
     assert "--gradient-clip-norm X|none" in ran.stdout
 
 
-def test_a_reader_that_goes_away_is_no_error(trained: Path) -> None:
+def test_a_reader_that_goes_away_is_no_fault_and_no_success(trained: Path) -> None:
     command = [sys.executable, "-m", "impl", "predict", "--adapter", str(trained), *["x" * 2000] * 200]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(timeout=300) == 0
+        assert process.wait(timeout=300) == READER_GONE

@@ -113,7 +113,8 @@ def test_a_table_that_gives_something_else_makes_its_verdicts_stale(evidence: Pa
 
 
 def test_tables_that_do_not_load_leave_nothing_current(tree: Path) -> None:
-    (tree / "falsifiers" / "dependencies.py").write_text("")
+    for name in ("__init__", "dependencies"):  # without the first, another checkout's package would come before it
+        (tree / "falsifiers" / f"{name}.py").write_text("")
     (tree / "falsifiers" / "__main__.py").write_text("raise SystemExit('no such table')\n")
     with pytest.raises(DigestError, match="python -m falsifiers depends: no such table"):
         current_tree(tree)
