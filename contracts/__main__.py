@@ -1,4 +1,5 @@
-"""The contracts' own door: lint, list, show, diagnose. Exit status 0: nothing found, 1: findings, 2: usage, 141: nobody reads it."""
+"""The contracts' own door: lint, list, show, diagnose. Exit status 0: nothing found, 1: findings, 2: usage or output without room,
+130: interrupted, 141: nobody reads the output."""
 
 import argparse
 import sys
@@ -9,9 +10,10 @@ from typing import Any
 
 from contracts import KINDS, Claim, ContractError, Range, Tolerance, Vocabulary, load, load_vocabulary
 from contracts.document import read
-from contracts.output import reader_gone
+from contracts.output import written
 from contracts.problems import unknown
 
+INTERRUPTED = 130
 _WIDTH = 72
 
 
@@ -21,23 +23,23 @@ class UsageError(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status."""
-    options = _parser().parse_args(arguments)
-    command: Callable[[argparse.Namespace], int] = options.command
     try:
-        status = command(options)
-        sys.stdout.flush()
+        return written(lambda: _run(arguments))
     except ContractError as error:
         print(f"{error}\n{_count(error)}", file=sys.stderr)
         return 1
-    except UsageError as error:
+    except (UsageError, OSError) as error:
         print(f"python -m contracts: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        return reader_gone()
-    except OSError as error:
-        print(f"python -m contracts: {error}", file=sys.stderr)
-        return 2
-    return status
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    return command(options)
 
 
 def _count(error: ContractError) -> str:

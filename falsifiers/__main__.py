@@ -11,27 +11,30 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0 when done, 1 where a claim cannot fail or a mutant survives, 2 bad input, 6 no such device, 130 interrupted,
-    141 nobody reads the output."""
+    """Exit status 0 when done, 1 where a claim cannot fail or a mutant survives, 2 bad input, or output that cannot be written, 6 no such
+    device, 130 interrupted, 141 nobody reads the output."""
     try:
         with no_interrupt_lost():
-            return _run(arguments)
+            from contracts.output import written  # with what contracts need it takes a while, in which Ctrl-C may come
+
+            return written(lambda: _run(arguments))
+    except OSError as error:
+        print(f"falsifiers: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    import contracts  # with torch and the rest it takes seconds, in which Ctrl-C may come
-    from contracts.output import reader_gone
+    import contracts
     from impl.device import EXIT_STATUS, DeviceUnavailable
 
     options = _parser().parse_args(arguments)
     try:
         status: int = options.run(options)
-        sys.stdout.flush()
     except BrokenPipeError:
-        return reader_gone()
+        raise
     except (contracts.ContractError, ValueError, OSError) as error:
         print(f"falsifiers {options.command}: {error}", file=sys.stderr)
         return 2

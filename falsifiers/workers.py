@@ -55,7 +55,7 @@ class Workers:
         try:
             for pipe, (index, task) in zip(self.processes, waiting, strict=False):
                 busy[pipe] = index
-                pipe.send(task)
+                self._ask(pipe, task)
             while busy:
                 answered = connection.wait(list(busy))
                 for pipe in [each for each in busy if each in answered]:
@@ -63,7 +63,7 @@ class Workers:
                     index = busy.pop(pipe)
                     if (following := next(waiting, None)) is not None:
                         busy[pipe], task = following
-                        pipe.send(task)
+                        self._ask(pipe, task)
                     yield index, answer
         finally:
             self.end(busy)
@@ -94,19 +94,28 @@ class Workers:
                 process.join()
                 pipe.close()
 
+    def _ask(self, pipe: "Connection[Any, Any]", task: Callable[[], Any]) -> None:
+        try:
+            pipe.send(task)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._ended(pipe) from None
+
     def _answer(self, pipe: "Connection[Any, Any]") -> Any:
         try:
             answer, error = pipe.recv()
         except (EOFError, ConnectionResetError):
-            process = self.processes[pipe]
-            process.join()
-            raise ChildProcessError(
-                f"a worker process ended before it answered, with exit status {process.exitcode}; "
-                "one below 0 is the signal that ended it, -9 most often for want of memory"
-            ) from None
+            raise self._ended(pipe) from None
         if error is not None:
             raise error
         return answer
+
+    def _ended(self, pipe: "Connection[Any, Any]") -> ChildProcessError:
+        process = self.processes[pipe]
+        process.join()
+        return ChildProcessError(
+            f"a worker process ended before it answered, with exit status {process.exitcode}; "
+            "one below 0 is the signal that ended it, -9 most often for want of memory"
+        )
 
     def _start(self, count: int) -> None:
         """Starts what is missing, with Ctrl-C blocked, as it stays in them until they ignore it: one that still imports would print."""

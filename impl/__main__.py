@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import errno
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,6 +13,8 @@ from impl.commands import COMMANDS, BadInput, Interrupted, TrainingFailed
 from impl.ending import leave, no_interrupt_lost
 
 DONE, FAILED, INTERRUPTED, BAD_INPUT = 0, 1, 2, 4
+READER_GONE = 141
+"""128 + SIGPIPE, as a shell says of a program that its reader has left."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -26,7 +29,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0 done, 1 failed, 2 interrupted, 4 bad input (nothing was written), 6 the device is not there or too small, 141 nobody
     reads the output."""
     try:
-        options = _parsed(sys.argv[1:] if arguments is None else arguments)
+        try:
+            return _main(sys.argv[1:] if arguments is None else arguments)
+        finally:
+            _flush()
+    except BrokenPipeError:
+        return READER_GONE
+    except OSError as error:
+        return _say("impl", error, FAILED)
+
+
+def _main(arguments: Sequence[str]) -> int:
+    try:
+        options = _parsed(arguments)
     except BadInput as error:
         return _say("impl", error, BAD_INPUT)
     with warnings.catch_warnings():
@@ -62,9 +77,7 @@ def _guarded(options: argparse.Namespace) -> int:
     except Interrupted as error:
         return _say(name, error, INTERRUPTED)
     except BrokenPipeError:
-        from contracts.output import reader_gone
-
-        return reader_gone()
+        raise
     except (BadInput, ValueError, OSError) as error:
         full = isinstance(error, OSError) and error.errno in _NO_ROOM
         return _say(name, error, FAILED if full else BAD_INPUT)
@@ -81,7 +94,7 @@ def _run(run: Callable[[argparse.Namespace], None], options: argparse.Namespace,
 
     try:
         run(options)
-        sys.stdout.flush()
+        _flush()
     except (DeviceUnavailable, InsufficientMemory) as error:
         return _say(name, error, EXIT_STATUS)
     except (TrainingFailed, FloatingPointError, NotResident, OutOfMemoryError, WorkerFailed, WorkerLost) as error:
@@ -92,6 +105,17 @@ def _run(run: Callable[[argparse.Namespace], None], options: argparse.Namespace,
             raise
         return _say(name, MemoryError(f"the host's memory is not enough; choose smaller sizes ({error})"), FAILED)
     return DONE
+
+
+def _flush() -> None:
+    """What cannot be written is dropped: Python would try again at its end, complain, and end with a status of its own."""
+    if sys.stdout is None:  # the caller has closed it
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
 
 
 def _say(name: str, error: Exception, status: int) -> int:

@@ -5,14 +5,26 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from contracts.output import reader_gone
+from contracts.output import written
 
+INTERRUPTED = 130
 _HERE = Path(__file__).parent
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit status: 0 done, 1 something got worse (compare) or is not current (evidence), 2 bad input,
-    141 nobody reads the output."""
+    """Runs a command; returns its exit status: 0 done, 1 something got worse (compare) or is not held and current (evidence), 2 bad input,
+    or output that cannot be written, 130 interrupted, 141 nobody reads the output."""
+    try:
+        return written(lambda: _run(arguments))
+    except OSError as error:
+        print(f"reports: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.command is None:
@@ -20,14 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     run: Callable[[argparse.Namespace], int] = options.run
     try:
-        status = run(options)
-        sys.stdout.flush()
+        return run(options)
     except BrokenPipeError:
-        return reader_gone()
+        raise
     except (ValueError, OSError) as error:
         print(f"reports {options.command}: {error}", file=sys.stderr)
         return 2
-    return status
 
 
 def _parser() -> argparse.ArgumentParser:
