@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import contracts
 from contracts.model import Claim, Contract
 from falsifiers import environment
 from falsifiers.case import Case
@@ -24,6 +23,7 @@ from falsifiers.verdict import Culprit, State, Verdict, plain
 from falsifiers.verdict_file import VerdictFile
 from falsifiers.watchdog import Watchdog
 from reports.dependencies import Sources
+from reports.digests import claim_digest
 from reports.records import SCHEMA_VERSION
 
 GENERATED = environment.ROOT / "reports" / "generated"
@@ -270,7 +270,7 @@ def _dependencies(claim: Claim, sources: Sources) -> dict[str, Any]:
     """The digests of what the claim's verdict depends on, and the files that they start from."""
     depends = entries(claim)
     digests = {part: sources.digest(part, files) for part, files in depends.items()}
-    return {"digests": {"claim": contracts.contract_digest(claim), **digests}, "depends": depends}
+    return {"digests": {"claim": claim_digest(claim), **digests}, "depends": depends}
 
 
 def _now() -> str:

@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Exit status 0 whatever it lists, but see --require-current.",
     )
     evidence.add_argument("--folder", type=Path, default=_HERE / "evidence", metavar="DIR", help="default: reports/evidence")
-    evidence.add_argument("--require-current", action="store_true", help="exit status 1 where a claim has no current verdict on a device")
+    evidence.add_argument("--require-current", action="store_true", help="exit status 1 where a claim is held by no current verdict")
     evidence.set_defaults(run=_evidence)
     return parser
 
@@ -83,7 +83,7 @@ def _render(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from reports.compare import compare, differences
+    from reports.compare import compare, differences, results
     from reports.records import read
 
     old, new = read(options.old), read(options.new)
@@ -97,7 +97,10 @@ def _compare(options: argparse.Namespace) -> int:
         print(change)
     worse = sum(change.worse is True for change in changes)
     print(f"{len(changes)} changed, {worse} worse" if changes else "nothing changed")
-    return 1 if worse else 0
+    result = results(old, new)
+    if result:
+        print(result[1])
+    return 1 if worse or (result and result[0]) else 0
 
 
 def _check(options: argparse.Namespace) -> int:

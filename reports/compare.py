@@ -3,18 +3,19 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from reports import words
 from reports.records import Header, Identity, Run, Verdict, identity
-from reports.summary import WORDS
+from reports.summary import WORDS, summarise
 
 FACTOR: Final = 1.5
 """Headroom that moved by no more than this factor is taken as unchanged: another machine's rounding moves it as well."""
 
-_COMPARED: Final = ("subject", "device", "device_name", "dtypes", "effort", "seed")
+_COMPARED: Final = ("subject", "device", "device_name", "dtypes", "effort", "seed", "replay", "model", "corpus", "versions")
 _CASES: Final = ("effort", "seed")
 """What the cases are drawn by: those of another seed have another largest error, which is neither better nor worse."""
+_RANK: Final = ("HELD", "STALE", "KNOWN FAILURES ONLY", "NOTHING RAN", "INTERRUPTED", "FAILED", "VACUOUS", "FLAKY", "FALSIFIED")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ def compare(old: Run, new: Run) -> list[Change]:
     """The changes, worse ones first.
 
     A change of state is better only when it ends in HELD: a falsified claim that is no longer run, or that became flaky, was not repaired.
-    A verdict that the new run lacks is worse unless the old one did not run either. Headroom is better or worse on the same cases only.
+    A verdict that the new run lacks is worse unless the old one did not run either. Headroom and the number of cases that were compared are
+    better or worse on the same cases of the same claim only.
     """
     before = {identity(verdict): verdict for verdict in old.verdicts}
     after = {identity(verdict): verdict for verdict in new.verdicts}
@@ -45,10 +47,25 @@ def compare(old: Run, new: Run) -> list[Change]:
     return sorted(changes, key=lambda change: {True: 0, None: 1, False: 2}[change.worse])
 
 
+def results(old: Run, new: Run) -> tuple[bool, str] | None:
+    """Whether the new run's result is worse than the old one's, and both in words; None where they are the same."""
+    before, after = summarise(old).result, summarise(new).result
+    return (_RANK.index(after) > _RANK.index(before), f"result: {before} → {after}") if before != after else None
+
+
 def differences(old: Header, new: Header) -> list[str]:
     """What was run differently, so that verdicts may differ for that reason alone."""
-    left, right = dict(old), dict(new)
-    return [f"{name}: {left[name]} → {right[name]}" for name in _COMPARED if left[name] != right[name]]
+    left, right = _flat(old), _flat(new)
+    return [f"{name}: {left.get(name)} → {right.get(name)}" for name in dict.fromkeys((*left, *right)) if left.get(name) != right.get(name)]
+
+
+def _flat(header: Header) -> dict[str, Any]:
+    """What is compared of a header; of a mapping each entry, as `versions.torch`."""
+    found: dict[str, Any] = {}
+    for name in _COMPARED:
+        value = dict(header).get(name)
+        found |= {f"{name}.{key}": entry for key, entry in value.items()} if isinstance(value, dict) else {name: value}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _changes(key: Identity, old: Verdict | None, new: Verdict | None, same_cases: bool) -> Iterator[Change]:
@@ -60,17 +77,30 @@ def _changes(key: Identity, old: Verdict | None, new: Verdict | None, same_cases
     elif old["state"] != new["state"]:
         yield Change(key, new["state"] != "HELD", f"{WORDS[old['state']]} → {_state(new)}")
     else:
-        yield from _headroom(key, old, new, same_cases)
+        yield from _alike(key, old, new, same_cases and old["digests"].get("claim") == new["digests"].get("claim"))
 
 
-def _headroom(key: Identity, old: Verdict, new: Verdict, same_cases: bool) -> Iterator[Change]:
+def _alike(key: Identity, old: Verdict, new: Verdict, same: bool) -> Iterator[Change]:
+    """Changes of verdicts in the same state, whose cases may be the same."""
+    if old["severity"] != new["severity"]:
+        yield Change(key, None, f"{WORDS[new['state']]}, severity {old['severity']} → {new['severity']}")
+    if old["known_failure"] != new["known_failure"]:
+        lost = new["known_failure"] is None and new["state"] != "HELD"
+        yield Change(key, lost or None, f"{WORDS[new['state']]}, known failure {_known(old)} → {_known(new)}")
+    before, after = old["cases"]["compared"], new["cases"]["compared"]
+    if same and before > after * FACTOR:
+        yield Change(key, True, f"{WORDS[new['state']]}, {before} cases compared → {after}")
+    yield from _headroom(key, old, new, same)
+
+
+def _headroom(key: Identity, old: Verdict, new: Verdict, same: bool) -> Iterator[Change]:
     before, after = words.worst(old), words.worst(new)
-    text = f"{WORDS[new['state']]}, headroom {words.headroom(old)} → {words.headroom(new)}"
+    text = f"{WORDS[new['state']]}, headroom {words.headroom(old)} → {words.headroom(new)}" + ("" if same else ", of other cases")
     if before is None or after is None:
         if before is not after:
             yield Change(key, None, text)
     elif _grew(before, after) or _grew(after, before):
-        yield Change(key, after > before if same_cases else None, text)
+        yield Change(key, after > before if same else None, text)
 
 
 def _grew(small: float, large: float) -> bool:
@@ -80,3 +110,8 @@ def _grew(small: float, large: float) -> bool:
 def _state(verdict: Verdict) -> str:
     reason = f" ({words.plain(verdict['reason'])})" if verdict["reason"] else ""
     return WORDS[verdict["state"]] + reason
+
+
+def _known(verdict: Verdict) -> str:
+    known = verdict["known_failure"]
+    return "none" if known is None else f"until {known['expiry']}"

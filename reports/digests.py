@@ -4,8 +4,11 @@ import ast
 import hashlib
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
+
+from contracts.model import Claim, contract_digest
 
 FOLDERS: Final = ("contracts", "reference", "impl", "falsifiers")
 
@@ -48,6 +51,13 @@ def file_digest(path: Path | str) -> str:
         DigestError: the file is missing, or cannot be parsed.
     """
     return _of_file(Path(path))
+
+
+def claim_digest(claim: Claim) -> str:
+    """SHA-256 over a claim: its content and terms, and what the loader makes of them."""
+    tolerance = None if claim.tolerance is None else asdict(claim.tolerance)
+    loaded = [claim.kind, claim.operation, claim.check, claim.path, claim.cases, asdict(claim.domain), tolerance, dict(claim.arguments)]
+    return hashlib.sha256(json.dumps([contract_digest(claim), loaded], sort_keys=True).encode()).hexdigest()
 
 
 def _combined(parts: Iterable[tuple[str, str]]) -> str:

@@ -12,6 +12,10 @@ from reports.summary import summarise
 
 _NAMED: Final = 12
 """Of what lacks a verdict, so many are named."""
+_SHIPPED: Final = "falsifiers/data/"
+SUBJECT: Final = "impl"
+CUDA_ONLY: Final = frozenset({"tf32"})
+"""What no other device computes in."""
 
 
 @dataclass(frozen=True)
@@ -46,38 +50,57 @@ def collect(folder: Path, tree: Tree) -> list[Evidence]:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of the claims that speak of a device, in each of their dtypes, those that no kept run attacked there as they are now."""
+    """Of the claims that speak of a device, in each of their dtypes, those that no kept run has held there as they are now."""
 
     device: str
     targets: int
     lacking: tuple[str, ...]
 
     def __str__(self) -> str:
-        """`cuda: 348 of 350 claims and dtypes have a current verdict; none: A in bfloat16, B in float32`."""
-        text = f"{self.device}: {self.targets - len(self.lacking)} of {self.targets} claims and dtypes have a current verdict"
+        """`cuda: 348 of 350 claims and dtypes are held by a current verdict; not: A in bfloat16, B in float32`."""
+        text = f"{self.device}: {self.targets - len(self.lacking)} of {self.targets} claims and dtypes are held by a current verdict"
         more = len(self.lacking) - _NAMED
         named = ", ".join(self.lacking[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-        return f"{text}; none: {named}" if self.lacking else text
+        return f"{text}; not: {named}" if self.lacking else text
 
 
 def coverage(evidence: Sequence[Evidence], tree: Tree) -> list[Coverage]:
-    """For each device that kept runs were made on."""
+    """For each kind of device that kept runs were made on."""
     devices = sorted({_kind(entry.run.header["device"]) for entry in evidence})
-    return [_covered(device, evidence, tree) for device in devices]
+    return [_covered(device, [entry for entry in evidence if _counts(entry.run)], tree) for device in devices]
 
 
 def _covered(device: str, evidence: Sequence[Evidence], tree: Tree) -> Coverage:
     speaking = {name: domain for name, domain in tree.domains.items() if not domain.device or device in domain.device}
-    targets = {(*name, dtype) for name, domain in speaking.items() for dtype in domain.dtype}
-    lacking = targets.difference(*(_attacked(entry, device) for entry in evidence))
+    targets = {(*name, dtype) for name, domain in speaking.items() for dtype in domain.dtype if device == "cuda" or dtype not in CUDA_ONLY}
+    lacking = targets.difference(*(_held(entry, device) for entry in evidence))
     return Coverage(device, len(targets), tuple(f"{claim} in {dtype}" for _, claim, dtype in sorted(lacking)))
 
 
-def _attacked(entry: Evidence, device: str) -> set[tuple[str, str, str | None]]:
-    """Contract, claim and dtype of the verdicts that still speak of them."""
-    there = (verdict for verdict in entry.run.verdicts if _kind(verdict["device"] or entry.run.header["device"]) == device)
-    current = (verdict for verdict in there if verdict["state"] != "NOT_RUN" and identity(verdict) not in entry.stale)
-    return {(verdict["contract"], verdict["claim"], verdict["dtype"]) for verdict in current}
+def _counts(run: Run) -> bool:
+    """Whether a run attacked the implementation, with more than a stored case or a quick look, to an end that its verdicts explain."""
+    header = run.header
+    whole = "replay" not in header and header["effort"] != "quick"
+    return header["subject"] == SUBJECT and whole and summarise(run).result != "FAILED"
+
+
+def _held(entry: Evidence, device: str) -> set[tuple[str, str, str | None]]:
+    """Contract, claim and dtype of the verdicts that hold and still speak of them, of the shipped model and corpus where they read any."""
+    header = entry.run.header
+    own = {value["path"] for value in (header.get("model"), header.get("corpus")) if value}
+    return {
+        (verdict["contract"], verdict["claim"], verdict["dtype"])
+        for verdict in entry.run.verdicts
+        if verdict["state"] == "HELD"
+        and _kind(verdict["device"] or header["device"]) == device
+        and identity(verdict) not in entry.stale
+        and _is_shipped(own, [name for name in verdict["depends"]["comparison"] if name.startswith(_SHIPPED)])
+    }
+
+
+def _is_shipped(own: set[str], files: Sequence[str]) -> bool:
+    """Whether what a run was given is what its verdict is said to depend on; of no meaning where it depends on no data."""
+    return not files or all(any(name.startswith(path) for name in files) for path in own)
 
 
 def _kind(device: str) -> str:

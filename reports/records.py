@@ -178,7 +178,12 @@ def problem(record: object) -> str | None:
         version = _shown(record.get("schema"))
         return f"schema version {version}; this reader knows version {SCHEMA_VERSION}. Use the matching checkout, or run again"
     error = best_match(_validator().iter_errors(record))
-    return _explain(error) if error else None
+    if error:
+        return _explain(error)
+    counts = record.get("cases", {"run": 0, "compared": 0, "rejected": 0})
+    if counts["compared"] + counts["rejected"] > counts["run"]:
+        return f"cases: {counts['compared']} compared and {counts['rejected']} rejected are more than the {counts['run']} that were run"
+    return None
 
 
 def read(path: Path | str) -> Run:

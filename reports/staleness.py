@@ -11,7 +11,7 @@ from typing import Final
 
 from contracts.model import Domain
 from reports.dependencies import Sources
-from reports.digests import DigestError
+from reports.digests import DigestError, claim_digest
 from reports.records import Identity, Run, Verdict, identity
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -34,14 +34,14 @@ def current_tree(root: Path) -> Tree:
     Raises:
         DigestError: a contract does not load, or the tables of operations and checks do not.
     """
-    from contracts import ContractError, contract_digest, load
+    from contracts import ContractError, load
 
     try:
         claims = [claim for contract in load([root / "contracts"]) for claim in contract.claims]
     except ContractError as error:
         raise DigestError(f"the contracts of this checkout do not load:\n{error}") from error
     by_name = {(claim.contract, claim.id): claim for claim in claims}
-    digests = {name: contract_digest(claim) for name, claim in by_name.items()}
+    digests = {name: claim_digest(claim) for name, claim in by_name.items()}
     return Tree(Sources(root), digests, _depends(root), {name: claim.domain for name, claim in by_name.items()})
 
 

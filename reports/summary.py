@@ -11,6 +11,8 @@ from reports.words import worst
 
 WORDS: Final[Mapping[State, str]] = {"HELD": "held", "FALSIFIED": "falsified", "NOT_RUN": "not run", "VACUOUS": "vacuous", "FLAKY": "flaky"}
 _FAILURES: Final[tuple[State, ...]] = ("FALSIFIED", "FLAKY", "VACUOUS")
+NOTHING_HELD: Final = 5
+"""The exit status of a run in which nothing held, though nothing may have failed either."""
 _OTHERS: Final[tuple[State, ...]] = ("HELD", "NOT_RUN")
 
 
@@ -110,17 +112,25 @@ class Summary:
 
     @property
     def result(self) -> str:
-        """The run in one word or two. NOT_RUN never counts as held, and a run that was interrupted or failed otherwise has not held."""
+        """The run in one word or two. Neither NOT_RUN nor what is stale counts as held, and a run that broke off or failed otherwise has
+        not held."""
         failing = [entry.state for entry in self.entries if entry.state in _FAILURES and not entry.excused]
         if failing:
             return next(state for state in _FAILURES if state in failing)
         if self.run.interrupted:
             return "INTERRUPTED"
-        if self._status and (self.counts["HELD"] or self.falsified):
+        if self._status not in self._explained and (self.counts["HELD"] or self.falsified):
             return "FAILED"
-        if any(entry.excused for entry in self.entries):
+        if self.falsified:
             return "KNOWN FAILURES ONLY"
+        if any(entry.state == "HELD" and entry.stale for entry in self.entries):
+            return "STALE"
         return "HELD" if self.counts["HELD"] else "NOTHING RAN"
+
+    @property
+    def _explained(self) -> tuple[int, ...]:
+        """The exit statuses of a run in which nothing failed but what is known to."""
+        return (0,) if self.counts["HELD"] else (0, NOTHING_HELD)
 
     @property
     def _status(self) -> int:

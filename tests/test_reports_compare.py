@@ -2,7 +2,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reports_factory import run_record, verdict, write
+from reports_factory import end_record, run_record, verdict, write, write_records
 
 from reports.__main__ import main
 from reports.compare import compare
@@ -100,3 +100,55 @@ def test_interrupted_run_is_said_to_be_one(tmp_path: Path, capsys: pytest.Captur
     output = capsys.readouterr().out
     assert f"note: {new}: the run was interrupted" in output
     assert "held → missing" in output
+
+
+def compared(path: Path, old: dict[str, Any], new: dict[str, Any], **header: Any) -> tuple[int, list[bool | None]]:
+    """Exit status, and what got worse."""
+    before, after = write(path / "old.jsonl", old), write(path / "new.jsonl", new, header=run_record(**header))
+    return main(["compare", str(before), str(after)]), [change.worse for change in compare(read(before), read(after))]
+
+
+def test_fewer_cases_compared_are_worse(tmp_path: Path) -> None:
+    old = verdict(cases={"run": 40, "compared": 40, "rejected": 0})
+    new = verdict(cases={"run": 40, "compared": 26, "rejected": 14})
+    assert compared(tmp_path, old, new) == (1, [True])
+    assert compared(tmp_path, new, old) == (0, [])
+    assert compared(tmp_path, old, new, seed=1) == (0, [])
+    assert compared(tmp_path, old, {**new, "cases": {"run": 40, "compared": 27, "rejected": 13}}) == (0, [])
+
+
+def test_headroom_of_a_claim_that_has_changed_is_neither_better_nor_worse(tmp_path: Path) -> None:
+    loosened = {**at(0.01), "digests": {**at(0.01)["digests"], "claim": "0" * 64}}
+    assert compared(tmp_path, at(0.9), loosened) == (0, [None])
+    assert compared(tmp_path, at(0.9), at(0.01)) == (0, [False])
+
+
+def test_severity_and_known_failures_are_told(tmp_path: Path) -> None:
+    known = verdict(state="FALSIFIED", known_failure={"reason": "slow", "expiry": "2099-01-01"})
+    assert compared(tmp_path, verdict(), verdict(severity="P2")) == (0, [None])
+    assert compared(tmp_path, known, verdict(state="FALSIFIED")) == (1, [True])
+    assert compared(tmp_path, verdict(state="FALSIFIED"), known) == (0, [None])
+
+
+def test_an_excuse_that_expired_is_worse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = verdict(state="FALSIFIED", known_failure={"reason": "slow", "expiry": "2025-03-01"})
+    assert compared(tmp_path, known, known)[0] == 0
+    assert compared(tmp_path, known, known, started="2025-03-02T10:00:00Z")[0] == 1
+    assert "result: KNOWN FAILURES ONLY → FALSIFIED" in capsys.readouterr().out
+
+
+def test_a_run_that_failed_otherwise_is_worse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = write(tmp_path / "old.jsonl", verdict())
+    new = write_records(tmp_path / "new.jsonl", run_record(), verdict(), end_record(verdict(), exit_status=1))
+    assert main(["compare", str(old), str(new)]) == 1
+    assert "result: HELD → FAILED" in capsys.readouterr().out
+    assert main(["compare", str(new), str(old)]) == 0
+
+
+def test_what_was_run_differently_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = {"replay": "case.npz", "model": {"path": "own", "digest": "0" * 64}, "versions": {**run_record()["versions"], "torch": "9"}}
+    compared(tmp_path, verdict(), verdict(), **changes)
+    output = capsys.readouterr().out
+    for name in ("replay: None → case.npz", "model.path: checkpoints/tiny → own", "versions.torch: 2.13.0 → 9"):
+        assert f"the runs differ in {name}" in output
+    assert "versions.numpy" not in output

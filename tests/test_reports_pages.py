@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from reports_factory import CASE, COUNTEREXAMPLE, end_record, run_record, verdict, write, write_records
 
+from falsifiers.conftest import EXIT_NOTHING_HELD
 from reports import markdown, page, words
 from reports.__main__ import main
 from reports.records import STATES, identity, read
-from reports.summary import Summary, document, summarise
+from reports.summary import NOTHING_HELD, Summary, document, summarise
 
 HOSTILE = "<script>alert(1)</script> | [x](javascript:x) `a` **b** \\| <img src=x onerror=y> & \"q\" 'q'\n# H $z$ \x1b[31m\u202e"
 KNOWN = {"reason": "slow", "expiry": "2099-01-01"}
@@ -243,12 +244,23 @@ def test_bars_end_at_their_headroom(tmp_path: Path) -> None:
 def test_stale_verdicts_are_marked(tmp_path: Path) -> None:
     run = read(write(tmp_path / "run.jsonl", verdict("OLD"), verdict("NEW")))
     found = summarise(run, {identity(run.verdicts[0]): "the claim has changed"})
-    assert found.headline == "HELD: 2 held, 1 STALE"
+    assert found.headline == "STALE: 2 held, 1 STALE"
     rows = {line.split(" ")[1]: line for line in markdown.render(found).splitlines() if line.startswith(("| OLD", "| NEW"))}
     assert "**STALE**" in rows["OLD"]
     assert "STALE" not in rows["NEW"]
     assert 'title="the claim has changed">STALE<' in page.render(found)
     assert [entry["stale"] for entry in document(found)["contracts"][0]["verdicts"]] == [None, "the claim has changed"]
+
+
+def test_a_run_of_known_failures_alone_is_no_failure_of_another_kind(tmp_path: Path) -> None:
+    known = verdict(state="FALSIFIED", known_failure={"reason": "slow", "expiry": "2099-01-01"})
+    for status, result in ((5, "KNOWN FAILURES ONLY"), (1, "FAILED")):
+        file = write_records(tmp_path / "run.jsonl", run_record(), known, end_record(known, exit_status=status))
+        assert summarise(read(file)).result == result
+    held = verdict("OTHER")
+    file = write_records(tmp_path / "run.jsonl", run_record(), known, held, end_record(known, held, exit_status=NOTHING_HELD))
+    assert summarise(read(file)).result == "FAILED", "something did hold"
+    assert EXIT_NOTHING_HELD == NOTHING_HELD
 
 
 def test_order_of_the_records_does_not_matter(tmp_path: Path) -> None:
@@ -301,13 +313,19 @@ def test_render_replaces_pages_only(tmp_path: Path, name: str, capsys: pytest.Ca
     file = write(tmp_path / "README.jsonl", verdict())
     own = tmp_path / "out" / f"README.{name}"
     own.parent.mkdir()
-    own.write_text("# Somebody's own\n")
-    assert main(["render", str(file), "--output", str(own.parent)]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert f"{own}: is no page of a report" in error
-    assert [path.name for path in own.parent.iterdir()] == [own.name]
-    assert own.read_text() == "# Somebody's own\n"
+    page_of_its_own = {
+        "md": "# Blackswan",
+        "json": '{\n "result": "HELD"}',
+        "html": '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Own',
+    }
+    for content in ("# Somebody's own\n", page_of_its_own[name], 'own # Blackswan: \n "headline": " <title>Blackswan: '):
+        own.write_text(content)
+        assert main(["render", str(file), "--output", str(own.parent)]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert f"{own}: is no page of a report" in error
+        assert [path.name for path in own.parent.iterdir()] == [own.name]
+        assert own.read_text() == content
     own.write_text("")
     assert main(["render", str(file), "--output", str(own.parent)]) == 0, "nobody misses an empty file"
 

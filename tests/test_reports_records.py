@@ -261,3 +261,10 @@ def test_check_names_every_bad_file_and_exits_2(tmp_path: Path, capsys: pytest.C
     assert f"{cut}: the run was interrupted" in output.out
     assert f"{bad}:2: state" in output.err
     assert main(["check", str(good)]) == 0
+
+
+def test_no_more_cases_are_compared_than_were_run(tmp_path: Path) -> None:
+    whole = verdict(cases={"run": 5, "compared": 3, "rejected": 2})
+    assert records.read(write(tmp_path / "whole.jsonl", whole)).verdicts
+    with pytest.raises(records.RecordError, match=r"more\.jsonl:2: cases: 4 compared and 2 rejected are more than the 5 that were run"):
+        records.read(write(tmp_path / "more.jsonl", verdict(cases={"run": 5, "compared": 4, "rejected": 2})))

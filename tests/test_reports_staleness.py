@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 import yaml
-from reports_factory import SOURCE, run_record, verdict, write
+from reports_factory import SOURCE, end_record, run_record, verdict, write, write_records
 
-from contracts import contract_digest, load
+from contracts import load
+from contracts.model import Location
+from falsifiers import precision
 from falsifiers.dependencies import entries as dependency_entries
+from falsifiers.subjects.implementation import Implementation
+from reports import evidence as evidence_module
 from reports import staleness
 from reports.__main__ import main
 from reports.dependencies import PARTS, Sources
-from reports.digests import FOLDERS, DigestError, tree_digests
+from reports.digests import FOLDERS, DigestError, claim_digest, tree_digests
 from reports.evidence import collect, coverage, listing
 from reports.records import read
 from reports.staleness import current_tree, stale_verdicts
@@ -56,11 +60,11 @@ def evidence(tmp_path: Path, tree: Path) -> Path:
     sources, depends = Sources(tree), {part: [f"{folder}/norm.py"] for part, folder in PARTS.items()}
     digests = {part: sources.digest(part, entries) for part, entries in depends.items()}
     verdicts = [
-        verdict(c.id, contract=c.contract, operation=c.operation, digests={"claim": contract_digest(c), **digests}, depends=depends)
+        verdict(c.id, contract=c.contract, operation=c.operation, digests={"claim": claim_digest(c), **digests}, depends=depends)
         for c in claims
     ]
     (tmp_path / "evidence").mkdir()
-    header = run_record(digests=tree_digests(tree), device="cuda", device_name="NVIDIA H200")
+    header = run_record(digests=tree_digests(tree), device="cuda:0", device_name="NVIDIA H200")
     return write(tmp_path / "evidence" / "gpu.jsonl", *verdicts, header=header)
 
 
@@ -204,7 +208,7 @@ def test_evidence_lists_device_date_result_and_staleness(evidence: Path, tree: P
     line = listing(collect(evidence.parent, current_tree(tree))).splitlines()[1]
     for expected in (
         "gpu.jsonl",
-        "cuda (NVIDIA H200)",
+        "cuda:0 (NVIDIA H200)",
         "2025-03-01",
         "HELD: 2 held",
         "STALE, 2 of 2 verdicts: 2 × its subject has changed",
@@ -222,24 +226,24 @@ def on_cuda(evidence: Path, tree: Path) -> list[dict[str, Any]]:
     dtypes = ("float32", "bfloat16")
     contract = {**CONTRACT, "claims": [{**claim, "domain": {**claim["domain"], "dtype": [*dtypes]}} for claim in CONTRACT["claims"]]}
     (tree / "contracts" / "sample-v1.yaml").write_text(yaml.safe_dump(contract))
-    digests = {claim.id: contract_digest(claim) for loaded in load([tree / "contracts"]) for claim in loaded.claims}
+    digests = {claim.id: claim_digest(claim) for loaded in load([tree / "contracts"]) for claim in loaded.claims}
     return [
-        {**made, "device": "cuda", "dtype": dtype, "digests": {**made["digests"], "claim": digests[made["claim"]]}}
+        {**made, "device": device, "dtype": dtype, "digests": {**made["digests"], "claim": digests[made["claim"]]}}
         for made in read(evidence).verdicts
-        for dtype in dtypes
+        for dtype, device in zip(dtypes, ("cuda:0", None), strict=True)  # what is the same on every device names none
     ]
 
 
 def test_what_no_current_verdict_speaks_of_is_named(evidence: Path, tree: Path) -> None:
     header, verdicts = dict(read(evidence).header), on_cuda(evidence, tree)
     write(evidence, *verdicts, header=header)
-    assert covered(evidence, tree) == ["cuda: 4 of 4 claims and dtypes have a current verdict"]
+    assert covered(evidence, tree) == ["cuda: 4 of 4 claims and dtypes are held by a current verdict"]
     not_run = {**verdicts[0], "state": "NOT_RUN", "reason": "no bitsandbytes", "headroom": None, "worst_case": None}
     write(evidence, not_run, *verdicts[1:3], header=header)
-    two = "cuda: 2 of 4 claims and dtypes have a current verdict; none: "
+    two = "cuda: 2 of 4 claims and dtypes are held by a current verdict; not: "
     assert covered(evidence, tree) == [two + "SOFTMAX in float32, SOFTMAX-TOO in bfloat16"]
     write(evidence.parent / "later.jsonl", verdicts[0], verdicts[3], header=header)
-    assert covered(evidence, tree) == ["cuda: 4 of 4 claims and dtypes have a current verdict"], "the runs together"
+    assert covered(evidence, tree) == ["cuda: 4 of 4 claims and dtypes are held by a current verdict"], "the runs together"
     contract = tree / "contracts" / "sample-v1.yaml"
     contract.write_text(contract.read_text().replace("rms: 1.5", "rms: 2.5", 1))
     assert covered(evidence, tree) == [two + "SOFTMAX in bfloat16, SOFTMAX in float32"]
@@ -249,7 +253,74 @@ def test_a_claim_about_another_device_needs_no_verdict_there(evidence: Path, tre
     claim = CONTRACT["claims"][0]
     claims = [{**claim, "id": f"ON-{name.upper()}", "domain": {**claim["domain"], "device": [name]}} for name in ("cpu", "cuda")]
     (tree / "contracts" / "sample-v1.yaml").write_text(yaml.safe_dump({**CONTRACT, "claims": claims}))
-    assert covered(evidence, tree) == ["cuda: 0 of 1 claims and dtypes have a current verdict; none: ON-CUDA in float32"]
+    assert covered(evidence, tree) == ["cuda: 0 of 1 claims and dtypes are held by a current verdict; not: ON-CUDA in float32"]
+
+
+@pytest.mark.parametrize("state", ["FALSIFIED", "VACUOUS", "FLAKY"])
+def test_a_verdict_that_does_not_hold_is_no_cover(evidence: Path, tree: Path, state: str) -> None:
+    first, *others = on_cuda(evidence, tree)
+    write(evidence, {**first, "state": state, "reason": "so it is", "headroom": None}, *others, header=dict(read(evidence).header))
+    assert covered(evidence, tree) == ["cuda: 3 of 4 claims and dtypes are held by a current verdict; not: SOFTMAX in float32"]
+
+
+@pytest.mark.parametrize(
+    ("header", "end"),
+    [
+        ({"subject": "reference:softmax_without_max_shift"}, {}),
+        ({"replay": "reports/generated/counterexamples/SOFTMAX.npz"}, {}),
+        ({"effort": "quick"}, {}),
+        ({}, {"exit_status": 3}),
+        ({"model": {"path": "falsifiers/own", "digest": "0" * 64}}, {}),
+        ({"corpus": {"path": "falsifiers/data/other.jsonl", "digest": "0" * 64}}, {}),
+    ],
+)
+def test_a_run_of_something_else_is_no_cover(evidence: Path, tree: Path, header: dict[str, Any], end: dict[str, Any]) -> None:
+    data = tree / "falsifiers" / "data" / "checkpoint" / "model.json"
+    data.parent.mkdir(parents=True)
+    data.write_text("{}")
+    name = data.relative_to(tree).as_posix()
+    verdicts = on_cuda(evidence, tree)
+    for made in verdicts:
+        made["depends"] = {**made["depends"], "comparison": [name, "falsifiers/norm.py"]}
+        made["digests"] = {**made["digests"], "comparison": Sources(tree).digest("comparison", made["depends"]["comparison"])}
+    shipped = {**dict(read(evidence).header), "model": {"path": "falsifiers/data/checkpoint", "digest": "m" * 64}}
+    write(evidence, *verdicts, header=shipped)
+    assert covered(evidence, tree) == ["cuda: 4 of 4 claims and dtypes are held by a current verdict"]
+    write_records(evidence, {**shipped, **header}, *verdicts, end_record(*verdicts, **end))
+    assert covered(evidence, tree)[0].startswith("cuda: 0 of 4 claims")
+
+
+def test_what_no_cpu_computes_in_is_not_missed_there(evidence: Path, tree: Path) -> None:
+    claim = {**CONTRACT["claims"][0], "domain": {**CONTRACT["claims"][0]["domain"], "dtype": ["float32", "tf32"]}}
+    (tree / "contracts" / "sample-v1.yaml").write_text(yaml.safe_dump({**CONTRACT, "claims": [claim]}))
+    assert covered(evidence, tree)[0].startswith("cuda: 0 of 2 claims")
+    on_cpu = [{**made, "device": "cpu"} for made in read(evidence).verdicts]
+    write(evidence, *on_cpu, header={**dict(read(evidence).header), "device": "cpu"})
+    assert covered(evidence, tree)[0].startswith("cpu: 0 of 1 claims")
+    assert set(precision.CUDA_ONLY) == evidence_module.CUDA_ONLY
+    assert Implementation("cpu").name == evidence_module.SUBJECT
+
+
+def test_of_what_lacks_a_verdict_some_are_named() -> None:
+    lacking = tuple(f"C-{number:02d} in float32" for number in range(14))
+    shown = str(evidence_module.Coverage("cuda", 20, lacking))
+    assert shown.startswith("cuda: 6 of 20 claims")
+    assert shown.endswith("C-11 in float32 and 2 more")
+    assert str(evidence_module.Coverage("cuda", 20, lacking[:12])).endswith("C-11 in float32")
+
+
+def test_a_loader_that_makes_something_else_of_a_claim_makes_its_verdicts_stale() -> None:
+    claim = next(claim for contract in load() for claim in contract.claims if claim.id == "OP-RMSNORM")
+    tolerance = claim.tolerance
+    assert tolerance is not None
+    doubled = {name: replace(factors, max=2 * factors.max) for name, factors in tolerance.factors.items()}
+    others = [
+        replace(claim, tolerance=replace(tolerance, factors=doubled)),
+        replace(claim, domain=replace(claim.domain, flavours=("normal",))),
+        replace(claim, domain=replace(claim.domain, sizes={**claim.domain.sizes, "rows": (1,)})),
+        replace(claim, cases=1),
+    ]
+    assert len({claim_digest(each) for each in (claim, replace(claim, location=Location("elsewhere", 1)), *others)}) == 1 + len(others)
 
 
 def test_evidence_that_must_be_current_fails_where_it_is_not(
@@ -276,7 +347,7 @@ def test_commands_mark_what_is_stale(
     assert main(["evidence", "--folder", str(evidence.parent)]) == 0
     assert "STALE, 2 of 2 verdicts" in capsys.readouterr().out
     assert main(["render", str(evidence), "--output", str(out), "--against-tree"]) == 0
-    assert capsys.readouterr().out.startswith("HELD: 2 held, 2 STALE")
+    assert capsys.readouterr().out.startswith("STALE: 2 held, 2 STALE")
     assert json.loads((out / "gpu.json").read_text())["stale"] == 2
     assert main(["render", str(evidence), "--output", str(out)]) == 0
     assert capsys.readouterr().out.startswith("HELD: 2 held\n")
