@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import contracts
+from contracts.model import Claim
 from contracts.problems import unknown
 from falsifiers import mutants, power, power_report
 from falsifiers.arguments import json_lines, positive
@@ -36,23 +37,45 @@ def run(options: argparse.Namespace) -> int:
     every = {**mutants.MUTANTS, **mutants.PROCEDURES, **mutants.RULES}
     names = [entry.name for entry in _selected("mutant", every, options.mutant)]
     selected = bool(options.claim or options.mutant)
+    tasks = power.first_tasks(claims, options.full or selected, options.mutant)
+    _require_tried(options.mutant, tasks, options.claim, loaded)
     if options.output:
         json_lines("--output", options.output, [field.name for field in dataclasses.fields(power.Cell)])
-    cells = _attack(power.first_tasks(claims, options.full or selected, options.mutant), options.processes)
+    cells = _attack(tasks, options.processes)
     if not selected:
         cells += _attack(power.further_tasks(claims, cells), options.processes)
     if options.output:
         options.output.write_text("".join(json.dumps(plain(dataclasses.asdict(cell))) + "\n" for cell in cells), encoding="utf-8")
+    faults = _concluded(options, claims, names, cells, time.perf_counter() - start)
+    return 1 if faults else 0
+
+
+def _concluded(
+    options: argparse.Namespace, claims: Sequence[Claim], names: Sequence[str], cells: Sequence[power.Cell], seconds: float
+) -> Sequence[str]:
+    """The faults, printed below the tables, or that there are none."""
     tried = {cell.mutant for cell in cells}
     shown = [name for name in names if name in tried] if options.claim else names
-    faults = power_report.faults(() if options.mutant else claims, () if options.claim else names, cells)
+    must_die = () if options.claim and not options.mutant else names  # some are beyond a claim, and what it must catch is asked anyway
+    faults = power_report.faults(claims, must_die, cells, bool(options.mutant))
     _print(shown, cells, faults)
     counts = f"{len(shown)} mutants, {len({cell.claim for cell in cells})} claims, {len(cells)} cells"
-    print(
-        f"\n{counts} in {time.perf_counter() - start:.0f} s: "
-        + (f"{len(faults)} faults" if faults else "every mutant dies, every claim can fail")
-    )
-    return 1 if faults else 0
+    closing = f"{len(faults)} faults" if faults else power_report.closing(shown, cells, bool(options.claim), bool(options.mutant))
+    print(f"\n{counts} in {seconds:.0f} s: {closing}")
+    return faults
+
+
+def _require_tried(chosen: Sequence[str], tasks: Sequence[power.Task], claims: Sequence[str], loaded: Sequence[Claim]) -> None:
+    """ValueError where a chosen mutant would be tried on no claim, with those that reach it."""
+    tried = {name for task in tasks for name in task.subjects}
+    for name in chosen:
+        if name not in tried:
+            by = power_report.listed(claims) or "any claim in a dtype that the CPU has"
+            reach = sorted(
+                (claim for claim in loaded if name in power.aimed_at(claim)), key=lambda claim: name not in power.must_catch(claim)
+            )
+            found = power_report.listed([claim.id for claim in reach]) or "none"
+            raise ValueError(f"--mutant {name}: not reached by {by}; claims that reach it, those that must catch it first: {found}")
 
 
 def _selected(what: str, known: dict[str, Any], chosen: Sequence[str]) -> list[Any]:

@@ -17,9 +17,31 @@ def shown(power: float) -> str:
     return f"≥{ENOUGH:g}" if power >= ENOUGH else f"{power:.3g}"
 
 
-def faults(claims: Sequence[Claim], names: Sequence[str], cells: Sequence[Cell]) -> list[str]:
-    """Everything that makes the matrix fail, one line each; empty when all claims can fail and all mutants die."""
-    return [*_unsound(cells), *_survivors(claims, names, cells), *_powerless(claims, cells), *_uncaught(cells)]
+def faults(claims: Sequence[Claim], names: Sequence[str], cells: Sequence[Cell], chosen_mutants: bool = False) -> list[str]:
+    """Everything that makes the matrix fail, one line each; empty when all claims can fail and all mutants die.
+
+    Against chosen mutants alone, a claim need not kill any.
+    """
+    powerless = () if chosen_mutants else _powerless(claims, cells)
+    return [*_unsound(cells), *_survivors(claims, names, cells), *powerless, *_uncaught(cells)]
+
+
+def closing(names: Sequence[str], cells: Sequence[Cell], chosen_claims: bool, chosen_mutants: bool) -> str:
+    """What is true where nothing is at fault, of the mutants tried and of the claims that were tried on them."""
+    if not chosen_claims and not chosen_mutants:
+        return "every mutant dies, every claim can fail"
+    kills = [cell for cell in cells if cell.killed]
+    dead, claims = {cell.mutant for cell in kills}, list(dict.fromkeys(cell.claim for cell in kills))
+    die = f"{len(dead)} of {len(names)} mutants {'dies' if len(dead) == 1 else 'die'} here"
+    if chosen_mutants:
+        return f"{die}, by {listed(claims)}"
+    catch = "catches what it must" if len(claims) == 1 else "catch what they must"
+    return f"{die}: {listed(claims)} {catch} and can fail"
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _unsound(cells: Iterable[Cell]) -> Iterator[str]:
@@ -38,8 +60,8 @@ def _survivors(claims: Sequence[Claim], names: Iterable[str], cells: Iterable[Ce
     for name in names:
         if name not in dead:
             tried = [claim.id for claim in claims if name in aimed_at(claim)]
-            where = f"of {', '.join(tried[:6])}" if tried else "reaches it: a claim on its operation is missing"
-            yield f"mutant {name}: survives; no claim {where}" + (f" and {len(tried) - 6} more" if len(tried) > 6 else "")
+            where = f"of {listed(tried)}" if tried else "reaches it: a claim on its operation is missing"
+            yield f"mutant {name}: survives; no claim {where}"
 
 
 def _powerless(claims: Iterable[Claim], cells: Iterable[Cell]) -> Iterator[str]:
@@ -89,5 +111,4 @@ def _killed(name: str, kills: Sequence[Cell]) -> str:
         return f"{name:46} SURVIVED"
     quickest = min(kills, key=lambda cell: cell.seconds)
     by = sorted({cell.claim for cell in kills})
-    listed = ", ".join(by[:4]) + (f" and {len(by) - 4} more" if len(by) > 4 else "")
-    return f"{name:46} {quickest.cases:4} cases {quickest.seconds:7.3f} s  {listed}"
+    return f"{name:46} {quickest.cases:4} cases {quickest.seconds:7.3f} s  {listed(by, 4)}"

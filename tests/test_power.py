@@ -267,6 +267,41 @@ def test_the_command_writes_cells_and_passes(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
+    ("arguments", "status", "closing"),
+    [
+        ("--claim OP-ROPE-NORM", 0, "1 of 8 mutants dies here: OP-ROPE-NORM catches what it must and can fail"),
+        ("--mutant rope_interleaved_pairs --claim OP-ROPE", 0, "1 of 1 mutants dies here, by OP-ROPE"),
+        ("--mutant rope_dropped --claim OP-ROPE-NORM", 1, "1 faults"),
+    ],
+)
+def test_a_selected_run_ends_with_what_it_showed(arguments: str, status: int, closing: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["power", *arguments.split(), "--processes", "1"]) == status
+    found = capsys.readouterr().out
+    assert found.splitlines()[-1].partition(" s: ")[2] == closing
+    assert ("mutant rope_dropped: survives; no claim of OP-ROPE-NORM" in found) == bool(status)
+
+
+def test_a_whole_run_ends_with_every_mutant_and_every_claim() -> None:
+    killed = Cell("A", "float32", "m", True, State.FALSIFIED.value, 3, 0.1, 9.0)
+    assert power_report.closing(["m"], [killed], False, False) == "every mutant dies, every claim can fail"
+    two = [killed, replace(killed, claim="B", mutant="n"), replace(killed, mutant="o", state=State.HELD.value)]
+    words = "2 of 3 mutants die here: A, B catch what they must and can fail"
+    assert power_report.closing(["m", "n", "o"], two, True, False) == words
+
+
+def test_a_mutant_that_no_chosen_claim_reaches_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "cells.jsonl"
+    chosen = ["--claim", "OP-ROPE-NORM", "--mutant", "rope_inverse", "--mutant", "rms_norm_eps_hard_coded"]
+    assert main(["power", *chosen, "--output", str(output)]) == 2
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert found.err.startswith("falsifiers power: --mutant rms_norm_eps_hard_coded: not reached by OP-ROPE-NORM; claims that reach it")
+    assert "OP-RMSNORM" in found.err
+    assert found.err.count("\n") == 1
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [(["--claim", "OP-ROP"], "did you mean 'OP-ROPE'?"), (["--mutant", "rope_invers"], "did you mean 'rope_inverse'?")],
 )
