@@ -6,6 +6,7 @@ a table that gives another function now is seen.
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -100,10 +101,29 @@ def _sources() -> Sources:
 
 
 def _places(functions: Iterable[Callable[..., Any]]) -> list[str]:
-    """`path::name` of the functions; one that somebody put in from outside has no file in the checkout."""
+    """`path::name` of the functions and of what wraps them; one that somebody put in from outside has no file in the checkout."""
     found = set()
-    for function in map(inspect.unwrap, functions):
-        path = Path(inspect.getsourcefile(function) or "").resolve()
-        if path.is_file() and path.is_relative_to(ROOT):
-            found.add(f"{path.relative_to(ROOT).as_posix()}::{function.__qualname__}")
+    for function in functions:
+        innermost = inspect.unwrap(function)
+        named = [(inspect.getsourcefile(innermost), innermost.__qualname__), *map(_wrapper, _wrappers(function))]
+        for file, name in named:
+            path = Path(file or "").resolve()
+            if path.is_file() and path.is_relative_to(ROOT):
+                found.add(f"{path.relative_to(ROOT).as_posix()}::{name}")
     return sorted(found)
+
+
+def _wrappers(function: Any) -> Iterator[Any]:
+    """What stands around the innermost function, the outermost first."""
+    while hasattr(function, "__wrapped__"):
+        yield function
+        function = function.__wrapped__
+
+
+def _wrapper(wrapper: Any) -> tuple[str | None, str]:
+    """Where a wrapper is defined, and its own name: functools.wraps gives it that of the function within."""
+    code = getattr(wrapper, "__code__", None)
+    if code is not None:
+        return code.co_filename, code.co_qualname
+    made = type(wrapper)
+    return getattr(sys.modules.get(made.__module__), "__file__", None), made.__qualname__

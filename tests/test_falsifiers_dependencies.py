@@ -1,5 +1,6 @@
 """What a verdict is said to depend on holds every file of the project whose functions ran for it, and of the others no more than a few."""
 
+import functools
 import json
 import sys
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import contracts
+import impl.operations
 from contracts.model import Claim
 from falsifiers.__main__ import main
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
@@ -152,6 +154,43 @@ def test_a_table_that_gives_another_function_is_seen(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(KINDS, claim.kind, another)
     assert entries(claim)["comparison"] != before["comparison"]
     assert entries(claim)["subject"] == before["subject"]
+
+
+WRAPPED = """
+import functools
+
+def scaled(function):
+    @functools.wraps(function)
+    def run(**arguments):
+        return 1.5 * function(**arguments)
+    return run
+
+class Scaled:
+    def __init__(self, function):
+        functools.update_wrapper(self, function)
+
+    def __call__(self, **arguments):
+        return 1.5 * self.__wrapped__(**arguments)
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "places"),
+    [
+        (lambda made, function: made["scaled"](function), ["scaled.<locals>.run"]),
+        (lambda made, function: made["Scaled"](function), ["Scaled"]),
+        (lambda made, function: functools.cache(made["Scaled"](made["scaled"](function))), ["Scaled", "scaled.<locals>.run"]),
+        (lambda _, function: functools.cache(function), []),
+    ],
+)
+def test_what_wraps_a_function_of_a_table_is_seen(wrapper: Any, places: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (claim,) = (claim for claim in CLAIMS if claim.id == "OP-RMSNORM")
+    before = entries(claim)
+    made: dict[str, Any] = {"__name__": impl.operations.__name__}
+    exec(compile(WRAPPED, impl.operations.__file__, "exec"), made)  # as if it stood in that file
+    monkeypatch.setitem(OPERATIONS, "rms_norm", wrapper(made, OPERATIONS["rms_norm"]))
+    added = [f"impl/operations/__init__.py::{place}" for place in places]
+    assert entries(claim) == {**before, "subject": sorted([*before["subject"], *added])}
 
 
 def test_the_command_says_what_every_claim_depends_on(capsys: pytest.CaptureFixture[str]) -> None:
