@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,33 @@ from falsifiers.workers import workers
 
 Task = tuple[str, str, str, int, int]
 """Claim, dtype, device, draws, seed."""
+DEFAULTS: Mapping[str, Any] = {
+    "cases": 300,
+    "seed": 1,
+    "claim": (),
+    "dtype": (),
+    "device": "cpu",
+    "jobs": 1,
+    "write": False,
+    "lines": None,
+}
+"""Of the options that --merge excludes. The parser does not know them, so that what was given can be told from what was not."""
 
 
 def add_parser(commands: Any) -> None:
     """Adds the subcommand to `python -m falsifiers`."""
-    parser = commands.add_parser("calibrate", help="measure error / noise floor of the correct implementation")
-    parser.add_argument("--cases", type=positive, default=300, help="draws a claim and dtype, fewer of large ones (default: 300)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the draws (default: 1)")
-    parser.add_argument("--claim", action="append", default=[], metavar="ID", help="this claim only; may be repeated")
-    parser.add_argument("--dtype", action="append", default=[], choices=contracts.DTYPES, help="this dtype only; may be repeated")
-    parser.add_argument("--device", default="cpu", help="cpu | cuda | cuda:N | auto (default: cpu)")
-    parser.add_argument("--jobs", type=positive, default=1, help="processes (default: 1)")
+    parser = commands.add_parser(
+        "calibrate", help="measure error / noise floor of the correct implementation", argument_default=argparse.SUPPRESS
+    )
+    parser.add_argument("--cases", type=positive, help="draws a claim and dtype, fewer of large ones (default: 300)")
+    parser.add_argument("--seed", type=int, help="seed of the draws (default: 1)")
+    parser.add_argument("--claim", action="append", metavar="ID", help="this claim only; may be repeated")
+    parser.add_argument("--dtype", action="append", choices=contracts.DTYPES, help="this dtype only; may be repeated")
+    parser.add_argument("--device", help="cpu | cuda | cuda:N | auto (default: cpu)")
+    parser.add_argument("--jobs", type=positive, help="processes (default: 1)")
     parser.add_argument("--write", action="store_true", help="record the ratios, and put the factors into the contracts")
     parser.add_argument("--lines", type=Path, metavar="FILE", help="append the ratios to FILE, to be merged elsewhere")
-    parser.add_argument("--merge", type=Path, metavar="FILE", help="measure nothing: write what FILE holds")
+    parser.add_argument("--merge", type=Path, default=None, metavar="FILE", help="measure nothing: write what FILE holds")
     parser.set_defaults(run=run)
 
 
@@ -39,9 +52,11 @@ def run(options: argparse.Namespace) -> int:
     from falsifiers.subjects.implementation import Implementation
 
     if options.merge is not None:
+        _only_merge(options)
         claims = [claim for contract in contracts.load() for claim in contract.claims]
         _merge(calibration_record.merged(options.merge, {claim.id: claim for claim in claims if is_calibrated(claim)}))
         return 0
+    options = argparse.Namespace(**{**DEFAULTS, **vars(options)})
     if options.lines is not None:
         json_lines("--lines", options.lines, calibration_record.KEYS)
     tasks = list(_tasks(options))
@@ -61,6 +76,13 @@ def run(options: argparse.Namespace) -> int:
     if options.write:
         _merge(found)
     return 0
+
+
+def _only_merge(options: argparse.Namespace) -> None:
+    """ValueError where --merge is to do something else as well."""
+    others = [f"--{name}" for name in DEFAULTS if name in options]
+    if others:
+        raise ValueError(f"{', '.join(others)}: --merge measures nothing and writes all that its file holds; expected only --merge")
 
 
 def _tasks(options: argparse.Namespace) -> Iterator[Task]:

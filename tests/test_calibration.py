@@ -281,6 +281,33 @@ def test_a_merge_writes_every_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert untouched == lines
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        "--cases 300",
+        "--seed 1",
+        "--claim OP-LINEAR",
+        "--claim NOPE",
+        "--dtype float32",
+        "--device cpu",
+        "--jobs 1",
+        "--write",
+        "--lines own.jsonl",
+    ],
+)
+def test_a_merge_beside_another_option_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], untouched: list[Any], other: str
+) -> None:
+    """The defaults too: who names one means it to count."""
+    file = tmp_path / "lines.jsonl"
+    file.write_text(json.dumps(LINE) + "\n", encoding="utf-8")
+    assert main(["calibrate", "--merge", str(file), *other.split()]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"falsifiers calibrate: {other.split()[0]}: --merge measures nothing")
+    assert error.count("\n") == 1
+    assert untouched == []
+
+
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_device_that_is_not_there_is_one_line(jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", "--claim", "OP-LINEAR", "--device", "cuda:15", "--jobs", jobs]) == EXIT_STATUS

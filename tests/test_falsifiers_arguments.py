@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,3 +57,13 @@ def test_lines_go_behind_those_of_an_earlier_run(tmp_path: Path, capsys: pytest.
         assert main(["calibrate", "--claim", "OP-SWIGLU", "--dtype", "float32", "--cases", "2", "--seed", seed, "--lines", str(lines)]) == 0
     capsys.readouterr()
     assert [json.loads(line)["seed"] for line in lines.read_text().splitlines()] == [1, 2]
+
+
+def test_options_that_are_not_given_have_their_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(calibrate_command, "_measured", lambda tasks, jobs: seen.append((tasks, jobs)) or iter(()))
+    assert main(["calibrate", "--claim", "OP-SWIGLU"]) == 0
+    ((tasks, jobs),) = seen
+    assert jobs == 1
+    assert {(device, seed) for _, _, device, _, seed in tasks} == {("cpu", 1)}
+    assert min(draws for *_, draws, _ in tasks) >= 300
