@@ -80,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=command.positive, default=3, help="at a time, one thread each (default: 3)")
     parser.add_argument("--write-readme", action="store_true", help="measure nothing; put the table of the kept results into README.md")
     options = parser.parse_args(arguments)
+    if len(set(options.seeds)) < len(options.seeds):
+        parser.error(f"argument --seeds: {' '.join(map(str, options.seeds))}: expected each seed once; every run counts in the tests")
     if options.write_readme:
         command.require_writable(README)
         results = json.loads(RESULTS.read_text(encoding="utf-8"))

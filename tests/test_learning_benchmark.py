@@ -236,6 +236,14 @@ def test_p_values_are_adjusted_for_the_number_of_seeds() -> None:
     assert tests["holm"]["permutation"] == [2 * tests["permutation"][0]["p"], 1.0]
 
 
+def test_a_seed_given_twice_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "measure", lambda *_: pytest.fail("measured before it was refused"))
+    with pytest.raises(SystemExit) as ended:
+        learning.main(["--seeds", "0", "1", "0"])
+    assert ended.value.code == 2
+    assert "error: argument --seeds: 0 1 0: expected each seed once" in capsys.readouterr().err
+
+
 def test_the_table_replaces_what_stands_between_its_markers() -> None:
     text = f"above\n{learning_table.BEGIN}\nold\n{learning_table.END}\nbelow\n"
     assert learning_table.replaced(text, "new") == text.replace("old", "new")
