@@ -40,6 +40,8 @@ CALLED_BY_CHECK: Mapping[str, frozenset[str]] = {
 """Operations that a check asks the subject for beside the claim's own."""
 
 DIFFERENTIATING_CHECKS = frozenset({"gradient_rows_sum_to_zero", "both_factors_receive_gradients"})
+NEVER_REPORTS = "rule_never_reports"
+ITSELF = "the rule is this mutant itself"
 ENOUGH = 1000.0
 """An error of so many tolerances ends a cell: whatever the other cases give, the mutant is far beyond the bound."""
 
@@ -136,9 +138,13 @@ def _of_gradients_only(entry: mutants.Mutant) -> bool:
 
 
 def must_catch(claim: Claim) -> tuple[str, ...]:
-    """The mutants that the claim names, and for a hyperparameter rule those of rules, where they change it."""
+    """The mutants that the claim names, and for a hyperparameter rule those of rules, where they change it.
+
+    A rule that is the mutant that never reports is not let off: nothing can make it fail.
+    """
     rule = claim.rule
-    return (*claim.must_catch, *(name for name, entry in mutants.RULES.items() if rule is not None and entry.make(rule) != rule))
+    due = (name for name, entry in mutants.RULES.items() if rule is not None and (name == NEVER_REPORTS or entry.make(rule) != rule))
+    return (*claim.must_catch, *due)
 
 
 def aimed_at(claim: Claim) -> list[str]:
@@ -172,7 +178,8 @@ def attack(claim: Claim, dtype: str, subjects: Iterable[str | None], source: Sou
         attacked, changed = _against(claim, name)
         # Such a mutant may write into its inputs; the cases are shared.
         own = copy.deepcopy(drawn) if name in mutants.PROCEDURES else drawn
-        yield cell(RememberingAttack(changed, attacked, dtype, memory=memory, only_compared=True), own, name, due)
+        found = cell(RememberingAttack(changed, attacked, dtype, memory=memory, only_compared=True), own, name, due)
+        yield replace(found, reason=ITSELF) if name in mutants.RULES and changed.rule == claim.rule else found
 
 
 def _against(claim: Claim, name: str | None) -> tuple[Subject, Claim]:

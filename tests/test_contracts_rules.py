@@ -269,6 +269,21 @@ def test_faulty_rules_do_not_load(tmp_path: Path, changes: dict[str, Any], key: 
     ]
 
 
+def test_a_rule_without_an_example_that_violates_it_does_not_load(tmp_path: Path) -> None:
+    """Nothing else could show that it ever reports."""
+    path = write(tmp_path, {name: value for name, value in OWN.items() if name != "examples"})
+    with pytest.raises(ContractError) as caught:
+        load([path], EMPTY)
+    assert [(problem.line, problem.key, problem.message) for problem in caught.value.problems] == [
+        (5, "claims[0]", "missing key 'examples' (kind: rule)")
+    ]
+    with pytest.raises(ContractError) as caught:
+        load([write(tmp_path, {**OWN, "examples": {"holds": [{}], "violates": []}})], EMPTY)
+    assert [(problem.key, problem.message) for problem in caught.value.problems] == [
+        ("claims[0].examples.violates", "is empty; expected at least 1 entry")
+    ]
+
+
 def test_what_a_message_does_not_know_reads_as_unknown(tmp_path: Path) -> None:
     rules = load([write(tmp_path, with_rule(message="{epochs:03d} epochs of a model of {model_billions:.3g}B"))], EMPTY)[0].claims
     assert [diagnostic.message for diagnostic in diagnose({"epochs": 1}, rules=rules)] == ["001 epochs of a model of unknownB"]

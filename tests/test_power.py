@@ -12,7 +12,7 @@ import pytest
 
 import contracts
 import reference
-from contracts.model import Claim, Tolerance
+from contracts.model import Claim, Examples, Tolerance
 from falsifiers import mutants, power, power_report
 from falsifiers.__main__ import main
 from falsifiers.attack import Attack
@@ -162,6 +162,18 @@ def test_a_claim_that_cannot_fail_is_reported(monkeypatch: pytest.MonkeyPatch) -
     assert f"{claim.id}: kills no mutant, so that nothing shows it can fail; name one in must_catch" in power_report.faults(
         [claim], [], found
     )
+
+
+def test_a_rule_that_never_reports_is_reported() -> None:
+    """No example of a violation, and a text that is the mutant's own."""
+    claim = CLAIMS["C-HP-001-POSITIVE"]
+    assert claim.rule is not None
+    silent = replace(claim, rule=replace(claim.rule, when="true", require="true", recommend={}), examples=Examples())
+    found = cells(silent, "float32", None, *power.aimed_at(silent))
+    assert [cell.mutant for cell in found if cell.killed] == ["rule_always_reports"]
+    assert power_report.faults([silent], [], found) == [
+        "C-HP-001-POSITIVE in float32: does not catch rule_never_reports, which it must (the rule is this mutant itself)"
+    ]
 
 
 def test_a_missing_must_catch_is_reported() -> None:
