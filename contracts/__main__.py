@@ -2,6 +2,7 @@
 130: interrupted, 141: nobody reads the output."""
 
 import argparse
+import math
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +12,14 @@ from typing import Any
 from contracts import KINDS, Claim, ContractError, Range, Tolerance, Vocabulary, load, load_vocabulary
 from contracts.document import read
 from contracts.output import written
-from contracts.problems import unknown
+from contracts.problems import KeyPath, shown_path, unknown
+from contracts.schema import shown
 
 INTERRUPTED = 130
 _WIDTH = 72
+_LARGEST = 10**15
+_LARGEST_SEED = 2**63 - 1
+"""Rules do not compute with seeds, and a run may have any that torch takes."""
 
 
 class UsageError(Exception):
@@ -194,12 +199,17 @@ def _values(path: Path, fields: Any) -> dict[str, Any]:
     """The fields of a configuration file, each checked, with every problem at its line."""
     from contracts.fields import ConfigError, checked
 
+    if path.is_dir():
+        raise UsageError(f"{shown_path(path)}: is a folder; expected a YAML file")
     try:
         document = read(path)
     except ContractError as error:
         raise UsageError(str(error)) from error
     problems = []
     for name, value in document.data.items():
+        if outside := list(_outside(name, value, fields)):
+            problems += [str(document.problem(key, message)) for key, message in outside]
+            continue
         try:
             checked(name, value, fields=fields)
         except ConfigError as error:
@@ -207,6 +217,22 @@ def _values(path: Path, fields: Any) -> dict[str, Any]:
     if problems:
         raise UsageError("the values cannot be used\n" + "\n".join(problems))
     return dict(document.data)
+
+
+def _outside(name: str, value: Any, fields: Any) -> Iterator[tuple[KeyPath, str]]:
+    """Numbers that the rules cannot compute with. Of an empty class the imbalance is infinite, and `python -m impl train` writes it so."""
+    kind = fields[name].type if name in fields else None
+    numbers: list[tuple[KeyPath, Any]] = [((name,), value)] if kind in ("int", "real") else []
+    if kind == "reals" and isinstance(value, list):
+        numbers = [((name, index), item) for index, item in enumerate(value)]
+    largest = _LARGEST_SEED if name == "seed" else _LARGEST
+    for key, number in numbers:
+        if not isinstance(number, int | float) or isinstance(number, bool) or (name == "imbalance_ratio" and number == math.inf):
+            continue
+        if isinstance(number, float) and not math.isfinite(number):
+            yield key, f"is {shown(number)}; expected a finite number"
+        elif abs(number) > largest:
+            yield key, f"is {shown(number)}; expected a number from -{largest:g} to {largest:g}"
 
 
 if __name__ == "__main__":

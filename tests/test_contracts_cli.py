@@ -195,6 +195,62 @@ def test_a_configuration_that_cannot_be_judged_is_a_usage_error(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("rules")
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        ("learning_rate: .nan", ["1: learning_rate: is nan; expected a finite number"]),
+        ("epochs: 3\nlora_alpha: -.inf", ["2: lora_alpha: is -inf; expected a finite number"]),
+        ("batch_size: 1e308\naccumulation_steps: 100", ["1: batch_size: is 1e+308; expected a number from -1e+15 to 1e+15"]),
+        ("lora_alpha: -2e16", ["1: lora_alpha: is -2e+16; expected a number from -1e+15 to 1e+15"]),
+        (
+            "class_weights:\n- 1e308\n- .inf\n- 1\n- -.inf",
+            [
+                "2: class_weights[0]: is 1e+308; expected a number from -1e+15 to 1e+15",
+                "3: class_weights[1]: is inf; expected a finite number",
+                "5: class_weights[3]: is -inf; expected a finite number",
+            ],
+        ),
+        (f"epochs: 1{'0' * 400}", [f"1: epochs: is 1{'0' * 59}…; expected a number from -1e+15 to 1e+15"]),
+        ("class_weights: .inf", ["1: class_weights: is inf; expected a list of numbers"]),
+        ("seed: 1e19", ["1: seed: is 1e+19; expected a number from -9.22337e+18 to 9.22337e+18"]),
+    ],
+)
+def test_numbers_that_no_rule_can_compute_with_are_a_usage_error(
+    tmp_path: Path, text: str, problems: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text(text)
+    assert main(["diagnose", "config.yaml"]) == 2
+    assert capsys.readouterr().err.splitlines()[1:] == [f"config.yaml:{problem}" for problem in problems]
+
+
+@pytest.mark.usefixtures("rules")
+def test_statistics_have_the_same_bounds_but_for_an_empty_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of which `python -m impl train` writes an infinite imbalance."""
+    config, statistics = tmp_path / "config.yaml", tmp_path / "statistics.yaml"
+    config.write_text(f"{CONFIG}seed: {2**62}\nmax_seq_len: 1000000000000000\n")
+    for text, problem in (
+        ("p99_length: .inf", "p99_length: is inf; expected a finite number"),
+        ("p99_length: 1.7e308", "p99_length: is 1.7e+308; expected a number from -1e+15 to 1e+15"),
+        ("imbalance_ratio: -.inf", "imbalance_ratio: is -inf; expected a finite number"),
+    ):
+        statistics.write_text(text)
+        assert main(["diagnose", str(config), "--statistics", str(statistics)]) == 2
+        assert f"statistics.yaml:1: {problem}" in capsys.readouterr().err
+    statistics.write_text("p99_length: 1e15\nimbalance_ratio: .inf\nminority_count: 0")
+    assert main(["diagnose", str(config), "--statistics", str(statistics)]) == 0
+    assert "C-HP-008-EMPTY-CLASS" in capsys.readouterr().out
+
+
+def test_a_folder_is_no_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.yaml").write_text(CONFIG)
+    for line in (["diagnose", ""], ["diagnose", "config.yaml", "--statistics", "."]):
+        assert main(line) == 2
+        assert capsys.readouterr().err == "python -m contracts: .: is a folder; expected a YAML file\n"
+
+
 def test_the_command_line_loads_nothing_heavy() -> None:
     """Every command must answer at once: neither torch nor transformers nor numpy is imported, and CEL only for rules."""
     code = "import contracts.__main__, sys; print([name for name in ('torch', 'transformers', 'numpy', 'cel') if name in sys.modules])"
