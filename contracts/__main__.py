@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from contracts import KINDS, Claim, ContractError, Range, Tolerance, Vocabulary, load, load_vocabulary
+from contracts import KINDS, Claim, ContractError, Range, Tolerance, Vocabulary, load_vocabulary
 from contracts.document import read
 from contracts.output import written
 from contracts.problems import KeyPath, shown_path, unknown
 from contracts.schema import shown
+from contracts.unforeseen import diagnose, load
 
 INTERRUPTED = 130
 _WIDTH = 72
@@ -181,7 +182,6 @@ def _tolerance(tolerance: Tolerance) -> str:
 
 def _diagnose(options: argparse.Namespace) -> int:
     from contracts.fields import CONFIG, STATISTICS
-    from contracts.rules import diagnose
 
     config = _values(options.config, CONFIG)
     statistics = _values(options.statistics, STATISTICS) if options.statistics else {}

@@ -61,6 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with one contract, which the commands take for their own."""
     (tmp_path / "small-v1.yaml").write_text(CONTRACT, encoding="utf-8")
     monkeypatch.setattr(contracts.loader, "FOLDER", tmp_path)
+    monkeypatch.setattr("contracts.unforeseen.FOLDER", tmp_path)
     monkeypatch.setattr(contracts.loader, "load_vocabulary", lambda: VOCABULARY)
     monkeypatch.setattr("contracts.__main__.load_vocabulary", lambda: VOCABULARY)
     monkeypatch.chdir(tmp_path)
@@ -249,6 +250,53 @@ def test_a_folder_is_no_configuration(tmp_path: Path, capsys: pytest.CaptureFixt
     for line in (["diagnose", ""], ["diagnose", "config.yaml", "--statistics", "."]):
         assert main(line) == 2
         assert capsys.readouterr().err == "python -m contracts: .: is a folder; expected a YAML file\n"
+
+
+RULE = """\
+contract: site
+version: 1.0.0
+title: Site
+claims:
+  - id: SITE-RULE
+    severity: P2
+    kind: rule
+    statement: A rule of somebody else.
+    domain: {scalars: {epochs: {min: 1, max: 3}, lora_targets: [[q_proj]]}}
+    rule: {when: epochs != null && lora_targets != null, require: "REQUIRE", severity: warn, message: "MESSAGE"}
+    examples: {holds: [{}], violates: [{epochs: 1}]}
+"""
+UNFORESEEN = [
+    ("1 / 0 == 1", "few", "ZeroDivisionError: division by zero"),
+    ("int(1e300) == 1", "few", "OverflowError: "),
+    ("lora_targets[5] == 'q_proj'", "few", "IndexError: "),
+    ("false", "{epochs:>9223372036854775806}", "MemoryError)"),
+]
+
+
+@pytest.mark.parametrize(("require", "message", "reason"), UNFORESEEN)
+@pytest.mark.parametrize("line", [["lint"], ["lint", "."], ["lint", "site-v1.yaml"], ["list"], ["show", "SMALL-SUM"]])
+def test_a_rule_that_cannot_be_evaluated_is_a_problem_of_its_file(
+    folder: Path, line: list[str], require: str, message: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "site-v1.yaml").write_text(RULE.replace("REQUIRE", require).replace("MESSAGE", message))
+    assert main(line) == 1
+    problem, count = capsys.readouterr().err.splitlines()
+    assert problem.startswith(f"site-v1.yaml:10: claims[0].rule: cannot be evaluated ({reason}")
+    assert problem.endswith("expected expressions and a message that give a value on all of domain.scalars")
+    assert count == "1 problem"
+
+
+def test_a_rule_that_fails_on_a_configuration_alone_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "site-v1.yaml").write_text(RULE.replace("REQUIRE", "6 / int(epochs) > 1").replace("MESSAGE", "few"))
+    (folder / "config.yml.txt").write_text("epochs: 0\nlora_targets: [q_proj]\n")
+    monkeypatch.setattr("contracts.rules._installed", lambda: [claim for each in contracts.loader.load() for claim in each.claims])
+    assert main(["diagnose", "config.yml.txt"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "site-v1.yaml:5: SITE-RULE: cannot be evaluated on this configuration (ZeroDivisionError: division by zero in CEL expression)",
+        "1 problem",
+    ]
 
 
 def test_the_command_line_loads_nothing_heavy() -> None:

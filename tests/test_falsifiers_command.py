@@ -303,6 +303,18 @@ def test_bad_contracts_are_one_message_with_file_and_line(tree: Path, edited: An
     assert listing(tmp_path) == {}
 
 
+def test_a_rule_that_cannot_be_evaluated_is_one_message(tree: Path, edited: Any, tmp_path: Path) -> None:
+    edited("contracts/qlora-hyperparameters-v1.yaml", "require: minority_count >= 1.0", "require: 1 / 0 == 1")
+    (run,) = several([["--verdicts", str(tmp_path / "verdicts.jsonl")]], tree)
+    assert run.status == EXIT_USAGE, run.text
+    assert "Traceback" not in run.text
+    assert run.text.count("blackswan: ") == 1
+    assert re.search(r"blackswan: contracts/qlora-hyperparameters-v1\.yaml:\d+: claims\[\d+\]\.rule: cannot be evaluated", run.text), (
+        run.text
+    )
+    assert listing(tmp_path) == {}
+
+
 def test_what_only_a_gpu_could_show_is_not_run_and_nothing_held_is_no_success(tree: Path, edited: Any, tmp_path: Path) -> None:
     file = tmp_path / "verdicts.jsonl"
     text = (tree / "contracts" / "decoder-operations-v1.yaml").read_text(encoding="utf-8")
