@@ -27,6 +27,8 @@ _HOST = ("impl/device.py",)
 """Which device computes, and how."""
 _RUNS = ("reference/run.py", "reference/tape.py")
 _PROCEDURES = "falsifiers/subjects/procedures/"
+WORKERS, RANKS = f"{_PROCEDURES}workers.py", f"{_PROCEDURES}forking.py"
+"""What starts processes, and their own program, which it names and does not import."""
 _ALWAYS = ("falsifiers/attack.py", "falsifiers/engine.py", "falsifiers/strategies.py", "falsifiers/subjects/implementation.py")
 
 
@@ -44,12 +46,24 @@ def entries(claim: Claim) -> dict[str, list[str]]:
 
 
 def _input(claim: Claim, check: Iterable[str]) -> Iterator[str]:
-    """The shipped checkpoint and corpora, and what reads them, where the claim takes cases from there."""
+    """The shipped checkpoint and corpora, where they are, and what reads them, where the claim takes cases from there."""
     if claim.domain.input == "checkpoint":
         yield "falsifiers/real_input.py"
-    if claim.domain.input == "checkpoint" or any(_sources().mentions(name, "falsifiers.data") for name in check):
+    if claim.domain.input == "checkpoint" or _mentions("falsifiers.data", tuple(check)):
         shipped = (*CHECKPOINT.iterdir(), *CORPUS_HELDOUT.parent.iterdir())
-        yield from (path.relative_to(ROOT).as_posix() for path in shipped if path.is_file())
+        yield from (path.relative_to(ROOT).as_posix() for path in shipped if path.is_file() and not path.name.startswith("."))
+        yield "falsifiers/data/__init__.py"
+
+
+@functools.cache
+def _mentions(module: str, check: tuple[str, ...]) -> bool:
+    """Whether a check imports a module, or a file does that it alone brings."""
+    return any(_sources().mentions(name, module) for name in _own(check))
+
+
+def _own(check: Iterable[str]) -> set[str]:
+    """The files of the comparison that are not every claim's."""
+    return set(_sources().closure("comparison", check)) - set(_sources().closure("comparison", _ALWAYS))
 
 
 def _of_reference(operations: Iterable[str]) -> list[str]:
@@ -69,8 +83,7 @@ def _that_the_check_asks(check: tuple[str, ...]) -> tuple[str, ...]:
     """The reference's files of a claim whose operation has none there: what its check imports of them. One that runs operations by their
     names, other than those of the claim, may run all of them."""
     sources = _sources()
-    own = set(sources.closure("comparison", check)) - set(sources.closure("comparison", _ALWAYS))
-    every = _of_reference([*TABLE, *COMPOSITIONS]) if any(sources.mentions(name, "reference") for name in own) else []
+    every = _of_reference([*TABLE, *COMPOSITIONS]) if _mentions("reference", check) else []
     return (*sources.imported("comparison", check, "reference"), *every)
 
 
@@ -86,6 +99,8 @@ def _of_subject(claim: Claim, operations: Iterable[str]) -> Iterator[str]:
     found = _places([table[name] for name in operations for table in tables if name in table] or [default_configurations])
     helpers = {name for name in found if name.startswith(_PROCEDURES)}
     helpers = set(_sources().closure("subject", helpers, (_PROCEDURES,)))
+    if WORKERS in helpers:
+        helpers |= set(_sources().closure("subject", [RANKS], (_PROCEDURES,)))
     runs = not helpers or DISPATCH in _sources().closure("subject", helpers)
     called = set(OPERATIONS) if helpers and runs else set(operations)
     yield from (*found, *helpers, *_HOST)

@@ -73,7 +73,16 @@ class Sources:
     def _imported(self, name: str) -> list[str]:
         if name in _CATALOGUES or not name.endswith(".py"):
             return []
-        return [path for module in sorted(self._of(name)) if (self.root / (path := module.replace(".", "/") + ".py")).is_file()]
+        return [path for module in sorted(self._of(name)) if (path := self._file_of(module)) is not None]
+
+    def _file_of(self, module: str) -> str | None:
+        """The module's file. DigestError where a package stands before it, which Python takes instead."""
+        path = self.root / (module.replace(".", "/") + ".py")
+        if not path.is_file():
+            return None
+        if (path.with_suffix("") / "__init__.py").is_file():
+            raise DigestError(f"{path}: the package {path.with_suffix('')} of that name is what Python imports; expected one of the two")
+        return path.relative_to(self.root).as_posix()
 
     def _of(self, name: str) -> frozenset[str]:
         """The modules that a file may import."""

@@ -1,7 +1,9 @@
 """What a verdict is said to depend on holds every file of the project whose functions ran for it, and of the others no more than a few."""
 
+import ast
 import functools
 import json
+import shutil
 import sys
 import threading
 from collections import defaultdict
@@ -16,6 +18,7 @@ import pytest
 import contracts
 import impl.operations
 from contracts.model import Claim
+from falsifiers import dependencies
 from falsifiers.__main__ import main
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from falsifiers.dependencies import ROOT, entries
@@ -106,6 +109,10 @@ def test_what_runs_for_a_claim_is_what_its_verdict_depends_on(contract: str) -> 
         ("C-HP-001-RANGE", "contracts/rules.py"),
         ("FWD-CHECKPOINT", "falsifiers/data/checkpoint/model.safetensors"),
         ("DATA-STATISTICS", "falsifiers/data/corpus/heldout.jsonl"),
+        ("DATA-STATISTICS", "falsifiers/data/__init__.py"),
+        ("CKPT-MERGE-SUM", "falsifiers/data/checkpoint/model.safetensors"),
+        ("DP-SAME-WEIGHTS", "falsifiers/subjects/procedures/forking.py"),
+        ("TRN-KILLED-AND-CONTINUED", "falsifiers/subjects/procedures/forking.py"),
         ("DEV-LOAD-NF4", "falsifiers/subjects/procedures/allocator.py"),
         ("TRN-RUN-STEPS", "reference/attention.py"),
         ("TRN-RUN-STEPS", "impl/operations/attention.py"),
@@ -196,3 +203,47 @@ def test_what_wraps_a_function_of_a_table_is_seen(wrapper: Any, places: list[str
 def test_the_command_says_what_every_claim_depends_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["depends"]) == 0
     assert json.loads(capsys.readouterr().out) == {claim.id: entries(claim) for claim in CLAIMS}
+
+
+def test_a_file_that_a_system_leaves_beside_the_data_makes_nothing_stale(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (claim,) = (claim for claim in CLAIMS if claim.id == "DATA-STATISTICS")
+    before = entries(claim)
+    shutil.copytree(ROOT / "falsifiers" / "data", tmp_path / "falsifiers" / "data")
+    data = tmp_path / "falsifiers" / "data"
+    (data / "corpus" / ".DS_Store").write_bytes(b"\0")
+    monkeypatch.setattr(dependencies, "CHECKPOINT", data / "checkpoint")
+    monkeypatch.setattr(dependencies, "CORPUS_HELDOUT", data / "corpus" / "heldout.jsonl")
+    monkeypatch.setattr(dependencies, "ROOT", tmp_path)
+    own = [name for name in before["comparison"] if name.startswith("falsifiers/data/")]
+    assert "falsifiers/data/corpus/heldout.jsonl" in own
+    assert sorted(dependencies._input(claim, [name for name in before["comparison"] if name.startswith("falsifiers/checks/")])) == own
+
+
+def does_more_than_list(source: str) -> list[str]:
+    """What stands in a table of contents besides imports, docstrings and tables of names."""
+    return [ast.unparse(node) for node in ast.parse(source).body if not lists(node)]
+
+
+def lists(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        called = {ast.unparse(part.func) for part in ast.walk(node) if isinstance(part, ast.Call)}
+        return all(isinstance(target, ast.Name) for target in targets) and called <= {"vocabulary", "Command", "dict.fromkeys"}
+    return isinstance(node, ast.Import | ast.ImportFrom) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+
+
+def test_what_no_digest_counts_is_a_table_of_contents() -> None:
+    sources = Sources(ROOT)
+    counted = {file for claim in CLAIMS for file in said(claim, sources)}
+    packages = [path for folder in ("impl", "reference", "falsifiers", "contracts") for path in (ROOT / folder).rglob("__init__.py")]
+    left = [path for path in packages if path.relative_to(ROOT).as_posix() not in counted and path.parent.name != "mutants"]
+    assert ROOT / "impl" / "operations" / "__init__.py" in left
+    assert {path.as_posix(): more for path in left if (more := does_more_than_list(path.read_text(encoding="utf-8")))} == {}
+
+
+@pytest.mark.parametrize(
+    "line", ["torch.backends.cuda.matmul.allow_tf32 = True", "F.silu = F.relu", "TABLE = {'f': twice(f)}", "if X:\n    import y"]
+)
+def test_a_table_of_contents_that_does_something_is_found(line: str) -> None:
+    assert does_more_than_list(f'"""Doc."""\nfrom a import b\n{line}\n') == [ast.unparse(ast.parse(line))]
+    assert does_more_than_list("T = {f.__name__: f for f in (a.b, c)}\nU: dict[str, int] = {'a': a.b}\n__all__ = ['a']\n") == []

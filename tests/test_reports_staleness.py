@@ -152,6 +152,17 @@ def test_digest_follows_imports_within_the_folder_and_not_through_tables_of_cont
     assert (Sources(tree).digest("subject", ["impl/entry.py"]) != before) is reaches
 
 
+def test_a_package_that_stands_before_a_module_leaves_nothing_current(tree: Path) -> None:
+    (tree / "falsifiers" / "helper.py").write_text("x = 1\n")
+    entry = tree / "falsifiers" / "entry.py"
+    entry.write_text("from falsifiers import helper\n")
+    assert Sources(tree).closure("comparison", ["falsifiers/entry.py"]) == ["falsifiers/entry.py", "falsifiers/helper.py"]
+    (tree / "falsifiers" / "helper").mkdir()
+    (tree / "falsifiers" / "helper" / "__init__.py").write_text("x = 2\n")
+    with pytest.raises(DigestError, match=r"helper\.py: the package .* is what Python imports"):
+        Sources(tree).closure("comparison", ["falsifiers/entry.py"])
+
+
 def test_what_a_check_asks_of_the_reference_is_what_its_verdict_depends_on() -> None:
     claims = {claim.id: claim for contract in load() for claim in contract.claims}
     whole, rule = (dependency_entries(claims[name])["reference"] for name in ("WHOLE-TORCH", "C-HP-001-RANGE"))
