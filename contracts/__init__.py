@@ -1,14 +1,14 @@
 """Contracts: claims that can be false, their vocabulary, and the rules for hyperparameters."""
 
-from contracts.loader import load
 from contracts.model import Claim, Contract, Domain, Range, Rule, Signature, Source, Tolerance, Vocabulary, contract_digest
 from contracts.problems import ContractError, Problem
-from contracts.schema import vocabulary
+from contracts.schema import vocabulary as _vocabulary
+from contracts.unforeseen import load
 from contracts.vocabulary import load_checks, load_mutants, load_operations, load_vocabulary
 
-KINDS = vocabulary("kind")
-DTYPES = vocabulary("dtype")
-FLAVOURS = vocabulary("flavour")
+KINDS = _vocabulary("kind")
+DTYPES = _vocabulary("dtype")
+FLAVOURS = _vocabulary("flavour")
 
 __all__ = [
     "DTYPES",

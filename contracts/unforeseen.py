@@ -15,7 +15,7 @@ UNFORESEEN: Final = (ArithmeticError, LookupError, MemoryError)
 
 
 def load(paths: Iterable[Path | str] | None = None, vocabulary: Vocabulary | None = None) -> list[Contract]:
-    """`contracts.load`, with a ContractError that names the rule where one ends the linter."""
+    """`loader.load`, with a ContractError that names the rule where one ends the linter."""
     given = None if paths is None else [Path(path) for path in paths]
     try:
         return loader.load(given, vocabulary)

@@ -8,7 +8,6 @@ import pytest
 
 import contracts
 from contracts.model import Claim
-from contracts.unforeseen import load
 from falsifiers.campaign import GENERATED, Campaign, Selection, Target
 from falsifiers.case import Case
 from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
@@ -71,7 +70,7 @@ def _campaign(config: pytest.Config) -> Campaign:
     option = config.option
     try:
         alone(config)
-        loaded = load()
+        loaded = contracts.load()
         selection = Selection(option.claim, option.operation, option.dtype)
         known_names(selection, loaded)
         real_input = RealInput(option.model, option.corpus)

@@ -228,7 +228,7 @@ def lists(node: ast.stmt) -> bool:
     if isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         called = {ast.unparse(part.func) for part in ast.walk(node) if isinstance(part, ast.Call)}
-        return all(isinstance(target, ast.Name) for target in targets) and called <= {"vocabulary", "Command", "dict.fromkeys"}
+        return all(isinstance(target, ast.Name) for target in targets) and called <= {"_vocabulary", "Command", "dict.fromkeys"}
     return isinstance(node, ast.Import | ast.ImportFrom) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
 
 
