@@ -9,6 +9,7 @@ import pytest
 import contracts
 from contracts.model import Claim
 from contracts.problems import unknown
+from falsifiers import well_formed
 from falsifiers.campaign import Campaign, Selection
 from falsifiers.case import Case
 from falsifiers.case import load as load_case
@@ -48,13 +49,17 @@ def one_case(config: pytest.Config) -> None:
 
 
 def stored_case(loaded: list[contracts.Contract], path: Path) -> tuple[Claim, Case]:
-    """The claim and the case of a replay file. ValueError where no contract has that claim on that operation."""
+    """The claim and the case of a replay file. ValueError where no contract has that claim on that operation, or the case is none of it."""
     name, case = load_case(path)
     claims = {claim.id: claim for contract in loaded for claim in contract.claims}
     if name not in claims:
         raise ValueError(f"{path}: is a case of a claim that no contract has: {unknown('claim', name, claims)}")
     if case.operation != (claims[name].operation or ""):
         raise ValueError(f"{path}: is a case of {case.operation}, but {name} is a claim on {claims[name].operation}")
+    try:
+        well_formed.require(claims[name], case)
+    except ValueError as error:
+        raise ValueError(f"{path}: not a case of {name}: {error}") from None
     return claims[name], case
 
 

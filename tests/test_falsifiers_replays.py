@@ -1,0 +1,144 @@
+"""Which stored cases are replayed: every one that an attack could have stored, and none that contradicts itself or its claim."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from terminal_processes import several
+
+import contracts
+from contracts.model import Claim
+from falsifiers import engine
+from falsifiers.case import Case
+from falsifiers.conftest import EXIT_USAGE
+from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from falsifiers.engine import Options
+from falsifiers.options import stored_case
+from falsifiers.real_input import RealInput
+
+LOADED = contracts.load()
+CLAIMS = {claim.id: claim for contract in LOADED for claim in contract.claims}
+SHIPPED = RealInput(CHECKPOINT, CORPUS_HELDOUT)
+Parts = dict[str, Any]
+Damage = Callable[[Parts, Parts], Any]
+"""Of the header and the arrays."""
+
+
+def drawn(claim: Claim, dtype: str) -> list[Case]:
+    return list(engine.cases(claim, dtype, Options(examples=2), SHIPPED.case if claim.domain.input == "checkpoint" else None))
+
+
+@pytest.mark.parametrize("contract", LOADED, ids=lambda contract: contract.name)
+def test_what_an_attack_draws_can_be_replayed(contract: contracts.Contract, tmp_path: Path) -> None:
+    """Of claims on models, procedures, rules and the shipped checkpoint, in every dtype."""
+    path = tmp_path / "case.npz"
+    for claim in contract.claims:
+        for dtype in claim.domain.dtype:
+            cases = drawn(claim, dtype)
+            for case in (cases[0], cases[-1]):
+                case.save(path, claim.id)
+                assert stored_case(LOADED, path)[1].digest == case.digest
+
+
+def stored(folder: Path, name: str, damage: Damage) -> Path:
+    path = folder / "case.npz"
+    drawn(CLAIMS[name], CLAIMS[name].domain.dtype[0])[-1].save(path, name)
+    with np.load(path) as content:
+        arrays = dict(content)
+    header = json.loads(str(arrays.pop("header")))
+    damage(header, arrays)
+    np.savez(path, header=np.array(json.dumps(header)), **arrays)
+    return path
+
+
+def header(**changes: Any) -> Damage:
+    return lambda header, _: header.update(changes)
+
+
+def scalars(**changes: Any) -> Damage:
+    return lambda header, _: header["scalars"].update(changes)
+
+
+def sizes(**changes: Any) -> Damage:
+    return lambda header, _: header["sizes"].update(changes)
+
+
+def array(name: str, change: Callable[[Any], Any]) -> Damage:
+    return lambda _, arrays: arrays.update({name: change(arrays[name])})
+
+
+def wider(value: Any) -> Any:
+    return np.concatenate([value, value[..., :1]], axis=-1)
+
+
+BAD: list[tuple[str, Damage, str]] = [
+    ("OP-RMSNORM", header(dtype="float64"), "dtype is float64; OP-RMSNORM can be attacked in float32, bfloat16 only"),
+    ("OP-RMSNORM", header(seed="one"), "seed is 'one'; expected a whole number"),
+    ("OP-RMSNORM", header(sizes=[3]), "sizes is a list; expected an object"),
+    ("OP-RMSNORM", header(scalars=None), "scalars is null; expected an object"),
+    ("OP-RMSNORM", lambda header, _: header["scalars"].clear(), "scalars.eps is missing; expected a finite number"),
+    ("OP-RMSNORM", scalars(eps="1e-6"), "scalars.eps is '1e-6'; expected a finite number"),
+    ("OP-RMSNORM", scalars(eps=float("nan")), "scalars.eps is nan; expected a finite number"),
+    ("OP-RMSNORM", scalars(eps=float("-inf")), "scalars.eps is -inf; expected a finite number"),
+    ("OP-RMSNORM", scalars(eps=True), "scalars.eps is true; expected a finite number"),
+    ("OP-RMSNORM", scalars(eps=None), "scalars.eps is null; expected a finite number"),
+    ("OP-RMSNORM", sizes(hidden="wide"), "sizes.hidden is 'wide'; expected a whole number"),
+    ("OP-RMSNORM", lambda header, _: header["sizes"].pop("hidden"), "missing size 'hidden'"),
+    ("OP-RMSNORM", array("input:x", wider), "input:x has shape"),
+    ("OP-RMSNORM", array("input:x", lambda x: x[0, 0]), "input:x has shape ()"),
+    ("OP-RMSNORM", array("input:weight", wider), "input:weight has shape"),
+    ("OP-RMSNORM", array("input:x", lambda x: x + 1j), "input:x has dtype complex128; expected real numbers"),
+    ("OP-RMSNORM", array("input:x", lambda x: x.astype(str)), "expected real numbers"),
+    ("OP-RMSNORM", lambda _, arrays: arrays.update({"input:y": np.ones(3)}), "input:y is none of the operation's; expected x, weight"),
+    ("OP-RMSNORM-GRADIENT", array("cotangent:y", wider), "cotangent:y has shape"),
+    ("OP-ROPE", sizes(head_dim=3), "sizes.head_dim is 3; expected"),
+    ("OP-ROPE", array("input:positions", lambda positions: positions + 0.5), "input:positions has dtype float64; expected whole numbers"),
+    ("OP-POOL", scalars(mode="median"), "scalars.mode is 'median'; expected one of mean, last, first"),
+    ("OP-POOL", scalars(mode=3), "scalars.mode is 3; expected text"),
+    ("OP-POOL", array("input:mask", lambda mask: mask * 1.0), "input:mask has dtype float64; expected truth values"),
+    ("NF4-QUANTIZE", scalars(block_size=7), "scalars.block_size is 7; expected"),
+    ("OPT-ADAMW", scalars(step=1.5), "scalars.step is 1.5; expected a whole number"),
+    ("FWD-DECODER", scalars(tied="yes"), "scalars.tied is 'yes'; expected true or false"),
+    ("FWD-DECODER", array("input:parameters/model.norm.weight", wider), "input:parameters/model.norm.weight has shape"),
+    ("FWD-DECODER", lambda _, arrays: arrays.pop("input:parameters/model.norm.weight"), "input:parameters/model.norm.weight is missing"),
+    ("FWD-CHECKPOINT", array("input:mask", lambda mask: mask[:, 1:]), "input:mask has shape"),
+    ("C-HP-001-RANGE", scalars(learning_rate="high"), "scalars.learning_rate is 'high'; expected a finite number"),
+    ("C-HP-001-RANGE", lambda header, _: header["scalars"].pop("learning_rate"), "scalars.learning_rate is missing"),
+]
+
+
+@pytest.mark.parametrize(("name", "damage", "words"), BAD, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_case_that_contradicts_itself_or_its_claim_is_refused(name: str, damage: Damage, words: str, tmp_path: Path) -> None:
+    path = stored(tmp_path, name, damage)
+    with pytest.raises(ValueError, match=re.escape(words)) as refused:
+        stored_case(LOADED, path)
+    assert str(refused.value).startswith(f"{path}: not a case of {name}: ")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("OP-RMSNORM", array("input:x", lambda x: np.full_like(x, np.nan))),
+        ("OP-RMSNORM", array("input:x", lambda x: np.full_like(x, -np.inf))),
+        ("OP-RMSNORM", array("input:x", lambda x: x.astype(np.float32))),
+        ("OP-RMSNORM", scalars(eps=1)),
+        ("C-HP-006-ON", scalars(gradient_clip_norm=None)),
+    ],
+)
+def test_values_may_be_any(name: str, damage: Damage, tmp_path: Path) -> None:
+    assert stored_case(LOADED, stored(tmp_path, name, damage))[0].id == name
+
+
+def test_a_malformed_case_is_one_line_and_status_4(tmp_path: Path) -> None:
+    path = stored(tmp_path, "OP-RMSNORM", scalars(eps=float("nan")))
+    (run,) = several([["--replay", str(path), "--verdicts", str(tmp_path / "out" / "replay.jsonl")]])
+    assert run.status == EXIT_USAGE, run.text
+    assert f"blackswan: {path}: not a case of OP-RMSNORM: scalars.eps is nan; expected a finite number" in run.text
+    assert run.text.count("blackswan: ") == 1
+    assert "Traceback" not in run.text
+    assert not (tmp_path / "out").exists()
