@@ -20,7 +20,9 @@ INTERRUPTED = 130
 _WIDTH = 72
 _LARGEST = 10**15
 _LARGEST_SEED = 2**63 - 1
-"""Rules do not compute with seeds, and a run may have any that torch takes."""
+"""Rules do not compute with seeds, and `python -m impl train` takes as large ones."""
+_BITS = 4096
+"""Python writes no integer of more than 4,300 digits."""
 
 
 class UsageError(Exception):
@@ -221,6 +223,10 @@ def _values(path: Path, fields: Any) -> dict[str, Any]:
 
 def _outside(name: str, value: Any, fields: Any) -> Iterator[tuple[KeyPath, str]]:
     """Numbers that the rules cannot compute with. Of an empty class the imbalance is infinite, and `python -m impl train` writes it so."""
+    for key, item in [((name,), value), *(((name, index), item) for index, item in enumerate(value if isinstance(value, list) else ()))]:
+        if isinstance(item, int) and item.bit_length() > _BITS:
+            yield key, f"is a whole number of {item.bit_length()} bits; expected none beyond {_LARGEST:g}"
+            return
     kind = fields[name].type if name in fields else None
     numbers: list[tuple[KeyPath, Any]] = [((name,), value)] if kind in ("int", "real") else []
     if kind == "reals" and isinstance(value, list):

@@ -1,6 +1,6 @@
 """Whether a stored case is one of its claim: names, types and shapes. Values of arrays may be any, NaN included."""
 
-import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +15,9 @@ from reference.decoder import parameter_shapes as decoder_shapes
 from reference.table import Array
 
 Shape = tuple[int, ...]
+SEEDS = 2**63
+LARGEST = 2**40
+"""No array of memory has as many elements on a side."""
 KINDS = {"int": ("iu", "whole numbers"), "bool": ("b", "truth values"), "uint8": ("u", "bytes")}
 """Kinds of NumPy dtypes by an input's declared dtype; all others are real numbers."""
 
@@ -23,8 +26,10 @@ def require(claim: Claim, case: Case) -> None:
     """ValueError with the field that is none of a case of the claim."""
     if case.dtype not in claim.domain.dtype:
         raise ValueError(f"dtype is {case.dtype}; {claim.id} can be attacked in {', '.join(claim.domain.dtype)} only")
-    if not _natural(case.seed):
-        raise ValueError(f"seed is {shown(case.seed)}; expected a whole number from 0 on")
+    if not (_natural(case.seed) and case.seed < SEEDS):
+        raise ValueError(f"seed is {_shown(case.seed)}; expected a whole number from 0 to {SEEDS - 1}")
+    if not isinstance(case.flavour, str):
+        raise ValueError(f"flavour is {_shown(case.flavour)}; expected text")
     for name, given in (("sizes", case.sizes), ("scalars", case.scalars)):
         if not isinstance(given, dict):
             raise ValueError(f"{name} is {shown(given)}; expected an object")
@@ -40,12 +45,18 @@ def require(claim: Claim, case: Case) -> None:
         _arrays(signature, case)
 
 
+def _shown(value: Any) -> str:
+    """Python writes no integer of more than 4,300 digits."""
+    return f"{value:#x}"[:40] + "…" if type(value) is int and value.bit_length() > 128 else shown(value)
+
+
 def _natural(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
 def _real(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < math.inf
+    """Within what a float can hold: an integer may be larger than all floats."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 _TYPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -61,8 +72,8 @@ _TYPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 def _sizes(claim: Claim, signature: Signature, case: Case) -> None:
     """All that the operation has, and what follows from them; a case of real input has those that its model shows."""
     for name, size in case.sizes.items():
-        if not _natural(size):
-            raise ValueError(f"sizes.{name} is {shown(size)}; expected a whole number from 0 on")
+        if not (_natural(size) and size <= LARGEST):
+            raise ValueError(f"sizes.{name} is {_shown(size)}; expected a whole number from 0 to {LARGEST}")
     if claim.domain.input != "generated":
         return
     own = {name: size for name, size in case.sizes.items() if name not in signature.derived}
@@ -72,10 +83,14 @@ def _sizes(claim: Claim, signature: Signature, case: Case) -> None:
 
 
 def _scalars(signature: Signature, case: Case) -> None:
+    for name in case.scalars:
+        if name not in signature.scalars and name not in signature.attributes:
+            own = ", ".join((*signature.scalars, *signature.attributes))
+            raise ValueError(f"scalars.{name} is none of the operation's; expected {own or 'none'}")
     for name, scalar in signature.scalars.items():
         _scalar(case, name, *_TYPES["text" if scalar.type == "choice" else scalar.type])
         if scalar.of and case.scalars[name] not in scalar.of:
-            raise ValueError(f"scalars.{name} is {shown(case.scalars[name])}; expected one of {', '.join(scalar.of)}")
+            raise ValueError(f"scalars.{name} is {_shown(case.scalars[name])}; expected one of {', '.join(scalar.of)}")
     for name in signature.attributes:
         _scalar(case, name, _natural, "a whole number from 0 on")
         if case.scalars[name] != case.sizes.get(name, case.scalars[name]):
@@ -86,7 +101,7 @@ def _scalar(case: Case, name: str, fits: Callable[[Any], bool], expected: str) -
     if name not in case.scalars:
         raise ValueError(f"scalars.{name} is missing; expected {expected}")
     if not fits(case.scalars[name]):
-        raise ValueError(f"scalars.{name} is {shown(case.scalars[name])}; expected {expected}")
+        raise ValueError(f"scalars.{name} is {_shown(case.scalars[name])}; expected {expected}")
 
 
 def _arrays(signature: Signature, case: Case) -> None:

@@ -13,8 +13,9 @@ FACTOR: Final = 1.5
 """Headroom that moved by no more than this factor is taken as unchanged: another machine's rounding moves it as well."""
 
 _COMPARED: Final = ("subject", "device", "device_name", "dtypes", "effort", "seed", "replay", "model", "corpus", "versions")
-_CASES: Final = ("effort", "seed")
+_CASES: Final = ("effort", "seed", "replay")
 """What the cases are drawn by: those of another seed have another largest error, which is neither better nor worse."""
+_DATA: Final = ("model", "corpus")
 _RANK: Final = ("HELD", "STALE", "KNOWN FAILURES ONLY", "NOTHING RAN", "INTERRUPTED", "FAILED", "VACUOUS", "FLAKY", "FALSIFIED")
 
 
@@ -42,7 +43,9 @@ def compare(old: Run, new: Run) -> list[Change]:
     before = {identity(verdict): verdict for verdict in old.verdicts}
     after = {identity(verdict): verdict for verdict in new.verdicts}
     left, right = dict(old.header), dict(new.header)
-    same = all(left[name] == right[name] for name in _CASES)
+    same = all(left.get(name) == right.get(name) for name in _CASES) and all(
+        _digest(left.get(name)) == _digest(right.get(name)) for name in _DATA
+    )
     changes = [change for key in sorted({*before, *after}) for change in _changes(key, before.get(key), after.get(key), same)]
     return sorted(changes, key=lambda change: {True: 0, None: 1, False: 2}[change.worse])
 
@@ -88,14 +91,14 @@ def _alike(key: Identity, old: Verdict, new: Verdict, same: bool) -> Iterator[Ch
         lost = new["known_failure"] is None and new["state"] != "HELD"
         yield Change(key, lost or None, f"{WORDS[new['state']]}, known failure {_known(old)} → {_known(new)}")
     before, after = old["cases"]["compared"], new["cases"]["compared"]
-    if same and before > after * FACTOR:
-        yield Change(key, True, f"{WORDS[new['state']]}, {before} cases compared → {after}")
+    if before > after * FACTOR:
+        yield Change(key, same or None, f"{WORDS[new['state']]}, {before} cases compared → {after}" + _other(same))
     yield from _headroom(key, old, new, same)
 
 
 def _headroom(key: Identity, old: Verdict, new: Verdict, same: bool) -> Iterator[Change]:
     before, after = words.worst(old), words.worst(new)
-    text = f"{WORDS[new['state']]}, headroom {words.headroom(old)} → {words.headroom(new)}" + ("" if same else ", of other cases")
+    text = f"{WORDS[new['state']]}, headroom {words.headroom(old)} → {words.headroom(new)}" + _other(same)
     if before is None or after is None:
         if before is not after:
             yield Change(key, None, text)
@@ -110,6 +113,15 @@ def _grew(small: float, large: float) -> bool:
 def _state(verdict: Verdict) -> str:
     reason = f" ({words.plain(verdict['reason'])})" if verdict["reason"] else ""
     return WORDS[verdict["state"]] + reason
+
+
+def _other(same: bool) -> str:
+    return "" if same else ", of other cases or another claim"
+
+
+def _digest(data: Any) -> Any:
+    """Of a model or a corpus, which may lie elsewhere; None where there is none."""
+    return data["digest"] if data else None
 
 
 def _known(verdict: Verdict) -> str:

@@ -1,17 +1,19 @@
 """Kept verdict files: what each says, and whether it still speaks about the tree."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from reports.records import Identity, Run, identity, read
+from reports.records import Identity, Run, Verdict, identity, read
 from reports.staleness import Tree, stale_verdicts
 from reports.summary import summarise
 
 _NAMED: Final = 12
 """Of what lacks a verdict, so many are named."""
+Target = tuple[str, str, str | None]
+"""Contract, claim and dtype."""
 _SHIPPED: Final = "falsifiers/data/"
 SUBJECT: Final = "impl"
 CUDA_ONLY: Final = frozenset({"tf32"})
@@ -67,35 +69,49 @@ class Coverage:
 def coverage(evidence: Sequence[Evidence], tree: Tree) -> list[Coverage]:
     """For each kind of device that kept runs were made on."""
     devices = sorted({_kind(entry.run.header["device"]) for entry in evidence})
-    return [_covered(device, [entry for entry in evidence if _counts(entry.run)], tree) for device in devices]
+    own = [entry for entry in evidence if entry.run.header["subject"] == SUBJECT]
+    return [_covered(device, own, tree) for device in devices]
 
 
 def _covered(device: str, evidence: Sequence[Evidence], tree: Tree) -> Coverage:
     speaking = {name: domain for name, domain in tree.domains.items() if not domain.device or device in domain.device}
     targets = {(*name, dtype) for name, domain in speaking.items() for dtype in domain.dtype if device == "cuda" or dtype not in CUDA_ONLY}
-    lacking = targets.difference(*(_held(entry, device) for entry in evidence))
+    held = set().union(*(_held(entry, device) for entry in evidence if _counts(entry.run)))
+    failed = set().union(*(_failed(entry, device) for entry in evidence))
+    lacking = targets - (held - failed)
     return Coverage(device, len(targets), tuple(f"{claim} in {dtype}" for _, claim, dtype in sorted(lacking)))
 
 
 def _counts(run: Run) -> bool:
-    """Whether a run attacked the implementation, with more than a stored case or a quick look, to an end that its verdicts explain."""
-    header = run.header
-    whole = "replay" not in header and header["effort"] != "quick"
-    return header["subject"] == SUBJECT and whole and summarise(run).result != "FAILED"
+    """Whether a run attacked with more than a stored case or a quick look, and nothing but its verdicts failed. Of one that was interrupted
+    each verdict stands by itself."""
+    return "replay" not in run.header and run.header["effort"] != "quick" and summarise(run).result != "FAILED"
 
 
-def _held(entry: Evidence, device: str) -> set[tuple[str, str, str | None]]:
-    """Contract, claim and dtype of the verdicts that hold and still speak of them, of the shipped model and corpus where they read any."""
-    header = entry.run.header
-    own = {value["path"] for value in (header.get("model"), header.get("corpus")) if value}
+def _held(entry: Evidence, device: str) -> set[Target]:
+    """What holds, of the shipped model and corpus where it reads any."""
+    own = {value["path"] for value in (entry.run.header.get("model"), entry.run.header.get("corpus")) if value}
     return {
-        (verdict["contract"], verdict["claim"], verdict["dtype"])
-        for verdict in entry.run.verdicts
-        if verdict["state"] == "HELD"
-        and _kind(verdict["device"] or header["device"]) == device
-        and identity(verdict) not in entry.stale
-        and _is_shipped(own, [name for name in verdict["depends"]["comparison"] if name.startswith(_SHIPPED)])
+        _target(verdict)
+        for verdict in _current(entry, device)
+        if verdict["state"] == "HELD" and _is_shipped(own, [name for name in verdict["depends"]["comparison"] if name.startswith(_SHIPPED)])
     }
+
+
+def _failed(entry: Evidence, device: str) -> set[Target]:
+    """What any run of the implementation failed, however short: one that holds beside it was lucky."""
+    return {_target(verdict) for verdict in _current(entry, device) if verdict["state"] not in ("HELD", "NOT_RUN")}
+
+
+def _current(entry: Evidence, device: str) -> Iterator[Verdict]:
+    """The verdicts on a kind of device that still speak of the tree."""
+    for verdict in entry.run.verdicts:
+        if _kind(verdict["device"] or entry.run.header["device"]) == device and identity(verdict) not in entry.stale:
+            yield verdict
+
+
+def _target(verdict: Verdict) -> Target:
+    return verdict["contract"], verdict["claim"], verdict["dtype"]
 
 
 def _is_shipped(own: set[str], files: Sequence[str]) -> bool:

@@ -203,6 +203,8 @@ def test_a_configuration_that_cannot_be_judged_is_a_usage_error(
         ("learning_rate: .nan", ["1: learning_rate: is nan; expected a finite number"]),
         ("epochs: 3\nlora_alpha: -.inf", ["2: lora_alpha: is -inf; expected a finite number"]),
         ("batch_size: 1e308\naccumulation_steps: 100", ["1: batch_size: is 1e+308; expected a number from -1e+15 to 1e+15"]),
+        (f"pooling: 0x1{'0' * 5000}", ["1: pooling: is a whole number of 20001 bits; expected none beyond 1e+15"]),
+        (f"class_weights: [1.0, 0x1{'0' * 5000}]", ["1: class_weights[1]: is a whole number of 20001 bits; expected none beyond 1e+15"]),
         ("lora_alpha: -2e16", ["1: lora_alpha: is -2e+16; expected a number from -1e+15 to 1e+15"]),
         (
             "class_weights:\n- 1e308\n- .inf\n- 1\n- -.inf",

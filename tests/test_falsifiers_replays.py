@@ -78,6 +78,11 @@ def wider(value: Any) -> Any:
 BAD: list[tuple[str, Damage, str]] = [
     ("OP-RMSNORM", header(dtype="float64"), "dtype is float64; OP-RMSNORM can be attacked in float32, bfloat16 only"),
     ("OP-RMSNORM", header(seed="one"), "seed is 'one'; expected a whole number"),
+    ("OP-RMSNORM", header(seed=10**30), "seed is 1000000000000000000000000000000; expected a whole number from 0 to 9223372036854775807"),
+    ("OP-RMSNORM", header(flavour=3), "flavour is 3; expected text"),
+    ("OP-RMSNORM", scalars(zzz=1), "scalars.zzz is none of the operation's; expected eps"),
+    ("OP-RMSNORM", scalars(eps=10**400), "expected a finite number"),
+    ("OP-RMSNORM", sizes(hidden=10**4000), "expected a whole number from 0 to 1099511627776"),
     ("OP-RMSNORM", header(sizes=[3]), "sizes is a list; expected an object"),
     ("OP-RMSNORM", header(scalars=None), "scalars is null; expected an object"),
     ("OP-RMSNORM", lambda header, _: header["scalars"].clear(), "scalars.eps is missing; expected a finite number"),
@@ -118,6 +123,7 @@ def test_a_case_that_contradicts_itself_or_its_claim_is_refused(name: str, damag
         stored_case(LOADED, path)
     assert str(refused.value).startswith(f"{path}: not a case of {name}: ")
     assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 500
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,9 @@ def test_fewer_cases_compared_are_worse(tmp_path: Path) -> None:
     new = verdict(cases={"run": 40, "compared": 26, "rejected": 14})
     assert compared(tmp_path, old, new) == (1, [True])
     assert compared(tmp_path, new, old) == (0, [])
-    assert compared(tmp_path, old, new, seed=1) == (0, [])
+    for other in ({"seed": 1}, {"replay": "case.npz"}, {"model": {"path": "own", "digest": "0" * 64}}):
+        assert compared(tmp_path, old, new, **other) == (0, [None])
+    assert compared(tmp_path, old, new, model={"path": "elsewhere", "digest": "m" * 64}) == (1, [True])
     assert compared(tmp_path, old, {**new, "cases": {"run": 40, "compared": 27, "rejected": 13}}) == (0, [])
 
 

@@ -274,6 +274,18 @@ def test_a_verdict_that_does_not_hold_is_no_cover(evidence: Path, tree: Path, st
     assert covered(evidence, tree) == ["cuda: 3 of 4 claims and dtypes are held by a current verdict; not: SOFTMAX in float32"]
 
 
+@pytest.mark.parametrize("header", [{}, {"effort": "quick"}, {"replay": "case.npz"}])
+def test_what_another_run_falsified_is_not_held(evidence: Path, tree: Path, header: dict[str, Any]) -> None:
+    first, *others = on_cuda(evidence, tree)
+    own = dict(read(evidence).header)
+    write(evidence, first, *others, header=own)
+    false = {**first, "state": "FALSIFIED", "reason": "so it is", "headroom": None}
+    write(evidence.parent / "another.jsonl", false, header={**own, **header})
+    assert covered(evidence, tree) == ["cuda: 3 of 4 claims and dtypes are held by a current verdict; not: SOFTMAX in float32"]
+    write(evidence.parent / "another.jsonl", false, header={**own, **header, "subject": "reference:softmax_without_max_shift"})
+    assert covered(evidence, tree) == ["cuda: 4 of 4 claims and dtypes are held by a current verdict"]
+
+
 @pytest.mark.parametrize(
     ("header", "end"),
     [
