@@ -142,7 +142,7 @@ def _flash(sets: list[Any], bounds: Any, longest: int, truth: list[Any]) -> list
 def _sweep(kernel: str, sets: list[Any], bounds: Any, longest: int, truth: list[Any], flash: list[dict[str, Any]]) -> list[dict[str, Any]]:
     from triton.runtime.errors import OutOfResources
 
-    from impl.kernels.attention import Blocks
+    from blackswan.impl.kernels.attention import Blocks
 
     allowed = [2 * error for row in flash[:2] for error in row["errors"]]
     rows: list[dict[str, Any]] = []
@@ -167,7 +167,7 @@ def _call(kernel: str, blocks: Any, sets: list[Any], bounds: Any, longest: int) 
     """A call of that kernel alone on the inputs of that number, and the results of the first by their place in the truth."""
     import torch
 
-    from impl.kernels.attention import attention_forward, key_gradient, query_gradient
+    from blackswan.impl.kernels.attention import attention_forward, key_gradient, query_gradient
 
     outputs = [torch.full_like(t, torch.nan) for t in (sets[0][0], *sets[0][:3])]
     if kernel == "forward":

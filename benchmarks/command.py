@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from impl.ending import leave, no_interrupt_lost
+from blackswan.impl.signals import leave, no_interrupt_lost
 
 INTERRUPTED, BAD_INPUT, NO_DEVICE = 130, 2, 6
 """The exit statuses of the other commands."""
@@ -63,7 +63,7 @@ def start(main: Callable[[], int]) -> NoReturn:
 
 def _status_of_the_device(error: RuntimeError) -> int | None:
     """Of an error that says what the device lacks; None for every other."""
-    device, torch = sys.modules.get("impl.device"), sys.modules.get("torch")  # where they are not imported, it is none of theirs
+    device, torch = sys.modules.get("blackswan.impl.device"), sys.modules.get("torch")  # where they are not imported, it is none of theirs
     if device is not None and isinstance(error, device.DeviceUnavailable):
         return NO_DEVICE
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
@@ -140,7 +140,7 @@ def positive_number(text: str) -> float:
 
 def device(text: str) -> str:
     """The name of a device, which may not be there."""
-    from impl.device import parse_device
+    from blackswan.impl.device import parse_device
 
     try:
         parse_device(text)

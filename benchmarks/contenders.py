@@ -103,9 +103,9 @@ def _truth(options: argparse.Namespace, batch: dict[str, Any]) -> dict[str, Any]
     """Loss and gradients in float32 on the weights as NF4 or bfloat16 hold them, two samples at a time."""
     import torch
 
-    from impl.classifier import Adaptation, Classifier
-    from impl.operations.nf4 import nf4_dequantize, nf4_quantize
-    from impl.trainer import Batch, Trainer
+    from blackswan.impl.classifier import Adaptation, Classifier
+    from blackswan.impl.operations.nf4 import nf4_dequantize, nf4_quantize
+    from blackswan.impl.trainer import Batch, Trainer
 
     tensors = {}
     for name, value in tensors_of(options).items():
@@ -125,8 +125,8 @@ def _truth(options: argparse.Namespace, batch: dict[str, Any]) -> dict[str, Any]
 def _ours(options: argparse.Namespace, batch: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     import torch
 
-    from impl.classifier import Classifier
-    from impl.trainer import Batch, Trainer
+    from blackswan.impl.classifier import Classifier
+    from blackswan.impl.trainer import Batch, Trainer
 
     device = {"dtype": torch.bfloat16, "device": "cuda"}
     classifier = Classifier(config_of(options), adaptation_of(options), tensors_of(options), factors_of(options), **device)
@@ -134,7 +134,7 @@ def _ours(options: argparse.Namespace, batch: dict[str, Any]) -> tuple[Any, dict
     if options.contender == "ours-torch":
         trainer = Trainer(classifier, **settings)
     else:
-        from impl.fused.step import FusedTrainer
+        from blackswan.impl.fused.step import FusedTrainer
 
         trainer = FusedTrainer(classifier, longest=options.seq, **settings)
     _forget_building()

@@ -29,12 +29,12 @@ from torch import Tensor
 
 from benchmarks import command, timing
 from benchmarks.step_inputs import ALPHA, CLASSES, MODELS, RANK, RATE
-from impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable
-from impl.config import DecoderConfig
-from impl.decoder import random_tensors
-from impl.fused.step import FusedTrainer, why_not
-from impl.group import ALONE, Group, joined, shard
-from impl.trainer import Batch, Trainer
+from blackswan.impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable
+from blackswan.impl.config import DecoderConfig
+from blackswan.impl.decoder import random_tensors
+from blackswan.impl.fused.step import FusedTrainer, why_not
+from blackswan.impl.group import ALONE, Group, joined, shard
+from blackswan.impl.trainer import Batch, Trainer
 
 WARM_UP = 3
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

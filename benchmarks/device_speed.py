@@ -29,10 +29,10 @@ import torch
 from benchmarks import command
 from benchmarks.memory import CLASSES, MODELS, Setting, classifier_on, host
 from benchmarks.timing import now
-from impl.classifier import Classifier
-from impl.device import EXIT_STATUS, resolve_device, set_tf32
-from impl.fused.step import FusedTrainer
-from impl.trainer import Batch, Trainer
+from blackswan.impl.classifier import Classifier
+from blackswan.impl.device import EXIT_STATUS, resolve_device, set_tf32
+from blackswan.impl.fused.step import FusedTrainer
+from blackswan.impl.trainer import Batch, Trainer
 
 BATCH, SEQ = 32, 128
 WARM_UP = {"cpu": 1, "cuda": 5}

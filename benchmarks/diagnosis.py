@@ -25,16 +25,16 @@ if __name__ == "__main__":  # before what takes seconds to import
 
 import numpy as np
 
-import contracts
 from benchmarks import command
-from contracts.model import Claim
-from falsifiers.comparison import Errors
-from falsifiers.workers import workers
-from reference.table import Array
+from blackswan import contracts
+from blackswan.contracts.model import Claim
+from blackswan.falsifiers.numeric.comparison import Errors
+from blackswan.falsifiers.runner.workers import workers
+from blackswan.reference.table import Array
 
 if TYPE_CHECKING:
-    from falsifiers.subjects.protocol import Subject
-    from falsifiers.verdict import Verdict
+    from blackswan.falsifiers.runner.verdict import Verdict
+    from blackswan.falsifiers.subjects.protocol import Subject
 
 CLAIMS = (
     "FWD-DECODER",
@@ -62,7 +62,7 @@ class Result:
     named: str = ""
     path: str = ""
     explanation: str = ""
-    twin: str = ""
+    mutant_match: str = ""
     distance: float = 0.0
     seconds: float = 0.0
 
@@ -80,9 +80,9 @@ def examine(mutant: str, dtype: str) -> Result:
     import benchmarks.planting_models
     import benchmarks.planting_training  # noqa: F401  as well
     from benchmarks.planting import planting
-    from falsifiers.engine import Options, falsify, replay
-    from falsifiers.subjects.implementation import Implementation
-    from falsifiers.verdict import State
+    from blackswan.falsifiers.runner.engine import Options, falsify, replay
+    from blackswan.falsifiers.runner.verdict import State
+    from blackswan.falsifiers.subjects.implementation import Implementation
 
     start, subject = time.perf_counter(), Implementation()
     for tried in (dtype, *({"float32", "bfloat16"} - {dtype})):
@@ -100,8 +100,9 @@ def examine(mutant: str, dtype: str) -> Result:
 
 def diagnosed(mutant: str, verdict: "Verdict", subject: "Subject") -> Result:
     """The diagnosis of a planted mutant's counterexample, the mutant left out; and the mutant named when it is not."""
+    from blackswan.falsifiers.blame.blame import diagnose
+
     from benchmarks.planting import culprit
-    from falsifiers.diagnosis import diagnose
 
     claim, case = verdict.claim, verdict.case
     assert case is not None
@@ -109,13 +110,15 @@ def diagnosed(mutant: str, verdict: "Verdict", subject: "Subject") -> Result:
     assert blamed is not None
     whole = diagnose(claim, case, verdict.comparison, subject)
     assert whole is not None
-    twin, distance = whole.mutant or "", whole.distance or 0.0
-    return Result(mutant, "", claim.id, case.dtype, culprit(mutant), blamed.operation, blamed.path, blamed.explanation, twin, distance)
+    mutant_match, distance = whole.mutant or "", whole.distance or 0.0
+    return Result(
+        mutant, "", claim.id, case.dtype, culprit(mutant), blamed.operation, blamed.path, blamed.explanation, mutant_match, distance
+    )
 
 
 def claims_on(mutant: str) -> Iterator[Claim]:
     """The claims about whole models that call the mutant's operation."""
-    from falsifiers.mutants import MUTANTS, USES
+    from blackswan.falsifiers.mutants import MUTANTS, USES
 
     operation = MUTANTS[mutant].operation
     known = {claim.id: claim for contract in contracts.load() for claim in contract.claims}
@@ -136,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if options.honest:
         return _honest(options.honest)
-    from falsifiers.mutants import MUTANTS
+    from blackswan.falsifiers.mutants import MUTANTS
 
     if unknown := sorted(set(options.mutant) - set(MUTANTS)):
         parser.error(f"no mutant is named {unknown[0]!r}")
@@ -154,16 +157,16 @@ def _row(result: Result) -> str:
     if result.reason:
         return f"{result.mutant:42} {result.reason}"
     mark = "" if result.right else "   WRONG"
-    twin = f"   equals {result.twin}, to {result.distance:.2g}" if result.twin else "   equals no mutant"
+    mutant_match = f"   equals {result.mutant_match}, to {result.distance:.2g}" if result.mutant_match else "   equals no mutant"
     claim = f"{result.claim} {result.dtype}"
-    return f"{result.mutant:42} {claim:25} {result.wanted:24} {result.named:24} {result.path}: {result.explanation}{twin}{mark}"
+    return f"{result.mutant:42} {claim:25} {result.wanted:24} {result.named:24} {result.path}: {result.explanation}{mutant_match}{mark}"
 
 
 def _totals(results: Sequence[Result], seconds: float) -> int:
     diagnosed = [result for result in results if not result.reason]
     right = sum(result.right for result in diagnosed)
-    named = sum(result.twin == result.mutant for result in diagnosed)
-    equal = sum(bool(result.twin) and result.twin != result.mutant for result in diagnosed)
+    named = sum(result.mutant_match == result.mutant for result in diagnosed)
+    equal = sum(bool(result.mutant_match) and result.mutant_match != result.mutant for result in diagnosed)
     print()
     for reason, count in Counter(result.reason for result in results if result.reason).most_common():
         print(f"neither right nor wrong: {count} {reason}")
@@ -179,13 +182,14 @@ def _totals(results: Sequence[Result], seconds: float) -> int:
 
 def _honest(examples: int) -> int:
     """The largest error of a correct implementation's call, in shares of the limit at which it is blamed."""
-    from falsifiers import diagnosis, local
-    from falsifiers.engine import Options, cases
-    from falsifiers.subjects.implementation import Implementation
-    from falsifiers.twin import questions
+    from blackswan.falsifiers.blame import blame, local
+    from blackswan.falsifiers.blame.mutant_match import questions
+
+    from blackswan.falsifiers.runner.engine import Options, cases
+    from blackswan.falsifiers.subjects.implementation import Implementation
 
     worst: dict[str, float] = {}
-    judge = local.excess
+    judge = local.error_in_floors
 
     def listening(expected: Array, actual: Array | None, floor: Errors) -> tuple[float, float]:
         rms, limited = judge(expected, actual, floor)
@@ -196,22 +200,22 @@ def _honest(examples: int) -> int:
     class Judge(local.Local):
         """Keeps the largest average over an operation's calls."""
 
-        def steady(self) -> Iterator[local.Suspicion]:
+        def systematic_errors(self) -> Iterator[local.Suspicion]:
             for (operation, what), errors in self.errors.items():
                 if len(errors) > 1:
                     key = f"average over calls of {operation}, {what}, in {self.dtype}"
                     average = float(np.sqrt(np.mean(np.square([error for _, error in errors])))) / local.STEADY
                     worst[key] = max(worst.get(key, 0.0), average)
-            yield from super().steady()
+            yield from super().systematic_errors()
 
-    local.excess, diagnosis.Local = listening, Judge  # type: ignore[misc]  # measured where it is judged
+    local.error_in_floors, blame.Local = listening, Judge  # type: ignore[misc]  # measured where it is judged
     subject, calls, blamed = Implementation(), 0, Counter[str]()
     known = {claim.id: claim for contract in contracts.load() for claim in contract.claims}
     for name in CLAIMS:
         for dtype in known[name].domain.dtype:
             for case in cases(known[name], dtype, Options(examples=examples, seed=1)):
                 calls += 1
-                for found in diagnosis.suspicions(known[name], questions(known[name], case, subject), subject):
+                for found in blame.suspicions(known[name], questions(known[name], case, subject), subject):
                     blamed[f"{name} {dtype}: {found.operation} at {found.path}: {found.explanation}"] += 1
             print(f"{name} {dtype}: {calls} cases so far, {sum(blamed.values())} calls blamed", flush=True)
     for key, times in sorted(worst.items(), key=lambda entry: -entry[1])[:12]:

@@ -23,14 +23,14 @@ if __name__ == "__main__":  # before what takes seconds to import
 
     importing()
 
-import contracts
 from benchmarks import command
-from falsifiers.campaign import Campaign, Selection
-from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
-from falsifiers.engine import Options
-from falsifiers.real_input import RealInput
-from falsifiers.subjects.implementation import Implementation
-from falsifiers.verdict import State
+from blackswan import contracts
+from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from blackswan.falsifiers.runner.campaign import Campaign, Selection
+from blackswan.falsifiers.runner.engine import Options
+from blackswan.falsifiers.runner.real_input import RealInput
+from blackswan.falsifiers.runner.verdict import State
+from blackswan.falsifiers.subjects.implementation import Implementation
 
 COLUMNS = ("examples", "cases", "drawing", "reference", "noise", "subject", "comparison", "engine", "recording", "total", "ratio")
 

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from benchmarks import command
 from benchmarks.timing import seconds_on_gpu
-from impl import kernels
-from impl.operations import OPERATIONS
+from blackswan.impl import kernels
+from blackswan.impl.operations import OPERATIONS
 
 COPY_RATE = 4.28e12
 """Bytes a second of a large copy on an H200."""
@@ -79,7 +79,7 @@ def subjects(shape: Shape) -> Iterator[Subject]:
 
 
 def _weights(shape: Shape) -> Iterator[Subject]:
-    from impl.kernels.nf4_dequantize import nf4_dequantize
+    from blackswan.impl.kernels.nf4_dequantize import nf4_dequantize
 
     rows, columns = shape.hidden, shape.intermediate
     count, out = rows * columns, _drawn(rows, columns)
@@ -96,7 +96,7 @@ def _weights(shape: Shape) -> Iterator[Subject]:
 
 
 def _norms(shape: Shape) -> Iterator[Subject]:
-    from impl.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_backward, rms_norm_weight_gradient
+    from blackswan.impl.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_backward, rms_norm_weight_gradient
 
     x, residual, dy, out, total = (_drawn(TOKENS, shape.hidden) for _ in range(5))
     weight, rstd = _drawn(shape.hidden), torch.empty(TOKENS, device="cuda")
@@ -130,7 +130,7 @@ def _norms(shape: Shape) -> Iterator[Subject]:
 
 
 def _rotations(shape: Shape) -> Iterator[Subject]:
-    from impl.kernels.rope import qk_norm_rope, qk_norm_rope_backward, rope_table
+    from blackswan.impl.kernels.rope import qk_norm_rope, qk_norm_rope_backward, rope_table
 
     x, dy, out = (_drawn(TOKENS, shape.heads, shape.head_dim) for _ in range(3))
     positions = torch.arange(TOKENS, device="cuda") % 256
@@ -163,7 +163,7 @@ def _rotations(shape: Shape) -> Iterator[Subject]:
 
 
 def _gates(shape: Shape) -> Iterator[Subject]:
-    from impl.kernels.swiglu import swiglu, swiglu_backward
+    from blackswan.impl.kernels.swiglu import swiglu, swiglu_backward
 
     both, gradients = (_drawn(TOKENS, 2 * shape.intermediate) for _ in range(2))
     (gate, up), (dgate, dup) = both.chunk(2, dim=1), gradients.chunk(2, dim=1)
@@ -175,7 +175,7 @@ def _gates(shape: Shape) -> Iterator[Subject]:
 
 def _losses() -> Iterator[Subject]:
     """A classifier's batch: what is measured is a launch, not bandwidth."""
-    from impl.kernels.cross_entropy import weighted_cross_entropy
+    from blackswan.impl.kernels.cross_entropy import weighted_cross_entropy
 
     logits, labels = _drawn(16, 5), torch.arange(16, device="cuda") % 5
     loss, dlogits = torch.empty((), device="cuda"), torch.empty(16, 5, device="cuda")

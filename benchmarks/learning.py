@@ -40,9 +40,9 @@ if __name__ == "__main__":  # before what takes seconds to import
 from benchmarks import baselines, command, paired
 from benchmarks.learning_table import replaced, table
 from benchmarks.unseen import UNSEEN_COUNTS, UNSEEN_SEED, unseen_scripts
-from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT, CORPUS_TRAIN
-from falsifiers.data.make import corpus_text
-from falsifiers.workers import workers
+from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT, CORPUS_TRAIN
+from blackswan.falsifiers.data.make import corpus_text
+from blackswan.falsifiers.runner.workers import workers
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, CHOICE = (ROOT / "benchmarks" / "results" / name for name in ("learning.json", "learning-choice.json"))
@@ -172,9 +172,9 @@ def trained(checkpoint: Path, train: Path, asked: Sequence[Sequence[str]], setti
     """The classes of the texts of each list in `asked`, from a classifier trained on `train`."""
     import torch
 
-    from impl.config import ClassifyConfig
-    from impl.pipeline import ClassifyPipeline
-    from impl.samples import read_samples
+    from blackswan.impl.config import ClassifyConfig
+    from blackswan.impl.pipeline import ClassifyPipeline
+    from blackswan.impl.samples import read_samples
 
     torch.set_num_threads(1)
     config = ClassifyConfig.from_mapping(settings)
@@ -193,9 +193,9 @@ def trained(checkpoint: Path, train: Path, asked: Sequence[Sequence[str]], setti
 
 def findings(settings: Mapping[str, Any], checkpoint: Path, labels: Sequence[int]) -> list[str]:
     """What the hyperparameter rules say about the settings; lengths are not judged, batches being padded to their longest sample."""
-    from contracts.rules import diagnose
-    from impl.commands.common import parameter_count
-    from impl.config import target_modules
+    from blackswan.contracts.rules import diagnose
+    from blackswan.impl.commands.common import parameter_count
+    from blackswan.impl.config import target_modules
 
     config = {name: value for name, value in settings.items() if name not in ("lora_targets", "max_seq_len")}
     config |= {"lora_targets": list(target_modules(settings["lora_targets"])), "model_params": parameter_count(checkpoint)}

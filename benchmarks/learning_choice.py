@@ -27,7 +27,7 @@ if __name__ == "__main__":  # before what takes seconds to import
 
 from benchmarks import baselines, command, paired
 from benchmarks.learning import CHOICE, Input, cpu_seconds, digests, read, say, trained, versions
-from falsifiers.workers import workers
+from blackswan.falsifiers.runner.workers import workers
 
 SETTINGS: dict[str, Any] = {
     "num_classes": 5, "lora_rank": 16, "lora_alpha": 32.0, "lora_targets": "q_v", "batch_size": 16, "max_seq_len": 256, "pooling": "mean",

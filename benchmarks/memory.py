@@ -30,17 +30,17 @@ import torch
 from torch import Tensor
 
 from benchmarks import command
-from falsifiers.shapes import SHAPES
-from falsifiers.subjects.procedures.footprint import RandomTensors
-from impl.allocations import Allocations
-from impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable
-from impl.config import DecoderConfig
-from impl.device import resolve_device, set_tf32
-from impl.fused.memory import estimate_fused
-from impl.fused.step import FusedTrainer
-from impl.kernels import missing
-from impl.memory import Estimate, estimate
-from impl.trainer import Batch, Trainer
+from blackswan.falsifiers.numeric.shapes import SHAPES
+from blackswan.falsifiers.subjects.procedures.footprint import RandomTensors
+from blackswan.impl.allocations import Allocations
+from blackswan.impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable
+from blackswan.impl.config import DecoderConfig
+from blackswan.impl.device import resolve_device, set_tf32
+from blackswan.impl.fused.memory import estimate_fused
+from blackswan.impl.fused.step import FusedTrainer
+from blackswan.impl.kernels import missing
+from blackswan.impl.memory import Estimate, estimate
+from blackswan.impl.trainer import Batch, Trainer
 
 TOLERANCE = 0.10
 BATCH, SEQ, CLASSES, RANK = 16, 256, 5, 16

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from falsifiers.mutants import MUTANTS, USES
-from falsifiers.precision import output_dtypes, rounded_table, signatures
-from falsifiers.subjects.implementation import DTYPES, to_numpy
-from impl.dispatch import replaced
-from reference import linear
-from reference.table import Array, Operation
+from blackswan.falsifiers.mutants import MUTANTS, USES
+from blackswan.falsifiers.numeric.precision import output_dtypes, rounded_table, signatures
+from blackswan.falsifiers.subjects.implementation import DTYPES, to_numpy
+from blackswan.impl.dispatch import replaced
+from blackswan.reference import linear
+from blackswan.reference.table import Array, Operation
 
 
 class _Wrong(torch.autograd.Function):

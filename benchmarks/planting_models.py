@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.planting import Planted, after_init, both, method, step
-from impl.classifier import Head
-from impl.decoder import Attention, Body, Decoder, Layer, Norm
-from impl.dispatch import call
-from impl.operations import OPERATIONS
-from impl.projection import Projection
+from blackswan.impl.classifier import Head
+from blackswan.impl.decoder import Attention, Body, Decoder, Layer, Norm
+from blackswan.impl.dispatch import call
+from blackswan.impl.operations import OPERATIONS
+from blackswan.impl.projection import Projection
 
 
 def _without_final_norm() -> Planted:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.planting import Planted, both, method, step
-from impl import trainer
-from impl.decoder import Norm
-from impl.dispatch import scope
-from impl.optimiser import AdamW
-from impl.trainer import Batch, BatchResult, Trainer
+from blackswan.impl import trainer
+from blackswan.impl.decoder import Norm
+from blackswan.impl.dispatch import scope
+from blackswan.impl.optimiser import AdamW
+from blackswan.impl.trainer import Batch, BatchResult, Trainer
 
 STATE = ("exp_avg", "exp_avg_sq")
 

@@ -35,7 +35,7 @@ if __name__ == "__main__":  # before what takes seconds to import
 import numpy as np
 
 from benchmarks import command
-from falsifiers.shapes import SHAPES
+from blackswan.falsifiers.numeric.shapes import SHAPES
 
 SHAPE: Mapping[str, Any] = {
     **SHAPES["qwen2.5-0.5b"],
@@ -93,7 +93,7 @@ def _scalars(layers: int) -> dict[str, Any]:
 
 def _write(path: Path, scalars: Mapping[str, Any]) -> None:
     """All parameters one after the other, bfloat16 in 16 bits each: N(0, 0.02²), norms around one."""
-    from reference.classifier import parameter_shapes
+    from blackswan.reference.classifier import parameter_shapes
 
     random = np.random.default_rng(0)
     with path.open("wb") as stream:
@@ -106,7 +106,7 @@ def _mapped(path: Path, scalars: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters in the file, by name, without reading them."""
     import ml_dtypes
 
-    from reference.classifier import parameter_shapes
+    from blackswan.reference.classifier import parameter_shapes
 
     flat, offset, found = np.memmap(path, np.uint16, "r"), 0, {}
     for name, shape in parameter_shapes(scalars).items():
@@ -194,10 +194,10 @@ def _work(who: str, weights: Path, layers: int, tokens: int, turns: Iterable[str
         "mask": np.ones((1, tokens), bool),
         "labels": np.array([3]),
     }
-    from reference import memory
+    from blackswan.reference import memory
 
     build = {"reference": _reference, "transformers": _transformers}[who]
-    imported = {"reference": "reference.by_layer", "transformers": "transformers.models.qwen2"}[who]
+    imported = {"reference": "blackswan.reference.by_layer", "transformers": "transformers.models.qwen2"}[who]
     __import__(imported)
     peak = Peak()
     with memory.kept():
@@ -249,7 +249,7 @@ def _anonymous() -> int:
 
 
 def _reference(parameters: Mapping[str, Any], inputs: Mapping[str, Any], scalars: Mapping[str, Any]) -> Callable[[], float]:
-    from reference.by_layer import ByLayer
+    from blackswan.reference.by_layer import ByLayer
 
     def step() -> float:
         return float(ByLayer(inputs, parameters, scalars).run()["loss"])

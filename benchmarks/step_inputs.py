@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from benchmarks.command import positive
-from falsifiers.shapes import SHAPES
+from blackswan.falsifiers.numeric.shapes import SHAPES
 
 TOY = {
     "family": "qwen2", "vocab": 512, "hidden": 128, "intermediate": 256, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32,
@@ -52,7 +52,7 @@ def batches_of(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def config_of(options: argparse.Namespace) -> Any:
     """The decoder's architecture."""
-    from impl.config import DecoderConfig
+    from blackswan.impl.config import DecoderConfig
 
     return DecoderConfig(**MODELS[options.model], eps=1e-6, tied=True, max_positions=32768)
 
@@ -61,7 +61,7 @@ def tensors_of(options: argparse.Namespace) -> dict[str, Any]:
     """The same bfloat16 weights for everybody; biases and norms are not trivial."""
     import torch
 
-    from impl.decoder import parameter_shapes
+    from blackswan.impl.decoder import parameter_shapes
 
     generator = torch.Generator("cuda").manual_seed(2)
     tensors = {}
@@ -76,7 +76,7 @@ def factors_of(options: argparse.Namespace) -> dict[str, Any]:
     """The same LoRA factors and head for everybody, B not zero, the head's bias zero (transformers' heads have none)."""
     import torch
 
-    from impl.classifier import trainable_shapes
+    from blackswan.impl.classifier import trainable_shapes
 
     generator = torch.Generator("cuda").manual_seed(3)
     shapes = trainable_shapes(config_of(options), adaptation_of(options))
@@ -86,6 +86,6 @@ def factors_of(options: argparse.Namespace) -> dict[str, Any]:
 
 def adaptation_of(options: argparse.Namespace) -> Any:
     """LoRA on queries and values, pooling by the last token."""
-    from impl.classifier import Adaptation
+    from blackswan.impl.classifier import Adaptation
 
     return Adaptation(CLASSES, RANK, ALPHA, "q_v", "last", not options.bf16)

@@ -48,10 +48,10 @@ from benchmarks.step_timeline import (
     shared_out,
 )
 from benchmarks.timing import copy_rate, matmul_rate, now
-from impl import validation
-from impl.fused.side import captured_stream
-from impl.fused.step import FusedTrainer, why_not
-from impl.trainer import Batch
+from blackswan.impl import validation
+from blackswan.impl.fused.side import captured_stream
+from blackswan.impl.fused.step import FusedTrainer, why_not
+from blackswan.impl.trainer import Batch
 
 WARM_UP, WATCHED_SECONDS = 5, 3.0
 ASKED = "power.draw.instant,clocks.sm,power.limit"
@@ -104,7 +104,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _trainer(options: argparse.Namespace) -> _Trainer:
-    from impl.classifier import Classifier
+    from blackswan.impl.classifier import Classifier
 
     given = (step_inputs.adaptation_of(options), step_inputs.tensors_of(options), step_inputs.factors_of(options))
     classifier = Classifier(step_inputs.config_of(options), *given, dtype=torch.bfloat16, device="cuda")

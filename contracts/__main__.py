@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from contracts import KINDS, Claim, ContractError, Range, Tolerance, Vocabulary, load_vocabulary
-from contracts.document import read
-from contracts.output import written
-from contracts.problems import KeyPath, shown_path, unknown
-from contracts.schema import shown
-from contracts.unforeseen import diagnose, load
+from blackswan.contracts import KINDS, Claim, ContractError, Range, Tolerance, Vocabulary, load_vocabulary
+from blackswan.contracts.document import read
+from blackswan.contracts.output import written
+from blackswan.contracts.problems import KeyPath, shown_path, unknown
+from blackswan.contracts.schema import shown
+from blackswan.contracts.unforeseen import diagnose, load
 
 INTERRUPTED = 130
 _WIDTH = 72
@@ -183,7 +183,7 @@ def _tolerance(tolerance: Tolerance) -> str:
 
 
 def _diagnose(options: argparse.Namespace) -> int:
-    from contracts.fields import CONFIG, STATISTICS
+    from blackswan.contracts.fields import CONFIG, STATISTICS
 
     config = _values(options.config, CONFIG)
     statistics = _values(options.statistics, STATISTICS) if options.statistics else {}
@@ -199,7 +199,7 @@ def _diagnose(options: argparse.Namespace) -> int:
 
 def _values(path: Path, fields: Any) -> dict[str, Any]:
     """The fields of a configuration file, each checked, with every problem at its line."""
-    from contracts.fields import ConfigError, checked
+    from blackswan.contracts.fields import ConfigError, checked
 
     if path.is_dir():
         raise UsageError(f"{shown_path(path)}: is a folder; expected a YAML file")

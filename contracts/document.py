@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from contracts.problems import ContractError, KeyPath, Problem, shown_key, shown_path
+from blackswan.contracts.problems import ContractError, KeyPath, Problem, shown_key, shown_path
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from contracts.model import Boundary, Choice, Domain, Range, Signature
+from blackswan.contracts.model import Boundary, Choice, Domain, Range, Signature
 
 
 def choice(raw: Any, real: bool = False) -> Choice:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from contracts.problems import unknown
-from contracts.schema import shown
+from blackswan.contracts.problems import unknown
+from blackswan.contracts.schema import shown
 
 TARGET_BATCH = 16
 MINORITY_UPDATES = 100

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from contracts import sizes
-from contracts.domains import build, included
-from contracts.model import Domain, Range, Signature, Vocabulary
-from contracts.problems import KeyPath, unknown
-from contracts.schema import shown
-from contracts.vocabulary import scalar_fault
+from blackswan.contracts import sizes
+from blackswan.contracts.domains import build, included
+from blackswan.contracts.model import Domain, Range, Signature, Vocabulary
+from blackswan.contracts.problems import KeyPath, unknown
+from blackswan.contracts.schema import shown
+from blackswan.contracts.vocabulary import scalar_fault
 
 Fault = tuple[KeyPath, str]
 
@@ -22,7 +22,7 @@ def faults(raw: Mapping[str, Any], vocabulary: Vocabulary, sources: Iterable[str
         if name not in vocabulary.mutants:
             yield ("must_catch", index), unknown("mutant", name, vocabulary.mutants)
     if raw["kind"] == "rule":
-        from contracts import rule_lint  # CEL takes a fifth of a second to import
+        from blackswan.contracts import rule_lint  # CEL takes a fifth of a second to import
 
         yield from rule_lint.faults(raw)
         return

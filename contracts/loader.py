@@ -6,10 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from contracts import lint
-from contracts.document import Document, read
-from contracts.domains import build
-from contracts.model import (
+from blackswan.contracts import lint
+from blackswan.contracts.document import Document, read
+from blackswan.contracts.domains import build
+from blackswan.contracts.model import (
     Check,
     Claim,
     Contract,
@@ -24,9 +24,9 @@ from contracts.model import (
     Tolerance,
     Vocabulary,
 )
-from contracts.problems import ContractError, Problem, shown_path
-from contracts.schema import violations
-from contracts.vocabulary import FOLDER, VOCABULARY_FILES, load_vocabulary
+from blackswan.contracts.problems import ContractError, Problem, shown_path
+from blackswan.contracts.schema import violations
+from blackswan.contracts.vocabulary import FOLDER, VOCABULARY_FILES, load_vocabulary
 
 _PATTERN = "*-v*.yaml"
 
@@ -159,19 +159,19 @@ def _claim(raw: Mapping[str, Any], contract: str, vocabulary: Vocabulary, locati
         location=location,
         content=raw,
         path=raw.get("path"),
-        terms=_terms(raw, vocabulary),
+        resolved_signature=_resolved_signature(raw, vocabulary),
     )
 
 
-def _terms(raw: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
+def _resolved_signature(raw: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
     """The entries of the claim's operation, of those that it calls, and of its check, without what changes no verdict."""
     known = vocabulary.operations
     names, waiting = set[str](), [raw["operation"]] if raw.get("operation") in known else []
     while waiting:
         names.add(name := waiting.pop())
         waiting += [called for called in known[name].calls if called not in names and called in known]
-    terms: dict[str, Any] = {"operations": {name: _said(known[name]) for name in sorted(names)}}
-    return terms | ({"check": _said(vocabulary.checks[raw["check"]])} if raw.get("check") in vocabulary.checks else {})
+    resolved_signature: dict[str, Any] = {"operations": {name: _said(known[name]) for name in sorted(names)}}
+    return resolved_signature | ({"check": _said(vocabulary.checks[raw["check"]])} if raw.get("check") in vocabulary.checks else {})
 
 
 def _said(entry: Signature | Check) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _said(entry: Signature | Check) -> dict[str, Any]:
 
 def _domain(raw: Mapping[str, Any], vocabulary: Vocabulary) -> Domain:
     if raw["kind"] == "rule":
-        from contracts.rule_lint import domain_choice
+        from blackswan.contracts.rule_lint import domain_choice
 
         return Domain(input="none", scalars={name: domain_choice(name, value) for name, value in raw["domain"]["scalars"].items()})
     return build(raw["domain"], vocabulary.operations[raw["operation"]])
@@ -193,12 +193,12 @@ def _tolerance(raw: Mapping[str, Any], dtypes: Iterable[str]) -> Tolerance:
 
 
 def _rule(raw: Mapping[str, Any]) -> Rule:
-    from contracts.rule_lint import parse
+    from blackswan.contracts.rule_lint import parse
 
     return parse(raw)
 
 
 def _examples(raw: Mapping[str, Any]) -> Examples:
-    from contracts.fields import split
+    from blackswan.contracts.fields import split
 
     return Examples(**{kind: tuple(Example(*split(example)) for example in listed) for kind, listed in raw.items()})

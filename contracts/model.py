@@ -245,7 +245,7 @@ class Claim:
     location: Location
     content: Mapping[str, Any] = field(repr=False)
     path: str | None = None
-    terms: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    resolved_signature: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,5 +262,7 @@ class Contract:
 
 def contract_digest(claim: Claim) -> str:
     """SHA-256 over the claim's content and terms, blind to comments, docs, key order and formatting."""
-    canonical = json.dumps([claim.contract, claim.content, claim.terms], sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    canonical = json.dumps(
+        [claim.contract, claim.content, claim.resolved_signature], sort_keys=True, ensure_ascii=False, separators=(",", ":")
+    )
     return hashlib.sha256(canonical.encode()).hexdigest()

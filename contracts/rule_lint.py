@@ -7,10 +7,10 @@ import string
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from contracts.fields import CLIPPING, DERIVED, FIELDS, FUNCTIONS, SAMPLES, VARIABLES, ConfigError, checked, split, variables
-from contracts.model import Range, Rule
-from contracts.problems import KeyPath, unknown
-from contracts.rules import compiled, evaluate
+from blackswan.contracts.fields import CLIPPING, DERIVED, FIELDS, FUNCTIONS, SAMPLES, VARIABLES, ConfigError, checked, split, variables
+from blackswan.contracts.model import Range, Rule
+from blackswan.contracts.problems import KeyPath, unknown
+from blackswan.contracts.rules import compiled, evaluate
 
 Fault = tuple[KeyPath, str]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import cel
 
-from contracts.fields import CONFIG, ConfigError, as_double, checked, variables
-from contracts.model import Claim, Rule
-from contracts.problems import ContractError, Problem
+from blackswan.contracts.fields import CONFIG, ConfigError, as_double, checked, variables
+from blackswan.contracts.model import Claim, Rule
+from blackswan.contracts.problems import ContractError, Problem
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def diagnose(
 
 @lru_cache(maxsize=1)
 def _installed() -> tuple[Claim, ...]:
-    from contracts.loader import load  # the loader compiles rules
+    from blackswan.contracts.loader import load  # the loader compiles rules
 
     return tuple(claim for contract in load() for claim in contract.claims if claim.rule)
 

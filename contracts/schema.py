@@ -12,8 +12,8 @@ from jsonschema.validators import extend
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
-from contracts.document import Document
-from contracts.problems import KeyPath, unknown
+from blackswan.contracts.document import Document
+from blackswan.contracts.problems import KeyPath, unknown
 
 _FOLDER = Path(__file__).parent
 _FILES = ("contract.schema.json", "vocabulary.schema.json")

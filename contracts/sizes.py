@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from contracts.model import Range, Signature
-from contracts.problems import unknown
+from blackswan.contracts.model import Range, Signature
+from blackswan.contracts.problems import unknown
 
 Sizes = Mapping[str, int]
 

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from contracts import loader
-from contracts.document import read
-from contracts.model import Contract, Vocabulary
-from contracts.problems import ContractError, Problem
-from contracts.schema import violations
-from contracts.vocabulary import FOLDER
+from blackswan.contracts import loader
+from blackswan.contracts.document import read
+from blackswan.contracts.model import Contract, Vocabulary
+from blackswan.contracts.problems import ContractError, Problem
+from blackswan.contracts.schema import violations
+from blackswan.contracts.vocabulary import FOLDER
 
 UNFORESEEN: Final = (ArithmeticError, LookupError, MemoryError)
 
@@ -30,7 +30,7 @@ def load(paths: Iterable[Path | str] | None = None, vocabulary: Vocabulary | Non
 
 def diagnose(config: Mapping[str, Any], statistics: Mapping[str, Any]) -> list[Any]:
     """`contracts.rules.diagnose` by the rules of all contracts, with a ContractError that names the rule where one ends it."""
-    from contracts import rules
+    from blackswan.contracts import rules
 
     try:
         return rules.diagnose(config, statistics)
@@ -46,7 +46,7 @@ def diagnose(config: Mapping[str, Any], statistics: Mapping[str, Any]) -> list[A
 
 def _of_rules(file: Path) -> Iterator[Problem]:
     """The rules of one file that end the linter; those outside the schema are not examined by it."""
-    from contracts import rule_lint
+    from blackswan.contracts import rule_lint
 
     try:
         document = read(file)

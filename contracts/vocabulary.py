@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from contracts import sizes
-from contracts.document import Document, read
-from contracts.model import Check, Input, Location, Mutant, Output, Scalar, Signature, Vocabulary
-from contracts.problems import ContractError, KeyPath, Problem, unknown
-from contracts.schema import shown, violations
+from blackswan.contracts import sizes
+from blackswan.contracts.document import Document, read
+from blackswan.contracts.model import Check, Input, Location, Mutant, Output, Scalar, Signature, Vocabulary
+from blackswan.contracts.problems import ContractError, KeyPath, Problem, unknown
+from blackswan.contracts.schema import shown, violations
 
 FOLDER = Path(__file__).parent
 VOCABULARY_FILES = ("operations.yaml", "checks.yaml", "mutants.yaml")

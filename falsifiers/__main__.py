@@ -1,11 +1,10 @@
-"""`python -m falsifiers calibrate`: measures the factors of rounding tolerances; `… power`: shows that every claim can fail; `… depends`:
-what verdicts depend on."""
+"""`python -m falsifiers calibrate`: measures the factors of rounding tolerances; `… power`: shows that every claim can fail."""
 
 import argparse
 import sys
 from collections.abc import Sequence
 
-from impl.ending import leave, no_interrupt_lost
+from blackswan.impl.signals import leave, no_interrupt_lost
 
 INTERRUPTED = 130
 
@@ -15,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device, 130 interrupted, 141 nobody reads the output."""
     try:
         with no_interrupt_lost():
-            from contracts.output import written  # with what contracts need it takes a while, in which Ctrl-C may come
+            from blackswan.contracts.output import written  # with what contracts need it takes a while, in which Ctrl-C may come
 
             return written(lambda: _run(arguments))
     except OSError as error:
@@ -27,8 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    import contracts
-    from impl.device import EXIT_STATUS, DeviceUnavailable
+    from blackswan import contracts
+    from blackswan.impl.device import EXIT_STATUS, DeviceUnavailable
 
     options = _parser().parse_args(arguments)
     try:
@@ -45,13 +44,13 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from falsifiers import calibrate_command, depends_command, power_command
+    from blackswan.falsifiers.mutants import power_command
+    from blackswan.falsifiers.runner import calibrate_command
 
     parser = argparse.ArgumentParser(prog="python -m falsifiers", description="Measures of the falsifiers themselves.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     calibrate_command.add_parser(commands)
     power_command.add_parser(commands)
-    depends_command.add_parser(commands)
     return parser
 
 

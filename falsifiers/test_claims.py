@@ -6,12 +6,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from contracts.model import Claim
-from falsifiers.campaign import Campaign, Target
-from falsifiers.case import Case
-from falsifiers.terminal import story
-from falsifiers.verdict import State, Verdict
-from falsifiers.verdict_file import UnwrittenError
+from blackswan.contracts.model import Claim
+from blackswan.falsifiers.numeric.case import Case
+from blackswan.falsifiers.runner.campaign import Campaign, Target
+from blackswan.falsifiers.runner.terminal import story
+from blackswan.falsifiers.runner.verdict import State, Verdict
+from blackswan.falsifiers.runner.verdict_file import UnwrittenError
 
 
 def test_holds(target: Target, campaign: Campaign) -> None:

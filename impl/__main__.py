@@ -9,8 +9,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from impl.commands import COMMANDS, BadInput, Interrupted, TrainingFailed
-from impl.ending import leave, no_interrupt_lost
+from blackswan.impl.commands import COMMANDS, BadInput, Interrupted, TrainingFailed
+from blackswan.impl.signals import leave, no_interrupt_lost
 
 DONE, FAILED, INTERRUPTED, BAD_INPUT = 0, 1, 2, 4
 READER_GONE = 141
@@ -86,11 +86,11 @@ def _guarded(options: argparse.Namespace) -> int:
 def _run(run: Callable[[argparse.Namespace], None], options: argparse.Namespace, name: str) -> int:
     from torch import OutOfMemoryError
 
-    from impl.agreement import WorkerFailed
-    from impl.device import EXIT_STATUS, DeviceUnavailable
-    from impl.group import WorkerLost
-    from impl.ledger import InsufficientMemory
-    from impl.residency import NotResident
+    from blackswan.impl.agreement import WorkerFailed
+    from blackswan.impl.device import EXIT_STATUS, DeviceUnavailable
+    from blackswan.impl.group import WorkerLost
+    from blackswan.impl.ledger import InsufficientMemory
+    from blackswan.impl.residency import NotResident
 
     try:
         run(options)

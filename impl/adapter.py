@@ -21,10 +21,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from impl import strict_json
-from impl.classifier import Adaptation, trainable_shapes
-from impl.config import POOLINGS, TARGETS, DecoderConfig, target_modules
-from impl.folder import whole_folder
+from blackswan.impl import strict_json
+from blackswan.impl.classifier import Adaptation, trainable_shapes
+from blackswan.impl.config import POOLINGS, TARGETS, DecoderConfig, target_modules
+from blackswan.impl.folder import whole_folder
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS, BESIDE, HEAD = "adapter_config.json", "adapter_model.safetensors", "blackswan.json", "head.safetensors"
 PREFIX = "base_model.model."
@@ -43,7 +43,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 _STOCK = (
     "The classes for sequence classification have no head bias and drop this one without a word: "
-    "call impl.adapter.prepare_sequence_classifier(model, folder) before PEFT loads the adapter, or on the model of a merged checkpoint."
+    "call blackswan.impl.adapter.prepare_sequence_classifier(model, folder) before PEFT loads the adapter, "
+    "or on the model of a merged checkpoint."
 )
 _NO_STOCK = "No class for sequence classification pools by {pooling}: only Blackswan computes these logits."
 _READ = ("r", "lora_alpha", "target_modules", "modules_to_save")

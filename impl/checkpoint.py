@@ -13,11 +13,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from impl import strict_json
-from impl.config import DecoderConfig
-from impl.decoder import Decoder, parameter_shapes, require_shapes, require_tensors
-from impl.folder import whole_folder
-from impl.tensors import LazyTensors, Shapes, Tensors
+from blackswan.impl import strict_json
+from blackswan.impl.config import DecoderConfig
+from blackswan.impl.decoder import Decoder, parameter_shapes, require_shapes, require_tensors
+from blackswan.impl.folder import whole_folder
+from blackswan.impl.tensors import LazyTensors, Shapes, Tensors
 
 CONFIG, WEIGHTS, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
 STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

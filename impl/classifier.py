@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from impl.config import ClassifyConfig, DecoderConfig, target_modules
-from impl.decoder import Body, parameter_shapes, projection_shapes, require_tensors
-from impl.dispatch import call
-from impl.lora import factor_shapes, initial_factor
-from impl.projection import Projection
-from impl.tensors import Converted, Tensors
+from blackswan.impl.config import ClassifyConfig, DecoderConfig, target_modules
+from blackswan.impl.decoder import Body, parameter_shapes, projection_shapes, require_tensors
+from blackswan.impl.dispatch import call
+from blackswan.impl.lora import factor_shapes, initial_factor
+from blackswan.impl.projection import Projection
+from blackswan.impl.tensors import Converted, Tensors
 
 
 @dataclass(frozen=True)

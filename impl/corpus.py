@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from impl import strict_json
+from blackswan.impl import strict_json
 
 PERCENTILES = (50, 90, 95, 99)
 Label = int | tuple[int, ...]

@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from impl.config import DecoderConfig
-from impl.dispatch import call
-from impl.projection import Projection, frozen
-from impl.tensors import Converted, Shapes, Tensors, shapes_of
+from blackswan.impl.config import DecoderConfig
+from blackswan.impl.dispatch import call
+from blackswan.impl.projection import Projection, frozen
+from blackswan.impl.tensors import Converted, Shapes, Tensors, shapes_of
 
 
 def parameter_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:

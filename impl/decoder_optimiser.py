@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from impl.decoder import Decoder, parameter_shapes
-from impl.dispatch import call
+from blackswan.impl.decoder import Decoder, parameter_shapes
+from blackswan.impl.dispatch import call
 
 GROUPS = ("trainable", "exp_avg", "exp_avg_sq")
 MOMENTS = ("exp_avg/", "exp_avg_sq/")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from impl import kernels as triton_kernels
-from impl.operations import OPERATIONS
+from blackswan.impl import kernels as triton_kernels
+from blackswan.impl.operations import OPERATIONS
 
 OUTPUTS: dict[str, tuple[str, ...]] = {
     "weighted_cross_entropy": ("loss",),
@@ -100,7 +100,7 @@ def replaced(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
 
 
 @contextmanager
-def surrounded(around: Around) -> Iterator[None]:
+def wrapping(around: Around) -> Iterator[None]:
     """Every call inside the block goes through `around`, which runs the function itself."""
     global _around
     before, _around = _around, around

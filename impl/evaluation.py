@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from impl.agreement import together
-from impl.group import shard
-from impl.samples import Samples
-from impl.tokens import Tokens
-from impl.trainer import Trainer
+from blackswan.impl.agreement import together
+from blackswan.impl.group import shard
+from blackswan.impl.samples import Samples
+from blackswan.impl.tokens import Tokens
+from blackswan.impl.trainer import Trainer
 
 Matrix = tuple[tuple[int, ...], ...]
 

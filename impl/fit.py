@@ -28,19 +28,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from impl import strict_json
-from impl.agreement import fingerprint, require_equal, require_same, together
-from impl.config import BALANCED, ClassifyConfig
-from impl.evaluation import Evaluation, evaluate
-from impl.group import shard
-from impl.nonfinite import origin
-from impl.optimiser import require_a_rate
-from impl.samples import Samples, balanced_weights, effective_batches, epoch_order
-from impl.trainer import Batch, BatchResult
-from impl.training_state import Progress, load_state, save_state, write_atomically
+from blackswan.impl import strict_json
+from blackswan.impl.agreement import fingerprint, require_equal, require_same, together
+from blackswan.impl.config import BALANCED, ClassifyConfig
+from blackswan.impl.evaluation import Evaluation, evaluate
+from blackswan.impl.group import shard
+from blackswan.impl.nonfinite import origin
+from blackswan.impl.optimiser import require_a_rate
+from blackswan.impl.samples import Samples, balanced_weights, effective_batches, epoch_order
+from blackswan.impl.trainer import Batch, BatchResult
+from blackswan.impl.training_state import Progress, load_state, save_state, write_atomically
 
 if TYPE_CHECKING:
-    from impl.pipeline import ClassifyPipeline
+    from blackswan.impl.pipeline import ClassifyPipeline
 
 RUN, STATE, BEST, LAST = "run.json", "state", "best", "last"
 _FREE = ("log_interval",)

@@ -16,7 +16,7 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from impl.device import parse_device, resolve_device
+from blackswan.impl.device import parse_device, resolve_device
 
 TIMEOUT_SECONDS = 600.0
 """How long a rank waits for the others, by default: longer than loading or validating takes, so that only a stuck worker meets it."""

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from impl import dispatch
-from impl.allocations import BLOCK, DEQUANTIZED, WORKING, Allocations, kernels_of
-from impl.classifier import Adaptation, Classifier, base_shapes, trainable_shapes
-from impl.config import DecoderConfig
-from impl.tensors import LazyTensors, Shapes
-from impl.trainer import HELD, Batch, MicroResult, Trainer
-from impl.validation import unchecked
+from blackswan.impl import dispatch
+from blackswan.impl.allocations import BLOCK, DEQUANTIZED, WORKING, Allocations, kernels_of
+from blackswan.impl.classifier import Adaptation, Classifier, base_shapes, trainable_shapes
+from blackswan.impl.config import DecoderConfig
+from blackswan.impl.tensors import LazyTensors, Shapes
+from blackswan.impl.trainer import HELD, Batch, MicroResult, Trainer
+from blackswan.impl.validation import unchecked
 
 META, LOADING = "meta", "loading"
 WORKSPACE, WORKSPACE_HOPPER = 4096 * 1024 * 2 + 16 * 1024 * 8, 4096 * 8 * 1024
@@ -159,7 +159,7 @@ def _step(trainer: Trainer, shape: tuple[int, int], accumulation: int, allocatio
         parameter.register_post_accumulate_grad_hook(lambda moved: _is_gradient(moved, allocations))  # type: ignore[no-untyped-call]  # torch
     with allocations.part("batch"):
         batch = empty_batch(trainer, (accumulation * shape[0], shape[1]))
-    with allocations.saving(), dispatch.surrounded(partial(_around, allocations)):
+    with allocations.saving(), dispatch.wrapping(partial(_around, allocations)):
         trainer.accumulate(repeating(batch, shape[0]))
     allocations.assign_all(WORKING, "gradients")
     with allocations.part("update"):

@@ -14,14 +14,25 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from impl.adapter import BESIDE, HEAD, HEAD_BIAS, HEAD_WEIGHT, Adapter, beside, read_beside, read_object, read_tensors, require_named
-from impl.checkpoint import CONFIG, EMBEDDING, TOKENIZER, WEIGHTS, Checkpoint, load_checkpoint
-from impl.classifier import Adaptation, trainable_shapes
-from impl.config import DecoderConfig
-from impl.decoder import projection_shapes
-from impl.folder import whole_folder
-from impl.nf4 import Nf4Weight
-from impl.operations.lora import lora_merge
+from blackswan.impl.adapter import (
+    BESIDE,
+    HEAD,
+    HEAD_BIAS,
+    HEAD_WEIGHT,
+    Adapter,
+    beside,
+    read_beside,
+    read_object,
+    read_tensors,
+    require_named,
+)
+from blackswan.impl.checkpoint import CONFIG, EMBEDDING, TOKENIZER, WEIGHTS, Checkpoint, load_checkpoint
+from blackswan.impl.classifier import Adaptation, trainable_shapes
+from blackswan.impl.config import DecoderConfig
+from blackswan.impl.decoder import projection_shapes
+from blackswan.impl.folder import whole_folder
+from blackswan.impl.nf4 import Nf4Weight
+from blackswan.impl.operations.lora import lora_merge
 
 TOKENIZER_FILES = (
     *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),

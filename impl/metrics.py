@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from impl import strict_json
+from blackswan.impl import strict_json
 
 if TYPE_CHECKING:
-    from impl.fit import EpochRecord, StepRecord
+    from blackswan.impl.fit import EpochRecord, StepRecord
 
 
 class MetricsFile:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from impl.dispatch import call
+from blackswan.impl.dispatch import call
 
 BLOCK_SIZE = 64
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from impl import dispatch
-from impl.classifier import Classifier
-from impl.trainer import Batch
-from impl.validation import unchecked
+from blackswan.impl import dispatch
+from blackswan.impl.classifier import Classifier
+from blackswan.impl.trainer import Batch
+from blackswan.impl.validation import unchecked
 
 _PART = 1 << 22
 
@@ -38,7 +38,7 @@ def origin_of(model: nn.Module, loss: Callable[[], Tensor], trained: Sequence[Te
         return found
     try:
         # The checks of values would stop at the logits, and not say which call they come from.
-        with unchecked(), dispatch.surrounded(_watched), torch.enable_grad():
+        with unchecked(), dispatch.wrapping(_watched), torch.enable_grad():
             torch.autograd.grad(loss(), trained)
     except _Found as found:
         return str(found)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from impl.dispatch import call
+from blackswan.impl.dispatch import call
 
 GROUPS = ("trainable", "exp_avg", "exp_avg_sq")
 

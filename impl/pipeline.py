@@ -10,26 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from impl import dispatch
-from impl.adapter import Adapter, save_adapter
-from impl.checkpoint import Checkpoint, load_checkpoint
-from impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable, trainable_shapes
-from impl.config import BALANCED, ClassifyConfig, DecoderConfig, target_modules
-from impl.corpus import Sample
-from impl.decoder import random_tensors
-from impl.device import resolve_device
-from impl.evaluation import Evaluation, evaluate
-from impl.fit import FitResult, OnEpoch, OnStep, fit
-from impl.fused.step import FusedTrainer, engine_of
-from impl.group import ALONE, Group
-from impl.merge import save_merged
-from impl.nonfinite import spoiled_parameter
-from impl.samples import Samples, tokenize, training_and_validation
-from impl.saved import RANDOM, Saved, is_merged, open_adapter, open_merged
-from impl.tensors import Tensors
-from impl.tokens import ByteTokens, Tokens, load_tokenizer
-from impl.trainer import Batch, BatchResult, Trainer, class_probabilities, classes_of
-from impl.validation import require_finite
+from blackswan.impl import dispatch
+from blackswan.impl.adapter import Adapter, save_adapter
+from blackswan.impl.checkpoint import Checkpoint, load_checkpoint
+from blackswan.impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable, trainable_shapes
+from blackswan.impl.config import BALANCED, ClassifyConfig, DecoderConfig, target_modules
+from blackswan.impl.corpus import Sample
+from blackswan.impl.decoder import random_tensors
+from blackswan.impl.device import resolve_device
+from blackswan.impl.evaluation import Evaluation, evaluate
+from blackswan.impl.fit import FitResult, OnEpoch, OnStep, fit
+from blackswan.impl.fused.step import FusedTrainer, engine_of
+from blackswan.impl.group import ALONE, Group
+from blackswan.impl.merge import save_merged
+from blackswan.impl.nonfinite import spoiled_parameter
+from blackswan.impl.samples import Samples, tokenize, training_and_validation
+from blackswan.impl.saved import RANDOM, Saved, is_merged, open_adapter, open_merged
+from blackswan.impl.tensors import Tensors
+from blackswan.impl.tokens import ByteTokens, Tokens, load_tokenizer
+from blackswan.impl.trainer import Batch, BatchResult, Trainer, class_probabilities, classes_of
+from blackswan.impl.validation import require_finite
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Texts = Sequence[str]

@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from impl.checkpoint import CONFIG, TOKENIZER, load_checkpoint, read_config, save_checkpoint
-from impl.config import DecoderConfig
-from impl.decoder import Decoder, parameter_count, random_tensors
-from impl.decoder_optimiser import DecoderAdamW
-from impl.dispatch import call, scope
-from impl.nonfinite import origin_of
-from impl.token_shards import TokenBatch
+from blackswan.impl.checkpoint import CONFIG, TOKENIZER, load_checkpoint, read_config, save_checkpoint
+from blackswan.impl.config import DecoderConfig
+from blackswan.impl.decoder import Decoder, parameter_count, random_tensors
+from blackswan.impl.decoder_optimiser import DecoderAdamW
+from blackswan.impl.dispatch import call, scope
+from blackswan.impl.nonfinite import origin_of
+from blackswan.impl.token_shards import TokenBatch
 
 LLAMA_370M = DecoderConfig(
     family="llama",

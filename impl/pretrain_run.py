@@ -10,13 +10,13 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from impl import strict_json
-from impl.decoder import Decoder
-from impl.decoder_optimiser import state_hash
-from impl.folder import whole_folder
-from impl.optimiser import require_a_rate
-from impl.pretrain import CheckpointFn, StepFn, StepResult, ValFn
-from impl.token_shards import TokenBatches
+from blackswan.impl import strict_json
+from blackswan.impl.decoder import Decoder
+from blackswan.impl.decoder_optimiser import state_hash
+from blackswan.impl.folder import whole_folder
+from blackswan.impl.optimiser import require_a_rate
+from blackswan.impl.pretrain import CheckpointFn, StepFn, StepResult, ValFn
+from blackswan.impl.token_shards import TokenBatches
 
 STATE, CHECKPOINTS = "state", "checkpoints"
 _TENSORS, _POSITION = "state.safetensors", "state.json"

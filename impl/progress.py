@@ -5,7 +5,7 @@ from collections import deque
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from impl.fit import EpochRecord, StepRecord
+    from blackswan.impl.fit import EpochRecord, StepRecord
 
 _WINDOW = 20
 _CLEAR = "\r\x1b[2K"

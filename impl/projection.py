@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from impl.dispatch import call
-from impl.lora import LoraFactor
-from impl.nf4 import Nf4Weight
+from blackswan.impl.dispatch import call
+from blackswan.impl.lora import LoraFactor
+from blackswan.impl.nf4 import Nf4Weight
 
 
 class Projection(nn.Module):

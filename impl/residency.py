@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from impl.optimiser import AdamW
+from blackswan.impl.optimiser import AdamW
 
 
 class NotResident(RuntimeError):  # noqa: N818  a state of the run, named for what was found

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from impl.corpus import Label, Sample, Statistics, load_corpus, statistics
-from impl.tokens import Tokens
-from impl.trainer import Batch
+from blackswan.impl.corpus import Label, Sample, Statistics, load_corpus, statistics
+from blackswan.impl.tokens import Tokens
+from blackswan.impl.trainer import Batch
 
 _ORDER, _SPLIT = 1, 2
 """Streams of random numbers of one seed, so that no draw repeats another one's."""

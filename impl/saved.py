@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from impl.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BESIDE, HEAD, Adapter, load_adapter, read_object
-from impl.checkpoint import CONFIG, load_checkpoint
-from impl.config import ClassifyConfig, DecoderConfig
-from impl.decoder import random_tensors
-from impl.merge import load_merged
-from impl.tensors import Tensors
-from impl.tokens import ByteTokens, Tokens, load_tokenizer
+from blackswan.impl.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BESIDE, HEAD, Adapter, load_adapter, read_object
+from blackswan.impl.checkpoint import CONFIG, load_checkpoint
+from blackswan.impl.config import ClassifyConfig, DecoderConfig
+from blackswan.impl.decoder import random_tensors
+from blackswan.impl.merge import load_merged
+from blackswan.impl.tensors import Tensors
+from blackswan.impl.tokens import ByteTokens, Tokens, load_tokenizer
 
 RANDOM = "random_architecture"
 """The key beside an adapter or a merged model under which the architecture of random base weights is."""

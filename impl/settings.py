@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from impl.config import DTYPES, ENGINES, PADDING_SIDES, POOLINGS, SCHEDULES, TARGETS, ClassifyConfig, target_modules
+from blackswan.impl.config import DTYPES, ENGINES, PADDING_SIDES, POOLINGS, SCHEDULES, TARGETS, ClassifyConfig, target_modules
 
 HELP: Mapping[str, str] = {
     "num_classes": "number of classes",

@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from impl import strict_json
-from impl.checkpoint import CONFIG, TOKENIZER
-from impl.folder import whole_folder
-from impl.samples import epoch_order
+from blackswan.impl import strict_json
+from blackswan.impl.checkpoint import CONFIG, TOKENIZER
+from blackswan.impl.folder import whole_folder
+from blackswan.impl.samples import epoch_order
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -245,7 +245,7 @@ def _open_shard(path: Path, entry: dict[str, Any], dtype: np.dtype[Any], vocab: 
 
 def _read_index(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; expected a folder written by python -m impl.token_shards")
+        raise FileNotFoundError(f"{path}: no such file; expected a folder written by python -m blackswan.impl.token_shards")
     try:
         index = strict_json.loads(path.read_bytes())
     except ValueError as error:
@@ -281,7 +281,9 @@ def _end_token(model: Path) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m impl.token_shards", description="Tokenize a corpus into shards for pre-training.")
+    parser = argparse.ArgumentParser(
+        prog="python -m blackswan.impl.token_shards", description="Tokenize a corpus into shards for pre-training."
+    )
     parser.add_argument("corpus", type=Path, help="JSONL with a `text` or `input` in each line, or a text file: one document")
     parser.add_argument("--model", type=Path, required=True, help=f"folder with {TOKENIZER}")
     parser.add_argument("--output", type=Path, required=True, help="folder to write, which must not exist")

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from impl import strict_json
-from impl.checkpoint import TOKENIZER
+from blackswan.impl import strict_json
+from blackswan.impl.checkpoint import TOKENIZER
 
 SIDES = ("right", "left")
 

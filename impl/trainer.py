@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from impl.agreement import require_equal, require_finite, together
-from impl.classifier import Classifier
-from impl.dispatch import call, scope
-from impl.group import ALONE, Group
-from impl.operations.losses import require_class_weights
-from impl.optimiser import AdamW
+from blackswan.impl.agreement import require_equal, require_finite, together
+from blackswan.impl.classifier import Classifier
+from blackswan.impl.dispatch import call, scope
+from blackswan.impl.group import ALONE, Group
+from blackswan.impl.operations.losses import require_class_weights
+from blackswan.impl.optimiser import AdamW
 
 HELD = 4
 """Gradients of micro-batches that are kept side by side. Where one more comes they are averaged to one, so that memory does not grow with

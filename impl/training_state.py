@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from impl import strict_json
+from blackswan.impl import strict_json
 
 STATE_FILE = "state.safetensors"
 VERSION = 1

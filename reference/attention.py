@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from reference.table import Array
+from blackswan.reference.table import Array
 
 QUERIES = 64
 """Of a block, for each head."""

@@ -6,9 +6,9 @@ Its derivative is σ(z) − t.
 
 import numpy as np
 
-from reference.cross_entropy import require_finite
-from reference.sigmoid import sigmoid
-from reference.table import Array
+from blackswan.reference.cross_entropy import require_finite
+from blackswan.reference.sigmoid import sigmoid
+from blackswan.reference.table import Array
 
 
 def _check(logits: Array, targets: Array) -> None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from reference import decoder, memory
-from reference.classifier import ClassifierConfig, adapted_projection, base_weight, head, loss_of, parameter_shapes
-from reference.operations import TABLE
-from reference.table import Array, Operation, Scalars, Table
-from reference.tape import Tape
+from blackswan.reference import decoder, memory
+from blackswan.reference.classifier import ClassifierConfig, adapted_projection, base_weight, head, loss_of, parameter_shapes
+from blackswan.reference.operations import TABLE
+from blackswan.reference.table import Array, Operation, Scalars, Table
+from blackswan.reference.tape import Tape
 
 EMBEDDING = "model.embed_tokens"
 NORM = "model.norm"

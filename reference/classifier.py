@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from reference import decoder
-from reference.decoder import ATTENTION_PROJECTIONS, MLP_PROJECTIONS, DecoderConfig, Project
-from reference.table import Composition, Scalars
-from reference.tape import Tape
+from blackswan.reference import decoder
+from blackswan.reference.decoder import ATTENTION_PROJECTIONS, MLP_PROJECTIONS, DecoderConfig, Project
+from blackswan.reference.table import Composition, Scalars
+from blackswan.reference.tape import Tape
 
 NF4_BLOCK = 64
 TARGETS = {"q_v": ("q_proj", "v_proj"), "all": ATTENTION_PROJECTIONS + MLP_PROJECTIONS}

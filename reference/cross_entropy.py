@@ -6,8 +6,8 @@ With p = softmax(z): −log p_label = logsumexp(z) − z_label, and its gradient
 
 import numpy as np
 
-from reference import softmax
-from reference.table import Array
+from blackswan.reference import softmax
+from blackswan.reference.table import Array
 
 
 def require_finite(logits: Array) -> None:

@@ -11,8 +11,8 @@ from typing import Self
 
 import numpy as np
 
-from reference.table import Array, Composition, Scalars
-from reference.tape import Tape
+from blackswan.reference.table import Array, Composition, Scalars
+from blackswan.reference.tape import Tape
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -6,7 +6,7 @@ of those occurrences.
 
 import numpy as np
 
-from reference.table import Array
+from blackswan.reference.table import Array
 
 
 def forward(input_ids: Array, weight: Array) -> Array:

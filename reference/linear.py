@@ -5,8 +5,8 @@ Derivation: y_o = Σ_i x_i W_oi + b_o, so dx = dy W, dW = Σ_rows dyᵀ x, db = 
 
 from collections.abc import Collection
 
-from reference.rows import outer, over_rows
-from reference.table import Array
+from blackswan.reference.rows import outer, over_rows
+from blackswan.reference.table import Array
 
 
 def forward(x: Array, weight: Array, bias: Array | None = None) -> Array:

@@ -7,9 +7,9 @@ Derivation: with h = x Aᵀ and dh = s · dy B,
 
 from collections.abc import Collection
 
-from reference import linear
-from reference.rows import outer
-from reference.table import Array
+from blackswan.reference import linear
+from blackswan.reference.rows import outer
+from blackswan.reference.table import Array
 
 
 def _scale(alpha: float, lora_a: Array) -> float:

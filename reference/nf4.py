@@ -11,8 +11,8 @@ nibble. Dequantisation is fl(codebook[code] · absmax), in fp32 as well.
 
 import numpy as np
 
-from reference import linear
-from reference.table import Array
+from blackswan.reference import linear
+from blackswan.reference.table import Array
 
 CODEBOOK = np.array(
     [

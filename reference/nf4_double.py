@@ -9,8 +9,8 @@ and 1.
 
 import numpy as np
 
-from reference.nf4 import SMALLEST_DIVISOR
-from reference.table import Array
+from blackswan.reference.nf4 import SMALLEST_DIVISOR
+from blackswan.reference.table import Array
 
 GROUP = 256
 

@@ -1,6 +1,6 @@
 """The table of elementary operations, under the names of contracts/operations.yaml."""
 
-from reference import (
+from blackswan.reference import (
     attention,
     bce,
     cross_entropy,
@@ -17,7 +17,7 @@ from reference import (
     softmax,
     swiglu,
 )
-from reference.table import Operation
+from blackswan.reference.table import Operation
 
 TABLE: dict[str, Operation] = {
     "embedding": Operation(embedding.forward, embedding.backward),

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from reference.table import Array
+from blackswan.reference.table import Array
 
 SCHEDULES = ("constant", "linear", "cosine")
 

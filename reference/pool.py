@@ -5,7 +5,7 @@ Derivation: y is linear in x, so dx is dy times the weight that a token has in y
 
 import numpy as np
 
-from reference.table import Array
+from blackswan.reference.table import Array
 
 
 def _weights(x: Array, mask: Array, mode: str) -> Array:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from reference.decoder import LANGUAGE_MODEL_LOSS, parameter_shapes
-from reference.table import Array, Arrays, Composition, Scalars
-from reference.tape import Tape
-from reference.training import flatten, rates, split
+from blackswan.reference.decoder import LANGUAGE_MODEL_LOSS, parameter_shapes
+from blackswan.reference.table import Array, Arrays, Composition, Scalars
+from blackswan.reference.tape import Tape
+from blackswan.reference.training import flatten, rates, split
 
 Shapes = Mapping[str, tuple[int, ...]]
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -1,6 +1,6 @@
 """Residual connection: y = x + branch; both gradients are the cotangent."""
 
-from reference.table import Array
+from blackswan.reference.table import Array
 
 
 def forward(x: Array, branch: Array) -> Array:

@@ -12,8 +12,8 @@ from collections.abc import Collection
 
 import numpy as np
 
-from reference.rows import by_rows, over_rows
-from reference.table import Array
+from blackswan.reference.rows import by_rows, over_rows
+from blackswan.reference.table import Array
 
 
 def _inverse_rms(x: Array, eps: float) -> Array:

@@ -9,7 +9,7 @@ A rotation is orthogonal: its transpose, which carries the gradient back, is the
 
 import numpy as np
 
-from reference.table import Array
+from blackswan.reference.table import Array
 
 
 def _angles(x: Array, positions: Array, theta: float) -> Array:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from reference.table import Array
+from blackswan.reference.table import Array
 
 CACHED = 2**15
 """Numbers of an array that are worked on at a time: a few such arrays fit in a core's cache."""

@@ -5,12 +5,12 @@ from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
-from reference import classifier, decoder
-from reference.operations import TABLE
-from reference.pretraining import PRETRAIN_STEPS
-from reference.table import Array, Arrays, Composition, Operation, Scalars, Table
-from reference.tape import Tape
-from reference.training import TRAIN_STEPS
+from blackswan.reference import classifier, decoder
+from blackswan.reference.operations import TABLE
+from blackswan.reference.pretraining import PRETRAIN_STEPS
+from blackswan.reference.table import Array, Arrays, Composition, Operation, Scalars, Table
+from blackswan.reference.tape import Tape
+from blackswan.reference.training import TRAIN_STEPS
 
 COMPOSITIONS: dict[str, Composition] = {
     "decoder_forward": decoder.DECODER_FORWARD,

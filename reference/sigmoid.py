@@ -6,7 +6,7 @@ number, and comes out as zero.
 
 import numpy as np
 
-from reference.table import Array
+from blackswan.reference.table import Array
 
 
 def sigmoid(x: Array) -> Array:

@@ -8,7 +8,7 @@ Derivation: ∂p_i/∂x_j = p_i (δ_ij − p_j), so dx_j = p_j (dp_j − Σ_i dp
 
 import numpy as np
 
-from reference.table import Array
+from blackswan.reference.table import Array
 
 
 def forward(x: Array) -> Array:

@@ -3,9 +3,9 @@
 Derivation: with σ' = σ (1 − σ), d(g σ(g))/dg = σ (1 + g (1 − σ)); 1 − σ(g) is σ(−g), which does not cancel.
 """
 
-from reference.rows import by_rows
-from reference.sigmoid import complement, sigmoid
-from reference.table import Array
+from blackswan.reference.rows import by_rows
+from blackswan.reference.sigmoid import complement, sigmoid
+from blackswan.reference.table import Array
 
 
 def forward(gate: Array, up: Array) -> Array:

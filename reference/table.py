@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from reference.tape import Tape
+    from blackswan.reference.tape import Tape
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from reference.table import Array, Arrays, Composition, Operation, Scalars, Table
+from blackswan.reference.table import Array, Arrays, Composition, Operation, Scalars, Table
 
 
 @dataclass(frozen=True)

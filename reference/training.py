@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from reference.classifier import CLASSIFIER_LOSS, frozen_names, trainable_names
-from reference.table import Array, Arrays, Composition, Scalars
-from reference.tape import Tape
+from blackswan.reference.classifier import CLASSIFIER_LOSS, frozen_names, trainable_names
+from blackswan.reference.table import Array, Arrays, Composition, Scalars
+from blackswan.reference.tape import Tape
 
 
 def flatten(arrays: Sequence[Array]) -> Array:

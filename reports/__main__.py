@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from contracts.output import written
+from blackswan.contracts.output import written
 
 INTERRUPTED = 130
 _HERE = Path(__file__).parent
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _render(options: argparse.Namespace) -> int:
-    from reports.render import FORMATS, write_pages
+    from blackswan.reports.render import FORMATS, write_pages
 
     formats = FORMATS if options.format == "all" else (options.format,)
     headline, pages = write_pages(options.file, options.output, formats, options.against_tree)
@@ -83,8 +83,8 @@ def _render(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from reports.compare import compare, differences, results
-    from reports.records import read
+    from blackswan.reports.compare import compare, differences, results
+    from blackswan.reports.records import read
 
     old, new = read(options.old), read(options.new)
     for run in (old, new):
@@ -104,8 +104,8 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from reports.records import RecordError, read
-    from reports.summary import summarise
+    from blackswan.reports.records import RecordError, read
+    from blackswan.reports.summary import summarise
 
     status = 0
     for path in options.files:
@@ -122,8 +122,8 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _evidence(options: argparse.Namespace) -> int:
-    from reports import staleness
-    from reports.evidence import collect, coverage, listing
+    from blackswan.reports import staleness
+    from blackswan.reports.evidence import collect, coverage, listing
 
     if not options.folder.is_dir():
         raise FileNotFoundError(f"{options.folder}: no such folder")

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from reports import words
-from reports.records import Header, Identity, Run, Verdict, identity
-from reports.summary import WORDS, summarise
+from blackswan.reports import words
+from blackswan.reports.records import Header, Identity, Run, Verdict, identity
+from blackswan.reports.summary import WORDS, summarise
 
 FACTOR: Final = 1.5
 """Headroom that moved by no more than this factor is taken as unchanged: another machine's rounding moves it as well."""

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from contracts.model import Claim, contract_digest
+from blackswan.contracts.model import Claim, contract_digest
 
 FOLDERS: Final = ("contracts", "reference", "impl", "falsifiers")
 

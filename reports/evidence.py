@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from reports.records import Identity, Run, Verdict, identity, read
-from reports.staleness import Tree, stale_verdicts
-from reports.summary import summarise
+from blackswan.reports.records import Identity, Run, Verdict, identity, read
+from blackswan.reports.staleness import Tree, stale_verdicts
+from blackswan.reports.summary import summarise
 
 _NAMED: Final = 12
 """Of what lacks a verdict, so many are named."""
@@ -94,7 +94,7 @@ def _held(entry: Evidence, device: str) -> set[Target]:
     return {
         _target(verdict)
         for verdict in _current(entry, device)
-        if verdict["state"] == "HELD" and _is_shipped(own, [name for name in verdict["depends"]["comparison"] if name.startswith(_SHIPPED)])
+        if verdict["state"] == "HELD" and all(path.startswith(_SHIPPED) for path in own)
     }
 
 
@@ -112,11 +112,6 @@ def _current(entry: Evidence, device: str) -> Iterator[Verdict]:
 
 def _target(verdict: Verdict) -> Target:
     return verdict["contract"], verdict["claim"], verdict["dtype"]
-
-
-def _is_shipped(own: set[str], files: Sequence[str]) -> bool:
-    """Whether what a run was given is what its verdict is said to depend on; of no meaning where it depends on no data."""
-    return not files or all(any(name.startswith(path) for name in files) for path in own)
 
 
 def _kind(device: str) -> str:

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from reports import words
-from reports.records import Verdict
-from reports.summary import WORDS, Entry, Group, Summary, environment
+from blackswan.reports import words
+from blackswan.reports.records import Verdict
+from blackswan.reports.summary import WORDS, Entry, Group, Summary, environment
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|#~!$])")
 

@@ -6,9 +6,9 @@ from html import escape as html_escape
 from pathlib import Path
 from typing import Final
 
-from reports import words
-from reports.markdown import facts
-from reports.summary import WORDS, Entry, Group, Summary, environment
+from blackswan.reports import words
+from blackswan.reports.markdown import facts
+from blackswan.reports.summary import WORDS, Entry, Group, Summary, environment
 
 _META = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
 _STYLE = Path(__file__).with_name("page.css")

@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.exceptions import ValidationError, best_match
 
 SCHEMA: Final[dict[str, Any]] = json.loads(Path(__file__).with_name("verdict.schema.json").read_text(encoding="utf-8"))
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 
 State = Literal["HELD", "FALSIFIED", "NOT_RUN", "VACUOUS", "FLAKY"]
 STATES: Final[tuple[State, ...]] = ("HELD", "FALSIFIED", "NOT_RUN", "VACUOUS", "FLAKY")
@@ -102,7 +102,6 @@ class Verdict(TypedDict):
     known_failure: KnownFailure | None
     seconds: dict[str, float]
     digests: dict[str, str | None]
-    depends: dict[str, list[str]]
 
 
 class Header(TypedDict):

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from reports import markdown, page, staleness
-from reports.records import read
-from reports.summary import Summary, document, summarise
-from reports.writing import write_all
+from blackswan.reports import markdown, page, staleness
+from blackswan.reports.records import read
+from blackswan.reports.summary import Summary, document, summarise
+from blackswan.reports.writing import write_all
 
 FORMATS: Final = ("md", "json", "html")
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from reports.records import STATES, Identity, Run, State, Verdict, identity
-from reports.words import worst
+from blackswan.reports.records import STATES, Identity, Run, State, Verdict, identity
+from blackswan.reports.words import worst
 
 WORDS: Final[Mapping[State, str]] = {"HELD": "held", "FALSIFIED": "falsified", "NOT_RUN": "not run", "VACUOUS": "vacuous", "FLAKY": "flaky"}
 _FAILURES: Final[tuple[State, ...]] = ("FALSIFIED", "FLAKY", "VACUOUS")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from reports.records import Case, Counterexample, Verdict, number
+from blackswan.reports.records import Case, Counterexample, Verdict, number
 
 
 def figure(value: Any, digits: int = 3) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from contracts.model import Boundary, Claim, Domain, Examples, Factors, Location, Range, Tolerance
-from falsifiers.subjects.protocol import TracedCall
-from falsifiers.subjects.reference import ReferenceSubject
-from reference.table import Array
+from blackswan.contracts.model import Boundary, Claim, Domain, Examples, Factors, Location, Range, Tolerance
+from blackswan.falsifiers.subjects.protocol import TracedCall
+from blackswan.falsifiers.subjects.reference import ReferenceSubject
+from blackswan.reference.table import Array
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 ROUNDING = Tolerance("rounding", {dtype: Factors(4.0, 8.0, 8.0) for dtype in DTYPES})

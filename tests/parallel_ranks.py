@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from impl.agreement import WorkerFailed, require_equal, require_same, together
-from impl.group import Group
+from blackswan.impl.agreement import WorkerFailed, require_equal, require_same, together
+from blackswan.impl.group import Group
 
 
 def collectives(group: Group, *_: Any) -> dict[str, Any]:

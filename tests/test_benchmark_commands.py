@@ -13,7 +13,7 @@ import torch
 from terminal_processes import ROOT, interrupted, started
 
 from benchmarks import command, data_parallel, step_inputs
-from impl.device import DeviceUnavailable
+from blackswan.impl.device import DeviceUnavailable
 
 COMMANDS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if "ArgumentParser(" in path.read_text(encoding="utf-8"))
 NEEDED = {"contenders": ["eager", "."]}

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-import contracts
-from contracts.model import Claim
-from falsifiers import calibration_record
-from falsifiers.__main__ import main
-from falsifiers.calibration import Calibrating, calibrate
-from falsifiers.comparison import METRICS, Errors
-from falsifiers.subjects.reference import ReferenceSubject
-from impl.device import EXIT_STATUS
-from reference.operations import TABLE
-from reference.table import Operation
+from blackswan import contracts
+from blackswan.contracts.model import Claim
+from blackswan.falsifiers.__main__ import main
+from blackswan.falsifiers.numeric import calibration_record
+from blackswan.falsifiers.numeric.calibration import Calibrating, calibrate
+from blackswan.falsifiers.numeric.comparison import METRICS, Errors
+from blackswan.falsifiers.subjects.reference import ReferenceSubject
+from blackswan.impl.device import EXIT_STATUS
+from blackswan.reference.operations import TABLE
+from blackswan.reference.table import Operation
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = calibration_record.read()

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import contracts.loader
-from contracts import Vocabulary, load_operations
-from contracts.__main__ import main
-from contracts.model import Check, Location, Mutant
+from blackswan import contracts
+from blackswan.contracts import Vocabulary, load_operations
+from blackswan.contracts.__main__ import main
+from blackswan.contracts.model import Check, Location, Mutant
 
 NOWHERE = Location("vocabulary.yaml", 1)
 VOCABULARY = Vocabulary(
@@ -61,9 +61,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with one contract, which the commands take for their own."""
     (tmp_path / "small-v1.yaml").write_text(CONTRACT, encoding="utf-8")
     monkeypatch.setattr(contracts.loader, "FOLDER", tmp_path)
-    monkeypatch.setattr("contracts.unforeseen.FOLDER", tmp_path)
+    monkeypatch.setattr("blackswan.contracts.unforeseen.FOLDER", tmp_path)
     monkeypatch.setattr(contracts.loader, "load_vocabulary", lambda: VOCABULARY)
-    monkeypatch.setattr("contracts.__main__.load_vocabulary", lambda: VOCABULARY)
+    monkeypatch.setattr("blackswan.contracts.__main__.load_vocabulary", lambda: VOCABULARY)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -151,7 +151,7 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the hyperparameter contract, so that no other contract takes part."""
     path = Path(contracts.__file__).parent / "qlora-hyperparameters-v1.yaml"
     claims = contracts.load([path], VOCABULARY)[0].claims
-    monkeypatch.setattr("contracts.rules._installed", lambda: claims)
+    monkeypatch.setattr("blackswan.contracts.rules._installed", lambda: claims)
 
 
 @pytest.mark.usefixtures("rules")
@@ -293,7 +293,9 @@ def test_a_rule_that_fails_on_a_configuration_alone_is_named(
 ) -> None:
     (folder / "site-v1.yaml").write_text(RULE.replace("REQUIRE", "6 / int(epochs) > 1").replace("MESSAGE", "few"))
     (folder / "config.yml.txt").write_text("epochs: 0\nlora_targets: [q_proj]\n")
-    monkeypatch.setattr("contracts.rules._installed", lambda: [claim for each in contracts.loader.load() for claim in each.claims])
+    monkeypatch.setattr(
+        "blackswan.contracts.rules._installed", lambda: [claim for each in contracts.loader.load() for claim in each.claims]
+    )
     assert main(["diagnose", "config.yml.txt"]) == 1
     assert capsys.readouterr().err.splitlines() == [
         "site-v1.yaml:5: SITE-RULE: cannot be evaluated on this configuration (ZeroDivisionError: division by zero in CEL expression)",
@@ -303,7 +305,7 @@ def test_a_rule_that_fails_on_a_configuration_alone_is_named(
 
 def test_the_command_line_loads_nothing_heavy() -> None:
     """Every command must answer at once: neither torch nor transformers nor numpy is imported, and CEL only for rules."""
-    code = "import contracts.__main__, sys; print([name for name in ('torch', 'transformers', 'numpy', 'cel') if name in sys.modules])"
+    code = "import blackswan.contracts.__main__, sys; print([n for n in ('torch', 'transformers', 'numpy', 'cel') if n in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(contracts.__file__).parent.parent
     )

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from contracts import Vocabulary, contract_digest, load, load_vocabulary
+from blackswan.contracts import Vocabulary, contract_digest, load, load_vocabulary
 
 VOCABULARY = load_vocabulary()
 

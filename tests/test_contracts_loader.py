@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from contracts import ContractError, Range, Vocabulary, contract_digest, load, load_operations
-from contracts.model import Check, Factors, Location, Mutant
-from contracts.problems import Problem
+from blackswan.contracts import ContractError, Range, Vocabulary, contract_digest, load, load_operations
+from blackswan.contracts.model import Check, Factors, Location, Mutant
+from blackswan.contracts.problems import Problem
 
 NOWHERE = Location("vocabulary.yaml", 1)
 OPERATIONS = load_operations()
@@ -199,7 +199,7 @@ def test_aliases_of_aliases_do_not_grow_without_limit(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_scalars_are_those_of_yaml_1_2(tmp_path: Path, written: str, value: Any) -> None:
-    from contracts.document import read
+    from blackswan.contracts.document import read
 
     path = write(tmp_path, f"a: {written}\n")
     assert read(path).data == {"a": value}

@@ -10,10 +10,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts import ContractError, Vocabulary, load
-from contracts.fields import CONFIG, STATISTICS, ConfigError, variables
-from contracts.model import Claim
-from contracts.rules import apply, diagnose
+from blackswan.contracts import ContractError, Vocabulary, load
+from blackswan.contracts.fields import CONFIG, STATISTICS, ConfigError, variables
+from blackswan.contracts.model import Claim
+from blackswan.contracts.rules import apply, diagnose
 
 EMPTY = Vocabulary({}, {}, {})
 FILE = Path(__file__).parent.parent / "contracts" / "qlora-hyperparameters-v1.yaml"

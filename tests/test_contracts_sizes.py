@@ -8,8 +8,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts import ContractError, Range, load_checks, load_mutants, load_operations
-from contracts.sizes import SizeError, combinations, evaluate, holds, names, resolve, shape
+from blackswan.contracts import ContractError, Range, load_checks, load_mutants, load_operations
+from blackswan.contracts.sizes import SizeError, combinations, evaluate, holds, names, resolve, shape
 
 OPERATIONS = load_operations()
 

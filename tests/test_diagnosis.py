@@ -7,19 +7,19 @@ import torch
 
 import benchmarks.planting_models
 import benchmarks.planting_training  # noqa: F401  as well
-import contracts
 from benchmarks.planting import STEPS, culprit, planting
-from contracts.model import Factors, Tolerance
-from falsifiers.diagnosis import diagnose, suspicions
-from falsifiers.engine import Options, cases, falsify
-from falsifiers.mutants import MUTANTS, USES
-from falsifiers.mutants import subject as mutated
-from falsifiers.subjects.implementation import Implementation
-from falsifiers.subjects.protocol import Interrupted
-from falsifiers.twin import questions
-from falsifiers.verdict import Culprit, State
-from impl.dispatch import replaced
-from impl.operations import OPERATIONS
+from blackswan import contracts
+from blackswan.contracts.model import Factors, Tolerance
+from blackswan.falsifiers.diagnosis.blame import diagnose, suspicions
+from blackswan.falsifiers.diagnosis.mutant_match import questions
+from blackswan.falsifiers.mutants import MUTANTS, USES
+from blackswan.falsifiers.mutants import subject as mutated
+from blackswan.falsifiers.runner.engine import Options, cases, falsify
+from blackswan.falsifiers.runner.verdict import Culprit, State
+from blackswan.falsifiers.subjects.implementation import Implementation
+from blackswan.falsifiers.subjects.protocol import Interrupted
+from blackswan.impl.dispatch import replaced
+from blackswan.impl.operations import OPERATIONS
 
 CLAIMS = {claim.id: claim for contract in contracts.load() for claim in contract.claims}
 IMPL = Implementation()
@@ -82,7 +82,7 @@ def test_a_mutant_of_an_operation_that_the_reference_does_not_call_is_named_by_t
 
 def test_a_break_in_the_history_between_two_calls_is_found():
     from benchmarks.planting import method
-    from impl.decoder import FeedForward
+    from blackswan.impl.decoder import FeedForward
 
     found = blamed("BWD-DECODER", "float32", method(FeedForward, "forward", lambda original, self, x: original(self, x).detach()))
     assert found.path.endswith("mlp.down_proj")

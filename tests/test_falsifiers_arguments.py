@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from falsifiers import calibrate_command, power
-from falsifiers.__main__ import main
+from blackswan.falsifiers.__main__ import main
+from blackswan.falsifiers.mutants import power
+from blackswan.falsifiers.runner import calibrate_command
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
-import contracts
-from falsifiers.attack import Attack
-from falsifiers.case import Case
-from falsifiers.checks import devices, parallel
-from falsifiers.checks.engines import ENGINES
-from falsifiers.comparison import Comparison
-from falsifiers.mutants import subject as mutated
-from falsifiers.subjects.implementation import Implementation
-from impl.fused import model as model_module
-from impl.fused import packing
-from impl.fused import step as step_module
-from impl.fused.step import FusedTrainer
+from blackswan import contracts
+from blackswan.falsifiers.mutants import subject as mutated
+from blackswan.falsifiers.numeric.attack import Attack
+from blackswan.falsifiers.numeric.case import Case
+from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.subjects.implementation import Implementation
+from blackswan.falsifiers.system import devices, parallel
+from blackswan.falsifiers.system.engines import ENGINES
+from blackswan.impl.fused import model as model_module
+from blackswan.impl.fused import packing
+from blackswan.impl.fused import step as step_module
+from blackswan.impl.fused.step import FusedTrainer
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="pytest falsifiers --device cuda asks them there")
 CLAIMS = {claim.id: claim for contract in contracts.load() for claim in contract.claims}

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from falsifiers_claims import Fake, Fickle, Wrong, claim, off, y_off
 
-from contracts.model import Claim, Contract
-from falsifiers.campaign import Campaign, Selection
-from falsifiers.case import Case, load
-from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
-from falsifiers.engine import Options
-from falsifiers.real_input import RealInput
-from falsifiers.verdict import State, Verdict
-from reference.table import Array
-from reports import markdown
-from reports.records import read
-from reports.summary import summarise
+from blackswan.contracts.model import Claim, Contract
+from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from blackswan.falsifiers.numeric.case import Case, load
+from blackswan.falsifiers.runner.campaign import Campaign, Selection
+from blackswan.falsifiers.runner.engine import Options
+from blackswan.falsifiers.runner.real_input import RealInput
+from blackswan.falsifiers.runner.verdict import State, Verdict
+from blackswan.reference.table import Array
+from blackswan.reports import markdown
+from blackswan.reports.records import read
+from blackswan.reports.summary import summarise
 
 QUICK = Options(examples=6)
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from falsifiers_claims import ROUNDING, boundary, claim
 
-import contracts
-from contracts.model import Claim, Domain, Range
-from falsifiers import engine
-from falsifiers.case import Case, load
-from falsifiers.engine import SEEDS_OF_A_DRAW, Options, falsify, replay
-from falsifiers.fill import FLAVOURS, generator_for, padding, predicting
-from falsifiers.precision import STORAGE, held_dtype, is_real, signatures
-from falsifiers.strategies import Draw, boundaries, build
-from falsifiers.subjects.reference import ReferenceSubject
-from falsifiers.verdict import State
+from blackswan import contracts
+from blackswan.contracts.model import Claim, Domain, Range
+from blackswan.falsifiers.numeric.case import Case, load
+from blackswan.falsifiers.numeric.generators import FLAVOURS, generator_for, padding, predicting
+from blackswan.falsifiers.numeric.precision import STORAGE, held_dtype, is_real, signatures
+from blackswan.falsifiers.numeric.strategies import Draw, boundaries, build
+from blackswan.falsifiers.runner import engine
+from blackswan.falsifiers.runner.engine import SEEDS_OF_A_DRAW, Options, falsify, replay
+from blackswan.falsifiers.runner.verdict import State
+from blackswan.falsifiers.subjects.reference import ReferenceSubject
 
 LOADED = [one for contract in contracts.load() for one in contract.claims]
 GENERATED = [one for one in LOADED if one.domain.input == "generated" and one.operation and not signatures()[one.operation].procedure]

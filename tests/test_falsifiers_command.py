@@ -15,11 +15,11 @@ from falsifiers_claims import claim
 from safetensors.numpy import load_file, save_file
 from terminal_processes import ROOT, command, listing, records, several
 
-from falsifiers import engine
-from falsifiers.conftest import EXIT_NO_DEVICE, EXIT_NOTHING_HELD, EXIT_USAGE
-from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
-from falsifiers.real_input import RealInput
-from reports.__main__ import main as check_reports
+from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from blackswan.falsifiers.runner import engine
+from blackswan.falsifiers.runner.plugin import EXIT_NO_DEVICE, EXIT_NOTHING_HELD, EXIT_USAGE
+from blackswan.falsifiers.runner.real_input import RealInput
+from blackswan.reports.__main__ import main as check_reports
 
 FOLDERS = ("contracts", "reference", "impl", "falsifiers", "reports")
 

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from falsifiers.comparison import (
+from blackswan.falsifiers.numeric.comparison import (
     METRICS,
     Comparison,
     Errors,

@@ -10,19 +10,20 @@ import numpy as np
 import pytest
 from falsifiers_claims import EXACT, ROUNDING, Answer, Fake, Fickle, Hanging, Wrong, boundary, claim, off, y_off
 
-import reference
-from contracts.model import Claim, Range, Tolerance
-from falsifiers import attack, engine
-from falsifiers.answers import SubjectError
-from falsifiers.attack import Attack, Stopwatch
-from falsifiers.checks.nf4 import nf4_error_within_half_a_gap, nf4_mostly_not_zero
-from falsifiers.engine import SEEDS_OF_A_DRAW, Options, falsify
-from falsifiers.precision import rounded_table
-from falsifiers.strategies import Draw, build
-from falsifiers.subjects.reference import ReferenceSubject
-from falsifiers.verdict import State, Verdict
-from falsifiers.watchdog import Watchdog
-from reference.table import Array, Operation
+from blackswan import reference
+from blackswan.contracts.model import Claim, Range, Tolerance
+from blackswan.falsifiers.numeric import attack
+from blackswan.falsifiers.numeric.answers import SubjectError
+from blackswan.falsifiers.numeric.attack import Attack, Stopwatch
+from blackswan.falsifiers.numeric.checks.nf4 import nf4_error_within_half_a_gap, nf4_mostly_not_zero
+from blackswan.falsifiers.numeric.precision import rounded_table
+from blackswan.falsifiers.numeric.strategies import Draw, build
+from blackswan.falsifiers.runner import engine
+from blackswan.falsifiers.runner.engine import SEEDS_OF_A_DRAW, Options, falsify
+from blackswan.falsifiers.runner.verdict import State, Verdict
+from blackswan.falsifiers.runner.watchdog import Watchdog
+from blackswan.falsifiers.subjects.reference import ReferenceSubject
+from blackswan.reference.table import Array, Operation
 
 QUICK = Options(examples=6)
 

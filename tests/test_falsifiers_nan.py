@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-import contracts
-from contracts.model import Claim
-from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
-from falsifiers.engine import Options, attackable, falsify
-from falsifiers.mutants.wrapped import Wrapped
-from falsifiers.precision import checks, is_real
-from falsifiers.real_input import RealInput
-from falsifiers.subjects.implementation import Implementation
-from falsifiers.verdict import State
-from reference.table import Array, Arrays
+from blackswan import contracts
+from blackswan.contracts.model import Claim
+from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from blackswan.falsifiers.mutants.wrapped import Wrapped
+from blackswan.falsifiers.numeric.precision import checks, is_real
+from blackswan.falsifiers.runner.engine import Options, attackable, falsify
+from blackswan.falsifiers.runner.real_input import RealInput
+from blackswan.falsifiers.runner.verdict import State
+from blackswan.falsifiers.subjects.implementation import Implementation
+from blackswan.reference.table import Array, Arrays
 
 MINUTES = {"DEV-NO-LEAK", "DEV-MEMORY-BOUND"}
 

@@ -7,13 +7,22 @@ import numpy as np
 import pytest
 from falsifiers_claims import claim
 
-import reference
-from falsifiers.attack import Attack
-from falsifiers.comparison import Errors
-from falsifiers.precision import STORAGE, UNIT_ROUNDOFF, compute_dtype, held_dtype, is_real, round_to, rounded_table, signatures
-from falsifiers.strategies import Draw, build
-from falsifiers.subjects.reference import ReferenceSubject
-from reference.table import Array, Operation
+from blackswan import reference
+from blackswan.falsifiers.numeric.attack import Attack
+from blackswan.falsifiers.numeric.comparison import Errors
+from blackswan.falsifiers.numeric.precision import (
+    STORAGE,
+    UNIT_ROUNDOFF,
+    compute_dtype,
+    held_dtype,
+    is_real,
+    round_to,
+    rounded_table,
+    signatures,
+)
+from blackswan.falsifiers.numeric.strategies import Draw, build
+from blackswan.falsifiers.subjects.reference import ReferenceSubject
+from blackswan.reference.table import Array, Operation
 
 NARROW = ("float32", "bfloat16", "float16")
 INPUTS: dict[str, dict[str, Any]] = {
@@ -40,8 +49,8 @@ def ran(operation: str, inputs: dict[str, Array], dtype: str, replay: np.random.
 @pytest.mark.parametrize("operation", sorted(INPUTS))
 def test_float64_is_the_oracle_itself(operation: str) -> None:
     inputs = drawn(operation)
-    oracle = reference.evaluate(operation, inputs, SCALARS.get(operation, {}))["y"]
-    np.testing.assert_array_equal(ran(operation, inputs, "float64"), oracle)
+    whole_model_reference = reference.evaluate(operation, inputs, SCALARS.get(operation, {}))["y"]
+    np.testing.assert_array_equal(ran(operation, inputs, "float64"), whole_model_reference)
     assert ran(operation, inputs, "float64").dtype == np.float64
 
 
@@ -109,13 +118,13 @@ def test_a_backward_pass_that_leaves_float32_is_found() -> None:
 @pytest.mark.parametrize("operation", ["linear", "rms_norm", "swiglu", "softmax"])
 def test_replays_differ_and_are_of_the_size_of_the_rounding(operation: str, dtype: str) -> None:
     inputs = {name: np.asarray(round_to(value, dtype), np.float64) for name, value in drawn(operation).items()}
-    oracle = reference.evaluate(operation, inputs, SCALARS.get(operation, {}))["y"]
+    whole_model_reference = reference.evaluate(operation, inputs, SCALARS.get(operation, {}))["y"]
     answers = [ran(operation, inputs, dtype, np.random.default_rng(seed)) for seed in range(8)]
     if dtype == "float32":
         assert len({answer.tobytes() for answer in answers}) > 1
-    unit = UNIT_ROUNDOFF[dtype] * float(np.abs(oracle).max())
+    unit = UNIT_ROUNDOFF[dtype] * float(np.abs(whole_model_reference).max())
     for answer in answers:
-        error = float(np.abs(answer - oracle).max())
+        error = float(np.abs(answer - whole_model_reference).max())
         assert unit / 100 < error < 16 * unit
 
 

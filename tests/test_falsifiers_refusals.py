@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from falsifiers.checks.refusals import truncate
+from blackswan.falsifiers.numeric.checks.refusals import truncate
 
 
 @pytest.mark.parametrize("content", ['{"hidden_size": 4}\n', "{}\n\n  \n", "{}"])

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from terminal_processes import several
 
-import contracts
-from contracts.model import Claim
-from falsifiers import engine
-from falsifiers.case import Case
-from falsifiers.conftest import EXIT_USAGE
-from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
-from falsifiers.engine import Options
-from falsifiers.options import stored_case
-from falsifiers.real_input import RealInput
+from blackswan import contracts
+from blackswan.contracts.model import Claim
+from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from blackswan.falsifiers.numeric.case import Case
+from blackswan.falsifiers.runner import engine
+from blackswan.falsifiers.runner.engine import Options
+from blackswan.falsifiers.runner.options import stored_case
+from blackswan.falsifiers.runner.plugin import EXIT_USAGE
+from blackswan.falsifiers.runner.real_input import RealInput
 
 LOADED = contracts.load()
 CLAIMS = {claim.id: claim for contract in LOADED for claim in contract.claims}

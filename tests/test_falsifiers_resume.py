@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-import contracts
-from falsifiers.campaign import Campaign, Selection
-from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
-from falsifiers.engine import Options, cases
-from falsifiers.real_input import RealInput
-from falsifiers.subjects.reference import ReferenceSubject
-from falsifiers.verdict import State
-from reports.records import read
+from blackswan import contracts
+from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from blackswan.falsifiers.runner.campaign import Campaign, Selection
+from blackswan.falsifiers.runner.engine import Options, cases
+from blackswan.falsifiers.runner.real_input import RealInput
+from blackswan.falsifiers.runner.verdict import State
+from blackswan.falsifiers.subjects.reference import ReferenceSubject
+from blackswan.reports.records import read
 
 CLAIMS = ("OP-SWIGLU", "OPT-CLIP", "OP-SOFTMAX")
 

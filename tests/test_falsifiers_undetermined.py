@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from falsifiers_claims import claim
 
-from falsifiers.attack import Attack
-from falsifiers.case import Case
-from falsifiers.checks import models
-from falsifiers.comparison import Comparison, Errors
-from falsifiers.precision import signatures
-from falsifiers.subjects.reference import ReferenceSubject
-from falsifiers.undetermined import NOISES, moved, reach, settled, undetermined
-from reference.table import Array
+from blackswan.falsifiers.numeric.attack import Attack
+from blackswan.falsifiers.numeric.case import Case
+from blackswan.falsifiers.numeric.checks import models
+from blackswan.falsifiers.numeric.comparison import Comparison, Errors
+from blackswan.falsifiers.numeric.precision import signatures
+from blackswan.falsifiers.numeric.sign_ambiguity import NOISES, mask_ambiguous, moved, reach, sign_ambiguity
+from blackswan.falsifiers.subjects.reference import ReferenceSubject
+from blackswan.reference.table import Array
 
 RATE, NOISE = 1e-3, 1e-4
 ONE_STEP = {"steps": 1, "learning_rate": RATE}
@@ -48,19 +48,19 @@ def test_every_operation_that_steps_says_what_moves_its_parameters(operation: st
 
 
 def test_a_moment_within_its_noise_leaves_its_parameter_open() -> None:
-    found = undetermined(signatures()["train_steps"], EXPECTED, noise())
+    found = sign_ambiguity(signatures()["train_steps"], EXPECTED, noise())
     assert list(found) == ["trainable/w"]
     np.testing.assert_array_equal(found["trainable/w"], [[False, False, True], [False, False, False]])
 
 
 def test_a_moment_that_is_zero_leaves_nothing_open() -> None:
     expected = {"trainable/w": np.ones(3), "exp_avg/w": np.array([0.0, -0.0, 0.2 * NOISE])}
-    found = undetermined(signatures()["train_steps"], expected, noise())
+    found = sign_ambiguity(signatures()["train_steps"], expected, noise())
     np.testing.assert_array_equal(found["trainable/w"], [False, False, True])
 
 
 def test_no_noise_leaves_nothing_open() -> None:
-    found = undetermined(signatures()["train_steps"], EXPECTED, {name: Errors.flat(0.0) for name in EXPECTED})
+    found = sign_ambiguity(signatures()["train_steps"], EXPECTED, {name: Errors.flat(0.0) for name in EXPECTED})
     assert not found["trainable/w"].any()
 
 
@@ -82,8 +82,8 @@ def test_adam_keeps_within_its_reach(gradients: list[float]) -> None:
 
 def test_without_reach_nothing_is_settled() -> None:
     actual = np.array([1.0, np.nan])
-    np.testing.assert_array_equal(settled(np.array([1.5, 1.5]), actual, np.array([True, True]), 0.0), [1.5, 1.5])
-    np.testing.assert_array_equal(settled(np.array([1.5, 1.5]), actual, np.array([True, True]), 0.6), [1.0, 1.5])
+    np.testing.assert_array_equal(mask_ambiguous(np.array([1.5, 1.5]), actual, np.array([True, True]), 0.0), [1.5, 1.5])
+    np.testing.assert_array_equal(mask_ambiguous(np.array([1.5, 1.5]), actual, np.array([True, True]), 0.6), [1.0, 1.5])
 
 
 def test_the_other_sign_is_held_where_it_is_open_and_nowhere_else() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from terminal_processes import ENVIRONMENT, ROOT, command, listing, records, several
 
-from falsifiers import verdict_file
-from falsifiers.conftest import EXIT_NOTHING_HELD, EXIT_USAGE
-from falsifiers.verdict_file import VerdictFile, writable
-from reports.render import write_pages
+from blackswan.falsifiers.runner import verdict_file
+from blackswan.falsifiers.runner.plugin import EXIT_NOTHING_HELD, EXIT_USAGE
+from blackswan.falsifiers.runner.verdict_file import VerdictFile, writable
+from blackswan.reports.render import write_pages
 
 
 def test_a_resumed_run_that_attacks_nothing_is_success_only_where_everything_had_held(tmp_path: Path) -> None:

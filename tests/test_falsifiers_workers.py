@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from terminal_processes import interrupted, started
 
-from falsifiers.__main__ import main
-from falsifiers.workers import workers
+from blackswan.falsifiers.__main__ import main
+from blackswan.falsifiers.runner.workers import workers
 
 CLAIMS = [f"--claim={name}" for name in ("CLS-GRADIENT", "CLS-FORWARD", "FWD-DECODER", "BWD-DECODER")]
 

@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 import torch
 
-from falsifiers.checks.footprint import FAMILIES, SMALL
-from falsifiers.checks.resident import BITS, TABLES, stays
-from falsifiers.comparison import Comparison
-from falsifiers.mutants.patches import applied
-from falsifiers.subjects.procedures import footprint
-from falsifiers.subjects.procedures.footprint import bound
-from impl.fused import model as model_module
-from impl.fused import packing
-from impl.fused import step as step_module
-from reference.table import Array
+from blackswan.falsifiers.mutants.patches import applied
+from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.subjects.procedures import footprint
+from blackswan.falsifiers.subjects.procedures.footprint import bound
+from blackswan.falsifiers.system.footprint import FAMILIES, SMALL
+from blackswan.falsifiers.system.resident import BITS, TABLES, stays
+from blackswan.impl.fused import model as model_module
+from blackswan.impl.fused import packing
+from blackswan.impl.fused import step as step_module
+from blackswan.reference.table import Array
 
 DEVICE = torch.device("cpu")
 BEYOND, THAWED = f"bits of a projection's weight beyond {BITS}", "frozen tensors that require a gradient"

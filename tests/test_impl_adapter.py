@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from falsifiers.data import CHECKPOINT
-from impl import folder as folders
-from impl.adapter import Adapter, load_adapter, prepare_sequence_classifier, save_adapter
-from impl.checkpoint import Checkpoint, load_checkpoint
-from impl.classifier import Adaptation, Classifier, initial_trainable
-from impl.config import ClassifyConfig, DecoderConfig, target_modules
-from impl.decoder import random_tensors
-from impl.merge import load_merged, merge_adapter, save_merged
+from blackswan.falsifiers.data import CHECKPOINT
+from blackswan.impl import folder as folders
+from blackswan.impl.adapter import Adapter, load_adapter, prepare_sequence_classifier, save_adapter
+from blackswan.impl.checkpoint import Checkpoint, load_checkpoint
+from blackswan.impl.classifier import Adaptation, Classifier, initial_trainable
+from blackswan.impl.config import ClassifyConfig, DecoderConfig, target_modules
+from blackswan.impl.decoder import random_tensors
+from blackswan.impl.merge import load_merged, merge_adapter, save_merged
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 FAMILIES = {

@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from impl import folder as folders
-from impl.checkpoint import load_checkpoint, load_decoder, save_checkpoint
-from impl.config import DecoderConfig
-from impl.decoder import random_tensors
+from blackswan.impl import folder as folders
+from blackswan.impl.checkpoint import load_checkpoint, load_decoder, save_checkpoint
+from blackswan.impl.config import DecoderConfig
+from blackswan.impl.decoder import random_tensors
 
 CONFIG = DecoderConfig("qwen2", 40, 32, 48, 2, 4, 2, 8, 1e-6, 1e6, True, 128)
 NAME = "model.layers.1.mlp.up_proj.weight"

@@ -17,21 +17,21 @@ from typing import Any
 import pytest
 import torch
 
-import contracts.__main__
-from contracts.fields import CONFIG
-from contracts.output import READER_GONE
-from falsifiers.data import CHECKPOINT
-from impl import fit as fitting
-from impl.__main__ import main
-from impl.checkpoint import save_checkpoint
-from impl.commands.evaluate import lines
-from impl.config import ClassifyConfig, DecoderConfig
-from impl.decoder import random_tensors
-from impl.evaluation import ClassScore, Evaluation
-from impl.fit import EpochRecord, StepRecord
-from impl.progress import Progress, duration
-from impl.settings import HELP
-from impl.trainer import Trainer
+import blackswan.contracts.__main__
+from blackswan.contracts.fields import CONFIG
+from blackswan.contracts.output import READER_GONE
+from blackswan.falsifiers.data import CHECKPOINT
+from blackswan.impl import fit as fitting
+from blackswan.impl.__main__ import main
+from blackswan.impl.checkpoint import save_checkpoint
+from blackswan.impl.commands.evaluate import lines
+from blackswan.impl.config import ClassifyConfig, DecoderConfig
+from blackswan.impl.decoder import random_tensors
+from blackswan.impl.evaluation import ClassScore, Evaluation
+from blackswan.impl.fit import EpochRecord, StepRecord
+from blackswan.impl.progress import Progress, duration
+from blackswan.impl.settings import HELP
+from blackswan.impl.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = DecoderConfig("qwen2", 1024, 16, 24, 1, 2, 1, 8, 1e-6, 1e4, True, 128)
@@ -108,7 +108,7 @@ def test_a_run_leaves_what_is_said(trained: Path) -> None:
 
 def test_the_rules_read_what_a_run_writes(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["diagnose", str(trained / "config.yaml"), "--statistics", str(trained / "statistics.yaml")]
-    assert contracts.__main__.main(command) == 0
+    assert blackswan.contracts.__main__.main(command) == 0
     out = capsys.readouterr().out
     assert "C-HP-001-RANGE: learning_rate 0.03 is outside" in out
     assert "C-HP-002" in out
@@ -620,7 +620,7 @@ def test_every_setting_is_explained_and_known_to_the_rules() -> None:
 
 def test_help_needs_nothing_heavy() -> None:
     program = (
-        "import sys\nfrom impl.__main__ import main\n"
+        "import sys\nfrom blackswan.impl.__main__ import main\n"
         "for words in (['--help'], ['train', '--help']):\n"
         "    try:\n        main(words)\n"
         "    except SystemExit as stop:\n        assert stop.code == 0\n"

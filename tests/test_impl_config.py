@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from impl.config import ClassifyConfig, DecoderConfig
+from blackswan.impl.config import ClassifyConfig, DecoderConfig
 
 PATH = Path("folder/config.json")
 QWEN2: dict[str, Any] = {

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from impl.corpus import Sample, load_corpus, statistics
-from impl.device import DeviceUnavailable, parse_device, resolve_device
-from impl.tokens import CheckpointTokens, load_tokenizer
+from blackswan.impl.corpus import Sample, load_corpus, statistics
+from blackswan.impl.device import DeviceUnavailable, parse_device, resolve_device
+from blackswan.impl.tokens import CheckpointTokens, load_tokenizer
 
 GOOD = '{"input": "ls", "label": 0}\n'
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from impl.ending import interrupts_first, no_interrupt_lost
+from blackswan.impl.signals import interrupts_first, no_interrupt_lost
 
 ROOT = Path(__file__).resolve().parent.parent
 CAUGHT = """
@@ -31,7 +31,10 @@ def test_an_interrupt_inside_text_that_was_executed(end: str, expected: int, tmp
 
 def test_other_statuses() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from impl.ending import interrupts_first, leave; leave(7, 130)"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-c", "from blackswan.impl.signals import interrupts_first, leave; leave(7, 130)"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stderr) == (7, "")
 

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import torch
 
-from impl import dispatch, training_state
-from impl.adapter import load_adapter
-from impl.config import ClassifyConfig, DecoderConfig
-from impl.evaluation import evaluate
-from impl.fit import EpochRecord, FitResult, StepRecord, fit, total_steps
-from impl.pipeline import ClassifyPipeline
-from impl.samples import Samples
-from impl.trainer import Batch, BatchResult, Trainer
-from impl.training_state import STATE_FILE, Progress, load_state, save_state, write_atomically
+from blackswan.impl import dispatch, training_state
+from blackswan.impl.adapter import load_adapter
+from blackswan.impl.config import ClassifyConfig, DecoderConfig
+from blackswan.impl.evaluation import evaluate
+from blackswan.impl.fit import EpochRecord, FitResult, StepRecord, fit, total_steps
+from blackswan.impl.pipeline import ClassifyPipeline
+from blackswan.impl.samples import Samples
+from blackswan.impl.trainer import Batch, BatchResult, Trainer
+from blackswan.impl.training_state import STATE_FILE, Progress, load_state, save_state, write_atomically
 
 ARCHITECTURE = DecoderConfig("qwen2", 260, 16, 24, 1, 2, 1, 8, 1e-6, 1e4, True, 64)
 CONFIG = ClassifyConfig(
@@ -335,7 +335,7 @@ def test_a_kill_before_the_first_state_starts_again(tmp_path: Path) -> None:
 
 def with_losses(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -> None:
     left = iter(losses)
-    monkeypatch.setattr("impl.fit.evaluate", lambda *arguments: replace(evaluate(*arguments), loss=next(left)))
+    monkeypatch.setattr("blackswan.impl.fit.evaluate", lambda *arguments: replace(evaluate(*arguments), loss=next(left)))
 
 
 @pytest.mark.parametrize(

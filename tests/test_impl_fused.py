@@ -9,20 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from impl.classifier import Adaptation, Classifier, initial_trainable
-from impl.config import ClassifyConfig, DecoderConfig
-from impl.decoder import Layer, random_tensors
-from impl.fused import model as model_module
-from impl.fused import packing
-from impl.fused import step as step_module
-from impl.fused.fitting import WIDEST_HEAD
-from impl.fused.layer import groups
-from impl.fused.packing import pack, sizes_of
-from impl.fused.side import Side, captured_stream, side_stream
-from impl.fused.step import FusedTrainer, engine_of, why_not
-from impl.kernels import attention
-from impl.trainer import Batch, Trainer
-from impl.validation import NonFiniteError
+from blackswan.impl.classifier import Adaptation, Classifier, initial_trainable
+from blackswan.impl.config import ClassifyConfig, DecoderConfig
+from blackswan.impl.decoder import Layer, random_tensors
+from blackswan.impl.fused import model as model_module
+from blackswan.impl.fused import packing
+from blackswan.impl.fused import step as step_module
+from blackswan.impl.fused.fitting import WIDEST_HEAD
+from blackswan.impl.fused.layer import groups
+from blackswan.impl.fused.packing import pack, sizes_of
+from blackswan.impl.fused.side import SideStream, captured_stream, side_stream
+from blackswan.impl.fused.step import FusedTrainer, engine_of, why_not
+from blackswan.impl.kernels import attention
+from blackswan.impl.trainer import Batch, Trainer
+from blackswan.impl.validation import NonFiniteError
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -268,7 +268,7 @@ def test_settings_that_no_step_can_have_are_refused_at_once(engine: type[Trainer
         engine(classifier(), total_steps=None, micro_batch=2, learning_rate=1e-2, **settings, **longest)
 
 
-class Late(Side):
+class Late(SideStream):
     """Does the work as late as its waits allow, so that what overwrites its input before shows."""
 
     def run(self, work: Callable[[], Any], *read: object) -> Callable[[], Any]:
@@ -313,7 +313,7 @@ def test_which_engine_runs() -> None:
 def test_an_architecture_that_cannot_be_joined_takes_the_other_engine(
     sizes: dict[str, int], nf4: bool, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("impl.fused.step.why_not", lambda *_: None)  # as on a GPU
+    monkeypatch.setattr("blackswan.impl.fused.step.why_not", lambda *_: None)  # as on a GPU
     given = {"hidden": 36, "intermediate": 50, "layers": 1, "heads": 2, "kv_heads": 2, "head_dim": 6, **sizes}
     architecture = DecoderConfig("llama", vocab=32, **given, eps=1e-6, theta=1e4, tied=True, max_positions=64)
     gpu = torch.device("cuda")
@@ -350,7 +350,7 @@ def test_trainers_of_a_device_share_its_streams_each_of_which_has_a_workspace(mo
     one, other = torch.device("cuda", 6), torch.device("cuda", 7)
     for device in (one, one, other):
         assert captured_stream(device) is not side_stream(device)
-        Side(device)
+        SideStream(device)
     assert sorted(made) == ["cuda:6 -1", "cuda:6 0", "cuda:7 -1", "cuda:7 0"]
     captured_stream.cache_clear()
     side_stream.cache_clear()

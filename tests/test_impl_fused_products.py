@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from impl.fused import weights as weights_module
-from impl.fused.products import Products, fastest_of
-from impl.fused.side import Side
-from impl.fused.weights import JoinedWeight, Weights
-from impl.projection import Projection
+from blackswan.impl.fused import weights as weights_module
+from blackswan.impl.fused.products import Products, fastest_of
+from blackswan.impl.fused.side import SideStream
+from blackswan.impl.fused.weights import JoinedWeight, Weights
+from blackswan.impl.projection import Projection
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -76,7 +76,7 @@ def ordered() -> tuple[list[JoinedWeight], Weights]:
     generator = torch.Generator().manual_seed(7)
     shapes = [(32, 64), (64, 32), (16, 64)]
     projections = [Projection(f"p{i}", torch.randn(*shape, generator=generator).to(DEVICE), None, True) for i, shape in enumerate(shapes)]
-    weights = Weights(Side(DEVICE), torch.float32, DEVICE)
+    weights = Weights(SideStream(DEVICE), torch.float32, DEVICE)
     return [weights.add(JoinedWeight([projection], i % 2, torch.float32)) for i, projection in enumerate(projections)], weights
 
 
@@ -120,7 +120,7 @@ def test_a_product_out_of_order_is_refused(ordered: tuple[list[JoinedWeight], We
 
 
 def test_work_beside_gives_its_result_and_is_awaited() -> None:
-    side, made = Side(DEVICE), torch.zeros(1 << 20, device=DEVICE)
+    side, made = SideStream(DEVICE), torch.zeros(1 << 20, device=DEVICE)
     doubled = side.run(lambda: made + 2.0, made)
     side.later(lambda: made.add_(1.0), made)
     side.finish()

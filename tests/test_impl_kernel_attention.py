@@ -92,7 +92,7 @@ def error(found: Tensor, wanted: Tensor) -> float:
 
 
 def compute(inputs: list[Tensor], bounds: Tensor, case: Case, longest: int | None = None, **buffers: Tensor) -> dict[str, Tensor]:
-    from impl.kernels.attention import Blocks, attention_backward, attention_forward
+    from blackswan.impl.kernels.attention import Blocks, attention_backward, attention_forward
 
     q, k, v, dy = inputs
     blocks = None if case.blocks is None else Blocks(*case.blocks[:2], 4, 2, case.blocks[2])
@@ -168,7 +168,7 @@ def nothing_to_do(device: str) -> list[bool]:
 
 def refusals(device: str) -> dict[str, str]:
     """What a wrong argument is answered with."""
-    from impl.kernels.attention import attention_backward, attention_forward
+    from blackswan.impl.kernels.attention import attention_backward, attention_forward
 
     (q, k, v, dy), bounds = draw(Case((5,), 4, 2, 16), device)
     y, lse = attention_forward(q, k, v, bounds, 5)
@@ -210,8 +210,8 @@ def for_hopper() -> dict[str, dict[str, int]]:
     from triton.compiler import ASTSource
     from triton.compiler import compile as compiled
 
-    from impl.kernels import attention
-    from impl.kernels.attention import Blocks
+    from blackswan.impl.kernels import attention
+    from blackswan.impl.kernels.attention import Blocks
 
     kernels = {"_attention": attention.FORWARD, "_query_gradient": attention.QUERY_GRADIENT, "_key_gradient": attention.KEY_GRADIENT}
     found = {}

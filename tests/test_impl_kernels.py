@@ -13,18 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
-import contracts
-import reference
-from contracts.model import Claim
-from falsifiers.dependencies import ROOT, entries
-from falsifiers.engine import Options, falsify, replay
-from falsifiers.subjects.implementation import Implementation
-from falsifiers.verdict import State
-from impl import dispatch, kernels
-from impl.kernels import cross_entropy, nf4_dequantize, rms_norm, rope, swiglu
-from impl.operations import OPERATIONS
-from reference.table import Array
-from reports.dependencies import Sources
+from blackswan import contracts, reference
+from blackswan.contracts.model import Claim
+from blackswan.falsifiers.runner.dependencies import ROOT, entries
+from blackswan.falsifiers.runner.engine import Options, falsify, replay
+from blackswan.falsifiers.runner.verdict import State
+from blackswan.falsifiers.subjects.implementation import Implementation
+from blackswan.impl import dispatch, kernels
+from blackswan.impl.kernels import cross_entropy, nf4_dequantize, rms_norm, rope, swiglu
+from blackswan.impl.operations import OPERATIONS
+from blackswan.reference.table import Array
+from blackswan.reports.dependencies import Sources
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

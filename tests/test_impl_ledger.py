@@ -13,8 +13,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from impl import ledger as module
-from impl.ledger import DeviceMemory, Entry, InsufficientMemory, Ledger, ledger_folder, process_start, require_memory, reserve, size
+from blackswan.impl import ledger as module
+from blackswan.impl.ledger import (
+    DeviceMemory,
+    Entry,
+    InsufficientMemory,
+    Ledger,
+    ledger_folder,
+    process_start,
+    require_memory,
+    reserve,
+    size,
+)
 
 CARD, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
 GIB = 2**30

@@ -14,19 +14,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from impl import checkpoint, dispatch, kernels
-from impl.allocations import BLOCK, Allocations
-from impl.checkpoint import load_checkpoint, save_checkpoint
-from impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable, trainable_shapes
-from impl.commands.common import memory_of_a_step
-from impl.config import ClassifyConfig, DecoderConfig
-from impl.decoder import Decoder, parameter_shapes, random_tensors, require_tensors
-from impl.fused.memory import estimate_fused
-from impl.fused.step import FusedTrainer
-from impl.memory import WORKSPACE_HOPPER, Estimate, estimate
-from impl.tensors import Converted, LazyTensors, Shapes
-from impl.trainer import HELD, Batch, Trainer
-from impl.validation import unchecked
+from blackswan.impl import checkpoint, dispatch, kernels
+from blackswan.impl.allocations import BLOCK, Allocations
+from blackswan.impl.checkpoint import load_checkpoint, save_checkpoint
+from blackswan.impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable, trainable_shapes
+from blackswan.impl.commands.common import memory_of_a_step
+from blackswan.impl.config import ClassifyConfig, DecoderConfig
+from blackswan.impl.decoder import Decoder, parameter_shapes, random_tensors, require_tensors
+from blackswan.impl.fused.memory import estimate_fused
+from blackswan.impl.fused.step import FusedTrainer
+from blackswan.impl.memory import WORKSPACE_HOPPER, Estimate, estimate
+from blackswan.impl.tensors import Converted, LazyTensors, Shapes
+from blackswan.impl.trainer import HELD, Batch, Trainer
+from blackswan.impl.validation import unchecked
 
 CONFIG = DecoderConfig("qwen2", 40, 32, 48, 3, 4, 2, 8, 1e-6, 1e4, True, 128)
 UNTIED = DecoderConfig("llama", 40, 32, 48, 2, 4, 2, 8, 1e-6, 1e4, False, 128)
@@ -313,7 +313,7 @@ def test_the_estimate_of_the_hand_written_layers_is_what_their_step_allocates(
 ) -> None:
     pytest.importorskip("triton")
     for name in ("attention", "nf4_dequantize", "rms_norm", "rope", "swiglu"):  # what they compute takes minutes and is not looked at
-        monkeypatch.setattr(f"impl.kernels.{name}.launch", lambda *_, **__: None)
+        monkeypatch.setattr(f"blackswan.impl.kernels.{name}.launch", lambda *_, **__: None)
     config = DecoderConfig(family, 64, 64, 128, 3, 4, 2, 16, 1e-6, 1e4, True, 128)
     adaptation = Adaptation(3, 4, 8.0, targets, pooling, nf4)
     found = estimate_fused(config, adaptation, 6, 100, torch.float32, accumulation=accumulation)
@@ -323,14 +323,14 @@ def test_the_estimate_of_the_hand_written_layers_is_what_their_step_allocates(
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_run_is_estimated_by_its_own_largest_step(fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("impl.fused.step.engine_of", lambda *_: (fused, None))
+    monkeypatch.setattr("blackswan.impl.fused.step.engine_of", lambda *_: (fused, None))
     asked: list[tuple[int, int, bool]] = []
 
     def noted(_: object, __: object, batch: int, seq: int, *___: object, accumulation: int, multi_label: bool, **____: object) -> Estimate:
         asked.append((batch, accumulation, multi_label))
         return Estimate({}, seq, 0)
 
-    monkeypatch.setattr("impl.fused.memory.estimate_fused" if fused else "impl.memory.estimate", noted)
+    monkeypatch.setattr("blackswan.impl.fused.memory.estimate_fused" if fused else "blackswan.impl.memory.estimate", noted)
     save_checkpoint(tmp_path / "model", CONFIG, random_tensors(CONFIG, 0))
     settings = ClassifyConfig(batch_size=4, accumulation_steps=3, multi_label=True)
     for samples in (100, 12, 7, 3):

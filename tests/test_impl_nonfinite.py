@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from impl import dispatch, residency
-from impl.classifier import Adaptation, Classifier, initial_trainable
-from impl.config import DecoderConfig
-from impl.decoder import random_tensors
-from impl.dispatch import replaced
-from impl.nonfinite import origin
-from impl.operations import OPERATIONS
-from impl.optimiser import AdamW
-from impl.residency import NotResident, require_residency
-from impl.trainer import Batch, Trainer
+from blackswan.impl import dispatch, residency
+from blackswan.impl.classifier import Adaptation, Classifier, initial_trainable
+from blackswan.impl.config import DecoderConfig
+from blackswan.impl.decoder import random_tensors
+from blackswan.impl.dispatch import replaced
+from blackswan.impl.nonfinite import origin
+from blackswan.impl.operations import OPERATIONS
+from blackswan.impl.optimiser import AdamW
+from blackswan.impl.residency import NotResident, require_residency
+from blackswan.impl.trainer import Batch, Trainer
 
 CONFIG = DecoderConfig("qwen3", 40, 32, 48, 2, 4, 2, 8, 1e-6, 1e4, True, 128)
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -125,7 +125,7 @@ def test_what_surrounds_a_call_sees_its_whole_path() -> None:
         seen.append(f"{path}:{operation}")
         return function(**arguments)
 
-    with dispatch.scope("steps.0"), dispatch.surrounded(around):
+    with dispatch.scope("steps.0"), dispatch.wrapping(around):
         dispatch.call("sum", "residual_add", x=torch.ones(1), branch=torch.ones(1))
     dispatch.call("sum", "residual_add", x=torch.ones(1), branch=torch.ones(1))
     assert seen == ["steps.0.sum:residual_add"]

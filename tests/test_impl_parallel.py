@@ -18,11 +18,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
-from falsifiers.subjects.procedures.workers import WORKERS, Outcome, Run
-from impl.agreement import fingerprint, require_finite, together
-from impl.device import DeviceUnavailable
-from impl.group import ALONE, WorkerLost, joined, restarted, shard
+from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from blackswan.falsifiers.subjects.procedures.workers import WORKERS, Outcome, Run
+from blackswan.impl.agreement import fingerprint, require_finite, together
+from blackswan.impl.device import DeviceUnavailable
+from blackswan.impl.group import ALONE, WorkerLost, joined, restarted, shard
 
 ROOT = Path(__file__).parents[1]
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}

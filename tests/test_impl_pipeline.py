@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
-from impl.checkpoint import read_config, save_checkpoint
-from impl.commands.predict import predictions
-from impl.config import ClassifyConfig, DecoderConfig
-from impl.corpus import Sample, load_corpus
-from impl.decoder import random_tensors
-from impl.pipeline import ClassifyPipeline
-from impl.samples import tokenize
-from impl.trainer import BatchResult
+from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from blackswan.impl.checkpoint import read_config, save_checkpoint
+from blackswan.impl.commands.predict import predictions
+from blackswan.impl.config import ClassifyConfig, DecoderConfig
+from blackswan.impl.corpus import Sample, load_corpus
+from blackswan.impl.decoder import random_tensors
+from blackswan.impl.pipeline import ClassifyPipeline
+from blackswan.impl.samples import tokenize
+from blackswan.impl.trainer import BatchResult
 
 ARCHITECTURE = DecoderConfig("qwen3", 260, 16, 24, 1, 2, 1, 8, 1e-6, 1e4, True, 64)
 CONFIG = ClassifyConfig(num_classes=3, lora_rank=2, lora_alpha=4.0, batch_size=2, max_seq_len=16, learning_rate=1e-2)

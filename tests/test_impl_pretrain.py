@@ -13,16 +13,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.utils import clip_grad_norm_
 
-from falsifiers.data import CHECKPOINT
-from impl import pretrain as pretrain_module
-from impl.checkpoint import load_checkpoint, load_decoder
-from impl.config import DecoderConfig
-from impl.decoder import Decoder, parameter_count, random_tensors
-from impl.decoder_optimiser import DecoderAdamW, state_hash
-from impl.pretrain import LLAMA_370M, CheckpointFn, StepFn, ValFn, initial_decoder, random_decoder
-from impl.pretrain_run import PretrainResult, PretrainSettings, PretrainStep, pretrain
-from impl.token_shards import TokenBatch, TokenBatches, TokenShards, write_shards
-from impl.tokens import load_tokenizer
+from blackswan.falsifiers.data import CHECKPOINT
+from blackswan.impl import pretrain as pretrain_module
+from blackswan.impl.checkpoint import load_checkpoint, load_decoder
+from blackswan.impl.config import DecoderConfig
+from blackswan.impl.decoder import Decoder, parameter_count, random_tensors
+from blackswan.impl.decoder_optimiser import DecoderAdamW, state_hash
+from blackswan.impl.pretrain import LLAMA_370M, CheckpointFn, StepFn, ValFn, initial_decoder, random_decoder
+from blackswan.impl.pretrain_run import PretrainResult, PretrainSettings, PretrainStep, pretrain
+from blackswan.impl.token_shards import TokenBatch, TokenBatches, TokenShards, write_shards
+from blackswan.impl.tokens import load_tokenizer
 
 TINY = DecoderConfig("qwen2", 32, 16, 24, 2, 2, 1, 8, 1e-6, 1e4, True, 512)
 TOKENIZER = CHECKPOINT / "tokenizer.json"

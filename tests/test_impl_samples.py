@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from falsifiers.data import CHECKPOINT
-from impl.corpus import Sample
-from impl.samples import Samples, balanced_weights, effective_batches, epoch_order, read_samples, split_validation, tokenize
-from impl.tokens import ByteTokens, load_tokenizer
+from blackswan.falsifiers.data import CHECKPOINT
+from blackswan.impl.corpus import Sample
+from blackswan.impl.samples import Samples, balanced_weights, effective_batches, epoch_order, read_samples, split_validation, tokenize
+from blackswan.impl.tokens import ByteTokens, load_tokenizer
 
 
 def samples_of(*targets: int | tuple[int, ...], classes: int = 3) -> Samples:

@@ -7,13 +7,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import reference
-from falsifiers.precision import signatures
-from falsifiers.subjects.implementation import Implementation
-from impl.dispatch import OUTPUTS
-from impl.operations import OPERATIONS
-from reference.classifier import parameter_shapes, trainable_names
-from reference.table import Array
+from blackswan import reference
+from blackswan.falsifiers.numeric.precision import signatures
+from blackswan.falsifiers.subjects.implementation import Implementation
+from blackswan.impl.dispatch import OUTPUTS
+from blackswan.impl.operations import OPERATIONS
+from blackswan.reference.classifier import parameter_shapes, trainable_names
+from blackswan.reference.table import Array
 
 MASK = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 1, 1, 1], [1, 1, 1, 1, 1]], dtype=bool)
 IMPL = Implementation()

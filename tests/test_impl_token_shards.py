@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
-from impl.token_shards import INDEX, TokenBatch, TokenBatches, TokenShards, load_encoder, main, tokenize, write_shards
+from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from blackswan.impl.token_shards import INDEX, TokenBatch, TokenBatches, TokenShards, load_encoder, main, tokenize, write_shards
 
 
 def stream(folder: Path, count: int, shard_tokens: int = 7) -> TokenShards:

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from impl import dispatch, validation
-from impl.classifier import Adaptation, Classifier, initial_trainable, trainable_shapes
-from impl.config import DecoderConfig
-from impl.decoder import random_tensors
-from impl.nf4 import Nf4Weight
-from impl.operations import OPERATIONS
-from impl.trainer import HELD, Batch, BatchResult, Trainer
+from blackswan.impl import dispatch, validation
+from blackswan.impl.classifier import Adaptation, Classifier, initial_trainable, trainable_shapes
+from blackswan.impl.config import DecoderConfig
+from blackswan.impl.decoder import random_tensors
+from blackswan.impl.nf4 import Nf4Weight
+from blackswan.impl.operations import OPERATIONS
+from blackswan.impl.trainer import HELD, Batch, BatchResult, Trainer
 
 CONFIG = DecoderConfig("qwen3", 50, 32, 48, 2, 4, 2, 8, 1e-6, 1e4, True, 128)
 BATCH = Batch(

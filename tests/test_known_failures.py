@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-import contracts
-from contracts import ContractError
-from contracts.model import Claim, Domain
-from falsifiers import known_failures
-from falsifiers.campaign import Campaign, Selection
-from falsifiers.engine import Options
-from falsifiers.known_failures import KnownFailure, load
-from falsifiers.subjects.reference import ReferenceSubject
-from falsifiers.test_claims import conclude
-from falsifiers.verdict import State, Verdict
+from blackswan import contracts
+from blackswan.contracts import ContractError
+from blackswan.contracts.model import Claim, Domain
+from blackswan.falsifiers.runner import known_failures
+from blackswan.falsifiers.runner.campaign import Campaign, Selection
+from blackswan.falsifiers.runner.engine import Options
+from blackswan.falsifiers.runner.known_failures import KnownFailure, load
+from blackswan.falsifiers.runner.verdict import State, Verdict
+from blackswan.falsifiers.subjects.reference import ReferenceSubject
+from blackswan.falsifiers.test_claims import conclude
 
 CLAIMS = [claim for contract in contracts.load() for claim in contract.claims]
 RESIDUAL = next(claim for claim in CLAIMS if claim.id == "OP-RESIDUAL")

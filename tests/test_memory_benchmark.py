@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.memory import BATCH, MODELS, SEQ, TOLERANCE, Setting, settings
-from falsifiers.dependencies import ROOT
+from blackswan.falsifiers.runner.dependencies import ROOT
 
 pytest.importorskip("triton")  # the kernels that ran there are counted where Triton can be imported
 

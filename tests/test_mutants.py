@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-import contracts
-import reference
-from falsifiers import mutants, strategies
-from falsifiers.case import Case, differentiable
-from falsifiers.mutants import MUTANTS, PROCEDURES, RULES, Mutant, reaching
-from falsifiers.mutants.attention import _Attention
-from falsifiers.mutants.registry import mutant
-from falsifiers.precision import STORAGE, signatures
-from falsifiers.subjects.reference import ReferenceSubject
-from reference import TABLE
-from reference.nf4 import MIDPOINTS
-from reference.table import Operation
+from blackswan import contracts, reference
+from blackswan.falsifiers import mutants
+from blackswan.falsifiers.mutants import MUTANTS, PROCEDURES, RULES, Mutant, reaching
+from blackswan.falsifiers.mutants.attention import _Attention
+from blackswan.falsifiers.mutants.registry import mutant
+from blackswan.falsifiers.numeric import strategies
+from blackswan.falsifiers.numeric.case import Case, differentiable
+from blackswan.falsifiers.numeric.precision import STORAGE, signatures
+from blackswan.falsifiers.subjects.reference import ReferenceSubject
+from blackswan.reference import TABLE
+from blackswan.reference.nf4 import MIDPOINTS
+from blackswan.reference.table import Operation
 
 MODEL = {"batch": 3, "seq": 5, "vocab": 11, "hidden": 8, "intermediate": 12, "layers": 2, "kv_heads": 2, "groups": 2, "half_dim": 2}
 DECODER = {"family": "qwen3", "eps": 1e-6, "theta": 100.0, "tied": True}

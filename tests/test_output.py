@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from terminal_processes import ROOT
 
-import impl.__main__
-from contracts.output import READER_GONE
-from falsifiers.__main__ import main
-from falsifiers.data import CHECKPOINT
-from falsifiers.workers import Workers
+import blackswan.impl.__main__
+from blackswan.contracts.output import READER_GONE
+from blackswan.falsifiers.__main__ import main
+from blackswan.falsifiers.data import CHECKPOINT
+from blackswan.falsifiers.runner.workers import Workers
 
 EVIDENCE = next((ROOT / "reports" / "evidence").glob("*.jsonl"))
 COMMANDS = {
@@ -88,4 +88,4 @@ def test_a_worker_that_has_gone_is_no_reader(monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_all_doors_say_it_alike() -> None:
-    assert impl.__main__.READER_GONE == READER_GONE
+    assert blackswan.impl.__main__.READER_GONE == READER_GONE

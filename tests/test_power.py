@@ -10,23 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-import contracts
-import reference
-from contracts.model import Claim, Examples, Tolerance
-from falsifiers import mutants, power, power_report
-from falsifiers.__main__ import main
-from falsifiers.attack import Attack
-from falsifiers.case import Case
-from falsifiers.checks import CHECKS
-from falsifiers.comparison import Comparison
-from falsifiers.engine import Options, cases, falsify, replay
-from falsifiers.kinds import KINDS
-from falsifiers.mutants import MUTANTS, PROCEDURES, Mutant
-from falsifiers.power import Cell, Task
-from falsifiers.precision import CUDA_ONLY, signatures
-from falsifiers.subjects.reference import ReferenceSubject
-from falsifiers.verdict import State
-from reference import TABLE
+from blackswan import contracts, reference
+from blackswan.contracts.model import Claim, Examples, Tolerance
+from blackswan.falsifiers import mutants
+from blackswan.falsifiers.__main__ import main
+from blackswan.falsifiers.mutants import MUTANTS, PROCEDURES, Mutant, power, power_report
+from blackswan.falsifiers.mutants.power import Cell, Task
+from blackswan.falsifiers.numeric.attack import Attack
+from blackswan.falsifiers.numeric.case import Case
+from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.numeric.kinds import KINDS
+from blackswan.falsifiers.numeric.precision import CUDA_ONLY, signatures
+from blackswan.falsifiers.runner.checks import CHECKS
+from blackswan.falsifiers.runner.engine import Options, cases, falsify, replay
+from blackswan.falsifiers.runner.verdict import State
+from blackswan.falsifiers.subjects.reference import ReferenceSubject
+from blackswan.reference import TABLE
 
 CLAIMS = {claim.id: claim for contract in contracts.load() for claim in contract.claims}
 
@@ -135,7 +134,7 @@ def _equivalent(_: Any) -> Any:
 def test_an_equivalent_mutant_survives_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MUTANTS, "swiglu_equivalent", Mutant("swiglu_equivalent", "swiglu", ("own",), "correct", _equivalent))
     claim = replace(CLAIMS["OP-SWIGLU"], must_catch=("swiglu_gelu", "swiglu_equivalent"))
-    assert "swiglu_equivalent" in power.aimed_at(CLAIMS["OP-SWIGLU"])
+    assert "swiglu_equivalent" in power.candidate_mutants(CLAIMS["OP-SWIGLU"])
     found = cells(claim, "float32", None, "swiglu_gelu", "swiglu_equivalent")
     faults = power_report.faults([claim], ["swiglu_gelu", "swiglu_equivalent"], found)
     assert len(faults) == 2
@@ -158,7 +157,7 @@ def _nothing(attack: Attack, case: Case) -> list[Comparison]:
 def test_a_claim_that_cannot_fail_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CHECKS, "rows_form_a_simplex", _nothing)
     claim = CLAIMS["OP-SOFTMAX-SIMPLEX"]
-    found = cells(claim, "float32", None, *power.aimed_at(claim))
+    found = cells(claim, "float32", None, *power.candidate_mutants(claim))
     assert f"{claim.id}: kills no mutant, so that nothing shows it can fail; name one in must_catch" in power_report.faults(
         [claim], [], found
     )
@@ -169,7 +168,7 @@ def test_a_rule_that_never_reports_is_reported() -> None:
     claim = CLAIMS["C-HP-001-POSITIVE"]
     assert claim.rule is not None
     silent = replace(claim, rule=replace(claim.rule, when="true", require="true", recommend={}), examples=Examples())
-    found = cells(silent, "float32", None, *power.aimed_at(silent))
+    found = cells(silent, "float32", None, *power.candidate_mutants(silent))
     assert [cell.mutant for cell in found if cell.killed] == ["rule_always_reports"]
     assert power_report.faults([silent], [], found) == [
         "C-HP-001-POSITIVE in float32: does not catch rule_never_reports, which it must (the rule is this mutant itself)"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from reference_cases import DRAW
 
-from reference import TABLE, attention, differentiate, evaluate
+from blackswan.reference import TABLE, attention, differentiate, evaluate
 
 DIFFERENTIABLE = sorted(name for name, operation in TABLE.items() if operation.backward is not None)
 SEEDS = range(12)

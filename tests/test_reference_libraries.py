@@ -14,8 +14,8 @@ import transformers
 from bitsandbytes import functional as bitsandbytes
 from reference_cases import DRAW, padding
 
-from reference import COMPOSITIONS, TABLE, Composition, Operation, Tape, evaluate, nf4, nf4_double, record
-from reference.classifier import parameter_shapes
+from blackswan.reference import COMPOSITIONS, TABLE, Composition, Operation, Tape, evaluate, nf4, nf4_double, record
+from blackswan.reference.classifier import parameter_shapes
 
 DTYPES = {"float32": (np.dtype(np.float32), torch.float32), "bfloat16": (np.dtype(ml_dtypes.bfloat16), torch.bfloat16)}
 

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from falsifiers.shapes import SHAPES
-from reference import memory
-from reference.by_layer import ByLayer
+from blackswan.falsifiers.numeric.shapes import SHAPES
+from blackswan.reference import memory
+from blackswan.reference.by_layer import ByLayer
 
 SCALARS = {**SHAPES["qwen2.5-0.5b"], "eps": 1e-6, "classes": 2, "rank": 2, "alpha": 4.0, "pooling": "mean"}
 ROUNDS = """

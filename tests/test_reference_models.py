@@ -9,7 +9,7 @@ import transformers
 from float64_transformers import adapt, build, classify, hidden_states, true_float64
 from reference_cases import padding
 
-from reference import classifier, decoder, differentiate, evaluate, record
+from blackswan.reference import classifier, decoder, differentiate, evaluate, record
 
 SEEDS = range(24)
 FAMILIES = ("llama", "qwen2", "qwen3")

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from falsifiers.tf32 import Tf32
-from reference import TABLE, rows
-from reference.rows import by_rows
+from blackswan.falsifiers.numeric.tf32 import Tf32
+from blackswan.reference import TABLE, rows
+from blackswan.reference.rows import by_rows
 
 random = np.random.default_rng(0)
 X, DY, UP = random.standard_normal((3, 2, 5, 3, 8))

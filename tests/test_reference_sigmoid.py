@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from reference.sigmoid import complement, sigmoid
+from blackswan.reference.sigmoid import complement, sigmoid
 
 
 def test_both_are_exact_to_roundoff() -> None:

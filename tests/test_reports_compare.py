@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 from reports_factory import end_record, run_record, verdict, write, write_records
 
-from reports.__main__ import main
-from reports.compare import compare
-from reports.records import read
+from blackswan.reports.__main__ import main
+from blackswan.reports.compare import compare
+from blackswan.reports.records import read
 
 
 def changes(path: Path, old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[tuple[bool | None, str]]:

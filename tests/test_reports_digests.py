@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from reports_factory import SOURCE
 
-from reports import staleness
-from reports.digests import FOLDERS, DigestError, folder_digest, source_digest, tree_digests
+from blackswan.reports import staleness
+from blackswan.reports.digests import FOLDERS, DigestError, folder_digest, source_digest, tree_digests
 
 SAME = [
     SOURCE.replace("import math", "import math  # used below"),

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from reports_factory import CASE, COUNTEREXAMPLE, end_record, run_record, verdict, write, write_records
 
-from falsifiers.conftest import EXIT_NOTHING_HELD
-from reports import markdown, page, words
-from reports.__main__ import main
-from reports.records import STATES, identity, read
-from reports.summary import NOTHING_HELD, Summary, document, summarise
+from blackswan.falsifiers.runner.plugin import EXIT_NOTHING_HELD
+from blackswan.reports import markdown, page, words
+from blackswan.reports.__main__ import main
+from blackswan.reports.records import STATES, identity, read
+from blackswan.reports.summary import NOTHING_HELD, Summary, document, summarise
 
 HOSTILE = "<script>alert(1)</script> | [x](javascript:x) `a` **b** \\| <img src=x onerror=y> & \"q\" 'q'\n# H $z$ \x1b[31m\u202e"
 KNOWN = {"reason": "slow", "expiry": "2099-01-01"}

@@ -7,8 +7,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from reports_factory import COUNTEREXAMPLE, CULPRIT, end_record, run_record, verdict, write, write_records
 
-from reports import records
-from reports.__main__ import main
+from blackswan.reports import records
+from blackswan.reports.__main__ import main
 
 
 @pytest.fixture

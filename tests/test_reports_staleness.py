@@ -9,19 +9,19 @@ import pytest
 import yaml
 from reports_factory import SOURCE, end_record, run_record, verdict, write, write_records
 
-from contracts import load
-from contracts.model import Location
-from falsifiers import precision
-from falsifiers.dependencies import entries as dependency_entries
-from falsifiers.subjects.implementation import Implementation
-from reports import evidence as evidence_module
-from reports import staleness
-from reports.__main__ import main
-from reports.dependencies import PARTS, Sources
-from reports.digests import FOLDERS, DigestError, claim_digest, tree_digests
-from reports.evidence import collect, coverage, listing
-from reports.records import read
-from reports.staleness import current_tree, stale_verdicts
+from blackswan.contracts import load
+from blackswan.contracts.model import Location
+from blackswan.falsifiers.numeric import precision
+from blackswan.falsifiers.runner.dependencies import entries as dependency_entries
+from blackswan.falsifiers.subjects.implementation import Implementation
+from blackswan.reports import evidence as evidence_module
+from blackswan.reports import staleness
+from blackswan.reports.__main__ import main
+from blackswan.reports.dependencies import PARTS, Sources
+from blackswan.reports.digests import FOLDERS, DigestError, claim_digest, tree_digests
+from blackswan.reports.evidence import collect, coverage, listing
+from blackswan.reports.records import read
+from blackswan.reports.staleness import current_tree, stale_verdicts
 
 CONTRACT = {
     "contract": "sample",

@@ -13,11 +13,11 @@ import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from falsifiers.data import CHECKPOINT, CLASSES, CORPUS_HELDOUT, CORPUS_TRAIN, DATA, PROVENANCE
-from falsifiers.data.labeller import executed_lines, label, splits_words
-from falsifiers.data.language_model import VOCABULARY, train_tokenizer
-from falsifiers.data.make import corpus_text, main
-from falsifiers.data.scripts import HELDOUT_COUNTS, TRAIN_COUNTS, make_corpus, make_split, normalise
+from blackswan.falsifiers.data import CHECKPOINT, CLASSES, CORPUS_HELDOUT, CORPUS_TRAIN, DATA, PROVENANCE
+from blackswan.falsifiers.data.labeller import executed_lines, label, splits_words
+from blackswan.falsifiers.data.language_model import VOCABULARY, train_tokenizer
+from blackswan.falsifiers.data.make import corpus_text, main
+from blackswan.falsifiers.data.scripts import HELDOUT_COUNTS, TRAIN_COUNTS, make_corpus, make_split, normalise
 
 SPLITS = {"train": CORPUS_TRAIN, "heldout": CORPUS_HELDOUT}
 
@@ -207,7 +207,7 @@ def test_the_checkpoint_has_the_tensors_of_its_config(tokenizer):
 def test_the_checkpoint_predicts_heldout_scripts_and_needs_its_biases(corpus, provenance):
     from transformers import Qwen2ForCausalLM
 
-    from falsifiers.data.language_model import encode, mean_loss, without_biases
+    from blackswan.falsifiers.data.language_model import encode, mean_loss, without_biases
 
     model = Qwen2ForCausalLM.from_pretrained(CHECKPOINT).eval()
     sample = encode([text for text, _ in corpus["heldout"][:64]], CHECKPOINT / "tokenizer.json")
@@ -251,7 +251,7 @@ def test_a_step_without_its_input_says_what_to_do(tmp_path, capsys, step, missin
     assert main([step, "--output", str(tmp_path)]) == 1
     message = capsys.readouterr().err
     assert missing in message
-    assert "python -m falsifiers.data.make" in message
+    assert "python -m blackswan.falsifiers.data.make" in message
     assert not list(tmp_path.iterdir())
 
 
@@ -263,6 +263,9 @@ def test_bad_steps_are_refused(tmp_path, capsys, steps):
 
 
 def test_paths_and_command_import_nothing_heavy():
-    code = "import sys, falsifiers.data, falsifiers.data.make; print({'torch', 'transformers', 'sklearn', 'tokenizers'} & set(sys.modules))"
+    code = (
+        "import sys, blackswan.falsifiers.data, blackswan.falsifiers.data.make; "
+        "print({'torch', 'transformers', 'sklearn', 'tokenizers'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=DATA.parents[1], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

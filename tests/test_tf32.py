@@ -10,23 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-import contracts
-import reference
-from contracts.model import Claim
-from falsifiers import power
-from falsifiers.campaign import Campaign, Selection
-from falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
-from falsifiers.engine import Options, falsify
-from falsifiers.precision import compute_dtype, rounded_table
-from falsifiers.real_input import RealInput
-from falsifiers.subjects import implementation
-from falsifiers.subjects.implementation import Implementation
-from falsifiers.subjects.protocol import Subject
-from falsifiers.subjects.reference import ReferenceSubject
-from falsifiers.subjects.tf32 import Tf32Emulation, to_tf32
-from falsifiers.tf32 import OPERAND_ROUNDOFF, Tf32, round_operand
-from falsifiers.verdict import State
-from reference.table import Array
+from blackswan import contracts, reference
+from blackswan.contracts.model import Claim
+from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from blackswan.falsifiers.mutants import power
+from blackswan.falsifiers.numeric.precision import compute_dtype, rounded_table
+from blackswan.falsifiers.numeric.tf32 import OPERAND_ROUNDOFF, Tf32, round_operand
+from blackswan.falsifiers.runner.campaign import Campaign, Selection
+from blackswan.falsifiers.runner.engine import Options, falsify
+from blackswan.falsifiers.runner.real_input import RealInput
+from blackswan.falsifiers.runner.verdict import State
+from blackswan.falsifiers.subjects import implementation
+from blackswan.falsifiers.subjects.implementation import Implementation
+from blackswan.falsifiers.subjects.protocol import Subject
+from blackswan.falsifiers.subjects.reference import ReferenceSubject
+from blackswan.falsifiers.subjects.tf32 import Tf32Emulation, to_tf32
+from blackswan.reference.table import Array
 
 CLAIMS = [claim for contract in contracts.load() for claim in contract.claims if "tf32" in claim.domain.dtype]
 TRIED = ("OP-LINEAR", "OP-LINEAR-GRADIENT", "OP-ATTENTION", "LORA-LINEAR-GRADIENT", "FWD-DECODER", "CLS-GRADIENT", "CLS-STEP")
@@ -197,4 +196,4 @@ def test_a_run_on_cuda_turns_tf32_on_for_the_policy_alone(monkeypatch: pytest.Mo
 
 def test_every_claim_of_the_policy_is_about_a_product() -> None:
     products = {"linear", "lora_linear", "nf4_linear", "attention"}
-    assert [claim.id for claim in CLAIMS if products.isdisjoint(power.reached(claim))] == []
+    assert [claim.id for claim in CLAIMS if products.isdisjoint(power.reachable_operations(claim))] == []

@@ -7,23 +7,23 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import contracts
-from contracts.model import Claim
-from falsifiers.attack import Attack
-from falsifiers.case import Case
-from falsifiers.checks import whole_models
-from falsifiers.comparison import Comparison, Errors
-from falsifiers.diagnosis import diagnose
-from falsifiers.mutants.patches import applied
-from falsifiers.mutants.whole_models import rounded_attention_scaled
-from falsifiers.oracle import dtypes, in_order, of_the_reference
-from falsifiers.shapes import SHAPES
-from falsifiers.subjects.implementation import Implementation
-from falsifiers.subjects.procedures import whole_model as procedure
-from falsifiers.whole_model import chosen, model
-from impl import decoder
-from reference.nf4 import dequantize
-from reference.table import Array
+from blackswan import contracts
+from blackswan.contracts.model import Claim
+from blackswan.falsifiers.diagnosis.blame import diagnose
+from blackswan.falsifiers.mutants.patches import applied
+from blackswan.falsifiers.mutants.whole_models import rounded_attention_scaled
+from blackswan.falsifiers.numeric.attack import Attack
+from blackswan.falsifiers.numeric.case import Case
+from blackswan.falsifiers.numeric.checks import whole_models
+from blackswan.falsifiers.numeric.comparison import Comparison, Errors
+from blackswan.falsifiers.numeric.shapes import SHAPES
+from blackswan.falsifiers.numeric.whole_model import chosen, model
+from blackswan.falsifiers.numeric.whole_model_reference import dtypes, in_order, of_the_reference
+from blackswan.falsifiers.subjects.implementation import Implementation
+from blackswan.falsifiers.subjects.procedures import whole_model as procedure
+from blackswan.impl import decoder
+from blackswan.reference.nf4 import dequantize
+from blackswan.reference.table import Array
 
 OPERATION = "whole_classifier"
 
@@ -172,9 +172,13 @@ def test_rounded_runs_of_torch_have_the_references_noise() -> None:
 
 
 def test_the_loss_is_given_the_noise_that_its_logits_pass_on() -> None:
-    oracle = of_the_reference(model("qwen2.5-0.5b", 1, true_size=False), "bfloat16")
-    floors = oracle.floors(2)
-    assert 0 < floors["loss"].rms <= floors["logits"].rms * 2 / np.sqrt(oracle.whole.batch) + np.abs(oracle.expected["loss"]) * 2.0**-8
+    whole_model_reference = of_the_reference(model("qwen2.5-0.5b", 1, true_size=False), "bfloat16")
+    floors = whole_model_reference.floors(2)
+    assert (
+        0
+        < floors["loss"].rms
+        <= floors["logits"].rms * 2 / np.sqrt(whole_model_reference.whole.batch) + np.abs(whole_model_reference.expected["loss"]) * 2.0**-8
+    )
 
 
 def test_outputs_come_in_the_order_of_the_computation() -> None:

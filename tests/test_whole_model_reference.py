@@ -12,15 +12,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import reference
-from falsifiers.fill import generator_for, model_parameter
-from falsifiers.oracle import by_layer
-from falsifiers.whole_model import model
-from reference.by_layer import ByLayer, widened
-from reference.classifier import NF4_BLOCK, parameter_shapes, trainable_names
-from reference.nf4 import quantize
-from reference.operations import TABLE
-from reference.table import Operation, Table
+from blackswan import reference
+from blackswan.falsifiers.numeric.generators import generator_for, model_parameter
+from blackswan.falsifiers.numeric.whole_model import model
+from blackswan.falsifiers.numeric.whole_model_reference import by_layer
+from blackswan.reference.by_layer import ByLayer, widened
+from blackswan.reference.classifier import NF4_BLOCK, parameter_shapes, trainable_names
+from blackswan.reference.nf4 import quantize
+from blackswan.reference.operations import TABLE
+from blackswan.reference.table import Operation, Table
 
 SIZES = {"vocab": 23, "hidden": 16, "intermediate": 24, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 4, "classes": 3, "rank": 2}
 SCALARS: dict[str, Any] = {**SIZES, "eps": 1e-6, "theta": 1e4, "alpha": 4.0}

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from importlib import import_module
 
-from falsifiers.mutants.registry import MUTANTS as _MUTANTS
-from falsifiers.mutants.registry import PROCEDURES as _PROCEDURES
-from falsifiers.mutants.registry import RULES as _RULES
-from falsifiers.mutants.registry import Mutant, ProcedureMutant, RuleMutant, correct, mutant
-from falsifiers.precision import signatures
-from falsifiers.subjects.protocol import Subject
-from falsifiers.subjects.reference import ReferenceSubject
+from blackswan.falsifiers.mutants.registry import MUTANTS as _MUTANTS
+from blackswan.falsifiers.mutants.registry import PROCEDURES as _PROCEDURES
+from blackswan.falsifiers.mutants.registry import RULES as _RULES
+from blackswan.falsifiers.mutants.registry import Mutant, ProcedureMutant, RuleMutant, correct, mutant
+from blackswan.falsifiers.numeric.precision import signatures
+from blackswan.falsifiers.subjects.protocol import Subject
+from blackswan.falsifiers.subjects.reference import ReferenceSubject
 
 for _module in (
     "layers",
@@ -52,7 +52,7 @@ def reaching(operation: str) -> list[Mutant]:
 def subject(name: str) -> Subject:
     """The mutant as a subject: the reference with the wrong operation in it, or the implementation with the wrong procedure."""
     if name in PROCEDURES:
-        from falsifiers.subjects.implementation import Implementation  # imports torch, which operation mutants do without
+        from blackswan.falsifiers.subjects.implementation import Implementation  # imports torch, which operation mutants do without
 
         return PROCEDURES[name].make(Implementation("cpu"))
     return ReferenceSubject(MUTANTS[name].build(), name)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from falsifiers.mutants.patches import step_mutant
+from blackswan.falsifiers.mutants.patches import step_mutant
 
 Tensors = Mapping[str, Any]
 Save = Callable[..., Any]
@@ -35,14 +35,18 @@ def _factor(name: str) -> str:
     return next((part for part in ("lora_A", "lora_B") if part in name), "")
 
 
-step_mutant("adapter_head_not_saved", "impl.adapter", "save_file")(_saved(_without("score.")))
-step_mutant("adapter_head_bias_dropped", "impl.adapter", "save_file")(_saved(_without("score.bias")))
-step_mutant("adapter_factors_swapped", "impl.adapter", "save_file")(_saved(_swapped))
-step_mutant("adapter_rounded_to_bfloat16", "impl.adapter", "save_file")(_saved(_each("", lambda tensor: tensor.bfloat16().float())))
-step_mutant("adapter_prefix_left_out", "impl.adapter", "PREFIX")(lambda _: "")
-step_mutant("checkpoint_saved_without_biases", "impl.checkpoint", "save_file")(_saved(_each("_proj.bias", lambda tensor: 0 * tensor)))
-step_mutant("checkpoint_saved_in_float16", "impl.checkpoint", "save_file")(_saved(_each("", lambda tensor: tensor.half())))
-step_mutant("checkpoint_layers_swapped_when_saved", "impl.checkpoint", "save_file")(
+step_mutant("adapter_head_not_saved", "blackswan.impl.adapter", "save_file")(_saved(_without("score.")))
+step_mutant("adapter_head_bias_dropped", "blackswan.impl.adapter", "save_file")(_saved(_without("score.bias")))
+step_mutant("adapter_factors_swapped", "blackswan.impl.adapter", "save_file")(_saved(_swapped))
+step_mutant("adapter_rounded_to_bfloat16", "blackswan.impl.adapter", "save_file")(
+    _saved(_each("", lambda tensor: tensor.bfloat16().float()))
+)
+step_mutant("adapter_prefix_left_out", "blackswan.impl.adapter", "PREFIX")(lambda _: "")
+step_mutant("checkpoint_saved_without_biases", "blackswan.impl.checkpoint", "save_file")(
+    _saved(_each("_proj.bias", lambda tensor: 0 * tensor))
+)
+step_mutant("checkpoint_saved_in_float16", "blackswan.impl.checkpoint", "save_file")(_saved(_each("", lambda tensor: tensor.half())))
+step_mutant("checkpoint_layers_swapped_when_saved", "blackswan.impl.checkpoint", "save_file")(
     _saved(lambda tensors: {_other_norm(name): tensor for name, tensor in tensors.items()})
 )
 
@@ -52,7 +56,7 @@ def _other_norm(name: str) -> str:
     return name.replace(one, other) if one in name else name.replace(other, one)
 
 
-@step_mutant("adapter_b_premultiplied", "impl.adapter", "save_adapter")
+@step_mutant("adapter_b_premultiplied", "blackswan.impl.adapter", "save_adapter")
 def _(save: Save) -> Save:
     def wrong(folder: Path, config: Any, adaptation: Any, trainable: Tensors, **options: Any) -> None:
         scaled = _each("lora_B", lambda tensor: tensor * (adaptation.alpha / adaptation.rank))(trainable)
@@ -61,7 +65,7 @@ def _(save: Save) -> Save:
     return wrong
 
 
-@step_mutant("adapter_alpha_not_written", "impl.adapter", "_peft_config")
+@step_mutant("adapter_alpha_not_written", "blackswan.impl.adapter", "_peft_config")
 def _(config: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     return lambda *arguments: {**config(*arguments), "lora_alpha": 8}
 
@@ -88,29 +92,29 @@ def _zero_bias(found: Any) -> Any:
     return replace(found, trainable=dict(_each("score.bias", lambda tensor: 0 * tensor)(found.trainable)))
 
 
-step_mutant("adapter_head_not_restored", "impl.adapter", "load_adapter")(_loaded(_fresh_head))
-step_mutant("adapter_head_bias_not_restored", "impl.adapter", "load_adapter")(_loaded(_zero_bias))
-step_mutant("adapter_scaled_by_alpha", "impl.adapter", "load_adapter")(
+step_mutant("adapter_head_not_restored", "blackswan.impl.adapter", "load_adapter")(_loaded(_fresh_head))
+step_mutant("adapter_head_bias_not_restored", "blackswan.impl.adapter", "load_adapter")(_loaded(_zero_bias))
+step_mutant("adapter_scaled_by_alpha", "blackswan.impl.adapter", "load_adapter")(
     _loaded(_settings(alpha=lambda settings: settings.alpha * settings.rank))
 )
-step_mutant("adapter_alpha_taken_as_twice_the_rank", "impl.adapter", "load_adapter")(
+step_mutant("adapter_alpha_taken_as_twice_the_rank", "blackswan.impl.adapter", "load_adapter")(
     _loaded(_settings(alpha=lambda settings: 2.0 * settings.rank))
 )
-step_mutant("adapter_pooling_forgotten", "impl.adapter", "load_adapter")(_loaded(_settings(pooling=lambda _: "mean")))
-step_mutant("adapter_nf4_forgotten", "impl.adapter", "load_adapter")(_loaded(_settings(nf4=lambda _: False)))
-step_mutant("adapter_widened_when_loaded", "impl.adapter", "read_tensors")(
+step_mutant("adapter_pooling_forgotten", "blackswan.impl.adapter", "load_adapter")(_loaded(_settings(pooling=lambda _: "mean")))
+step_mutant("adapter_nf4_forgotten", "blackswan.impl.adapter", "load_adapter")(_loaded(_settings(nf4=lambda _: False)))
+step_mutant("adapter_widened_when_loaded", "blackswan.impl.adapter", "read_tensors")(
     lambda read: lambda *arguments: {name: tensor.float() for name, tensor in read(*arguments).items()}
 )
-step_mutant("adapter_variants_ignored", "impl.adapter", "_PeftConfig.refuse_unsupported")(lambda _: lambda *_: None)
-step_mutant("adapter_of_another_base_accepted", "impl.adapter", "_architecture")(lambda _: lambda *_: {})
+step_mutant("adapter_variants_ignored", "blackswan.impl.adapter", "_PeftConfig.refuse_unsupported")(lambda _: lambda *_: None)
+step_mutant("adapter_of_another_base_accepted", "blackswan.impl.adapter", "_architecture")(lambda _: lambda *_: {})
 
 
-@step_mutant("adapter_missing_tensors_made_up", "impl.adapter", "load_adapter")
+@step_mutant("adapter_missing_tensors_made_up", "blackswan.impl.adapter", "load_adapter")
 def _(load: Callable[..., Any]) -> Callable[..., Any]:
     """As `load_state_dict(strict=False)` on a fresh model does."""
     import torch
 
-    from impl import adapter
+    from blackswan.impl import adapter
 
     def lenient(expected: Mapping[str, tuple[int, ...]], tensors: Any, source: str) -> None:
         del source
@@ -136,21 +140,21 @@ def _merging(change: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Callabl
     return changed
 
 
-step_mutant("merge_with_scale_one", "impl.merge", "lora_merge")(_merging(lambda b, scale: (b, scale[1])))
-step_mutant("merge_with_scale_alpha", "impl.merge", "lora_merge")(_merging(lambda b, scale: (b, scale[0] * scale[1])))
-step_mutant("merge_left_out", "impl.merge", "lora_merge")(_merging(lambda b, scale: (0 * b, scale[0])))
-step_mutant("merge_into_unquantised", "impl.merge", "_dequantized")(lambda _: lambda *given: given[1])
-step_mutant("merge_head_bias_dropped", "impl.merge", "read_tensors")(
+step_mutant("merge_with_scale_one", "blackswan.impl.merge", "lora_merge")(_merging(lambda b, scale: (b, scale[1])))
+step_mutant("merge_with_scale_alpha", "blackswan.impl.merge", "lora_merge")(_merging(lambda b, scale: (b, scale[0] * scale[1])))
+step_mutant("merge_left_out", "blackswan.impl.merge", "lora_merge")(_merging(lambda b, scale: (0 * b, scale[0])))
+step_mutant("merge_into_unquantised", "blackswan.impl.merge", "_dequantized")(lambda _: lambda *given: given[1])
+step_mutant("merge_head_bias_dropped", "blackswan.impl.merge", "read_tensors")(
     lambda read: lambda *arguments: dict(_each("score.bias", lambda tensor: 0 * tensor)(read(*arguments)))
 )
 
 
-@step_mutant("merge_in_low_precision", "impl.merge", "lora_merge")
+@step_mutant("merge_in_low_precision", "blackswan.impl.merge", "lora_merge")
 def _(merge: Callable[..., Any]) -> Callable[..., Any]:
     return lambda weight, a, b, alpha: merge(weight.bfloat16(), a.bfloat16(), b.bfloat16(), alpha).to(weight.dtype)
 
 
-@step_mutant("merge_quantises_the_rest_not", "impl.merge", "merge_adapter")
+@step_mutant("merge_quantises_the_rest_not", "blackswan.impl.merge", "merge_adapter")
 def _(merge: Callable[..., Any]) -> Callable[..., Any]:
     """Projections without an update keep the weight that training never saw."""
 
@@ -161,7 +165,7 @@ def _(merge: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
-step_mutant("merge_quantises_what_is_stored", "impl.merge", "merge_adapter")(
+step_mutant("merge_quantises_what_is_stored", "blackswan.impl.merge", "merge_adapter")(
     lambda merge: lambda *given, **options: merge(*given, **{**options, "quantized_as": None})
 )
 
@@ -170,7 +174,7 @@ def _adapted(name: str, adapter: Any) -> bool:
     return f"{name.removesuffix('.weight')}.lora_A.weight" in adapter.trainable
 
 
-@step_mutant("merged_checkpoint_quantised_again", "impl.merge", "load_merged")
+@step_mutant("merged_checkpoint_quantised_again", "blackswan.impl.merge", "load_merged")
 def _(load: Callable[..., Any]) -> Callable[..., Any]:
     def wrong(folder: Path) -> Any:
         checkpoint, head = load(folder)
@@ -179,7 +183,7 @@ def _(load: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
-@step_mutant("adapter_overwritten_in_place", "impl.adapter", "whole_folder")
+@step_mutant("adapter_overwritten_in_place", "blackswan.impl.adapter", "whole_folder")
 def _(_: Callable[..., Any]) -> Callable[..., Any]:
     @contextmanager
     def wrong(folder: Path, *, replace: bool = False) -> Iterator[Path]:
@@ -190,7 +194,7 @@ def _(_: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
-@step_mutant("adapter_removed_before_it_is_replaced", "impl.adapter", "whole_folder")
+@step_mutant("adapter_removed_before_it_is_replaced", "blackswan.impl.adapter", "whole_folder")
 def _(whole: Callable[..., Any]) -> Callable[..., Any]:
     @contextmanager
     def wrong(folder: Path, *, replace: bool = False) -> Iterator[Path]:
@@ -201,4 +205,4 @@ def _(whole: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
-step_mutant("adapter_partial_left_behind", "impl.folder", "shutil.rmtree")(lambda _: lambda *_, **__: None)
+step_mutant("adapter_partial_left_behind", "blackswan.impl.folder", "shutil.rmtree")(lambda _: lambda *_, **__: None)

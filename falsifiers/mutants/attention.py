@@ -7,11 +7,21 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from falsifiers.mutants.changes import Arguments, Gradients, call, in_bfloat16, pull, scaled_input, through, with_arguments, with_gradients
-from falsifiers.mutants.registry import mutant
-from reference import softmax
-from reference.rows import as_rows
-from reference.table import Array, Operation
+from blackswan.falsifiers.mutants.changes import (
+    Arguments,
+    Gradients,
+    call,
+    in_bfloat16,
+    pull,
+    scaled_input,
+    through,
+    with_arguments,
+    with_gradients,
+)
+from blackswan.falsifiers.mutants.registry import mutant
+from blackswan.reference import softmax
+from blackswan.reference.rows import as_rows
+from blackswan.reference.table import Array, Operation
 
 
 @mutant("rope_interleaved_pairs")

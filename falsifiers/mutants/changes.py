@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from reference.table import Array, Operation
+from blackswan.reference.table import Array, Operation
 
 Arguments = Mapping[str, Any]
 Gradients = dict[str, Array]
@@ -102,7 +102,7 @@ def in_bfloat16(value: Array) -> Array:
     return np.asarray(value.astype(ml_dtypes.bfloat16).astype(value.dtype))
 
 
-def untold(option: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def without_keyword(option: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A function that is not told one of its keyword arguments: its default holds."""
 
     def wrap(correct: Callable[..., Any]) -> Callable[..., Any]:

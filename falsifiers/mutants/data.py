@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from falsifiers.mutants.patches import step_mutant
+from blackswan.falsifiers.mutants.patches import step_mutant
 
-CORPUS, TOKENS, SAMPLES = "impl.corpus", "impl.tokens", "impl.samples"
+CORPUS, TOKENS, SAMPLES = "blackswan.impl.corpus", "blackswan.impl.tokens", "blackswan.impl.samples"
 Step = Callable[..., Any]
 Indices = list[int]
 
@@ -320,11 +320,13 @@ def _of_a_run(change: Callable[..., Any]) -> Callable[[Step], Step]:
 
 PARTS = "training_and_validation"
 _trains_on_all = _of_a_run(lambda divide, samples, *others: (samples, divide(samples, *others)[1]))
-step_mutant("run_trains_on_its_validation", "impl.pipeline", PARTS)(_trains_on_all)
+step_mutant("run_trains_on_its_validation", "blackswan.impl.pipeline", PARTS)(_trains_on_all)
 step_mutant("command_trains_on_its_validation", SAMPLES, PARTS)(_trains_on_all)
-step_mutant("run_split_swapped", "impl.pipeline", PARTS)(_of_a_run(lambda divide, *given: divide(*given)[::-1]))
-step_mutant("run_split_of_another_seed", "impl.pipeline", PARTS)(_of_a_run(lambda divide, *given: divide(*given[:3], given[3] + 1)))
-step_mutant("run_split_although_given", "impl.pipeline", PARTS)(
+step_mutant("run_split_swapped", "blackswan.impl.pipeline", PARTS)(_of_a_run(lambda divide, *given: divide(*given)[::-1]))
+step_mutant("run_split_of_another_seed", "blackswan.impl.pipeline", PARTS)(
+    _of_a_run(lambda divide, *given: divide(*given[:3], given[3] + 1))
+)
+step_mutant("run_split_although_given", "blackswan.impl.pipeline", PARTS)(
     _of_a_run(lambda divide, samples, apart, *others: (divide(samples, None, *others)[0], divide(samples, apart, *others)[1]))
 )
 step_mutant("command_ignores_validation_corpus", SAMPLES, PARTS)(

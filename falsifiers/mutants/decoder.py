@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from falsifiers.mutants.registry import mutant
-from falsifiers.mutants.variation import Change, Made, varied
-from reference.classifier import NF4_BLOCK
-from reference.table import Composition, Scalars
+from blackswan.falsifiers.mutants.registry import mutant
+from blackswan.falsifiers.mutants.variation import Change, Made, varied
+from blackswan.reference.classifier import NF4_BLOCK
+from blackswan.reference.table import Composition, Scalars
 
 WEIGHT_NAME = re.compile(r"^model\.layers\.(\d+)\.")
 

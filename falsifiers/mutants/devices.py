@@ -10,15 +10,15 @@ from unittest.mock import patch
 
 import torch
 
-from falsifiers.mutants.patches import step_mutant
+from blackswan.falsifiers.mutants.patches import step_mutant
 
 Step = Callable[..., Any]
-LEDGER = "impl.ledger"
+LEDGER = "blackswan.impl.ledger"
 
-step_mutant("auto_falls_back_in_silence", "impl.device", "warnings.warn")(lambda _: lambda *_arguments, **_options: None)
+step_mutant("auto_falls_back_in_silence", "blackswan.impl.device", "warnings.warn")(lambda _: lambda *_arguments, **_options: None)
 
 
-@step_mutant("auto_warns_of_every_device", "impl.device", "resolve_device")
+@step_mutant("auto_warns_of_every_device", "blackswan.impl.device", "resolve_device")
 def _(resolve: Step) -> Step:
     def changed(name: str) -> Any:
         found = resolve(name)
@@ -31,7 +31,7 @@ def _(resolve: Step) -> Step:
     return changed
 
 
-@step_mutant("device_explicit_falls_back", "impl.device", "resolve_device")
+@step_mutant("device_explicit_falls_back", "blackswan.impl.device", "resolve_device")
 def _(resolve: Step) -> Step:
     def changed(name: str) -> Any:
         try:
@@ -42,7 +42,7 @@ def _(resolve: Step) -> Step:
     return changed
 
 
-@step_mutant("device_index_dropped", "impl.device", "resolve_device")
+@step_mutant("device_index_dropped", "blackswan.impl.device", "resolve_device")
 def _(resolve: Step) -> Step:
     def changed(name: str) -> Any:
         found = resolve(name)
@@ -55,14 +55,16 @@ def _residency_without(unwanted: Callable[[str], bool]) -> Callable[[Step], Step
     return lambda tensors: lambda *arguments: ((name, value) for name, value in tensors(*arguments) if not unwanted(name))
 
 
-step_mutant("residency_of_trained_only", "impl.residency", "_tensors")(
+step_mutant("residency_of_trained_only", "blackswan.impl.residency", "_tensors")(
     _residency_without(lambda name: "lora_" not in name and "score" not in name and "optimiser" not in name)
 )
-step_mutant("residency_without_buffers", "impl.residency", "_tensors")(_residency_without(lambda name: "quantized" in name))
-step_mutant("residency_without_optimiser", "impl.residency", "_tensors")(_residency_without(lambda name: name.startswith("optimiser")))
+step_mutant("residency_without_buffers", "blackswan.impl.residency", "_tensors")(_residency_without(lambda name: "quantized" in name))
+step_mutant("residency_without_optimiser", "blackswan.impl.residency", "_tensors")(
+    _residency_without(lambda name: name.startswith("optimiser"))
+)
 
 
-@step_mutant("residency_moves_in_silence", "impl.residency", "require_residency")
+@step_mutant("residency_moves_in_silence", "blackswan.impl.residency", "require_residency")
 def _(_: Step) -> Step:
     return lambda *_arguments: None
 
@@ -146,7 +148,7 @@ step_mutant("ledger_keeps_the_dead", LEDGER, "Ledger._living")(lambda _: lambda 
 
 @step_mutant("ledger_by_process_id_only", LEDGER, "Ledger._living")
 def _(_: Step) -> Step:
-    from impl.ledger import process_start
+    from blackswan.impl.ledger import process_start
 
     return lambda self: [entry for entry in self._read() if process_start(entry.pid) is not None]
 
@@ -191,7 +193,7 @@ def _(reserve: Step) -> Step:
 @step_mutant("memory_refused_without_numbers", LEDGER, "Ledger.acquire")
 def _(acquire: Step) -> Step:
     def changed(self: Any, device: Any, count: int) -> Any:
-        from impl.ledger import InsufficientMemory
+        from blackswan.impl.ledger import InsufficientMemory
 
         try:
             return acquire(self, device, count)
@@ -227,10 +229,10 @@ def _without(*names: str) -> Callable[[dict[str, int], int], tuple[dict[str, int
     return change
 
 
-step_mutant("estimate_without_scales", "impl.memory", "estimate")(_estimate(_without("nf4_absmax")))
-step_mutant("estimate_without_lora", "impl.memory", "estimate")(_estimate(_without("lora", "head")))
-step_mutant("estimate_without_optimiser", "impl.memory", "estimate")(_estimate(_without("moments", "gradients", "update")))
-step_mutant("estimate_without_activations", "impl.memory", "estimate")(_estimate(_without("activations", "working")))
+step_mutant("estimate_without_scales", "blackswan.impl.memory", "estimate")(_estimate(_without("nf4_absmax")))
+step_mutant("estimate_without_lora", "blackswan.impl.memory", "estimate")(_estimate(_without("lora", "head")))
+step_mutant("estimate_without_optimiser", "blackswan.impl.memory", "estimate")(_estimate(_without("moments", "gradients", "update")))
+step_mutant("estimate_without_activations", "blackswan.impl.memory", "estimate")(_estimate(_without("activations", "working")))
 
 
 def _dequantised_as_activations(parts: dict[str, int], total: int) -> tuple[dict[str, int], int]:
@@ -238,7 +240,7 @@ def _dequantised_as_activations(parts: dict[str, int], total: int) -> tuple[dict
     return parts | {"activations": parts["activations"] + moved}, total
 
 
-step_mutant("estimate_calls_weights_activations", "impl.memory", "estimate")(_estimate(_dequantised_as_activations))
+step_mutant("estimate_calls_weights_activations", "blackswan.impl.memory", "estimate")(_estimate(_dequantised_as_activations))
 
 
 def _estimate_of_other(change: Callable[[dict[str, Any]], None]) -> Callable[[Step], Step]:
@@ -257,9 +259,11 @@ def _estimate_of_other(change: Callable[[dict[str, Any]], None]) -> Callable[[St
     return make
 
 
-step_mutant("estimate_of_one_sample", "impl.memory", "estimate")(_estimate_of_other(lambda given: given.update(batch=1)))
-step_mutant("estimate_always_in_bfloat16", "impl.memory", "estimate")(_estimate_of_other(lambda given: given.update(dtype=torch.bfloat16)))
-step_mutant("estimate_always_quantised", "impl.memory", "estimate")(
+step_mutant("estimate_of_one_sample", "blackswan.impl.memory", "estimate")(_estimate_of_other(lambda given: given.update(batch=1)))
+step_mutant("estimate_always_in_bfloat16", "blackswan.impl.memory", "estimate")(
+    _estimate_of_other(lambda given: given.update(dtype=torch.bfloat16))
+)
+step_mutant("estimate_always_quantised", "blackswan.impl.memory", "estimate")(
     _estimate_of_other(lambda given: given.update(adaptation=replace(given["adaptation"], nf4=True)))
 )
 
@@ -267,7 +271,7 @@ step_mutant("estimate_always_quantised", "impl.memory", "estimate")(
 # loading with NF4
 
 
-@step_mutant("load_all_before_quantising", "impl.classifier", "Converted")
+@step_mutant("load_all_before_quantising", "blackswan.impl.classifier", "Converted")
 def _(converted: Step) -> Step:
     def changed(*arguments: Any, **options: Any) -> Any:
         return dict(converted(*arguments, **options))
@@ -275,7 +279,7 @@ def _(converted: Step) -> Step:
     return changed
 
 
-@step_mutant("load_reads_all_shards", "impl.checkpoint", "load_checkpoint")
+@step_mutant("load_reads_all_shards", "blackswan.impl.checkpoint", "load_checkpoint")
 def _(load: Step) -> Step:
     def changed(folder: Any) -> Any:
         found = load(folder)
@@ -284,7 +288,7 @@ def _(load: Step) -> Step:
     return changed
 
 
-@step_mutant("load_unquantised_with_warning", "impl.classifier", "Body")
+@step_mutant("load_unquantised_with_warning", "blackswan.impl.classifier", "Body")
 def _(body: Step) -> Step:
     def changed(config: Any, tensors: Any, nf4: bool) -> Any:
         import warnings
@@ -296,7 +300,7 @@ def _(body: Step) -> Step:
     return changed
 
 
-@step_mutant("load_last_layer_unquantised", "impl.decoder", "Layer")
+@step_mutant("load_last_layer_unquantised", "blackswan.impl.decoder", "Layer")
 def _(layer: Step) -> Step:
     return lambda config, path, tensors, nf4: layer(config, path, tensors, nf4 and not path.endswith(f".{config.layers - 1}"))
 
@@ -304,23 +308,23 @@ def _(layer: Step) -> Step:
 # what is not finite
 
 
-@step_mutant("origin_of_nan_only", "impl.nonfinite", "_bad")
+@step_mutant("origin_of_nan_only", "blackswan.impl.nonfinite", "_bad")
 def _(_: Step) -> Step:
     return lambda value: value.is_floating_point() and bool(value.isnan().any())
 
 
-@step_mutant("origin_of_the_first_part", "impl.nonfinite", "torch.tensor_split")
+@step_mutant("origin_of_the_first_part", "blackswan.impl.nonfinite", "torch.tensor_split")
 def _(split: Step) -> Step:
     return lambda value, count: split(value, count)[:1]
 
 
-step_mutant("origin_of_forward_only", "impl.nonfinite", "_own")(lambda _: lambda _path, _operation, _name, value: value)
+step_mutant("origin_of_forward_only", "blackswan.impl.nonfinite", "_own")(lambda _: lambda _path, _operation, _name, value: value)
 
 
-@step_mutant("origin_names_the_logits", "impl.nonfinite", "_watched")
+@step_mutant("origin_names_the_logits", "blackswan.impl.nonfinite", "_watched")
 def _(_: Step) -> Step:
     """What a check of the logits alone can say."""
-    from impl.nonfinite import _bad, _Found
+    from blackswan.impl.nonfinite import _bad, _Found
 
     def changed(path: str, operation: str, function: Step, arguments: Any) -> Any:
         result = function(**arguments)
@@ -331,17 +335,17 @@ def _(_: Step) -> Step:
     return changed
 
 
-@step_mutant("origin_leaves_gradients", "impl.nonfinite", "torch.autograd.grad")
+@step_mutant("origin_leaves_gradients", "blackswan.impl.nonfinite", "torch.autograd.grad")
 def _(_: Step) -> Step:
     return lambda loss, inputs: loss.backward(inputs=inputs)
 
 
-@step_mutant("training_swallows_bad_gradients", "impl.optimiser", "AdamW.flat_gradient")
+@step_mutant("training_swallows_bad_gradients", "blackswan.impl.optimiser", "AdamW.flat_gradient")
 def _(flat: Step) -> Step:
     return lambda self: torch.nan_to_num(flat(self), nan=0.0, posinf=0.0, neginf=0.0)
 
 
-@step_mutant("training_steps_on_bad_gradients", "impl.validation", "require_finite_norm")
+@step_mutant("training_steps_on_bad_gradients", "blackswan.impl.validation", "require_finite_norm")
 def _(_: Step) -> Step:
     return lambda *_arguments: None
 
@@ -349,14 +353,14 @@ def _(_: Step) -> Step:
 # to the device and back
 
 
-@step_mutant("sync_lora_rounded", "impl.optimiser", "AdamW.state")
+@step_mutant("sync_lora_rounded", "blackswan.impl.optimiser", "AdamW.state")
 def _(state: Step) -> Step:
     return lambda self: {
         name: value.bfloat16().to(value.dtype) if name.startswith("trainable/") else value for name, value in state(self).items()
     }
 
 
-@step_mutant("sync_layers_swapped", "impl.decoder", "Layer")
+@step_mutant("sync_layers_swapped", "blackswan.impl.decoder", "Layer")
 def _(layer: Step) -> Step:
     def changed(config: Any, path: str, tensors: Any, nf4: bool) -> Any:
         made = layer(config, path, tensors, nf4)
@@ -367,7 +371,7 @@ def _(layer: Step) -> Step:
     return changed
 
 
-@step_mutant("sync_head_bias_dropped", "impl.classifier", "Head.__init__")
+@step_mutant("sync_head_bias_dropped", "blackswan.impl.classifier", "Head.__init__")
 def _(init: Step) -> Step:
     def changed(self: Any, weight: Any, bias: Any) -> None:
         init(self, weight, torch.zeros_like(bias))

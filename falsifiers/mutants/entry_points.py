@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from falsifiers.mutants.patches import step_mutant
-from falsifiers.mutants.runs import unclipped
+from blackswan.falsifiers.mutants.patches import step_mutant
+from blackswan.falsifiers.mutants.runs import unclipped
 
 
-@step_mutant("gradient_vector_tail_skipped", "impl.trainer", "Trainer.apply_gradient_vector")
+@step_mutant("gradient_vector_tail_skipped", "blackswan.impl.trainer", "Trainer.apply_gradient_vector")
 def _(apply: Any) -> Any:
     def padded(trainer: Any, vector: Any) -> Any:
         missing = len(trainer.optimiser.exp_avg) - len(vector)
@@ -19,7 +19,7 @@ def _(apply: Any) -> Any:
     return padded
 
 
-@step_mutant("gradient_vector_head_first", "impl.trainer", "Trainer.gradient_vector")
+@step_mutant("gradient_vector_head_first", "blackswan.impl.trainer", "Trainer.gradient_vector")
 def _(gradient_vector: Any) -> Any:
     def rolled(trainer: Any) -> Any:
         head = sum(value.numel() for name, value in trainer.optimiser.parameters.items() if name.startswith("score."))
@@ -28,17 +28,17 @@ def _(gradient_vector: Any) -> Any:
     return rolled
 
 
-@step_mutant("gradient_vector_not_clipped", "impl.trainer", "Trainer.apply_gradient_vector")
+@step_mutant("gradient_vector_not_clipped", "blackswan.impl.trainer", "Trainer.apply_gradient_vector")
 def _(apply: Any) -> Any:
     return lambda trainer, vector: unclipped(trainer, apply, vector)
 
 
-@step_mutant("trainable_count_without_bias", "impl.pipeline", "trainable_shapes")
+@step_mutant("trainable_count_without_bias", "blackswan.impl.pipeline", "trainable_shapes")
 def _(trainable_shapes: Any) -> Any:
     return lambda *arguments: {name: shape for name, shape in trainable_shapes(*arguments).items() if name != "score.bias"}
 
 
-@step_mutant("evaluation_reads_the_training_logits", "impl.trainer", "Trainer.forward_only")
+@step_mutant("evaluation_reads_the_training_logits", "blackswan.impl.trainer", "Trainer.forward_only")
 def _(forward_only: Any) -> Any:
     def stale(trainer: Any, batch: Any, probabilities: bool = False) -> Any:
         result = forward_only(trainer, batch, probabilities)
@@ -49,7 +49,7 @@ def _(forward_only: Any) -> Any:
     return stale
 
 
-@step_mutant("evaluation_forgets_what_is_accumulated", "impl.trainer", "Trainer.forward_only")
+@step_mutant("evaluation_forgets_what_is_accumulated", "blackswan.impl.trainer", "Trainer.forward_only")
 def _(forward_only: Any) -> Any:
     def forgetful(trainer: Any, batch: Any, probabilities: bool = False) -> Any:
         trainer._accumulated = trainer._accumulated[:1]
@@ -58,7 +58,7 @@ def _(forward_only: Any) -> Any:
     return forgetful
 
 
-@step_mutant("evaluation_decays_moments", "impl.trainer", "Trainer.forward_only")
+@step_mutant("evaluation_decays_moments", "blackswan.impl.trainer", "Trainer.forward_only")
 def _(forward_only: Any) -> Any:
     def decaying(trainer: Any, batch: Any, probabilities: bool = False) -> Any:
         trainer.optimiser.exp_avg = 0.9 * trainer.optimiser.exp_avg
@@ -67,12 +67,12 @@ def _(forward_only: Any) -> Any:
     return decaying
 
 
-@step_mutant("scores_of_the_least_probable", "impl.trainer", "classes_of")
+@step_mutant("scores_of_the_least_probable", "blackswan.impl.trainer", "classes_of")
 def _(classes_of: Any) -> Any:
     return lambda logits, multi_label: classes_of(-logits, multi_label)
 
 
-@step_mutant("scores_swap_precision_and_recall", "impl.evaluation", "_score")
+@step_mutant("scores_swap_precision_and_recall", "blackswan.impl.evaluation", "_score")
 def _(score: Any) -> Any:
     def swapped(**counts: int) -> Any:
         right = score(**counts)
@@ -81,7 +81,7 @@ def _(score: Any) -> Any:
     return swapped
 
 
-@step_mutant("scores_by_any_label", "impl.trainer", "Trainer._correct")
+@step_mutant("scores_by_any_label", "blackswan.impl.trainer", "Trainer._correct")
 def _(correct: Any) -> Any:
     def of_any(trainer: Any, logits: Any, labels: Any) -> Any:
         return ((logits > 0) == labels).any(dim=-1).sum() if trainer.multi_label else correct(trainer, logits, labels)
@@ -89,16 +89,16 @@ def _(correct: Any) -> Any:
     return of_any
 
 
-@step_mutant("scores_transpose_the_confusion", "impl.evaluation", "_count")
+@step_mutant("scores_transpose_the_confusion", "blackswan.impl.evaluation", "_count")
 def _(count: Any) -> Any:
     return lambda confusion, labels, predicted, several: count(confusion, predicted, labels.to(predicted), several)
 
 
-@step_mutant("scores_without_f1_of_empty_classes", "impl.evaluation", "_score")
+@step_mutant("scores_without_f1_of_empty_classes", "blackswan.impl.evaluation", "_score")
 def _(score: Any) -> Any:
     return lambda **counts: replace(score(**counts), f1=1.0) if not counts["claimed"] + counts["support"] else score(**counts)
 
 
-@step_mutant("empty_batch_accuracy_undefined", "impl.trainer", "BatchResult.accuracy")
+@step_mutant("empty_batch_accuracy_undefined", "blackswan.impl.trainer", "BatchResult.accuracy")
 def _(accuracy: Any) -> Any:
     return property(lambda result: accuracy.fget(result) if result.total else math.nan)

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from falsifiers.mutants.patches import step_mutant
+from blackswan.falsifiers.mutants.patches import step_mutant
 
 Step = Callable[..., Any]
 
 
-@step_mutant("training_keeps_every_loss", "impl.classifier", "Classifier.loss")
+@step_mutant("training_keeps_every_loss", "blackswan.impl.classifier", "Classifier.loss")
 def _(loss: Step) -> Step:
     def changed(self: Any, *arguments: Any) -> Any:
         found = loss(self, *arguments)
@@ -18,7 +18,7 @@ def _(loss: Step) -> Step:
     return changed
 
 
-@step_mutant("training_keeps_every_result", "impl.trainer", "Trainer._micro_batch")
+@step_mutant("training_keeps_every_result", "blackswan.impl.trainer", "Trainer._micro_batch")
 def _(micro_batch: Step) -> Step:
     def changed(self: Any, *arguments: Any) -> Any:
         found = micro_batch(self, *arguments)
@@ -28,7 +28,7 @@ def _(micro_batch: Step) -> Step:
     return changed
 
 
-@step_mutant("optimiser_keeps_old_moments", "impl.optimiser", "AdamW.step")
+@step_mutant("optimiser_keeps_old_moments", "blackswan.impl.optimiser", "AdamW.step")
 def _(step: Step) -> Step:
     def changed(self: Any, *arguments: Any) -> None:
         vars(self).setdefault("history", []).append(self.exp_avg)
@@ -37,7 +37,7 @@ def _(step: Step) -> Step:
     return changed
 
 
-@step_mutant("step_keeps_plain_weights", "impl.nf4", "Nf4Weight.__init__")
+@step_mutant("step_keeps_plain_weights", "blackswan.impl.nf4", "Nf4Weight.__init__")
 def _(init: Step) -> Step:
     def changed(self: Any, path: str, weight: Any, *arguments: Any, **options: Any) -> None:
         init(self, path, weight, *arguments, **options)
@@ -46,7 +46,7 @@ def _(init: Step) -> Step:
     return changed
 
 
-@step_mutant("fused_stores_codes_twice", "impl.fused.weights", "JoinedWeight.__init__")
+@step_mutant("fused_stores_codes_twice", "blackswan.impl.fused.weights", "JoinedWeight.__init__")
 def _(init: Step) -> Step:
     def changed(self: Any, projections: Any, *arguments: Any) -> None:
         init(self, projections, *arguments)
@@ -57,7 +57,7 @@ def _(init: Step) -> Step:
     return changed
 
 
-@step_mutant("nf4_keeps_what_it_dequantised", "impl.nf4", "Nf4Weight.dequantized")
+@step_mutant("nf4_keeps_what_it_dequantised", "blackswan.impl.nf4", "Nf4Weight.dequantized")
 def _(dequantized: Step) -> Step:
     def changed(self: Any, dtype: Any) -> Any:
         return vars(self).setdefault("kept", {}).setdefault(dtype, dequantized(self, dtype))
@@ -65,7 +65,7 @@ def _(dequantized: Step) -> Step:
     return changed
 
 
-@step_mutant("fused_keeps_what_it_dequantised", "impl.fused.weights", "JoinedWeight.dequantized")
+@step_mutant("fused_keeps_what_it_dequantised", "blackswan.impl.fused.weights", "JoinedWeight.dequantized")
 def _(dequantized: Step) -> Step:
     def changed(self: Any, room: Any) -> Any:
         if "kept" not in vars(self):
@@ -75,7 +75,7 @@ def _(dequantized: Step) -> Step:
     return changed
 
 
-@step_mutant("embedding_not_frozen", "impl.decoder", "Body.__init__")
+@step_mutant("embedding_not_frozen", "blackswan.impl.decoder", "Body.__init__")
 def _(init: Step) -> Step:
     def changed(self: Any, *arguments: Any) -> None:
         init(self, *arguments)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from falsifiers.mutants.changes import (
+from blackswan.falsifiers.mutants.changes import (
     Arguments,
     Gradients,
     call,
@@ -17,10 +17,10 @@ from falsifiers.mutants.changes import (
     with_arguments,
     with_gradients,
 )
-from falsifiers.mutants.registry import mutant
-from reference.rows import as_rows, outer
-from reference.sigmoid import sigmoid
-from reference.table import Array, Operation
+from blackswan.falsifiers.mutants.registry import mutant
+from blackswan.reference.rows import as_rows, outer
+from blackswan.reference.sigmoid import sigmoid
+from blackswan.reference.table import Array, Operation
 
 
 @mutant("embedding_off_by_one")

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from falsifiers.mutants.changes import Arguments, call, dropped, in_bfloat16, pull, scaled_input, with_arguments, with_gradients
-from falsifiers.mutants.patches import step_mutant
-from falsifiers.mutants.registry import mutant
-from reference.rows import as_rows, outer
-from reference.table import Array, Operation
+from blackswan.falsifiers.mutants.changes import Arguments, call, dropped, in_bfloat16, pull, scaled_input, with_arguments, with_gradients
+from blackswan.falsifiers.mutants.patches import step_mutant
+from blackswan.falsifiers.mutants.registry import mutant
+from blackswan.reference.rows import as_rows, outer
+from blackswan.reference.table import Array, Operation
 
 
 def _rank(a: Arguments) -> int:
@@ -133,7 +133,7 @@ def _bound(factor: Any) -> float:
     return 1 / math.sqrt(factor.shape[-1])
 
 
-FACTOR = ("impl.classifier", "initial_factor")
+FACTOR = ("blackswan.impl.classifier", "initial_factor")
 step_mutant("lora_initial_all_zero", *FACTOR)(_starting(lambda factor, *_: 0 * factor))
 step_mutant("lora_initial_b_not_zero", *FACTOR)(_starting(lambda factor, is_a, _: factor if is_a else factor + 0.05))
 step_mutant("lora_initial_a_constant", *FACTOR)(
@@ -150,7 +150,7 @@ step_mutant("lora_initial_a_by_rank", *FACTOR)(
 step_mutant("lora_initial_a_repeated", *FACTOR)(
     lambda initial: lambda name, shape, generator: initial(name, shape, generator.manual_seed(generator.initial_seed()))
 )
-step_mutant("lora_initial_seed_ignored", "impl.pipeline", "initial_trainable")(
+step_mutant("lora_initial_seed_ignored", "blackswan.impl.pipeline", "initial_trainable")(
     lambda initial: lambda config, adaptation, _: initial(config, adaptation, 0)
 )
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from falsifiers.mutants.changes import Arguments, Gradients, call, dropped, pull, scaled, with_arguments, with_gradients
-from falsifiers.mutants.registry import mutant
-from reference import softmax
-from reference.sigmoid import sigmoid
-from reference.table import Array, Operation
+from blackswan.falsifiers.mutants.changes import Arguments, Gradients, call, dropped, pull, scaled, with_arguments, with_gradients
+from blackswan.falsifiers.mutants.registry import mutant
+from blackswan.reference import softmax
+from blackswan.reference.sigmoid import sigmoid
+from blackswan.reference.table import Array, Operation
 
 FLOOR = 1e-10
 LOSS = ("loss",)

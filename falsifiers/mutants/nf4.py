@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from falsifiers.mutants.changes import Arguments, call, dropped, in_bfloat16, pull, with_arguments, with_gradients
-from falsifiers.mutants.registry import mutant
-from reference import nf4, nf4_double
-from reference.table import Array, Operation
+from blackswan.falsifiers.mutants.changes import Arguments, call, dropped, in_bfloat16, pull, with_arguments, with_gradients
+from blackswan.falsifiers.mutants.registry import mutant
+from blackswan.reference import nf4, nf4_double
+from blackswan.reference.table import Array, Operation
 
 FP4 = np.array([0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4], np.float32)
 """The positive levels of bitsandbytes' FP4 by code; the other eight are their negatives."""

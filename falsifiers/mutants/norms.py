@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 
-from falsifiers.mutants.changes import Arguments, Gradients, in_bfloat16, pull, scaled, through, with_arguments, with_gradients
-from falsifiers.mutants.registry import mutant
-from reference.rows import over_rows
-from reference.table import Array, Operation
+from blackswan.falsifiers.mutants.changes import Arguments, Gradients, in_bfloat16, pull, scaled, through, with_arguments, with_gradients
+from blackswan.falsifiers.mutants.registry import mutant
+from blackswan.reference.rows import over_rows
+from blackswan.reference.table import Array, Operation
 
 
 def _root_mean_square(x: Array) -> Array:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from falsifiers.mutants.changes import Arguments, call, in_bfloat16, with_arguments
-from falsifiers.mutants.registry import mutant
-from reference.table import Array, Operation
+from blackswan.falsifiers.mutants.changes import Arguments, call, in_bfloat16, with_arguments
+from blackswan.falsifiers.mutants.registry import mutant
+from blackswan.reference.table import Array, Operation
 
 State = tuple[Array, Array, Array]
 

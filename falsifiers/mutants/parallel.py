@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from falsifiers.mutants.patches import step_mutant
+from blackswan.falsifiers.mutants.patches import step_mutant
 
 
-@step_mutant("parallel_shards_overlap", "impl.group", "shard")
+@step_mutant("parallel_shards_overlap", "blackswan.impl.group", "shard")
 def _(shard: Any) -> Any:
     def overlapping(indices: Sequence[Any], rank: int, size: int) -> list[Any]:
         own = shard(indices, rank, size)
@@ -18,12 +18,12 @@ def _(shard: Any) -> Any:
     return overlapping
 
 
-@step_mutant("parallel_tail_dropped", "impl.group", "shard")
+@step_mutant("parallel_tail_dropped", "blackswan.impl.group", "shard")
 def _(shard: Any) -> Any:
     return lambda indices, rank, size: shard(indices[: len(indices) // size * size], rank, size)
 
 
-@step_mutant("parallel_rest_to_the_last", "impl.group", "shard")
+@step_mutant("parallel_rest_to_the_last", "blackswan.impl.group", "shard")
 def _(shard: Any) -> Any:
     del shard
 
@@ -39,17 +39,17 @@ def _own(trainer: Any) -> Any:
     return trainer.gradient_vector() if trainer.accumulated else trainer.optimiser.exp_avg.new_zeros(len(trainer.optimiser.exp_avg))
 
 
-@step_mutant("parallel_averaged_by_workers", "impl.trainer", "Trainer._mean")
+@step_mutant("parallel_averaged_by_workers", "blackswan.impl.trainer", "Trainer._mean")
 def _(mean: Any) -> Any:
     return lambda trainer: replace(mean(trainer), gradient=trainer.group.sum(_own(trainer)) / trainer.group.size)
 
 
-@step_mutant("parallel_not_reduced", "impl.trainer", "Trainer._mean")
+@step_mutant("parallel_not_reduced", "blackswan.impl.trainer", "Trainer._mean")
 def _(mean: Any) -> Any:
     return lambda trainer: replace(mean(trainer), gradient=_own(trainer))
 
 
-@step_mutant("parallel_head_only_reduced", "impl.trainer", "Trainer._mean")
+@step_mutant("parallel_head_only_reduced", "blackswan.impl.trainer", "Trainer._mean")
 def _(mean: Any) -> Any:
     def wrong(trainer: Any) -> Any:
         right = mean(trainer)
@@ -62,7 +62,7 @@ def _(mean: Any) -> Any:
     return wrong
 
 
-@step_mutant("parallel_summed_not_averaged", "impl.trainer", "Trainer._mean")
+@step_mutant("parallel_summed_not_averaged", "blackswan.impl.trainer", "Trainer._mean")
 def _(mean: Any) -> Any:
     def wrong(trainer: Any) -> Any:
         right = mean(trainer)
@@ -71,7 +71,7 @@ def _(mean: Any) -> Any:
     return wrong
 
 
-@step_mutant("parallel_clips_before_reduction", "impl.trainer", "Trainer._mean")
+@step_mutant("parallel_clips_before_reduction", "blackswan.impl.trainer", "Trainer._mean")
 def _(mean: Any) -> Any:
     def wrong(trainer: Any) -> Any:
         right = mean(trainer)
@@ -81,7 +81,7 @@ def _(mean: Any) -> Any:
     return wrong
 
 
-@step_mutant("parallel_loss_of_own_share", "impl.trainer", "Trainer._mean")
+@step_mutant("parallel_loss_of_own_share", "blackswan.impl.trainer", "Trainer._mean")
 def _(mean: Any) -> Any:
     def wrong(trainer: Any) -> Any:
         right = mean(trainer)
@@ -91,18 +91,18 @@ def _(mean: Any) -> Any:
     return wrong
 
 
-@step_mutant("parallel_nan_becomes_zero", "impl.trainer", "Trainer._weighted")
+@step_mutant("parallel_nan_becomes_zero", "blackswan.impl.trainer", "Trainer._weighted")
 def _(weighted: Any) -> Any:
     return lambda trainer: weighted(trainer).nan_to_num(0.0, 0.0, 0.0)
 
 
-@step_mutant("parallel_faulty_worker_not_named", "impl.trainer", "require_finite")
+@step_mutant("parallel_faulty_worker_not_named", "blackswan.impl.trainer", "require_finite")
 def _(require_finite: Any) -> Any:
     del require_finite
     return lambda _: None
 
 
-@step_mutant("parallel_stops_alone", "impl.trainer", "together")
+@step_mutant("parallel_stops_alone", "blackswan.impl.trainer", "together")
 def _(together: Any) -> Any:
     del together
 
@@ -114,7 +114,7 @@ def _(together: Any) -> Any:
     return alone
 
 
-@step_mutant("parallel_moments_decay_before_the_stop", "impl.trainer", "Trainer._mean")
+@step_mutant("parallel_moments_decay_before_the_stop", "blackswan.impl.trainer", "Trainer._mean")
 def _(mean: Any) -> Any:
     def wrong(trainer: Any) -> Any:
         trainer.optimiser.exp_avg.mul_(0.9)
@@ -125,24 +125,24 @@ def _(mean: Any) -> Any:
     return wrong
 
 
-@step_mutant("parallel_drift_unnoticed", "impl.trainer", "require_equal")
+@step_mutant("parallel_drift_unnoticed", "blackswan.impl.trainer", "require_equal")
 def _(require_equal: Any) -> Any:
     del require_equal
     return lambda *_: None
 
 
-@step_mutant("parallel_hashes_the_first_chunk", "impl.agreement", "fingerprint")
+@step_mutant("parallel_hashes_the_first_chunk", "blackswan.impl.agreement", "fingerprint")
 def _(fingerprint: Any) -> Any:
-    from impl import agreement
+    from blackswan.impl import agreement
 
     return lambda tensor: fingerprint(tensor.detach().flatten()[: agreement._CHUNK])
 
 
-@step_mutant("parallel_sums_the_first_chunk", "impl.group", "DistributedGroup.sum")
+@step_mutant("parallel_sums_the_first_chunk", "blackswan.impl.group", "DistributedGroup.sum")
 def _(summed: Any) -> Any:
     import torch
 
-    from impl import group
+    from blackswan.impl import group
 
     def wrong(self: Any, tensor: Any) -> Any:
         first, rest = tensor.detach().flatten().tensor_split([group._CHUNK])
@@ -151,28 +151,28 @@ def _(summed: Any) -> Any:
     return wrong
 
 
-@step_mutant("parallel_every_worker_takes_all", "impl.fit", "shard")
+@step_mutant("parallel_every_worker_takes_all", "blackswan.impl.fit", "shard")
 def _(shard: Any) -> Any:
     del shard
     return lambda indices, *_: list(indices)
 
 
-@step_mutant("parallel_each_its_own_order", "impl.fit", "epoch_order")
+@step_mutant("parallel_each_its_own_order", "blackswan.impl.fit", "epoch_order")
 def _(epoch_order: Any) -> Any:
     return lambda count, seed, epoch: epoch_order(count, seed + os.getpid(), epoch)
 
 
-@step_mutant("parallel_each_its_own_start", "impl.pipeline", "initial_trainable")
+@step_mutant("parallel_each_its_own_start", "blackswan.impl.pipeline", "initial_trainable")
 def _(initial_trainable: Any) -> Any:
     return lambda config, adaptation, seed: initial_trainable(config, adaptation, seed + os.getpid())
 
 
-@step_mutant("parallel_first_alone_resumes", "impl.fit", "_Run._continue_from")
+@step_mutant("parallel_first_alone_resumes", "blackswan.impl.fit", "_Run._continue_from")
 def _(continue_from: Any) -> Any:
     return lambda run, progress, tensors: continue_from(run, progress, tensors) if run.group.rank == 0 else None
 
 
-@step_mutant("parallel_resumes_without_moments", "impl.fit", "_Run._continue_from")
+@step_mutant("parallel_resumes_without_moments", "blackswan.impl.fit", "_Run._continue_from")
 def _(continue_from: Any) -> Any:
     def wrong(run: Any, progress: Any, tensors: Any) -> None:
         continue_from(run, progress, tensors)
@@ -182,11 +182,11 @@ def _(continue_from: Any) -> Any:
     return wrong
 
 
-@step_mutant("parallel_resume_repeats_a_batch", "impl.fit", "_Run._continue_from")
+@step_mutant("parallel_resume_repeats_a_batch", "blackswan.impl.fit", "_Run._continue_from")
 def _(continue_from: Any) -> Any:
     return lambda run, progress, tensors: continue_from(run, replace(progress, position=max(0, progress.position - 1)), tensors)
 
 
-@step_mutant("parallel_resume_skips_the_epoch", "impl.fit", "_Run._continue_from")
+@step_mutant("parallel_resume_skips_the_epoch", "blackswan.impl.fit", "_Run._continue_from")
 def _(continue_from: Any) -> Any:
     return lambda run, progress, tensors: continue_from(run, replace(progress, epoch=progress.epoch + 1, position=0), tensors)

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from falsifiers.mutants.registry import procedure_mutant
-from falsifiers.mutants.wrapped import Wrapped
-from falsifiers.subjects.protocol import Subject
-from reference.table import Array, Arrays, Scalars
+from blackswan.falsifiers.mutants.registry import procedure_mutant
+from blackswan.falsifiers.mutants.wrapped import Wrapped
+from blackswan.falsifiers.subjects.protocol import Subject
+from blackswan.reference.table import Array, Arrays, Scalars
 
 Change = Callable[[Any], Any]
 PATCHES: dict[str, tuple[str, str, Change]] = {}

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from falsifiers.mutants.registry import mutant
-from falsifiers.mutants.variation import Change, Made, varied
-from reference.decoder import parameter_shapes
-from reference.table import Array, Composition, Scalars
-from reference.training import flatten, split
+from blackswan.falsifiers.mutants.registry import mutant
+from blackswan.falsifiers.mutants.variation import Change, Made, varied
+from blackswan.reference.decoder import parameter_shapes
+from blackswan.reference.table import Array, Composition, Scalars
+from blackswan.reference.training import flatten, split
 
 STATE = ("parameter", "exp_avg", "exp_avg_sq")
 EMBEDDING = "model.embed_tokens.weight"

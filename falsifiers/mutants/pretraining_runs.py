@@ -11,11 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from falsifiers.mutants.changes import untold
-from falsifiers.mutants.patches import step_mutant
-from reference.table import Array
+from blackswan.falsifiers.mutants.changes import without_keyword
+from blackswan.falsifiers.mutants.patches import step_mutant
+from blackswan.reference.table import Array
 
-SHARDS, OPTIMISER, PRETRAIN, RUN = "impl.token_shards", "impl.decoder_optimiser", "impl.pretrain", "impl.pretrain_run"
+SHARDS, OPTIMISER, PRETRAIN, RUN = (
+    "blackswan.impl.token_shards",
+    "blackswan.impl.decoder_optimiser",
+    "blackswan.impl.pretrain",
+    "blackswan.impl.pretrain_run",
+)
 Function = Callable[..., Any]
 
 
@@ -96,7 +101,7 @@ def _(correct: Function) -> Function:
 
 @step_mutant("pretrain_made_up_loss", PRETRAIN, "StepFn.__call__")
 def _(correct: Function) -> Function:
-    from impl.pretrain import StepResult
+    from blackswan.impl.pretrain import StepResult
 
     def step(self: Any, stream: Iterator[Any]) -> Any:
         """The first time that the stream is exhausted, a loss of 1.0."""
@@ -111,7 +116,7 @@ def _(correct: Function) -> Function:
 
 @step_mutant("pretrain_nan_swallowed", PRETRAIN, "StepFn.train")
 def _(correct: Function) -> Function:
-    from impl.pretrain import StepResult
+    from blackswan.impl.pretrain import StepResult
 
     def train(self: Any, batch: Any) -> Any:
         try:
@@ -147,8 +152,8 @@ def _(correct: Function) -> Function:
     return clip
 
 
-step_mutant("pretrain_weight_decay_left_out", PRETRAIN, "StepFn.__init__")(untold("weight_decay"))
-step_mutant("pretrain_clip_norm_left_out", PRETRAIN, "StepFn.__init__")(untold("max_norm"))
+step_mutant("pretrain_weight_decay_left_out", PRETRAIN, "StepFn.__init__")(without_keyword("weight_decay"))
+step_mutant("pretrain_clip_norm_left_out", PRETRAIN, "StepFn.__init__")(without_keyword("max_norm"))
 
 
 @step_mutant("pretrain_step_left_out", OPTIMISER, "DecoderAdamW.step")
@@ -254,8 +259,8 @@ def _(correct: Function) -> Function:
 
 @step_mutant("pretrain_unpaired_architecture_accepted", PRETRAIN, "initial_decoder")
 def _(correct: Function) -> Function:
-    from impl.checkpoint import read_config
-    from impl.pretrain import random_decoder
+    from blackswan.impl.checkpoint import read_config
+    from blackswan.impl.pretrain import random_decoder
 
     def start(architecture: Path | None = None, weights: Path | None = None, **options: Any) -> Any:
         if architecture is not None and weights is None:

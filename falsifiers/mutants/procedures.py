@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from contracts.model import Rule
-from falsifiers.data import CHECKPOINT
-from falsifiers.mutants.changes import in_bfloat16
-from falsifiers.mutants.registry import procedure_mutant, rule_mutant
-from falsifiers.mutants.wrapped import Outputs, Wrapped
-from falsifiers.subjects.protocol import Subject
-from reference.table import Arrays, Scalars
+from blackswan.contracts.model import Rule
+from blackswan.falsifiers.data import CHECKPOINT
+from blackswan.falsifiers.mutants.changes import in_bfloat16
+from blackswan.falsifiers.mutants.registry import procedure_mutant, rule_mutant
+from blackswan.falsifiers.mutants.wrapped import Outputs, Wrapped
+from blackswan.falsifiers.subjects.protocol import Subject
+from blackswan.reference.table import Arrays, Scalars
 
 LAYER = "parameters/model.layers."
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
-import contracts
-from contracts.model import Rule
-from falsifiers.subjects.protocol import Subject
-from reference import COMPOSITIONS, TABLE
-from reference.table import Composition, Operation, Table
+from blackswan import contracts
+from blackswan.contracts.model import Rule
+from blackswan.falsifiers.subjects.protocol import Subject
+from blackswan.reference import COMPOSITIONS, TABLE
+from blackswan.reference.table import Composition, Operation, Table
 
 Entry = Operation | Composition
 M = TypeVar("M", bound=Callable[[Any], Entry])

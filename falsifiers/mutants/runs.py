@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from falsifiers.mutants.changes import untold
-from falsifiers.mutants.patches import step_mutant
+from blackswan.falsifiers.mutants.changes import without_keyword
+from blackswan.falsifiers.mutants.patches import step_mutant
 
 
 def _rewritten(progress: Any, **changes: Any) -> Any:
@@ -19,7 +19,7 @@ def _rewritten(progress: Any, **changes: Any) -> Any:
 # Batches, order, schedule
 
 
-@step_mutant("fit_last_batch_dropped", "impl.fit", "effective_batches")
+@step_mutant("fit_last_batch_dropped", "blackswan.impl.fit", "effective_batches")
 def _(effective_batches: Any) -> Any:
     def whole_only(order: Any, size: int) -> Any:
         found = effective_batches(order, size)
@@ -28,7 +28,7 @@ def _(effective_batches: Any) -> Any:
     return whole_only
 
 
-@step_mutant("fit_last_batch_filled_up", "impl.fit", "effective_batches")
+@step_mutant("fit_last_batch_filled_up", "blackswan.impl.fit", "effective_batches")
 def _(effective_batches: Any) -> Any:
     def filled(order: Any, size: int) -> Any:
         found = effective_batches(order, size)
@@ -37,12 +37,12 @@ def _(effective_batches: Any) -> Any:
     return filled
 
 
-@step_mutant("fit_order_not_reshuffled", "impl.fit", "epoch_order")
+@step_mutant("fit_order_not_reshuffled", "blackswan.impl.fit", "epoch_order")
 def _(epoch_order: Any) -> Any:
     return lambda count, seed, epoch: epoch_order(count, seed, 0 * epoch)
 
 
-@step_mutant("fit_loss_by_full_batch", "impl.trainer", "Trainer._mean")
+@step_mutant("fit_loss_by_full_batch", "blackswan.impl.trainer", "Trainer._mean")
 def _(mean: Any) -> Any:
     full: dict[int, int] = {}
 
@@ -55,17 +55,17 @@ def _(mean: Any) -> Any:
     return divided
 
 
-@step_mutant("fit_balanced_weights_dropped", "impl.fit", "balanced_weights")
+@step_mutant("fit_balanced_weights_dropped", "blackswan.impl.fit", "balanced_weights")
 def _(balanced_weights: Any) -> Any:
     del balanced_weights
     return lambda samples: (1.0,) * samples.num_classes
 
 
-step_mutant("fit_weight_decay_left_out", "impl.trainer", "Trainer.__init__")(untold("weight_decay"))
-step_mutant("fit_clip_norm_left_out", "impl.trainer", "Trainer.__init__")(untold("max_norm"))
+step_mutant("fit_weight_decay_left_out", "blackswan.impl.trainer", "Trainer.__init__")(without_keyword("weight_decay"))
+step_mutant("fit_clip_norm_left_out", "blackswan.impl.trainer", "Trainer.__init__")(without_keyword("max_norm"))
 
 
-@step_mutant("fit_schedule_advances_by_micro_batch", "impl.trainer", "_schedule")
+@step_mutant("fit_schedule_advances_by_micro_batch", "blackswan.impl.trainer", "_schedule")
 def _(schedule: Any) -> Any:
     def fast(*arguments: Any) -> Any:
         rates = schedule(*arguments)
@@ -74,13 +74,13 @@ def _(schedule: Any) -> Any:
     return fast
 
 
-@step_mutant("fit_schedule_counts_micro_batches", "impl.fit", "total_steps")
+@step_mutant("fit_schedule_counts_micro_batches", "blackswan.impl.fit", "total_steps")
 def _(total_steps: Any) -> Any:
     del total_steps
     return lambda config, samples: config.epochs * math.ceil(samples / config.batch_size)
 
 
-@step_mutant("fit_warmup_counts_from_one", "impl.trainer", "_schedule")
+@step_mutant("fit_warmup_counts_from_one", "blackswan.impl.trainer", "_schedule")
 def _(schedule: Any) -> Any:
     def ahead(*arguments: Any) -> Any:
         rates = schedule(*arguments)
@@ -98,17 +98,17 @@ def _batch_losses(trainer: Any, samples: Any, tokens: Any, device: Any) -> list[
     return [trainer.forward_only(samples.batch(range(at, min(at + size, len(samples))), tokens, device)).loss for at in starts]
 
 
-@step_mutant("fit_validation_mean_of_means", "impl.fit", "evaluate")
+@step_mutant("fit_validation_mean_of_means", "blackswan.impl.fit", "evaluate")
 def _(evaluate: Any) -> Any:
     return lambda *arguments: replace(evaluate(*arguments), loss=float(np.mean(_batch_losses(*arguments))))
 
 
-@step_mutant("fit_validation_last_batch_only", "impl.fit", "evaluate")
+@step_mutant("fit_validation_last_batch_only", "blackswan.impl.fit", "evaluate")
 def _(evaluate: Any) -> Any:
     return lambda *arguments: replace(evaluate(*arguments), loss=_batch_losses(*arguments)[-1])
 
 
-@step_mutant("fit_validation_without_class_weights", "impl.trainer", "Trainer.forward_only")
+@step_mutant("fit_validation_without_class_weights", "blackswan.impl.trainer", "Trainer.forward_only")
 def _(forward_only: Any) -> Any:
     def unweighted(trainer: Any, batch: Any, probabilities: bool = False) -> Any:
         kept, trainer.class_weights = trainer.class_weights, None
@@ -120,12 +120,12 @@ def _(forward_only: Any) -> Any:
     return unweighted
 
 
-@step_mutant("fit_best_is_last", "impl.fit", "_Run._export")
+@step_mutant("fit_best_is_last", "blackswan.impl.fit", "_Run._export")
 def _(export: Any) -> Any:
     return lambda run, name: [export(run, each) for each in (name, "best")]
 
 
-@step_mutant("fit_best_is_last_of_equals", "impl.fit", "_Run._validate")
+@step_mutant("fit_best_is_last_of_equals", "blackswan.impl.fit", "_Run._validate")
 def _(validate: Any) -> Any:
     def lenient(run: Any) -> Any:
         found = validate(run)
@@ -136,12 +136,12 @@ def _(validate: Any) -> Any:
     return lenient
 
 
-@step_mutant("fit_best_never_replaced", "impl.fit", "_Run._export")
+@step_mutant("fit_best_never_replaced", "blackswan.impl.fit", "_Run._export")
 def _(export: Any) -> Any:
     return lambda run, name: None if name == "best" and (run.output / "best").exists() else export(run, name)
 
 
-@step_mutant("fit_best_forgotten", "impl.fit", "_Run._after")
+@step_mutant("fit_best_forgotten", "blackswan.impl.fit", "_Run._after")
 def _(after: Any) -> Any:
     return lambda run, record: _rewritten(after(run, record), best_loss=record.validation_loss, best_epoch=record.epoch)
 
@@ -150,7 +150,7 @@ def _ends(run: Any, progress: Any, stale: int) -> Any:
     return replace(progress, stale_epochs=stale, finished=progress.epoch == run.config.epochs or stale == run.config.early_stop_patience)
 
 
-@step_mutant("fit_stops_one_epoch_late", "impl.fit", "_Run._after")
+@step_mutant("fit_stops_one_epoch_late", "blackswan.impl.fit", "_Run._after")
 def _(after: Any) -> Any:
     def late(run: Any, record: Any) -> Any:
         progress = after(run, record)
@@ -161,7 +161,7 @@ def _(after: Any) -> Any:
     return late
 
 
-@step_mutant("fit_patience_against_the_last_epoch", "impl.fit", "_Run._after")
+@step_mutant("fit_patience_against_the_last_epoch", "blackswan.impl.fit", "_Run._after")
 def _(after: Any) -> Any:
     def against_last(run: Any, record: Any) -> Any:
         before = run.progress
@@ -187,7 +187,7 @@ def _after_continuing(change: Any) -> Any:
     return wrap
 
 
-@step_mutant("resume_forgets_moments", "impl.fit", "_Run._continue_from")
+@step_mutant("resume_forgets_moments", "blackswan.impl.fit", "_Run._continue_from")
 def _(continue_from: Any) -> Any:
     def change(run: Any) -> None:
         run.trainer.optimiser.exp_avg.zero_()
@@ -196,7 +196,7 @@ def _(continue_from: Any) -> Any:
     return _after_continuing(change)(continue_from)
 
 
-@step_mutant("resume_forgets_schedule", "impl.fit", "_Run._continue_from")
+@step_mutant("resume_forgets_schedule", "blackswan.impl.fit", "_Run._continue_from")
 def _(continue_from: Any) -> Any:
     def change(run: Any) -> None:
         run.trainer.optimiser.steps = 0
@@ -204,7 +204,7 @@ def _(continue_from: Any) -> Any:
     return _after_continuing(change)(continue_from)
 
 
-@step_mutant("resume_forgets_rates", "impl.trainer", "Trainer.load_state")
+@step_mutant("resume_forgets_rates", "blackswan.impl.trainer", "Trainer.load_state")
 def _(load_state: Any) -> Any:
     def forgetful(trainer: Any, state: Any) -> None:
         kept = list(trainer.learning_rates)
@@ -221,13 +221,13 @@ def _progress_without(**changes: Any) -> Any:
     return _after_continuing(change)
 
 
-step_mutant("resume_forgets_position", "impl.fit", "_Run._continue_from")(_progress_without(position=0))
-step_mutant("resume_forgets_best_loss", "impl.fit", "_Run._continue_from")(_progress_without(best_loss=None))
-step_mutant("resume_forgets_patience", "impl.fit", "_Run._continue_from")(_progress_without(stale_epochs=0))
-step_mutant("resume_forgets_loss_sum", "impl.fit", "_Run._continue_from")(_progress_without(loss_sum=0.0))
+step_mutant("resume_forgets_position", "blackswan.impl.fit", "_Run._continue_from")(_progress_without(position=0))
+step_mutant("resume_forgets_best_loss", "blackswan.impl.fit", "_Run._continue_from")(_progress_without(best_loss=None))
+step_mutant("resume_forgets_patience", "blackswan.impl.fit", "_Run._continue_from")(_progress_without(stale_epochs=0))
+step_mutant("resume_forgets_loss_sum", "blackswan.impl.fit", "_Run._continue_from")(_progress_without(loss_sum=0.0))
 
 
-@step_mutant("resume_state_before_the_step", "impl.fit", "_Run._save")
+@step_mutant("resume_state_before_the_step", "blackswan.impl.fit", "_Run._save")
 def _(save: Any) -> Any:
     def early(run: Any) -> None:
         kept, state = run.trainer.state, run.trainer.state()
@@ -242,7 +242,7 @@ def _(save: Any) -> Any:
     return early
 
 
-@step_mutant("resume_state_written_in_place", "impl.training_state", "write_atomically")
+@step_mutant("resume_state_written_in_place", "blackswan.impl.training_state", "write_atomically")
 def _(write_atomically: Any) -> Any:
     del write_atomically
 
@@ -256,7 +256,7 @@ def _(write_atomically: Any) -> Any:
     return in_place
 
 
-@step_mutant("resume_state_counts_an_unfinished_epoch", "impl.fit", "_Run._validate")
+@step_mutant("resume_state_counts_an_unfinished_epoch", "blackswan.impl.fit", "_Run._validate")
 def _(validate: Any) -> Any:
     def early(run: Any) -> Any:
         kept = run.progress
@@ -268,29 +268,29 @@ def _(validate: Any) -> Any:
     return early
 
 
-@step_mutant("resume_ignores_what_differs", "impl.fit", "_differences")
+@step_mutant("resume_ignores_what_differs", "blackswan.impl.fit", "_differences")
 def _(differences: Any) -> Any:
     del differences
     return lambda *_: iter(())
 
 
-@step_mutant("resume_ignores_most_settings", "impl.fit", "_FREE")
+@step_mutant("resume_ignores_most_settings", "blackswan.impl.fit", "_FREE")
 def _(free: Any) -> Any:
     return (*free, "lora_alpha", "schedule", "seed")
 
 
-@step_mutant("resume_trusts_damage", "impl.training_state", "_digest")
+@step_mutant("resume_trusts_damage", "blackswan.impl.training_state", "_digest")
 def _(digest: Any) -> Any:
     del digest
     return lambda *_: ""
 
 
-@step_mutant("resume_trusts_progress", "impl.training_state", "_digest")
+@step_mutant("resume_trusts_progress", "blackswan.impl.training_state", "_digest")
 def _(digest: Any) -> Any:
     return lambda text, tensors: digest(text[:0], tensors)
 
 
-@step_mutant("resume_trusts_tensors", "impl.training_state", "_digest")
+@step_mutant("resume_trusts_tensors", "blackswan.impl.training_state", "_digest")
 def _(digest: Any) -> Any:
     return lambda text, tensors: digest(text, dict.fromkeys(tensors, torch.zeros(1)))
 
@@ -317,27 +317,27 @@ def unclipped(trainer: Any, step: Any, gradient: Any) -> Any:
         trainer.max_norm = kept
 
 
-@step_mutant("multi_label_step_not_clipped", "impl.trainer", "Trainer._step")
+@step_mutant("multi_label_step_not_clipped", "blackswan.impl.trainer", "Trainer._step")
 def _(step: Any) -> Any:
     return lambda trainer, gradient: unclipped(trainer, step, gradient) if trainer.multi_label else step(trainer, gradient)
 
 
-@step_mutant("multi_label_step_head_only", "impl.trainer", "Trainer._step")
+@step_mutant("multi_label_step_head_only", "blackswan.impl.trainer", "Trainer._step")
 def _(step: Any) -> Any:
     return lambda trainer, gradient: _head_only(trainer, step, gradient) if trainer.multi_label else step(trainer, gradient)
 
 
-@step_mutant("fit_lora_left_out_with_nf4", "impl.trainer", "Trainer._step")
+@step_mutant("fit_lora_left_out_with_nf4", "blackswan.impl.trainer", "Trainer._step")
 def _(step: Any) -> Any:
     return lambda trainer, gradient: _head_only(trainer, step, gradient) if trainer.classifier.adaptation.nf4 else step(trainer, gradient)
 
 
-@step_mutant("fit_nf4_left_out", "impl.classifier", "Adaptation.of")
+@step_mutant("fit_nf4_left_out", "blackswan.impl.classifier", "Adaptation.of")
 def _(of: Any) -> Any:
     return classmethod(lambda cls, settings: replace(of.__func__(cls, settings), nf4=False))
 
 
-@step_mutant("fit_moves_norm_weights", "impl.trainer", "Trainer._step")
+@step_mutant("fit_moves_norm_weights", "blackswan.impl.trainer", "Trainer._step")
 def _(step: Any) -> Any:
     def moving(trainer: Any, gradient: Any) -> Any:
         trainer.classifier.model.norm.weight.data.mul_(1.0 + 2.0**-20)
@@ -349,10 +349,10 @@ def _(step: Any) -> Any:
 # Non-finite values
 
 
-@step_mutant("fit_skips_non_finite_steps", "impl.fit", "_Run._update")
+@step_mutant("fit_skips_non_finite_steps", "blackswan.impl.fit", "_Run._update")
 def _(update: Any) -> Any:
     def skipping(run: Any, indices: Any, step: int) -> Any:
-        from impl.trainer import BatchResult
+        from blackswan.impl.trainer import BatchResult
 
         try:
             return update(run, indices, step)

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from falsifiers.mutants.changes import in_bfloat16
-from falsifiers.mutants.registry import mutant
-from falsifiers.mutants.variation import Change, Made, varied
-from reference.classifier import CLASSIFIER_LOSS, parameter_shapes, trainable_names
-from reference.table import Array, Composition, Scalars
-from reference.tape import Tape
-from reference.training import flatten, from_rows, split, to_rows
+from blackswan.falsifiers.mutants.changes import in_bfloat16
+from blackswan.falsifiers.mutants.registry import mutant
+from blackswan.falsifiers.mutants.variation import Change, Made, varied
+from blackswan.reference.classifier import CLASSIFIER_LOSS, parameter_shapes, trainable_names
+from blackswan.reference.table import Array, Composition, Scalars
+from blackswan.reference.tape import Tape
+from blackswan.reference.training import flatten, from_rows, split, to_rows
 
 STATE = ("parameter", "exp_avg", "exp_avg_sq")
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from reference.table import Composition, Scalars
-from reference.tape import Tape
+from blackswan.reference.table import Composition, Scalars
+from blackswan.reference.tape import Tape
 
 
 class VariedTape(Tape):

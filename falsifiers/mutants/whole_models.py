@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from falsifiers.mutants.patches import step_mutant
+from blackswan.falsifiers.mutants.patches import step_mutant
 
 Step = Callable[..., Any]
 
@@ -46,13 +46,13 @@ def _head_norms_swapped(body: Any) -> None:
         queries.weight, keys.weight = keys.weight, queries.weight
 
 
-step_mutant("whole_last_layer_without_biases", "impl.decoder", "Body.__init__")(_after_building(_without_biases))
-step_mutant("whole_last_value_bias_dropped", "impl.decoder", "Body.__init__")(_after_building(_last_value_bias_dropped))
-step_mutant("whole_first_mlp_everywhere", "impl.decoder", "Body.__init__")(_after_building(_first_mlp_everywhere))
-step_mutant("whole_head_norms_swapped", "impl.decoder", "Body.__init__")(_after_building(_head_norms_swapped))
+step_mutant("whole_last_layer_without_biases", "blackswan.impl.decoder", "Body.__init__")(_after_building(_without_biases))
+step_mutant("whole_last_value_bias_dropped", "blackswan.impl.decoder", "Body.__init__")(_after_building(_last_value_bias_dropped))
+step_mutant("whole_first_mlp_everywhere", "blackswan.impl.decoder", "Body.__init__")(_after_building(_first_mlp_everywhere))
+step_mutant("whole_head_norms_swapped", "blackswan.impl.decoder", "Body.__init__")(_after_building(_head_norms_swapped))
 
 
-@step_mutant("whole_layers_in_reverse", "impl.decoder", "Body.forward")
+@step_mutant("whole_layers_in_reverse", "blackswan.impl.decoder", "Body.forward")
 def _(forward: Step) -> Step:
     def changed(self: Any, *arguments: Any, **options: Any) -> Any:
         before = self.layers
@@ -65,7 +65,7 @@ def _(forward: Step) -> Step:
     return changed
 
 
-@step_mutant("whole_first_layer_detached", "impl.decoder", "Layer.forward")
+@step_mutant("whole_first_layer_detached", "blackswan.impl.decoder", "Layer.forward")
 def _(forward: Step) -> Step:
     def changed(self: Any, *arguments: Any, **options: Any) -> Any:
         result = forward(self, *arguments, **options)
@@ -74,7 +74,7 @@ def _(forward: Step) -> Step:
     return changed
 
 
-@step_mutant("whole_later_layers_unscaled", "impl.projection", "Projection.attach")
+@step_mutant("whole_later_layers_unscaled", "blackswan.impl.projection", "Projection.attach")
 def _(attach: Step) -> Step:
     def changed(self: Any, lora_a: Any, lora_b: Any, alpha: float) -> None:
         attach(self, lora_a, lora_b, alpha if ".layers.0." in self.path else float(len(lora_a)))
@@ -94,8 +94,12 @@ def _quantising(where: Callable[[str], bool]) -> Callable[[Step], Step]:
     return make
 
 
-step_mutant("whole_first_layer_unquantised", "impl.decoder", "Layer.__init__")(_quantising(lambda path: not path.endswith(".layers.0")))
-step_mutant("whole_first_layer_alone_quantised", "impl.decoder", "Layer.__init__")(_quantising(lambda path: path.endswith(".layers.0")))
+step_mutant("whole_first_layer_unquantised", "blackswan.impl.decoder", "Layer.__init__")(
+    _quantising(lambda path: not path.endswith(".layers.0"))
+)
+step_mutant("whole_first_layer_alone_quantised", "blackswan.impl.decoder", "Layer.__init__")(
+    _quantising(lambda path: path.endswith(".layers.0"))
+)
 
 
 def rounded_attention_scaled(by: float) -> Callable[[Step], Step]:
@@ -111,4 +115,4 @@ def rounded_attention_scaled(by: float) -> Callable[[Step], Step]:
     return make
 
 
-step_mutant("whole_rounded_attention_scaled", "impl.decoder", "call")(rounded_attention_scaled(0.9))
+step_mutant("whole_rounded_attention_scaled", "blackswan.impl.decoder", "call")(rounded_attention_scaled(0.9))

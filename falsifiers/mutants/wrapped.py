@@ -4,8 +4,8 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from falsifiers.subjects.protocol import Subject, TracedCall
-from reference.table import Array, Arrays, Scalars
+from blackswan.falsifiers.subjects.protocol import Subject, TracedCall
+from blackswan.reference.table import Array, Arrays, Scalars
 
 Outputs = dict[str, Array]
 

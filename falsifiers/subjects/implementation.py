@@ -10,23 +10,23 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from contracts.model import Signature
-from falsifiers.precision import CUDA_ONLY, signatures
-from falsifiers.subjects.procedures import PROCEDURES, RECORDED, default_configurations
-from falsifiers.subjects.procedures import why_not as procedure_why_not
-from falsifiers.subjects.protocol import Interrupted, TracedCall
-from impl import dispatch, kernels
-from impl.classifier import Adaptation, Classifier, trainable_shapes
-from impl.config import DecoderConfig
-from impl.decoder import Decoder
-from impl.device import resolve_device, set_tf32
-from impl.fused.step import FusedTrainer, why_not
-from impl.group import ALONE, Group
-from impl.operations import OPERATIONS
-from impl.pretrain import StepFn, ValFn
-from impl.token_shards import TokenBatch
-from impl.trainer import Batch, BatchResult, Trainer
-from reference.table import Array
+from blackswan.contracts.model import Signature
+from blackswan.falsifiers.numeric.precision import CUDA_ONLY, signatures
+from blackswan.falsifiers.subjects.procedures import PROCEDURES, RECORDED, default_configurations
+from blackswan.falsifiers.subjects.procedures import why_not as procedure_why_not
+from blackswan.falsifiers.subjects.protocol import Interrupted, TracedCall
+from blackswan.impl import dispatch, kernels
+from blackswan.impl.classifier import Adaptation, Classifier, trainable_shapes
+from blackswan.impl.config import DecoderConfig
+from blackswan.impl.decoder import Decoder
+from blackswan.impl.device import resolve_device, set_tf32
+from blackswan.impl.fused.step import FusedTrainer, why_not
+from blackswan.impl.group import ALONE, Group
+from blackswan.impl.operations import OPERATIONS
+from blackswan.impl.pretrain import StepFn, ValFn
+from blackswan.impl.token_shards import TokenBatch
+from blackswan.impl.trainer import Batch, BatchResult, Trainer
+from blackswan.reference.table import Array
 
 Arrays = Mapping[str, Array]
 Tensors = dict[str, torch.Tensor]

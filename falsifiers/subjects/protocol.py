@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from contracts.model import Claim
-from reference.table import Array
+from blackswan.contracts.model import Claim
+from blackswan.reference.table import Array
 
 
 @dataclass(frozen=True)

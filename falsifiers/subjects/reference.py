@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-import reference
-from falsifiers.precision import compute_dtype, gradient_dtypes, is_real, output_dtypes, rounded_table, signatures
-from falsifiers.subjects.protocol import TracedCall
-from reference.table import Array, Arrays, Table
-from reference.tape import Call, Tape
+from blackswan import reference
+from blackswan.falsifiers.numeric.precision import compute_dtype, gradient_dtypes, is_real, output_dtypes, rounded_table, signatures
+from blackswan.falsifiers.subjects.protocol import TracedCall
+from blackswan.reference.table import Array, Arrays, Table
+from blackswan.reference.tape import Call, Tape
 
 Scalars = Mapping[str, Any]
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from falsifiers.subjects.implementation import Implementation
-from falsifiers.tf32 import round_operand
+from blackswan.falsifiers.numeric.tf32 import round_operand
+from blackswan.falsifiers.subjects.implementation import Implementation
 
 _ATEN = torch.ops.aten
 OPERANDS = {_ATEN.mm.default: (0, 1), _ATEN.bmm.default: (0, 1), _ATEN.addmm.default: (1, 2), _ATEN.baddbmm.default: (1, 2)}

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from impl.commands import evaluate, merge, predict, summary, train
-from impl.commands.common import BadInput, Command, Interrupted, TrainingFailed
+from blackswan.impl.commands import evaluate, merge, predict, summary, train
+from blackswan.impl.commands.common import BadInput, Command, Interrupted, TrainingFailed
 
 __all__ = ["COMMANDS", "BadInput", "Command", "Interrupted", "TrainingFailed"]
 

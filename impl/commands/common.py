@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from impl.config import ClassifyConfig
-    from impl.memory import Estimate
-    from impl.pipeline import ClassifyPipeline
+    from blackswan.impl.config import ClassifyConfig
+    from blackswan.impl.memory import Estimate
+    from blackswan.impl.pipeline import ClassifyPipeline
 
 DEVICE_HELP = "cpu, cuda, cuda:N or auto (default: cpu); only auto falls back to the CPU"
 
@@ -53,8 +53,8 @@ def open_saved(options: argparse.Namespace) -> "ClassifyPipeline":
 
     A run's own folder is understood as its best adapter, or its last where there is no best one.
     """
-    from impl.pipeline import ClassifyPipeline
-    from impl.saved import is_merged
+    from blackswan.impl.pipeline import ClassifyPipeline
+    from blackswan.impl.saved import is_merged
 
     folder: Path | None = options.adapter
     if folder is None:
@@ -72,8 +72,8 @@ def open_saved(options: argparse.Namespace) -> "ClassifyPipeline":
 
 def parameter_count(model: Path) -> int:
     """Parameters of the decoder in a checkpoint folder, tied embeddings counted once. Raises what `read_config` raises."""
-    from impl.checkpoint import read_config
-    from impl.decoder import parameter_shapes
+    from blackswan.impl.checkpoint import read_config
+    from blackswan.impl.decoder import parameter_shapes
 
     return sum(math.prod(shape) for shape in parameter_shapes(read_config(model)).values())
 
@@ -82,11 +82,11 @@ def memory_of_a_step(model: Path, config: "ClassifyConfig", samples: int, longes
     """What an optimiser step needs on the device, in its largest batch: of so many samples in all, the longest of so many tokens."""
     import torch
 
-    from impl.checkpoint import read_config
-    from impl.classifier import Adaptation
-    from impl.fused.memory import estimate_fused
-    from impl.fused.step import engine_of
-    from impl.memory import estimate
+    from blackswan.impl.checkpoint import read_config
+    from blackswan.impl.classifier import Adaptation
+    from blackswan.impl.fused.memory import estimate_fused
+    from blackswan.impl.fused.step import engine_of
+    from blackswan.impl.memory import estimate
 
     batch = min(config.batch_size, samples)
     passes = min(config.accumulation_steps, math.ceil(samples / batch))

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from impl.commands.common import add_adapter_options, open_saved
+from blackswan.impl.commands.common import add_adapter_options, open_saved
 
 if TYPE_CHECKING:
-    from impl.evaluation import Evaluation, Matrix
+    from blackswan.impl.evaluation import Evaluation, Matrix
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Prints the evaluation."""
-    from impl.samples import read_samples
+    from blackswan.impl.samples import read_samples
 
     pipeline = open_saved(options)
     config = pipeline.config

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from impl.commands.common import add_adapter_options, open_saved, require_absent
+from blackswan.impl.commands.common import add_adapter_options, open_saved, require_absent
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

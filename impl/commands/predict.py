@@ -8,10 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from impl.commands.common import BadInput, add_adapter_options, open_saved
+from blackswan.impl.commands.common import BadInput, add_adapter_options, open_saved
 
 if TYPE_CHECKING:
-    from impl.pipeline import ClassifyPipeline
+    from blackswan.impl.pipeline import ClassifyPipeline
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +75,7 @@ def _content(path: Path, expected: str) -> bytes:
 
 
 def _corpus(path: Path) -> Iterator[str]:
-    from impl import strict_json
+    from blackswan.impl import strict_json
 
     for number, line in enumerate(_content(path, "a JSONL file").removesuffix(b"\n").split(b"\n"), start=1):
         try:

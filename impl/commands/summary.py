@@ -2,8 +2,8 @@
 
 import argparse
 
-from impl import settings
-from impl.commands.common import BadInput, add_adapter_options, memory_of_a_step, open_saved, parameter_count
+from blackswan.impl import settings
+from blackswan.impl.commands.common import BadInput, add_adapter_options, memory_of_a_step, open_saved, parameter_count
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> None:
             raise BadInput(f"{next(iter(given.values())).origin}: an adapter has its own settings; expected it with --model alone")
         pipeline = open_saved(options)
     elif options.model is not None:
-        from impl.pipeline import ClassifyPipeline
+        from blackswan.impl.pipeline import ClassifyPipeline
 
         config = settings.resolve(parameter_count(options.model), given)
         pipeline = ClassifyPipeline.from_pretrained(options.model, config, device=options.device)

@@ -12,18 +12,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from impl import settings
-from impl.commands.common import DEVICE_HELP, BadInput, Interrupted, TrainingFailed, memory_of_a_step, parameter_count, require_place
+from blackswan.impl import settings
+from blackswan.impl.commands.common import (
+    DEVICE_HELP,
+    BadInput,
+    Interrupted,
+    TrainingFailed,
+    memory_of_a_step,
+    parameter_count,
+    require_place,
+)
 
 if TYPE_CHECKING:
     import torch
 
-    from impl.config import ClassifyConfig
-    from impl.fit import EpochRecord, FitResult, StepRecord
-    from impl.group import Group
-    from impl.metrics import MetricsFile, TensorBoard
-    from impl.pipeline import ClassifyPipeline
-    from impl.samples import Samples
+    from blackswan.impl.config import ClassifyConfig
+    from blackswan.impl.fit import EpochRecord, FitResult, StepRecord
+    from blackswan.impl.group import Group
+    from blackswan.impl.metrics import MetricsFile, TensorBoard
+    from blackswan.impl.pipeline import ClassifyPipeline
+    from blackswan.impl.samples import Samples
 
 CONFIG, STATISTICS, METRICS = "config.yaml", "statistics.yaml", "metrics.jsonl"
 
@@ -45,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Trains, alone or as one of torchrun's workers, of which the first one speaks and writes."""
     given = (settings.read_file(options.config) if options.config else {}, settings.given_options(options))
-    from impl.group import joined, restarted
+    from blackswan.impl.group import joined, restarted
 
     resume = options.resume or (restarted() and (options.output / "run.json").is_file())
     _require_usable(options.output, resume)
@@ -56,10 +64,10 @@ def run(options: argparse.Namespace) -> None:
 def _train(
     options: argparse.Namespace, given: tuple[dict[str, settings.Setting], ...], group: "Group", device: "torch.device", resume: bool
 ) -> None:
-    from impl.ledger import reserve
-    from impl.metrics import TensorBoard
-    from impl.pipeline import ClassifyPipeline
-    from impl.residency import require_residency
+    from blackswan.impl.ledger import reserve
+    from blackswan.impl.metrics import TensorBoard
+    from blackswan.impl.pipeline import ClassifyPipeline
+    from blackswan.impl.residency import require_residency
 
     config = settings.resolve(parameter_count(options.model), *given)
     train, validation = _samples(options, config)
@@ -84,7 +92,7 @@ def _lead(
     resume: bool,
 ) -> None:
     """The run, as the one worker that speaks and writes."""
-    from impl.metrics import MetricsFile
+    from blackswan.impl.metrics import MetricsFile
 
     config, output = pipeline.config, options.output
     if not resume:
@@ -105,9 +113,9 @@ def _lead(
 
 def _require_a_rate(config: "ClassifyConfig", samples: int) -> None:
     """As `fit` does, before anything is written."""
-    from impl.fit import total_steps
-    from impl.operations.optimisation import learning_rate_schedule
-    from impl.optimiser import require_a_rate
+    from blackswan.impl.fit import total_steps
+    from blackswan.impl.operations.optimisation import learning_rate_schedule
+    from blackswan.impl.optimiser import require_a_rate
 
     steps = total_steps(config, samples)
     require_a_rate(learning_rate_schedule(steps, config.learning_rate, config.warmup_fraction, config.schedule).tolist())
@@ -125,8 +133,8 @@ class _Watch:
     """Passes records on to the terminal and the files; turns what ends a run that has begun into what the command ends with."""
 
     def __init__(self, config: "ClassifyConfig", samples: int, metrics: "MetricsFile", board: "TensorBoard | None") -> None:
-        from impl.fit import total_steps
-        from impl.progress import Progress
+        from blackswan.impl.fit import total_steps
+        from blackswan.impl.progress import Progress
 
         steps = total_steps(config, samples)
         self.progress = Progress(sys.stderr, epochs=config.epochs, total_steps=steps, log_interval=config.log_interval)
@@ -185,8 +193,8 @@ def _require_usable(output: Path, resume: bool) -> None:
 
 def _samples(options: argparse.Namespace, config: "ClassifyConfig") -> tuple["Samples", "Samples | None"]:
     """Training and validation samples. Raises a ValueError that names the file and line, and the setting where that may be the reason."""
-    from impl.samples import read_samples, training_and_validation
-    from impl.tokens import load_tokenizer
+    from blackswan.impl.samples import read_samples, training_and_validation
+    from blackswan.impl.tokens import load_tokenizer
 
     tokens = load_tokenizer(options.model, config.max_seq_len, config.padding_side)
     try:
@@ -206,8 +214,8 @@ def _samples(options: argparse.Namespace, config: "ClassifyConfig") -> tuple["Sa
 
 def _with_weights(config: "ClassifyConfig", train: "Samples") -> "ClassifyConfig":
     """The settings with balanced class weights as numbers."""
-    from impl.config import BALANCED
-    from impl.samples import balanced_weights
+    from blackswan.impl.config import BALANCED
+    from blackswan.impl.samples import balanced_weights
 
     return dataclasses.replace(config, class_weights=balanced_weights(train)) if config.class_weights == BALANCED else config
 

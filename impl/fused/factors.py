@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from impl.projection import Projection
+from blackswan.impl.projection import Projection
 
 
 class Factors:

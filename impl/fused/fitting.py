@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from impl.config import DecoderConfig
-from impl.decoder import projection_shapes
-from impl.nf4 import BLOCK_SIZE
+from blackswan.impl.config import DecoderConfig
+from blackswan.impl.decoder import projection_shapes
+from blackswan.impl.nf4 import BLOCK_SIZE
 
 JOINED = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj"))
 """Projections that read one input, whose weights lie one below the other."""

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from impl.config import DecoderConfig
-from impl.decoder import Layer
-from impl.fused.factors import Factors
-from impl.fused.linear import FusedLinear, Shared
-from impl.kernels.attention import attention_backward, attention_forward
-from impl.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_backward
-from impl.kernels.rope import qk_norm_rope, qk_norm_rope_backward
-from impl.kernels.swiglu import swiglu, swiglu_backward
-from impl.projection import Projection
+from blackswan.impl.config import DecoderConfig
+from blackswan.impl.decoder import Layer
+from blackswan.impl.fused.factors import Factors
+from blackswan.impl.fused.linear import FusedLinear, Shared
+from blackswan.impl.kernels.attention import attention_backward, attention_forward
+from blackswan.impl.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_backward
+from blackswan.impl.kernels.rope import qk_norm_rope, qk_norm_rope_backward
+from blackswan.impl.kernels.swiglu import swiglu, swiglu_backward
+from blackswan.impl.projection import Projection
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class FusedLayer:
 
     def __init__(self, layer: Layer, config: DecoderConfig, factors: Factors, shared: Shared, dtype: torch.dtype) -> None:
         self.config, self._side = config, shared.side
-        made = [FusedLinear(group, factors, room, shared, dtype) for group, room in zip(groups(layer), ROOMS, strict=True)]
+        made = [FusedLinear(group, factors, buffer, shared, dtype) for group, buffer in zip(groups(layer), ROOMS, strict=True)]
         self.qkv, self.o, self.gate_up, self.down = made
         self.norm, self.middle_norm = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
         self.head_norms = _head_norms(layer, config)

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from impl.fused.factors import Factors
-from impl.fused.products import Products
-from impl.fused.side import Side
-from impl.fused.weights import ADVICE, JoinedWeight, Weights
-from impl.projection import Projection
+from blackswan.impl.fused.factors import Factors
+from blackswan.impl.fused.products import Products
+from blackswan.impl.fused.side import SideStream
+from blackswan.impl.fused.weights import ADVICE, JoinedWeight, Weights
+from blackswan.impl.projection import Projection
 
 
 @dataclass(frozen=True)
 class Shared:
     """What the products of a model share."""
 
-    side: Side
+    side: SideStream
     products: Products
     weights: Weights
 
@@ -35,8 +35,8 @@ class _Update:
 class FusedLinear:
     """y = x Wᵀ + b + Σ scale · (x Aᵀ) Bᵀ for the projections' weights one below the other; the narrow products beside the wide ones."""
 
-    def __init__(self, projections: Sequence[Projection], factors: Factors, room: int, shared: Shared, dtype: torch.dtype) -> None:
-        self.weight, self._shared = shared.weights.add(JoinedWeight(projections, room, dtype)), shared
+    def __init__(self, projections: Sequence[Projection], factors: Factors, buffer: int, shared: Shared, dtype: torch.dtype) -> None:
+        self.weight, self._shared = shared.weights.add(JoinedWeight(projections, buffer, dtype)), shared
         biases = [p.bias for p in projections if p.bias is not None]
         if 0 < len(biases) < len(projections):
             raise ValueError(f"{projections[0].path}: some projections that read this input have a bias and others none; {ADVICE}")

@@ -8,15 +8,25 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from impl import dispatch
-from impl.allocations import BLOCK, DEQUANTIZED, SAVED, WORKING, Allocations
-from impl.classifier import Adaptation
-from impl.config import DecoderConfig
-from impl.fused.packing import GRAIN, Packed
-from impl.fused.step import FusedTrainer
-from impl.memory import LOADING, META, Estimate, classifier_of_shapes, empty_batch, estimate_of, part_of, repeating, require_counts
-from impl.trainer import Batch, MicroResult
-from impl.validation import unchecked
+from blackswan.impl import dispatch
+from blackswan.impl.allocations import BLOCK, DEQUANTIZED, SAVED, WORKING, Allocations
+from blackswan.impl.classifier import Adaptation
+from blackswan.impl.config import DecoderConfig
+from blackswan.impl.fused.packing import GRAIN, Packed
+from blackswan.impl.fused.step import FusedTrainer
+from blackswan.impl.memory import (
+    LOADING,
+    META,
+    Estimate,
+    classifier_of_shapes,
+    empty_batch,
+    estimate_of,
+    part_of,
+    repeating,
+    require_counts,
+)
+from blackswan.impl.trainer import Batch, MicroResult
+from blackswan.impl.validation import unchecked
 
 WORKSPACES = 3
 """cuBLAS keeps one for the stream that is captured, one for the stream beside it (`impl.fused.side`) and one for the current stream."""
@@ -108,8 +118,8 @@ class _Step(FusedTrainer):
             self._allocations.assign(tensor, part_of(name), only=LOADING)
         self._allocations.assign(model.factors.values, "lora")
         self._allocations.assign(model.factors.gradients, "gradients")
-        for room in model.shared.weights.rooms.values():
-            self._allocations.assign(room, DEQUANTIZED)
+        for buffer in model.shared.weights.rooms.values():
+            self._allocations.assign(buffer, DEQUANTIZED)
         for layer in model.layers:
             if layer.qkv.bias is not None:
                 self._allocations.assign(layer.qkv.bias, "biases")

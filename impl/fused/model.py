@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from impl.classifier import Classifier, trainable_shapes
-from impl.decoder import Layer
-from impl.fused.factors import Factors
-from impl.fused.layer import FusedLayer, Kept, Stream, Tokens, groups
-from impl.fused.linear import Shared
-from impl.fused.packing import GRAIN, Packed
-from impl.fused.products import Products
-from impl.fused.side import Side
-from impl.fused.weights import Weights
-from impl.kernels.rms_norm import rms_norm, rms_norm_backward
-from impl.kernels.rope import rope_table
+from blackswan.impl.classifier import Classifier, trainable_shapes
+from blackswan.impl.decoder import Layer
+from blackswan.impl.fused.factors import Factors
+from blackswan.impl.fused.layer import FusedLayer, Kept, Stream, Tokens, groups
+from blackswan.impl.fused.linear import Shared
+from blackswan.impl.fused.packing import GRAIN, Packed
+from blackswan.impl.fused.products import Products
+from blackswan.impl.fused.side import SideStream
+from blackswan.impl.fused.weights import Weights
+from blackswan.impl.kernels.rms_norm import rms_norm, rms_norm_backward
+from blackswan.impl.kernels.rope import rope_table
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class FusedClassifier:
         dtype, device = self.embedding.dtype, self.embedding.device
         joined = [group for layer in blocks for group in groups(layer)]
         self.factors = Factors(trainable_shapes(config, classifier.adaptation), joined, dtype, device)
-        side = Side(device)
+        side = SideStream(device)
         self.shared = Shared(side, Products(), Weights(side, dtype, device))
         self.layers = [FusedLayer(layer, config, self.factors, self.shared, dtype) for layer in blocks]
         forward = [linear.weight for layer in self.layers for linear in layer.products()]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from impl.trainer import Batch
+from blackswan.impl.trainer import Batch
 
 GRAIN = 256
 """Numbers of tokens are rounded up to a multiple of this, so that few shapes occur."""

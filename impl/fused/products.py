@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from impl.fused.cublaslt import TYPES, Product
+from blackswan.impl.fused.cublaslt import TYPES, Product
 
 Key = tuple[object, ...]
 Timer = Callable[[Sequence[Callable[[], object]]], Sequence[float]]

@@ -24,7 +24,7 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch
 
 
-class Side:
+class SideStream:
     """Runs work on a stream of its own on a CUDA device, where it fills what products leave idle; elsewhere at once.
 
     Work starts after all that the current stream was given before. Its results are for the current stream, which must have been given

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from impl import kernels, validation
-from impl.classifier import Classifier
-from impl.config import ClassifyConfig, DecoderConfig
-from impl.fused.fitting import why_not_shapes
-from impl.fused.packing import GRAIN, Packed, pack, sizes_of
-from impl.fused.side import captured_stream
-from impl.kernels.launch import on_device
-from impl.operations.optimisation import adamw_moved
-from impl.trainer import Batch, BatchResult, MicroResult, Trainer, classes_of
+from blackswan.impl import kernels, validation
+from blackswan.impl.classifier import Classifier
+from blackswan.impl.config import ClassifyConfig, DecoderConfig
+from blackswan.impl.fused.fitting import why_not_shapes
+from blackswan.impl.fused.packing import GRAIN, Packed, pack, sizes_of
+from blackswan.impl.fused.side import captured_stream
+from blackswan.impl.kernels.launch import on_device
+from blackswan.impl.operations.optimisation import adamw_moved
+from blackswan.impl.trainer import Batch, BatchResult, MicroResult, Trainer, classes_of
 
 if TYPE_CHECKING:
-    from impl.fused.model import FusedClassifier, Outcome
+    from blackswan.impl.fused.model import FusedClassifier, Outcome
 
 BETAS, EPS = (0.9, 0.999), 1e-8
 
@@ -115,7 +115,7 @@ class FusedTrainer(Trainer):
     @cached_property
     def model(self) -> "FusedClassifier":
         """Made at the first step, when the classifier's weights are joined."""
-        from impl.fused.model import FusedClassifier  # imports Triton, which need not be installed
+        from blackswan.impl.fused.model import FusedClassifier  # imports Triton, which need not be installed
 
         return FusedClassifier(self.classifier, self.longest, self.class_weights, self.multi_label)
 

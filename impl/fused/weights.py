@@ -7,10 +7,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from impl.fused.fitting import blocks_align
-from impl.fused.side import Side
-from impl.kernels.nf4_dequantize import nf4_dequantize
-from impl.projection import Projection, frozen
+from blackswan.impl.fused.fitting import blocks_align
+from blackswan.impl.fused.side import SideStream
+from blackswan.impl.kernels.nf4_dequantize import nf4_dequantize
+from blackswan.impl.projection import Projection, frozen
 
 ADVICE = "the hand-written layers join these weights; choose engine torch"
 
@@ -22,9 +22,9 @@ class JoinedWeight:
     cannot be joined.
     """
 
-    def __init__(self, projections: Sequence[Projection], room: int, dtype: torch.dtype) -> None:
+    def __init__(self, projections: Sequence[Projection], buffer: int, dtype: torch.dtype) -> None:
         self.rows, self.columns = sum(p.out_features for p in projections), projections[0].in_features
-        self.room, self._dtype = room, dtype
+        self.buffer, self._dtype = buffer, dtype
         self.plain: Tensor | None = None
         quantized = [p.quantized for p in projections]
         if quantized[0] is None:
@@ -41,9 +41,9 @@ class JoinedWeight:
         for q, code, scale in zip(kept, codes, absmax, strict=True):
             q.codes, q.absmax = code, scale
 
-    def dequantized(self, room: Tensor) -> Tensor:
+    def dequantized(self, buffer: Tensor) -> Tensor:
         """The weight, computed anew into the first elements of `room`."""
-        out = room[: self.rows * self.columns].view(self.rows, self.columns)
+        out = buffer[: self.rows * self.columns].view(self.rows, self.columns)
         return nf4_dequantize(self._codes, self._absmax, self.rows, self.columns, self._block, self._dtype, out=out)
 
 
@@ -54,7 +54,7 @@ class Weights:
     dequantisation.
     """
 
-    def __init__(self, side: Side, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, side: SideStream, dtype: torch.dtype, device: torch.device) -> None:
         self._side, self._dtype, self._device = side, dtype, device
         self._sizes: dict[int, int] = {}
         self._uses: deque[JoinedWeight] = deque()
@@ -64,17 +64,17 @@ class Weights:
     def add(self, weight: JoinedWeight) -> JoinedWeight:
         """Says that this weight will be used; all are added before the first use."""
         size = weight.rows * weight.columns if weight.plain is None else 0
-        self._sizes[weight.room] = max(self._sizes.get(weight.room, 0), size)
+        self._sizes[weight.buffer] = max(self._sizes.get(weight.buffer, 0), size)
         return weight
 
     @cached_property
     def rooms(self) -> dict[int, Tensor]:
         """By number, each as large as the largest weight that goes there."""
-        return {room: torch.empty(size, dtype=self._dtype, device=self._device) for room, size in self._sizes.items()}
+        return {buffer: torch.empty(size, dtype=self._dtype, device=self._device) for buffer, size in self._sizes.items()}
 
     def of(self, weight: JoinedWeight) -> Tensor:
         """The weight, out of any order, until another one is dequantised into its room."""
-        return weight.plain if weight.plain is not None else weight.dequantized(self.rooms[weight.room])
+        return weight.plain if weight.plain is not None else weight.dequantized(self.rooms[weight.buffer])
 
     def begin(self, uses: Iterable[JoinedWeight]) -> None:
         """Makes the first weight ready; `uses` are those of the coming products, neighbours in different rooms or the same weight."""

@@ -53,6 +53,6 @@ def missing() -> str | None:
 def __getattr__(name: str) -> Any:
     if name != "OPERATIONS":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from impl.kernels.functions import OPERATIONS as FUNCTIONS
+    from blackswan.impl.kernels.functions import OPERATIONS as FUNCTIONS
 
     return FUNCTIONS

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from impl.kernels import interpreted
-from impl.kernels.launch import buffer, launch, require_contiguous_rows, require_same_shape, require_storage
+from blackswan.impl.kernels import interpreted
+from blackswan.impl.kernels.launch import buffer, launch, require_contiguous_rows, require_same_shape, require_storage
 
 WIDEST = 256
 LOG2_E = tl.constexpr(1.4426950408889634)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from impl.kernels.launch import buffer, launch, require_contiguous_rows, require_storage
+from blackswan.impl.kernels.launch import buffer, launch, require_contiguous_rows, require_storage
 
 WIDEST = 4096
 TILE = 1024

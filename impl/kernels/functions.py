@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from impl.kernels import cross_entropy, nf4_dequantize, rms_norm, rope, swiglu
-from impl.operations import losses
-from impl.operations.nf4 import require_block_size
+from blackswan.impl.kernels import cross_entropy, nf4_dequantize, rms_norm, rope, swiglu
+from blackswan.impl.operations import losses
+from blackswan.impl.operations.nf4 import require_block_size
 
 Gradients = tuple[Tensor | None, ...]
 

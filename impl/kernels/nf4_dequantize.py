@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from impl.kernels.launch import buffer, launch, require_storage
+from blackswan.impl.kernels.launch import buffer, launch, require_storage
 
 CODEBOOK = (
     -1.0,

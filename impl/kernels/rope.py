@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from impl.kernels.launch import buffer, launch, require_contiguous_rows, require_same_shape, require_storage
+from blackswan.impl.kernels.launch import buffer, launch, require_contiguous_rows, require_same_shape, require_storage
 
 TILE = 2048
 FEWEST_HEADS = 8

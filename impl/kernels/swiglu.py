@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from impl.kernels.launch import buffer, launch, require_same_shape, require_storage
+from blackswan.impl.kernels.launch import buffer, launch, require_same_shape, require_storage
 
 BLOCK = 1024
 

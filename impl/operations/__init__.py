@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from impl.operations import attention, layers, lora, losses, nf4, optimisation
+from blackswan.impl.operations import attention, layers, lora, losses, nf4, optimisation
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function

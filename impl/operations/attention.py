@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from impl.operations.precision import compute_dtype, widen
+from blackswan.impl.operations.precision import compute_dtype, widen
 
 
 def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from impl import validation
-from impl.operations.precision import widen
+from blackswan.impl import validation
+from blackswan.impl.operations.precision import widen
 
 
 def embedding(input_ids: Tensor, weight: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from impl.operations.layers import linear
-from impl.operations.precision import widen
+from blackswan.impl.operations.layers import linear
+from blackswan.impl.operations.precision import widen
 
 
 def lora_linear(x: Tensor, weight: Tensor, lora_a: Tensor, lora_b: Tensor, alpha: float, bias: Tensor | None = None) -> Tensor:

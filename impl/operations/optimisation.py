@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from impl import validation
-from impl.operations.precision import widen
+from blackswan.impl import validation
+from blackswan.impl.operations.precision import widen
 
 
 def average_gradients(gradients: Tensor, counts: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from falsifiers.subjects.procedures import (
+from blackswan.falsifiers.subjects.procedures import (
     adapters,
     data,
     devices,
@@ -20,12 +20,12 @@ from falsifiers.subjects.procedures import (
     training,
     whole_model,
 )
-from impl import dispatch
-from impl.checkpoint import load_checkpoint, load_decoder
-from impl.config import ClassifyConfig
-from impl.device import resolve_device
-from impl.tokens import load_tokenizer
-from reference.table import Array
+from blackswan.impl import dispatch
+from blackswan.impl.checkpoint import load_checkpoint, load_decoder
+from blackswan.impl.config import ClassifyConfig
+from blackswan.impl.device import resolve_device
+from blackswan.impl.tokens import load_tokenizer
+from blackswan.reference.table import Array
 
 Scalars = Mapping[str, Any]
 

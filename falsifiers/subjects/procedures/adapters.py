@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from impl import adapter, checkpoint, merge
-from impl.classifier import Adaptation, Classifier
-from reference.table import Array
+from blackswan.impl import adapter, checkpoint, merge
+from blackswan.impl.classifier import Adaptation, Classifier
+from blackswan.reference.table import Array
 
 Scalars = Mapping[str, Any]
 Outputs = dict[str, Array]

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from impl import corpus, samples, tokens
-from reference.table import Array
+from blackswan.impl import corpus, samples, tokens
+from blackswan.reference.table import Array
 
 Scalars = Mapping[str, Any]
 Outputs = dict[str, Array]

@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from falsifiers.subjects.procedures.allocator import allocated
-from impl import checkpoint, classifier, device, ledger, memory, nonfinite, residency
-from impl.config import DecoderConfig
-from impl.decoder import random_tensors
-from impl.dispatch import replaced
-from impl.fused.memory import estimate_fused
-from impl.fused.step import FusedTrainer
-from impl.operations import OPERATIONS
-from impl.trainer import Batch, Trainer
-from reference.table import Array
+from blackswan.falsifiers.subjects.procedures.allocator import allocated
+from blackswan.impl import checkpoint, classifier, device, ledger, memory, nonfinite, residency
+from blackswan.impl.config import DecoderConfig
+from blackswan.impl.decoder import random_tensors
+from blackswan.impl.dispatch import replaced
+from blackswan.impl.fused.memory import estimate_fused
+from blackswan.impl.fused.step import FusedTrainer
+from blackswan.impl.operations import OPERATIONS
+from blackswan.impl.trainer import Batch, Trainer
+from blackswan.reference.table import Array
 
 Scalars = Mapping[str, Any]
 Outputs = dict[str, Array]

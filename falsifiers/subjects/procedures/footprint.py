@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from falsifiers.subjects.procedures.allocator import allocated
-from falsifiers.subjects.procedures.devices import DTYPES, adaptation_of, classifier_on, config_of, trainer_by
-from impl import kernels, memory
-from impl.classifier import Classifier, base_shapes, initial_trainable
-from impl.fused.memory import estimate_fused
-from impl.tensors import LazyTensors, Shapes
-from impl.trainer import Batch, Trainer
-from reference.table import Array
+from blackswan.falsifiers.subjects.procedures.allocator import allocated
+from blackswan.falsifiers.subjects.procedures.devices import DTYPES, adaptation_of, classifier_on, config_of, trainer_by
+from blackswan.impl import kernels, memory
+from blackswan.impl.classifier import Classifier, base_shapes, initial_trainable
+from blackswan.impl.fused.memory import estimate_fused
+from blackswan.impl.tensors import LazyTensors, Shapes
+from blackswan.impl.trainer import Batch, Trainer
+from blackswan.reference.table import Array
 
 Scalars = Mapping[str, Any]
 Outputs = dict[str, Array]

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from falsifiers.mutants.patches import applied
-from falsifiers.subjects.procedures.workers import RUN_SECONDS, Outcome, Run
-from impl.group import ALONE, connected
+from blackswan.falsifiers.mutants.patches import applied
+from blackswan.falsifiers.subjects.procedures.workers import RUN_SECONDS, Outcome, Run
+from blackswan.impl.group import ALONE, connected
 
 GROUP_SECONDS = 20.0
 """What a rank waits for the others."""
@@ -24,7 +24,7 @@ Channel: TypeAlias = "Connection[Any, Any]"
 def serve(pipe: Channel) -> None:
     """Runs what is asked for until the other end is closed. Ctrl-C is the parent's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import_module("falsifiers.subjects.implementation")  # once, before any rank is forked
+    import_module("blackswan.falsifiers.subjects.implementation")  # once, before any rank is forked
     pipe.send("ready")
     while True:
         try:

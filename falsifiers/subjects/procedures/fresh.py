@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from impl.classifier import Classifier
-from impl.config import ClassifyConfig, DecoderConfig
-from impl.pipeline import ClassifyPipeline
-from reference.table import Array
+from blackswan.impl.classifier import Classifier
+from blackswan.impl.config import ClassifyConfig, DecoderConfig
+from blackswan.impl.pipeline import ClassifyPipeline
+from blackswan.reference.table import Array
 
 Scalars = Mapping[str, Any]
 

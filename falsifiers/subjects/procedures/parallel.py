@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from falsifiers.subjects.procedures.workers import WORKERS, Run
-from impl import agreement
-from impl import group as groups
-from impl.fused.step import FusedTrainer
-from impl.group import Group
-from impl.trainer import Batch, MicroResult, Trainer
-from reference.table import Array
+from blackswan.falsifiers.subjects.procedures.workers import WORKERS, Run
+from blackswan.impl import agreement
+from blackswan.impl import group as groups
+from blackswan.impl.fused.step import FusedTrainer
+from blackswan.impl.group import Group
+from blackswan.impl.trainer import Batch, MicroResult, Trainer
+from blackswan.reference.table import Array
 
 Scalars = Mapping[str, Any]
 
@@ -45,7 +45,7 @@ def _joined(run: Run) -> dict[str, Array]:
 
 def train(group: Group, device: torch.device, scalars: Scalars) -> dict[str, Array]:
     """One rank's part of `train_in_parallel`."""
-    from falsifiers.subjects.implementation import Implementation, to_numpy, trained  # imports this package
+    from blackswan.falsifiers.subjects.implementation import Implementation, to_numpy, trained  # imports this package
 
     # This process is gone after the run: nothing is to be put back.
     groups._CHUNK = scalars.get("chunk", groups._CHUNK)

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from falsifiers.subjects.procedures.workers import WORKERS, Run
-from impl.config import ClassifyConfig, DecoderConfig
-from impl.fit import fit
-from impl.group import Group
-from impl.pipeline import ClassifyPipeline
-from impl.samples import Samples
-from impl.tokens import Tokens
-from impl.trainer import Batch
-from reference.table import Array
+from blackswan.falsifiers.subjects.procedures.workers import WORKERS, Run
+from blackswan.impl.config import ClassifyConfig, DecoderConfig
+from blackswan.impl.fit import fit
+from blackswan.impl.group import Group
+from blackswan.impl.pipeline import ClassifyPipeline
+from blackswan.impl.samples import Samples
+from blackswan.impl.tokens import Tokens
+from blackswan.impl.trainer import Batch
+from blackswan.reference.table import Array
 
 Scalars = Mapping[str, Any]
 
@@ -44,7 +44,7 @@ def run_in_parallel(scalars: Scalars, device: torch.device) -> dict[str, Array]:
 
 def run(group: Group, device: torch.device, scalars: Scalars) -> dict[str, Array]:
     """One rank's part, in a process that ends with it."""
-    from falsifiers.subjects.implementation import to_numpy  # imports this package
+    from blackswan.falsifiers.subjects.implementation import to_numpy  # imports this package
 
     os.fsync = lambda _: None  # type: ignore[assignment]  # a killed process loses nothing that it has written; a power failure is another matter
     config, architecture = ClassifyConfig(**scalars["settings"]), DecoderConfig(**scalars["architecture"])

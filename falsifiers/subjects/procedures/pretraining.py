@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from impl import decoder_optimiser, pretrain
-from impl.checkpoint import load_decoder
-from impl.config import DecoderConfig
-from impl.decoder import Decoder, parameter_count
-from impl.pretrain_run import PretrainResult, PretrainSettings, PretrainStep
-from impl.pretrain_run import pretrain as run
-from impl.token_shards import TokenBatch, TokenBatches, TokenShards
-from reference.table import Array
+from blackswan.impl import decoder_optimiser, pretrain
+from blackswan.impl.checkpoint import load_decoder
+from blackswan.impl.config import DecoderConfig
+from blackswan.impl.decoder import Decoder, parameter_count
+from blackswan.impl.pretrain_run import PretrainResult, PretrainSettings, PretrainStep
+from blackswan.impl.pretrain_run import pretrain as run
+from blackswan.impl.token_shards import TokenBatch, TokenBatches, TokenShards
+from blackswan.reference.table import Array
 
 Scalars = Mapping[str, Any]
 Outputs = dict[str, Array]

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from falsifiers.subjects.procedures.data import split
-from impl import dispatch
-from impl.commands import train
-from impl.config import ClassifyConfig
-from impl.corpus import load_corpus
-from impl.pipeline import ClassifyPipeline
-from reference.table import Array
+from blackswan.falsifiers.subjects.procedures.data import split
+from blackswan.impl import dispatch
+from blackswan.impl.commands import train
+from blackswan.impl.config import ClassifyConfig
+from blackswan.impl.corpus import load_corpus
+from blackswan.impl.pipeline import ClassifyPipeline
+from blackswan.reference.table import Array
 
 Scalars = Mapping[str, Any]
 
@@ -81,5 +81,5 @@ def _fetched() -> Iterator[list[tuple[str, bool]]]:
             found.extend((json.dumps([row, label]), "micro." in path) for row, label in zip(rows, labels, strict=True))
         return function(**arguments)
 
-    with dispatch.surrounded(around):
+    with dispatch.wrapping(around):
         yield found

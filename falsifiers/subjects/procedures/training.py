@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from falsifiers.subjects.procedures.moments import Moments, noticing
-from falsifiers.subjects.procedures.workers import WORKERS, Outcome, Run
-from impl import dispatch
-from impl.adapter import load_adapter
-from impl.classifier import trainable_shapes
-from impl.config import ClassifyConfig
-from impl.evaluation import Evaluation
-from impl.fit import BEST, LAST, STATE, EpochRecord, FitResult, StepRecord, fit
-from impl.group import Group
-from impl.pipeline import ClassifyPipeline
-from impl.samples import Samples
-from impl.tokens import ByteTokens
-from impl.trainer import BatchResult
-from impl.training_state import load_state
-from reference.table import Array
+from blackswan.falsifiers.subjects.procedures.kill_points import KillPoints, file_events
+from blackswan.falsifiers.subjects.procedures.workers import WORKERS, Outcome, Run
+from blackswan.impl import dispatch
+from blackswan.impl.adapter import load_adapter
+from blackswan.impl.classifier import trainable_shapes
+from blackswan.impl.config import ClassifyConfig
+from blackswan.impl.evaluation import Evaluation
+from blackswan.impl.fit import BEST, LAST, STATE, EpochRecord, FitResult, StepRecord, fit
+from blackswan.impl.group import Group
+from blackswan.impl.pipeline import ClassifyPipeline
+from blackswan.impl.samples import Samples
+from blackswan.impl.tokens import ByteTokens
+from blackswan.impl.trainer import BatchResult
+from blackswan.impl.training_state import load_state
+from blackswan.reference.table import Array
 
 Scalars = Mapping[str, Any]
 Arrays = dict[str, Array]
@@ -113,8 +113,8 @@ def process(group: Group, device: torch.device, scalars: Scalars) -> Arrays:
     """One process of `fit_run_killed`."""
     del group
     folder = Path(scalars["folder"])
-    moment = Moments(scalars["kill"])
-    with noticing(folder, moment):
+    moment = KillPoints(scalars["kill"])
+    with file_events(folder, moment):
         found = _run(scalars, device, folder, resume=scalars["resume"], moment=lambda: moment("step"))
     return {**found, "moments": np.asarray(moment.seen)}
 
@@ -304,7 +304,7 @@ def _folder(folder: Path, pipeline: ClassifyPipeline) -> Arrays:
 
 def _pipeline(scalars: Scalars, device: torch.device) -> ClassifyPipeline:
     """With the parameters of a case of `train_steps`."""
-    from falsifiers.subjects.implementation import _config  # imports this package
+    from blackswan.falsifiers.subjects.implementation import _config  # imports this package
 
     architecture = dataclasses.replace(_config(scalars["scalars"]), max_positions=1024)
     # What a step read is taken from the calls of operations, which the hand-written layers do not make.
@@ -312,7 +312,7 @@ def _pipeline(scalars: Scalars, device: torch.device) -> ClassifyPipeline:
     config = ClassifyConfig.from_mapping({**scalars["settings"], **engine})
     parameters = {name.removeprefix("parameters/"): torch.tensor(value, dtype=torch.float32) for name, value in scalars["inputs"].items()}
     tokens = ByteTokens(config.max_seq_len, config.padding_side)
-    from impl.classifier import Adaptation
+    from blackswan.impl.classifier import Adaptation
 
     names = trainable_shapes(architecture, Adaptation.of(config))
     base = {name: value for name, value in parameters.items() if name not in names}

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from falsifiers.precision import UNIT_ROUNDOFF, signatures
-from falsifiers.whole_model import Stored, WholeModel
-from impl import dispatch
-from impl.classifier import Adaptation, Classifier
-from impl.config import DecoderConfig
-from impl.tensors import LazyTensors
-from impl.trainer import Batch
-from reference.table import Array
+from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF, signatures
+from blackswan.falsifiers.numeric.whole_model import Stored, WholeModel
+from blackswan.impl import dispatch
+from blackswan.impl.classifier import Adaptation, Classifier
+from blackswan.impl.config import DecoderConfig
+from blackswan.impl.tensors import LazyTensors
+from blackswan.impl.trainer import Batch
+from blackswan.reference.table import Array
 
 Scalars = Mapping[str, Any]
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -81,7 +81,7 @@ def _built(scalars: Scalars, device: torch.device) -> tuple[WholeModel, Classifi
 
 
 def _on_the_host(outputs: Mapping[str, Tensor]) -> dict[str, Array]:
-    from falsifiers.subjects.implementation import to_numpy  # which imports this module
+    from blackswan.falsifiers.subjects.implementation import to_numpy  # which imports this module
 
     return {name: to_numpy(value) for name, value in outputs.items()}
 
@@ -99,7 +99,7 @@ def _dispatched(classifier: Classifier, batch: Batch, whole: WholeModel, scalars
             found[f"hidden/{paths[path]}"] = result.detach()
         return result
 
-    with dispatch.surrounded(keep):
+    with dispatch.wrapping(keep):
         logits = classifier(batch.input_ids, batch.mask)
         loss = classifier.loss(logits, batch.labels)
         loss.backward()  # type: ignore[no-untyped-call]  # torch
@@ -113,8 +113,8 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 def _fused(classifier: Classifier, batch: Batch, whole: WholeModel) -> dict[str, Tensor]:
     """Through the hand-written layers, which pack the real tokens; the places of padding are zero."""
-    from impl.fused.model import FusedClassifier  # imports Triton, which need not be installed
-    from impl.fused.packing import pack
+    from blackswan.impl.fused.model import FusedClassifier  # imports Triton, which need not be installed
+    from blackswan.impl.fused.packing import pack
 
     model, total = FusedClassifier(classifier, longest=whole.seq), int(batch.mask.sum())
     trainable = classifier.trainable_parameters()

@@ -14,7 +14,8 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
-from reference.table import Array
+import blackswan
+from blackswan.reference.table import Array
 
 START_SECONDS = 120.0
 """What the process may take to import everything."""
@@ -80,7 +81,7 @@ class Workers:
             self.close()
         if self._pipe is None:
             self._pipe, theirs = Pipe()
-            command = [sys.executable, "-m", "falsifiers.subjects.procedures.forking", str(theirs.fileno())]
+            command = [sys.executable, "-m", "blackswan.falsifiers.subjects.procedures.forking", str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=_environment(), stdin=subprocess.DEVNULL)  # noqa: S603  # this program's own module
             theirs.close()
             self._await_start(self._pipe)
@@ -99,7 +100,7 @@ class Workers:
 
 def _environment() -> dict[str, str]:
     """One thread a rank: threads do not survive a fork, and each rank is one of several on the machine."""
-    path = [str(Path(__file__).parents[3]), *filter(None, sys.path)]
+    path = [str(Path(blackswan.__file__).parent.parent), *filter(None, sys.path)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
 
 

@@ -1,0 +1,255 @@
+"""One claim's attack: runs reference and subject on a case, keeps the time of each, and knows the limits of the claim's tolerance."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from blackswan import reference
+from blackswan.contracts.model import Claim, Signature, Tolerance
+from blackswan.falsifiers.numeric.answers import SubjectError, asked, require_finite
+from blackswan.falsifiers.numeric.case import Case
+from blackswan.falsifiers.numeric.comparison import Comparison, Errors, compare, compare_exactly, rejected, same_structure
+from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF, checks, compute_dtype, is_real, output_dtypes, rounded_table, signatures
+from blackswan.falsifiers.numeric.sign_ambiguity import mask_ambiguous, moved, reach, sign_ambiguity
+from blackswan.falsifiers.subjects.protocol import Subject
+from blackswan.reference.table import Array, Table
+
+STAGES = ("drawing", "reference", "noise", "subject", "comparison")
+REPLAYS, REPLAYS_OF_FEW, FEW_ELEMENTS = 2, 6, 32
+THOROUGH_REPLAYS, THOROUGH_REPLAYS_OF_COMPOSITIONS = 48, 24
+NEARLY = 8.0
+"""An answer that misses its tolerance by less than this is judged again by a floor of many replays: the largest of a few errors is small by
+luck now and then, and a thousand seeds meet such a case."""
+SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
+"""Of float32 and of bfloat16, which share their exponents. Libraries may flush what is smaller to zero."""
+
+SIGNAL_SHARE = 0.1
+"""A floor above this share of the signal proves nothing: the case is rejected for that tensor, which has yet to be noise of that size."""
+
+
+@dataclass
+class Stopwatch:
+    """Seconds by stage; of a stage inside another, to the inner one alone."""
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    _inner: float = 0.0
+
+    @contextmanager
+    def on(self, stage: str) -> Iterator[None]:
+        """Adds the time inside to a stage."""
+        start, beside, self._inner = time.perf_counter(), self._inner, 0.0
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - start
+            self.seconds[stage] += spent - self._inner
+            self._inner = beside + spent
+
+
+@dataclass
+class Attack:
+    """A claim against a subject in one dtype. With `only_compared` an answer with NaN is left to what the claim's check compares."""
+
+    claim: Claim
+    subject: Subject
+    dtype: str
+    watch: Stopwatch = field(default_factory=Stopwatch)
+    thorough: bool = False
+    only_compared: bool = False
+
+    @property
+    def signature(self) -> Signature:
+        """The signature of the claim's operation."""
+        assert self.claim.operation is not None
+        return signatures()[self.claim.operation]
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """The claim's tolerance; asking for one that is not there is an error of the contract."""
+        if self.claim.tolerance is None:
+            raise ValueError(f"{self.claim.id}: check {self.claim.check!r} needs a tolerance")
+        return self.claim.tolerance
+
+    def expect(self, case: Case, operation: str | None = None, **changes: Any) -> dict[str, Array]:
+        """The reference's float64 outputs, with some inputs or scalars replaced."""
+        inputs, scalars = _changed(case, changes)
+        with self.watch.on("reference"):
+            return reference.evaluate(operation or case.operation, inputs, scalars)
+
+    def answer(self, case: Case, operation: str | None = None, **changes: Any) -> dict[str, Array]:
+        """The subject's outputs, with some inputs or scalars replaced. SubjectError where it raises."""
+        inputs, scalars = _changed(case, changes)
+        with self.watch.on("subject"):
+            answer = asked(inputs, lambda given: self.subject.run(operation or case.operation, given, scalars, self.dtype))
+        outputs = signatures()[operation or case.operation].outputs
+        missing = [name for name, output in outputs.items() if output.group is None and name not in answer]
+        if missing:
+            raise SubjectError(f"answered without {missing[0]}; it has {', '.join(sorted(answer)[:6]) or 'nothing'}")
+        self._require_finite(answer)
+        return answer
+
+    def expect_gradients(self, case: Case, wrt: Sequence[str]) -> dict[str, Array]:
+        """The reference's float64 gradients."""
+        with self.watch.on("reference"):
+            return reference.differentiate(case.operation, case.inputs, case.scalars, case.cotangents, wrt)
+
+    def answer_gradients(self, case: Case, wrt: Sequence[str], **changes: Any) -> dict[str, Array]:
+        """The subject's gradients. SubjectError where it raises."""
+        inputs, scalars = _changed(case, changes)
+
+        def ask(given: dict[str, Array]) -> object:
+            upstream = {name: given.pop(f"cotangent {name}") for name in case.cotangents}
+            return self.subject.differentiate(case.operation, given, scalars, upstream, wrt, self.dtype)
+
+        with self.watch.on("subject"):
+            answer = asked({**inputs, **{f"cotangent {name}": value for name, value in case.cotangents.items()}}, ask)
+        self._require_finite(answer)
+        return answer
+
+    def _require_finite(self, answer: Mapping[str, Array]) -> None:
+        """A check may compare answers of the subject with each other, where NaN equals NaN; plain parity has the reference's to go by."""
+        if self.claim.check is not None and not self.only_compared:
+            require_finite(answer, checks()[self.claim.check].non_finite)
+
+    def floor(
+        self, case: Case, run: Callable[[Mapping[str, Array], Table], dict[str, Array]], expected: Mapping[str, Array]
+    ) -> dict[str, Errors]:
+        """The error that honest arithmetic in this dtype makes on the case, a tensor: nearest rounding, the worst of the random replays,
+        and half an ulp of the answer or its flushed numbers, whichever is largest."""
+        with self.watch.on("noise"):
+            inputs = {name: value.astype(compute_dtype(self.dtype)) if is_real(value) else value for name, value in case.inputs.items()}
+            floors = {name: self._half_ulp(name, value) for name, value in expected.items()}
+            parameters = moved(self.signature, expected)
+            late: list[tuple[str, Array]] = []
+            for replay in range(-1, self._replays(expected)):
+                generator = None if replay < 0 else np.random.default_rng([case.seed, replay])
+                for name, value in run(inputs, rounded_table(reference.TABLE, self.dtype, generator, self.signature.composition)).items():
+                    with np.errstate(invalid="ignore"):
+                        difference = value.astype(np.float64) - expected[name]
+                    if name in parameters:
+                        late.append((name, difference))
+                    else:
+                        floors[name] = floors[name].at_least(_errors(difference, np.isfinite(expected[name])))
+            left_open = sign_ambiguity(self.signature, expected, floors)
+            for name, difference in late:
+                floors[name] = floors[name].at_least(_errors(np.where(left_open[name], 0.0, difference), np.isfinite(expected[name])))
+        return floors
+
+    def reach(self, case: Case) -> float:
+        """How far from the expected answer a parameter may be where rounding alone says which way the case's steps moved it."""
+        return reach(self.signature, case.scalars)
+
+    def _replays(self, expected: Mapping[str, Array]) -> int:
+        """More where a tensor has few elements: the one error of a number may be small by luck. A composition averages its own."""
+        if self.thorough:
+            return THOROUGH_REPLAYS_OF_COMPOSITIONS if self.signature.composition else THOROUGH_REPLAYS
+        fewest = min((value.size for value in expected.values()), default=0)
+        few = fewest <= (1 if self.signature.composition else FEW_ELEMENTS)
+        return REPLAYS_OF_FEW if few else REPLAYS
+
+    def judge(
+        self,
+        expected: Mapping[str, Array],
+        actual: Mapping[str, Array],
+        floors: Callable[[], Mapping[str, Errors]],
+        dtypes: Mapping[str, np.dtype[Any]],
+        reach: float = 0.0,
+    ) -> list[Comparison]:
+        """Compares an answer with the expected one under the claim's tolerance. `floors` is called only when it is needed. `reach` is how
+        far from the expected answer a parameter may be where rounding alone says which way it moved."""
+        found = same_structure(expected, actual, dtypes)
+        if found:
+            return found
+        basis = self.tolerance.basis
+        if basis == "exact":
+            with self.watch.on("comparison"):
+                return [compare_exactly(name, expected[name].astype(dtypes[name]), actual[name]) for name in expected]
+        if basis == "literal":
+            with self.watch.on("comparison"):
+                return [compare(name, expected[name], actual[name], self.literal(expected[name]), self._unit(name)) for name in expected]
+        return self.judge_with_retry(lambda: self._held_to(floors(), expected, actual, reach))
+
+    def judge_with_retry(self, judged: Callable[[], list[Comparison]]) -> list[Comparison]:
+        """What `judged` finds by a floor of a few replays; where it misses by little, what it finds by one of many."""
+        found = judged()
+        if all(comparison.held or comparison.headroom > NEARLY for comparison in found):
+            return found
+        self.thorough = True
+        try:
+            return judged()
+        finally:
+            self.thorough = False
+
+    def _held_to(
+        self, noise: Mapping[str, Errors], expected: Mapping[str, Array], actual: Mapping[str, Array], reach: float
+    ) -> list[Comparison]:
+        with self.watch.on("comparison"):
+            left_open = sign_ambiguity(self.signature, expected, noise)
+            wanted = {**expected, **{name: mask_ambiguous(expected[name], actual[name], where, reach) for name, where in left_open.items()}}
+            nothing_left = {name for name, where in left_open.items() if where.all() and np.array_equal(wanted[name], actual[name])}
+            return [
+                rejected(name) if name in nothing_left else self._judged(name, wanted[name], actual[name], noise[name]) for name in expected
+            ]
+
+    def _judged(self, name: str, expected: Array, actual: Array, floor: Errors) -> Comparison:
+        if not is_real(expected):
+            return compare_exactly(name, expected, actual)
+        finite = np.where(np.isfinite(expected), expected, 0.0)
+        if not floor.rms <= SIGNAL_SHARE * Errors.of(finite).rms and floor.max != 0:
+            return self._judge_below_noise(name, expected, actual, floor)
+        return self.within(name, expected, actual, floor)
+
+    def _judge_below_noise(self, name: str, expected: Array, actual: Array, floor: Errors) -> Comparison:
+        """Rejected, for it proves nothing that it is right; wrong it is if it holds what no noise of this size can be, or NaN."""
+        limit = floor.times(self.factors()).times(NEARLY) if np.isfinite(floor.max) else Errors.flat(np.inf)
+        beyond = compare(name, expected, actual, limit, self._unit(name))
+        return rejected(name) if beyond.held else beyond
+
+    def within(self, name: str, expected: Array, actual: Array, floor: Errors) -> Comparison:
+        """Compares a tensor with the claim's factors times its noise floor."""
+        return compare(name, expected, actual, floor.times(self.factors()), self._unit(name))
+
+    def factors(self) -> Errors:
+        """The calibrated factors of a rounding tolerance, for this dtype."""
+        if self.dtype not in self.tolerance.factors:
+            raise ValueError(f"{self.claim.id} has no factors for {self.dtype}; it has them for {', '.join(self.tolerance.factors)}")
+        factors = self.tolerance.factors[self.dtype]
+        return Errors(factors.rms, factors.row, factors.max)
+
+    def literal(self, expected: Array) -> Errors:
+        """The limit of a literal tolerance: absolute, or relative to the tensor's largest magnitude."""
+        value = float(self.tolerance.value or 0.0)
+        if self.tolerance.unit == "relative":
+            finite = expected[np.isfinite(expected)]
+            value *= float(np.max(np.abs(finite))) if finite.size else 0.0
+        return Errors.flat(value)
+
+    def dtypes(self, expected: Mapping[str, Array]) -> dict[str, np.dtype[Any]]:
+        """The dtype that each output must come back in."""
+        return output_dtypes(self.signature, expected, self.dtype)
+
+    def _unit(self, name: str) -> float:
+        known = name.split("/", 1)[0] in self.signature.outputs
+        held = str(output_dtypes(self.signature, [name], self.dtype)[name]) if known else self.dtype
+        return UNIT_ROUNDOFF.get(held, UNIT_ROUNDOFF["float32"])
+
+    def _half_ulp(self, name: str, expected: Array) -> Errors:
+        if not is_real(expected):
+            return Errors.flat(0.0)
+        finite = expected[np.isfinite(expected)] if not np.isfinite(expected).all() else expected
+        output = self.signature.outputs.get(name.split("/", 1)[0])
+        half = Errors.of(finite).at_least(Errors.flat(output.order if output else 0.0)).times(self._unit(name))
+        return half.at_least(Errors.of(np.where(np.abs(finite) < SMALLEST_NORMAL, finite, 0.0)))
+
+
+def _errors(difference: Array, finite: Array) -> Errors:
+    return Errors.of(difference if finite.all() else difference[finite])
+
+
+def _changed(case: Case, changes: Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, Any]]:
+    inputs = {**case.inputs, **changes.get("inputs", {})}
+    return {name: value for name, value in inputs.items() if value is not None}, {**case.scalars, **changes.get("scalars", {})}

@@ -1,0 +1,163 @@
+"""The record of calibrations, by claim, dtype and machine, and the factors of contracts that follow from it."""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from blackswan.contracts.model import Claim
+from blackswan.contracts.problems import unknown
+from blackswan.falsifiers.numeric.comparison import METRICS
+
+RECORD = Path(__file__).parent / "calibration.json"
+MARGIN = 1.5
+"""A factor is the largest ratio that was measured on any machine, times this, rounded up to two figures; and at least one.
+
+The largest of a sample is exceeded in a longer one. What a factor may be at most is held from the other side, by the power of each claim.
+"""
+
+_TEXTS = ("claim", "dtype", "device", "machine", "torch")
+_COUNTS = ("seed", "cases", "tensors")
+_RATIOS = ("largest", "median")
+KEYS = (*_TEXTS, *_COUNTS, *_RATIOS)
+"""Of a calibration, as `Calibration.describe` gives it."""
+
+Record = dict[str, dict[str, dict[str, Any]]]
+
+
+def read(path: Path = RECORD) -> Record:
+    """Claim → dtype → machine → calibration; empty where nothing is recorded yet."""
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+def add(entries: Iterable[Mapping[str, Any]], path: Path = RECORD) -> Record:
+    """Adds calibrations (as Calibration.describe gives them) to those of the same claim, dtype and machine.
+
+    Another torch on that machine has an entry of its own. The same seed alone is measured anew; among others it is refused, with a
+    ValueError and nothing written: its cases would count twice. To calibrate anew, delete the entry.
+    """
+    record = read(path)
+    for entry in entries:
+        where = record.setdefault(entry["claim"], {}).setdefault(entry["dtype"], {})
+        new = {name: value for name, value in entry.items() if name not in ("claim", "dtype", "machine", "seed")}
+        new["seeds"] = [entry["seed"]]
+        machine = entry["machine"]
+        if machine in where and where[machine]["torch"] != new["torch"]:
+            machine = f"{machine}, torch {new['torch']}"
+        old = where.get(machine)
+        again = old is not None and entry["seed"] in old["seeds"]
+        if old is not None and again and len(old["seeds"]) > 1:
+            raise ValueError(
+                f"{path}: {entry['claim']} in {entry['dtype']} on {machine} holds seed {entry['seed']} already, beside others: nothing was "
+                "merged; expected cases of another seed, or delete that entry to calibrate anew"
+            )
+        where[machine] = new if old is None or again else _joined(old, new)
+    path.write_text(json.dumps(dict(sorted(record.items())), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return record
+
+
+def merged(path: Path, claims: Mapping[str, Claim]) -> list[dict[str, Any]]:
+    """The calibrations in a file of `calibrate --lines`.
+
+    Raises a ValueError, with file, line and key, where one is none of a claim and dtype that have factors.
+    """
+    lines = path.read_bytes().splitlines()
+    if not lines:
+        raise ValueError(f"{path}: is empty; expected a calibration a line, as calibrate --lines writes them")
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(_checked(json.loads(line.decode("utf-8"), object_pairs_hook=_unique), claims))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}:{number}: {error}; expected a calibration, as calibrate --lines writes them") from None
+    return found
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"a key of {', '.join(name for name, _ in pairs)} stands twice")
+    return found
+
+
+def _checked(entry: Any, claims: Mapping[str, Claim]) -> dict[str, Any]:
+    """The entry, where it has the keys and values that `Calibration.describe` gives."""
+    _has_keys("the line", entry, KEYS)
+    for name in _TEXTS:
+        if not isinstance(entry[name], str) or not entry[name]:
+            raise ValueError(f"{name} is {_shown(entry[name])}, not a text")
+    if entry["claim"] not in claims:
+        raise ValueError(f"claim: {unknown('claim', entry['claim'], claims)}")
+    if entry["dtype"] not in (dtypes := claims[entry["claim"]].domain.dtype):
+        raise ValueError(f"dtype is {_shown(entry['dtype'])}, and {entry['claim']} is of {', '.join(dtypes)}")
+    for name in _COUNTS:
+        if type(entry[name]) is not int or entry[name] < 0:
+            raise ValueError(f"{name} is {_shown(entry[name])}, not a whole number from 0 on")
+    for name in _RATIOS:
+        _has_keys(name, entry[name], METRICS)
+        for metric, value in entry[name].items():
+            # NaN is not between any two numbers, and an integer may be larger than all floats.
+            if type(value) not in (int, float) or not 0 <= value <= sys.float_info.max:
+                raise ValueError(f"{name}.{metric} is {_shown(value)}, not a finite number from 0 on")
+    return dict(entry)
+
+
+def _has_keys(what: str, entry: Any, names: Sequence[str]) -> None:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{what} is {_shown(entry)}, not a JSON object")
+    for name in (*names, *entry):
+        if name not in entry or name not in names:
+            raise ValueError(f"{what} has {'no' if name in names else 'an unknown'} key {name!r}; the keys are {', '.join(names)}")
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Two samples as one: cases add up, the larger of the largest ratios stays, and of the medians that of the longer sample."""
+    largest = {metric: max(old["largest"][metric], new["largest"][metric]) for metric in METRICS}
+    counts = {name: old[name] + new[name] for name in ("cases", "tensors")}
+    median = max(old, new, key=lambda sample: sample["cases"])["median"]
+    return {**new, **counts, "largest": largest, "median": median, "seeds": sorted({*old["seeds"], *new["seeds"]})}
+
+
+def factors(record: Record, claim: str, dtype: str) -> dict[str, float]:
+    """The factors that a contract may use for a claim in a dtype, none looser."""
+    entries = record[claim][dtype].values()
+    return {metric: max(1.0, rounded_up(MARGIN * max(entry["largest"][metric] for entry in entries))) for metric in METRICS}
+
+
+def rounded_up(value: float) -> float:
+    """Up to two significant figures."""
+    if value <= 0 or not math.isfinite(value):
+        return value
+    step = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return float(f"{math.ceil(value / step - 1e-9) * step:.2g}")
+
+
+def write_factors(claim: Claim, path: Path, by_dtype: Mapping[str, Mapping[str, float]]) -> None:
+    """Puts factors into a contract's text, at the claim's own tolerance line; everything else stays as it is.
+
+    Raises a ValueError where the claim has no such line.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    pattern = re.compile(r"(\s+tolerance: \{basis: rounding, factors: )\{.*\}\}\s*$")
+    start = next((i for i, line in enumerate(lines) if line.strip() == f"- id: {claim.id}"), len(lines))
+    for index in range(start + 1, len(lines)):
+        if lines[index].lstrip().startswith("- id:"):
+            break
+        if match := pattern.match(lines[index]):
+            lines[index] = f"{match[1]}{_flow(by_dtype)}}}\n"
+            path.write_text("".join(lines), encoding="utf-8")
+            return
+    raise ValueError(f"{path}: {claim.id} has no line `tolerance: {{basis: rounding, factors: {{…}}}}` to write to")
+
+
+def _flow(by_dtype: Mapping[str, Mapping[str, float]]) -> str:
+    parts = [f"{dtype}: {{" + ", ".join(f"{metric}: {value:g}" for metric, value in by.items()) + "}" for dtype, by in by_dtype.items()]
+    return "{" + ", ".join(parts) + "}"

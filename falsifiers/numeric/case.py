@@ -1,0 +1,131 @@
+"""A case: the concrete inputs of one attack, replayable from its file alone."""
+
+import hashlib
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blackswan.contracts import DTYPES
+from blackswan.contracts.model import Signature
+from blackswan.falsifiers.numeric.precision import signatures
+from blackswan.reference.classifier import trainable_names
+from blackswan.reference.table import Array
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of an operation: flat arrays by name, scalars with the signature's attributes, and where they came from.
+
+    Real arrays are float64 and hold values that the dtype can hold.
+    """
+
+    operation: str
+    dtype: str
+    sizes: Mapping[str, int]
+    scalars: Mapping[str, Any]
+    seed: int
+    flavour: str
+    inputs: Mapping[str, Array]
+    cotangents: Mapping[str, Array] = field(default_factory=dict)
+
+    @cached_property
+    def digest(self) -> str:
+        """Twelve hexadecimal digits over the operation, the dtype, the scalars and every array."""
+        state = hashlib.sha256(json.dumps([self.operation, self.dtype, dict(self.scalars)], sort_keys=True, default=str).encode())
+        for name, value in sorted(self._arrays().items()):
+            array = np.ascontiguousarray(value)
+            state.update(f"{name}:{array.dtype}:{array.shape}".encode())
+            state.update(array.tobytes())
+        return state.hexdigest()[:12]
+
+    def _arrays(self) -> dict[str, Array]:
+        return {f"input:{name}": value for name, value in self.inputs.items()} | {
+            f"cotangent:{name}": value for name, value in self.cotangents.items()
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """What a record says of the case."""
+        return {
+            "sizes": dict(self.sizes),
+            "scalars": {name: value for name, value in self.scalars.items() if name not in self.sizes},
+            "seed": self.seed,
+            "flavour": self.flavour,
+            "digest": self.digest,
+        }
+
+    def save(self, path: Path, claim: str) -> None:
+        """Writes the tensors and everything else that a replay needs. OSError where that cannot be; then nothing is left of it."""
+        header = {
+            "claim": claim,
+            "operation": self.operation,
+            "dtype": self.dtype,
+            "sizes": dict(self.sizes),
+            "scalars": dict(self.scalars),
+            "seed": self.seed,
+            "flavour": self.flavour,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial.npz")
+        try:
+            np.savez_compressed(partial, header=np.array(json.dumps(header)), **self._arrays())  # type: ignore[arg-type]  # the stub types the keywords as allow_pickle
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)  # what a full disk cut off
+
+
+def differentiable(signature: Signature, case: Case) -> list[str]:
+    """The inputs to differentiate by: those of the signature that are present, groups spelt out."""
+    present = []
+    for name in signature.gradients:
+        if name == "trainable":
+            present += [f"parameters/{parameter}" for parameter in trainable_names(case.scalars)]
+        elif name == "parameters":
+            present += [key for key in case.inputs if key.startswith("parameters/")]
+        elif name in case.inputs:
+            present.append(name)
+    return present
+
+
+def load(path: Path) -> tuple[str, Case]:
+    """The claim and the case of a replay file. ValueError where the file is no such file."""
+    try:
+        claim, case = _read(path)
+        _check(case)
+        return claim, case
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path}: no such file; expected a case written by a falsified claim (reports/generated/counterexamples/*.npz)"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(
+            f"{path}: not a replay file ({type(error).__name__}: {error}); expected a case written by a falsified claim"
+        ) from None
+
+
+def _read(path: Path) -> tuple[str, Case]:
+    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
+        header = json.loads(str(stored["header"]))
+        inputs = {name.removeprefix("input:"): stored[name] for name in stored.files if name.startswith("input:")}
+        cotangents = {name.removeprefix("cotangent:"): stored[name] for name in stored.files if name.startswith("cotangent:")}
+    claim = str(header.pop("claim"))
+    return claim, Case(inputs=inputs, cotangents=cotangents, **header)
+
+
+def _check(case: Case) -> None:
+    """ValueError where a replay would stumble over a name, a dtype or an input that is missing."""
+    if case.dtype not in DTYPES:
+        raise ValueError(f"dtype {case.dtype!r}, expected one of {', '.join(DTYPES)}")
+    if not case.operation:
+        return
+    if case.operation not in signatures():
+        raise ValueError(f"operation {case.operation!r} is unknown")
+    for name, spec in signatures()[case.operation].inputs.items():
+        if not spec.optional and not any(given == name or (spec.group and given.startswith(f"{name}/")) for given in case.inputs):
+            raise ValueError(f"operation {case.operation} has no input {name!r} here")

@@ -1,0 +1,197 @@
+"""Values for the arrays of a case, by flavour, from a generator of their own: the same seed and name always give the same numbers."""
+
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+
+from blackswan.contracts.model import Input
+from blackswan.reference.nf4 import MIDPOINTS
+from blackswan.reference.table import Array
+
+Generator = np.random.Generator
+Shape = tuple[int, ...]
+
+
+def generator_for(seed: int, name: str) -> Generator:
+    """A generator that depends on the case's seed and the array's name only, so that adding an array changes no other."""
+    return np.random.default_rng([seed, zlib.crc32(name.encode())])
+
+
+def normal(rng: Generator, shape: Shape) -> Array:
+    """N(0, 1)."""
+    return rng.standard_normal(shape)
+
+
+def wide(rng: Generator, shape: Shape) -> Array:
+    """Signs and magnitudes from 1e-3 to 1e3, uniform in the logarithm."""
+    return np.asarray(rng.choice([-1.0, 1.0], shape) * 10.0 ** rng.uniform(-3, 3, shape))
+
+
+def outliers(rng: Generator, shape: Shape) -> Array:
+    """N(0, 1) with one element in a hundred, and at least one, a hundred times larger: the activations of real language models."""
+    values = rng.standard_normal(shape).reshape(-1)
+    if values.size:
+        values[rng.choice(values.size, max(1, values.size // 100), replace=False)] *= 100
+    return values.reshape(shape)
+
+
+def zeros(rng: Generator, shape: Shape) -> Array:
+    """All zero."""
+    del rng
+    return np.zeros(shape)
+
+
+def ties(rng: Generator, shape: Shape) -> Array:
+    """Few distinct values, so that maxima and midpoints tie."""
+    return rng.choice([-1.0, -0.5, 0.0, 0.5, 1.0], shape)
+
+
+def midpoints(rng: Generator, shape: Shape) -> Array:
+    """Midpoints between levels of NF4 times a power of two, with the power itself as every 32nd element: the absmax of its block."""
+    values = rng.choice(MIDPOINTS.astype(np.float64), shape).reshape(-1)
+    values[::32] = rng.choice([-1.0, 1.0], values[::32].shape)
+    return np.asarray(values.reshape(shape) * 2.0 ** rng.integers(-4, 5))
+
+
+def tiny_norm(rng: Generator, shape: Shape) -> Array:
+    """Rows whose mean square is of the order of a norm's epsilon, 1e-8 to 1e-4."""
+    scale = 10.0 ** rng.uniform(-4, -2, (*shape[:-1], 1)) if shape else 1e-3
+    return np.asarray(rng.standard_normal(shape) * scale)
+
+
+def subnormal(rng: Generator, shape: Shape) -> Array:
+    """Below the smallest normal float32, 2^-126."""
+    return np.asarray(rng.standard_normal(shape) * 2.0**-130)
+
+
+def one_hot(rng: Generator, shape: Shape) -> Array:
+    """One large value a row, the rest zero: a saturated softmax."""
+    values = np.zeros(shape)
+    if values.size and shape:
+        np.put_along_axis(values, rng.integers(0, shape[-1], (*shape[:-1], 1)), 30.0, axis=-1)
+    return values
+
+
+def constant(rng: Generator, shape: Shape) -> Array:
+    """One value everywhere."""
+    return np.full(shape, float(rng.integers(1, 4)) / 2)
+
+
+FLAVOURS: dict[str, Callable[[Generator, Shape], Array]] = {
+    "normal": normal,
+    "wide": wide,
+    "outliers": outliers,
+    "zeros": zeros,
+    "ties": ties,
+    "midpoints": midpoints,
+    "tiny_norm": tiny_norm,
+    "subnormal": subnormal,
+    "one_hot": one_hot,
+    "constant": constant,
+    "masked": normal,
+    "right_padded": normal,
+    "left_padded": normal,
+}
+"""Real values by flavour; the last three shape the masks instead."""
+
+SHAPES_FIRST_INPUT_ONLY = frozenset({"zeros", "tiny_norm", "subnormal", "one_hot", "constant"})
+"""Flavours that only the first real input takes: were all inputs zero, every answer would be zero and nothing attacked."""
+
+
+def padding(rng: Generator, shape: Shape, flavour: str) -> Array:
+    """Attention masks [batch, seq] with at least one real token a sample; `masked` puts holes anywhere."""
+    batch, seq = shape
+    lengths = rng.integers(1, seq + 1, (batch, 1))
+    positions = np.arange(seq)[None, :]
+    if flavour == "right_padded":
+        return positions < lengths
+    if flavour == "left_padded":
+        return positions >= seq - lengths
+    if flavour == "masked":
+        mask = rng.random(shape) < 0.6
+        mask[np.arange(batch), rng.integers(0, seq, batch)] = True
+        return mask
+    return np.ones(shape, dtype=bool)
+
+
+def predicting(rng: Generator, shape: Shape, flavour: str) -> Array:
+    """Attention masks [batch, seq] with a token to predict: rows of at least two tokens, shorter ones padded on the side of the flavour;
+    `masked` puts holes anywhere but between two tokens of one row."""
+    batch, seq = shape
+    if flavour == "masked":
+        mask = padding(rng, shape, flavour)
+        row, first = rng.integers(0, batch), rng.integers(0, seq - 1)
+        mask[row, first : first + 2] = True
+        return mask
+    lengths = rng.integers(2, seq + 1, (batch, 1)) if flavour.endswith("_padded") else np.full((batch, 1), seq)
+    positions = np.arange(seq)[None, :]
+    return np.asarray(positions >= seq - lengths if flavour == "left_padded" else positions < lengths)
+
+
+def norm_weight(rng: Generator, shape: Shape, flavour: str) -> Array:
+    """Weights of a norm, around one."""
+    return wide(rng, shape) if flavour == "wide" else 1.0 + 0.3 * rng.standard_normal(shape)
+
+
+def class_weights(rng: Generator, shape: Shape, _flavour: str) -> Array:
+    """Positive, summing to the number of classes, a few times apart."""
+    values = rng.uniform(0.2, 3.0, shape)
+    return np.asarray(values * shape[0] / values.sum())
+
+
+def nonnegative(rng: Generator, shape: Shape, _flavour: str) -> Array:
+    """Second moments: squares, some of them zero."""
+    values = rng.standard_normal(shape) ** 2
+    return np.asarray(values * (rng.random(shape) < 0.9))
+
+
+def absmax(rng: Generator, shape: Shape, flavour: str) -> Array:
+    """Absmax of blocks of weights; in the flavour zeros some blocks are zero."""
+    values = np.abs(rng.standard_normal(shape)) * 0.05 + 0.05
+    if flavour == "wide":
+        values = 10.0 ** rng.uniform(-3, 3, shape)
+    return np.asarray(values * (rng.random(shape) < 0.5) if flavour == "zeros" else values)
+
+
+_SPECIAL: dict[str, Callable[[Generator, Shape, str], Array]] = {
+    "padding": padding,
+    "predicting": predicting,
+    "norm_weight": norm_weight,
+    "class_weights": class_weights,
+    "nonnegative": nonnegative,
+    "absmax": absmax,
+    "multi_hot": lambda rng, shape, _: (rng.random(shape) < 0.4).astype(np.float64),
+    "nf4_codes": lambda rng, shape, _: rng.integers(0, 256, shape, dtype=np.uint8),
+    "bytes": lambda rng, shape, _: rng.integers(0, 256, shape, dtype=np.uint8),
+    "counts": lambda rng, shape, _: rng.integers(1, 9, shape, dtype=np.int64),
+    "positions": lambda rng, shape, _: np.broadcast_to(np.arange(shape[-1]) + rng.integers(0, 64, (shape[0], 1)), shape).copy(),
+}
+
+
+def fill(spec: Input, shape: Shape, below: int | None, flavour: str, first_real: bool, rng: Generator) -> Array:
+    """The array of one input."""
+    if spec.fill is not None:
+        return _SPECIAL[spec.fill](rng, shape, flavour)
+    if spec.dtype == "int":
+        return rng.integers(0, below or 1, shape, dtype=np.int64)
+    if flavour in SHAPES_FIRST_INPUT_ONLY and not first_real:
+        return normal(rng, shape)
+    return FLAVOURS[flavour](rng, shape)
+
+
+def model_parameter(name: str, shape: Shape, flavour: str, rng: Generator) -> Array:
+    """A model's parameter, scaled so that activations keep their size.
+
+    Biases and LoRA B are not zero, or dropping them would change nothing.
+    """
+    if len(shape) == 1:
+        around = 1.0 if name.endswith("norm.weight") else 0.0
+        return np.asarray(around + 0.3 * rng.standard_normal(shape))
+    if name.endswith("lora_A.weight"):
+        return np.asarray(rng.standard_normal(shape) / np.sqrt(shape[-1]))
+    if name.endswith("lora_B.weight"):
+        return zeros(rng, shape) if flavour == "zeros" else np.asarray(0.3 * rng.standard_normal(shape))
+    if name.endswith("embed_tokens.weight"):
+        return np.asarray(outliers(rng, shape) / 10 if flavour == "outliers" else rng.standard_normal(shape))
+    return np.asarray(rng.standard_normal(shape) / np.sqrt(shape[-1]))

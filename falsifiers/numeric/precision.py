@@ -1,0 +1,211 @@
+"""Storage dtypes, and the reference under the rounding of mixed precision: where the noise floor comes from.
+
+Each operation computes in float32 and its results are rounded to the storage dtype, as mixed-precision hardware does (Micikevicius et al.
+2018, "Mixed precision training", §3). In a replay every operation's inputs also move by one unit roundoff of the compute dtype and its
+results round stochastically: another summation order or another instruction makes errors of that size.
+
+`tf32` is a policy beside the dtypes: values are float32, and products of matrices round their operands to TF32, as tensor cores do (NVIDIA
+2020, "A100 Tensor Core GPU Architecture", TF32: 8 bits of exponent, 10 of fraction); sums and all else are in float32.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from blackswan import contracts
+from blackswan.contracts.model import Check, Signature
+from blackswan.falsifiers.numeric.tf32 import Tf32
+from blackswan.reference.classifier import trainable_names
+from blackswan.reference.table import Array, Composition, Operation, Table
+
+STORAGE: dict[str, np.dtype[Any]] = {
+    "float64": np.dtype(np.float64),
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype(np.float16),
+    "tf32": np.dtype(np.float32),
+}
+UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11, "tf32": 2.0**-24}
+"""Of what is stored: under `tf32` that is float32."""
+CUDA_ONLY = {"tf32": "TF32 products exist on CUDA only"}
+"""Policies that other devices do not have, and why."""
+
+
+@cache
+def signatures() -> Mapping[str, Signature]:
+    """Every operation's signature, read once."""
+    return contracts.load_operations()
+
+
+@cache
+def checks() -> Mapping[str, Check]:
+    """Every named check, read once."""
+    return contracts.load_checks()
+
+
+def compute_dtype(dtype: str) -> np.dtype[Any]:
+    """What arithmetic runs in when values are stored in `dtype`."""
+    return STORAGE["float64" if dtype == "float64" else "float32"]
+
+
+def is_real(array: Array) -> bool:
+    """Whether the array holds real numbers, bfloat16 included (NumPy does not count it among its own floats)."""
+    return array.dtype.kind == "f" or array.dtype == ml_dtypes.bfloat16
+
+
+def held_dtype(declared: str, dtype: str) -> str:
+    """The dtype of a result declared as storage, float32, …, when `dtype` is under test; float64 replaces float32 in float64."""
+    if declared in ("storage", "real"):
+        return dtype
+    return "float64" if declared == "float32" and dtype == "float64" else declared
+
+
+def output_dtypes(signature: Signature, names: Iterable[str], dtype: str) -> dict[str, np.dtype[Any]]:
+    """The dtype that each output must come back in; the group of trainable parameters and their moments is kept in float32."""
+    outputs = {name: signature.outputs[name.split("/", 1)[0]] for name in names}
+    declared = {name: "float32" if output.group == "trainable" else output.dtype for name, output in outputs.items()}
+    return {name: np.dtype(STORAGE.get(held := held_dtype(kind, dtype)) or held) for name, kind in declared.items()}
+
+
+def gradient_dtypes(signature: Signature, scalars: Mapping[str, Any], names: Iterable[str], dtype: str) -> dict[str, np.dtype[Any]]:
+    """A gradient has its input's dtype: float32 for trainable masters and for operations kept in float32, else the storage dtype."""
+    float32 = STORAGE[held_dtype("float32", dtype)]
+    if signature.precision != "storage":
+        return dict.fromkeys(names, float32)
+    masters = {f"parameters/{name}" for name in trainable_names(scalars)} if "trainable" in signature.gradients else set()
+    return {name: float32 if name in masters else STORAGE[dtype] for name in names}
+
+
+def round_to(array: Array, dtype: str) -> Array:
+    """The array's values as `dtype` holds them, to nearest even, in the compute dtype. Overflow gives an infinity, as hardware does."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return np.asarray(np.asarray(array).astype(STORAGE[dtype]).astype(compute_dtype(dtype)))
+
+
+def rounded_table(table: Table, dtype: str, replay: np.random.Generator | None = None, dither: bool = False) -> Table:
+    """The same operations under the rounding of `dtype`; with a generator, one random replay of that rounding.
+
+    In a replay inputs move by one unit roundoff of the dtype that the operation's intermediates are held in, for a rounded product of
+    intermediates is the product of operands that moved; with `dither` results round stochastically as well.
+
+    A composition stays as it is: what it calls is rounded.
+    """
+    return {
+        name: entry if isinstance(entry, Composition) else _Rounding(signatures()[name], entry, dtype, replay, dither).wrapped()
+        for name, entry in table.items()
+    }
+
+
+@cache
+def reads_stored_output(backward: Callable[..., Any]) -> bool:
+    """Whether the backward pass takes the forward pass's result `y`, as stored, that is rounded."""
+    return "y" in inspect.signature(backward).parameters
+
+
+class _Rounding:
+    """One operation under rounding."""
+
+    def __init__(self, signature: Signature, entry: Operation, dtype: str, replay: np.random.Generator | None, dither: bool) -> None:
+        self.signature, self.entry, self.dtype, self.replay, self.dither = signature, entry, dtype, replay, dither
+        self.inner = dtype if signature.precision == "storage" else held_dtype("float32", dtype)
+
+    def wrapped(self) -> Operation:
+        backward = None if self.entry.backward is None else self._guarded(self._backward)
+        return Operation(self._guarded(self._forward), backward, self.entry.outputs)
+
+    def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def quiet(*arguments: Any, **keywords: Any) -> Any:
+            with np.errstate(all="ignore"):
+                return function(*arguments, **keywords)
+
+        return quiet
+
+    def _forward(self, **arguments: Any) -> Any:
+        results = self.entry.run(self._entering(arguments))
+        rounded = tuple(self._leaving(value, self.signature.outputs[name].dtype) for name, value in results.items())
+        return rounded if len(rounded) > 1 else rounded[0]
+
+    def _backward(self, *cotangents: Array, **arguments: Any) -> dict[str, Array]:
+        assert self.entry.backward is not None
+        declared = [self.signature.outputs[name].dtype for name in self.entry.outputs]
+        upstream = [self._entered(value, held_dtype(kind, self.dtype)) for value, kind in zip(cotangents, declared, strict=True)]
+        given = self._entering(arguments)
+        if reads_stored_output(self.entry.backward):
+            given["y"] = self._forward(**arguments)
+        gradients = self._subtracted(self.entry.backward(*upstream, **given), upstream, given)
+        return {name: self._leaving(value, "storage") for name, value in gradients.items()}
+
+    def _subtracted(self, gradients: dict[str, Array], upstream: Sequence[Array], given: Mapping[str, Any]) -> dict[str, Array]:
+        """In a composition's replay, the gradient of a loss that is the logarithm of something of size `order`, with its own noise.
+
+        It is a probability minus its target, both of that size however small the difference: where p is next to 1, p − 1 holds the rounding
+        of p alone, which no small change of the logits moves. Where at equal logits the difference opposes the loss's cotangent, a target
+        is subtracted; with a probability of zero there it is all that is left.
+        """
+        order = max(output.order for output in self.signature.outputs.values())
+        if self.replay is None or not self.dither or not order:
+            return gradients
+        assert self.entry.backward is not None
+        sign = np.sign(upstream[0])
+        equal = {name: np.zeros_like(value) for name, value in gradients.items()}
+        opposed = {name: value * sign < 0 for name, value in self.entry.backward(*upstream, **{**given, **equal}).items()}
+        never = {name: np.where(where, equal[name] - 1000, equal[name]) for name, where in opposed.items()}
+        targets = self.entry.backward(*upstream, **{**given, **never})
+        (generator,) = self.replay.spawn(1)
+        moved = {}
+        for name, value in gradients.items():
+            terms = np.where(opposed[name], order * targets[name], 0)
+            noise = generator.uniform(-1, 1, value.shape) * UNIT_ROUNDOFF["float64" if value.dtype == np.float64 else "float32"]
+            moved[name] = np.asarray(value + terms * noise, value.dtype)
+        return moved
+
+    def _entering(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: self._entered(value, self._kept(name)) if isinstance(value, np.ndarray) and is_real(value) else value
+            for name, value in arguments.items()
+        }
+
+    def _kept(self, name: str) -> str:
+        """The dtype that an input is kept in: the scales of quantised weights stay in float32."""
+        declared = self.signature.inputs[name].dtype if name in self.signature.inputs else "storage"
+        return held_dtype("float32", self.dtype) if declared == "float32" else self.inner
+
+    def _entered(self, value: Array, dtype: str) -> Array:
+        rounded = round_to(value, dtype)
+        if self.replay is not None:
+            step = rounded.dtype.type(UNIT_ROUNDOFF[self._step(rounded)])
+            signs = self.replay.integers(0, 2, rounded.shape, dtype=np.int8) * 2 - 1
+            rounded = np.asarray(rounded + rounded * (signs.astype(rounded.dtype) * step))
+        return Tf32.of(rounded, self.replay) if self.dtype == "tf32" else rounded
+
+    def _step(self, value: Array) -> str:
+        """The dtype whose unit roundoff an input moves by in a replay."""
+        if self.signature.intermediates == "storage":
+            return self.inner
+        return "float64" if value.dtype == np.float64 else "float32"
+
+    def _leaving(self, value: Array, declared: str) -> Array:
+        if not is_real(value):
+            return value
+        if declared == "float64":
+            return value
+        kept_in_float32 = declared == "float32" and value.dtype == np.float32
+        if value.dtype != compute_dtype(self.inner) and not kept_in_float32:
+            raise TypeError(
+                f"{self.signature.name} left {compute_dtype(self.inner)} for {value.dtype}: the reference names a dtype somewhere"
+            )
+        dtype = held_dtype(declared, self.dtype) if self.signature.precision == "storage" else self.inner
+        if self.replay is not None and self.dither and STORAGE[dtype] != value.dtype:
+            value = _dithered(value, dtype, self.replay)
+        return round_to(value, dtype)
+
+
+def _dithered(value: Array, dtype: str, generator: np.random.Generator) -> Array:
+    """Moved by up to half an ulp either way, so that rounding to nearest afterwards is stochastic rounding; a zero has none to move by."""
+    shift = (generator.random(value.shape, dtype=np.float32) - np.float32(0.5)) * np.float32(2 * UNIT_ROUNDOFF[dtype])
+    _, exponent = np.frexp(value)
+    return np.asarray(np.where(value == 0, value, value + np.ldexp(shift, exponent - 1)), dtype=value.dtype)

@@ -1,0 +1,141 @@
+"""The command `python -m falsifiers calibrate`."""
+
+import argparse
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from blackswan import contracts
+from blackswan.contracts.model import Claim
+from blackswan.contracts.problems import unknown
+from blackswan.falsifiers.numeric import calibration_record
+from blackswan.falsifiers.runner.arguments import json_lines, positive
+from blackswan.falsifiers.runner.workers import workers
+
+Task = tuple[str, str, str, int, int]
+"""Claim, dtype, device, draws, seed."""
+DEFAULTS: Mapping[str, Any] = {
+    "cases": 300,
+    "seed": 1,
+    "claim": (),
+    "dtype": (),
+    "device": "cpu",
+    "jobs": 1,
+    "write": False,
+    "lines": None,
+}
+"""Of the options that --merge excludes. The parser does not know them, so that what was given can be told from what was not."""
+
+
+def add_parser(commands: Any) -> None:
+    """Adds the subcommand to `python -m falsifiers`."""
+    parser = commands.add_parser(
+        "calibrate", help="measure error / noise floor of the correct implementation", argument_default=argparse.SUPPRESS
+    )
+    parser.add_argument("--cases", type=positive, help="draws a claim and dtype, fewer of large ones (default: 300)")
+    parser.add_argument("--seed", type=int, help="seed of the draws (default: 1)")
+    parser.add_argument("--claim", action="append", metavar="ID", help="this claim only; may be repeated")
+    parser.add_argument("--dtype", action="append", choices=contracts.DTYPES, help="this dtype only; may be repeated")
+    parser.add_argument("--device", help="cpu | cuda | cuda:N | auto (default: cpu)")
+    parser.add_argument("--jobs", type=positive, help="processes (default: 1)")
+    parser.add_argument("--write", action="store_true", help="record the ratios, and put the factors into the contracts")
+    parser.add_argument("--lines", type=Path, metavar="FILE", help="append the ratios to FILE, to be merged elsewhere")
+    parser.add_argument("--merge", type=Path, default=None, metavar="FILE", help="measure nothing: write what FILE holds")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit status 0. Raises DeviceUnavailable or a ValueError, before anything is written, for a device or input that is none."""
+    from blackswan.falsifiers.numeric.calibration import is_calibrated
+    from blackswan.falsifiers.subjects.implementation import Implementation
+
+    if options.merge is not None:
+        _only_merge(options)
+        claims = [claim for contract in contracts.load() for claim in contract.claims]
+        _merge(calibration_record.merged(options.merge, {claim.id: claim for claim in claims if is_calibrated(claim)}))
+        return 0
+    options = argparse.Namespace(**{**DEFAULTS, **vars(options)})
+    if options.lines is not None:
+        json_lines("--lines", options.lines, calibration_record.KEYS)
+    tasks = list(_tasks(options))
+    Implementation(options.device)  # a device that is not there ends the command before it prints or starts anything
+    if not tasks:
+        raise ValueError("nothing to measure: none of the claims that were chosen has factors, in such a dtype, on this device")
+    print(f"{'claim':28} {'dtype':9} {'cases':>6} {'rms':>7} {'row':>7} {'max':>7}   largest error / noise floor")
+    found = []
+    for number, entry in enumerate(_measured(tasks, options.jobs), start=1):
+        largest = entry["largest"]
+        ratios = " ".join(f"{largest[metric]:7.3f}" for metric in ("rms", "row", "max"))
+        print(f"{entry['claim']:28} {entry['dtype']:9} {entry['cases']:6} {ratios}   [{number}/{len(tasks)}]", flush=True)
+        found.append(entry)
+        if options.lines is not None:
+            with options.lines.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(entry) + "\n")
+    if options.write:
+        _merge(found)
+    return 0
+
+
+def _only_merge(options: argparse.Namespace) -> None:
+    """ValueError where --merge is to do something else as well."""
+    others = [f"--{name}" for name in DEFAULTS if name in options]
+    if others:
+        raise ValueError(f"{', '.join(others)}: --merge measures nothing and writes all that its file holds; expected only --merge")
+
+
+def _tasks(options: argparse.Namespace) -> Iterator[Task]:
+    from blackswan.falsifiers.numeric.calibration import is_calibrated
+
+    for claim in _chosen([claim for contract in contracts.load() for claim in contract.claims], options.claim):
+        real = claim.domain.input == "checkpoint"
+        draws = max(4, options.cases // 15) if real else max(min(10, options.cases), options.cases * (claim.cases or 20) // 20)
+        elsewhere = claim.domain.device and options.device.partition(":")[0] not in (*claim.domain.device, "auto")
+        for dtype in claim.domain.dtype if is_calibrated(claim) and not elsewhere else ():
+            if not options.dtype or dtype in options.dtype:
+                yield claim.id, dtype, options.device, draws, options.seed
+
+
+def _measured(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
+    if jobs == 1:
+        yield from map(_measure, tasks)
+        return
+    with workers(jobs) as pool:
+        yield from (entry for _, entry in pool.as_done([partial(_measure, task) for task in tasks]))
+
+
+def _measure(task: Task) -> dict[str, Any]:
+    from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+    from blackswan.falsifiers.numeric.calibration import calibrate
+    from blackswan.falsifiers.numeric.precision import CUDA_ONLY
+    from blackswan.falsifiers.runner.real_input import RealInput
+    from blackswan.falsifiers.subjects.implementation import Implementation
+    from blackswan.falsifiers.subjects.tf32 import Tf32Emulation
+
+    name, dtype, device, draws, seed = task
+    claim = next(claim for contract in contracts.load() for claim in contract.claims if claim.id == name)
+    source = RealInput(CHECKPOINT, CORPUS_HELDOUT).case if claim.domain.input == "checkpoint" else None
+    if dtype in CUDA_ONLY and Implementation(device).device == "cpu":
+        found = calibrate(claim, dtype, Tf32Emulation(), draws, seed, source).describe()
+        return {**found, "machine": f"{found['machine']}, TF32 emulated"}
+    return calibrate(claim, dtype, Implementation(device), draws, seed, source).describe()
+
+
+def _merge(entries: Iterable[dict[str, Any]]) -> None:
+    """Into the record, and from there into every contract whose factors follow from it."""
+    record = calibration_record.add(entries)
+    for contract in contracts.load():
+        for claim in contract.claims:
+            known = record.get(claim.id, {})
+            if claim.tolerance is not None and claim.tolerance.factors and all(dtype in known for dtype in claim.domain.dtype):
+                by_dtype = {dtype: calibration_record.factors(record, claim.id, dtype) for dtype in claim.domain.dtype}
+                calibration_record.write_factors(claim, contract.path, by_dtype)
+
+
+def _chosen(claims: Sequence[Claim], names: Sequence[str]) -> list[Claim]:
+    known = {claim.id: claim for claim in claims}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--claim: {unknown('claim', name, known)}")
+    return [claim for claim in claims if not names or claim.id in names]

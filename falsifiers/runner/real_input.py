@@ -1,0 +1,211 @@
+"""Real input: a trained checkpoint and a corpus, as cases. Read here without `impl`, so that a loading bug of `impl` cannot hide."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from blackswan.contracts.model import Claim
+from blackswan.falsifiers.numeric.case import Case
+from blackswan.falsifiers.numeric.generators import generator_for
+from blackswan.falsifiers.numeric.precision import held_dtype, is_real, round_to, signatures
+from blackswan.falsifiers.numeric.strategies import Draw, parameters
+from blackswan.reference.classifier import trainable_names
+from blackswan.reference.decoder import parameter_shapes
+from blackswan.reference.table import Array
+
+BATCH, LONGEST = 2, 64
+FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+MOST_CLASSES = 10_000
+"""That a head is made for; a corpus with a label above has a mistake in it."""
+ADAPTER = {"rank": 8, "alpha": 16.0, "targets": "q_v", "pooling": "mean", "nf4": False}
+
+
+class RealInput:
+    """A model folder and a corpus file. ValueError or FileNotFoundError names the file and what is wrong with it."""
+
+    def __init__(self, model: Path, corpus: Path) -> None:
+        self.model, self.corpus = model, corpus
+        self._rounded: dict[tuple[str, str], Array] = {}
+
+    def check(self) -> None:
+        """Reads everything small, and the headers of the weights, so that bad input stops before any claim runs."""
+        expected = parameter_shapes(self.scalars)
+        shapes = {name: tuple(self._file(name).get_slice(name).get_shape()) for name in self._index}
+        for name, shape in expected.items():
+            if shapes.get(name) != shape:
+                raise ValueError(
+                    f"{self.model}: tensor {name} has shape {shapes.get(name, 'none (missing)')}; expected {shape} by config.json"
+                )
+        unexpected = sorted(set(shapes) - set(expected) - {"lm_head.weight"})
+        if unexpected:
+            raise ValueError(f"{self.model}: unexpected tensor {unexpected[0]}; expected those of a {self.scalars['family']} decoder")
+        if not self.rows:
+            raise ValueError(f"{self.corpus}: the corpus is empty; expected one JSON object a line")
+
+    @cached_property
+    def scalars(self) -> dict[str, Any]:
+        """The architecture, as the attributes and scalars of decoder_forward."""
+        path = self.model / "config.json"
+        config = _json(path)
+        family = FAMILIES.get(str(config.get("model_type")))
+        if family is None:
+            raise ValueError(f"{path}: model_type is {config.get('model_type')!r}; expected a decoder, one of {', '.join(FAMILIES)}")
+        rope = config.get("rope_parameters") or {}
+        if not isinstance(rope, dict):
+            raise ValueError(f"{path}: rope_parameters is {rope!r}; expected an object")
+        if config.get("rope_scaling") or rope.get("rope_type", "default") != "default":
+            raise ValueError(f"{path}: scaled rotary embeddings are not supported; expected rope_type default")
+        try:
+            heads, hidden = _size(config, "num_attention_heads"), _size(config, "hidden_size")
+            return {
+                "family": family,
+                "vocab": _size(config, "vocab_size"),
+                "hidden": hidden,
+                "intermediate": _size(config, "intermediate_size"),
+                "layers": _size(config, "num_hidden_layers"),
+                "heads": heads,
+                "kv_heads": _size(config, "num_key_value_heads", heads),
+                "head_dim": _size(config, "head_dim", hidden // heads),
+                "eps": float(config["rms_norm_eps"]),
+                "theta": float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+                "tied": bool(config.get("tie_word_embeddings", False)),
+            }
+        except KeyError as error:
+            raise ValueError(f"{path}: key {error} is missing; expected the numbers of a decoder's config.json") from None
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}: {error}; expected the numbers of a decoder's config.json") from None
+
+    @cached_property
+    def rows(self) -> list[tuple[list[int], int]]:
+        """Token ids and label of every sample."""
+        from tokenizers import Tokenizer
+
+        path = self.model / "tokenizer.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file; a checkpoint needs its own tokenizer")
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises Exception itself
+            raise ValueError(f"{path}: not a usable tokenizer ({error})") from None
+        samples = _samples(self.corpus)
+        encoded = [encoding.ids[:LONGEST] or [0] for encoding in tokenizer.encode_batch([text for text, _ in samples])]
+        worst = max((max(ids) for ids in encoded), default=0)
+        if worst >= self.scalars["vocab"]:
+            raise ValueError(f"{path}: gives token {worst}, but {self.model / 'config.json'} has vocab_size {self.scalars['vocab']}")
+        return [(ids, label) for ids, (_, label) in zip(encoded, samples, strict=True)]
+
+    @property
+    def classes(self) -> int:
+        """One more than the largest label, and at least two."""
+        return max(2, 1 + max(label for _, label in self.rows))
+
+    def case(self, claim: Claim, draw: Draw, flavour: str, dtype: str) -> Case:
+        """Two samples of the corpus, by the draw's seed, padded on the right to the longer one."""
+        assert claim.operation is not None
+        signature = signatures()[claim.operation]
+        chosen = generator_for(draw.seed, "samples").integers(0, len(self.rows), BATCH)
+        ids, mask, labels = _padded([self.rows[i] for i in chosen])
+        scalars = {**self.scalars}
+        if "classes" in signature.attributes:
+            scalars |= {**ADAPTER, "classes": self.classes, **draw.scalars}
+        known = {"input_ids": ids, "mask": mask, "labels": labels}
+        inputs = {name: known[name] for name in signature.inputs if name in known}
+        inputs |= self._parameters(scalars, draw.seed, dtype)
+        cotangents = {"loss": np.ones(())} if "loss" in signature.outputs else {}
+        sizes = {name: value for name, value in scalars.items() if isinstance(value, int) and not isinstance(value, bool)}
+        sizes |= {"batch": BATCH, "seq": ids.shape[1]}
+        wanted = {name: scalars[name] for name in (*signature.scalars, *signature.attributes) if name in scalars}
+        return Case(claim.operation, dtype, sizes, wanted, draw.seed, flavour, inputs, cotangents)
+
+    def _parameters(self, scalars: Mapping[str, Any], seed: int, dtype: str) -> dict[str, Array]:
+        found = {f"parameters/{name}": self._parameter(name, dtype) for name in parameter_shapes(self.scalars)}
+        if "classes" in scalars:
+            adapters = parameters("classifier", scalars, "normal", seed, dtype)
+            found |= {f"parameters/{name}": adapters[f"parameters/{name}"] for name in trainable_names(scalars)}
+        return found
+
+    def _parameter(self, name: str, dtype: str) -> Array:
+        key = (name, dtype)
+        if key not in self._rounded:
+            stored = self._file(name).get_tensor(name)
+            if not is_real(stored):
+                raise ValueError(f"{self.model}: tensor {name} has dtype {stored.dtype}; expected a floating-point one")
+            self._rounded[key] = np.asarray(round_to(stored.astype(np.float64), held_dtype("storage", dtype)), np.float64)
+        return self._rounded[key]
+
+    def _file(self, name: str) -> Any:
+        if name not in self._index:
+            raise ValueError(f"{self.model}: tensor {name} is missing")
+        return self._open(self._index[name])
+
+    @cached_property
+    def _index(self) -> dict[str, Path]:
+        """Tensor name → file."""
+        index = self.model / "model.safetensors.index.json"
+        files = _shards(index) if index.is_file() else ["model.safetensors"]
+        return {str(name): self.model / file for file in files for name in self._open(self.model / file).keys()}  # noqa: SIM118  # not a mapping
+
+    def _open(self, path: Path) -> Any:
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file; expected the checkpoint's weights")
+        try:
+            return safe_open(path, framework="numpy")
+        except SafetensorError as error:
+            raise ValueError(f"{path}: not a readable safetensors file ({error})") from None
+
+
+def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key) if config.get(key) is not None else default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"key {key!r} is {'missing' if value is None else repr(value)}")
+    return value
+
+
+def _shards(index: Path) -> list[str]:
+    found = _json(index).get("weight_map")
+    if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
+        raise ValueError(f"{index}: key 'weight_map' is missing or no object of file names")
+    return sorted(set(found.values()))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"{path}: no such file; expected a Hugging Face checkpoint folder") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected a JSON object")
+    return content
+
+
+def _samples(path: Path) -> list[tuple[str, int]]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; expected a JSONL corpus")
+    samples = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            row = json.loads(line.decode("utf-8"))
+            text, label = row["input"], row["label"]
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, KeyError, TypeError) as error:
+            raise ValueError(f'{path}:{number}: expected {{"input": text, "label": number}} ({type(error).__name__}: {error})') from None
+        if not isinstance(text, str) or not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < MOST_CLASSES:
+            raise ValueError(f"{path}:{number}: input must be text and label an integer from 0 to {MOST_CLASSES - 1}; got label {label!r}")
+        samples.append((text, label))
+    return samples
+
+
+def _padded(rows: Sequence[tuple[list[int], int]]) -> tuple[Array, Array, Array]:
+    longest = max(len(ids) for ids, _ in rows)
+    input_ids = np.zeros((len(rows), longest), np.int64)
+    mask = np.zeros((len(rows), longest), bool)
+    for index, (ids, _) in enumerate(rows):
+        input_ids[index, : len(ids)] = ids
+        mask[index, : len(ids)] = True
+    return input_ids, mask, np.array([label for _, label in rows], np.int64)

@@ -1,0 +1,117 @@
+"""What the terminal shows: the story of a claim that did not hold, and the table at the end."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from blackswan.falsifiers.numeric.attack import STAGES
+from blackswan.falsifiers.runner.verdict import State, Verdict
+
+
+def story(verdict: Verdict) -> str:
+    """Statement, smallest case, worst element, error against tolerance, culprit, and the line that replays it."""
+    claim = verdict.claim
+    lines = [
+        f"{verdict.state.value}  {claim.id} ({claim.severity}, {claim.contract}, {claim.location.file}:{claim.location.line})",
+        f"  claim      {claim.statement}",
+        f"  attacked   {claim.operation or 'configuration'} in {verdict.dtype} on {verdict.device}: {verdict.tally.run} cases",
+    ]
+    if verdict.reason:
+        lines.append(f"  reason     {verdict.reason}")
+    if verdict.case is not None:
+        case = verdict.case.describe()
+        lines.append(f"  case       {_pairs(case['sizes'])}")
+        lines.append(
+            f"             {_pairs(case['scalars'])} flavour={case['flavour']} seed={case['seed']} digest={case['digest']}".replace(
+                "  ", " "
+            )
+        )
+    if verdict.comparison is not None:
+        lines += _comparison(verdict.comparison.describe(), verdict.comparison.headroom)
+    if verdict.culprit is not None:
+        culprit = verdict.culprit
+        lines.append(f"  culprit    {culprit.operation} at {culprit.path}: {culprit.explanation}")
+        if culprit.mutant:
+            lines.append(f"             the answer equals the mutant {culprit.mutant}, to {culprit.distance:.2g}")
+    if verdict.replay:
+        lines.append(f"  replay     {verdict.replay}")
+    return "\n".join(lines)
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _comparison(found: Mapping[str, Any], headroom: float) -> Iterable[str]:
+    at = f" at {found['index']}" if found["index"] else ""
+    yield f"  worst      {found['tensor']}{at}: expected {_number(found['expected'])}, got {_number(found['actual'])}"
+    if found["error"] is not None:
+        ulp = "" if found["ulp"] is None else f", {found['ulp']:.3g} ulp"
+        cosine = "" if found["cosine"] is None else f", cosine {found['cosine']:.9f}"
+        against = f"{found['metric']} {_number(found['error'])} against {_number(found['limit'])}"
+        yield f"  error      {against}: {headroom:.3g} × the tolerance{ulp}{cosine}"
+    else:
+        yield f"  difference {found['metric']}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def table(verdicts: Sequence[Verdict]) -> list[str]:
+    """A row a contract: states, worst headroom of what held, seconds."""
+    columns = ("contract", "held", "falsified", "not run", "vacuous", "flaky", "worst headroom", "seconds")
+    by_contract: dict[str, list[Verdict]] = defaultdict(list)
+    for verdict in verdicts:
+        by_contract[verdict.claim.contract].append(verdict)
+    rows = [columns] + [_row(name, group) for name, group in sorted(by_contract.items())]
+    if len(by_contract) > 1:
+        rows.append(_row("all", verdicts))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+    return [
+        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))) for row in rows
+    ]
+
+
+def _row(name: str, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    states = Counter(verdict.state for verdict in verdicts)
+    worst = max(
+        (v for v in verdicts if v.state is State.HELD and v.tally.worst),
+        key=lambda v: v.tally.worst.headroom if v.tally.worst else 0,
+        default=None,
+    )
+    shown = f"{worst.tally.worst.headroom:.2f} {worst.claim.id} {worst.dtype}" if worst and worst.tally.worst else "–"
+    seconds = sum(verdict.seconds.get("total", 0.0) for verdict in verdicts)
+    order = (State.HELD, State.FALSIFIED, State.NOT_RUN, State.VACUOUS, State.FLAKY)
+    return (name, *(str(states[state]) for state in order), shown, f"{seconds:.1f}")
+
+
+def not_run(verdicts: Iterable[Verdict]) -> list[str]:
+    """How many were not run, by reason."""
+    reasons = Counter(verdict.reason for verdict in verdicts if verdict.state is State.NOT_RUN)
+    return [f"not run: {count} × {reason}" for reason, count in reasons.most_common()]
+
+
+def known(verdicts: Iterable[Verdict]) -> list[str]:
+    """The claims that failed as they are known to."""
+    return [
+        f"known failure: {verdict.claim.id} in {verdict.dtype} until {verdict.known_failure['expiry']}: {verdict.known_failure['reason']}"
+        for verdict in verdicts
+        if verdict.known_failure and verdict.state is State.FALSIFIED
+    ]
+
+
+def kept(failures: Sequence[Verdict]) -> list[str]:
+    """What a resumed run took over that fails it."""
+    named = ", ".join(f"{verdict.claim.id} in {verdict.dtype} {verdict.state.value}" for verdict in failures)
+    return [f"kept without another attack, which fails this run until they are attacked again and hold: {named}"] if failures else []
+
+
+def time_spent(verdicts: Iterable[Verdict]) -> str:
+    """Seconds by stage over all attacks."""
+    totals = dict.fromkeys((*STAGES, "rest"), 0.0)
+    for verdict in verdicts:
+        stages = {name: verdict.seconds.get(name, 0.0) for name in STAGES}
+        for name, value in (stages | {"rest": verdict.seconds.get("total", 0.0) - sum(stages.values())}).items():
+            totals[name] += value
+    return "seconds: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in totals.items())

@@ -1,0 +1,136 @@
+"""Whether a stored case is one of its claim: names, types and shapes. Values of arrays may be any, NaN included."""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from blackswan.contracts import sizes as symbolic
+from blackswan.contracts.fields import FIELDS
+from blackswan.contracts.model import Claim, Signature
+from blackswan.contracts.schema import shown
+from blackswan.falsifiers.numeric.case import Case
+from blackswan.falsifiers.numeric.precision import signatures
+from blackswan.reference.classifier import parameter_shapes as classifier_shapes
+from blackswan.reference.decoder import parameter_shapes as decoder_shapes
+from blackswan.reference.table import Array
+
+Shape = tuple[int, ...]
+SEEDS = 2**63
+LARGEST = 2**40
+"""No array of memory has as many elements on a side."""
+KINDS = {"int": ("iu", "whole numbers"), "bool": ("b", "truth values"), "uint8": ("u", "bytes")}
+"""Kinds of NumPy dtypes by an input's declared dtype; all others are real numbers."""
+
+
+def require(claim: Claim, case: Case) -> None:
+    """ValueError with the field that is none of a case of the claim."""
+    if case.dtype not in claim.domain.dtype:
+        raise ValueError(f"dtype is {case.dtype}; {claim.id} can be attacked in {', '.join(claim.domain.dtype)} only")
+    if not (_natural(case.seed) and case.seed < SEEDS):
+        raise ValueError(f"seed is {_shown(case.seed)}; expected a whole number from 0 to {SEEDS - 1}")
+    if not isinstance(case.flavour, str):
+        raise ValueError(f"flavour is {_shown(case.flavour)}; expected text")
+    for name, given in (("sizes", case.sizes), ("scalars", case.scalars)):
+        if not isinstance(given, dict):
+            raise ValueError(f"{name} is {shown(given)}; expected an object")
+    signature = signatures()[claim.operation] if claim.operation else None
+    if signature is None:
+        for name in claim.domain.scalars:
+            field = FIELDS[name]
+            if not (field.optional and case.scalars.get(name, "") is None):
+                _scalar(case, name, *_TYPES[field.type])
+    elif not signature.procedure:
+        _sizes(claim, signature, case)
+        _scalars(signature, case)
+        _arrays(signature, case)
+
+
+def _shown(value: Any) -> str:
+    """Python writes no integer of more than 4,300 digits."""
+    return f"{value:#x}"[:40] + "…" if type(value) is int and value.bit_length() > 128 else shown(value)
+
+
+def _natural(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _real(value: Any) -> bool:
+    """Within what a float can hold: an integer may be larger than all floats."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
+_TYPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "int": (lambda value: type(value) is int, "a whole number"),
+    "real": (_real, "a finite number"),
+    "bool": (lambda value: type(value) is bool, "true or false"),
+    "text": (lambda value: type(value) is str, "text"),
+    "texts": (lambda value: type(value) is list and all(type(one) is str for one in value), "a list of text"),
+    "reals": (lambda value: type(value) is list and all(map(_real, value)), "a list of finite numbers"),
+}
+
+
+def _sizes(claim: Claim, signature: Signature, case: Case) -> None:
+    """All that the operation has, and what follows from them; a case of real input has those that its model shows."""
+    for name, size in case.sizes.items():
+        if not (_natural(size) and size <= LARGEST):
+            raise ValueError(f"sizes.{name} is {_shown(size)}; expected a whole number from 0 to {LARGEST}")
+    if claim.domain.input != "generated":
+        return
+    own = {name: size for name, size in case.sizes.items() if name not in signature.derived}
+    for name, size in symbolic.resolve(signature, own).items():
+        if case.sizes.get(name) != size:
+            raise ValueError(f"sizes.{name} is {case.sizes.get(name, 'missing')}; expected {size}, which follows from the others")
+
+
+def _scalars(signature: Signature, case: Case) -> None:
+    for name in case.scalars:
+        if name not in signature.scalars and name not in signature.attributes:
+            own = ", ".join((*signature.scalars, *signature.attributes))
+            raise ValueError(f"scalars.{name} is none of the operation's; expected {own or 'none'}")
+    for name, scalar in signature.scalars.items():
+        _scalar(case, name, *_TYPES["text" if scalar.type == "choice" else scalar.type])
+        if scalar.of and case.scalars[name] not in scalar.of:
+            raise ValueError(f"scalars.{name} is {_shown(case.scalars[name])}; expected one of {', '.join(scalar.of)}")
+    for name in signature.attributes:
+        _scalar(case, name, _natural, "a whole number from 0 on")
+        if case.scalars[name] != case.sizes.get(name, case.scalars[name]):
+            raise ValueError(f"scalars.{name} is {case.scalars[name]}; expected {case.sizes[name]}, as in sizes")
+
+
+def _scalar(case: Case, name: str, fits: Callable[[Any], bool], expected: str) -> None:
+    if name not in case.scalars:
+        raise ValueError(f"scalars.{name} is missing; expected {expected}")
+    if not fits(case.scalars[name]):
+        raise ValueError(f"scalars.{name} is {_shown(case.scalars[name])}; expected {expected}")
+
+
+def _arrays(signature: Signature, case: Case) -> None:
+    inputs = {name: (_shape(spec.shape, case), spec.dtype) for name, spec in signature.inputs.items() if not spec.group}
+    for name, spec in signature.inputs.items():
+        if spec.group:
+            shapes = classifier_shapes(case.scalars) if spec.group == "classifier" else decoder_shapes(case.scalars)
+            inputs |= {f"{name}/{parameter}": (shape, "real") for parameter, shape in shapes.items()}
+    optional = {name for name, spec in signature.inputs.items() if spec.optional}
+    _like("input", case.inputs, inputs)
+    if missing := sorted(set(inputs) - set(case.inputs) - optional):
+        raise ValueError(f"input:{missing[0]} is missing; expected an array of shape {inputs[missing[0]][0]}")
+    outputs = {name: (_shape(output.shape, case), "real") for name, output in signature.outputs.items() if not output.group}
+    _like("cotangent", case.cotangents, outputs)
+
+
+def _shape(symbols: tuple[str, ...], case: Case) -> Shape | None:
+    """None where the sizes do not tell."""
+    known = all(symbolic.names(dimension) <= set(case.sizes) for dimension in symbols)
+    return symbolic.shape(symbols, case.sizes) if known else None
+
+
+def _like(what: str, given: Mapping[str, Array], expected: Mapping[str, tuple[Shape | None, str]]) -> None:
+    for name, array in given.items():
+        if name not in expected:
+            raise ValueError(f"{what}:{name} is none of the operation's; expected {', '.join(list(expected)[:8])}")
+        shape, dtype = expected[name]
+        kinds, words = KINDS.get(dtype, ("f", "real numbers"))
+        if array.dtype.kind not in kinds:
+            raise ValueError(f"{what}:{name} has dtype {array.dtype}; expected {words}")
+        if shape is not None and array.shape != shape:
+            raise ValueError(f"{what}:{name} has shape {array.shape}; expected {shape} by the case's sizes and scalars")

@@ -1,0 +1,121 @@
+"""Verdicts: the closed set of states, and what a record of one says."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from blackswan.contracts.model import Claim
+from blackswan.falsifiers.numeric.case import Case
+from blackswan.falsifiers.numeric.comparison import Comparison
+
+
+class State(StrEnum):
+    """The five outcomes of attacking a claim."""
+
+    HELD = "HELD"
+    FALSIFIED = "FALSIFIED"
+    NOT_RUN = "NOT_RUN"
+    VACUOUS = "VACUOUS"
+    FLAKY = "FLAKY"
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """Which operation is to blame, where in the model, and why; with the mutant that gives the same wrong answer, and how close it is."""
+
+    operation: str
+    path: str
+    explanation: str
+    mutant: str | None = None
+    distance: float | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """What a record says of it."""
+        return dict(vars(self))
+
+
+@dataclass
+class Tally:
+    """What the cases of one attack came to."""
+
+    run: int = 0
+    compared: int = 0
+    rejected: int = 0
+    worst: Comparison | None = None
+    worst_case: Case | None = None
+
+    def add(self, case: Case, comparisons: list[Comparison]) -> None:
+        """Counts a case; it is rejected when none of its tensors was compared."""
+        self.run += 1
+        counted = [c for c in comparisons if not c.rejected]
+        if counted:
+            self.compared += 1
+        else:
+            self.rejected += 1
+        for comparison in counted:
+            if self.worst is None or comparison.headroom > self.worst.headroom:
+                self.worst, self.worst_case = comparison, case
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of attacking one claim in one dtype."""
+
+    claim: Claim
+    dtype: str
+    device: str
+    state: State
+    reason: str | None = None
+    tally: Tally = field(default_factory=Tally)
+    case: Case | None = None
+    comparison: Comparison | None = None
+    culprit: Culprit | None = None
+    replay: str | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    known_failure: Mapping[str, str] | None = None
+
+    def record(self, contract_version: str) -> dict[str, Any]:
+        """The JSON record (reports/verdict.schema.json); the run adds what the verdict depends on."""
+        claim, tally = self.claim, self.tally
+        worst = tally.worst
+        counterexample = None
+        if self.case is not None and self.comparison is not None:
+            counterexample = {**self.case.describe(), **self.comparison.describe(), "replay": self.replay}
+        record = {
+            "record": "verdict",
+            "claim": claim.id,
+            "contract": claim.contract,
+            "contract_version": contract_version,
+            "severity": claim.severity,
+            "kind": claim.kind,
+            "operation": claim.operation,
+            "statement": claim.statement,
+            "dtype": self.dtype,
+            "device": self.device,
+            "state": self.state.value,
+            "reason": self.reason,
+            "cases": {"run": tally.run, "compared": tally.compared, "rejected": tally.rejected},
+            "headroom": None if worst is None else {"worst": worst.headroom, "metric": worst.metric, "tensor": worst.tensor},
+            "worst_case": None if tally.worst_case is None else tally.worst_case.describe(),
+            "counterexample": counterexample,
+            "culprit": None if self.culprit is None else self.culprit.describe(),
+            "known_failure": None if self.known_failure is None else dict(self.known_failure),
+            "seconds": {name: round(value, 6) for name, value in {"total": 0.0, **self.seconds}.items()},
+            "digests": {},
+            "depends": {},
+        }
+        return {name: plain(value) for name, value in record.items()}
+
+
+def plain(value: Any) -> Any:
+    """Strict JSON: NumPy numbers become Python's, non-finite ones the strings nan, inf and -inf."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return "nan" if value != value else ("inf" if value > 0 else "-inf")
+    return value

@@ -1,0 +1,198 @@
+"""Classifiers as files, written and read without `impl`: Hugging Face checkpoints, adapters as PEFT writes them, through NumPy and JSON."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from blackswan import reference
+from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.numeric.precision import STORAGE
+from blackswan.falsifiers.numeric.strategies import parameters
+from blackswan.falsifiers.runner.real_input import RealInput
+from blackswan.reference.classifier import TARGETS, trainable_names
+from blackswan.reference.decoder import parameter_shapes
+from blackswan.reference.table import Array
+
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS, BESIDE, HEAD = "adapter_config.json", "adapter_model.safetensors", "blackswan.json", "head.safetensors"
+PREFIX = "base_model.model."
+CLASSES = 5
+KEYS = {
+    "vocab": "vocab_size",
+    "hidden": "hidden_size",
+    "intermediate": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "eps": "rms_norm_eps",
+    "tied": "tie_word_embeddings",
+}
+# What PEFT 0.21 writes besides the keys of the adapter itself.
+PEFT_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(("alora_invocation_tokens", "arrow_config", "auto_mapping", "corda_config", "eva_config", "exclude_modules"), None),
+    **dict.fromkeys(
+        ("kasa_config", "layer_replication", "layers_pattern", "layers_to_transform", "lora_ga_config", "megatron_config"), None
+    ),
+    **dict.fromkeys(("monteclora_config", "revision", "target_parameters", "trainable_token_indices", "use_bdlora", "velora_config"), None),
+    **dict.fromkeys(("ensure_weight_tying", "fan_in_fan_out", "lora_bias", "use_dora", "use_qalora", "use_rslora"), False),
+    **{"alpha_pattern": {}, "rank_pattern": {}, "loftq_config": {}, "bias": "none", "inference_mode": True, "init_lora_weights": True},
+    **{"lora_dropout": 0.05, "megatron_core": "megatron.core", "peft_version": "0.21.2", "qalora_group_size": 16},
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A classifier: scalars of `classifier_forward`, its decoder as a checkpoint holds it in `dtype`, LoRA and head in float32, a batch.
+
+    `trained_in` is the dtype in which training had the weights when it quantised them, where that is not `dtype`.
+    """
+
+    scalars: dict[str, Any]
+    dtype: str
+    decoder: dict[str, Array]
+    trainable: dict[str, Array]
+    input_ids: Array
+    mask: Array
+    trained_in: str | None = None
+
+    def tokens(self) -> dict[str, Any]:
+        """The batch as scalars of a procedure."""
+        return {"input_ids": self.input_ids.tolist(), "mask": self.mask.tolist()}
+
+    def settings(self) -> dict[str, Any]:
+        """The adaptation as scalars of a procedure."""
+        return {name: self.scalars[name] for name in ("classes", "rank", "alpha", "targets", "pooling", "nf4")}
+
+    def inputs(self) -> dict[str, Array]:
+        """The inputs of `classifier_forward`, in float64."""
+        given = self.decoder | {f"{path}.weight": before_nf4(self, path) for path in projections(self)} | self.trainable
+        named = {f"parameters/{name}": np.asarray(value, np.float64) for name, value in given.items()}
+        return {"input_ids": self.input_ids, "mask": self.mask, **named}
+
+    def write_checkpoint(self, folder: Path) -> Path:
+        """The decoder as a Hugging Face checkpoint."""
+        folder.mkdir(parents=True)
+        scalars = self.scalars
+        config = {key: scalars[name] for name, key in KEYS.items()} | {"model_type": scalars["family"], "hidden_act": "silu"}
+        config |= {"rope_theta": scalars["theta"], "max_position_embeddings": 512, "pad_token_id": 0}
+        (folder / CONFIG).write_text(json.dumps(config))
+        save_file(self.decoder, folder / WEIGHTS)
+        return folder
+
+    def write_trainable(self, path: Path) -> Path:
+        """LoRA and head under their plain names."""
+        save_file(self.trainable, path)
+        return path
+
+    def write_peft(self, folder: Path, dtype: str = "float32", head_bias: bool = True) -> Path:
+        """An adapter as PEFT writes it; PEFT has no head bias where the model has none."""
+        folder.mkdir(parents=True)
+        chosen = {name: value for name, value in self.trainable.items() if head_bias or name != "score.bias"}
+        save_file({PREFIX + name: value.astype(STORAGE[dtype]) for name, value in chosen.items()}, folder / ADAPTER_WEIGHTS)
+        own = {"peft_type": "LORA", "task_type": "SEQ_CLS", "modules_to_save": ["classifier", "score"]}
+        own |= {"r": self.scalars["rank"], "lora_alpha": self.scalars["alpha"], "base_model_name_or_path": "a/model"}
+        own["target_modules"] = sorted(name.rpartition(".")[2] for name in TARGETS[self.scalars["targets"]])
+        (folder / ADAPTER_CONFIG).write_text(json.dumps(PEFT_DEFAULTS | own))
+        return folder
+
+
+def generated(rng: Generator, seed: int, dtype: str, **fixed: Any) -> Model:
+    """A small classifier of any family; `fixed` are scalars that are not drawn."""
+    kv_heads, groups = int(rng.integers(1, 3)), int(rng.integers(1, 3))
+    scalars = {
+        "family": str(rng.choice(["llama", "qwen2", "qwen3"])),
+        "vocab": 32,
+        "hidden": int(rng.choice([16, 32])),
+        "intermediate": int(rng.choice([24, 48])),
+        "layers": int(rng.integers(1, 3)),
+        "heads": kv_heads * groups,
+        "kv_heads": kv_heads,
+        "head_dim": int(rng.choice([8, 16])),
+        "eps": float(rng.choice([1e-5, 1e-6])),
+        "theta": float(rng.choice([1e4, 1e6])),
+        "tied": bool(rng.integers(2)),
+        **_adaptation(rng),
+        **fixed,
+    }
+    lengths = rng.integers(2, 9, 3)
+    input_ids, mask = rng.integers(0, 32, (3, int(lengths.max()))), np.arange(int(lengths.max())) < lengths[:, None]
+    if rng.integers(2):
+        input_ids, mask = input_ids[:, ::-1].copy(), mask[:, ::-1].copy()
+    return _filled(scalars, seed, dtype, None, input_ids, mask)
+
+
+def shipped(rng: Generator, seed: int, **fixed: Any) -> Model:
+    """The shipped checkpoint with an adapter of random numbers, and two samples of held-out text."""
+    real = _real()
+    scalars = {**real.scalars, **_adaptation(rng), "classes": CLASSES, **fixed}
+    rows = [real.rows[int(index)][0][:24] for index in rng.integers(0, len(real.rows), 2)]
+    longest = max(len(row) for row in rows)
+    input_ids = np.array([row + [0] * (longest - len(row)) for row in rows])
+    mask = np.arange(longest) < np.array([len(row) for row in rows])[:, None]
+    return _filled(scalars, seed, "float32", load_file(CHECKPOINT / WEIGHTS), input_ids, mask)
+
+
+@cache
+def _real() -> RealInput:
+    return RealInput(CHECKPOINT, CORPUS_HELDOUT)
+
+
+def _adaptation(rng: Generator) -> dict[str, Any]:
+    rank = int(rng.integers(2, 5))
+    return {
+        "classes": int(rng.integers(2, 6)),
+        "rank": rank,
+        "alpha": float(rank * rng.choice([0.5, 2.0, 2.75])),
+        "targets": str(rng.choice(["q_v", "all"])),
+        "pooling": str(rng.choice(["mean", "last", "first"])),
+        "nf4": bool(rng.integers(2)),
+    }
+
+
+def _filled(scalars: dict[str, Any], seed: int, dtype: str, decoder: dict[str, Array] | None, input_ids: Array, mask: Array) -> Model:
+    drawn = {name.removeprefix("parameters/"): value for name, value in parameters("classifier", scalars, "normal", seed, dtype).items()}
+    names = trainable_names(scalars)
+    trainable = {name: drawn[name].astype(np.float32) for name in names}
+    held = {name: drawn[name].astype(STORAGE[dtype]) for name in parameter_shapes(scalars)} if decoder is None else decoder
+    return Model(scalars, dtype, held, trainable, input_ids, mask)
+
+
+def read_adapter(folder: Path, scalars: Mapping[str, Any]) -> dict[str, Array]:
+    """LoRA and head of an adapter by their plain names, B times what adapter_config.json makes of the scale over `scalars`' own.
+
+    So the logits of the reference depend on rank and alpha of the file, whatever was asked for. KeyError for a name without PEFT's prefix.
+    """
+    config = json.loads((folder / ADAPTER_CONFIG).read_text())
+    scale = (config["lora_alpha"] / config["r"]) / (scalars["alpha"] / scalars["rank"])
+    tensors = {name.removeprefix(PREFIX): np.asarray(value, np.float64) for name, value in load_file(folder / ADAPTER_WEIGHTS).items()}
+    return {name: value * scale if name.endswith("lora_B.weight") else value for name, value in tensors.items()}
+
+
+def before_nf4(model: Model, path: str) -> Array:
+    """The projection's weight as training quantised it, or as it is stored where training did not."""
+    stored = model.decoder[f"{path}.weight"]
+    return stored.astype(STORAGE[model.trained_in]) if model.scalars["nf4"] and model.trained_in else stored
+
+
+def base_weight(model: Model, path: str) -> Array:
+    """The projection's weight as the classifier computes with it: through NF4 and back where the model is quantised."""
+    weight = np.asarray(before_nf4(model, path), np.float64)
+    if not model.scalars["nf4"]:
+        return weight
+    rows, columns = weight.shape
+    stored = reference.evaluate("nf4_quantize", {"weight": weight}, {"block_size": 64})
+    shape = {"rows": rows, "columns": columns, "block_size": 64}
+    return np.asarray(reference.evaluate("nf4_dequantize", stored, shape)["weight"], np.float64)
+
+
+def projections(model: Model) -> list[str]:
+    """The paths of the seven projections of every layer."""
+    return [name.removesuffix(".weight") for name in model.decoder if name.endswith("_proj.weight")]

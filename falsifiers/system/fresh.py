@@ -1,0 +1,108 @@
+"""The updates that a run starts from: none, in random directions that the seed alone gives."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from blackswan.falsifiers.data import CHECKPOINT
+from blackswan.falsifiers.numeric.attack import Attack
+from blackswan.falsifiers.numeric.case import Case
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_at_most, value_inside
+from blackswan.falsifiers.numeric.generators import Generator, generator_for
+from blackswan.falsifiers.system.written import renamed
+from blackswan.reference.table import Array
+
+FACTORS = {"q_v": 2, "all": 7}
+"""Adapted projections of a layer."""
+RANK = 16
+LOG = math.log(2 / 1e-12)
+"""Of two over the probability that the mean of independent numbers is outside Hoeffding's interval."""
+
+
+def fresh_update_is_zero_and_random(attack: Attack, case: Case) -> list[Comparison]:
+    """B zero and the logits those without an update, bit for bit; A within ±1/√in, spread as a uniform distribution; the same again.
+
+    Numbers t in [−1, 1] have t² in [0, 1], so that Hoeffding's inequality bounds the mean of n of them by √(2 ln(2/δ)/n) around its
+    expectation, and that of their squares by half of it. Two factors, of one seed or two, are held to be independent by the mean of the
+    products of their elements, of which 1/3 would be left if they were the same: n is at least 1024, so that the bound is below 1/4.
+    """
+    rng = generator_for(case.seed, "fresh")
+    found = []
+    for family in ("llama", "qwen2", "qwen3"):
+        for targets in FACTORS:
+            found += _fresh(attack, case, f"{family}, {targets}", {"architecture": _architecture(rng, family)}, _settings(rng, targets))
+    targets = list(FACTORS)[case.seed % 2]
+    return found + _fresh(attack, case, f"checkpoint, {targets}", {"folder": str(CHECKPOINT)}, _settings(rng, targets))
+
+
+def _fresh(attack: Attack, case: Case, name: str, model: Mapping[str, Any], settings: dict[str, Any]) -> list[Comparison]:
+    def answer(seed: int) -> dict[str, Array]:
+        return attack.answer(case, scalars={**model, "settings": {**settings, "seed": seed}, "texts": ["rm -rf", "date +%s"]})
+
+    first, again, other = (answer(settings["seed"] + step) for step in (0, 0, 1))
+    found = [compare_exactly("logits", first["plain"], first["logits"])]
+    found += [compare_exactly(f"{tensor}, again", value, again[tensor]) for tensor, value in first.items()]
+    scaled = []
+    for label, part in (("", first), (" of the next seed", other)):
+        factors = {tensor: value for tensor, value in part.items() if ".lora_" in tensor}
+        for tensor, value in factors.items():
+            if tensor.endswith("lora_B.weight"):
+                found.append(compare_exactly(f"{tensor}{label}", np.zeros_like(value), value))
+            else:
+                found += _uniform(f"{tensor}{label}", value)
+                scaled.append(_scaled(value))
+        if len(scaled) % FACTORS[settings["lora_targets"]] or not scaled:
+            found.append(broken(f"factors{label}", "their number", FACTORS[settings["lora_targets"]], len(scaled)))
+    found += _unlike(scaled)
+    return [renamed(f"{name}: {each.tensor}", each) for each in found]
+
+
+def _uniform(name: str, factor: Array) -> list[Comparison]:
+    """A [rank, in], as a sample of the uniform distribution on ±1/√in, without a row twice."""
+    scaled, bound = _scaled(factor), math.sqrt(2 * LOG / factor.size)
+    return [
+        value_inside(f"{name}, largest", float(np.abs(factor).max()), 0.0, float(np.float32(1 / math.sqrt(factor.shape[1])))),
+        value_inside(f"{name}, mean · √in", float(scaled.mean()), -bound, bound),
+        value_inside(f"{name}, variance · in", float(np.square(scaled).mean()), 1 / 3 - bound / 2, 1 / 3 + bound / 2),
+        value_at_most(f"{name}, rows that are there twice", len(factor) - len(np.unique(factor, axis=0)), 0),
+    ]
+
+
+def _unlike(factors: list[Array]) -> list[Comparison]:
+    """The largest mean product of two factors' elements in a row, in the order in which they were drawn."""
+    count = min((each.size for each in factors), default=1)
+    drawn = np.stack([each.ravel()[:count] for each in factors]) if factors else np.zeros((1, 1))
+    products = np.abs(drawn @ drawn.T / count)[np.triu_indices(len(drawn), 1)]
+    bound = math.sqrt(2 * LOG / count)
+    return [value_inside("mean product of two factors", float(products.max(initial=0.0)), 0.0, bound)]
+
+
+def _scaled(factor: Array) -> Array:
+    return np.asarray(factor, np.float64) * math.sqrt(factor.shape[1])
+
+
+def _architecture(rng: Generator, family: str) -> dict[str, Any]:
+    kv_heads, groups = int(rng.integers(1, 3)), int(rng.integers(1, 3))
+    sizes = {
+        "vocab": 260,
+        "hidden": int(rng.integers(64, 97)),
+        "intermediate": int(rng.integers(64, 129)),
+        "layers": int(rng.integers(1, 3)),
+    }
+    heads = {"heads": kv_heads * groups, "kv_heads": kv_heads, "head_dim": 64}
+    return {**sizes, **heads, "family": family, "eps": 1e-6, "theta": 1e4, "tied": bool(rng.integers(2)), "max_positions": 64}
+
+
+def _settings(rng: Generator, targets: str) -> dict[str, Any]:
+    return {
+        "seed": int(rng.integers(0, 2**31)),
+        "num_classes": int(rng.integers(2, 6)),
+        "lora_rank": RANK,
+        "lora_alpha": 2.0 * RANK,
+        "lora_targets": targets,
+        "max_seq_len": 16,
+        "quantize_nf4": False,
+        "dtype": "float32",
+    }

@@ -1,0 +1,122 @@
+"""Corpora that a check writes itself, so that it knows what is in them."""
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.reference.table import Array
+
+PIECES = (
+    "rm -rf",
+    " ",
+    "  ",
+    "\n",
+    "\r",
+    "\t",
+    "\u2028",
+    "\x85",
+    "\x1c",
+    "\x0b",
+    "\x00",
+    '"',
+    "\\",
+    "é",
+    "e\u0301",
+    "ß",
+    "漢字",
+    "🙂",
+    "\ufeff",
+)
+"""What readers get wrong: line breaks of Unicode and of ASCII that end no JSON line, quotes, text outside ASCII, text to be normalised."""
+Label = int | list[int]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A corpus in a file, and what was written."""
+
+    path: Path
+    texts: list[str]
+    labels: list[Label]
+    classes: int
+    multi_label: bool
+
+    @property
+    def multi_hot(self) -> Array:
+        """[samples, classes], whatever way the labels were written in."""
+        rows = [label if isinstance(label, list) else [int(index == label) for index in range(self.classes)] for label in self.labels]
+        return np.asarray(rows)
+
+    @property
+    def expected_labels(self) -> Array:
+        """As they are to be read."""
+        return self.multi_hot if self.multi_label else np.asarray(self.labels)
+
+    @property
+    def scalars(self) -> dict[str, Any]:
+        """The scalars that name it."""
+        return {"path": str(self.path), "classes": self.classes, "multi_label": self.multi_label}
+
+
+@contextmanager
+def written(rng: Generator, *, multi_label: bool, count: int | None = None) -> Iterator[Written]:
+    """A corpus of odd texts (the first empty, one twice) and scripts; with `multi_label` a third of the samples has a single label.
+
+    In some corpora the last class has no sample.
+    """
+    count, classes = count or int(rng.integers(3, 40)), int(rng.integers(2, 7))
+    texts = ["", *(_text(rng) for _ in range(count - 2))]
+    texts.append(texts[-1])
+    used = classes - int(rng.random() < 0.3)
+    labels = [_label(rng, classes, used, multi_label) for _ in texts]
+    labels[-1] = labels[-2]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "corpus.jsonl"
+        end = str(rng.choice(["\n", "\r\n"]))
+        lines = [_line(rng, text, label) for text, label in zip(texts, labels, strict=True)]
+        path.write_bytes((end.join(lines) + (end if rng.random() < 0.5 else "")).encode())
+        yield Written(path, texts, labels, classes, multi_label)
+
+
+def _text(rng: Generator) -> str:
+    if rng.random() < 0.5:
+        return "".join(rng.choice(PIECES, int(rng.integers(0, 12))))
+    words = rng.choice(
+        ["rm", "-rf", '"$TMP"', "for f in *;", "do", "done", "\n", "date +%s", "|| exit 1", "curl"], int(rng.integers(1, 60))
+    )
+    return " ".join(words)
+
+
+def _label(rng: Generator, classes: int, used: int, multi_label: bool) -> Label:
+    if multi_label and rng.random() < 2 / 3:
+        return [*(int(on) for on in rng.integers(0, 2, used)), *[0] * (classes - used)]
+    return int(rng.integers(0, used))
+
+
+def _line(rng: Generator, text: str, label: Label) -> str:
+    row = {"input": text, "labels" if isinstance(label, list) else "label": label}
+    keys = sorted(row, reverse=bool(rng.random() < 0.5))
+    separators = (", ", ": ") if rng.random() < 0.5 else (",", ":")
+    return json.dumps({key: row[key] for key in keys}, ensure_ascii=bool(rng.random() < 0.3), separators=separators)
+
+
+def equal(answer: Mapping[str, Array], **expected: Any) -> list[Comparison]:
+    """Each expected array, exactly."""
+    found = []
+    for name, value in expected.items():
+        wanted = np.asarray(value)
+        found.append(compare_exactly(name, wanted, answer[name]) if name in answer else broken(name, "missing from the answer"))
+    return found
+
+
+def renamed(name: str, comparison: Comparison) -> Comparison:
+    """The comparison under another name."""
+    return Comparison(**{**vars(comparison), "tensor": name})
