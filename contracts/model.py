@@ -105,7 +105,7 @@ class Check:
 
 @dataclass(frozen=True, eq=False)
 class Mutant:
-    """A wrong operation or step of mutants.yaml, and the defects that it comes from; without an operation, wrong settings or a wrong rule.
+    """A wrong program of mutants.json, and the defects that it comes from; `operation` is what it replaces, of one that replaces any.
 
     `hidden_in` names the dtypes whose rounding is as large as the mutant's error.
     """
@@ -114,7 +114,6 @@ class Mutant:
     operation: str | None
     pedigree: tuple[str, ...]
     doc: str
-    location: Location
     hidden_in: tuple[str, ...] = ()
 
 

@@ -1,5 +1,6 @@
-"""The names that claims may use: operations.yaml, checks.yaml and mutants.yaml."""
+"""The names that claims may use: operations.yaml, checks.yaml and mutants.json."""
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from blackswan.contracts.problems import ContractError, KeyPath, Problem, unknow
 from blackswan.contracts.schema import shown, violations
 
 FOLDER = Path(__file__).parent
-VOCABULARY_FILES = ("operations.yaml", "checks.yaml", "mutants.yaml")
+VOCABULARY_FILES = ("operations.yaml", "checks.yaml")
 
 
 def _read(path: Path, kind: str) -> Document:
@@ -132,37 +133,19 @@ def load_checks(path: Path = FOLDER / "checks.yaml") -> dict[str, Check]:
     }
 
 
-def load_mutants(path: Path = FOLDER / "mutants.yaml", operations: Iterable[str] | None = None) -> dict[str, Mutant]:
-    """The mutants that claims may name. ContractError where the file is wrong or a mutant's operation does not exist."""
-    document = _read(path, "mutants")
-    known = set(load_operations() if operations is None else operations)
-    mutants = {
-        name: Mutant(
-            name,
-            raw.get("operation"),
-            tuple(raw["pedigree"]),
-            raw["doc"],
-            _location(document, ("mutants", name)),
-            tuple(raw.get("hidden_in", ())),
-        )
-        for name, raw in document.data["mutants"].items()
+def load_mutants(path: Path = FOLDER / "mutants.json") -> dict[str, Mutant]:
+    """The mutants that claims may name, from the catalogue that `python -m falsifiers catalogue` makes."""
+    return {
+        name: Mutant(name, raw["operation"], tuple(raw["pedigree"]), raw["doc"], tuple(raw.get("hidden_in", ())))
+        for name, raw in json.loads(path.read_text(encoding="utf-8")).items()
     }
-    problems = [
-        document.problem(("mutants", name, "operation"), unknown("operation", mutant.operation, known))
-        for name, mutant in mutants.items()
-        if mutant.operation is not None and mutant.operation not in known
-    ]
-    if problems:
-        raise ContractError(problems)
-    return mutants
 
 
 def load_vocabulary() -> Vocabulary:
-    """Operations, checks and mutants; ContractError with the problems of all three files."""
+    """Operations, checks and mutants; ContractError with the problems of both files."""
     problems: list[Problem] = []
     operations: dict[str, Signature] = {}
     checks: dict[str, Check] = {}
-    mutants: dict[str, Mutant] = {}
     try:
         operations = load_operations()
     except ContractError as error:
@@ -171,10 +154,6 @@ def load_vocabulary() -> Vocabulary:
         checks = load_checks()
     except ContractError as error:
         problems += error.problems
-    try:
-        mutants = load_mutants(operations=operations) if operations else {}
-    except ContractError as error:
-        problems += error.problems
     if problems:
         raise ContractError(problems)
-    return Vocabulary(operations, checks, mutants)
+    return Vocabulary(operations, checks, load_mutants())

@@ -44,13 +44,14 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from blackswan.falsifiers.mutants import power_command
+    from blackswan.falsifiers.mutants import catalogue_command, power_command
     from blackswan.falsifiers.runner import calibrate_command
 
     parser = argparse.ArgumentParser(prog="python -m falsifiers", description="Measures of the falsifiers themselves.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     calibrate_command.add_parser(commands)
     power_command.add_parser(commands)
+    catalogue_command.add_parser(commands)
     return parser
 
 

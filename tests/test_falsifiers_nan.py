@@ -10,12 +10,12 @@ import pytest
 from blackswan import contracts
 from blackswan.contracts.model import Claim
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
-from blackswan.falsifiers.mutants.wrapped import Wrapped
 from blackswan.falsifiers.numeric.precision import checks, is_real
 from blackswan.falsifiers.runner.engine import Options, attackable, falsify
 from blackswan.falsifiers.runner.real_input import RealInput
 from blackswan.falsifiers.runner.verdict import State
 from blackswan.falsifiers.subjects.implementation import Implementation
+from blackswan.falsifiers.subjects.wrapped import Wrapped
 from blackswan.reference.table import Array, Arrays
 
 MINUTES = {"DEV-NO-LEAK", "DEV-MEMORY-BOUND"}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from blackswan.falsifiers.mutants.patches import applied
+from blackswan.falsifiers.mutants.registry import applied
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.subjects.procedures import footprint
 from blackswan.falsifiers.subjects.procedures.footprint import bound

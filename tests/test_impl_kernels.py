@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from blackswan.falsifiers.runner.dependencies import ROOT, entries
+from blackswan.reports.dependencies import Sources
 from torch import Tensor
 
 from blackswan import contracts, reference
 from blackswan.contracts.model import Claim
-from blackswan.falsifiers.runner.dependencies import ROOT, entries
 from blackswan.falsifiers.runner.engine import Options, falsify, replay
 from blackswan.falsifiers.runner.verdict import State
 from blackswan.falsifiers.subjects.implementation import Implementation
@@ -23,7 +24,6 @@ from blackswan.impl import dispatch, kernels
 from blackswan.impl.kernels import cross_entropy, nf4_dequantize, rms_norm, rope, swiglu
 from blackswan.impl.operations import OPERATIONS
 from blackswan.reference.table import Array
-from blackswan.reports.dependencies import Sources
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from blackswan.falsifiers.runner.dependencies import ROOT
 
 from benchmarks.memory import BATCH, MODELS, SEQ, TOLERANCE, Setting, settings
-from blackswan.falsifiers.runner.dependencies import ROOT
 
 pytest.importorskip("triton")  # the kernels that ran there are counted where Triton can be imported
 

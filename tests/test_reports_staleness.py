@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import yaml
+from blackswan.falsifiers.runner.dependencies import entries as dependency_entries
+from blackswan.reports.dependencies import PARTS, Sources
 from reports_factory import SOURCE, end_record, run_record, verdict, write, write_records
 
 from blackswan.contracts import load
 from blackswan.contracts.model import Location
 from blackswan.falsifiers.numeric import precision
-from blackswan.falsifiers.runner.dependencies import entries as dependency_entries
 from blackswan.falsifiers.subjects.implementation import Implementation
 from blackswan.reports import evidence as evidence_module
 from blackswan.reports import staleness
 from blackswan.reports.__main__ import main
-from blackswan.reports.dependencies import PARTS, Sources
 from blackswan.reports.digests import FOLDERS, DigestError, claim_digest, tree_digests
 from blackswan.reports.evidence import collect, coverage, listing
 from blackswan.reports.records import read

@@ -10,7 +10,7 @@ import pytest
 from blackswan import contracts
 from blackswan.contracts.model import Claim
 from blackswan.falsifiers.diagnosis.blame import diagnose
-from blackswan.falsifiers.mutants.patches import applied
+from blackswan.falsifiers.mutants.registry import applied
 from blackswan.falsifiers.mutants.whole_models import rounded_attention_scaled
 from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case

@@ -14,7 +14,6 @@ from blackswan.falsifiers.diagnosis.local import LIMIT
 from blackswan.falsifiers.diagnosis.local import own as own_arguments
 from blackswan.falsifiers.mutants import USES, reaching
 from blackswan.falsifiers.mutants import subject as mutated
-from blackswan.falsifiers.mutants.wrapped import Wrapped
 from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
@@ -24,6 +23,7 @@ from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF, is_real, signa
 from blackswan.falsifiers.numeric.sign_ambiguity import mask_ambiguous, reach, sign_ambiguity
 from blackswan.falsifiers.subjects.protocol import Subject, TracedCall
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
+from blackswan.falsifiers.subjects.wrapped import Wrapped
 from blackswan.reference.table import Array, Arrays, Table
 
 SAME_NOISE = 6.0

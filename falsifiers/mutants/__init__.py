@@ -1,15 +1,15 @@
-"""Mutants: wrong operations and procedures with a pedigree, which a falsifier must report. See README.md for where each comes from."""
+"""Wrong programs with a pedigree (README.md), each a decorated function, which a falsifier must report; and the kill matrix over them."""
 
 from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
-from blackswan.falsifiers.mutants.registry import MUTANTS as _MUTANTS
-from blackswan.falsifiers.mutants.registry import PROCEDURES as _PROCEDURES
-from blackswan.falsifiers.mutants.registry import RULES as _RULES
-from blackswan.falsifiers.mutants.registry import Mutant, ProcedureMutant, RuleMutant, correct, mutant
+from blackswan.falsifiers.mutants.registry import MUTANTS, PROCEDURES, RULES, STEPS, Mutant, applied, correct, every, mutant
 from blackswan.falsifiers.numeric.precision import signatures
 from blackswan.falsifiers.subjects.protocol import Subject
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
+from blackswan.falsifiers.subjects.wrapped import Wrapped
+from blackswan.reference.table import Array, Arrays, Scalars
 
 for _module in (
     "layers",
@@ -35,10 +35,6 @@ for _module in (
 ):
     import_module(f"{__name__}.{_module}")
 
-MUTANTS: Mapping[str, Mutant] = _MUTANTS
-PROCEDURES: Mapping[str, ProcedureMutant] = _PROCEDURES
-RULES: Mapping[str, RuleMutant] = _RULES
-
 USES: Mapping[str, frozenset[str]] = {name: frozenset(entry.calls) for name, entry in signatures().items() if entry.composition}
 """What a composition calls, for some of its scalars."""
 
@@ -49,13 +45,51 @@ def reaching(operation: str) -> list[Mutant]:
     return [entry for entry in MUTANTS.values() if entry.operation in used]
 
 
+class _Stepping(Wrapped):
+    """The subject with one step of it changed while it runs."""
+
+    def __init__(self, inner: Subject, mutant: str) -> None:
+        super().__init__(inner)
+        self.mutant = mutant
+
+    def run(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str) -> dict[str, Array]:
+        """The operation's outputs."""
+        with applied(self.mutant):
+            return super().run(operation, inputs, scalars, dtype)
+
+
 def subject(name: str) -> Subject:
-    """The mutant as a subject: the reference with the wrong operation in it, or the implementation with the wrong procedure."""
-    if name in PROCEDURES:
-        from blackswan.falsifiers.subjects.implementation import Implementation  # imports torch, which operation mutants do without
+    """The mutant as a subject: the reference with the wrong operation in it, or the implementation with the wrong step."""
+    if name in MUTANTS:
+        return ReferenceSubject(MUTANTS[name].build(), name)
+    from blackswan.falsifiers.subjects.implementation import Implementation  # imports torch, which operation mutants do without
 
-        return PROCEDURES[name].make(Implementation("cpu"))
-    return ReferenceSubject(MUTANTS[name].build(), name)
+    implementation = Implementation("cpu")
+    return PROCEDURES[name].make(implementation) if name in PROCEDURES else _Stepping(implementation, name)
 
 
-__all__ = ["MUTANTS", "PROCEDURES", "RULES", "USES", "Mutant", "ProcedureMutant", "RuleMutant", "correct", "mutant", "reaching", "subject"]
+def catalogue() -> dict[str, dict[str, Any]]:
+    """What contracts are linted by: of each mutant its operation if it is one, its pedigree, its line and where rounding hides it."""
+    found = {}
+    for name, entry in every().items():
+        hidden = list(getattr(entry, "hidden_in", ()))
+        said = {"operation": getattr(entry, "operation", None), "pedigree": list(entry.pedigree), "doc": entry.doc}
+        found[name] = said | ({"hidden_in": hidden} if hidden else {})
+    return found
+
+
+__all__ = [
+    "MUTANTS",
+    "PROCEDURES",
+    "RULES",
+    "STEPS",
+    "USES",
+    "Mutant",
+    "applied",
+    "catalogue",
+    "correct",
+    "every",
+    "mutant",
+    "reaching",
+    "subject",
+]

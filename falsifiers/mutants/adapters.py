@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from blackswan.falsifiers.mutants.patches import step_mutant
+from blackswan.falsifiers.mutants.registry import named_step, step_mutant
 
 Tensors = Mapping[str, Any]
 Save = Callable[..., Any]
@@ -35,19 +35,64 @@ def _factor(name: str) -> str:
     return next((part for part in ("lora_A", "lora_B") if part in name), "")
 
 
-step_mutant("adapter_head_not_saved", "blackswan.impl.adapter", "save_file")(_saved(_without("score.")))
-step_mutant("adapter_head_bias_dropped", "blackswan.impl.adapter", "save_file")(_saved(_without("score.bias")))
-step_mutant("adapter_factors_swapped", "blackswan.impl.adapter", "save_file")(_saved(_swapped))
-step_mutant("adapter_rounded_to_bfloat16", "blackswan.impl.adapter", "save_file")(
-    _saved(_each("", lambda tensor: tensor.bfloat16().float()))
+named_step(
+    "adapter_head_not_saved", "P29", "The file has LoRA factors only.", _saved(_without("score.")), "blackswan.impl.adapter", "save_file"
 )
-step_mutant("adapter_prefix_left_out", "blackswan.impl.adapter", "PREFIX")(lambda _: "")
-step_mutant("checkpoint_saved_without_biases", "blackswan.impl.checkpoint", "save_file")(
-    _saved(_each("_proj.bias", lambda tensor: 0 * tensor))
+named_step(
+    "adapter_head_bias_dropped",
+    "P4, P29",
+    "Of the head, the weight alone is saved.",
+    _saved(_without("score.bias")),
+    "blackswan.impl.adapter",
+    "save_file",
 )
-step_mutant("checkpoint_saved_in_float16", "blackswan.impl.checkpoint", "save_file")(_saved(_each("", lambda tensor: tensor.half())))
-step_mutant("checkpoint_layers_swapped_when_saved", "blackswan.impl.checkpoint", "save_file")(
-    _saved(lambda tensors: {_other_norm(name): tensor for name, tensor in tensors.items()})
+named_step(
+    "adapter_factors_swapped",
+    "own",
+    "A saved under the name of B and B under that of A.",
+    _saved(_swapped),
+    "blackswan.impl.adapter",
+    "save_file",
+)
+named_step(
+    "adapter_rounded_to_bfloat16",
+    "own",
+    "Float32 masters saved rounded to bfloat16.",
+    _saved(_each("", lambda tensor: tensor.bfloat16().float())),
+    "blackswan.impl.adapter",
+    "save_file",
+)
+named_step(
+    "adapter_prefix_left_out",
+    "own",
+    "Names without base_model.model., which PEFT skips in silence.",
+    lambda _: "",
+    "blackswan.impl.adapter",
+    "PREFIX",
+)
+named_step(
+    "checkpoint_saved_without_biases",
+    "P4, S1",
+    "Biases are zeros in the saved file.",
+    _saved(_each("_proj.bias", lambda tensor: 0 * tensor)),
+    "blackswan.impl.checkpoint",
+    "save_file",
+)
+named_step(
+    "checkpoint_saved_in_float16",
+    "own",
+    "Saved in float16 whatever the dtype.",
+    _saved(_each("", lambda tensor: tensor.half())),
+    "blackswan.impl.checkpoint",
+    "save_file",
+)
+named_step(
+    "checkpoint_layers_swapped_when_saved",
+    "S29",
+    "The two norm weights of a layer saved under each other's name.",
+    _saved(lambda tensors: {_other_norm(name): tensor for name, tensor in tensors.items()}),
+    "blackswan.impl.checkpoint",
+    "save_file",
 )
 
 
@@ -56,8 +101,10 @@ def _other_norm(name: str) -> str:
     return name.replace(one, other) if one in name else name.replace(other, one)
 
 
-@step_mutant("adapter_b_premultiplied", "blackswan.impl.adapter", "save_adapter")
-def _(save: Save) -> Save:
+@step_mutant("blackswan.impl.adapter", "save_adapter", "S14")
+def adapter_b_premultiplied(save: Save) -> Save:
+    """B saved times alpha/r."""
+
     def wrong(folder: Path, config: Any, adaptation: Any, trainable: Tensors, **options: Any) -> None:
         scaled = _each("lora_B", lambda tensor: tensor * (adaptation.alpha / adaptation.rank))(trainable)
         save(folder, config, adaptation, scaled, **options)
@@ -65,8 +112,9 @@ def _(save: Save) -> Save:
     return wrong
 
 
-@step_mutant("adapter_alpha_not_written", "blackswan.impl.adapter", "_peft_config")
-def _(config: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+@step_mutant("blackswan.impl.adapter", "_peft_config", "P23")
+def adapter_alpha_not_written(config: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """lora_alpha is PEFT's default, 8, whatever was trained."""
     return lambda *arguments: {**config(*arguments), "lora_alpha": 8}
 
 
@@ -92,26 +140,86 @@ def _zero_bias(found: Any) -> Any:
     return replace(found, trainable=dict(_each("score.bias", lambda tensor: 0 * tensor)(found.trainable)))
 
 
-step_mutant("adapter_head_not_restored", "blackswan.impl.adapter", "load_adapter")(_loaded(_fresh_head))
-step_mutant("adapter_head_bias_not_restored", "blackswan.impl.adapter", "load_adapter")(_loaded(_zero_bias))
-step_mutant("adapter_scaled_by_alpha", "blackswan.impl.adapter", "load_adapter")(
-    _loaded(_settings(alpha=lambda settings: settings.alpha * settings.rank))
+named_step(
+    "adapter_head_not_restored",
+    "P29",
+    "The loaded head is another one, here with its rows moved by one.",
+    _loaded(_fresh_head),
+    "blackswan.impl.adapter",
+    "load_adapter",
 )
-step_mutant("adapter_alpha_taken_as_twice_the_rank", "blackswan.impl.adapter", "load_adapter")(
-    _loaded(_settings(alpha=lambda settings: 2.0 * settings.rank))
+named_step(
+    "adapter_head_bias_not_restored",
+    "P4, P29",
+    "Of the head, the weight alone is loaded.",
+    _loaded(_zero_bias),
+    "blackswan.impl.adapter",
+    "load_adapter",
 )
-step_mutant("adapter_pooling_forgotten", "blackswan.impl.adapter", "load_adapter")(_loaded(_settings(pooling=lambda _: "mean")))
-step_mutant("adapter_nf4_forgotten", "blackswan.impl.adapter", "load_adapter")(_loaded(_settings(nf4=lambda _: False)))
-step_mutant("adapter_widened_when_loaded", "blackswan.impl.adapter", "read_tensors")(
-    lambda read: lambda *arguments: {name: tensor.float() for name, tensor in read(*arguments).items()}
+named_step(
+    "adapter_scaled_by_alpha",
+    "P23",
+    "A loaded adapter acts with alpha instead of alpha/r.",
+    _loaded(_settings(alpha=lambda settings: settings.alpha * settings.rank)),
+    "blackswan.impl.adapter",
+    "load_adapter",
 )
-step_mutant("adapter_variants_ignored", "blackswan.impl.adapter", "_PeftConfig.refuse_unsupported")(lambda _: lambda *_: None)
-step_mutant("adapter_of_another_base_accepted", "blackswan.impl.adapter", "_architecture")(lambda _: lambda *_: {})
+named_step(
+    "adapter_alpha_taken_as_twice_the_rank",
+    "own",
+    "Alpha by the rule of thumb, not from the file.",
+    _loaded(_settings(alpha=lambda settings: 2.0 * settings.rank)),
+    "blackswan.impl.adapter",
+    "load_adapter",
+)
+named_step(
+    "adapter_pooling_forgotten",
+    "own",
+    "A loaded classifier pools the mean whatever it was trained with.",
+    _loaded(_settings(pooling=lambda _: "mean")),
+    "blackswan.impl.adapter",
+    "load_adapter",
+)
+named_step(
+    "adapter_nf4_forgotten",
+    "S27",
+    "Trained on NF4 weights, loaded on plain ones.",
+    _loaded(_settings(nf4=lambda _: False)),
+    "blackswan.impl.adapter",
+    "load_adapter",
+)
+named_step(
+    "adapter_widened_when_loaded",
+    "own",
+    "A bfloat16 adapter arrives in float32.",
+    lambda read: lambda *arguments: {name: tensor.float() for name, tensor in read(*arguments).items()},
+    "blackswan.impl.adapter",
+    "read_tensors",
+)
+named_step(
+    "adapter_variants_ignored",
+    "own",
+    "DoRA, rsLoRA and ranks by module are taken for plain LoRA.",
+    lambda _: lambda *_: None,
+    "blackswan.impl.adapter",
+    "_PeftConfig.refuse_unsupported",
+)
+named_step(
+    "adapter_of_another_base_accepted",
+    "S28",
+    "An adapter goes onto any base whose shapes fit.",
+    lambda _: lambda *_: {},
+    "blackswan.impl.adapter",
+    "_architecture",
+)
 
 
-@step_mutant("adapter_missing_tensors_made_up", "blackswan.impl.adapter", "load_adapter")
-def _(load: Callable[..., Any]) -> Callable[..., Any]:
-    """As `load_state_dict(strict=False)` on a fresh model does."""
+@step_mutant("blackswan.impl.adapter", "load_adapter", "P29")
+def adapter_missing_tensors_made_up(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Tensors that are not in the file stay at zero without a word.
+
+    As `load_state_dict(strict=False)` on a fresh model does.
+    """
     import torch
 
     from blackswan.impl import adapter
@@ -140,23 +248,53 @@ def _merging(change: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Callabl
     return changed
 
 
-step_mutant("merge_with_scale_one", "blackswan.impl.merge", "lora_merge")(_merging(lambda b, scale: (b, scale[1])))
-step_mutant("merge_with_scale_alpha", "blackswan.impl.merge", "lora_merge")(_merging(lambda b, scale: (b, scale[0] * scale[1])))
-step_mutant("merge_left_out", "blackswan.impl.merge", "lora_merge")(_merging(lambda b, scale: (0 * b, scale[0])))
-step_mutant("merge_into_unquantised", "blackswan.impl.merge", "_dequantized")(lambda _: lambda *given: given[1])
-step_mutant("merge_head_bias_dropped", "blackswan.impl.merge", "read_tensors")(
-    lambda read: lambda *arguments: dict(_each("score.bias", lambda tensor: 0 * tensor)(read(*arguments)))
+named_step("merge_with_scale_one", "P24", "W + B A.", _merging(lambda b, scale: (b, scale[1])), "blackswan.impl.merge", "lora_merge")
+named_step(
+    "merge_with_scale_alpha",
+    "P23",
+    "W + alpha B A.",
+    _merging(lambda b, scale: (b, scale[0] * scale[1])),
+    "blackswan.impl.merge",
+    "lora_merge",
+)
+named_step(
+    "merge_left_out",
+    "own",
+    "The merged checkpoint is the base.",
+    _merging(lambda b, scale: (0 * b, scale[0])),
+    "blackswan.impl.merge",
+    "lora_merge",
+)
+named_step(
+    "merge_into_unquantised",
+    "P27",
+    "Trained on NF4, merged into the weight before quantisation.",
+    lambda _: lambda *given: given[1],
+    "blackswan.impl.merge",
+    "_dequantized",
+)
+named_step(
+    "merge_head_bias_dropped",
+    "P4, P29",
+    "Of a merged checkpoint's head, the weight alone is loaded.",
+    lambda read: lambda *arguments: dict(_each("score.bias", lambda tensor: 0 * tensor)(read(*arguments))),
+    "blackswan.impl.merge",
+    "read_tensors",
 )
 
 
-@step_mutant("merge_in_low_precision", "blackswan.impl.merge", "lora_merge")
-def _(merge: Callable[..., Any]) -> Callable[..., Any]:
+@step_mutant("blackswan.impl.merge", "lora_merge", "P28")
+def merge_in_low_precision(merge: Callable[..., Any]) -> Callable[..., Any]:
+    """Weight and factors merged in bfloat16."""
     return lambda weight, a, b, alpha: merge(weight.bfloat16(), a.bfloat16(), b.bfloat16(), alpha).to(weight.dtype)
 
 
-@step_mutant("merge_quantises_the_rest_not", "blackswan.impl.merge", "merge_adapter")
-def _(merge: Callable[..., Any]) -> Callable[..., Any]:
-    """Projections without an update keep the weight that training never saw."""
+@step_mutant("blackswan.impl.merge", "merge_adapter", "P27")
+def merge_quantises_the_rest_not(merge: Callable[..., Any]) -> Callable[..., Any]:
+    """Trained on NF4, projections without an update keep the weight before quantisation.
+
+    Projections without an update keep the weight that training never saw.
+    """
 
     def wrong(checkpoint: Any, adapter: Any, **options: Any) -> Any:
         merged = merge(checkpoint, adapter, **options)
@@ -165,8 +303,13 @@ def _(merge: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
-step_mutant("merge_quantises_what_is_stored", "blackswan.impl.merge", "merge_adapter")(
-    lambda merge: lambda *given, **options: merge(*given, **{**options, "quantized_as": None})
+named_step(
+    "merge_quantises_what_is_stored",
+    "own",
+    "Trained in bfloat16 on NF4, merged into the NF4 codes of the checkpoint's float32 weights.",
+    lambda merge: lambda *given, **options: merge(*given, **{**options, "quantized_as": None}),
+    "blackswan.impl.merge",
+    "merge_adapter",
 )
 
 
@@ -174,8 +317,10 @@ def _adapted(name: str, adapter: Any) -> bool:
     return f"{name.removesuffix('.weight')}.lora_A.weight" in adapter.trainable
 
 
-@step_mutant("merged_checkpoint_quantised_again", "blackswan.impl.merge", "load_merged")
-def _(load: Callable[..., Any]) -> Callable[..., Any]:
+@step_mutant("blackswan.impl.merge", "load_merged", "own")
+def merged_checkpoint_quantised_again(load: Callable[..., Any]) -> Callable[..., Any]:
+    """A merged checkpoint is quantised once more when it is loaded."""
+
     def wrong(folder: Path) -> Any:
         checkpoint, head = load(folder)
         return checkpoint, _settings(nf4=lambda _: True)(head)
@@ -183,8 +328,10 @@ def _(load: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
-@step_mutant("adapter_overwritten_in_place", "blackswan.impl.adapter", "whole_folder")
-def _(_: Callable[..., Any]) -> Callable[..., Any]:
+@step_mutant("blackswan.impl.adapter", "whole_folder", "own")
+def adapter_overwritten_in_place(_: Callable[..., Any]) -> Callable[..., Any]:
+    """Files of the old adapter are overwritten one by one."""
+
     @contextmanager
     def wrong(folder: Path, *, replace: bool = False) -> Iterator[Path]:
         del replace
@@ -194,8 +341,10 @@ def _(_: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
-@step_mutant("adapter_removed_before_it_is_replaced", "blackswan.impl.adapter", "whole_folder")
-def _(whole: Callable[..., Any]) -> Callable[..., Any]:
+@step_mutant("blackswan.impl.adapter", "whole_folder", "own")
+def adapter_removed_before_it_is_replaced(whole: Callable[..., Any]) -> Callable[..., Any]:
+    """The old adapter is removed before the new one is written."""
+
     @contextmanager
     def wrong(folder: Path, *, replace: bool = False) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
@@ -205,4 +354,11 @@ def _(whole: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
-step_mutant("adapter_partial_left_behind", "blackswan.impl.folder", "shutil.rmtree")(lambda _: lambda *_, **__: None)
+named_step(
+    "adapter_partial_left_behind",
+    "own",
+    "A save that failed leaves its folder behind.",
+    lambda _: lambda *_, **__: None,
+    "blackswan.impl.folder",
+    "shutil.rmtree",
+)

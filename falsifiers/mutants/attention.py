@@ -24,8 +24,10 @@ from blackswan.reference.rows import as_rows
 from blackswan.reference.table import Array, Operation
 
 
-@mutant("rope_interleaved_pairs")
-def _(correct: Operation) -> Operation:
+@mutant("rope", "P1")
+def rope_interleaved_pairs(correct: Operation) -> Operation:
+    """Pairs (2i, 2i + 1) instead of (i, i + d/2)."""
+
     def order(head_dim: int) -> Array:
         return np.concatenate([np.arange(0, head_dim, 2), np.arange(1, head_dim, 2)])
 
@@ -42,38 +44,46 @@ def _(correct: Operation) -> Operation:
     return Operation(forward, backward)
 
 
-@mutant("rope_dropped")
-def _(correct: Operation) -> Operation:
+@mutant("rope", "P2")
+def rope_dropped(correct: Operation) -> Operation:
+    """No rotation."""
     return with_arguments(correct, positions=lambda a: np.zeros_like(a["positions"]))
 
 
-@mutant("rope_inverse")
-def _(correct: Operation) -> Operation:
+@mutant("rope", "own")
+def rope_inverse(correct: Operation) -> Operation:
+    """Rotation by the negative angle."""
     return with_arguments(correct, positions=lambda a: -a["positions"])
 
 
-@mutant("rope_theta_hard_coded")
-def _(correct: Operation) -> Operation:
+@mutant("rope", "own")
+def rope_theta_hard_coded(correct: Operation) -> Operation:
+    """θ = 10000 whatever the config says."""
     return with_arguments(correct, theta=lambda _: 10000.0)
 
 
-@mutant("rope_positions_from_one")
-def _(correct: Operation) -> Operation:
+@mutant("rope", "own")
+def rope_positions_from_one(correct: Operation) -> Operation:
+    """Positions start at 1 more than given."""
     return with_arguments(correct, positions=lambda a: a["positions"] + 1)
 
 
-@mutant("rope_positions_ignored")
-def _(correct: Operation) -> Operation:
+@mutant("rope", "own")
+def rope_positions_ignored(correct: Operation) -> Operation:
+    """Positions by column instead of as given."""
     return with_arguments(correct, positions=lambda a: np.broadcast_to(np.arange(a["positions"].shape[1]), a["positions"].shape))
 
 
-@mutant("rope_frequency_exponent")
-def _(correct: Operation) -> Operation:
+@mutant("rope", "own")
+def rope_frequency_exponent(correct: Operation) -> Operation:
+    """θ^(−i/d) instead of θ^(−2i/d)."""
     return with_arguments(correct, theta=lambda a: math.sqrt(a["theta"]))
 
 
-@mutant("rope_positions_rounded")
-def _(_: Operation) -> Operation:
+@mutant("rope", "own")
+def rope_positions_rounded(_: Operation) -> Operation:
+    """Angles computed in bfloat16."""
+
     def angles(x: Array, positions: Array, theta: float) -> Array:
         pairs = x.shape[-1] // 2
         frequency = np.array([theta ** (-pair / pairs) for pair in range(pairs)]).astype(ml_dtypes.bfloat16)
@@ -93,18 +103,21 @@ def _(_: Operation) -> Operation:
     return Operation(forward, backward)
 
 
-@mutant("rope_gradient_rotates_forward")
-def _(correct: Operation) -> Operation:
+@mutant("rope", "own")
+def rope_gradient_rotates_forward(correct: Operation) -> Operation:
+    """The backward pass rotates the same way as the forward."""
     return with_gradients(correct, lambda _, dy, a: {"x": call(correct, {**a, "x": dy})})
 
 
-@mutant("attention_scale_from_hidden")
-def _(correct: Operation) -> Operation:
+@mutant("attention", "P13")
+def attention_scale_from_hidden(correct: Operation) -> Operation:
+    """1/sqrt(heads · head_dim) instead of 1/sqrt(head_dim)."""
     return scaled_input(correct, "q", lambda a: 1 / math.sqrt(a["q"].shape[2]))
 
 
-@mutant("attention_scale_dropped")
-def _(correct: Operation) -> Operation:
+@mutant("attention", "own")
+def attention_scale_dropped(correct: Operation) -> Operation:
+    """No scale."""
     return scaled_input(correct, "q", lambda a: math.sqrt(a["q"].shape[3]))
 
 
@@ -159,8 +172,10 @@ class _Attention:
         return Operation(self.forward, self.backward)
 
 
-@mutant("attention_not_causal")
-def _(_: Operation) -> Operation:
+@mutant("attention", "P5")
+def attention_not_causal(_: Operation) -> Operation:
+    """Every query sees every real key."""
+
     class NotCausal(_Attention):
         def visible(self, mask: Array) -> Array:
             return np.broadcast_to(mask[:, None, :], (*mask.shape, mask.shape[1]))
@@ -168,8 +183,10 @@ def _(_: Operation) -> Operation:
     return NotCausal().operation()
 
 
-@mutant("attention_causal_off_by_one")
-def _(_: Operation) -> Operation:
+@mutant("attention", "P5")
+def attention_causal_off_by_one(_: Operation) -> Operation:
+    """A query does not see its own key."""
+
     class NotItself(_Attention):
         def visible(self, mask: Array) -> Array:
             return np.tri(mask.shape[1], k=-1, dtype=bool) & mask[:, None, :]
@@ -177,8 +194,10 @@ def _(_: Operation) -> Operation:
     return NotItself().operation()
 
 
-@mutant("attention_sees_one_ahead")
-def _(_: Operation) -> Operation:
+@mutant("attention", "P5")
+def attention_sees_one_ahead(_: Operation) -> Operation:
+    """A query sees the next key."""
+
     class OneAhead(_Attention):
         def visible(self, mask: Array) -> Array:
             return np.tri(mask.shape[1], k=1, dtype=bool) & mask[:, None, :]
@@ -186,8 +205,10 @@ def _(_: Operation) -> Operation:
     return OneAhead().operation()
 
 
-@mutant("attention_window")
-def _(_: Operation) -> Operation:
+@mutant("attention", "own")
+def attention_window(_: Operation) -> Operation:
+    """A query sees only itself and the three keys before."""
+
     class Window(_Attention):
         def visible(self, mask: Array) -> Array:
             return np.asarray(super().visible(mask) & ~np.tri(mask.shape[1], k=-4, dtype=bool))
@@ -195,18 +216,22 @@ def _(_: Operation) -> Operation:
     return Window().operation()
 
 
-@mutant("attention_padding_ignored")
-def _(correct: Operation) -> Operation:
+@mutant("attention", "own")
+def attention_padding_ignored(correct: Operation) -> Operation:
+    """Padding keys attended."""
     return with_arguments(correct, mask=lambda a: np.ones_like(a["mask"]))
 
 
-@mutant("attention_mask_of_first_sample")
-def _(correct: Operation) -> Operation:
+@mutant("attention", "own")
+def attention_mask_of_first_sample(correct: Operation) -> Operation:
+    """The first sample's mask taken for every sample."""
     return with_arguments(correct, mask=lambda a: np.broadcast_to(a["mask"][:1], a["mask"].shape))
 
 
-@mutant("attention_masked_row_nan")
-def _(_: Operation) -> Operation:
+@mutant("attention", "P6", "P7")
+def attention_masked_row_nan(_: Operation) -> Operation:
+    """A row that sees no key gives 0/0."""
+
     class Undefined(_Attention):
         def normalised(self, masked: Array) -> Array:
             exponential = np.exp(masked - masked.max(axis=-1, keepdims=True))
@@ -215,8 +240,10 @@ def _(_: Operation) -> Operation:
     return Undefined().operation()
 
 
-@mutant("attention_masked_row_uniform")
-def _(_: Operation) -> Operation:
+@mutant("attention", "P7")
+def attention_masked_row_uniform(_: Operation) -> Operation:
+    """A row that sees no key averages all values."""
+
     class Uniform(_Attention):
         def normalised(self, masked: Array) -> Array:
             sees = np.isfinite(masked).any(axis=-1, keepdims=True)
@@ -249,18 +276,22 @@ def _reading(correct: Operation, key_head_of: Callable[[int, int], Array]) -> Op
     return through(correct, spread, gathered, "k", "v")
 
 
-@mutant("attention_groups_tiled")
-def _(correct: Operation) -> Operation:
+@mutant("attention", "own")
+def attention_groups_tiled(correct: Operation) -> Operation:
+    """Query head h reads key head h mod kv_heads."""
     return _reading(correct, lambda heads, kv_heads: np.arange(heads) % kv_heads)
 
 
-@mutant("attention_first_kv_head_only")
-def _(correct: Operation) -> Operation:
+@mutant("attention", "own")
+def attention_first_kv_head_only(correct: Operation) -> Operation:
+    """All query heads read the first key head."""
     return _reading(correct, lambda heads, _: np.zeros(heads, np.int64))
 
 
-@mutant("attention_without_max_shift")
-def _(_: Operation) -> Operation:
+@mutant("attention", "P12")
+def attention_without_max_shift(_: Operation) -> Operation:
+    """Exp overflows for large scores."""
+
     class Unshifted(_Attention):
         def normalised(self, masked: Array) -> Array:
             exponential, sees = np.exp(masked), np.isfinite(masked).any(axis=-1, keepdims=True)
@@ -269,8 +300,10 @@ def _(_: Operation) -> Operation:
     return Unshifted().operation()
 
 
-@mutant("attention_probabilities_in_low_precision")
-def _(_: Operation) -> Operation:
+@mutant("attention", "own", hidden_in=("bfloat16",))
+def attention_probabilities_in_low_precision(_: Operation) -> Operation:
+    """Probabilities rounded to bfloat16."""
+
     class Rounded(_Attention):
         def normalised(self, masked: Array) -> Array:
             return in_bfloat16(super().normalised(masked))
@@ -278,8 +311,10 @@ def _(_: Operation) -> Operation:
     return Rounded().operation()
 
 
-@mutant("attention_value_gradient_ignores_groups")
-def _(correct: Operation) -> Operation:
+@mutant("attention", "own")
+def attention_value_gradient_ignores_groups(correct: Operation) -> Operation:
+    """Key and value gradients of the first query head of each group only."""
+
     def first_of_group(_: Gradients, dy: Array, a: Arguments) -> Gradients:
         groups = dy.shape[2] // a["k"].shape[2]
         alone = np.where((np.arange(dy.shape[2]) % groups == 0)[:, None], dy, 0.0)
@@ -289,8 +324,10 @@ def _(correct: Operation) -> Operation:
     return with_gradients(correct, first_of_group)
 
 
-@mutant("attention_softmax_gradient_unprojected")
-def _(correct: Operation) -> Operation:
+@mutant("attention", "own")
+def attention_softmax_gradient_unprojected(correct: Operation) -> Operation:
+    """Score gradient p·dp without subtracting the row's Σ p·dp."""
+
     class Unprojected(_Attention):
         def score_gradient(self, dp: Array, p: Array) -> Array:
             return p * dp
@@ -298,13 +335,16 @@ def _(correct: Operation) -> Operation:
     return Operation(correct.forward, Unprojected().backward)
 
 
-@mutant("attention_key_gradient_unscaled")
-def _(correct: Operation) -> Operation:
+@mutant("attention", "own")
+def attention_key_gradient_unscaled(correct: Operation) -> Operation:
+    """Key gradient without 1/sqrt(head_dim)."""
     return with_gradients(correct, lambda g, _, a: {"k": g["k"] * math.sqrt(a["k"].shape[-1])})
 
 
-@mutant("softmax_without_max_shift")
-def _(correct: Operation) -> Operation:
+@mutant("softmax", "P12")
+def softmax_without_max_shift(correct: Operation) -> Operation:
+    """Exp overflows."""
+
     def forward(x: Array) -> Array:
         exponential = np.exp(x)
         return np.asarray(exponential / exponential.sum(axis=-1, keepdims=True))
@@ -315,8 +355,10 @@ def _(correct: Operation) -> Operation:
     return Operation(forward, backward, correct.outputs)
 
 
-@mutant("softmax_over_rows")
-def _(correct: Operation) -> Operation:
+@mutant("softmax", "own")
+def softmax_over_rows(correct: Operation) -> Operation:
+    """Normalised over the wrong axis."""
+
     def forward(x: Array) -> Array:
         y: Array = call(correct, {"x": as_rows(x).T})
         return y.T.reshape(x.shape)
@@ -327,8 +369,10 @@ def _(correct: Operation) -> Operation:
     return Operation(forward, backward)
 
 
-@mutant("softmax_unnormalised")
-def _(_: Operation) -> Operation:
+@mutant("softmax", "own", hidden_in=("bfloat16",))
+def softmax_unnormalised(_: Operation) -> Operation:
+    """Divided by the sum plus 1e-3."""
+
     def forward(x: Array) -> Array:
         exponential = np.exp(x - x.max(axis=-1, keepdims=True))
         return np.asarray(exponential / (exponential.sum(axis=-1, keepdims=True) + 1e-3))
@@ -344,8 +388,10 @@ def _(_: Operation) -> Operation:
     return Operation(forward, backward)
 
 
-@mutant("softmax_gradient_diagonal")
-def _(correct: Operation) -> Operation:
+@mutant("softmax", "own")
+def softmax_gradient_diagonal(correct: Operation) -> Operation:
+    """Dx = p (1 − p) dy, the diagonal of the Jacobian only."""
+
     def diagonal(_: Gradients, dy: Array, a: Arguments) -> Gradients:
         p = call(correct, a)
         return {"x": p * (1.0 - p) * dy}

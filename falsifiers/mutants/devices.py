@@ -10,16 +10,25 @@ from unittest.mock import patch
 
 import torch
 
-from blackswan.falsifiers.mutants.patches import step_mutant
+from blackswan.falsifiers.mutants.registry import named_step, step_mutant
 
 Step = Callable[..., Any]
 LEDGER = "blackswan.impl.ledger"
 
-step_mutant("auto_falls_back_in_silence", "blackswan.impl.device", "warnings.warn")(lambda _: lambda *_arguments, **_options: None)
+named_step(
+    "auto_falls_back_in_silence",
+    "S26",
+    "No warning when auto takes the CPU.",
+    lambda _: lambda *_arguments, **_options: None,
+    "blackswan.impl.device",
+    "warnings.warn",
+)
 
 
-@step_mutant("auto_warns_of_every_device", "blackswan.impl.device", "resolve_device")
-def _(resolve: Step) -> Step:
+@step_mutant("blackswan.impl.device", "resolve_device", "own")
+def auto_warns_of_every_device(resolve: Step) -> Step:
+    """A warning for devices that were named as well."""
+
     def changed(name: str) -> Any:
         found = resolve(name)
         if name != "auto":
@@ -31,8 +40,10 @@ def _(resolve: Step) -> Step:
     return changed
 
 
-@step_mutant("device_explicit_falls_back", "blackswan.impl.device", "resolve_device")
-def _(resolve: Step) -> Step:
+@step_mutant("blackswan.impl.device", "resolve_device", "S26")
+def device_explicit_falls_back(resolve: Step) -> Step:
+    """The CPU or another card instead of one that is not there."""
+
     def changed(name: str) -> Any:
         try:
             return resolve(name)
@@ -42,8 +53,10 @@ def _(resolve: Step) -> Step:
     return changed
 
 
-@step_mutant("device_index_dropped", "blackswan.impl.device", "resolve_device")
-def _(resolve: Step) -> Step:
+@step_mutant("blackswan.impl.device", "resolve_device", "own")
+def device_index_dropped(resolve: Step) -> Step:
+    """The first card whatever the index."""
+
     def changed(name: str) -> Any:
         found = resolve(name)
         return torch.device(found.type, 0) if found.type == "cuda" else found
@@ -55,25 +68,45 @@ def _residency_without(unwanted: Callable[[str], bool]) -> Callable[[Step], Step
     return lambda tensors: lambda *arguments: ((name, value) for name, value in tensors(*arguments) if not unwanted(name))
 
 
-step_mutant("residency_of_trained_only", "blackswan.impl.residency", "_tensors")(
-    _residency_without(lambda name: "lora_" not in name and "score" not in name and "optimiser" not in name)
+named_step(
+    "residency_of_trained_only",
+    "own",
+    "LoRA, head and optimiser are not looked at.",
+    _residency_without(lambda name: "lora_" not in name and "score" not in name and "optimiser" not in name),
+    "blackswan.impl.residency",
+    "_tensors",
 )
-step_mutant("residency_without_buffers", "blackswan.impl.residency", "_tensors")(_residency_without(lambda name: "quantized" in name))
-step_mutant("residency_without_optimiser", "blackswan.impl.residency", "_tensors")(
-    _residency_without(lambda name: name.startswith("optimiser"))
+named_step(
+    "residency_without_buffers",
+    "own",
+    "NF4 codes and absmax are not looked at.",
+    _residency_without(lambda name: "quantized" in name),
+    "blackswan.impl.residency",
+    "_tensors",
+)
+named_step(
+    "residency_without_optimiser",
+    "own",
+    "Moments are not looked at.",
+    _residency_without(lambda name: name.startswith("optimiser")),
+    "blackswan.impl.residency",
+    "_tensors",
 )
 
 
-@step_mutant("residency_moves_in_silence", "blackswan.impl.residency", "require_residency")
-def _(_: Step) -> Step:
+@step_mutant("blackswan.impl.residency", "require_residency", "S26")
+def residency_moves_in_silence(_: Step) -> Step:
+    """No objection to a tensor elsewhere."""
     return lambda *_arguments: None
 
 
 # the ledger
 
 
-@step_mutant("ledger_without_lock", LEDGER, "Ledger._locked")
-def _(locked: Step) -> Step:
+@step_mutant(LEDGER, "Ledger._locked", "own")
+def ledger_without_lock(locked: Step) -> Step:
+    """Read and written without the lock."""
+
     @contextmanager
     def changed(self: Any) -> Iterator[None]:
         with locked(self):
@@ -83,24 +116,30 @@ def _(locked: Step) -> Step:
     return changed
 
 
-@step_mutant("ledger_capacity_hard_coded", LEDGER, "Ledger._require")
-def _(require: Step) -> Step:
+@step_mutant(LEDGER, "Ledger._require", "S23")
+def ledger_capacity_hard_coded(require: Step) -> Step:
+    """24 GB whatever the card has."""
+
     def changed(self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
         return require(self, device, count, others, replace(memory or self._memory(device), free=24 * 2**30, total=24 * 2**30))
 
     return changed
 
 
-@step_mutant("ledger_counts_own_only", LEDGER, "Ledger._require")
-def _(require: Step) -> Step:
+@step_mutant(LEDGER, "Ledger._require", "own")
+def ledger_counts_own_only(require: Step) -> Step:
+    """Reservations of other processes are not counted."""
+
     def changed(self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
         return require(self, device, count, [entry for entry in others if entry.pid == os.getpid()], memory)
 
     return changed
 
 
-@step_mutant("ledger_ignores_free", LEDGER, "Ledger._require")
-def _(require: Step) -> Step:
+@step_mutant(LEDGER, "Ledger._require", "own")
+def ledger_ignores_free(require: Step) -> Step:
+    """What programs without a reservation take is not counted."""
+
     def changed(self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
         memory = memory or self._memory(device)
         return require(self, device, count, others, replace(memory, free=memory.total))
@@ -108,16 +147,20 @@ def _(require: Step) -> Step:
     return changed
 
 
-@step_mutant("ledger_refuses_what_just_fits", LEDGER, "Ledger._require")
-def _(require: Step) -> Step:
+@step_mutant(LEDGER, "Ledger._require", "own")
+def ledger_refuses_what_just_fits(require: Step) -> Step:
+    """A reservation of all that is left is refused."""
+
     def changed(self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
         return require(self, device, count + 1, others, memory)
 
     return changed
 
 
-@step_mutant("ledger_mixes_devices", LEDGER, "Ledger._require")
-def _(require: Step) -> Step:
+@step_mutant(LEDGER, "Ledger._require", "own")
+def ledger_mixes_devices(require: Step) -> Step:
+    """What is reserved of one card counts against every card."""
+
     def changed(self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
         key = self._memory(device).key
         return require(self, device, count, [replace(entry, device=key) for entry in others], memory)
@@ -141,23 +184,49 @@ def _growing(own: Callable[[Any, Any], int]) -> Callable[[Step], Step]:
     return mutant
 
 
-step_mutant("ledger_counts_all_allocated_as_free", LEDGER, "Ledger.update")(_growing(lambda memory, _: memory.own))
-step_mutant("ledger_counts_allocated_twice", LEDGER, "Ledger.update")(_growing(lambda *_: 0))
-step_mutant("ledger_keeps_the_dead", LEDGER, "Ledger._living")(lambda _: lambda self: self._read())
+named_step(
+    "ledger_counts_all_allocated_as_free",
+    "own",
+    "All that the process holds, also beyond the reservation, counts as free to it when it grows.",
+    _growing(lambda memory, _: memory.own),
+    LEDGER,
+    "Ledger.update",
+)
+named_step(
+    "ledger_counts_allocated_twice",
+    "own",
+    "What was allocated of a reservation is not free to it when it grows.",
+    _growing(lambda *_: 0),
+    LEDGER,
+    "Ledger.update",
+)
+named_step(
+    "ledger_keeps_the_dead", "own", "Entries of ended processes stay.", lambda _: lambda self: self._read(), LEDGER, "Ledger._living"
+)
 
 
-@step_mutant("ledger_by_process_id_only", LEDGER, "Ledger._living")
-def _(_: Step) -> Step:
+@step_mutant(LEDGER, "Ledger._living", "own")
+def ledger_by_process_id_only(_: Step) -> Step:
+    """A later process of the same id inherits the entry."""
     from blackswan.impl.ledger import process_start
 
     return lambda self: [entry for entry in self._read() if process_start(entry.pid) is not None]
 
 
-step_mutant("ledger_update_forgotten", LEDGER, "Ledger.update")(lambda _: lambda _self, entry, _device, count: replace(entry, bytes=count))
+named_step(
+    "ledger_update_forgotten",
+    "own",
+    "A new size is not written.",
+    lambda _: lambda _self, entry, _device, count: replace(entry, bytes=count),
+    LEDGER,
+    "Ledger.update",
+)
 
 
-@step_mutant("ledger_update_unchecked", LEDGER, "Ledger.update")
-def _(_: Step) -> Step:
+@step_mutant(LEDGER, "Ledger.update", "own")
+def ledger_update_unchecked(_: Step) -> Step:
+    """A reservation grows whatever is left."""
+
     def changed(self: Any, entry: Any, _device: Any, count: int) -> Any:
         with self._locked():
             grown = replace(entry, bytes=count)
@@ -167,11 +236,13 @@ def _(_: Step) -> Step:
     return changed
 
 
-step_mutant("ledger_release_forgotten", LEDGER, "Ledger.release")(lambda _: lambda *_arguments: None)
+named_step("ledger_release_forgotten", "own", "A released reservation stays.", lambda _: lambda *_arguments: None, LEDGER, "Ledger.release")
 
 
-@step_mutant("ledger_releases_all_of_a_process", LEDGER, "Ledger.release")
-def _(_: Step) -> Step:
+@step_mutant(LEDGER, "Ledger.release", "own")
+def ledger_releases_all_of_a_process(_: Step) -> Step:
+    """One release takes out all of the process."""
+
     def changed(self: Any, entry: Any) -> None:
         with self._locked():
             self._write([other for other in self._living() if other.pid != entry.pid])
@@ -179,8 +250,10 @@ def _(_: Step) -> Step:
     return changed
 
 
-@step_mutant("memory_refused_after_allocation", LEDGER, "reserve")
-def _(reserve: Step) -> Step:
+@step_mutant(LEDGER, "reserve", "own")
+def memory_refused_after_allocation(reserve: Step) -> Step:
+    """The block runs, then the memory is asked for."""
+
     @contextmanager
     def changed(*arguments: Any) -> Iterator[None]:
         yield
@@ -190,8 +263,10 @@ def _(reserve: Step) -> Step:
     return changed
 
 
-@step_mutant("memory_refused_without_numbers", LEDGER, "Ledger.acquire")
-def _(acquire: Step) -> Step:
+@step_mutant(LEDGER, "Ledger.acquire", "own")
+def memory_refused_without_numbers(acquire: Step) -> Step:
+    """The refusal says no bytes."""
+
     def changed(self: Any, device: Any, count: int) -> Any:
         from blackswan.impl.ledger import InsufficientMemory
 
@@ -229,10 +304,28 @@ def _without(*names: str) -> Callable[[dict[str, int], int], tuple[dict[str, int
     return change
 
 
-step_mutant("estimate_without_scales", "blackswan.impl.memory", "estimate")(_estimate(_without("nf4_absmax")))
-step_mutant("estimate_without_lora", "blackswan.impl.memory", "estimate")(_estimate(_without("lora", "head")))
-step_mutant("estimate_without_optimiser", "blackswan.impl.memory", "estimate")(_estimate(_without("moments", "gradients", "update")))
-step_mutant("estimate_without_activations", "blackswan.impl.memory", "estimate")(_estimate(_without("activations", "working")))
+named_step(
+    "estimate_without_scales", "S30", "NF4 without its absmax.", _estimate(_without("nf4_absmax")), "blackswan.impl.memory", "estimate"
+)
+named_step(
+    "estimate_without_lora", "S30", "LoRA and head left out.", _estimate(_without("lora", "head")), "blackswan.impl.memory", "estimate"
+)
+named_step(
+    "estimate_without_optimiser",
+    "S30",
+    "Moments, gradients and their temporaries left out.",
+    _estimate(_without("moments", "gradients", "update")),
+    "blackswan.impl.memory",
+    "estimate",
+)
+named_step(
+    "estimate_without_activations",
+    "own",
+    "What is saved for the backward pass left out.",
+    _estimate(_without("activations", "working")),
+    "blackswan.impl.memory",
+    "estimate",
+)
 
 
 def _dequantised_as_activations(parts: dict[str, int], total: int) -> tuple[dict[str, int], int]:
@@ -240,7 +333,14 @@ def _dequantised_as_activations(parts: dict[str, int], total: int) -> tuple[dict
     return parts | {"activations": parts["activations"] + moved}, total
 
 
-step_mutant("estimate_calls_weights_activations", "blackswan.impl.memory", "estimate")(_estimate(_dequantised_as_activations))
+named_step(
+    "estimate_calls_weights_activations",
+    "own",
+    "Dequantised weights counted as saved activations.",
+    _estimate(_dequantised_as_activations),
+    "blackswan.impl.memory",
+    "estimate",
+)
 
 
 def _estimate_of_other(change: Callable[[dict[str, Any]], None]) -> Callable[[Step], Step]:
@@ -259,28 +359,49 @@ def _estimate_of_other(change: Callable[[dict[str, Any]], None]) -> Callable[[St
     return make
 
 
-step_mutant("estimate_of_one_sample", "blackswan.impl.memory", "estimate")(_estimate_of_other(lambda given: given.update(batch=1)))
-step_mutant("estimate_always_in_bfloat16", "blackswan.impl.memory", "estimate")(
-    _estimate_of_other(lambda given: given.update(dtype=torch.bfloat16))
+named_step(
+    "estimate_of_one_sample",
+    "own",
+    "A batch of one, whatever the batch.",
+    _estimate_of_other(lambda given: given.update(batch=1)),
+    "blackswan.impl.memory",
+    "estimate",
 )
-step_mutant("estimate_always_quantised", "blackswan.impl.memory", "estimate")(
-    _estimate_of_other(lambda given: given.update(adaptation=replace(given["adaptation"], nf4=True)))
+named_step(
+    "estimate_always_in_bfloat16",
+    "own",
+    "bfloat16 whatever the dtype.",
+    _estimate_of_other(lambda given: given.update(dtype=torch.bfloat16)),
+    "blackswan.impl.memory",
+    "estimate",
+)
+named_step(
+    "estimate_always_quantised",
+    "own",
+    "NF4 whether or not it was asked for.",
+    _estimate_of_other(lambda given: given.update(adaptation=replace(given["adaptation"], nf4=True))),
+    "blackswan.impl.memory",
+    "estimate",
 )
 
 
 # loading with NF4
 
 
-@step_mutant("load_all_before_quantising", "blackswan.impl.classifier", "Converted")
-def _(converted: Step) -> Step:
+@step_mutant("blackswan.impl.classifier", "Converted", "own")
+def load_all_before_quantising(converted: Step) -> Step:
+    """Every tensor converted before the first is quantised."""
+
     def changed(*arguments: Any, **options: Any) -> Any:
         return dict(converted(*arguments, **options))
 
     return changed
 
 
-@step_mutant("load_reads_all_shards", "blackswan.impl.checkpoint", "load_checkpoint")
-def _(load: Step) -> Step:
+@step_mutant("blackswan.impl.checkpoint", "load_checkpoint", "own")
+def load_reads_all_shards(load: Step) -> Step:
+    """All shards read before the model is built."""
+
     def changed(folder: Any) -> Any:
         found = load(folder)
         return replace(found, tensors=dict(found.tensors))
@@ -288,8 +409,10 @@ def _(load: Step) -> Step:
     return changed
 
 
-@step_mutant("load_unquantised_with_warning", "blackswan.impl.classifier", "Body")
-def _(body: Step) -> Step:
+@step_mutant("blackswan.impl.classifier", "Body", "S27")
+def load_unquantised_with_warning(body: Step) -> Step:
+    """NF4 asked for, a warning, and the run goes on unquantised."""
+
     def changed(config: Any, tensors: Any, nf4: bool) -> Any:
         import warnings
 
@@ -300,30 +423,43 @@ def _(body: Step) -> Step:
     return changed
 
 
-@step_mutant("load_last_layer_unquantised", "blackswan.impl.decoder", "Layer")
-def _(layer: Step) -> Step:
+@step_mutant("blackswan.impl.decoder", "Layer", "own")
+def load_last_layer_unquantised(layer: Step) -> Step:
+    """The last layer is left as it is."""
     return lambda config, path, tensors, nf4: layer(config, path, tensors, nf4 and not path.endswith(f".{config.layers - 1}"))
 
 
 # what is not finite
 
 
-@step_mutant("origin_of_nan_only", "blackswan.impl.nonfinite", "_bad")
-def _(_: Step) -> Step:
+@step_mutant("blackswan.impl.nonfinite", "_bad", "own")
+def origin_of_nan_only(_: Step) -> Step:
+    """Infinities pass."""
     return lambda value: value.is_floating_point() and bool(value.isnan().any())
 
 
-@step_mutant("origin_of_the_first_part", "blackswan.impl.nonfinite", "torch.tensor_split")
-def _(split: Step) -> Step:
+@step_mutant("blackswan.impl.nonfinite", "torch.tensor_split", "own")
+def origin_of_the_first_part(split: Step) -> Step:
+    """Of a parameter that is searched in parts the first alone."""
     return lambda value, count: split(value, count)[:1]
 
 
-step_mutant("origin_of_forward_only", "blackswan.impl.nonfinite", "_own")(lambda _: lambda _path, _operation, _name, value: value)
+named_step(
+    "origin_of_forward_only",
+    "own",
+    "Gradients are not looked at.",
+    lambda _: lambda _path, _operation, _name, value: value,
+    "blackswan.impl.nonfinite",
+    "_own",
+)
 
 
-@step_mutant("origin_names_the_logits", "blackswan.impl.nonfinite", "_watched")
-def _(_: Step) -> Step:
-    """What a check of the logits alone can say."""
+@step_mutant("blackswan.impl.nonfinite", "_watched", "own")
+def origin_names_the_logits(_: Step) -> Step:
+    """Only the logits are looked at.
+
+    What a check of the logits alone can say.
+    """
     from blackswan.impl.nonfinite import _bad, _Found
 
     def changed(path: str, operation: str, function: Step, arguments: Any) -> Any:
@@ -335,33 +471,39 @@ def _(_: Step) -> Step:
     return changed
 
 
-@step_mutant("origin_leaves_gradients", "blackswan.impl.nonfinite", "torch.autograd.grad")
-def _(_: Step) -> Step:
+@step_mutant("blackswan.impl.nonfinite", "torch.autograd.grad", "own")
+def origin_leaves_gradients(_: Step) -> Step:
+    """Asking leaves gradients behind for the next step."""
     return lambda loss, inputs: loss.backward(inputs=inputs)
 
 
-@step_mutant("training_swallows_bad_gradients", "blackswan.impl.optimiser", "AdamW.flat_gradient")
-def _(flat: Step) -> Step:
+@step_mutant("blackswan.impl.optimiser", "AdamW.flat_gradient", "own")
+def training_swallows_bad_gradients(flat: Step) -> Step:
+    """NaN gradients become zeros."""
     return lambda self: torch.nan_to_num(flat(self), nan=0.0, posinf=0.0, neginf=0.0)
 
 
-@step_mutant("training_steps_on_bad_gradients", "blackswan.impl.validation", "require_finite_norm")
-def _(_: Step) -> Step:
+@step_mutant("blackswan.impl.validation", "require_finite_norm", "own")
+def training_steps_on_bad_gradients(_: Step) -> Step:
+    """The norm is not looked at."""
     return lambda *_arguments: None
 
 
 # to the device and back
 
 
-@step_mutant("sync_lora_rounded", "blackswan.impl.optimiser", "AdamW.state")
-def _(state: Step) -> Step:
+@step_mutant("blackswan.impl.optimiser", "AdamW.state", "own")
+def sync_lora_rounded(state: Step) -> Step:
+    """LoRA comes back rounded to bfloat16."""
     return lambda self: {
         name: value.bfloat16().to(value.dtype) if name.startswith("trainable/") else value for name, value in state(self).items()
     }
 
 
-@step_mutant("sync_layers_swapped", "blackswan.impl.decoder", "Layer")
-def _(layer: Step) -> Step:
+@step_mutant("blackswan.impl.decoder", "Layer", "S29")
+def sync_layers_swapped(layer: Step) -> Step:
+    """Output projections of two layers change places at upload."""
+
     def changed(config: Any, path: str, tensors: Any, nf4: bool) -> Any:
         made = layer(config, path, tensors, nf4)
         other = f"model.layers.{config.layers - 1 - int(path.rpartition('.')[2])}"
@@ -371,8 +513,10 @@ def _(layer: Step) -> Step:
     return changed
 
 
-@step_mutant("sync_head_bias_dropped", "blackswan.impl.classifier", "Head.__init__")
-def _(init: Step) -> Step:
+@step_mutant("blackswan.impl.classifier", "Head.__init__", "own")
+def sync_head_bias_dropped(init: Step) -> Step:
+    """The head's bias starts at zero."""
+
     def changed(self: Any, weight: Any, bias: Any) -> None:
         init(self, weight, torch.zeros_like(bias))
 

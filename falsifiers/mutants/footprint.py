@@ -3,13 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from blackswan.falsifiers.mutants.patches import step_mutant
+from blackswan.falsifiers.mutants.registry import step_mutant
 
 Step = Callable[..., Any]
 
 
-@step_mutant("training_keeps_every_loss", "blackswan.impl.classifier", "Classifier.loss")
-def _(loss: Step) -> Step:
+@step_mutant("blackswan.impl.classifier", "Classifier.loss", "own")
+def training_keeps_every_loss(loss: Step) -> Step:
+    """Each batch's loss is kept with its graph."""
+
     def changed(self: Any, *arguments: Any) -> Any:
         found = loss(self, *arguments)
         vars(self).setdefault("history", []).append(found)
@@ -18,8 +20,10 @@ def _(loss: Step) -> Step:
     return changed
 
 
-@step_mutant("training_keeps_every_result", "blackswan.impl.trainer", "Trainer._micro_batch")
-def _(micro_batch: Step) -> Step:
+@step_mutant("blackswan.impl.trainer", "Trainer._micro_batch", "own")
+def training_keeps_every_result(micro_batch: Step) -> Step:
+    """A list of metrics keeps their tensors."""
+
     def changed(self: Any, *arguments: Any) -> Any:
         found = micro_batch(self, *arguments)
         vars(self).setdefault("history", []).append(found.correct)
@@ -28,8 +32,10 @@ def _(micro_batch: Step) -> Step:
     return changed
 
 
-@step_mutant("optimiser_keeps_old_moments", "blackswan.impl.optimiser", "AdamW.step")
-def _(step: Step) -> Step:
+@step_mutant("blackswan.impl.optimiser", "AdamW.step", "own")
+def optimiser_keeps_old_moments(step: Step) -> Step:
+    """The moments before each step are kept."""
+
     def changed(self: Any, *arguments: Any) -> None:
         vars(self).setdefault("history", []).append(self.exp_avg)
         step(self, *arguments)
@@ -37,8 +43,10 @@ def _(step: Step) -> Step:
     return changed
 
 
-@step_mutant("step_keeps_plain_weights", "blackswan.impl.nf4", "Nf4Weight.__init__")
-def _(init: Step) -> Step:
+@step_mutant("blackswan.impl.nf4", "Nf4Weight.__init__", "own")
+def step_keeps_plain_weights(init: Step) -> Step:
+    """The plain weights are kept beside their NF4 codes."""
+
     def changed(self: Any, path: str, weight: Any, *arguments: Any, **options: Any) -> None:
         init(self, path, weight, *arguments, **options)
         self.register_buffer("plain", weight.clone())
@@ -46,8 +54,10 @@ def _(init: Step) -> Step:
     return changed
 
 
-@step_mutant("fused_stores_codes_twice", "blackswan.impl.fused.weights", "JoinedWeight.__init__")
-def _(init: Step) -> Step:
+@step_mutant("blackswan.impl.fused.weights", "JoinedWeight.__init__", "own")
+def fused_stores_codes_twice(init: Step) -> Step:
+    """The hand-written layers join the codes, and the projections keep theirs."""
+
     def changed(self: Any, projections: Any, *arguments: Any) -> None:
         init(self, projections, *arguments)
         for projection in projections:
@@ -57,16 +67,20 @@ def _(init: Step) -> Step:
     return changed
 
 
-@step_mutant("nf4_keeps_what_it_dequantised", "blackswan.impl.nf4", "Nf4Weight.dequantized")
-def _(dequantized: Step) -> Step:
+@step_mutant("blackswan.impl.nf4", "Nf4Weight.dequantized", "own")
+def nf4_keeps_what_it_dequantised(dequantized: Step) -> Step:
+    """A weight that was dequantised once is kept in that dtype."""
+
     def changed(self: Any, dtype: Any) -> Any:
         return vars(self).setdefault("kept", {}).setdefault(dtype, dequantized(self, dtype))
 
     return changed
 
 
-@step_mutant("fused_keeps_what_it_dequantised", "blackswan.impl.fused.weights", "JoinedWeight.dequantized")
-def _(dequantized: Step) -> Step:
+@step_mutant("blackswan.impl.fused.weights", "JoinedWeight.dequantized", "own")
+def fused_keeps_what_it_dequantised(dequantized: Step) -> Step:
+    """The same in the hand-written layers."""
+
     def changed(self: Any, room: Any) -> Any:
         if "kept" not in vars(self):
             self.kept = dequantized(self, room).clone()
@@ -75,8 +89,10 @@ def _(dequantized: Step) -> Step:
     return changed
 
 
-@step_mutant("embedding_not_frozen", "blackswan.impl.decoder", "Body.__init__")
-def _(init: Step) -> Step:
+@step_mutant("blackswan.impl.decoder", "Body.__init__", "own")
+def embedding_not_frozen(init: Step) -> Step:
+    """The frozen embedding requires a gradient, and gets one."""
+
     def changed(self: Any, *arguments: Any) -> None:
         init(self, *arguments)
         self.embed_tokens.weight.requires_grad_()

@@ -23,26 +23,32 @@ from blackswan.reference.sigmoid import sigmoid
 from blackswan.reference.table import Array, Operation
 
 
-@mutant("embedding_off_by_one")
-def _(correct: Operation) -> Operation:
+@mutant("embedding", "own")
+def embedding_off_by_one(correct: Operation) -> Operation:
+    """Token ids shifted by one row."""
     return with_arguments(correct, input_ids=lambda a: (a["input_ids"] + 1) % len(a["weight"]))
 
 
-@mutant("embedding_scaled")
-def _(correct: Operation) -> Operation:
+@mutant("embedding", "own")
+def embedding_scaled(correct: Operation) -> Operation:
+    """Embedding times sqrt(hidden) as in another family."""
     return scaled(correct, lambda a: math.sqrt(a["weight"].shape[1]))
 
 
-@mutant("embedding_row_zero_is_padding")
-def _(correct: Operation) -> Operation:
+@mutant("embedding", "own")
+def embedding_row_zero_is_padding(correct: Operation) -> Operation:
+    """Token 0 taken for padding and embedded as zeros."""
+
     def without_row_zero(weight: Array, _: Arguments) -> Array:
         return np.concatenate([np.zeros_like(weight[:1]), weight[1:]])
 
     return through(correct, without_row_zero, without_row_zero, "weight")
 
 
-@mutant("embedding_gradient_overwrites")
-def _(correct: Operation) -> Operation:
+@mutant("embedding", "own")
+def embedding_gradient_overwrites(correct: Operation) -> Operation:
+    """Repeated tokens overwrite, not add, their gradient."""
+
     def overwritten(_: Gradients, dy: Array, a: Arguments) -> Gradients:
         gradient = np.zeros_like(a["weight"])
         gradient[a["input_ids"]] = dy
@@ -51,41 +57,50 @@ def _(correct: Operation) -> Operation:
     return with_gradients(correct, overwritten)
 
 
-@mutant("linear_bias_dropped")
-def _(correct: Operation) -> Operation:
+@mutant("linear", "S1", "P4")
+def linear_bias_dropped(correct: Operation) -> Operation:
+    """Bias stored but not added."""
     return dropped(correct, "bias")
 
 
-@mutant("linear_transposed_product")
-def _(correct: Operation) -> Operation:
+@mutant("linear", "own")
+def linear_transposed_product(correct: Operation) -> Operation:
+    """Rows of x W instead of x Wᵀ, for square weights; else reversed rows of W."""
+
     def turned(weight: Array, _: Arguments) -> Array:
         return weight.T if weight.shape[0] == weight.shape[1] else weight[::-1]
 
     return through(correct, turned, turned, "weight")
 
 
-@mutant("linear_bias_gradient_averaged")
-def _(correct: Operation) -> Operation:
+@mutant("linear", "own")
+def linear_bias_gradient_averaged(correct: Operation) -> Operation:
+    """Bias gradient is the mean over rows instead of the sum."""
     return with_gradients(correct, lambda g, dy, _: {"bias": g["bias"] / len(as_rows(dy))} if "bias" in g else {})
 
 
-@mutant("linear_bias_gradient_dropped")
-def _(correct: Operation) -> Operation:
+@mutant("linear", "own")
+def linear_bias_gradient_dropped(correct: Operation) -> Operation:
+    """Bias gradient is zero."""
     return with_gradients(correct, lambda g, *_: {"bias": np.zeros_like(g["bias"])} if "bias" in g else {})
 
 
-@mutant("linear_input_gradient_untransposed")
-def _(correct: Operation) -> Operation:
+@mutant("linear", "own")
+def linear_input_gradient_untransposed(correct: Operation) -> Operation:
+    """Input gradient from W with its rows reversed."""
     return with_gradients(correct, lambda _, dy, a: {"x": dy @ a["weight"][::-1]})
 
 
-@mutant("linear_weight_gradient_last_row")
-def _(correct: Operation) -> Operation:
+@mutant("linear", "S7")
+def linear_weight_gradient_last_row(correct: Operation) -> Operation:
+    """Weight gradient from the last row only."""
     return with_gradients(correct, lambda _, dy, a: {"weight": outer(as_rows(dy)[-1:], as_rows(a["x"])[-1:])})
 
 
-@mutant("linear_accumulates_in_low_precision")
-def _(correct: Operation) -> Operation:
+@mutant("linear", "own", hidden_in=("bfloat16",))
+def linear_accumulates_in_low_precision(correct: Operation) -> Operation:
+    """Products summed in bfloat16."""
+
     def forward(x: Array, weight: Array, bias: Array | None = None) -> Array:
         total = np.zeros_like(x, shape=(*x.shape[:-1], len(weight)))
         for column in range(weight.shape[1]):
@@ -95,18 +110,21 @@ def _(correct: Operation) -> Operation:
     return Operation(forward, correct.backward)
 
 
-@mutant("residual_dropped")
-def _(correct: Operation) -> Operation:
+@mutant("residual_add", "own")
+def residual_dropped(correct: Operation) -> Operation:
+    """The branch replaces the stream."""
     return through(correct, lambda x, _: np.zeros_like(x), lambda dx, _: np.zeros_like(dx), "x")
 
 
-@mutant("residual_gradient_dropped")
-def _(correct: Operation) -> Operation:
+@mutant("residual_add", "own")
+def residual_gradient_dropped(correct: Operation) -> Operation:
+    """The skip path passes no gradient."""
     return with_gradients(correct, lambda g, *_: {"x": np.zeros_like(g["x"])})
 
 
-@mutant("swiglu_gelu")
-def _(_: Operation) -> Operation:
+@mutant("swiglu", "own")
+def swiglu_gelu(_: Operation) -> Operation:
+    """GELU gate instead of SiLU."""
     root = math.sqrt(2 / math.pi)
 
     def opening(gate: Array) -> Array:
@@ -123,8 +141,10 @@ def _(_: Operation) -> Operation:
     return Operation(forward, backward)
 
 
-@mutant("swiglu_swapped")
-def _(correct: Operation) -> Operation:
+@mutant("swiglu", "own")
+def swiglu_swapped(correct: Operation) -> Operation:
+    """Gate and up swapped."""
+
     def forward(gate: Array, up: Array) -> Any:
         return call(correct, {"gate": up, "up": gate})
 
@@ -135,8 +155,10 @@ def _(correct: Operation) -> Operation:
     return Operation(forward, backward)
 
 
-@mutant("swiglu_sigmoid_only")
-def _(_: Operation) -> Operation:
+@mutant("swiglu", "own")
+def swiglu_sigmoid_only(_: Operation) -> Operation:
+    """σ(gate) · up."""
+
     def forward(gate: Array, up: Array) -> Array:
         return sigmoid(gate) * up
 
@@ -146,18 +168,21 @@ def _(_: Operation) -> Operation:
     return Operation(forward, backward)
 
 
-@mutant("swiglu_gate_clamped")
-def _(correct: Operation) -> Operation:
+@mutant("swiglu", "own")
+def swiglu_gate_clamped(correct: Operation) -> Operation:
+    """The gate clamped to ±7, as in another family."""
     return through(correct, lambda gate, _: np.clip(gate, -7, 7), lambda dgate, a: np.where(np.abs(a["gate"]) <= 7, dgate, 0), "gate")
 
 
-@mutant("swiglu_gradient_of_sigmoid")
-def _(correct: Operation) -> Operation:
+@mutant("swiglu", "own")
+def swiglu_gradient_of_sigmoid(correct: Operation) -> Operation:
+    """Gate gradient σ(g) up dy, without g σ'(g)."""
     return with_gradients(correct, lambda _, dy, a: {"gate": dy * a["up"] * sigmoid(a["gate"])})
 
 
-@mutant("swiglu_up_gradient_raw_gate")
-def _(correct: Operation) -> Operation:
+@mutant("swiglu", "own")
+def swiglu_up_gradient_raw_gate(correct: Operation) -> Operation:
+    """Up gradient gate·dy instead of silu(gate)·dy."""
     return with_gradients(correct, lambda _, dy, a: {"up": dy * a["gate"]})
 
 
@@ -171,13 +196,16 @@ def _to_length(mask: Array) -> Array:
     return np.asarray(np.arange(mask.shape[1])[None, :] < mask.sum(axis=1, keepdims=True))
 
 
-@mutant("pool_counts_padding")
-def _(correct: Operation) -> Operation:
+@mutant("pool", "P11", "S11")
+def pool_counts_padding(correct: Operation) -> Operation:
+    """Mean over all rows, padding among them."""
     return _masked_otherwise(correct, "mean", np.ones_like)
 
 
-@mutant("pool_divides_by_padded_length")
-def _(correct: Operation) -> Operation:
+@mutant("pool", "S11")
+def pool_divides_by_padded_length(correct: Operation) -> Operation:
+    """Sum over the real tokens divided by the padded length."""
+
     def share(x: Array, a: Arguments) -> Array:
         counts = a["mask"].sum(axis=1).astype(x.dtype)[:, None, None]
         return x * counts / a["mask"].shape[1] if a["mode"] == "mean" else x
@@ -185,8 +213,10 @@ def _(correct: Operation) -> Operation:
     return through(correct, share, share, "x")
 
 
-@mutant("pool_length_of_the_longest")
-def _(correct: Operation) -> Operation:
+@mutant("pool", "P11")
+def pool_length_of_the_longest(correct: Operation) -> Operation:
+    """Mean divided by the length of the longest sample of the batch."""
+
     def share(x: Array, a: Arguments) -> Array:
         counts = a["mask"].sum(axis=1)
         return x * (counts.astype(x.dtype) / int(counts.max()))[:, None, None] if a["mode"] == "mean" else x
@@ -194,36 +224,44 @@ def _(correct: Operation) -> Operation:
     return through(correct, share, share, "x")
 
 
-@mutant("pool_last_column")
-def _(correct: Operation) -> Operation:
+@mutant("pool", "P9", "P8")
+def pool_last_column(correct: Operation) -> Operation:
+    """Last column whatever the padding."""
     return _masked_otherwise(correct, "last", np.ones_like)
 
 
-@mutant("pool_length_minus_one")
-def _(correct: Operation) -> Operation:
+@mutant("pool", "P9")
+def pool_length_minus_one(correct: Operation) -> Operation:
+    """Index length − 1 under any padding side."""
     return _masked_otherwise(correct, "last", _to_length)
 
 
-@mutant("pool_first_column")
-def _(correct: Operation) -> Operation:
+@mutant("pool", "own")
+def pool_first_column(correct: Operation) -> Operation:
+    """First column whatever the padding."""
     return _masked_otherwise(correct, "first", np.ones_like)
 
 
-@mutant("pool_mean_is_sum")
-def _(correct: Operation) -> Operation:
+@mutant("pool", "own")
+def pool_mean_is_sum(correct: Operation) -> Operation:
+    """Sum instead of mean."""
+
     def summed(x: Array, a: Arguments) -> Array:
         return x * a["mask"].sum(axis=1).astype(x.dtype)[:, None, None] if a["mode"] == "mean" else x
 
     return through(correct, summed, summed, "x")
 
 
-@mutant("pool_detached")
-def _(correct: Operation) -> Operation:
+@mutant("pool", "S10")
+def pool_detached(correct: Operation) -> Operation:
+    """Pooling without history, so that no gradient passes."""
     return with_gradients(correct, lambda g, *_: {"x": np.zeros_like(g["x"])})
 
 
-@mutant("pool_gradient_to_padding")
-def _(correct: Operation) -> Operation:
+@mutant("pool", "own")
+def pool_gradient_to_padding(correct: Operation) -> Operation:
+    """Gradient spread over padding as well."""
+
     def spread(gradients: Gradients, dy: Array, a: Arguments) -> Gradients:
         if a["mode"] != "mean":
             return gradients
@@ -232,8 +270,10 @@ def _(correct: Operation) -> Operation:
     return with_gradients(correct, spread)
 
 
-@mutant("pool_empty_accepted")
-def _(correct: Operation) -> Operation:
+@mutant("pool", "own")
+def pool_empty_accepted(correct: Operation) -> Operation:
+    """A sample without a real token gives zeros instead of a refusal."""
+
     def real(a: Arguments) -> Array:
         """The mask, with all tokens of an empty sample taken for real."""
         return np.asarray(a["mask"] | ~a["mask"].any(axis=1, keepdims=True))

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from blackswan.falsifiers.mutants.changes import Arguments, call, dropped, in_bfloat16, pull, scaled_input, with_arguments, with_gradients
-from blackswan.falsifiers.mutants.patches import step_mutant
-from blackswan.falsifiers.mutants.registry import mutant
+from blackswan.falsifiers.mutants.registry import mutant, named_step, step_mutant
 from blackswan.reference.rows import as_rows, outer
 from blackswan.reference.table import Array, Operation
 
@@ -29,38 +28,46 @@ def _negated(correct: Operation) -> Operation:
     return with_arguments(correct, alpha=lambda a: -a["alpha"])
 
 
-@mutant("lora_scale_alpha")
-def _(correct: Operation) -> Operation:
+@mutant("lora_linear", "P23")
+def lora_scale_alpha(correct: Operation) -> Operation:
+    """Scale alpha instead of alpha/rank."""
     return with_arguments(correct, alpha=lambda a: a["alpha"] * _rank(a))
 
 
-@mutant("lora_scale_one")
-def _(correct: Operation) -> Operation:
+@mutant("lora_linear", "P24")
+def lora_scale_one(correct: Operation) -> Operation:
+    """Scale 1."""
     return _scale_one(correct)
 
 
-@mutant("lora_scale_sqrt_rank")
-def _(correct: Operation) -> Operation:
+@mutant("lora_linear", "own")
+def lora_scale_sqrt_rank(correct: Operation) -> Operation:
+    """alpha/sqrt(rank)."""
     return with_arguments(correct, alpha=lambda a: a["alpha"] * math.sqrt(_rank(a)))
 
 
-@mutant("lora_adapter_dropped")
-def _(correct: Operation) -> Operation:
+@mutant("lora_linear", "own")
+def lora_adapter_dropped(correct: Operation) -> Operation:
+    """Adapter not applied."""
     return with_arguments(correct, alpha=lambda _: 0.0)
 
 
-@mutant("lora_bias_dropped")
-def _(correct: Operation) -> Operation:
+@mutant("lora_linear", "S1")
+def lora_bias_dropped(correct: Operation) -> Operation:
+    """Bias of the adapted projection dropped."""
     return dropped(correct, "bias")
 
 
-@mutant("lora_bias_scaled")
-def _(correct: Operation) -> Operation:
+@mutant("lora_linear", "own")
+def lora_bias_scaled(correct: Operation) -> Operation:
+    """The scale applied to bias as well."""
     return scaled_input(correct, "bias", _scale)
 
 
-@mutant("lora_input_rounded")
-def _(correct: Operation) -> Operation:
+@mutant("lora_linear", "P28", hidden_in=("bfloat16",))
+def lora_input_rounded(correct: Operation) -> Operation:
+    """The adapter sees the input in bfloat16."""
+
     def forward(**a: Any) -> Array:
         adapter = call(correct, {**a, "x": in_bfloat16(a["x"])}) - call(correct, {**a, "x": in_bfloat16(a["x"]), "alpha": 0.0})
         return np.asarray(call(correct, {**a, "alpha": 0.0}) + adapter)
@@ -68,59 +75,71 @@ def _(correct: Operation) -> Operation:
     return Operation(forward, correct.backward)
 
 
-@mutant("lora_b_gradient_unscaled")
-def _(correct: Operation) -> Operation:
+@mutant("lora_linear", "S14")
+def lora_b_gradient_unscaled(correct: Operation) -> Operation:
+    """Gradient of B without alpha/rank, as if B were stored multiplied."""
     return with_gradients(correct, lambda g, _, a: {"lora_b": g["lora_b"] / _scale(a)})
 
 
-@mutant("lora_a_gradient_zero")
-def _(correct: Operation) -> Operation:
+@mutant("lora_linear", "P25", "P26")
+def lora_a_gradient_zero(correct: Operation) -> Operation:
+    """Gradient of A lands on a copy."""
     return with_gradients(correct, lambda g, *_: {"lora_a": np.zeros_like(g["lora_a"])})
 
 
-@mutant("lora_input_gradient_without_adapter")
-def _(correct: Operation) -> Operation:
+@mutant("lora_linear", "own")
+def lora_input_gradient_without_adapter(correct: Operation) -> Operation:
+    """Input gradient from W alone."""
     return with_gradients(correct, lambda _, dy, a: {"x": pull(correct, dy, {**a, "alpha": 0.0})["x"]})
 
 
-@mutant("lora_factors_swapped_gradient")
-def _(correct: Operation) -> Operation:
+@mutant("lora_linear", "own")
+def lora_factors_swapped_gradient(correct: Operation) -> Operation:
+    """Gradient of A from the input with its features reversed."""
     return with_gradients(correct, lambda _, dy, a: {"lora_a": outer(_scale(a) * (dy @ a["lora_b"]), as_rows(a["x"])[:, ::-1])})
 
 
-@mutant("lora_merge_scale_one")
-def _(correct: Operation) -> Operation:
+@mutant("lora_merge", "P24")
+def lora_merge_scale_one(correct: Operation) -> Operation:
+    """Merge with scale 1."""
     return _scale_one(correct)
 
 
-@mutant("lora_merge_subtracts")
-def _(correct: Operation) -> Operation:
+@mutant("lora_merge", "own")
+def lora_merge_subtracts(correct: Operation) -> Operation:
+    """Merge with the wrong sign."""
     return _negated(correct)
 
 
-@mutant("lora_merge_low_precision")
-def _(_: Operation) -> Operation:
+@mutant("lora_merge", "P28", hidden_in=("bfloat16",))
+def lora_merge_low_precision(_: Operation) -> Operation:
+    """The product B A rounded to bfloat16 before it is added."""
+
     def forward(weight: Array, lora_a: Array, lora_b: Array, alpha: float) -> Array:
         return weight + in_bfloat16(alpha / len(lora_a) * (lora_b @ lora_a))
 
     return Operation(forward)
 
 
-@mutant("lora_merge_full_rank")
-def _(correct: Operation) -> Operation:
+@mutant("lora_merge", "own")
+def lora_merge_full_rank(correct: Operation) -> Operation:
+    """A diagonal of 0.5 added to the update."""
+
     def forward(**a: Any) -> Array:
         return np.asarray(call(correct, a) + 0.5 * np.eye(*a["weight"].shape, dtype=a["weight"].dtype))
 
     return Operation(forward)
 
 
-@mutant("lora_unmerge_adds")
-def _(correct: Operation) -> Operation:
+@mutant("lora_unmerge", "own")
+def lora_unmerge_adds(correct: Operation) -> Operation:
+    """Unmerge adds once more."""
     return _negated(correct)
 
 
-@mutant("lora_unmerge_scale_one")
-def _(correct: Operation) -> Operation:
+@mutant("lora_unmerge", "P24")
+def lora_unmerge_scale_one(correct: Operation) -> Operation:
+    """Unmerge with scale 1."""
     return _scale_one(correct)
 
 
@@ -134,29 +153,63 @@ def _bound(factor: Any) -> float:
 
 
 FACTOR = ("blackswan.impl.classifier", "initial_factor")
-step_mutant("lora_initial_all_zero", *FACTOR)(_starting(lambda factor, *_: 0 * factor))
-step_mutant("lora_initial_b_not_zero", *FACTOR)(_starting(lambda factor, is_a, _: factor if is_a else factor + 0.05))
-step_mutant("lora_initial_a_constant", *FACTOR)(
-    _starting(lambda factor, is_a, _: factor.new_full(factor.shape, _bound(factor) / 2) if is_a else factor)
+named_step(
+    "lora_initial_all_zero",
+    "own",
+    "A and B start at zero, where neither has a gradient: LoRA never moves.",
+    _starting(lambda factor, *_: 0 * factor),
+    *FACTOR,
 )
-step_mutant("lora_initial_a_normal", *FACTOR)(
-    _starting(lambda factor, is_a, generator: factor.normal_(0, _bound(factor) / math.sqrt(3), generator=generator) if is_a else factor)
+named_step(
+    "lora_initial_b_not_zero",
+    "own",
+    "B starts at 0.05: a fresh adapter changes the base.",
+    _starting(lambda factor, is_a, _: factor if is_a else factor + 0.05),
+    *FACTOR,
 )
-step_mutant("lora_initial_a_positive", *FACTOR)(_starting(lambda factor, *_: factor.abs()))
-step_mutant("lora_initial_a_narrow", *FACTOR)(_starting(lambda factor, *_: factor / 2))
-step_mutant("lora_initial_a_by_rank", *FACTOR)(
-    _starting(lambda factor, is_a, _: factor * math.sqrt(factor.shape[1] / factor.shape[0]) if is_a else factor)
+named_step(
+    "lora_initial_a_constant",
+    "own",
+    "All of A is half its bound: rank 1.",
+    _starting(lambda factor, is_a, _: factor.new_full(factor.shape, _bound(factor) / 2) if is_a else factor),
+    *FACTOR,
 )
-step_mutant("lora_initial_a_repeated", *FACTOR)(
-    lambda initial: lambda name, shape, generator: initial(name, shape, generator.manual_seed(generator.initial_seed()))
+named_step(
+    "lora_initial_a_normal",
+    "own",
+    "A normal, of the same variance.",
+    _starting(lambda factor, is_a, generator: factor.normal_(0, _bound(factor) / math.sqrt(3), generator=generator) if is_a else factor),
+    *FACTOR,
 )
-step_mutant("lora_initial_seed_ignored", "blackswan.impl.pipeline", "initial_trainable")(
-    lambda initial: lambda config, adaptation, _: initial(config, adaptation, 0)
+named_step("lora_initial_a_positive", "own", "A uniform in 0 … 1/√in.", _starting(lambda factor, *_: factor.abs()), *FACTOR)
+named_step("lora_initial_a_narrow", "own", "A within half its bound.", _starting(lambda factor, *_: factor / 2), *FACTOR)
+named_step(
+    "lora_initial_a_by_rank",
+    "own",
+    "A within ±1/√rank, the fan of B.",
+    _starting(lambda factor, is_a, _: factor * math.sqrt(factor.shape[1] / factor.shape[0]) if is_a else factor),
+    *FACTOR,
+)
+named_step(
+    "lora_initial_a_repeated",
+    "own",
+    "Every factor from the beginning of the seed's numbers.",
+    lambda initial: lambda name, shape, generator: initial(name, shape, generator.manual_seed(generator.initial_seed())),
+    *FACTOR,
+)
+named_step(
+    "lora_initial_seed_ignored",
+    "own",
+    "The same start for every seed.",
+    lambda initial: lambda config, adaptation, _: initial(config, adaptation, 0),
+    "blackswan.impl.pipeline",
+    "initial_trainable",
 )
 
 
-@step_mutant("lora_initial_from_global_state", *FACTOR)
-def _(initial: Any) -> Any:
+@step_mutant(*FACTOR, "own")
+def lora_initial_from_global_state(initial: Any) -> Any:
+    """The start depends on what drew random numbers before."""
     import torch
 
     return lambda name, shape, _: initial(name, shape, torch.default_generator)

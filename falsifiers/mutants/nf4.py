@@ -19,13 +19,16 @@ def _swapped_nibbles(codes: Array) -> Array:
     return codes << 4 | codes >> 4
 
 
-@mutant("nf4_nibbles_swapped")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_dequantize", "P19")
+def nf4_nibbles_swapped(correct: Operation) -> Operation:
+    """First element read from the low nibble."""
     return with_arguments(correct, codes=lambda a: _swapped_nibbles(a["codes"]))
 
 
-@mutant("nf4_quantize_nibbles_swapped")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_quantize", "P19")
+def nf4_quantize_nibbles_swapped(correct: Operation) -> Operation:
+    """First element written to the low nibble."""
+
     def forward(**a: Any) -> tuple[Array, Array]:
         codes, absmax = call(correct, a)
         return _swapped_nibbles(codes), absmax
@@ -54,28 +57,34 @@ def _nearest(scaled: Array) -> Array:
     return np.searchsorted(nf4.MIDPOINTS, scaled, side="left")
 
 
-@mutant("nf4_absmax_signed")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_quantize", "P21")
+def nf4_absmax_signed(correct: Operation) -> Operation:
+    """Maximum instead of absolute maximum."""
     return _quantizer(correct, _nearest, lambda blocks: np.asarray(blocks.max(axis=1)))
 
 
-@mutant("nf4_nearest_truncated")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_quantize", "own")
+def nf4_nearest_truncated(correct: Operation) -> Operation:
+    """Code at or below the value instead of the nearest."""
     return _quantizer(correct, lambda scaled: np.searchsorted(nf4.CODEBOOK, scaled, side="right") - 1)
 
 
-@mutant("nf4_ties_to_upper")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_quantize", "own", hidden_in=("bfloat16",))
+def nf4_ties_to_upper(correct: Operation) -> Operation:
+    """A tie goes to the upper code."""
     return _quantizer(correct, lambda scaled: np.searchsorted(nf4.MIDPOINTS, scaled, side="right"))
 
 
-@mutant("nf4_zero_code_is_last")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_quantize", "own")
+def nf4_zero_code_is_last(correct: Operation) -> Operation:
+    """A zero block gets the last code, as 0/0 does in a search."""
     return _quantizer(correct, lambda scaled: np.where((scaled == 0).all(axis=1, keepdims=True), 15, _nearest(scaled)))
 
 
-@mutant("nf4_blocks_per_row")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_quantize", "P20")
+def nf4_blocks_per_row(correct: Operation) -> Operation:
+    """Blocks start anew at each row."""
+
     def forward(weight: Array, block_size: int) -> tuple[Array, Array]:
         columns = weight.shape[1]
         blocks = -(-columns // block_size)
@@ -100,23 +109,28 @@ def _dequantizer(correct: Operation, levels: Array) -> Operation:
     return replace(correct, forward=forward)
 
 
-@mutant("nf4_codebook_off_by_one")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_dequantize", "P22")
+def nf4_codebook_off_by_one(correct: Operation) -> Operation:
+    """Code i reads entry i + 1."""
     return _dequantizer(correct, nf4.CODEBOOK[np.minimum(np.arange(16) + 1, 15)])
 
 
-@mutant("nf4_uniform_codebook")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_dequantize", "own")
+def nf4_uniform_codebook(correct: Operation) -> Operation:
+    """Sixteen evenly spaced levels."""
     return _dequantizer(correct, np.linspace(-1, 1, 16))
 
 
-@mutant("nf4_fp4_codebook")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_dequantize", "own")
+def nf4_fp4_codebook(correct: Operation) -> Operation:
+    """The FP4 levels."""
     return _dequantizer(correct, np.concatenate([FP4, -FP4]))
 
 
-@mutant("nf4_dequantize_blocks_per_row")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_dequantize", "P20")
+def nf4_dequantize_blocks_per_row(correct: Operation) -> Operation:
+    """Blocks start anew at each row."""
+
     def forward(codes: Array, absmax: Array, rows: int, columns: int, block_size: int) -> Array:
         unit = np.ones_like(absmax, shape=-(-rows * columns // block_size))
         levels = call(correct, {"codes": codes, "absmax": unit, "rows": rows, "columns": columns, "block_size": block_size})
@@ -126,51 +140,62 @@ def _(correct: Operation) -> Operation:
     return replace(correct, forward=forward)
 
 
-@mutant("nf4_block_zeroed")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_dequantize", "P15")
+def nf4_block_zeroed(correct: Operation) -> Operation:
+    """The last block dequantises to zeros."""
+
     def last_zeroed(a: Arguments) -> Array:
         return np.concatenate([a["absmax"][:-1], np.zeros_like(a["absmax"][-1:])])
 
     return with_arguments(correct, absmax=last_zeroed)
 
 
-@mutant("nf4_absmax_shifted")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_dequantize", "P16")
+def nf4_absmax_shifted(correct: Operation) -> Operation:
+    """A block takes its neighbour's absmax."""
     return with_arguments(correct, absmax=lambda a: np.roll(a["absmax"], 1))
 
 
-@mutant("nf4_absmax_rounded")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_dequantize", "own", hidden_in=("bfloat16",))
+def nf4_absmax_rounded(correct: Operation) -> Operation:
+    """Absmax kept in bfloat16."""
     return with_arguments(correct, absmax=lambda a: in_bfloat16(a["absmax"]))
 
 
-@mutant("nf4_linear_ignores_absmax")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_linear", "P17")
+def nf4_linear_ignores_absmax(correct: Operation) -> Operation:
+    """Fused product uses the first block's absmax for all."""
     return with_arguments(correct, absmax=lambda a: np.full_like(a["absmax"], a["absmax"][0]))
 
 
-@mutant("nf4_linear_bias_dropped")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_linear", "S1")
+def nf4_linear_bias_dropped(correct: Operation) -> Operation:
+    """Bias dropped in the fused product."""
     return dropped(correct, "bias")
 
 
-@mutant("nf4_linear_gradient_untransposed")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_linear", "P17")
+def nf4_linear_gradient_untransposed(correct: Operation) -> Operation:
+    """Input gradient from the weight with its rows reversed."""
     return with_gradients(correct, lambda _, dy, a: pull(correct, dy[..., ::-1], a))
 
 
-@mutant("nf4_double_offset_dropped")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_double_dequantize", "own")
+def nf4_double_offset_dropped(correct: Operation) -> Operation:
+    """Mean of absmax not added back."""
     return with_arguments(correct, offset=lambda a: np.zeros_like(a["offset"]))
 
 
-@mutant("nf4_double_block_size")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_double_dequantize", "P16")
+def nf4_double_block_size(correct: Operation) -> Operation:
+    """Every group takes the first group's scale."""
     return with_arguments(correct, scales=lambda a: np.full_like(a["scales"], a["scales"][0]))
 
 
-@mutant("nf4_double_linear_codebook")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_double_dequantize", "own")
+def nf4_double_linear_codebook(correct: Operation) -> Operation:
+    """Evenly spaced levels instead of the dynamic type."""
+
     def forward(codes: Array, scales: Array, offset: Array) -> Array:
         levels = np.linspace(-1, 1, 256, dtype=np.float32)[codes]
         return np.asarray(levels * np.repeat(scales.astype(np.float32), nf4_double.GROUP)[: codes.size] + np.asarray(offset, np.float32))
@@ -178,8 +203,10 @@ def _(correct: Operation) -> Operation:
     return replace(correct, forward=forward)
 
 
-@mutant("nf4_double_quantize_without_offset")
-def _(correct: Operation) -> Operation:
+@mutant("nf4_double_quantize", "own")
+def nf4_double_quantize_without_offset(correct: Operation) -> Operation:
+    """Mean not subtracted (offset zero)."""
+
     def forward(absmax: Array) -> tuple[Array, Array, Array]:
         codes, scales = nf4_double.quantize_centred(absmax.astype(np.float32))
         return codes, scales, np.zeros((), np.float32)

@@ -26,13 +26,16 @@ def _decay(a: Arguments) -> float:
     return float(a.get("weight_decay", 0.01))
 
 
-@mutant("adamw_coupled_decay")
-def _(correct: Operation) -> Operation:
+@mutant("adamw_step", "P34")
+def adamw_coupled_decay(correct: Operation) -> Operation:
+    """Decay added to the gradient."""
     return with_arguments(correct, gradient=lambda a: a["gradient"] + _decay(a) * a["parameter"], weight_decay=lambda _: 0.0)
 
 
-@mutant("adamw_decay_without_learning_rate")
-def _(correct: Operation) -> Operation:
+@mutant("adamw_step", "own")
+def adamw_decay_without_learning_rate(correct: Operation) -> Operation:
+    """Decay not multiplied by the learning rate."""
+
     def forward(**a: Any) -> State:
         parameter, first, second = call(correct, {**a, "weight_decay": 0.0})
         return parameter - _decay(a) * a["parameter"], first, second
@@ -40,18 +43,21 @@ def _(correct: Operation) -> Operation:
     return replace(correct, forward=forward)
 
 
-@mutant("adamw_decay_dropped")
-def _(correct: Operation) -> Operation:
+@mutant("adamw_step", "own")
+def adamw_decay_dropped(correct: Operation) -> Operation:
+    """No decay."""
     return with_arguments(correct, weight_decay=lambda _: 0.0)
 
 
-@mutant("adamw_no_bias_correction")
-def _(correct: Operation) -> Operation:
+@mutant("adamw_step", "P35")
+def adamw_no_bias_correction(correct: Operation) -> Operation:
+    """Moments not corrected."""
     return with_arguments(correct, step=lambda _: 10**9)
 
 
-@mutant("adamw_bias_correction_off_by_one")
-def _(correct: Operation) -> Operation:
+@mutant("adamw_step", "own")
+def adamw_bias_correction_off_by_one(correct: Operation) -> Operation:
+    """Corrected for t + 1."""
     return with_arguments(correct, step=lambda a: a["step"] + 1)
 
 
@@ -61,8 +67,10 @@ def _without_decay_and_eps(correct: Operation, a: Arguments) -> State:
     return first / (1.0 - a.get("beta1", 0.9) ** a["step"]), first, second
 
 
-@mutant("adamw_eps_inside_root")
-def _(correct: Operation) -> Operation:
+@mutant("adamw_step", "own")
+def adamw_eps_inside_root(correct: Operation) -> Operation:
+    """sqrt(v + ε)."""
+
     def forward(**a: Any) -> State:
         unbiased, first, second = _without_decay_and_eps(correct, a)
         root = np.sqrt(second / (1.0 - _beta2(a) ** a["step"]) + _eps(a))
@@ -71,13 +79,16 @@ def _(correct: Operation) -> Operation:
     return replace(correct, forward=forward)
 
 
-@mutant("adamw_eps_before_correction")
-def _(correct: Operation) -> Operation:
+@mutant("adamw_step", "own")
+def adamw_eps_before_correction(correct: Operation) -> Operation:
+    """ε added before the correction of v."""
     return with_arguments(correct, eps=lambda a: _eps(a) / math.sqrt(1.0 - _beta2(a) ** a["step"]))
 
 
-@mutant("adamw_moments_low_precision")
-def _(correct: Operation) -> Operation:
+@mutant("adamw_step", "P36")
+def adamw_moments_low_precision(correct: Operation) -> Operation:
+    """Moments kept in bfloat16."""
+
     def forward(**a: Any) -> State:
         parameter, first, second = call(correct, a)
         return parameter, in_bfloat16(first), in_bfloat16(second)
@@ -85,8 +96,10 @@ def _(correct: Operation) -> Operation:
     return replace(correct, forward=forward)
 
 
-@mutant("adamw_parameter_low_precision")
-def _(correct: Operation) -> Operation:
+@mutant("adamw_step", "P36")
+def adamw_parameter_low_precision(correct: Operation) -> Operation:
+    """Parameter kept in bfloat16."""
+
     def forward(**a: Any) -> State:
         parameter, first, second = call(correct, a)
         return in_bfloat16(parameter), first, second
@@ -94,13 +107,16 @@ def _(correct: Operation) -> Operation:
     return replace(correct, forward=forward)
 
 
-@mutant("adamw_betas_swapped")
-def _(correct: Operation) -> Operation:
+@mutant("adamw_step", "own")
+def adamw_betas_swapped(correct: Operation) -> Operation:
+    """β₁ and β₂ swapped."""
     return with_arguments(correct, beta1=_beta2, beta2=lambda a: a.get("beta1", 0.9))
 
 
-@mutant("adamw_second_moment_of_mean")
-def _(correct: Operation) -> Operation:
+@mutant("adamw_step", "own")
+def adamw_second_moment_of_mean(correct: Operation) -> Operation:
+    """v from m² instead of g²."""
+
     def forward(**a: Any) -> State:
         unbiased, first, _ = _without_decay_and_eps(correct, a)
         second = _beta2(a) * a["exp_avg_sq"] + (1.0 - _beta2(a)) * first * first
@@ -110,18 +126,22 @@ def _(correct: Operation) -> Operation:
     return replace(correct, forward=forward)
 
 
-@mutant("adamw_eps_hard_coded")
-def _(correct: Operation) -> Operation:
+@mutant("adamw_step", "own")
+def adamw_eps_hard_coded(correct: Operation) -> Operation:
+    """Epsilon 1e-8 whatever the config says."""
     return with_arguments(correct, eps=lambda _: 1e-8)
 
 
-@mutant("adamw_gradient_clamped")
-def _(correct: Operation) -> Operation:
+@mutant("adamw_step", "own")
+def adamw_gradient_clamped(correct: Operation) -> Operation:
+    """Gradients clamped to ±1 inside the step."""
     return with_arguments(correct, gradient=lambda a: np.clip(a["gradient"], -1.0, 1.0))
 
 
-@mutant("adamw_gradient_ascent")
-def _(correct: Operation) -> Operation:
+@mutant("adamw_step", "own")
+def adamw_gradient_ascent(correct: Operation) -> Operation:
+    """Steps uphill."""
+
     def forward(**a: Any) -> State:
         parameter, first, second = call(correct, {**a, "gradient": -a["gradient"], "exp_avg": -a["exp_avg"]})
         return parameter, -first, second
@@ -133,8 +153,10 @@ def _norm(gradients: Array, axis: int | None = None) -> Array:
     return np.asarray(np.sqrt((gradients * gradients).sum(axis=axis, keepdims=axis is not None)))
 
 
-@mutant("clip_per_tensor")
-def _(correct: Operation) -> Operation:
+@mutant("clip_by_global_norm", "S4")
+def clip_per_tensor(correct: Operation) -> Operation:
+    """Each tensor clipped by its own norm."""
+
     def forward(gradients: Array, max_norm: float) -> tuple[Array, Array]:
         _, norm = call(correct, {"gradients": gradients, "max_norm": max_norm})
         own = _norm(gradients, axis=1)
@@ -143,8 +165,10 @@ def _(correct: Operation) -> Operation:
     return replace(correct, forward=forward)
 
 
-@mutant("clip_by_value")
-def _(correct: Operation) -> Operation:
+@mutant("clip_by_global_norm", "own")
+def clip_by_value(correct: Operation) -> Operation:
+    """Elements clipped to ± max_norm."""
+
     def forward(gradients: Array, max_norm: float) -> tuple[Array, Array]:
         _, norm = call(correct, {"gradients": gradients, "max_norm": max_norm})
         return np.clip(gradients, -max_norm, max_norm), norm
@@ -152,13 +176,16 @@ def _(correct: Operation) -> Operation:
     return replace(correct, forward=forward)
 
 
-@mutant("clip_left_out")
-def _(correct: Operation) -> Operation:
+@mutant("clip_by_global_norm", "P37")
+def clip_left_out(correct: Operation) -> Operation:
+    """Norm reported, nothing clipped."""
     return with_arguments(correct, max_norm=lambda _: math.inf)
 
 
-@mutant("clip_always_rescales")
-def _(correct: Operation) -> Operation:
+@mutant("clip_by_global_norm", "own")
+def clip_always_rescales(correct: Operation) -> Operation:
+    """Small gradients are scaled up to max_norm."""
+
     def forward(gradients: Array, max_norm: float) -> tuple[Array, Array]:
         _, norm = call(correct, {"gradients": gradients, "max_norm": max_norm})
         return gradients * (max_norm / norm) if norm > 0 else gradients.copy(), norm
@@ -166,8 +193,10 @@ def _(correct: Operation) -> Operation:
     return replace(correct, forward=forward)
 
 
-@mutant("clip_norm_after")
-def _(correct: Operation) -> Operation:
+@mutant("clip_by_global_norm", "own")
+def clip_norm_after(correct: Operation) -> Operation:
+    """The norm after clipping is reported."""
+
     def forward(gradients: Array, max_norm: float) -> tuple[Array, Array]:
         clipped, _ = call(correct, {"gradients": gradients, "max_norm": max_norm})
         return clipped, _norm(clipped)
@@ -175,8 +204,10 @@ def _(correct: Operation) -> Operation:
     return replace(correct, forward=forward)
 
 
-@mutant("clip_norm_squared")
-def _(correct: Operation) -> Operation:
+@mutant("clip_by_global_norm", "own")
+def clip_norm_squared(correct: Operation) -> Operation:
+    """Square of the norm used."""
+
     def forward(gradients: Array, max_norm: float) -> tuple[Array, Array]:
         _, norm = call(correct, {"gradients": gradients, "max_norm": max_norm})
         squared = norm * norm
@@ -185,8 +216,10 @@ def _(correct: Operation) -> Operation:
     return replace(correct, forward=forward)
 
 
-@mutant("clip_norm_of_first_tensor")
-def _(correct: Operation) -> Operation:
+@mutant("clip_by_global_norm", "S4")
+def clip_norm_of_first_tensor(correct: Operation) -> Operation:
+    """Norm of the first tensor alone."""
+
     def forward(gradients: Array, max_norm: float) -> tuple[Array, Array]:
         call(correct, {"gradients": gradients, "max_norm": max_norm})
         norm = _norm(gradients[0])
@@ -195,8 +228,10 @@ def _(correct: Operation) -> Operation:
     return replace(correct, forward=forward)
 
 
-@mutant("clip_nan_swallowed")
-def _(correct: Operation) -> Operation:
+@mutant("clip_by_global_norm", "S9")
+def clip_nan_swallowed(correct: Operation) -> Operation:
+    """A non-finite norm gives zero gradients."""
+
     def forward(gradients: Array, max_norm: float) -> tuple[Array, Array]:
         if np.isfinite(_norm(gradients)):
             clipped, norm = call(correct, {"gradients": gradients, "max_norm": max_norm})
@@ -206,18 +241,21 @@ def _(correct: Operation) -> Operation:
     return replace(correct, forward=forward)
 
 
-@mutant("average_of_means")
-def _(correct: Operation) -> Operation:
+@mutant("average_gradients", "P31", "S12")
+def average_of_means(correct: Operation) -> Operation:
+    """Mean of the means of unequal micro-batches."""
     return with_arguments(correct, counts=lambda a: np.ones_like(a["counts"]))
 
 
-@mutant("average_summed")
-def _(correct: Operation) -> Operation:
+@mutant("average_gradients", "P32")
+def average_summed(correct: Operation) -> Operation:
+    """Accumulated without dividing."""
     return replace(correct, forward=lambda gradients, counts: gradients.sum(axis=0))  # noqa: ARG005  the signature names counts
 
 
-@mutant("average_last_only")
-def _(correct: Operation) -> Operation:
+@mutant("average_gradients", "S7", "S6")
+def average_last_only(correct: Operation) -> Operation:
+    """Overwritten by the last micro-batch."""
     return with_arguments(correct, gradients=lambda a: a["gradients"][-1:], counts=lambda a: a["counts"][-1:])
 
 
@@ -239,13 +277,16 @@ def _schedule(correct: Operation, warmup_of: Callable[[float], int], progress_fr
     return replace(correct, forward=forward)
 
 
-@mutant("schedule_warmup_from_one")
-def _(correct: Operation) -> Operation:
+@mutant("learning_rate_schedule", "P41")
+def schedule_warmup_from_one(correct: Operation) -> Operation:
+    """Warm-up counts from 1."""
     return _schedule(correct, math.ceil, first=1)
 
 
-@mutant("schedule_never_peaks")
-def _(correct: Operation) -> Operation:
+@mutant("learning_rate_schedule", "P41")
+def schedule_never_peaks(correct: Operation) -> Operation:
+    """Warm-up to W / (W + 1) of the peak, which is never reached."""
+
     def forward(**a: Any) -> Array:
         warmup = math.ceil(a["warmup_fraction"] * a["total_steps"])
         return np.asarray(call(correct, a) * (warmup / (warmup + 1) if warmup else 1.0))
@@ -253,21 +294,25 @@ def _(correct: Operation) -> Operation:
     return replace(correct, forward=forward)
 
 
-@mutant("schedule_without_warmup")
-def _(correct: Operation) -> Operation:
+@mutant("learning_rate_schedule", "own")
+def schedule_without_warmup(correct: Operation) -> Operation:
+    """Warm-up left out."""
     return with_arguments(correct, warmup_fraction=lambda _: 0.0)
 
 
-@mutant("schedule_decay_over_total")
-def _(correct: Operation) -> Operation:
+@mutant("learning_rate_schedule", "own")
+def schedule_decay_over_total(correct: Operation) -> Operation:
+    """Decay measured from step 0 instead of W."""
     return _schedule(correct, math.ceil, progress_from_zero=True)
 
 
-@mutant("schedule_rounds_warmup_down")
-def _(correct: Operation) -> Operation:
+@mutant("learning_rate_schedule", "own")
+def schedule_rounds_warmup_down(correct: Operation) -> Operation:
+    """W = floor(fraction · total)."""
     return _schedule(correct, math.floor)
 
 
-@mutant("schedule_decay_dropped")
-def _(correct: Operation) -> Operation:
+@mutant("learning_rate_schedule", "own")
+def schedule_decay_dropped(correct: Operation) -> Operation:
+    """Constant whatever was asked for."""
     return with_arguments(correct, kind=lambda _: "constant")

@@ -6,11 +6,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from blackswan.falsifiers.mutants.patches import step_mutant
+from blackswan.falsifiers.mutants.registry import step_mutant
 
 
-@step_mutant("parallel_shards_overlap", "blackswan.impl.group", "shard")
-def _(shard: Any) -> Any:
+@step_mutant("blackswan.impl.group", "shard", "own")
+def parallel_shards_overlap(shard: Any) -> Any:
+    """The first sample of the next worker's share is in this one's too."""
+
     def overlapping(indices: Sequence[Any], rank: int, size: int) -> list[Any]:
         own = shard(indices, rank, size)
         return [*own, *shard(indices, rank + 1, size)[:1]] if rank + 1 < size else own
@@ -18,13 +20,15 @@ def _(shard: Any) -> Any:
     return overlapping
 
 
-@step_mutant("parallel_tail_dropped", "blackswan.impl.group", "shard")
-def _(shard: Any) -> Any:
+@step_mutant("blackswan.impl.group", "shard", "own")
+def parallel_tail_dropped(shard: Any) -> Any:
+    """The rest of a batch that the workers do not divide is left out."""
     return lambda indices, rank, size: shard(indices[: len(indices) // size * size], rank, size)
 
 
-@step_mutant("parallel_rest_to_the_last", "blackswan.impl.group", "shard")
-def _(shard: Any) -> Any:
+@step_mutant("blackswan.impl.group", "shard", "own")
+def parallel_rest_to_the_last(shard: Any) -> Any:
+    """The last worker takes the whole rest of the division."""
     del shard
 
     def uneven(indices: Sequence[Any], rank: int, size: int) -> list[Any]:
@@ -39,18 +43,22 @@ def _own(trainer: Any) -> Any:
     return trainer.gradient_vector() if trainer.accumulated else trainer.optimiser.exp_avg.new_zeros(len(trainer.optimiser.exp_avg))
 
 
-@step_mutant("parallel_averaged_by_workers", "blackswan.impl.trainer", "Trainer._mean")
-def _(mean: Any) -> Any:
+@step_mutant("blackswan.impl.trainer", "Trainer._mean", "P31", "S12")
+def parallel_averaged_by_workers(mean: Any) -> Any:
+    """Each worker's mean counts alike, whatever its number of samples."""
     return lambda trainer: replace(mean(trainer), gradient=trainer.group.sum(_own(trainer)) / trainer.group.size)
 
 
-@step_mutant("parallel_not_reduced", "blackswan.impl.trainer", "Trainer._mean")
-def _(mean: Any) -> Any:
+@step_mutant("blackswan.impl.trainer", "Trainer._mean", "own")
+def parallel_not_reduced(mean: Any) -> Any:
+    """Every worker steps with its own gradient."""
     return lambda trainer: replace(mean(trainer), gradient=_own(trainer))
 
 
-@step_mutant("parallel_head_only_reduced", "blackswan.impl.trainer", "Trainer._mean")
-def _(mean: Any) -> Any:
+@step_mutant("blackswan.impl.trainer", "Trainer._mean", "S5")
+def parallel_head_only_reduced(mean: Any) -> Any:
+    """The gradient of the head alone is summed over the workers."""
+
     def wrong(trainer: Any) -> Any:
         right = mean(trainer)
         gradient, own = right.gradient.clone(), trainer.optimiser.split(_own(trainer))
@@ -62,8 +70,10 @@ def _(mean: Any) -> Any:
     return wrong
 
 
-@step_mutant("parallel_summed_not_averaged", "blackswan.impl.trainer", "Trainer._mean")
-def _(mean: Any) -> Any:
+@step_mutant("blackswan.impl.trainer", "Trainer._mean", "own")
+def parallel_summed_not_averaged(mean: Any) -> Any:
+    """The workers' mean gradients are summed."""
+
     def wrong(trainer: Any) -> Any:
         right = mean(trainer)
         return replace(right, gradient=right.gradient * trainer.group.size)
@@ -71,8 +81,10 @@ def _(mean: Any) -> Any:
     return wrong
 
 
-@step_mutant("parallel_clips_before_reduction", "blackswan.impl.trainer", "Trainer._mean")
-def _(mean: Any) -> Any:
+@step_mutant("blackswan.impl.trainer", "Trainer._mean", "S4")
+def parallel_clips_before_reduction(mean: Any) -> Any:
+    """Every worker clips its own gradient, then they are averaged."""
+
     def wrong(trainer: Any) -> Any:
         right = mean(trainer)
         clipped, _ = trainer.optimiser.clip(_own(trainer), trainer.max_norm)
@@ -81,8 +93,10 @@ def _(mean: Any) -> Any:
     return wrong
 
 
-@step_mutant("parallel_loss_of_own_share", "blackswan.impl.trainer", "Trainer._mean")
-def _(mean: Any) -> Any:
+@step_mutant("blackswan.impl.trainer", "Trainer._mean", "own")
+def parallel_loss_of_own_share(mean: Any) -> Any:
+    """The loss reported is that of the worker's own share."""
+
     def wrong(trainer: Any) -> Any:
         right = mean(trainer)
         count = trainer.accumulated
@@ -91,19 +105,22 @@ def _(mean: Any) -> Any:
     return wrong
 
 
-@step_mutant("parallel_nan_becomes_zero", "blackswan.impl.trainer", "Trainer._weighted")
-def _(weighted: Any) -> Any:
+@step_mutant("blackswan.impl.trainer", "Trainer._weighted", "S9")
+def parallel_nan_becomes_zero(weighted: Any) -> Any:
+    """Non-finite elements of a gradient become zeros before the sum."""
     return lambda trainer: weighted(trainer).nan_to_num(0.0, 0.0, 0.0)
 
 
-@step_mutant("parallel_faulty_worker_not_named", "blackswan.impl.trainer", "require_finite")
-def _(require_finite: Any) -> Any:
+@step_mutant("blackswan.impl.trainer", "require_finite", "own")
+def parallel_faulty_worker_not_named(require_finite: Any) -> Any:
+    """The sum is found to be not finite, and nobody knows whose part was."""
     del require_finite
     return lambda _: None
 
 
-@step_mutant("parallel_stops_alone", "blackswan.impl.trainer", "together")
-def _(together: Any) -> Any:
+@step_mutant("blackswan.impl.trainer", "together", "own")
+def parallel_stops_alone(together: Any) -> Any:
+    """A worker with an error stops and the others wait for it."""
     del together
 
     @contextmanager
@@ -114,8 +131,10 @@ def _(together: Any) -> Any:
     return alone
 
 
-@step_mutant("parallel_moments_decay_before_the_stop", "blackswan.impl.trainer", "Trainer._mean")
-def _(mean: Any) -> Any:
+@step_mutant("blackswan.impl.trainer", "Trainer._mean", "own")
+def parallel_moments_decay_before_the_stop(mean: Any) -> Any:
+    """The first moment is decayed before the workers agree to step."""
+
     def wrong(trainer: Any) -> Any:
         trainer.optimiser.exp_avg.mul_(0.9)
         right = mean(trainer)
@@ -125,21 +144,24 @@ def _(mean: Any) -> Any:
     return wrong
 
 
-@step_mutant("parallel_drift_unnoticed", "blackswan.impl.trainer", "require_equal")
-def _(require_equal: Any) -> Any:
+@step_mutant("blackswan.impl.trainer", "require_equal", "own")
+def parallel_drift_unnoticed(require_equal: Any) -> Any:
+    """Weights are not compared over the workers."""
     del require_equal
     return lambda *_: None
 
 
-@step_mutant("parallel_hashes_the_first_chunk", "blackswan.impl.agreement", "fingerprint")
-def _(fingerprint: Any) -> Any:
+@step_mutant("blackswan.impl.agreement", "fingerprint", "own")
+def parallel_hashes_the_first_chunk(fingerprint: Any) -> Any:
+    """Of the weights that are compared over the workers the first chunk alone."""
     from blackswan.impl import agreement
 
     return lambda tensor: fingerprint(tensor.detach().flatten()[: agreement._CHUNK])
 
 
-@step_mutant("parallel_sums_the_first_chunk", "blackswan.impl.group", "DistributedGroup.sum")
-def _(summed: Any) -> Any:
+@step_mutant("blackswan.impl.group", "DistributedGroup.sum", "own")
+def parallel_sums_the_first_chunk(summed: Any) -> Any:
+    """Of the gradient the first chunk alone is summed over the workers."""
     import torch
 
     from blackswan.impl import group
@@ -151,29 +173,35 @@ def _(summed: Any) -> Any:
     return wrong
 
 
-@step_mutant("parallel_every_worker_takes_all", "blackswan.impl.fit", "shard")
-def _(shard: Any) -> Any:
+@step_mutant("blackswan.impl.fit", "shard", "own")
+def parallel_every_worker_takes_all(shard: Any) -> Any:
+    """Every worker trains on the whole batch, so that each sample counts twice."""
     del shard
     return lambda indices, *_: list(indices)
 
 
-@step_mutant("parallel_each_its_own_order", "blackswan.impl.fit", "epoch_order")
-def _(epoch_order: Any) -> Any:
+@step_mutant("blackswan.impl.fit", "epoch_order", "own")
+def parallel_each_its_own_order(epoch_order: Any) -> Any:
+    """Every worker shuffles for itself and takes its share of its own order."""
     return lambda count, seed, epoch: epoch_order(count, seed + os.getpid(), epoch)
 
 
-@step_mutant("parallel_each_its_own_start", "blackswan.impl.pipeline", "initial_trainable")
-def _(initial_trainable: Any) -> Any:
+@step_mutant("blackswan.impl.pipeline", "initial_trainable", "own")
+def parallel_each_its_own_start(initial_trainable: Any) -> Any:
+    """Initial weights depend on the worker."""
     return lambda config, adaptation, seed: initial_trainable(config, adaptation, seed + os.getpid())
 
 
-@step_mutant("parallel_first_alone_resumes", "blackswan.impl.fit", "_Run._continue_from")
-def _(continue_from: Any) -> Any:
+@step_mutant("blackswan.impl.fit", "_Run._continue_from", "own")
+def parallel_first_alone_resumes(continue_from: Any) -> Any:
+    """Rank 0 reads the state and nobody hands it to the others."""
     return lambda run, progress, tensors: continue_from(run, progress, tensors) if run.group.rank == 0 else None
 
 
-@step_mutant("parallel_resumes_without_moments", "blackswan.impl.fit", "_Run._continue_from")
-def _(continue_from: Any) -> Any:
+@step_mutant("blackswan.impl.fit", "_Run._continue_from", "own")
+def parallel_resumes_without_moments(continue_from: Any) -> Any:
+    """Weights and step are resumed, the moments are zero."""
+
     def wrong(run: Any, progress: Any, tensors: Any) -> None:
         continue_from(run, progress, tensors)
         run.trainer.optimiser.exp_avg.zero_()
@@ -182,11 +210,13 @@ def _(continue_from: Any) -> Any:
     return wrong
 
 
-@step_mutant("parallel_resume_repeats_a_batch", "blackswan.impl.fit", "_Run._continue_from")
-def _(continue_from: Any) -> Any:
+@step_mutant("blackswan.impl.fit", "_Run._continue_from", "own")
+def parallel_resume_repeats_a_batch(continue_from: Any) -> Any:
+    """The state is one batch behind, which is taken again."""
     return lambda run, progress, tensors: continue_from(run, replace(progress, position=max(0, progress.position - 1)), tensors)
 
 
-@step_mutant("parallel_resume_skips_the_epoch", "blackswan.impl.fit", "_Run._continue_from")
-def _(continue_from: Any) -> Any:
+@step_mutant("blackswan.impl.fit", "_Run._continue_from", "own")
+def parallel_resume_skips_the_epoch(continue_from: Any) -> Any:
+    """A resumed run goes on with the next epoch."""
     return lambda run, progress, tensors: continue_from(run, replace(progress, epoch=progress.epoch + 1, position=0), tensors)

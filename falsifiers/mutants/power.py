@@ -177,7 +177,7 @@ def attack(claim: Claim, dtype: str, subjects: Iterable[str | None], source: Sou
         due = name in must_catch(claim) and not (entry and dtype in entry.hidden_in)
         attacked, changed = _against(claim, name)
         # Such a mutant may write into its inputs; the cases are shared.
-        own = copy.deepcopy(drawn) if name in mutants.PROCEDURES else drawn
+        own = copy.deepcopy(drawn) if name in mutants.PROCEDURES or name in mutants.STEPS else drawn
         found = cell(RememberingAttack(changed, attacked, dtype, memory=memory, only_compared=True), own, name, due)
         yield replace(found, reason=ITSELF) if name in mutants.RULES and changed.rule == claim.rule else found
 

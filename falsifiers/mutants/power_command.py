@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     start = time.perf_counter()
     loaded = [claim for contract in contracts.load() for claim in contract.claims]
     claims = _selected("claim", {claim.id: claim for claim in loaded}, options.claim)
-    every = {**mutants.MUTANTS, **mutants.PROCEDURES, **mutants.RULES}
+    every = mutants.every()
     names = [entry.name for entry in _selected("mutant", every, options.mutant)]
     selected = bool(options.claim or options.mutant)
     tasks = power.first_tasks(claims, options.full or selected, options.mutant)

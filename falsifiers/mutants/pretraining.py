@@ -39,23 +39,28 @@ def _unweighted(made: Made) -> str:
     return result
 
 
-@mutant("pretrain_embedding_frozen")
-def _(correct: Composition) -> Composition:
+@mutant("pretrain_steps", "own")
+def pretrain_embedding_frozen(correct: Composition) -> Composition:
+    """The embedding is not trained."""
     return varied(correct, lambda _: _on("adamw_step", _frozen, lambda path: path.endswith(EMBEDDING)))
 
 
-@mutant("pretrain_norms_frozen")
-def _(correct: Composition) -> Composition:
+@mutant("pretrain_steps", "own")
+def pretrain_norms_frozen(correct: Composition) -> Composition:
+    """The weights of norms are not trained."""
     return varied(correct, lambda _: _on("adamw_step", _frozen, lambda path: path.endswith("norm.weight")))
 
 
-@mutant("pretrain_biases_frozen")
-def _(correct: Composition) -> Composition:
+@mutant("pretrain_steps", "own")
+def pretrain_biases_frozen(correct: Composition) -> Composition:
+    """The biases of queries, keys and values are not trained."""
     return varied(correct, lambda _: _on("adamw_step", _frozen, lambda path: path.endswith(".bias")))
 
 
-@mutant("pretrain_tied_head_updated_twice")
-def _(correct: Composition) -> Composition:
+@mutant("pretrain_steps", "own")
+def pretrain_tied_head_updated_twice(correct: Composition) -> Composition:
+    """A tied head takes a step of its own, on the matrix of the embedding."""
+
     def twice(made: Made) -> str:
         result, tape = made.run(), made.tape
         state = {name: tape.values[f"{made.path}.{name}"] for name in STATE}
@@ -70,8 +75,10 @@ def _(correct: Composition) -> Composition:
     return varied(correct, change_for)
 
 
-@mutant("pretrain_last_micro_batch_only")
-def _(correct: Composition) -> Composition:
+@mutant("pretrain_steps", "S7")
+def pretrain_last_micro_batch_only(correct: Composition) -> Composition:
+    """Only the last micro-batch's gradient counts."""
+
     def last(made: Made) -> str:
         result = made.run()
         made.tape.values[result] = made.tape.values[made.arguments["gradients"]][-1]
@@ -80,13 +87,16 @@ def _(correct: Composition) -> Composition:
     return varied(correct, lambda _: _on("average_gradients", last, lambda path: path.endswith(".gradient")))
 
 
-@mutant("pretrain_micro_batches_weighted_alike")
-def _(correct: Composition) -> Composition:
+@mutant("pretrain_steps", "P31")
+def pretrain_micro_batches_weighted_alike(correct: Composition) -> Composition:
+    """Micro-batches weighted alike that predict different numbers of tokens."""
     return varied(correct, lambda _: _on("average_gradients", _unweighted, _is_average))
 
 
-@mutant("pretrain_micro_batches_summed")
-def _(correct: Composition) -> Composition:
+@mutant("pretrain_steps", "P32")
+def pretrain_micro_batches_summed(correct: Composition) -> Composition:
+    """Gradients of micro-batches summed, not averaged."""
+
     def summed(made: Made) -> str:
         result = made.run()
         made.tape.values[result] = made.tape.values[made.arguments["gradients"]].sum(axis=0)
@@ -95,13 +105,16 @@ def _(correct: Composition) -> Composition:
     return varied(correct, lambda _: _on("average_gradients", summed, lambda path: path.endswith(".gradient")))
 
 
-@mutant("pretrain_validation_mean_of_batch_means")
-def _(correct: Composition) -> Composition:
+@mutant("pretrain_steps", "S12")
+def pretrain_validation_mean_of_batch_means(correct: Composition) -> Composition:
+    """Validation loss as mean of the means of unequal batches."""
     return varied(correct, lambda _: _on("average_gradients", _unweighted, lambda path: not _is_average(path)))
 
 
-@mutant("pretrain_validation_of_last_batch")
-def _(correct: Composition) -> Composition:
+@mutant("pretrain_steps", "own")
+def pretrain_validation_of_last_batch(correct: Composition) -> Composition:
+    """Validation loss of the last batch alone."""
+
     def last(made: Made) -> str:
         result = made.run()
         made.tape.values[result] = made.tape.values[made.arguments["gradients"]][-1]
@@ -110,16 +123,20 @@ def _(correct: Composition) -> Composition:
     return varied(correct, lambda _: _on("average_gradients", last, lambda path: not _is_average(path)))
 
 
-@mutant("pretrain_decays_vectors")
-def _(correct: Composition) -> Composition:
+@mutant("pretrain_steps", "own")
+def pretrain_decays_vectors(correct: Composition) -> Composition:
+    """Weight decay on norms and biases too."""
+
     def change_for(scalars: Scalars) -> Change:
         return _on("adamw_step", lambda made: made.run(weight_decay=scalars.get("weight_decay", 0.1)))
 
     return varied(correct, change_for)
 
 
-@mutant("pretrain_decays_seen_rows_only")
-def _(correct: Composition) -> Composition:
+@mutant("pretrain_steps", "own")
+def pretrain_decays_seen_rows_only(correct: Composition) -> Composition:
+    """Lazy AdamW: no weight decay where there never was a gradient."""
+
     def lazy(made: Made) -> str:
         before = made.tape.values[made.arguments["parameter"]]
         moments = (made.tape.values[made.arguments[name]] for name in ("gradient", "exp_avg"))
@@ -131,8 +148,10 @@ def _(correct: Composition) -> Composition:
     return varied(correct, lambda _: _on("adamw_step", lazy))
 
 
-@mutant("pretrain_clips_each_tensor")
-def _(correct: Composition) -> Composition:
+@mutant("pretrain_steps", "S4")
+def pretrain_clips_each_tensor(correct: Composition) -> Composition:
+    """Each tensor clipped by its own norm."""
+
     def change_for(scalars: Scalars) -> Change:
         shapes, limit = list(parameter_shapes(scalars).values()), scalars.get("max_norm", 1.0)
 
@@ -151,8 +170,10 @@ def _(correct: Composition) -> Composition:
     return varied(correct, change_for)
 
 
-@mutant("pretrain_reports_clipped_norm")
-def _(correct: Composition) -> Composition:
+@mutant("pretrain_steps", "own")
+def pretrain_reports_clipped_norm(correct: Composition) -> Composition:
+    """Gradient norm recorded after clipping."""
+
     def change_for(scalars: Scalars) -> Change:
         def after(made: Made) -> str:
             result, norm = made.run(), f"{made.path}.norm"
@@ -164,13 +185,16 @@ def _(correct: Composition) -> Composition:
     return varied(correct, change_for)
 
 
-@mutant("pretrain_step_count_stuck")
-def _(correct: Composition) -> Composition:
+@mutant("pretrain_steps", "P35")
+def pretrain_step_count_stuck(correct: Composition) -> Composition:
+    """Every step is corrected as the first."""
     return varied(correct, lambda _: _on("adamw_step", lambda made: made.run(step=1)))
 
 
-@mutant("pretrain_moments_shared")
-def _(correct: Composition) -> Composition:
+@mutant("pretrain_steps", "S6")
+def pretrain_moments_shared(correct: Composition) -> Composition:
+    """One pair of moments for the tensors of one name in all layers."""
+
     def change_for(scalars: Scalars) -> Change:
         del scalars
         written: dict[str, dict[str, Array]] = {}

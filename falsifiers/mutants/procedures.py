@@ -12,8 +12,8 @@ from blackswan.contracts.model import Rule
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.mutants.changes import in_bfloat16
 from blackswan.falsifiers.mutants.registry import procedure_mutant, rule_mutant
-from blackswan.falsifiers.mutants.wrapped import Outputs, Wrapped
 from blackswan.falsifiers.subjects.protocol import Subject
+from blackswan.falsifiers.subjects.wrapped import Outputs, Wrapped
 from blackswan.reference.table import Arrays, Scalars
 
 LAYER = "parameters/model.layers."
@@ -49,8 +49,9 @@ class _Accepting(Wrapped):
             return self._instead(self.inner, scalars, error)
 
 
-@procedure_mutant("checkpoint_biases_dropped")
-def _(inner: Subject) -> Subject:
+@procedure_mutant("S1", "P4", of="load_checkpoint")
+def checkpoint_biases_dropped(inner: Subject) -> Subject:
+    """Bias tensors of the file arrive as zeros."""
     return _Changed(
         inner,
         "load_checkpoint",
@@ -58,8 +59,9 @@ def _(inner: Subject) -> Subject:
     )
 
 
-@procedure_mutant("checkpoint_layers_swapped")
-def _(inner: Subject) -> Subject:
+@procedure_mutant("S29", of="load_checkpoint")
+def checkpoint_layers_swapped(inner: Subject) -> Subject:
+    """Tensors of the first two layers change places."""
     other = {f"{LAYER}0.": f"{LAYER}1.", f"{LAYER}1.": f"{LAYER}0."}
 
     def source(name: str) -> str:
@@ -69,20 +71,23 @@ def _(inner: Subject) -> Subject:
     return _Changed(inner, "load_checkpoint", lambda outputs: {name: outputs[source(name)] for name in outputs})
 
 
-@procedure_mutant("checkpoint_rounded_to_bfloat16")
-def _(inner: Subject) -> Subject:
+@procedure_mutant("own", of="load_checkpoint")
+def checkpoint_rounded_to_bfloat16(inner: Subject) -> Subject:
+    """A float32 file arrives rounded to bfloat16."""
     return _Changed(inner, "load_checkpoint", lambda outputs: {name: in_bfloat16(value) for name, value in outputs.items()})
 
 
-@procedure_mutant("checkpoint_damage_ignored")
-def _(inner: Subject) -> Subject:
+@procedure_mutant("own", of="load_checkpoint")
+def checkpoint_damage_ignored(inner: Subject) -> Subject:
+    """A folder that cannot be read gives the tensors of another one."""
     return _Accepting(
         inner, "load_checkpoint", lambda subject, *_: subject.run("load_checkpoint", {}, {"path": str(CHECKPOINT)}, "float32")
     )
 
 
-@procedure_mutant("tokenizer_falls_back_to_bytes")
-def _(inner: Subject) -> Subject:
+@procedure_mutant("own", of="load_tokenizer")
+def tokenizer_falls_back_to_bytes(inner: Subject) -> Subject:
+    """Bytes instead of a tokenizer that is missing or broken."""
     return _Accepting(inner, "load_tokenizer", lambda *_: {"vocab": np.asarray(256)})
 
 
@@ -98,8 +103,10 @@ def _labels(path: Path) -> list[Any]:
     return found
 
 
-@procedure_mutant("corpus_bad_line_skipped")
-def _(inner: Subject) -> Subject:
+@procedure_mutant("own", of="load_corpus")
+def corpus_bad_line_skipped(inner: Subject) -> Subject:
+    """A line that cannot be used is left out in silence."""
+
     def good(_: Subject, scalars: Scalars, error: Exception) -> Outputs:
         if isinstance(error, FileNotFoundError):
             raise error
@@ -109,8 +116,10 @@ def _(inner: Subject) -> Subject:
     return _Accepting(inner, "load_corpus", good)
 
 
-@procedure_mutant("corpus_label_clamped")
-def _(inner: Subject) -> Subject:
+@procedure_mutant("own", of="load_corpus")
+def corpus_label_clamped(inner: Subject) -> Subject:
+    """A label out of range becomes the nearest class."""
+
     def clamped(_: Subject, scalars: Scalars, error: Exception) -> Outputs:
         labels = [] if isinstance(error, FileNotFoundError) else _labels(Path(scalars["path"]))
         if not labels or not all(type(label) is int for label in labels):
@@ -120,16 +129,19 @@ def _(inner: Subject) -> Subject:
     return _Accepting(inner, "load_corpus", clamped)
 
 
-@procedure_mutant("corpus_line_not_named")
-def _(inner: Subject) -> Subject:
+@procedure_mutant("own", of="load_corpus")
+def corpus_line_not_named(inner: Subject) -> Subject:
+    """The refusal names the file and not the line."""
+
     def vague(_: Subject, scalars: Scalars, error: Exception) -> Outputs:
         raise ValueError(f"{scalars['path']}: not a corpus") from error
 
     return _Accepting(inner, "load_corpus", vague)
 
 
-@procedure_mutant("device_falls_back_in_silence")
-def _(inner: Subject) -> Subject:
+@procedure_mutant("S26", of="resolve_device")
+def device_falls_back_in_silence(inner: Subject) -> Subject:
+    """The CPU instead of a device that is not there or has no such name."""
     return _Accepting(inner, "resolve_device", lambda *_: {"index": np.asarray(0)})
 
 
@@ -152,18 +164,22 @@ class _Unsteady(Wrapped):
         return outputs
 
 
-@procedure_mutant("forward_not_deterministic")
-def _(inner: Subject) -> Subject:
+@procedure_mutant("own", of="decoder_forward")
+def forward_not_deterministic(inner: Subject) -> Subject:
+    """Every second forward pass differs in the last place of one logit."""
     return _Unsteady(inner, "decoder_forward", "logits")
 
 
-@procedure_mutant("training_not_deterministic")
-def _(inner: Subject) -> Subject:
+@procedure_mutant("own", of="train_steps")
+def training_not_deterministic(inner: Subject) -> Subject:
+    """Every second training run differs in the last place of one loss."""
     return _Unsteady(inner, "train_steps", "losses")
 
 
-@procedure_mutant("evaluation_trains")
-def _(inner: Subject) -> Subject:
+@procedure_mutant("S13", of="decoder_forward")
+def evaluation_trains(inner: Subject) -> Subject:
+    """A forward pass writes into a parameter of its caller."""
+
     class Writing(Wrapped):
         def run(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str) -> Outputs:
             """The outputs; a parameter of the caller is another one afterwards."""
@@ -175,8 +191,10 @@ def _(inner: Subject) -> Subject:
     return Writing(inner)
 
 
-@procedure_mutant("defaults_of_the_ancestor")
-def _(inner: Subject) -> Subject:
+@procedure_mutant("S31")
+def defaults_of_the_ancestor(inner: Subject) -> Subject:
+    """Rank 16 with alpha 16, rate 1e-4 and batches of 32, whatever the model."""
+
     class Ancestral(Wrapped):
         def default_configurations(self, model_params: float) -> list[dict[str, Any]]:
             """The general defaults, for a model of any size."""
@@ -186,19 +204,24 @@ def _(inner: Subject) -> Subject:
     return Ancestral(inner)
 
 
-@rule_mutant("rule_never_reports")
-def _(rule: Rule) -> Rule:
+@rule_mutant("own")
+def rule_never_reports(rule: Rule) -> Rule:
+    """A rule that holds for everything."""
     return replace(rule, require="true")
 
 
-@rule_mutant("rule_always_reports")
-def _(rule: Rule) -> Rule:
+@rule_mutant("own")
+def rule_always_reports(rule: Rule) -> Rule:
+    """A rule that holds for nothing."""
     return replace(rule, when="true", require="false", recommend={})
 
 
-@rule_mutant("rule_recommends_what_is_there")
-def _(rule: Rule) -> Rule:
-    """Advice on a field that the rule does not ask about by name stays: the field may not be there."""
+@rule_mutant("S18")
+def rule_recommends_what_is_there(rule: Rule) -> Rule:
+    """Advice that does not heal.
+
+    Advice on a field that the rule does not ask about by name stays: the field may not be there.
+    """
     asked = rule.when + rule.require
     recommend: Mapping[str, str] = {name: name if name in asked else advice for name, advice in rule.recommend.items()}
     return replace(rule, recommend=recommend)

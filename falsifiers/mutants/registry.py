@@ -1,19 +1,24 @@
-"""The registry of mutants: a wrong operation, procedure or rule for each name of contracts/mutants.yaml."""
+"""The registry of mutants: decorators that enter a wrong operation, step or rule under its function's name, with its pedigree and one line.
 
-import difflib
-from collections.abc import Callable
+A pedigree names numbered defects of README.md, or `own`. `contracts/mutants.json` is the catalogue made from here (`python -m falsifiers
+catalogue`), by which contracts are linted without importing this package.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeVar
 
-from blackswan import contracts
 from blackswan.contracts.model import Rule
+from blackswan.falsifiers.subjects import patching
 from blackswan.falsifiers.subjects.protocol import Subject
 from blackswan.reference import COMPOSITIONS, TABLE
 from blackswan.reference.table import Composition, Operation, Table
 
 Entry = Operation | Composition
-M = TypeVar("M", bound=Callable[[Any], Entry])
+Change = Callable[[Any], Any]
+M = TypeVar("M", bound=Change)
 P = TypeVar("P", bound=Callable[[Subject], Subject])
 R = TypeVar("R", bound=Callable[[Rule], Rule])
 
@@ -26,12 +31,13 @@ class Mutant:
     operation: str
     pedigree: tuple[str, ...]
     doc: str
-    make: Callable[[Any], Entry]
+    make: Change
     hidden_in: tuple[str, ...] = ()
 
     def entry(self) -> Entry:
         """The wrong operation, with the signature of the correct one."""
-        return self.make(correct(self.operation))
+        made: Entry = self.make(correct(self.operation))
+        return made
 
     def build(self) -> Table:
         """The reference's table with the wrong operation in it; a composition stands there under its own name."""
@@ -39,8 +45,20 @@ class Mutant:
 
 
 @dataclass(frozen=True)
+class StepMutant:
+    """One function, method or constant of a module changed while the subject runs; `attribute` may be dotted: `Trainer.train_batch`."""
+
+    name: str
+    module: str
+    attribute: str
+    pedigree: tuple[str, ...]
+    doc: str
+    change: Change
+
+
+@dataclass(frozen=True)
 class ProcedureMutant:
-    """A subject with one procedure changed; `make` wraps the correct subject. No operation: its settings are what is wrong."""
+    """A subject with one procedure changed; `make` wraps the correct subject."""
 
     name: str
     operation: str | None
@@ -60,6 +78,7 @@ class RuleMutant:
 
 
 MUTANTS: dict[str, Mutant] = {}
+STEPS: dict[str, StepMutant] = {}
 PROCEDURES: dict[str, ProcedureMutant] = {}
 RULES: dict[str, RuleMutant] = {}
 
@@ -69,52 +88,82 @@ def correct(operation: str) -> Entry:
     return TABLE[operation] if operation in TABLE else COMPOSITIONS[operation]
 
 
-@cache
-def _catalogue() -> dict[str, contracts.model.Mutant]:
-    return contracts.load_mutants()
+def every() -> dict[str, Mutant | StepMutant | ProcedureMutant | RuleMutant]:
+    """All mutants by name, in the order of registration within each sort."""
+    return {**MUTANTS, **STEPS, **PROCEDURES, **RULES}
 
 
-def _entry(name: str) -> contracts.model.Mutant:
-    """The catalogue's entry for a name that is not taken yet; KeyError where there is none or it is."""
-    catalogue = _catalogue()
-    if name not in catalogue:
-        near = difflib.get_close_matches(name, catalogue, n=1)
-        raise KeyError(f"contracts/mutants.yaml has no mutant {name!r}" + (f"; the nearest name is {near[0]!r}" if near else ""))
-    if name in MUTANTS or name in PROCEDURES or name in RULES:
-        raise KeyError(f"two functions are registered as the mutant {name!r}")
-    return catalogue[name]
+def _said(function: Any, name: str | None, doc: str | None) -> tuple[str, str]:
+    """Name and line of a mutant. ValueError where it has no line, or another mutant has its name."""
+    name = name or str(function.__name__)
+    doc = doc or (inspect.getdoc(function) or "").split("\n\n")[0]
+    if not doc:
+        raise ValueError(f"mutant {name}: needs a docstring that says what is wrong with it")
+    if name in every():
+        raise ValueError(f"two mutants are called {name}")
+    return name, doc
 
 
-def mutant(name: str) -> Callable[[M], M]:
-    """Registers a function from the correct operation to the wrong one under a name of the catalogue; KeyError where it has none such."""
-    entry = _entry(name)
+def mutant(
+    operation: str, *pedigree: str, hidden_in: tuple[str, ...] = (), name: str | None = None, doc: str | None = None
+) -> Callable[[M], M]:
+    """Enters a function from the correct operation to a wrong one."""
 
     def register(make: M) -> M:
-        if entry.operation is None:
-            raise KeyError(f"contracts/mutants.yaml gives {name!r} no operation")
-        MUTANTS[name] = Mutant(name, entry.operation, entry.pedigree, entry.doc, make, entry.hidden_in)
+        called, said = _said(make, name, doc)
+        MUTANTS[called] = Mutant(called, operation, pedigree, said, make, hidden_in)
         return make
 
     return register
 
 
-def procedure_mutant(name: str) -> Callable[[P], P]:
-    """Registers a function from the correct subject to the wrong one; KeyError as above."""
-    entry = _entry(name)
+def step_mutant(module: str, attribute: str, *pedigree: str, name: str | None = None, doc: str | None = None) -> Callable[[M], M]:
+    """Enters a function from one step of a program (a function, method or constant) to the wrong one."""
+
+    def register(change: M) -> M:
+        called, said = _said(change, name, doc)
+        STEPS[called] = StepMutant(called, module, attribute, pedigree, said, change)
+        return change
+
+    return register
+
+
+def named_step(name: str, pedigree: str, doc: str, change: Change, module: str, attribute: str) -> None:
+    """Enters a change that is an expression, as `step_mutant` does a function."""
+    step_mutant(module, attribute, *pedigree.split(", "), name=name, doc=doc)(change)
+
+
+def procedure_mutant(*pedigree: str, of: str | None = None, name: str | None = None, doc: str | None = None) -> Callable[[P], P]:
+    """Enters a function from the correct subject to a wrong one."""
 
     def register(make: P) -> P:
-        PROCEDURES[name] = ProcedureMutant(name, entry.operation, entry.pedigree, entry.doc, make)
+        called, said = _said(make, name, doc)
+        PROCEDURES[called] = ProcedureMutant(called, of, pedigree, said, make)
         return make
 
     return register
 
 
-def rule_mutant(name: str) -> Callable[[R], R]:
-    """Registers a function from a rule to a wrong one; KeyError as above."""
-    entry = _entry(name)
+def rule_mutant(*pedigree: str, name: str | None = None, doc: str | None = None) -> Callable[[R], R]:
+    """Enters a function from a hyperparameter rule to a wrong one."""
 
     def register(make: R) -> R:
-        RULES[name] = RuleMutant(name, entry.pedigree, entry.doc, make)
+        called, said = _said(make, name, doc)
+        RULES[called] = RuleMutant(called, pedigree, said, make)
         return make
 
     return register
+
+
+@contextmanager
+def applied(name: str | None) -> Iterator[None]:
+    """The step of that mutant is the wrong one inside the block; None changes nothing.
+
+    Raises an AttributeError where the program has no such step (any more).
+    """
+    if name is None:
+        yield
+        return
+    step = STEPS[name]
+    with patching.changed(step.module, step.attribute, step.change, f"{__name__}:{name}"):
+        yield

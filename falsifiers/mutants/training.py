@@ -51,8 +51,10 @@ def _is_gradient(made: Made) -> bool:
     return made.operation == "average_gradients" and made.path.endswith(".gradient")
 
 
-@mutant("train_averages_by_learning_rate")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "S3")
+def train_averages_by_learning_rate(correct: Composition) -> Composition:
+    """Gradients summed over samples and lr divided by the batch, which AdamW does not undo."""
+
     def change_for(scalars: Scalars) -> Change:
         def summed(made: Made) -> str:
             if made.operation == "adamw_step":
@@ -67,8 +69,10 @@ def _(correct: Composition) -> Composition:
     return varied(correct, change_for)
 
 
-@mutant("train_clips_before_averaging")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "S4")
+def train_clips_before_averaging(correct: Composition) -> Composition:
+    """Micro-batch gradients clipped before they are averaged."""
+
     def change_for(scalars: Scalars) -> Change:
         limit = scalars.get("max_norm", 1.0)
 
@@ -96,13 +100,16 @@ def _frozen(made: Made, still: Array) -> str:
     return result
 
 
-@mutant("train_steps_head_only")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "S5", "P25")
+def train_steps_head_only(correct: Composition) -> Composition:
+    """LoRA never moves."""
     return varied(correct, lambda scalars: _on("adamw_step", lambda made: _frozen(made, _marks(scalars, lambda name: ".lora_" in name))))
 
 
-@mutant("train_lora_skipped_with_nf4")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "S25")
+def train_lora_skipped_with_nf4(correct: Composition) -> Composition:
+    """NF4 asked for, LoRA is skipped by the optimiser."""
+
     def change_for(scalars: Scalars) -> Change:
         lora = _marks(scalars, lambda name: ".lora_" in name)
         return _on("adamw_step", lambda made: _frozen(made, lora) if scalars.get("nf4", False) else made.run())
@@ -110,20 +117,24 @@ def _(correct: Composition) -> Composition:
     return varied(correct, change_for)
 
 
-@mutant("train_tail_skipped")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "S17")
+def train_tail_skipped(correct: Composition) -> Composition:
+    """Flat gradient too short: the head bias is not trained."""
     return varied(
         correct, lambda scalars: _on("adamw_step", lambda made: _frozen(made, _marks(scalars, lambda name: name == "score.bias")))
     )
 
 
-@mutant("train_lora_a_frozen")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "P25")
+def train_lora_a_frozen(correct: Composition) -> Composition:
+    """Only B and the head move."""
     return varied(correct, lambda scalars: _on("adamw_step", lambda made: _frozen(made, _marks(scalars, lambda name: ".lora_A." in name))))
 
 
-@mutant("train_shared_workspace")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "S6")
+def train_shared_workspace(correct: Composition) -> Composition:
+    """Every layer updated with the last layer's gradient."""
+
     def change_for(scalars: Scalars) -> Change:
         names, shapes = list(_shapes(scalars)), list(_shapes(scalars).values())
 
@@ -140,8 +151,10 @@ def _(correct: Composition) -> Composition:
     return varied(correct, change_for)
 
 
-@mutant("train_last_micro_batch_only")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "S7")
+def train_last_micro_batch_only(correct: Composition) -> Composition:
+    """Only the last micro-batch counts."""
+
     def last(made: Made) -> str:
         result = made.run()
         if _is_gradient(made):
@@ -165,8 +178,10 @@ def _model_inputs(tape: Tape, scalars: Scalars) -> dict[str, Array]:
     return {name: value for name, value in tape.values.items() if name in names}
 
 
-@mutant("train_steps_per_micro_batch")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "P33")
+def train_steps_per_micro_batch(correct: Composition) -> Composition:
+    """The optimiser steps once a micro-batch."""
+
     def change_for(scalars: Scalars) -> Change:
         shapes, batch, micro = _shapes(scalars), scalars["batch"], scalars["micro"]
 
@@ -192,8 +207,10 @@ def _(correct: Composition) -> Composition:
     return varied(correct, change_for)
 
 
-@mutant("train_schedule_per_micro_batch")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "P40")
+def train_schedule_per_micro_batch(correct: Composition) -> Composition:
+    """The schedule advances once a micro-batch."""
+
     def change_for(scalars: Scalars) -> Change:
         def hurried(made: Made) -> str:
             result = made.run()
@@ -206,18 +223,22 @@ def _(correct: Composition) -> Composition:
     return varied(correct, change_for)
 
 
-@mutant("train_without_clipping")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "P37", "S24")
+def train_without_clipping(correct: Composition) -> Composition:
+    """Clipping left out."""
     return varied(correct, lambda _: _on("clip_by_global_norm", lambda made: made.run(max_norm=math.inf)))
 
 
-@mutant("train_max_norm_hard_coded")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "own")
+def train_max_norm_hard_coded(correct: Composition) -> Composition:
+    """Clipped to 1 whatever the config says."""
     return varied(correct, lambda _: _on("clip_by_global_norm", lambda made: made.run(max_norm=1.0)))
 
 
-@mutant("train_gradients_not_zeroed")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "own")
+def train_gradients_not_zeroed(correct: Composition) -> Composition:
+    """The clipped gradient of the step before is still there."""
+
     def kept(made: Made) -> str:
         result = made.run()
         if _is_gradient(made) and _step(made):
@@ -228,8 +249,10 @@ def _(correct: Composition) -> Composition:
     return varied(correct, lambda _: kept)
 
 
-@mutant("train_lora_b_premultiplied")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "S14")
+def train_lora_b_premultiplied(correct: Composition) -> Composition:
+    """B stored times alpha/rank and optimised so."""
+
     def build(tape: Tape, scalars: Scalars) -> None:
         scale = scalars["alpha"] / scalars["rank"]
         factors = [name for name in trainable_names(scalars) if ".lora_B." in name]
@@ -241,8 +264,10 @@ def _(correct: Composition) -> Composition:
     return Composition(build, correct.differentiable)
 
 
-@mutant("train_moves_base_weights")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "S15")
+def train_moves_base_weights(correct: Composition) -> Composition:
+    """Norm weights trained as well."""
+
     def change_for(scalars: Scalars) -> Change:
         norms = {name: shape for name, shape in parameter_shapes(scalars).items() if name.endswith("norm.weight")}
         moments: dict[str, Array] = {}
@@ -272,8 +297,10 @@ def _(correct: Composition) -> Composition:
     return Composition(build, correct.differentiable)
 
 
-@mutant("train_tiny_moments_blow_up")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "own")
+def train_tiny_moments_blow_up(correct: Composition) -> Composition:
+    """Parameters whose moment is tiny beside the others move ten rates."""
+
     def thrown(made: Made) -> str:
         result = made.run()
         size = np.abs(made.tape.values[made.arguments["gradient"]])
@@ -284,8 +311,10 @@ def _(correct: Composition) -> Composition:
     return varied(correct, lambda _: _on("adamw_step", thrown))
 
 
-@mutant("train_decay_on_head_only")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "own")
+def train_decay_on_head_only(correct: Composition) -> Composition:
+    """Weight decay not applied to LoRA."""
+
     def change_for(scalars: Scalars) -> Change:
         def undecayed(made: Made) -> str:
             before = made.tape.values[made.arguments["parameter"]]
@@ -300,8 +329,10 @@ def _(correct: Composition) -> Composition:
     return varied(correct, change_for)
 
 
-@mutant("train_reports_clipped_norm")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "own")
+def train_reports_clipped_norm(correct: Composition) -> Composition:
+    """Gradient norm recorded after clipping."""
+
     def change_for(scalars: Scalars) -> Change:
         def after(made: Made) -> str:
             result = made.run()
@@ -314,18 +345,22 @@ def _(correct: Composition) -> Composition:
     return varied(correct, change_for)
 
 
-@mutant("train_step_count_stuck")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "P35")
+def train_step_count_stuck(correct: Composition) -> Composition:
+    """Every step is corrected as the first."""
     return varied(correct, lambda _: _on("adamw_step", lambda made: made.run(step=1)))
 
 
-@mutant("train_moments_reset")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "own")
+def train_moments_reset(correct: Composition) -> Composition:
+    """Every step starts from zero moments."""
     return varied(correct, lambda _: _on("adamw_step", lambda made: made.run(exp_avg="initial.exp_avg", exp_avg_sq="initial.exp_avg_sq")))
 
 
-@mutant("train_class_weights_dropped")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "own")
+def train_class_weights_dropped(correct: Composition) -> Composition:
+    """Class weights not passed on."""
+
     def build(tape: Tape, scalars: Scalars) -> None:
         tape.values.pop("class_weights", None)
         correct.build(tape, scalars)
@@ -333,8 +368,10 @@ def _(correct: Composition) -> Composition:
     return Composition(build, correct.differentiable)
 
 
-@mutant("train_reports_mean_of_micro_batch_losses")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "P31", "S12")
+def train_reports_mean_of_micro_batch_losses(correct: Composition) -> Composition:
+    """Loss of unequal micro-batches averaged without their sizes."""
+
     def unweighted(made: Made) -> str:
         result = made.run()
         if made.operation == "average_gradients" and not _is_gradient(made):
@@ -344,8 +381,10 @@ def _(correct: Composition) -> Composition:
     return varied(correct, lambda _: unweighted)
 
 
-@mutant("train_schedule_one_step_ahead")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "P41")
+def train_schedule_one_step_ahead(correct: Composition) -> Composition:
+    """Step t takes the rate of step t + 1."""
+
     def ahead(made: Made) -> str:
         result = made.run()
         rates = made.tape.values[result]
@@ -355,8 +394,10 @@ def _(correct: Composition) -> Composition:
     return varied(correct, lambda _: _on("learning_rate_schedule", ahead))
 
 
-@mutant("train_masters_low_precision")
-def _(correct: Composition) -> Composition:
+@mutant("train_steps", "P36")
+def train_masters_low_precision(correct: Composition) -> Composition:
+    """Trainable parameters kept in bfloat16."""
+
     def rounded(made: Made) -> str:
         result = made.run()
         made.tape.values[result] = in_bfloat16(made.tape.values[result])

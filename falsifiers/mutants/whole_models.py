@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from blackswan.falsifiers.mutants.patches import step_mutant
+from blackswan.falsifiers.mutants.registry import named_step, step_mutant
 
 Step = Callable[..., Any]
 
@@ -46,14 +46,44 @@ def _head_norms_swapped(body: Any) -> None:
         queries.weight, keys.weight = keys.weight, queries.weight
 
 
-step_mutant("whole_last_layer_without_biases", "blackswan.impl.decoder", "Body.__init__")(_after_building(_without_biases))
-step_mutant("whole_last_value_bias_dropped", "blackswan.impl.decoder", "Body.__init__")(_after_building(_last_value_bias_dropped))
-step_mutant("whole_first_mlp_everywhere", "blackswan.impl.decoder", "Body.__init__")(_after_building(_first_mlp_everywhere))
-step_mutant("whole_head_norms_swapped", "blackswan.impl.decoder", "Body.__init__")(_after_building(_head_norms_swapped))
+named_step(
+    "whole_last_layer_without_biases",
+    "S1, P4",
+    "The last layer's queries, keys and values without bias.",
+    _after_building(_without_biases),
+    "blackswan.impl.decoder",
+    "Body.__init__",
+)
+named_step(
+    "whole_last_value_bias_dropped",
+    "S1",
+    "One bias of the last layer is left out.",
+    _after_building(_last_value_bias_dropped),
+    "blackswan.impl.decoder",
+    "Body.__init__",
+)
+named_step(
+    "whole_first_mlp_everywhere",
+    "own",
+    "Every layer computes with the first one's feed-forward weights.",
+    _after_building(_first_mlp_everywhere),
+    "blackswan.impl.decoder",
+    "Body.__init__",
+)
+named_step(
+    "whole_head_norms_swapped",
+    "S16",
+    "The norm of the queries applied to the keys, and the other way round.",
+    _after_building(_head_norms_swapped),
+    "blackswan.impl.decoder",
+    "Body.__init__",
+)
 
 
-@step_mutant("whole_layers_in_reverse", "blackswan.impl.decoder", "Body.forward")
-def _(forward: Step) -> Step:
+@step_mutant("blackswan.impl.decoder", "Body.forward", "own")
+def whole_layers_in_reverse(forward: Step) -> Step:
+    """The last layer comes first."""
+
     def changed(self: Any, *arguments: Any, **options: Any) -> Any:
         before = self.layers
         self.layers = type(before)(list(before)[::-1])
@@ -65,8 +95,10 @@ def _(forward: Step) -> Step:
     return changed
 
 
-@step_mutant("whole_first_layer_detached", "blackswan.impl.decoder", "Layer.forward")
-def _(forward: Step) -> Step:
+@step_mutant("blackswan.impl.decoder", "Layer.forward", "S10")
+def whole_first_layer_detached(forward: Step) -> Step:
+    """No gradient reaches the first layer."""
+
     def changed(self: Any, *arguments: Any, **options: Any) -> Any:
         result = forward(self, *arguments, **options)
         return result.detach() if self.path == "model.layers.0" else result
@@ -74,8 +106,10 @@ def _(forward: Step) -> Step:
     return changed
 
 
-@step_mutant("whole_later_layers_unscaled", "blackswan.impl.projection", "Projection.attach")
-def _(attach: Step) -> Step:
+@step_mutant("blackswan.impl.projection", "Projection.attach", "own")
+def whole_later_layers_unscaled(attach: Step) -> Step:
+    """Updates are scaled by alpha / rank in the first layer only."""
+
     def changed(self: Any, lora_a: Any, lora_b: Any, alpha: float) -> None:
         attach(self, lora_a, lora_b, alpha if ".layers.0." in self.path else float(len(lora_a)))
 
@@ -94,11 +128,21 @@ def _quantising(where: Callable[[str], bool]) -> Callable[[Step], Step]:
     return make
 
 
-step_mutant("whole_first_layer_unquantised", "blackswan.impl.decoder", "Layer.__init__")(
-    _quantising(lambda path: not path.endswith(".layers.0"))
+named_step(
+    "whole_first_layer_unquantised",
+    "S27",
+    "With NF4 the first layer computes with plain weights.",
+    _quantising(lambda path: not path.endswith(".layers.0")),
+    "blackswan.impl.decoder",
+    "Layer.__init__",
 )
-step_mutant("whole_first_layer_alone_quantised", "blackswan.impl.decoder", "Layer.__init__")(
-    _quantising(lambda path: path.endswith(".layers.0"))
+named_step(
+    "whole_first_layer_alone_quantised",
+    "S27",
+    "With NF4 the layers after the first compute with plain weights.",
+    _quantising(lambda path: path.endswith(".layers.0")),
+    "blackswan.impl.decoder",
+    "Layer.__init__",
 )
 
 
@@ -115,4 +159,11 @@ def rounded_attention_scaled(by: float) -> Callable[[Step], Step]:
     return make
 
 
-step_mutant("whole_rounded_attention_scaled", "blackswan.impl.decoder", "call")(rounded_attention_scaled(0.9))
+named_step(
+    "whole_rounded_attention_scaled",
+    "own",
+    "Attention is 0.9 of what it is, in every dtype but float64.",
+    rounded_attention_scaled(0.9),
+    "blackswan.impl.decoder",
+    "call",
+)

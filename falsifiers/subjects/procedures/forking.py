@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from blackswan.falsifiers.mutants.patches import applied
+from blackswan.falsifiers.subjects.patching import replanted
 from blackswan.falsifiers.subjects.procedures.workers import RUN_SECONDS, Outcome, Run
 from blackswan.impl.group import ALONE, connected
 
@@ -85,7 +85,7 @@ def _outcome(run: Run, rank: int, folder: str) -> Outcome:
     try:
         module, _, name = run.function.partition(":")
         function = getattr(import_module(module), name)
-        with applied(run.mutant):
+        with replanted(run.mutant):
             if run.size == 1:
                 return Outcome(function(ALONE, own, run.scalars))
             # gloo on the host where there is no GPU for each rank: NCCL refuses two ranks on one

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from blackswan.falsifiers.subjects.patching import planted
 from blackswan.falsifiers.subjects.procedures.workers import WORKERS, Run
 from blackswan.impl import agreement
 from blackswan.impl import group as groups
@@ -33,7 +34,7 @@ def train_in_parallel(scalars: Scalars, device: torch.device) -> dict[str, Array
     `chunk` is the number of elements that the ranks sum or hash at a time, the subject's own without it. `fault` may damage one rank at one
     step: see FAULTS. `before/…` and `after/…` are then the state around the step that failed.
     """
-    run = Run(f"{__name__}:train", scalars["workers"], scalars, str(device), scalars.get("mutant"))
+    run = Run(f"{__name__}:train", scalars["workers"], scalars, str(device), planted())
     return _joined(run)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from blackswan.falsifiers.subjects.patching import planted
 from blackswan.falsifiers.subjects.procedures.workers import WORKERS, Run
 from blackswan.impl.config import ClassifyConfig, DecoderConfig
 from blackswan.impl.fit import fit
@@ -32,7 +33,7 @@ def run_in_parallel(scalars: Scalars, device: torch.device) -> dict[str, Array]:
     By rank: `errors`, what ended it; `rank0/consumed` [samples, 2], the step (from 0) and the number of each sample that it fetched to
     train on, in order, before it was killed too; `rank0/…` what it holds at the end.
     """
-    outcomes = WORKERS.run(Run(f"{__name__}:run", scalars["workers"], scalars, str(device), scalars.get("mutant")))
+    outcomes = WORKERS.run(Run(f"{__name__}:run", scalars["workers"], scalars, str(device), planted()))
     found = {f"rank{rank}/{name}": value for rank, outcome in enumerate(outcomes) for name, value in outcome.arrays.items()}
     for rank in range(len(outcomes)):
         path = _log(scalars, rank)

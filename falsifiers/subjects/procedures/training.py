@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from blackswan.falsifiers.subjects.patching import planted
 from blackswan.falsifiers.subjects.procedures.kill_points import KillPoints, file_events
 from blackswan.falsifiers.subjects.procedures.workers import WORKERS, Outcome, Run
 from blackswan.impl import dispatch
@@ -49,7 +50,7 @@ def fit_run_killed(scalars: Scalars, device: torch.device) -> Arrays:
         folder, killed = Path(parent) / "run", 0
         for kill in (*scalars["kills"], None):
             request = {**scalars, "folder": str(folder), "kill": kill, "resume": (folder / "run.json").exists()}
-            outcome = WORKERS.run(Run(f"{__name__}:process", 1, request, str(device), scalars.get("mutant")))[0]
+            outcome = WORKERS.run(Run(f"{__name__}:process", 1, request, str(device), planted()))[0]
             killed += outcome.signal == signal.SIGKILL
             if outcome.signal != signal.SIGKILL and (kill is None or outcome.error):
                 break

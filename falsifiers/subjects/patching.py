@@ -1,0 +1,46 @@
+"""One step of a program changed while a subject runs, in this process and in those that the subject starts."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+_planted: list[str] = []
+
+
+def planted() -> str | None:
+    """What `replanted` makes of this, in another process, is the change that holds now; None where there is none."""
+    return _planted[-1] if _planted else None
+
+
+@contextmanager
+def changed(module: str, attribute: str, change: Callable[[Any], Any], reference: str) -> Iterator[None]:
+    """Inside the block the module's attribute, which may be dotted, is what `change` makes of it.
+
+    `reference` is `module:name`, where `module.applied(name)` makes the same change in another process. Raises an AttributeError where the
+    module has no such attribute.
+    """
+    *owners, last = attribute.split(".")
+    owner: Any = import_module(module)
+    for part in owners:
+        owner = getattr(owner, part)
+    getattr(owner, last)
+    before = vars(owner)[last]
+    setattr(owner, last, change(before))
+    _planted.append(reference)
+    try:
+        yield
+    finally:
+        _planted.pop()
+        setattr(owner, last, before)
+
+
+@contextmanager
+def replanted(reference: str | None) -> Iterator[None]:
+    """The change of that reference inside the block; None changes nothing."""
+    if reference is None:
+        yield
+        return
+    module, _, name = reference.partition(":")
+    with import_module(module).applied(name):
+        yield
