@@ -16,7 +16,7 @@ from blackswan.impl.checkpoint import Checkpoint, load_checkpoint
 from blackswan.impl.classifier import Adaptation, Classifier, initial_trainable
 from blackswan.impl.config import ClassifyConfig, DecoderConfig, target_modules
 from blackswan.impl.decoder import random_tensors
-from blackswan.impl.merge import load_merged, merge_adapter, save_merged
+from blackswan.impl.merge import load_merged, save_merged
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 FAMILIES = {
@@ -200,25 +200,6 @@ def test_a_merged_checkpoint_brings_the_tokenizer_and_the_special_tokens(tmp_pat
         save_merged(tmp_path / "merged", base, Adapter(LAST, trained(base.config)))
 
 
-def test_a_merged_checkpoint_without_its_head_is_refused(tmp_path: Path) -> None:
-    base = base_of("qwen2")
-    save_merged(tmp_path / "merged", base, Adapter(LAST, trained(base.config)))
-    (tmp_path / "merged" / "head.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"head\.safetensors"):
-        load_merged(tmp_path / "merged")
-
-
-def test_what_training_quantised_in_bfloat16_is_merged_so() -> None:
-    """The codes of a weight depend on the dtype that it had when it was quantised."""
-    base = base_of("qwen2")
-    adapter = Adapter(Adaptation(5, 4, 10.0, "q_v", "last", nf4=True), trained(base.config))
-    narrow = Checkpoint(base.config, {name: tensor.bfloat16().float() for name, tensor in base.tensors.items()})
-    name = "model.layers.0.mlp.up_proj.weight"
-    wanted = merge_adapter(narrow, adapter, nf4=True)[name]
-    assert torch.equal(merge_adapter(base, adapter, nf4=True, quantized_as=torch.bfloat16)[name], wanted)
-    assert not torch.equal(merge_adapter(base, adapter, nf4=True)[name], wanted)
-
-
 def test_a_save_replaces_an_adapter_and_nothing_else(tmp_path: Path) -> None:
     config = FAMILIES["qwen2"]
     first, second = trained(config, seed=1), trained(config, seed=2)
@@ -233,22 +214,6 @@ def test_a_save_replaces_an_adapter_and_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="is no adapter"):
         save_adapter(tmp_path / "documents", config, LAST, first, base=None, extra={})
     assert (tmp_path / "documents" / "thesis.txt").read_text() == "years of work"
-
-
-@pytest.mark.parametrize("failing", ["_flush", "_put"])
-def test_a_failing_save_leaves_the_old_adapter(failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config, first = FAMILIES["qwen2"], trained(FAMILIES["qwen2"])
-    save_adapter(tmp_path / "best", config, LAST, first, base=None, extra={})
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(folders, failing, full)
-    with pytest.raises(OSError, match="No space left"):
-        save_adapter(tmp_path / "best", config, LAST, trained(config, seed=1), base=None, extra={})
-    found = load_adapter(tmp_path / "best", config).trainable
-    assert all(torch.equal(found[name], tensor) for name, tensor in first.items())
-    assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 
 def test_folders_are_replaced_where_names_cannot_be_exchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,13 +249,6 @@ def test_damaged_settings_are_refused(key: str, value: str | None, tmp_path: Pat
     (path / "blackswan.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match=f"blackswan.json: .*{key}"):
         load_adapter(path, config)
-
-
-def test_the_base_is_named_where_it_is_another_one(tmp_path: Path) -> None:
-    config = FAMILIES["qwen2"]
-    save_adapter(tmp_path / "best", config, LAST, trained(config), base=None, extra={})
-    with pytest.raises(ValueError, match="family 'qwen2', this one has 'llama'"):
-        load_adapter(tmp_path / "best", FAMILIES["llama"])
 
 
 def test_a_pickled_adapter_is_pointed_out(tmp_path: Path) -> None:

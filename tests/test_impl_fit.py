@@ -5,8 +5,6 @@ import math
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +14,8 @@ import pytest
 import torch
 
 from blackswan.impl import dispatch, training_state
-from blackswan.impl.adapter import load_adapter
 from blackswan.impl.config import ClassifyConfig, DecoderConfig
-from blackswan.impl.evaluation import evaluate
-from blackswan.impl.fit import EpochRecord, FitResult, StepRecord, fit, total_steps
+from blackswan.impl.fit import EpochRecord, FitResult, StepRecord, fit
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.samples import Samples
 from blackswan.impl.trainer import Batch, BatchResult, Trainer
@@ -93,21 +89,6 @@ def assert_same(one: State, other: State) -> None:
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
-def test_records_count_every_sample_once_an_epoch_and_follow_the_schedule(tmp_path: Path) -> None:
-    watch = Watch()
-    result = run(tmp_path / "run", watch, schedule="linear", warmup_fraction=0.25)
-    assert total_steps(CONFIG, 10) == result.steps == len(watch.steps) == 9
-    assert [(record.epoch, record.samples) for record in watch.steps] == [(epoch, count) for epoch in (1, 2, 3) for count in (4, 4, 2)]
-    assert [record.learning_rate for record in watch.steps][:4] == [0.0, 0.01, 0.02, 0.03]
-    assert tuple(watch.epochs) == result.epochs
-    for epoch in watch.epochs:
-        mean = sum(record.loss * record.samples for record in watch.steps if record.epoch == epoch.epoch) / 10
-        assert math.isclose(epoch.train_loss, mean, rel_tol=1e-12)
-    losses = [record.validation_loss or math.inf for record in watch.epochs]
-    assert result.best_validation_loss == min(losses)
-    assert result.best_epoch == losses.index(min(losses)) + 1
-
-
 def test_a_step_of_one_batch_is_made_in_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
     train_batch = Trainer.train_batch
@@ -120,91 +101,6 @@ def test_a_step_of_one_batch_is_made_in_one_piece(tmp_path: Path, monkeypatch: p
     run(tmp_path / "run", watch := Watch())
     assert counts == [2, 2, 2]
     assert [record.samples for record in watch.steps] == [4, 4, 2] * 3
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watch, FitResult]:
-    """A run that nothing interrupts."""
-    output, watch = tmp_path_factory.mktemp("whole") / "run", Watch()
-    return output, watch, run(output, watch, early_stop_patience=2)
-
-
-@pytest.mark.parametrize("stop", [1, 3, 4, 7])
-def test_a_run_that_is_broken_off_after_a_step_goes_on_as_if_it_had_not_been(
-    tmp_path: Path, whole: tuple[Path, Watch, FitResult], stop: int
-) -> None:
-    expected, watch, result = whole
-    first, second = Watch(stop), Watch()
-    with pytest.raises(RuntimeError):
-        run(tmp_path, first, early_stop_patience=2)
-    assert run(tmp_path, second, resume=True, early_stop_patience=2) == result
-    assert [*first.steps[: stop - 1], *second.steps] == watch.steps  # the state of a step is written after its callback
-    assert_same(state_of(tmp_path), state_of(expected))
-    for part in ("last", "best"):
-        assert_same(*(load_adapter(output / part, ARCHITECTURE).trainable for output in (tmp_path, expected)))
-
-
-HOST = """
-import os, sys, torch
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-torch.set_num_threads(1)
-from tests.test_impl_fit import TRAIN, VALIDATION, fit, pipeline
-
-def show(record):
-    print(record.step, record.loss, flush=True)
-
-for line in sys.stdin:
-    output, resume = line.split()
-    child = os.fork()
-    if not child:
-        print(os.getpid(), flush=True)
-        fit(pipeline(), TRAIN, VALIDATION, Path(output), resume=resume == "True", save_every=1, on_step=show)
-        os._exit(0)
-    print(f"ended {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}", flush=True)
-"""
-
-
-class Host:
-    """A process that forks one for each run: a kill leaves it alone, and a run costs no start of Python."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-c", HOST, str(Path(__file__).parents[1])]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def run(self, output: Path, resume: bool, kill_after: int | None = None) -> tuple[list[str], int]:
-        """The lines that a run prints, and its exit status; killed at some moment after that many lines."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(f"{output} {resume}\n")
-        self.process.stdin.flush()
-        child, lines = int(self.process.stdout.readline()), list[str]()
-        for line in self.process.stdout:
-            if line.startswith("ended"):
-                return lines, int(line.split()[1])
-            lines.append(line)
-            if len(lines) == kill_after:
-                os.kill(child, signal.SIGKILL)
-        raise AssertionError("the host ended")
-
-
-@pytest.fixture
-def host() -> Iterator[Host]:
-    found = Host()
-    yield found
-    found.process.communicate(timeout=30)
-
-
-def test_a_killed_process_leaves_a_run_that_goes_on_bit_for_bit(tmp_path: Path, host: Host) -> None:
-    printed, status = host.run(tmp_path / "whole", resume=False)
-    assert status == 0
-    seen, resume = list[str](), False
-    for after in (random.randrange(1, 4), random.randrange(1, 4), random.randrange(1, 4), None):
-        lines, status = host.run(tmp_path / "killed", resume, after)
-        assert status == (0 if after is None else -signal.SIGKILL)
-        seen, resume = seen + lines, True
-    assert sorted(set(seen)) == sorted(printed)
-    assert_same(state_of(tmp_path / "killed"), state_of(tmp_path / "whole"))
 
 
 @pytest.fixture
@@ -248,44 +144,12 @@ def test_left_overs_of_a_kill_are_removed_by_the_next_state(tmp_path: Path) -> N
     assert load_state(tmp_path / "nowhere") is None
 
 
-@pytest.mark.parametrize("position", [0, 9, 100, -1])
-def test_a_damaged_state_is_refused(tmp_path: Path, position: int) -> None:
-    save_state(tmp_path, Progress(run="r"), {"x": torch.arange(50.0)})
-    path = tmp_path / STATE_FILE
-    content = bytearray(path.read_bytes())
-    content[position] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{STATE_FILE}: damaged"):
-        load_state(tmp_path)
-    path.write_bytes(content[:60])
-    with pytest.raises(ValueError, match=rf"{STATE_FILE}: damaged"):
-        load_state(tmp_path)
-
-
 def test_a_state_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_state, "VERSION", 2)
     save_state(tmp_path, Progress(run="r"), {})
     monkeypatch.undo()
     with pytest.raises(ValueError, match="state of version 2; this program reads version 1"):
         load_state(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"learning_rate": 1e-3}, r"settings\.learning_rate was 0\.03 and is 0\.001"),
-        ({"seed": 1}, r"base_weights was .*; settings\.seed was 0 and is 1"),
-        ({"epochs": 4}, r"settings\.epochs was 3 and is 4"),
-    ],
-)
-def test_a_run_goes_on_with_its_own_settings_only(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    with pytest.raises(RuntimeError):
-        run(tmp_path / "run", Watch(2))
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=message):
-        run(tmp_path / "run", Watch(), resume=True, **change)
-    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
-    run(tmp_path / "run", Watch(), resume=True, log_interval=7)
 
 
 def test_a_run_goes_on_with_its_own_data_only(tmp_path: Path) -> None:
@@ -333,63 +197,11 @@ def test_a_kill_before_the_first_state_starts_again(tmp_path: Path) -> None:
     assert again.steps == whole.steps
 
 
-def with_losses(monkeypatch: pytest.MonkeyPatch, losses: list[float]) -> None:
-    left = iter(losses)
-    monkeypatch.setattr("blackswan.impl.fit.evaluate", lambda *arguments: replace(evaluate(*arguments), loss=next(left)))
-
-
-@pytest.mark.parametrize(
-    ("losses", "patience", "epochs", "best"),
-    [
-        ([3.0, 2.0, 2.5, 2.4, 1.0], 2, 4, 2),
-        ([3.0, 3.0, 3.0, 1.0, 1.0], 3, 5, 4),
-        ([3.0, 3.0, 1.0], 1, 2, 1),
-        ([1.0, 2.0, 3.0], None, 3, 1),
-    ],
-)
-def test_stops_after_patience_epochs_without_a_lower_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, losses: list[float], patience: int | None, epochs: int, best: int
-) -> None:
-    with_losses(monkeypatch, losses)
-    result = run(tmp_path, Watch(), early_stop_patience=patience, epochs=len(losses))
-    assert (len(result.epochs), result.best_epoch, result.best_validation_loss) == (epochs, best, losses[best - 1])
-    assert [record.best for record in result.epochs] == [loss < min([9.0, *losses[:i]]) for i, loss in enumerate(losses[:epochs])]
-    assert result.stopped_early is (epochs < len(losses))
-
-
-def test_best_is_the_adapter_of_the_best_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_losses(monkeypatch, [2.0, 1.0, 3.0])
-    used, kept = pipeline(), {}
-
-    def keep(record: EpochRecord) -> None:
-        kept[record.epoch] = {name: value.detach().clone() for name, value in used.classifier.trainable_parameters().items()}
-
-    fit(used, TRAIN, VALIDATION, tmp_path / "run", on_epoch=keep)
-    assert_same(load_adapter(tmp_path / "run" / "best", ARCHITECTURE).trainable, kept[2])
-    assert_same(load_adapter(tmp_path / "run" / "last", ARCHITECTURE).trainable, kept[3])
-
-
 def test_without_validation_there_is_no_best(tmp_path: Path) -> None:
     result = run(tmp_path / "run", Watch(), validation=None)
     assert (result.best_epoch, result.best_validation_loss) == (None, None)
     assert [record.validation_loss for record in result.epochs] == [None] * 3
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["last", "run.json", "state"]
-
-
-def test_a_value_that_is_not_finite_stops_the_run_and_says_where_it_came_from(tmp_path: Path) -> None:
-    watch, used = Watch(), pipeline()
-    honest = used.classifier.score.bias.detach().clone()
-
-    def spoil(record: StepRecord) -> None:
-        watch.step(record)
-        if record.step == 2:
-            used.classifier.score.bias.data[0] = math.nan
-
-    with pytest.raises(FloatingPointError, match=r"step 3: .*origin: parameter score\.bias: 1 NaN of 3"):
-        fit(used, TRAIN, VALIDATION, tmp_path / "run", on_step=spoil)
-    assert len(watch.steps) == 2
-    assert not torch.equal(honest, used.classifier.score.bias)
-    assert torch.equal(state_of(tmp_path / "run")["step"], torch.tensor(0))
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(tmp_path: Path) -> None:
@@ -407,24 +219,6 @@ def test_a_validation_loss_that_is_not_finite_stops_the_run(tmp_path: Path, monk
     with pytest.raises(FloatingPointError, match="validation after epoch 1: the loss over 2 samples is inf"):
         run(tmp_path / "run", Watch(), validation=VALIDATION.select([0, 1]))
     assert not (tmp_path / "run" / "best").exists()
-
-
-@pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_ends_the_run_after_the_step_and_it_goes_on(tmp_path: Path) -> None:
-    whole, first, second = Watch(), Watch(), Watch()
-    run(tmp_path / "whole", whole)
-
-    def interrupt(record: StepRecord) -> None:
-        first.step(record)
-        if record.step == 4:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        fit(pipeline(), TRAIN, VALIDATION, tmp_path / "run", on_step=interrupt)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    run(tmp_path / "run", second, resume=True)
-    assert [*first.steps, *second.steps] == whole.steps
-    assert_same(state_of(tmp_path / "run"), state_of(tmp_path / "whole"))
 
 
 @pytest.mark.usefixtures("ctrl_c")

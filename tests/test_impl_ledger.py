@@ -34,25 +34,6 @@ def book(folder: Path, free: int = 10 * GIB, total: int = 10 * GIB, own: int = 0
     return Ledger(folder, lambda device: DeviceMemory(f"card {device.index}", free, total, own))
 
 
-def test_reservations_add_up_and_go(tmp_path: Path) -> None:
-    ledger = book(tmp_path)
-    with ledger.acquire(CARD, 4 * GIB) as first, ledger.acquire(CARD, 6 * GIB) as second:
-        with pytest.raises(InsufficientMemory):
-            ledger.acquire(CARD, 1)
-        second.update(5 * GIB)
-        first.update(5 * GIB)
-        assert [entry.bytes for entry in ledger.entries()] == [5 * GIB, 5 * GIB]
-        assert {entry.pid for entry in ledger.entries()} == {os.getpid()}
-    assert ledger.entries() == []
-    first.release()  # a second time is no error
-
-
-def test_devices_do_not_share_memory(tmp_path: Path) -> None:
-    ledger = book(tmp_path)
-    with ledger.acquire(CARD, 10 * GIB), ledger.acquire(OTHER, 10 * GIB), pytest.raises(InsufficientMemory):
-        ledger.acquire(OTHER, 1)
-
-
 def test_a_refusal_says_what_is_needed_and_there(tmp_path: Path) -> None:
     with book(tmp_path).acquire(CARD, 4 * GIB):
         with pytest.raises(InsufficientMemory) as refused:
@@ -62,23 +43,6 @@ def test_a_refusal_says_what_is_needed_and_there(tmp_path: Path) -> None:
     assert (error.needed, error.free, error.total, error.reserved, error.available) == (7 * GIB, 8 * GIB, 10 * GIB, 4 * GIB, 6 * GIB)
     assert str(error).startswith("cuda:0: 7.00 GiB needed, 6.00 GiB available: 8.00 GiB of 10.00 GiB are free, 4.00 GiB are reserved by")
     assert f"(process {os.getpid()}: 4.00 GiB)" in str(error)
-
-
-def test_what_others_allocate_without_a_reservation_is_not_free(tmp_path: Path) -> None:
-    with pytest.raises(InsufficientMemory, match=r"3\.00 GiB available"):
-        book(tmp_path, free=3 * GIB).acquire(CARD, 4 * GIB)
-
-
-def test_a_reservation_grows_by_what_is_free_beside_what_its_holder_allocated(tmp_path: Path) -> None:
-    reservation = book(tmp_path).acquire(CARD, 6 * GIB)
-    allocated = book(tmp_path, free=4 * GIB, own=6 * GIB)
-    grown = allocated.update(allocated.entries()[0], CARD, 10 * GIB)
-    assert grown.bytes == 10 * GIB
-    idle = book(tmp_path, free=4 * GIB, own=0)
-    with pytest.raises(InsufficientMemory):
-        idle.update(Entry(**{**vars(grown), "bytes": 3 * GIB}), CARD, 5 * GIB)
-    assert book(tmp_path).entries() == [grown]
-    reservation.release()
 
 
 def test_asking_reserves_nothing(tmp_path: Path) -> None:

@@ -45,12 +45,6 @@ def spoiled(operation: str, nth: int, value: float) -> dict[str, Callable[..., A
     return {operation: wrong}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_healthy_batch_has_no_origin(dtype: torch.dtype) -> None:
-    assert origin(classifier(dtype=dtype), batch()) is None
-    assert origin(classifier(), batch(torch.tensor([[0.0, 1.0, 1.0], [0.0, 0.0, 1.0]]))) is None
-
-
 def test_the_first_bad_call_is_named_with_what_it_gave() -> None:
     with replaced(spoiled("swiglu", 1, math.nan)):
         assert origin(classifier(), batch()) == "model.layers.1.mlp.swiglu (swiglu): 1 NaN of 480, from finite inputs"
@@ -58,58 +52,10 @@ def test_the_first_bad_call_is_named_with_what_it_gave() -> None:
         assert origin(classifier(), batch()) == "model.layers.1.self_attn.k_norm (qk_norm): 1 infinite of 160, from finite inputs"
 
 
-@pytest.mark.parametrize("name", ["model.layers.0.self_attn.v_proj.lora_A.weight", "model.layers.1.mlp.down_proj.weight", "score.bias"])
-def test_a_bad_parameter_is_named(name: str) -> None:
-    model = classifier()
-    with torch.no_grad():
-        model.get_parameter(name).view(-1)[-1] = math.inf
-    assert origin(model, batch()) == f"parameter {name}: 1 infinite of {model.get_parameter(name).numel()}"
-
-
-def test_a_bad_scale_of_nf4_is_named() -> None:
-    model = classifier(nf4=True)
-    name = "model.layers.1.mlp.up_proj.quantized.absmax"
-    model.get_buffer(name)[2] = math.nan
-    assert (origin(model, batch()) or "").startswith(f"parameter {name}: 1 NaN")
-
-
 def test_a_bad_input_is_told_from_a_bad_call() -> None:
     assert origin(classifier(), batch(), torch.tensor([1.0, math.nan, 1.0])) == (
         "loss (weighted_cross_entropy): its input class_weights has 1 NaN of 3"
     )
-
-
-class NotDifferentiated(torch.autograd.Function):
-    @staticmethod
-    def forward(_ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(_ctx: Any, *cotangents: Tensor) -> Tensor:
-        return cotangents[0] / 0.0
-
-
-def test_a_gradient_is_named_by_the_call_whose_backward_pass_made_it() -> None:
-    calls = iter(range(1000))
-
-    def wrong(**arguments: Any) -> Tensor:
-        y: Tensor = OPERATIONS["attention"](**arguments)
-        return NotDifferentiated.apply(y) if next(calls) == 1 else y  # type: ignore[no-untyped-call, no-any-return]  # torch
-
-    with replaced({"attention": wrong}):
-        found = origin(classifier(), batch()) or ""
-    assert found.startswith("model.layers.1.self_attn.attention (attention): the gradient of its input ")
-    assert found.endswith("from a finite one")
-
-
-def test_asking_changes_nothing() -> None:
-    model = classifier()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    with replaced(spoiled("attention", 0, math.nan)):
-        assert origin(model, batch()) is not None
-    assert origin(model, batch()) is None
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_it_works_where_gradients_are_off_and_inside_a_recording() -> None:
@@ -135,24 +81,6 @@ def trained() -> tuple[Classifier, AdamW]:
     trainer = Trainer(classifier(nf4=True), total_steps=None, micro_batch=2, learning_rate=1e-3)
     trainer.train_batch(batch())
     return trainer.classifier, trainer.optimiser
-
-
-def test_a_model_in_its_place_is_resident() -> None:
-    require_residency(*trained(), CPU)
-
-
-def test_every_kind_of_tensor_is_looked_at() -> None:
-    model, optimiser = trained()
-    with pytest.raises(NotResident, match=r"^model.embed_tokens.weight is on cpu, not on meta \((\d+) of \1 tensors"):
-        require_residency(model, optimiser, META)
-    optimiser.exp_avg_sq = optimiser.exp_avg_sq.to(META)
-    with pytest.raises(NotResident, match=r"^optimiser.exp_avg_sq is on meta, not on cpu \(1 of "):
-        require_residency(model, optimiser, CPU)
-    require_residency(model, None, CPU)
-    absmax = model.model.layers[1].mlp.up_proj.quantized
-    absmax.absmax = absmax.absmax.to(META)
-    with pytest.raises(NotResident, match=r"^model.layers.1.mlp.up_proj.quantized.absmax is on meta"):
-        require_residency(model, None, CPU)
 
 
 def test_an_optimiser_of_other_parameters_is_found() -> None:

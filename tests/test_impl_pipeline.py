@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
-from blackswan.impl.checkpoint import read_config, save_checkpoint
+from blackswan.impl.checkpoint import save_checkpoint
 from blackswan.impl.commands.predict import predictions
 from blackswan.impl.config import ClassifyConfig, DecoderConfig
 from blackswan.impl.corpus import Sample, load_corpus
 from blackswan.impl.decoder import random_tensors
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.samples import tokenize
-from blackswan.impl.trainer import BatchResult
 
 ARCHITECTURE = DecoderConfig("qwen3", 260, 16, 24, 1, 2, 1, 8, 1e-6, 1e4, True, 64)
 CONFIG = ClassifyConfig(num_classes=3, lora_rank=2, lora_alpha=4.0, batch_size=2, max_seq_len=16, learning_rate=1e-2)
@@ -37,18 +36,6 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
-def test_the_same_settings_give_the_same_pipeline() -> None:
-    assert_same(weights(pipeline()), weights(pipeline()))
-    assert not torch.equal(weights(pipeline())["score.weight"], weights(pipeline(seed=1))["score.weight"])
-
-
-def test_a_pipeline_of_a_checkpoint_has_its_weights_and_its_tokens() -> None:
-    used = ClassifyPipeline.from_pretrained(CHECKPOINT, replace(CONFIG, num_classes=5))
-    assert used.architecture == read_config(CHECKPOINT)
-    assert used.encode(["ls -l", ""]) == [used.tokens.encode("ls -l"), [used.tokens.fill]]
-    assert str(CHECKPOINT / "tokenizer.json") in used.summary()
-
-
 @pytest.mark.parametrize(
     ("changes", "settings", "message"),
     [
@@ -61,41 +48,11 @@ def test_tokens_and_lengths_must_fit_the_model(changes: dict[str, Any], settings
         ClassifyPipeline.from_random(replace(ARCHITECTURE, **changes), replace(CONFIG, **settings))
 
 
-def test_accumulating_and_applying_is_a_batch() -> None:
-    whole, parts = pipeline(), pipeline()
-    expected = whole.train_batch(SAMPLES)
-    for start in (0, 2, 4):
-        parts.accumulate(SAMPLES[start : start + 2])
-    assert parts.trainer.accumulated == 5
-    applied = parts.apply()
-    assert (applied.total, applied.correct) == (5, expected.correct)
-    assert math.isclose(applied.loss, expected.loss, rel_tol=1e-6)
-    assert math.isclose(applied.gradient_norm or 0.0, expected.gradient_norm or 1.0, rel_tol=1e-4)
-    assert parts.trainer.accumulated == 0
-
-
 def test_raw_and_tokenised_samples_are_alike() -> None:
     raw, tokenised = pipeline(), pipeline()
     assert raw.train_batch(SAMPLES) == tokenised.train_batch(tokenize(SAMPLES, tokenised.tokens, 3))
     assert raw.train_step(SAMPLES[0]) == tokenised.train_step(tokenize(SAMPLES[:1], tokenised.tokens, 3))
     assert_same(weights(raw), weights(tokenised))
-
-
-def test_a_gradient_vector_goes_out_and_in() -> None:
-    direct, through = pipeline(), pipeline()
-    result = direct.train_batch(SAMPLES)
-    through.accumulate(SAMPLES)
-    vector = through.gradient_vector()
-    assert math.isclose(float(vector.norm()), result.gradient_norm or 0.0, rel_tol=1e-6)
-    before = weights(through)
-    for wrong in (vector[:-1], torch.cat([vector, vector[:1]]), vector[None], vector[:0]):
-        with pytest.raises(ValueError, match=rf"trainable parameters|{len(vector)}"):
-            through.apply_gradient_vector(wrong)
-    with pytest.raises(FloatingPointError, match="gradient norm is nan"):
-        through.apply_gradient_vector(vector * math.nan)
-    assert_same(weights(through), before)
-    assert through.apply_gradient_vector(vector) == result
-    assert_same(weights(through), weights(direct))
 
 
 def test_steps_refuse_what_they_cannot_do() -> None:
@@ -108,7 +65,13 @@ def test_steps_refuse_what_they_cannot_do() -> None:
         used.trainer.train_step(tokenize(SAMPLES, used.tokens, 3).batch(range(5), used.tokens))
     with pytest.raises(ValueError, match="the batch is empty"):
         used.train_batch([])
+    with pytest.raises(ValueError, match="no samples"):
+        used.evaluate([])
     used.accumulate(SAMPLES[:1])
+    before, vector = weights(used), used.gradient_vector()
+    with pytest.raises(FloatingPointError, match="gradient norm is nan"):
+        used.apply_gradient_vector(vector * math.nan)
+    assert_same(weights(used), before)
     with pytest.raises(RuntimeError, match="1 accumulated samples wait"):
         used.train_batch(SAMPLES)
     used.trainer.discard()
@@ -142,20 +105,6 @@ def test_balanced_weights_need_the_training_data(tmp_path: Path) -> None:
     assert again.config.class_weights == used.class_weights
 
 
-def test_several_labels_a_sample() -> None:
-    used = pipeline(multi_label=True)
-    used.learning_rate = 0.1
-    losses = [used.train_batch(SEVERAL).loss for _ in range(80)]
-    found = used.evaluate(SEVERAL)
-    assert losses[-1] < 0.1 * losses[0]
-    assert (found.accuracy, [score.f1 for score in found.per_class]) == (1.0, [1.0] * 3)
-    assert found.confusion == ((3, 0, 0, 2), (3, 0, 0, 2), (2, 0, 0, 3))
-    assert used.predict([sample.text for sample in SEVERAL]) == [sample.label for sample in SEVERAL]
-    probabilities = used.probabilities(["rm -rf"])
-    assert probabilities.shape == (1, 3)
-    assert probabilities[0, 1] > 0.5 > probabilities[0, 0]
-
-
 @pytest.mark.parametrize(("several", "logits", "expected"), [(True, [0.0, -2e-8, 2e-8], [(0, 0, 1)]), (False, [-40.0, 0.0, 1e-8], [2])])
 def test_classes_are_the_logits_where_probabilities_are_rounded(
     several: bool, logits: list[float], expected: list[Any], monkeypatch: pytest.MonkeyPatch
@@ -167,41 +116,6 @@ def test_classes_are_the_logits_where_probabilities_are_rounded(
     assert used.answers(["a"])[1].tolist() == [answer["probabilities"]]
 
 
-def test_evaluation_counts_and_changes_nothing() -> None:
-    used = pipeline()
-    for _ in range(5):
-        used.train_batch(SAMPLES)
-    used.accumulate(SAMPLES[:2])
-    before, vector, rate = weights(used), used.gradient_vector(), used.learning_rate
-    found = used.evaluate(SAMPLES)
-    predicted = used.predict([sample.text for sample in SAMPLES])
-    assert [sum(row) for row in found.confusion] == [1, 2, 2]
-    for true, row in enumerate(found.confusion):
-        expected = [sum(p == j for p, s in zip(predicted, SAMPLES, strict=True) if s.label == true) for j in range(3)]
-        assert list(row) == expected
-    assert found.accuracy == sum(row[i] for i, row in enumerate(found.confusion)) / 5
-    alone = [used.forward_only([sample]).loss for sample in SAMPLES]
-    assert found.loss == pytest.approx(sum(alone) / 5, rel=1e-5)
-    assert used.forward_only([]).accuracy == 0.0
-    result = used.forward_only(SAMPLES, probabilities=True)
-    assert result.probabilities is not None
-    torch.testing.assert_close(result.probabilities, used.probabilities([sample.text for sample in SAMPLES]))
-    assert_same(weights(used), before)
-    assert torch.equal(used.gradient_vector(), vector)
-    assert used.learning_rate == rate
-    with pytest.raises(ValueError, match="no samples"):
-        used.evaluate([])
-
-
-def test_scores_of_classes_without_samples_or_claims_are_zero() -> None:
-    used = pipeline()
-    found = used.evaluate([Sample("a", 0), Sample("b", 0)])
-    claimed = [sum(row[j] for row in found.confusion) for j in range(3)]
-    for score, count in list(zip(found.per_class, claimed, strict=True))[1:]:
-        assert (score.support, score.recall, score.precision, score.f1) == (0, 0.0, 0.0, 0.0)
-        assert count >= 0
-
-
 def test_an_adapter_gives_the_pipeline_again(tmp_path: Path) -> None:
     used = ClassifyPipeline.from_pretrained(CHECKPOINT, replace(CONFIG, num_classes=5, quantize_nf4=True, pooling="last"))
     corpus = load_corpus(CORPUS_HELDOUT, 5)[:8]
@@ -209,6 +123,8 @@ def test_an_adapter_gives_the_pipeline_again(tmp_path: Path) -> None:
     used.save(tmp_path / "adapter")
     again = ClassifyPipeline.from_adapter(tmp_path / "adapter")
     assert (again.config, again.source) == (used.config, CHECKPOINT.resolve())
+    assert again.encode(["ls -l", ""]) == [used.tokens.encode("ls -l"), [used.tokens.fill]]
+    assert str(CHECKPOINT / "tokenizer.json") in again.summary()
     assert_same(weights(again), weights(used))
     assert again.evaluate(corpus) == used.evaluate(corpus)
     assert_same(weights(ClassifyPipeline.from_adapter(tmp_path / "adapter", CHECKPOINT)), weights(used))
@@ -237,33 +153,14 @@ def test_an_adapter_without_a_base_or_with_bad_settings_is_refused(tmp_path: Pat
         ClassifyPipeline.from_adapter(tmp_path / "adapter")
 
 
-@pytest.mark.parametrize("nf4", [False, True])
-def test_the_merged_model_answers_as_the_pipeline(tmp_path: Path, nf4: bool) -> None:
-    used = ClassifyPipeline.from_pretrained(CHECKPOINT, replace(CONFIG, num_classes=5, quantize_nf4=nf4, learning_rate=5e-2))
-    corpus = load_corpus(CORPUS_HELDOUT, 5)[:8]
-    texts = [sample.text for sample in corpus]
-    before = used.probabilities(texts)
-    for _ in range(3):
-        used.train_batch(corpus)
-    used.class_weights = (0.5, 0.5, 1.0, 1.5, 1.5)
-    used.start(None)
-    used.merge(tmp_path / "merged")
-    merged = ClassifyPipeline.from_saved(tmp_path / "merged")
-    assert float((used.probabilities(texts) - before).abs().max()) > 0.05
-    torch.testing.assert_close(merged.probabilities(texts), used.probabilities(texts), rtol=1e-4, atol=1e-5)
-    assert merged.predict(texts) == used.predict(texts)
-    one, other = merged.evaluate(corpus), used.evaluate(corpus)
-    assert one.loss == pytest.approx(other.loss, rel=1e-4)
-    assert one.confusion == other.confusion
-    assert merged.config == replace(used.config, quantize_nf4=False, class_weights=used.class_weights)
-    assert "merged into the base weights" in merged.summary()
-
-
-def test_a_merged_model_of_random_weights_keeps_their_tokens(tmp_path: Path) -> None:
+def test_a_merged_model_of_random_weights_keeps_tokens_and_settings(tmp_path: Path) -> None:
     used = pipeline(multi_label=True, quantize_nf4=True, pooling="last")
     used.train_batch(SEVERAL)
+    used.class_weights = (0.5, 1.0, 1.5)
     used.merge(tmp_path / "merged")
-    merged = ClassifyPipeline.from_merged(tmp_path / "merged")
+    merged = ClassifyPipeline.from_saved(tmp_path / "merged")
+    assert merged.config == replace(used.config, quantize_nf4=False, class_weights=used.class_weights)
+    assert "merged into the base weights" in merged.summary()
     texts = [sample.text for sample in SEVERAL]
     torch.testing.assert_close(merged.probabilities(texts), used.probabilities(texts), rtol=1e-4, atol=1e-5)
 
@@ -301,7 +198,7 @@ def test_a_folder_is_an_adapter_or_a_merged_model_or_refused(tmp_path: Path) -> 
         ClassifyPipeline.from_saved(tmp_path / "merged")
 
 
-@pytest.mark.parametrize("content", [3, [], {"family": "qwen3"}, {"hidden": "wide"}])
+@pytest.mark.parametrize("content", [3, {"family": "qwen3"}, {"hidden": "wide"}])
 def test_a_damaged_random_architecture_is_refused(content: Any, tmp_path: Path) -> None:
     pipeline().save(tmp_path / "adapter")
     path = tmp_path / "adapter" / "blackswan.json"
@@ -319,8 +216,7 @@ def test_the_summary_counts_what_is_trained() -> None:
         assert word in text
 
 
-def test_a_result_without_samples_has_accuracy_zero() -> None:
-    assert BatchResult(math.nan, 0, 0).accuracy == 0.0
+def test_no_text_has_no_answer() -> None:
     assert pipeline().predict([]) == []
     assert pipeline().probabilities([]).shape == (0, 3)
 

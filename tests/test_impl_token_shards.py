@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -47,63 +46,9 @@ def test_an_existing_folder_stays(tmp_path: Path) -> None:
     assert len(TokenShards(tmp_path / "tokens", 5)) == 5
 
 
-@pytest.mark.parametrize(("count", "batch", "seq"), [(2, 1, 2), (9, 2, 5), (10, 2, 5), (11, 3, 4), (30, 4, 4), (5, 3, 64)])
-def test_every_token_is_predicted_once_from_the_one_before(tmp_path: Path, count: int, batch: int, seq: int) -> None:
-    batches = TokenBatches(stream(tmp_path / "tokens", count), batch=batch, seq=seq, seed=3)
-    found = list(batches.epoch(0))
-    assert len(found) == len(batches)
-    assert [len(each.mask) for each in found[:-1]] == [batch] * (len(found) - 1)
-    pairs = []
-    for each in found:
-        both = each.mask[:, :-1] & each.mask[:, 1:]
-        pairs += list(zip(each.input_ids[:, :-1][both].tolist(), each.input_ids[:, 1:][both].tolist(), strict=True))
-    assert sorted(pairs) == [(token, token + 1) for token in range(count - 1)]
-    assert sum(each.predicted for each in found) == count - 1
-
-
-def test_an_epoch_ends_and_starts_anywhere(tmp_path: Path) -> None:
-    batches = TokenBatches(stream(tmp_path / "tokens", 40), batch=2, seq=4, seed=1)
-    epoch = batches.epoch(2)
-    whole = [next(epoch) for _ in range(len(batches))]
-    assert next(epoch, None) is None
-    assert next(epoch, None) is None
-    rest = list(batches.epoch(2, 3))
-    assert all(torch.equal(one.input_ids, other.input_ids) for one, other in zip(whole[3:], rest, strict=True))
-    assert any(not torch.equal(one.input_ids, other.input_ids) for one, other in zip(whole, batches.epoch(3), strict=True))
-
-
-def test_too_short_a_stream_has_no_batch(tmp_path: Path) -> None:
-    batches = TokenBatches(stream(tmp_path / "tokens", 1), batch=2, seq=4)
-    assert (len(batches), list(batches.epoch(0))) == (0, [])
-
-
 def test_rows_without_a_token_to_predict_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="batch 2 and seq 1"):
         TokenBatches(stream(tmp_path / "tokens", 5), batch=2, seq=1)
-
-
-def test_an_id_outside_the_vocabulary_is_named_with_its_place(tmp_path: Path) -> None:
-    stream(tmp_path / "tokens", 20)
-    with pytest.raises(ValueError, match=r"shard-00002\.bin: token 1 is 15, but the vocabulary has 15 tokens"):
-        TokenShards(tmp_path / "tokens", 15)
-
-
-def test_a_changed_shard_is_refused(tmp_path: Path) -> None:
-    stream(tmp_path / "tokens", 20)
-    path = tmp_path / "tokens" / "shard-00001.bin"
-    ids = np.fromfile(path, "<u2")
-    ids[::-1].tofile(path)
-    with pytest.raises(ValueError, match=r"shard-00001\.bin.*SHA-256"):
-        TokenShards(tmp_path / "tokens", 20)
-
-
-def test_the_index_is_checked_before_a_shard_is_read(tmp_path: Path) -> None:
-    stream(tmp_path / "tokens", 20)
-    path = tmp_path / "tokens" / INDEX
-    index = json.loads(path.read_text())
-    path.write_text(json.dumps(index | {"shards": [*index["shards"], index["shards"][0]]}))
-    with pytest.raises(ValueError, match=r"index\.json: 'shard-00000\.bin' is listed twice"):
-        TokenShards(tmp_path / "tokens", 20)
 
 
 def test_the_tokens_are_those_of_the_library(tmp_path: Path) -> None:

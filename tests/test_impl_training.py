@@ -1,4 +1,4 @@
-"""Recording, replacing, the trainable set, NF4 weights and the training step."""
+"""Recording and replacing operations, what a training step holds, and the values that operations refuse."""
 
 import math
 
@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from blackswan.impl import dispatch, validation
-from blackswan.impl.classifier import Adaptation, Classifier, initial_trainable, trainable_shapes
+from blackswan.impl.classifier import Adaptation, Classifier, initial_trainable
 from blackswan.impl.config import DecoderConfig
 from blackswan.impl.decoder import random_tensors
-from blackswan.impl.nf4 import Nf4Weight
 from blackswan.impl.operations import OPERATIONS
-from blackswan.impl.trainer import HELD, Batch, BatchResult, Trainer
+from blackswan.impl.trainer import HELD, Batch, Trainer
 
 CONFIG = DecoderConfig("qwen3", 50, 32, 48, 2, 4, 2, 8, 1e-6, 1e4, True, 128)
 BATCH = Batch(
@@ -86,25 +85,6 @@ def test_a_replacement_reaches_the_model_and_ends_with_the_block() -> None:
         pass
 
 
-def test_trainable_parameters_come_in_their_order_and_only_they_require_gradients() -> None:
-    model = classifier()
-    names = [f"model.layers.{i}.self_attn.{p}.lora_{f}.weight" for i in (0, 1) for p in ("q_proj", "v_proj") for f in "AB"]
-    assert list(model.trainable_parameters()) == [*names, "score.weight", "score.bias"]
-    assert {name for name, p in model.named_parameters() if p.requires_grad} == set(model.trainable_parameters())
-    count = sum(p.numel() for p in model.trainable_parameters().values())
-    assert count == 2 * (2 * (32 + 32) + 2 * (32 + 16)) + 32 * 3 + 3
-    assert len(trainable_shapes(CONFIG, Adaptation(3, 2, 4.0, "all"))) == 2 * 7 * 2 + 2
-
-
-def test_initial_update_is_zero_and_masters_stay_float32() -> None:
-    adaptation = Adaptation(3, 2, 4.0)
-    start = initial_trainable(CONFIG, adaptation, 0)
-    assert all(bool((value == 0).all()) == (".lora_B." in name or name == "score.bias") for name, value in start.items())
-    model = classifier(torch.bfloat16)
-    assert {p.dtype for p in model.trainable_parameters().values()} == {torch.float32}
-    assert model(BATCH.input_ids, BATCH.mask).dtype == torch.bfloat16
-
-
 def test_tensors_and_architecture_must_match() -> None:
     adaptation = Adaptation(3, 2, 4.0)
     base, trainable = random_tensors(CONFIG, 0), initial_trainable(CONFIG, adaptation, 0)
@@ -112,27 +92,6 @@ def test_tensors_and_architecture_must_match() -> None:
         Classifier(CONFIG, adaptation, base, {k: v for k, v in trainable.items() if k != "score.bias"}, dtype=torch.float32)
     with pytest.raises(ValueError, match=r"decoder: unexpected tensor 'model.layers.2"):
         Classifier(CONFIG, adaptation, {**base, "model.layers.2.x": torch.ones(1)}, trainable, dtype=torch.float32)
-
-
-@pytest.mark.parametrize("nf4", [False, True])
-def test_training_moves_the_trainable_set_and_nothing_else(nf4: bool) -> None:
-    model = classifier(torch.float32, nf4=nf4, targets="all")
-    before = state(model)
-    steps = trainer(model)
-    losses = [steps.train_batch(BATCH).loss for _ in range(4)]
-    assert losses[-1] < 0.8 * losses[0]
-    moved = {name for name, value in state(model).items() if not torch.equal(value, before[name])}
-    assert moved == set(model.trainable_parameters())
-
-
-def test_unequal_micro_batches_are_one_batch() -> None:
-    whole, parts = classifier(), classifier()
-    one, many = trainer(whole, micro=5).train_batch(BATCH), trainer(parts, micro=2).train_batch(BATCH)
-    assert (many.correct, many.total) == (one.correct, 5)
-    assert math.isclose(many.loss, one.loss, rel_tol=1e-12)
-    assert math.isclose(many.gradient_norm or 0, one.gradient_norm or 1, rel_tol=1e-10)
-    for name, value in state(parts).items():
-        torch.testing.assert_close(value, state(whole)[name], rtol=1e-9, atol=1e-12)
 
 
 def test_many_micro_batches_are_held_as_few_gradients_and_are_one_batch() -> None:
@@ -164,25 +123,6 @@ def test_a_refused_batch_keeps_what_is_accumulated(before: int) -> None:
     assert torch.equal(used.gradient_vector(), vector)
 
 
-def test_a_refused_batch_changes_nothing() -> None:
-    model = classifier()
-    steps = trainer(model)
-    before = state(model)
-    bad_label = Batch(BATCH.input_ids, BATCH.mask, torch.tensor([0, 2, 1, 3, 2]))
-    with pytest.raises(ValueError, match=r"labels\[1\] is 3, but the classes go from 0 to 2"):
-        steps.train_batch(bad_label)
-    with pytest.raises(ValueError, match="the batch is empty"):
-        steps.train_batch(Batch(BATCH.input_ids[:0], BATCH.mask[:0], BATCH.labels[:0]))
-    with (
-        dispatch.replaced({"average_gradients": lambda gradients, **_: gradients[0] * math.nan}),
-        pytest.raises(FloatingPointError, match="gradient norm is nan"),
-    ):
-        steps.train_batch(BATCH)
-    assert steps.optimiser.steps == 0
-    assert not steps.optimiser.exp_avg.any()
-    assert all(torch.equal(value, before[name]) for name, value in state(model).items())
-
-
 def test_a_parameter_without_a_gradient_is_an_error() -> None:
     with (
         dispatch.replaced({"pool": lambda x, **_: x.detach()[:, 0]}),
@@ -191,72 +131,12 @@ def test_a_parameter_without_a_gradient_is_an_error() -> None:
         trainer(classifier()).train_batch(BATCH)
 
 
-@pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
-def test_the_schedule_reaches_its_peak_to_the_last_bit(kind: str) -> None:
-    for total in range(1, 200):
-        for fraction in (0.0, 0.06, 0.5):
-            rates = OPERATIONS["learning_rate_schedule"](total, 1e-4, fraction, kind)
-            warmup = math.ceil(fraction * total)
-            assert warmup == total or rates[warmup] == 1e-4, (total, fraction)
-
-
-def test_the_learning_rate_can_be_read_and_set_and_the_schedule_ends() -> None:
-    model = classifier()
-    steps = trainer(model)
-    before = state(model)
-    assert steps.learning_rate == 1e-2
-    steps.learning_rate = 0.0
-    steps.train_batch(BATCH)
-    assert all(torch.equal(value, before[name]) for name, value in state(model).items())
-    for _ in range(3):
+def test_the_schedule_ends() -> None:
+    steps = trainer(classifier())
+    for _ in range(4):
         steps.train_batch(BATCH)
     with pytest.raises(IndexError, match="ends after 4 steps"):
         steps.train_batch(BATCH)
-
-
-def test_forward_only_changes_nothing_and_counts() -> None:
-    model = classifier()
-    before = state(model)
-    result = trainer(model).forward_only(BATCH)
-    assert math.isclose(result.loss, trainer(model, micro=5).forward_only(BATCH).loss, rel_tol=1e-12)
-    assert result.gradient_norm is None
-    assert all(torch.equal(value, before[name]) for name, value in state(model).items())
-    assert BatchResult(math.nan, 0, 0).accuracy == 0.0
-    assert BatchResult(1.0, 1, 4).accuracy == 0.25
-
-
-@pytest.mark.parametrize("shape", [(3, 5), (4, 64), (7, 33)])
-def test_nf4_error_lies_in_the_band_of_the_format(shape: tuple[int, int]) -> None:
-    torch.manual_seed(0)
-    weight = torch.randn(64 * shape[0], shape[1])
-    stored = Nf4Weight("w", weight)
-    error = float((stored.dequantized(torch.float32) - weight).abs().mean())
-    assert 0.066 < error < 0.080  # 0.0728 for N(0, 1) in blocks of 64; far below means that nothing was quantised
-    assert stored.nbytes() == math.ceil(weight.numel() / 2) + 4 * math.ceil(weight.numel() / 64)
-
-
-def test_nf4_layout_and_double_quantisation() -> None:
-    codes, absmax = OPERATIONS["nf4_quantize"](torch.tensor([[2.0, -2.0, 0.0]]), block_size=64)
-    assert (codes.tolist(), absmax.tolist()) == ([0xF0, 0x77], [2.0])  # the first of a pair in the high nibble, the tail zero
-    weight = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
-    single, double = Nf4Weight("w", weight), Nf4Weight("w", weight, nested=True)
-    assert 8 * double.nbytes() / weight.numel() < 4.13 < 8 * single.nbytes() / weight.numel()
-    difference = (double.dequantized(torch.float32) - single.dequantized(torch.float32)).abs().max()
-    assert 0 < float(difference) < 0.05
-    with pytest.raises(ValueError, match="NF4 block size 48: expected one of 32, 64"):
-        OPERATIONS["nf4_quantize"](weight, block_size=48)
-
-
-def test_a_query_that_sees_no_key_gives_exact_zero_and_no_gradient() -> None:
-    q, k, v = (torch.randn(1, 4, heads, 8, requires_grad=True) for heads in (4, 2, 2))
-    y = OPERATIONS["attention"](q, k, v, torch.tensor([[False, False, True, True]]))
-    y.square().sum().backward()
-    assert not y[:, :2].any()
-    for tensor in (q, k, v):
-        assert tensor.grad is not None
-        assert not tensor.grad[:, :2].any()
-        assert bool(torch.isfinite(tensor.grad).all())
-        assert tensor.grad[:, 2:].any()
 
 
 ONES = torch.ones(2, 3)
@@ -265,8 +145,6 @@ ONES = torch.ones(2, 3)
 @pytest.mark.parametrize(
     ("operation", "arguments", "message"),
     [
-        ("weighted_cross_entropy", {"logits": ONES, "labels": torch.tensor([0, 3])}, r"labels\[1\] is 3"),
-        ("weighted_cross_entropy", {"logits": ONES[:, :1], "labels": torch.tensor([0, 0])}, "at least two"),
         ("weighted_cross_entropy", {"logits": ONES, "labels": torch.tensor([0])}, "one label for each of the 2"),
         (
             "weighted_cross_entropy",
@@ -275,9 +153,9 @@ ONES = torch.ones(2, 3)
         ),
         ("bce_with_logits", {"logits": ONES * math.inf, "targets": ONES}, r"logits\[0, 0\] is inf"),
         ("bce_with_logits", {"logits": ONES, "targets": ONES * math.nan}, r"targets\[0, 0\] is nan; expected 0 to 1"),
-        ("pool", {"x": ONES[None], "mask": torch.zeros(1, 2, dtype=torch.bool), "mode": "mean"}, r"mask\[0\] has no real token"),
         ("pool", {"x": ONES[None], "mask": torch.ones(1, 2, dtype=torch.bool), "mode": "max"}, "'max': expected one of 'mean'"),
         ("embedding", {"input_ids": torch.tensor([[0, 2]]), "weight": ONES}, r"input_ids\[0, 1\] is 2"),
+        ("nf4_quantize", {"weight": ONES, "block_size": 48}, "NF4 block size 48: expected one of 32, 64"),
         ("average_gradients", {"gradients": ONES, "counts": torch.tensor([1, 0])}, r"counts\[1\] is 0"),
         ("learning_rate_schedule", {"total_steps": 2, "peak": 1.0, "warmup_fraction": 0.0, "kind": "step"}, "'step': expected one of"),
     ],
