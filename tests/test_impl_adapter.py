@@ -73,8 +73,7 @@ def peft() -> object:
     return pytest.importorskip("peft", reason="the test extra is not installed")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("targets", ["q_v", "all", "k_proj,down_proj"])
+@pytest.mark.parametrize(("family", "targets"), [("llama", "q_v"), ("qwen2", "all"), ("qwen3", "k_proj,down_proj")])
 def test_peft_computes_our_logits(family: str, targets: str, tmp_path: Path, sequence_classifier, peft) -> None:
     base = base_of(family)
     adaptation = Adaptation(5, 4, 10.0, targets, "last")
@@ -96,8 +95,7 @@ def test_peft_alone_drops_the_head_bias_without_a_word(tmp_path: Path, sequence_
     torch.testing.assert_close(logits_of_transformers(model), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("biased", "dtype"), [(False, torch.float32), (True, torch.bfloat16)])
 def test_an_adapter_that_peft_wrote_loads_here(biased: bool, dtype: torch.dtype, tmp_path: Path, sequence_classifier, peft) -> None:
     base = base_of("qwen2")
     path = written(base, tmp_path / "base")
@@ -168,8 +166,7 @@ def test_only_a_sequence_classifier_can_be_prepared(tmp_path: Path) -> None:
         prepare_sequence_classifier(torch.nn.Linear(2, 2), tmp_path / "adapter")
 
 
-@pytest.mark.parametrize("nf4", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "nf4"), [("llama", False), ("qwen2", True), ("qwen3", False)])
 def test_merged_logits_here_and_in_transformers(family: str, nf4: bool, tmp_path: Path, sequence_classifier) -> None:
     transformers = pytest.importorskip("transformers")
     base = base_of(family)
@@ -200,19 +197,12 @@ def test_a_merged_checkpoint_brings_the_tokenizer_and_the_special_tokens(tmp_pat
         save_merged(tmp_path / "merged", base, Adapter(LAST, trained(base.config)))
 
 
-def test_a_save_replaces_an_adapter_and_nothing_else(tmp_path: Path) -> None:
+def test_a_save_replaces_nothing_but_an_adapter(tmp_path: Path) -> None:
     config = FAMILIES["qwen2"]
-    first, second = trained(config, seed=1), trained(config, seed=2)
-    save_adapter(tmp_path / "best", config, LAST, first, base=None, extra={})
-    save_adapter(tmp_path / "best", config, LAST, second, base=None, extra={"step": 2})
-    found = load_adapter(tmp_path / "best", config)
-    assert found.extra == {"step": 2}
-    assert all(torch.equal(found.trainable[name], tensor) for name, tensor in second.items())
-    assert [path.name for path in tmp_path.iterdir()] == ["best"]
     (tmp_path / "documents").mkdir()
     (tmp_path / "documents" / "thesis.txt").write_text("years of work")
     with pytest.raises(FileExistsError, match="is no adapter"):
-        save_adapter(tmp_path / "documents", config, LAST, first, base=None, extra={})
+        save_adapter(tmp_path / "documents", config, LAST, trained(config), base=None, extra={})
     assert (tmp_path / "documents" / "thesis.txt").read_text() == "years of work"
 
 
@@ -239,16 +229,15 @@ def test_a_head_without_updates_is_no_adapter_of_peft(tmp_path: Path) -> None:
         save_adapter(tmp_path / "best", config, head_only, trained(config, head_only), base=None, extra={})
 
 
-@pytest.mark.parametrize("key", ["classes", "pooling", "nf4", "architecture", "extra"])
-@pytest.mark.parametrize("value", [None, "nonsense"])
-def test_damaged_settings_are_refused(key: str, value: str | None, tmp_path: Path) -> None:
+def test_damaged_settings_are_refused(tmp_path: Path) -> None:
     config, path = FAMILIES["qwen2"], tmp_path / "best"
     save_adapter(path, config, LAST, trained(config), base=None, extra={})
-    values = json.loads((path / "blackswan.json").read_text())
-    values = {name: entry for name, entry in values.items() if name != key} | ({key: value} if value else {})
-    (path / "blackswan.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match=f"blackswan.json: .*{key}"):
-        load_adapter(path, config)
+    whole = json.loads((path / "blackswan.json").read_text())
+    for key in ("classes", "pooling", "nf4", "architecture", "extra"):
+        for change in ({}, {key: "nonsense"}):
+            (path / "blackswan.json").write_text(json.dumps({name: entry for name, entry in whole.items() if name != key} | change))
+            with pytest.raises(ValueError, match=f"blackswan.json: .*{key}"):
+                load_adapter(path, config)
 
 
 def test_a_pickled_adapter_is_pointed_out(tmp_path: Path) -> None:

@@ -66,17 +66,12 @@ def duplicate_key(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "error", "message"),
     [
-        (change_tensors(lambda t: t.pop(NAME)), ValueError, f"no tensor '{NAME}'"),
-        (change_tensors(lambda t: t.update({"model.extra": torch.zeros(2)})), ValueError, "unexpected tensor 'model.extra'"),
         (change_tensors(lambda t: t.update({NAME: torch.zeros(48, 31)})), ValueError, rf"{NAME} has shape \[48, 31\].*\[48, 32\]"),
         (change_tensors(lambda t: t.update({NAME: torch.zeros(48, 32, dtype=torch.int8)})), ValueError, f"'{NAME}' is stored as I8"),
         (change_tensors(lambda t: t.update({"lm_head.weight": torch.zeros(40, 32)})), ValueError, "lm_head.weight differs"),
-        (truncate, ValueError, "model.safetensors: not a whole safetensors file"),
         (duplicate_key, ValueError, "model.safetensors: not a whole safetensors file"),
         (lambda f: (f / "model.safetensors").write_bytes(b"{}"), ValueError, "model.safetensors: not a whole safetensors file"),
         (lambda f: (f / "model.safetensors").unlink(), FileNotFoundError, "neither model.safetensors nor"),
-        (lambda f: (f / "config.json").unlink(), FileNotFoundError, "config.json: no such file"),
-        (lambda f: (f / "config.json").write_text("{"), ValueError, "config.json: not valid JSON"),
         (lambda f: (f / "config.json").write_text('{"a": 1, "a": 2}'), ValueError, "config.json: .*'a' is given twice"),
         (lambda f: shutil.rmtree(f), FileNotFoundError, "model: no such folder"),
     ],

@@ -154,14 +154,14 @@ def test_an_adapter_without_a_base_or_with_bad_settings_is_refused(tmp_path: Pat
 
 
 def test_a_merged_model_of_random_weights_keeps_tokens_and_settings(tmp_path: Path) -> None:
-    used = pipeline(multi_label=True, quantize_nf4=True, pooling="last")
-    used.train_batch(SEVERAL)
+    used = pipeline(quantize_nf4=True, pooling="last")
+    used.train_batch(SAMPLES)
     used.class_weights = (0.5, 1.0, 1.5)
     used.merge(tmp_path / "merged")
     merged = ClassifyPipeline.from_saved(tmp_path / "merged")
     assert merged.config == replace(used.config, quantize_nf4=False, class_weights=used.class_weights)
     assert "merged into the base weights" in merged.summary()
-    texts = [sample.text for sample in SEVERAL]
+    texts = [sample.text for sample in SAMPLES]
     torch.testing.assert_close(merged.probabilities(texts), used.probabilities(texts), rtol=1e-4, atol=1e-5)
 
 
