@@ -1,4 +1,4 @@
-"""Whole runs: what a step and an epoch record, best checkpoint and early stop, resuming after a kill, refusals that change nothing."""
+"""Whole runs: the file of their state, what starts and continues them, and refusals that change nothing."""
 
 import json
 import math
@@ -15,7 +15,7 @@ import torch
 
 from blackswan.impl import dispatch, training_state
 from blackswan.impl.config import ClassifyConfig, DecoderConfig
-from blackswan.impl.fit import EpochRecord, FitResult, StepRecord, fit
+from blackswan.impl.fit import FitResult, StepRecord, fit
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.samples import Samples
 from blackswan.impl.trainer import Batch, BatchResult, Trainer
@@ -57,25 +57,20 @@ def ctrl_c() -> Iterator[None]:
 
 
 class Watch:
-    """The records of a run, without their times; raises what is asked for after a step."""
+    """The records of a run's steps, without their times; stops the run after a step."""
 
-    def __init__(self, stop_after: int | None = None, error: type[BaseException] = RuntimeError) -> None:
+    def __init__(self, stop_after: int | None = None) -> None:
         self.steps: list[StepRecord] = []
-        self.epochs: list[EpochRecord] = []
-        self.stop_after, self.error = stop_after, error
+        self.stop_after = stop_after
 
     def step(self, record: StepRecord) -> None:
         self.steps.append(replace(record, seconds=0.0))
         if record.step == self.stop_after:
-            raise self.error
-
-    def epoch(self, record: EpochRecord) -> None:
-        self.epochs.append(replace(record, seconds=0.0))
+            raise RuntimeError
 
 
 def run(output: Path, watch: Watch, resume: bool = False, validation: Samples | None = VALIDATION, **settings: Any) -> FitResult:
-    result = fit(pipeline(**settings), TRAIN, validation, output, resume=resume, save_every=1, on_step=watch.step, on_epoch=watch.epoch)
-    return replace(result, epochs=tuple(replace(record, seconds=0.0) for record in result.epochs))
+    return fit(pipeline(**settings), TRAIN, validation, output, resume=resume, save_every=1, on_step=watch.step)
 
 
 def state_of(output: Path) -> State:
@@ -152,11 +147,9 @@ def test_a_state_of_another_version_is_refused(tmp_path: Path, monkeypatch: pyte
         load_state(tmp_path)
 
 
-def test_a_run_goes_on_with_its_own_data_only(tmp_path: Path) -> None:
+def test_a_run_does_not_go_on_without_its_validation(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         run(tmp_path / "run", Watch(2))
-    with pytest.raises(ValueError, match=r"data\.validation\.digest was"):
-        run(tmp_path / "run", Watch(), resume=True, validation=samples(7, 2))
     with pytest.raises(ValueError, match=r"data\.validation was .* and is None"):
         run(tmp_path / "run", Watch(), resume=True, validation=None)
 

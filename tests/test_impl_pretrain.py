@@ -1,4 +1,4 @@
-"""Pre-training: the step against PyTorch's own optimiser, validation, checkpoints in transformers, resume, refusals."""
+"""Pre-training: what a step and a run refuse, checkpoints in transformers, and what a run leaves to resume."""
 
 import math
 from dataclasses import replace
