@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from blackswan.impl.agreement import WorkerFailed, require_equal, require_same, together
+from blackswan.impl.agreement import require_same, together
 from blackswan.impl.group import Group
 
 
@@ -43,21 +43,7 @@ def dying(group: Group, *_: Any) -> dict[str, Any]:
     return {}
 
 
-def agreeing(group: Group, *_: Any) -> dict[str, Any]:
-    weights = torch.ones(5_000_000)
-    require_equal(group, {"first": weights, "second": weights})
+def disagreeing(group: Group, *_: Any) -> dict[str, Any]:
     require_same(group, "corpus", "the same")
-    found = []
-    for rank, index in ((1, 4_999_999), (0, 0)):
-        other = weights.clone()
-        if group.rank == rank:
-            other[index] = torch.nextafter(other[index], torch.tensor(2.0))
-        try:
-            require_equal(group, {"first": weights, "second": other})
-        except WorkerFailed as error:
-            found.append(str(error))
-    try:
-        require_same(group, "corpus", str(group.rank))
-    except ValueError as error:
-        found.append(str(error))
-    return {"found": np.asarray(found)}
+    require_same(group, "corpus", str(group.rank))
+    return {}

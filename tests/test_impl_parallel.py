@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from blackswan.falsifiers.subjects.procedures.workers import WORKERS, Outcome, Run
@@ -71,13 +70,9 @@ def test_a_dead_worker_is_noticed_and_the_next_run_works() -> None:
     assert [outcome.error for outcome in on_ranks("collectives")] == [None, None]
 
 
-def test_another_last_place_anywhere_is_another_model() -> None:
-    for outcome in on_ranks("agreeing"):
-        assert outcome.error is None, outcome.message
-        late, early, corpus = outcome.arrays["found"].tolist()
-        assert late.startswith("second of rank 1 differ from those of rank 0")
-        assert early.startswith("second of rank 1 differ")
-        assert corpus == "rank 1: another corpus than that of rank 0"
+def test_another_corpus_on_one_worker_is_refused_by_all() -> None:
+    for outcome in on_ranks("disagreeing"):
+        assert (outcome.error, outcome.message) == ("ValueError", "rank 1: another corpus than that of rank 0")
 
 
 def test_fingerprints() -> None:
@@ -108,9 +103,7 @@ def test_alone_nothing_is_exchanged() -> None:
         assert (group, device) == (ALONE, torch.device("cpu"))
 
 
-def test_shares_are_consecutive() -> None:
-    assert [shard("abcde", rank, 3) for rank in range(3)] == [["a"], ["b", "c"], ["d", "e"]]
-    assert [shard([7], rank, 2) for rank in range(2)] == [[], [7]]
+def test_a_rank_outside_the_group_has_no_share() -> None:
     with pytest.raises(ValueError, match="rank 2 of 2 workers: expected a rank from 0 to 1"):
         shard([1], 2, 2)
 
@@ -158,13 +151,7 @@ def test_restarted() -> None:
     assert restarted({"TORCHELASTIC_RESTART_COUNT": "2"})
 
 
-# The command under torchrun: once as it is, once with a worker killed and restarted.
-
-
-def corpus(folder: Path) -> Path:
-    path = folder / "corpus.jsonl"
-    path.write_bytes(b"".join(CORPUS_HELDOUT.read_bytes().splitlines(keepends=True)[:40]))
-    return path
+# The command under torchrun, with a worker killed. That nothing changes by it, bit for bit, is claimed by DP-KILLED-RESUMES.
 
 
 def free_port() -> int:
@@ -176,28 +163,36 @@ def free_port() -> int:
             return port
 
 
-def start(output: Path, *options: str) -> "subprocess.Popen[bytes]":
+@contextlib.contextmanager
+def torchrun(output: Path, *options: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """`impl train` on two workers. Whatever becomes of the test, torchrun and its workers do not outlive it."""
+    corpus = output.parent / "corpus.jsonl"
+    corpus.write_bytes(b"".join(CORPUS_HELDOUT.read_bytes().splitlines(keepends=True)[:40]))
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "--master-port", str(free_port())),
-        *("-m", "impl", "train", "--model", str(CHECKPOINT), "--corpus", str(corpus(output.parent)), "--output", str(output)),
+        *("-m", "impl", "train", "--model", str(CHECKPOINT), "--corpus", str(corpus), "--output", str(output)),
         *("--num-classes", "5", "--batch-size", "2", "--accumulation-steps", "2", "--max-seq-len", "16"),
         *("--lora-rank", "2", "--save-every", "2", *options),
     ]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
 
 
-def steps(output: Path) -> list[dict[str, Any]]:
+def steps(output: Path) -> list[int]:
+    """The steps that the run has written down."""
     path = output / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.is_file() else []
-    return [{key: value for key, value in json.loads(line).items() if key != "seconds"} for line in lines if line.endswith("}")]
+    rows = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.is_file() else []
+    return [row["step"] for row in rows if row["kind"] == "step"]
 
 
-def a_worker(parent: int) -> int:
+def last_worker(parent: int) -> int:
     """The process number of torchrun's second worker."""
-    workers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _is_worker(entry, parent)]
-    return max(workers)
+    return max(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _is_worker(entry, parent))
 
 
 def _is_worker(process: Path, parent: int) -> bool:
@@ -213,48 +208,18 @@ NCCL = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL takes a GP
 
 @pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="needs /proc")
 @pytest.mark.parametrize(("device", "epochs"), [("cpu", 4), pytest.param("cuda", 80, marks=NCCL)])
-def test_torchrun_restarts_a_killed_worker_and_nothing_is_lost(tmp_path: Path, device: str, epochs: int) -> None:
+def test_torchrun_restarts_a_killed_worker_and_no_step_is_lost_or_doubled(tmp_path: Path, device: str, epochs: int) -> None:
     # So many epochs of nine steps that the run goes on for seconds after the fifth step, which takes the CPU 50 ms, a GPU a few.
-    options = ("--device", device, "--epochs", str(epochs))
-    # One after the other: they would share the GPUs.
-    with ended(start(tmp_path / "killed", *options)) as killed:
-        _kill_a_worker(tmp_path / "killed", killed)
-    with ended(start(tmp_path / "whole", *options)) as whole:
-        assert _finished(whole).count("samples:") == 1
-    assert steps(tmp_path / "whole") == steps(tmp_path / "killed")
-    assert [row.get("step") for row in steps(tmp_path / "killed") if row["kind"] == "step"] == list(range(1, 9 * epochs + 1))
-    for name in ("last/adapter_model.safetensors", "best/adapter_model.safetensors"):
-        expected, found = load_file(tmp_path / "whole" / name), load_file(tmp_path / "killed" / name)
-        assert expected.keys() == found.keys()
-        assert all(torch.equal(expected[key], found[key]) for key in expected)
-
-
-@contextlib.contextmanager
-def ended(process: "subprocess.Popen[bytes]") -> "Iterator[subprocess.Popen[bytes]]":
-    """Whatever becomes of the test, torchrun and its workers do not outlive it."""
-    with process:
-        try:
-            yield process
-        finally:
-            process.terminate()
-
-
-def _kill_a_worker(output: Path, killed: "subprocess.Popen[bytes]") -> None:
-    """Kills one after the fifth step and waits for the end of the run, which has to start again in between."""
-    end = time.monotonic() + 120
-    while len(steps(output)) < 5 and killed.poll() is None and time.monotonic() < end:
-        time.sleep(0.02)
-    seen = len(steps(output))
-    assert killed.poll() is None, f"it ended before a worker could be killed, {seen} lines written: {killed.communicate()[0].decode()}"
-    assert seen >= 5, "it has not come to its fifth step"
-    os.kill(a_worker(killed.pid), signal.SIGKILL)
-    text = _finished(killed)
+    output, end = tmp_path / "run", time.monotonic() + 120
+    with torchrun(output, "--device", device, "--epochs", str(epochs)) as run:
+        while len(steps(output)) < 5 and run.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+        assert run.poll() is None, run.communicate()[0].decode()
+        assert len(steps(output)) >= 5, "the run has not come to its fifth step"
+        os.kill(last_worker(run.pid), signal.SIGKILL)
+        text = run.communicate(timeout=300)[0].decode()
+    assert run.returncode == 0, text
     assert text.count("samples:") == 2, "the worker was killed after the end"
     assert "Traceback" not in text
-
-
-def _finished(run: "subprocess.Popen[bytes]") -> str:
-    """What a run that ends well has said."""
-    text = run.communicate(timeout=300)[0].decode()
-    assert run.returncode == 0, text
-    return text
+    assert steps(output) == list(range(1, 9 * epochs + 1))
+    assert {"last", "best"} <= {path.name for path in output.iterdir()}
