@@ -39,9 +39,9 @@ if __name__ == "__main__":  # before what takes seconds to import
 
 from benchmarks import baselines, command, paired
 from benchmarks.learning_table import replaced, table
+from benchmarks.shipped_data.make import corpus_text
 from benchmarks.unseen import UNSEEN_COUNTS, UNSEEN_SEED, unseen_scripts
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT, CORPUS_TRAIN
-from blackswan.falsifiers.data.make import corpus_text
 from blackswan.falsifiers.runner.workers import workers
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from blackswan.falsifiers.data.labeller import label
-from blackswan.falsifiers.data.scripts import SEED, TRAIN_COUNTS, Example, make_unseen
+from benchmarks.shipped_data.labeller import label
+from benchmarks.shipped_data.scripts import SEED, TRAIN_COUNTS, Example, make_unseen
 
 UNSEEN_SEED = SEED + 1
 UNSEEN_COUNTS = TRAIN_COUNTS

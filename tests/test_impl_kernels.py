@@ -510,8 +510,6 @@ def test_a_subject_without_kernels_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     assert (verdict.state, verdict.reason) == (State.NOT_RUN, "no Triton here")
 
 
-
-
 def test_bad_labels_and_logits_are_refused_as_by_torch() -> None:
     arguments, _ = CALLS["weighted_cross_entropy"](torch.float32)
     for changed in ({"labels": torch.tensor([0, 4, 1], device=DEVICE)}, {"logits": arguments["logits"] * float("nan")}):

@@ -13,9 +13,9 @@ from sklearn.metrics import f1_score
 
 from benchmarks import baselines, learning, learning_choice, learning_table, paired
 from benchmarks.learning import Input
+from benchmarks.shipped_data.scripts import SEED, Example, make_unseen, normalise
 from benchmarks.unseen import UNSEEN_COUNTS, UNSEEN_SEED, require_unseen
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT, CORPUS_TRAIN
-from blackswan.falsifiers.data.scripts import SEED, Example, make_unseen, normalise
 
 ONES = [1] * 40
 

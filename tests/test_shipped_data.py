@@ -3,21 +3,17 @@
 import hashlib
 import json
 import math
-import random
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
-from safetensors import safe_open
 from tokenizers import Tokenizer
 
+from benchmarks.shipped_data.labeller import executed_lines, label, splits_words
+from benchmarks.shipped_data.language_model import VOCABULARY, train_tokenizer
+from benchmarks.shipped_data.make import corpus_text, main
+from benchmarks.shipped_data.scripts import HELDOUT_COUNTS, TRAIN_COUNTS, make_corpus, normalise
 from blackswan.falsifiers.data import CHECKPOINT, CLASSES, CORPUS_HELDOUT, CORPUS_TRAIN, DATA, PROVENANCE
-from blackswan.falsifiers.data.labeller import executed_lines, label, splits_words
-from blackswan.falsifiers.data.language_model import VOCABULARY, train_tokenizer
-from blackswan.falsifiers.data.make import corpus_text, main
-from blackswan.falsifiers.data.scripts import HELDOUT_COUNTS, TRAIN_COUNTS, make_corpus, make_split, normalise
 
 SPLITS = {"train": CORPUS_TRAIN, "heldout": CORPUS_HELDOUT}
 
@@ -49,33 +45,14 @@ def test_the_corpus_is_made_again_byte_for_byte():
         assert corpus_text(examples).encode() == path.read_bytes(), f"{path.name} is not what the generator makes"
 
 
-def test_the_seed_decides():
-    first, again, other = (make_split((4, 4, 4, 4, 4), set(), random.Random(seed)) for seed in (1, 1, 2))
-    assert first == again
-    assert first != other
-
-
 def test_every_label_follows_from_the_text_alone(corpus):
     wrong = [(text, given, label(text)) for split in corpus.values() for text, given in split if label(text) != given]
     assert not wrong, f"{len(wrong)} labels differ, first: given {wrong[0][1]}, derived {wrong[0][2]}:\n{wrong[0][0]}"
 
 
-@pytest.mark.parametrize(("name", "counts"), [("train", TRAIN_COUNTS), ("heldout", HELDOUT_COUNTS)])
-def test_class_counts(corpus, name, counts):
-    found = Counter(given for _, given in corpus[name])
-    assert [found[index] for index in range(len(CLASSES))] == list(counts)
-    assert 1.5 <= max(counts) / min(counts) <= 3
-
-
 def test_no_script_occurs_twice_even_under_other_names(corpus):
     keys = [normalise(text) for split in corpus.values() for text, _ in split]
     assert len(set(keys)) == len(keys)
-
-
-def test_the_generator_repeats_nothing_it_has_seen():
-    seen: set[str] = set()
-    first, second = (make_split((3, 3, 3, 3, 3), seen, random.Random(1)) for _ in range(2))
-    assert not {normalise(example.text) for example in first} & {normalise(example.text) for example in second}
 
 
 def test_normalising_forgets_names_and_numbers_and_nothing_else():
@@ -127,30 +104,11 @@ def test_labeller(expected, text):
     assert label(text) == expected
 
 
-@pytest.mark.parametrize(
-    "line", ["cp $a /b", "cp x$a /b", "ls $(pwd)", 'ls "$(cat $a)"', "echo ${a}", "[[ -n $a ]] && ls $a", "x=$(cat $a)", "y=1 ls $a"]
-)
-def test_an_expansion_that_splits(line):
-    assert splits_words(line)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        'cp "$a" /b',
-        "echo '$a'",
-        "[[ -n $a ]]",
-        "x=$a",
-        "x=$(pwd)",
-        'x="$(cat "$a")"',
-        "case $a in",
-        "x=$((RANDOM % 3))",
-        'ls "$(cat "$a")"',
-        "echo $?",
-    ],
-)
-def test_an_expansion_that_does_not_split(line):
-    assert not splits_words(line)
+def test_expansions_that_split_words():
+    splitting = ("cp $a /b", "cp x$a /b", "ls $(pwd)", 'ls "$(cat $a)"', "echo ${a}", "[[ -n $a ]] && ls $a", "x=$(cat $a)", "y=1 ls $a")
+    assert [line for line in splitting if not splits_words(line)] == []
+    whole = ('cp "$a" /b', "echo '$a'", "[[ -n $a ]]", "x=$a", "x=$(pwd)", 'x="$(cat "$a")"', "case $a in", "x=$((RANDOM % 3))", "echo $?")
+    assert [line for line in whole if splits_words(line)] == []
 
 
 def test_execution_order_follows_calls():
@@ -177,40 +135,13 @@ def test_the_tokenizer_is_made_again(corpus, tmp_path):
 # The checkpoint
 
 
-def expected_shapes(config: dict) -> dict[str, list[int]]:
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    head = hidden // config["num_attention_heads"]
-    outputs = {"q": hidden, "k": head * config["num_key_value_heads"], "v": head * config["num_key_value_heads"]}
-    shapes = {"model.embed_tokens.weight": [config["vocab_size"], hidden], "model.norm.weight": [hidden]}
-    for layer in range(config["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}."
-        shapes |= {f"{prefix}self_attn.{name}_proj.weight": [size, hidden] for name, size in outputs.items()}
-        shapes |= {f"{prefix}self_attn.{name}_proj.bias": [size] for name, size in outputs.items()}
-        shapes |= {f"{prefix}self_attn.o_proj.weight": [hidden, hidden], f"{prefix}mlp.down_proj.weight": [hidden, inner]}
-        shapes |= {f"{prefix}mlp.{name}_proj.weight": [inner, hidden] for name in ("gate", "up")}
-        shapes |= {f"{prefix}{name}_layernorm.weight": [hidden] for name in ("input", "post_attention")}
-    return shapes
-
-
-def test_the_checkpoint_has_the_tensors_of_its_config(tokenizer):
-    config = json.loads((CHECKPOINT / "config.json").read_text())
-    assert (config["model_type"], config["tie_word_embeddings"], config["rms_norm_eps"]) == ("qwen2", True, 1e-6)
-    assert config["num_key_value_heads"] < config["num_attention_heads"]
-    assert config["vocab_size"] == VOCABULARY == tokenizer.get_vocab_size()
-    with safe_open(CHECKPOINT / "model.safetensors", framework="np") as tensors:
-        assert {name: list(tensors.get_tensor(name).shape) for name in tensors.keys()} == expected_shapes(config)  # noqa: SIM118
-        biases = [tensors.get_tensor(name) for name in tensors.keys() if name.endswith("_proj.bias")]  # noqa: SIM118
-    assert all((bias**2).mean() ** 0.5 > 0.05 for bias in biases)
-    assert (CHECKPOINT / "model.safetensors").stat().st_size <= 4_000_000
-
-
 def test_the_checkpoint_predicts_heldout_scripts_and_needs_its_biases(corpus, provenance):
     from transformers import Qwen2ForCausalLM
 
-    from blackswan.falsifiers.data.language_model import encode, mean_loss, without_biases
+    from benchmarks.shipped_data.language_model import encode, mean_loss, without_biases
 
     model = Qwen2ForCausalLM.from_pretrained(CHECKPOINT).eval()
-    sample = encode([text for text, _ in corpus["heldout"][:64]], CHECKPOINT / "tokenizer.json")
+    sample = encode([text for text, _ in corpus["heldout"][:24]], CHECKPOINT / "tokenizer.json")
     loss, bare = mean_loss(model, sample), mean_loss(without_biases(model), sample)
     assert loss < 0.2 * math.log(VOCABULARY)
     assert bare > loss + 0.2
@@ -251,7 +182,7 @@ def test_a_step_without_its_input_says_what_to_do(tmp_path, capsys, step, missin
     assert main([step, "--output", str(tmp_path)]) == 1
     message = capsys.readouterr().err
     assert missing in message
-    assert "python -m blackswan.falsifiers.data.make" in message
+    assert "python -m benchmarks.shipped_data.make" in message
     assert not list(tmp_path.iterdir())
 
 
@@ -260,12 +191,3 @@ def test_bad_steps_are_refused(tmp_path, capsys, steps):
     with pytest.raises(SystemExit, match="2"):
         main(["checkpoint", "--output", str(tmp_path), f"--steps={steps}"])
     assert "at least 1" in capsys.readouterr().err
-
-
-def test_paths_and_command_import_nothing_heavy():
-    code = (
-        "import sys, blackswan.falsifiers.data, blackswan.falsifiers.data.make; "
-        "print({'torch', 'transformers', 'sklearn', 'tokenizers'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=DATA.parents[1], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from blackswan.falsifiers.data.patterns import PATTERNS, SAFE, Pattern
-from blackswan.falsifiers.data.vocabulary import FILLERS, HEADERS, POOLS, TITLES, ScriptTemplate
+from benchmarks.shipped_data.patterns import PATTERNS, SAFE, Pattern
+from benchmarks.shipped_data.vocabulary import FILLERS, HEADERS, POOLS, TITLES, ScriptTemplate
 
 # Scripts of each class (safe, needs-quoting, non-deterministic, non-idempotent, unsafe): 2.3 : 1 at most.
 TRAIN_COUNTS = (640, 400, 360, 320, 280)

@@ -1,4 +1,4 @@
-"""Makes the shipped input again: `python -m falsifiers.data.make corpus | tokenizer | checkpoint | baseline | all`."""
+"""Makes the shipped input again: `python -m benchmarks.shipped_data.make corpus | tokenizer | checkpoint | baseline | all`."""
 
 import argparse
 import hashlib
@@ -12,9 +12,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shipped_data.language_model import STEPS
+from benchmarks.shipped_data.scripts import SEED, Example, make_corpus
 from blackswan.falsifiers.data import CLASSES, DATA
-from blackswan.falsifiers.data.language_model import STEPS
-from blackswan.falsifiers.data.scripts import SEED, Example, make_corpus
 
 TRAIN, HELDOUT = Path("corpus", "train.jsonl"), Path("corpus", "heldout.jsonl")
 CHECKPOINT = Path("checkpoint")
@@ -44,7 +44,7 @@ def corpus_text(examples: Sequence[Example]) -> str:
 
 def make_tokenizer(options: argparse.Namespace) -> dict[str, Any]:
     """Train and write the tokenizer; returns the section of the provenance."""
-    from blackswan.falsifiers.data.language_model import EOS, PAD, VOCABULARY, train_tokenizer
+    from benchmarks.shipped_data.language_model import EOS, PAD, VOCABULARY, train_tokenizer
 
     texts = _texts(options.output / TRAIN)
     (options.output / CHECKPOINT).mkdir(parents=True, exist_ok=True)
@@ -60,10 +60,10 @@ def make_tokenizer(options: argparse.Namespace) -> dict[str, Any]:
 def make_checkpoint(options: argparse.Namespace) -> dict[str, Any]:
     """Train and write the language model; returns the section of the provenance."""
     if not (options.output / TOKENIZER).exists():
-        raise MakeError(f"{options.output / TOKENIZER} does not exist; make it first: python -m blackswan.falsifiers.data.make tokenizer")
+        raise MakeError(f"{options.output / TOKENIZER} does not exist; make it first: python -m benchmarks.shipped_data.make tokenizer")
     import torch
 
-    from blackswan.falsifiers.data import language_model
+    from benchmarks.shipped_data import language_model
 
     train, heldout = (language_model.encode(_texts(options.output / path), options.output / TOKENIZER) for path in (TRAIN, HELDOUT))
     torch.set_num_threads(options.threads)
@@ -138,7 +138,7 @@ def _digest(path: Path) -> str:
 
 def _read(path: Path) -> tuple[list[str], list[int]]:
     if not path.exists():
-        raise MakeError(f"{path} does not exist; make it first: python -m blackswan.falsifiers.data.make corpus")
+        raise MakeError(f"{path} does not exist; make it first: python -m benchmarks.shipped_data.make corpus")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [row["input"] for row in rows], [row["label"] for row in rows]
 
@@ -164,7 +164,7 @@ def _positive(text: str) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the steps asked for; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m blackswan.falsifiers.data.make", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.shipped_data.make", description=__doc__)
     parser.add_argument("what", choices=[*STEPS_OF, "all"], help="what to make; all is corpus, tokenizer and checkpoint")
     parser.add_argument("--output", type=Path, default=DATA, help="folder to write to (default: the shipped one)")
     parser.add_argument("--seed", type=int, default=SEED)
