@@ -17,11 +17,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-if __name__ == "__main__":  # before what takes seconds to import
-    from benchmarks.command import importing
-
-    importing()
-
 from benchmarks import command
 
 SHAPES = {"qwen3-4b": (32, 8, 128), "qwen2.5-0.5b": (14, 2, 64)}

@@ -3,13 +3,10 @@
 import argparse
 import math
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
-
-from blackswan.impl.signals import leave, no_interrupt_lost
 
 INTERRUPTED, BAD_INPUT, NO_DEVICE = 130, 2, 6
 """The exit statuses of the other commands."""
@@ -23,29 +20,13 @@ class CannotRun(Exception):  # noqa: N818  what was given or a state of the host
         self.status = status
 
 
-def importing() -> None:
-    """Until `run` is called, Ctrl-C ends the process at once: raised inside an import, it may be swallowed or come out as another error."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # what runs in the background may ignore it
-        signal.signal(signal.SIGINT, _leave)
-
-
-def _imported() -> None:
-    if signal.getsignal(signal.SIGINT) is _leave:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _leave(*_: object) -> None:
-    os._exit(_interrupted())
-
-
 def run(main: Callable[[], int]) -> int:
     """The exit status of `main`; of what it raises for reasons outside the program, one line is printed."""
-    _imported()
     try:
-        with no_interrupt_lost():
-            return main()
+        return main()
     except KeyboardInterrupt:
-        return _interrupted()
+        print("interrupted", file=sys.stderr, flush=True)
+        return INTERRUPTED
     except CannotRun as error:
         return _say(error, error.status)
     except OSError as error:
@@ -58,7 +39,7 @@ def run(main: Callable[[], int]) -> int:
 
 def start(main: Callable[[], int]) -> NoReturn:
     """Runs `main` as a command and ends the process with its status."""
-    leave(run(main), INTERRUPTED)
+    sys.exit(run(main))
 
 
 def _status_of_the_device(error: RuntimeError) -> int | None:
@@ -71,11 +52,6 @@ def _status_of_the_device(error: RuntimeError) -> int | None:
     return None
 
 
-def _interrupted() -> int:
-    print("interrupted", file=sys.stderr, flush=True)
-    return INTERRUPTED
-
-
 def _say(error: Exception | str, status: int) -> int:
     print(f"benchmarks.{Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
     return status
@@ -83,10 +59,8 @@ def _say(error: Exception | str, status: int) -> int:
 
 def require_cuda() -> None:
     """Raises a CannotRun on a host without a CUDA device."""
-    importing()
     import torch
 
-    _imported()
     if not torch.cuda.is_available():
         raise CannotRun("this benchmark needs a CUDA device, and this host has none; nothing was measured", NO_DEVICE)
 

@@ -18,11 +18,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-if __name__ == "__main__":  # before what takes seconds to import
-    from benchmarks.command import importing
-
-    importing()
-
 from benchmarks import command
 from blackswan import contracts
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT

@@ -32,11 +32,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-if __name__ == "__main__":  # before what takes seconds to import
-    from benchmarks.command import importing
-
-    importing()
-
 from benchmarks import baselines, command, paired
 from benchmarks.learning_table import replaced, table
 from benchmarks.shipped_data.make import corpus_text

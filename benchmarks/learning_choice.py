@@ -20,11 +20,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-if __name__ == "__main__":  # before what takes seconds to import
-    from benchmarks.command import importing
-
-    importing()
-
 from benchmarks import baselines, command, paired
 from benchmarks.learning import CHOICE, Input, cpu_seconds, digests, read, say, trained, versions
 from blackswan.falsifiers.runner.workers import workers

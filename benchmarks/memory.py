@@ -21,11 +21,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-if __name__ == "__main__":  # before what takes seconds to import
-    from benchmarks.command import importing
-
-    importing()
-
 import torch
 from torch import Tensor
 

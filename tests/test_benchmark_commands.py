@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import subprocess
 import sys
 import time
 from importlib import import_module
@@ -23,10 +22,6 @@ OUTPUTS = {"attention": "--output", "data_parallel": "--output", "device_speed":
 }  # fmt: skip
 
 
-def benchmark(name: str, *options: str) -> "subprocess.Popen[str]":
-    return started(str(ROOT / "benchmarks" / f"{name}.py"), *NEEDED.get(name, []), *options)
-
-
 def members(group: int) -> int:
     """Processes of the group that run Python's workers."""
     found = 0
@@ -43,26 +38,12 @@ def test_the_benchmarks_are_found() -> None:
     assert set(COMMANDS) >= {*ON_GPU, *OUTPUTS, "diagnosis", "falsifier_overhead", "learning", "learning_choice"}
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="needs /proc")
-@pytest.mark.parametrize("name", COMMANDS)
-def test_an_interrupt_of_the_imports_is_one_line(name: str) -> None:
-    process = benchmark(name)
-    maps = Path(f"/proc/{process.pid}/maps")
-    # What all of them import, most of them before what takes longer.
-    while "_multiarray_umath" not in maps.read_text() and process.poll() is None:
-        time.sleep(0.005)
-    assert interrupted(process) == (command.INTERRUPTED, "interrupted")
-
-
 @pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="needs /proc")
-@pytest.mark.parametrize(
-    ("name", "seconds"), [("diagnosis", 0.0), ("diagnosis", 0.4), ("diagnosis", 8.0), ("learning", 0.0), ("learning_choice", 0.0)]
-)
-def test_an_interrupt_ends_the_workers(name: str, seconds: float) -> None:
-    process = benchmark(name, "--processes", "2")
+@pytest.mark.parametrize("name", ["diagnosis", "learning"])
+def test_an_interrupt_ends_the_workers(name: str) -> None:
+    process = started(str(ROOT / "benchmarks" / f"{name}.py"), "--processes", "2")
     while members(process.pid) < 2 and process.poll() is None:
         time.sleep(0.005)
-    time.sleep(seconds)
     assert interrupted(process) == (command.INTERRUPTED, "interrupted")
 
 
