@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from blackswan.falsifiers.runner.dependencies import ROOT
+from terminal_processes import ROOT
 
 from benchmarks.memory import BATCH, MODELS, SEQ, TOLERANCE, Setting, settings
 
