@@ -1,22 +1,22 @@
-"""Packed causal attention in Triton against float64: on the CUDA device, or where there is none in Triton's interpreter.
-
-The interpreter is chosen before Triton is imported, so this file runs itself as a process of its own; the tests read what it found.
-"""
+"""Packed causal attention in Triton against float64: on the CUDA device, or where there is none in Triton's interpreter."""
 
 import json
 import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from blackswan.impl.kernels import attention
+from blackswan.impl.kernels.attention import Blocks, attention_backward, attention_forward
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 ROUNDINGS = {"float32": 32, "float16": 8, "bfloat16": 8}
 """How many a token's error may be: p, ds and y (and with it Σ dy · y) are rounded, towards zero in the interpreter: twice as far."""
@@ -72,13 +72,13 @@ def expected(q: Tensor, k: Tensor, v: Tensor, dy: Tensor, lengths: tuple[int, ..
     return dict(zip(RESULTS, (y.detach(), torch.cat(sums, 1).detach(), *gradients), strict=True))
 
 
-def draw(case: Case, device: str) -> tuple[list[Tensor], Tensor]:
+def draw(case: Case) -> tuple[list[Tensor], Tensor]:
     """q, k, v, dy and the bounds of sequences."""
     generator, tokens = torch.Generator().manual_seed(0), sum(case.lengths)
     heads = (case.heads, case.kv_heads, case.kv_heads, case.heads)
     made = [torch.randn(tokens, count, case.head_dim, generator=generator) for count in heads]
-    bounds = torch.tensor([0, *torch.tensor(case.lengths).cumsum(0).tolist()], dtype=torch.int32, device=device)
-    return [value.to(device, getattr(torch, case.dtype)) for value in made], bounds
+    bounds = torch.tensor([0, *torch.tensor(case.lengths).cumsum(0).tolist()], dtype=torch.int32, device=DEVICE)
+    return [value.to(DEVICE, getattr(torch, case.dtype)) for value in made], bounds
 
 
 def error(found: Tensor, wanted: Tensor) -> float:
@@ -88,12 +88,8 @@ def error(found: Tensor, wanted: Tensor) -> float:
     return float(worst) if bool(found.isfinite().all()) else float("inf")
 
 
-# What runs in the process of its own.
-
-
 def compute(inputs: list[Tensor], bounds: Tensor, case: Case, longest: int | None = None, **buffers: Tensor) -> dict[str, Tensor]:
-    from blackswan.impl.kernels.attention import Blocks, attention_backward, attention_forward
-
+    """What the kernels give, forward and backward."""
     q, k, v, dy = inputs
     blocks = None if case.blocks is None else Blocks(*case.blocks[:2], 4, 2, case.blocks[2])
     most, scale = max(case.lengths) if longest is None else longest, case.scale or None
@@ -103,105 +99,93 @@ def compute(inputs: list[Tensor], bounds: Tensor, case: Case, longest: int | Non
     return dict(zip(RESULTS, (y, lse, *attention_backward(dy, q, k, v, y, lse, bounds, most, scale, **given, **chosen)), strict=True))
 
 
-def against_float64(case: Case, device: str) -> dict[str, float]:
-    inputs, bounds = draw(case, device)
+@pytest.mark.parametrize("name", CASES)
+def test_results_and_gradients_are_those_of_float64(name: str) -> None:
+    case = CASES[name]
+    inputs, bounds = draw(case)
     found = compute(inputs, bounds, case, max(case.lengths) + 40)
     wanted = expected(*inputs, case.lengths, case.factor)
-    return {name: error(*(t.mT[..., None] if name == "lse" else t for t in (found[name], wanted[name]))) for name in RESULTS}
+    errors = {name: error(*(t.mT[..., None] if name == "lse" else t for t in (found[name], wanted[name]))) for name in RESULTS}
+    # Large scores carry their rounding into the exponent.
+    allowed = ROUNDINGS[case.dtype] * ROUNDING[case.dtype] * max(1.0, case.scale * case.head_dim / 4)
+    assert all(value <= allowed for value in errors.values()), (errors, allowed)
 
 
-def into_slices(device: str) -> dict[str, Any]:
-    """Everything strided and given, full of NaN where it is written to."""
+def test_strided_inputs_and_outputs() -> None:
+    """Everything is strided and given, and full of NaN where it is written to."""
     case = Case((20, 0, 37), 4, 2, 16, "float32")
-    (q, k, v, dy), bounds = draw(case, device)
+    (q, k, v, dy), bounds = draw(case)
     wanted = expected(q, k, v, dy, case.lengths, 0.25)
     fused = torch.cat((q, k, v), dim=1)
     views = [*fused.split([4, 2, 2], dim=1), dy.transpose(0, 1).contiguous().transpose(0, 1)]
-    whole = torch.full((len(q) + 3, 9, 16), torch.nan, device=device)
+    whole = torch.full((len(q) + 3, 9, 16), torch.nan, device=DEVICE)
     buffers = dict(zip(("dq", "dk", "dv"), whole[:-3, :8].split([4, 2, 2], dim=1), strict=True))
-    buffers["y"] = torch.full((4, len(q), 16), torch.nan, device=device).transpose(0, 1)
-    buffers |= {name: torch.full((4, len(q) + 1), torch.nan, device=device)[:, :-1] for name in ("lse", "delta")}
+    buffers["y"] = torch.full((4, len(q), 16), torch.nan, device=DEVICE).transpose(0, 1)
+    buffers |= {name: torch.full((4, len(q) + 1), torch.nan, device=DEVICE)[:, :-1] for name in ("lse", "delta")}
     found = compute(views, bounds, case, **buffers)
-    written = all(found[name].data_ptr() == buffers[name].data_ptr() for name in RESULTS)
-    beyond = bool(whole[-3:].isnan().all() and whole[:, 8].isnan().all())
-    return {"errors": {name: error(found[name], wanted[name]) for name in RESULTS}, "written": written, "beyond": beyond}
+    errors = {name: error(found[name], wanted[name]) for name in RESULTS}
+    assert all(value <= 32 * ROUNDING["float32"] for value in errors.values()), errors
+    assert all(found[name].data_ptr() == buffers[name].data_ptr() for name in RESULTS), "a given buffer was not used"
+    assert bool(whole[-3:].isnan().all() and whole[:, 8].isnan().all()), "something was written beside the slices"
 
 
-def beside_others(device: str) -> dict[str, bool]:
-    """A sequence alone, and between sequences of NaN and tokens of nobody."""
-    bits, outside = {}, True
-    for first in (33, 64):
-        case = Case((first, 50, 20), 2, 1, 16)
-        inputs, bounds = draw(case, device)
-        mine = slice(first, first + 50)
-        alone = compute([t[mine] for t in inputs], torch.tensor([0, 50], dtype=torch.int32, device=device), case)
-        for value in inputs:
-            value[:first], value[first + 50 :] = torch.nan, torch.nan
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the neighbours' own results are NaN
-            found = compute(inputs, bounds, case)
-        for name in RESULTS:
-            part = found[name][:, mine] if name == "lse" else found[name][mine]
-            bits[name] = bits.get(name, True) and torch.equal(part, alone[name])
-        marked = {name: torch.full_like(found[name], 7.0) for name in RESULTS}
-        found = compute(inputs, bounds[1:3].contiguous(), case, **marked)
-        lse = found.pop("lse").mT[..., None]
-        outside &= all(bool((t[:first] == 7).all() and (t[first + 50 :] == 7).all()) for t in (lse, *found.values()))
-    return {**bits, "outside": outside}
+@pytest.mark.parametrize("first", [33, 64])
+def test_a_sequence_is_computed_as_if_it_were_alone(first: int) -> None:
+    """Between sequences of NaN and tokens of nobody."""
+    case = Case((first, 50, 20), 2, 1, 16)
+    inputs, bounds = draw(case)
+    mine = slice(first, first + 50)
+    alone = compute([t[mine] for t in inputs], torch.tensor([0, 50], dtype=torch.int32, device=DEVICE), case)
+    for value in inputs:
+        value[:first], value[first + 50 :] = torch.nan, torch.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the neighbours' own results are NaN
+        found = compute(inputs, bounds, case)
+    for name in RESULTS:
+        assert torch.equal(found[name][:, mine] if name == "lse" else found[name][mine], alone[name]), name
+    marked = {name: torch.full_like(found[name], 7.0) for name in RESULTS}
+    found = compute(inputs, bounds[1:3].contiguous(), case, **marked)
+    lse = found.pop("lse").mT[..., None]
+    assert all(bool((t[:first] == 7).all() and (t[first + 50 :] == 7).all()) for t in (lse, *found.values()))
 
 
-def in_any_order(device: str) -> bool:
+def test_equal_bits_whatever_the_order_of_programs() -> None:
     runs = []
     for long_first in (False, True, True):
-        case = Case((50, 0, 33), 4, 2, 16, "bfloat16", (32, 32, long_first))
-        runs.append(compute(*draw(case, device), case))
-    return all(torch.equal(run[name], runs[0][name]) for run in runs for name in RESULTS)
+        case = Case((33, 0, 20), 2, 1, 16, "bfloat16", (16, 16, long_first))
+        runs.append(compute(*draw(case), case))
+    assert all(torch.equal(run[name], runs[0][name]) for run in runs for name in RESULTS)
 
 
-def nothing_to_do(device: str) -> list[bool]:
+def test_no_tokens_or_no_sequences() -> None:
     none, three = Case((0, 0), 2, 1, 16), Case((3,), 2, 1, 16)
-    empty = compute(*draw(none, device), none)
-    inputs, _ = draw(three, device)
-    compute(inputs, torch.zeros(1, dtype=torch.int32, device=device), three)
-    return [empty[name].shape[1 if name == "lse" else 0] == 0 for name in RESULTS]
+    empty = compute(*draw(none), none)
+    assert [empty[name].shape[1 if name == "lse" else 0] for name in RESULTS] == [0] * len(RESULTS)
+    compute(draw(three)[0], torch.zeros(1, dtype=torch.int32, device=DEVICE), three)
 
 
-def refusals(device: str) -> dict[str, str]:
-    """What a wrong argument is answered with."""
-    from blackswan.impl.kernels.attention import attention_backward, attention_forward
-
-    (q, k, v, dy), bounds = draw(Case((5,), 4, 2, 16), device)
+def test_what_does_not_fit_is_refused() -> None:
+    (q, k, v, dy), bounds = draw(Case((5,), 4, 2, 16))
     y, lse = attention_forward(q, k, v, bounds, 5)
-    wrong: dict[str, Any] = {
-        "heads": lambda: attention_forward(q[:, :3], k, v, bounds, 5),
-        "tokens": lambda: attention_forward(q[:4], k, v, bounds, 5),
-        "values": lambda: attention_forward(q, k, v[:, :1], bounds, 5),
-        "dtype": lambda: attention_forward(q, k.float(), v, bounds, 5),
-        "double": lambda: attention_forward(q.double(), k.double(), v.double(), bounds, 5),
-        "bounds": lambda: attention_forward(q, k, v, bounds.long(), 5),
-        "longest": lambda: attention_forward(q, k, v, bounds, -1),
-        "scale": lambda: attention_forward(q, k, v, bounds, 5, 0.0),
-        "wide": lambda: attention_forward(*(q.new_zeros(5, 1, 257),) * 3, bounds, 5),
-        "out": lambda: attention_forward(q, k, v, bounds, 5, out=q[:4]),
-        "columns": lambda: attention_forward(q.mT.contiguous().mT, k, v, bounds, 5),
-        "dy": lambda: attention_backward(dy[:4], q, k, v, y, lse, bounds, 5),
-        "lse": lambda: attention_backward(dy, q, k, v, y, lse.half(), bounds, 5),
-        "dk": lambda: attention_backward(dy, q, k, v, y, lse, bounds, 5, dk=q),
+    wrong: dict[str, Callable[[], object]] = {
+        "a multiple of kv_heads": lambda: attention_forward(q[:, :3], k, v, bounds, 5),
+        r"expected \[tokens, heads, d\]": lambda: attention_forward(q[:4], k, v, bounds, 5),
+        "v has shape": lambda: attention_forward(q, k, v[:, :1], bounds, 5),
+        "expected one dtype": lambda: attention_forward(q, k.float(), v, bounds, 5),
+        "torch.float64": lambda: attention_forward(q.double(), k.double(), v.double(), bounds, 5),
+        r"contiguous torch.int32 \[sequences \+ 1\]": lambda: attention_forward(q, k, v, bounds.long(), 5),
+        "longest is -1": lambda: attention_forward(q, k, v, bounds, -1),
+        "scale is 0.0": lambda: attention_forward(q, k, v, bounds, 5, 0.0),
+        "head_dim 257": lambda: attention_forward(*(q.new_zeros(5, 1, 257),) * 3, bounds, 5),
+        r"out is torch.bfloat16 \[4, 4, 16\]": lambda: attention_forward(q, k, v, bounds, 5, out=q[:4]),
+        "q has strides": lambda: attention_forward(q.mT.contiguous().mT, k, v, bounds, 5),
+        "dy has shape": lambda: attention_backward(dy[:4], q, k, v, y, lse, bounds, 5),
+        "lse is torch.float16": lambda: attention_backward(dy, q, k, v, y, lse.half(), bounds, 5),
+        r"dk is torch.bfloat16 \[5, 4, 16\]": lambda: attention_backward(dy, q, k, v, y, lse, bounds, 5, dk=q),
     }
-    answers = {}
-    for name, call in wrong.items():
-        try:
+    for said, call in wrong.items():
+        with pytest.raises(ValueError, match=said):
             call()
-        except ValueError as refused:
-            answers[name] = str(refused)
-    return answers
-
-
-def everything(device: str) -> dict[str, Any]:
-    found: dict[str, Any] = {name: against_float64(case, device) for name, case in CASES.items()}
-    for check in (into_slices, beside_others, in_any_order, nothing_to_do, refusals):
-        found[check.__name__] = check(device)
-    return found
 
 
 def for_hopper() -> dict[str, dict[str, int]]:
@@ -210,13 +194,10 @@ def for_hopper() -> dict[str, dict[str, int]]:
     from triton.compiler import ASTSource
     from triton.compiler import compile as compiled
 
-    from blackswan.impl.kernels import attention
-    from blackswan.impl.kernels.attention import Blocks
-
     kernels = {"_attention": attention.FORWARD, "_query_gradient": attention.QUERY_GRADIENT, "_key_gradient": attention.KEY_GRADIENT}
     found = {}
     for name, table in kernels.items():
-        for head_dim, blocks in ((64, table[64]), (128, table[128]), (64, Blocks(128, 64, 8, 2))):
+        for head_dim, blocks in ((64, table[64]), (128, table[128])):
             kernel = getattr(attention, name)
             constants = {"GROUP": 4, "D": head_dim, "BLOCK_D": head_dim, "QUERIES": blocks.queries, "KEYS": blocks.keys}
             constants["LONG_FIRST"] = blocks.long_first
@@ -231,87 +212,17 @@ def for_hopper() -> dict[str, dict[str, int]]:
     return found
 
 
-# The tests.
-
-
-@pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return answers(device, interpreter=device == "cpu")
-
-
-def answers(what: str, interpreter: bool, **environment: str) -> dict[str, Any]:
-    pytest.importorskip("triton")
+def test_compiles_for_hopper_within_its_shared_memory(tmp_path: Path) -> None:
+    """In a process of its own: whether kernels are interpreted is decided when Triton is imported."""
     root = Path(__file__).resolve().parent.parent
     path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": str(int(interpreter)), **environment}
-    command = [sys.executable, "-W", "error::RuntimeWarning", __file__, what]
-    ran = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    ran = subprocess.run([sys.executable, __file__], env=environment, cwd=root, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    read: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return read
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_results_and_gradients_are_those_of_float64(found: dict[str, Any], name: str) -> None:
-    case = CASES[name]
-    # Large scores carry their rounding into the exponent.
-    allowed = ROUNDINGS[case.dtype] * ROUNDING[case.dtype] * max(1.0, case.scale * case.head_dim / 4)
-    assert all(value <= allowed for value in found[name].values()), (found[name], allowed)
-
-
-def test_strided_inputs_and_outputs(found: dict[str, Any]) -> None:
-    answer = found["into_slices"]
-    assert all(value <= 32 * ROUNDING["float32"] for value in answer["errors"].values()), answer["errors"]
-    assert answer["written"], "a given buffer was not used"
-    assert answer["beyond"], "something was written beside the slices"
-
-
-def test_a_sequence_is_computed_as_if_it_were_alone(found: dict[str, Any]) -> None:
-    assert found["beside_others"] == dict.fromkeys((*RESULTS, "outside"), True)
-
-
-def test_equal_bits_whatever_the_order_of_programs(found: dict[str, Any]) -> None:
-    assert found["in_any_order"]
-
-
-def test_no_tokens_or_no_sequences(found: dict[str, Any]) -> None:
-    assert found["nothing_to_do"] == [True] * len(RESULTS)
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("heads", "a multiple of kv_heads"),
-        ("tokens", r"expected [tokens, heads, d]"),
-        ("values", "v has shape"),
-        ("dtype", "expected one dtype"),
-        ("double", "torch.float64"),
-        ("bounds", "contiguous torch.int32 [sequences + 1]"),
-        ("longest", "longest is -1"),
-        ("scale", "scale is 0.0"),
-        ("wide", "head_dim 257"),
-        ("out", "out is torch.bfloat16 [4, 4, 16]"),
-        ("columns", "q has strides"),
-        ("dy", "dy has shape"),
-        ("lse", "lse is torch.float16"),
-        ("dk", "dk is torch.bfloat16 [5, 4, 16]"),
-    ],
-)
-def test_what_does_not_fit_is_refused(found: dict[str, Any], name: str, said: str) -> None:
-    assert said in found["refusals"].get(name, "nothing refused")
-
-
-def test_compiles_for_hopper_within_its_shared_memory(tmp_path: Path) -> None:
-    compiled = answers("hopper", interpreter=False, TRITON_CACHE_DIR=str(tmp_path))
-    assert len(compiled) == 9
+    compiled = json.loads(ran.stdout.splitlines()[-1])
+    assert len(compiled) == 6
     assert all(kernel["shared"] <= 227 * 1024 and kernel["products"] > 0 for kernel in compiled.values()), compiled
 
 
-def test_the_bounds_are_those_of_the_lengths() -> None:
-    _, bounds = draw(CASES["129 tokens"], "cpu")
-    assert [after - before for before, after in pairwise(bounds.tolist())] == list(CASES["129 tokens"].lengths)
-
-
 if __name__ == "__main__":
-    print(json.dumps(for_hopper() if sys.argv[1] == "hopper" else everything(sys.argv[1])))
+    print(json.dumps(for_hopper()))

@@ -65,10 +65,13 @@ def assert_close(actual: Tensor, expected: Array | Tensor, ulps: float = 1.0, ro
     )
 
 
+def values_of(inputs: dict[str, Tensor]) -> dict[str, Array]:
+    return {name: exact(value) if value.is_floating_point() else value.cpu().numpy() for name, value in inputs.items()}
+
+
 def expected(operation: str, scalars: dict[str, Any], **inputs: Tensor) -> Array:
     """The reference's float64 result."""
-    values = {name: exact(value) if value.is_floating_point() else value.cpu().numpy() for name, value in inputs.items()}
-    (result,) = reference.evaluate(operation, values, scalars).values()
+    (result,) = reference.evaluate(operation, values_of(inputs), scalars).values()
     return np.asarray(result)
 
 
@@ -76,8 +79,7 @@ def expected_gradients(
     operation: str, scalars: dict[str, Any], dy: Tensor, wrt: Sequence[str], output: str = "y", **inputs: Tensor
 ) -> list[Array]:
     """The reference's float64 gradients."""
-    values = {name: exact(value) if value.is_floating_point() else value.cpu().numpy() for name, value in inputs.items()}
-    found = reference.differentiate(operation, values, scalars, {output: exact(dy)}, wrt)
+    found = reference.differentiate(operation, values_of(inputs), scalars, {output: exact(dy)}, wrt)
     return [np.asarray(found[name]) for name in wrt]
 
 
@@ -87,13 +89,6 @@ def test_the_kernels_can_run_here() -> None:
 
 
 # NF4
-
-
-def test_the_codebook_is_the_librarys() -> None:
-    import bitsandbytes.functional
-
-    library = bitsandbytes.functional.get_4bit_type("nf4", device="cpu")
-    torch.testing.assert_close(torch.tensor(nf4_dequantize.CODEBOOK), library, rtol=0, atol=0)
 
 
 def stored(rows: int, columns: int, block_size: int) -> tuple[Tensor, Tensor]:
@@ -107,10 +102,8 @@ def test_dequantised_weights(rows: int, columns: int, block_size: int, dtype: to
     codes, absmax = stored(rows, columns, block_size)
     weight = nf4_dequantize.nf4_dequantize(codes, absmax, rows, columns, block_size, dtype)
     assert weight.dtype == dtype
-    wanted = OPERATIONS["nf4_dequantize"](codes, absmax, rows, columns, block_size, dtype)
+    wanted = OPERATIONS["nf4_dequantize"](codes, absmax, rows, columns, block_size, dtype)  # the library's, with its own codebook
     assert_close(weight, wanted, ulps=1.0 if dtype == torch.bfloat16 else 0.0, rounding=0.0)
-    scalars = {"rows": rows, "columns": columns, "block_size": block_size}
-    assert_close(weight, expected("nf4_dequantize", scalars, codes=codes, absmax=absmax))
 
 
 @nonfinite
@@ -153,27 +146,18 @@ ROWS_AND_HIDDEN = [(1, 1), (1, 2560), (20, 7), (17, 100), (3, 896), (2, 1025)]
 
 @dtypes
 @pytest.mark.parametrize(("rows", "hidden"), ROWS_AND_HIDDEN)
-def test_norms(rows: int, hidden: int, dtype: torch.dtype) -> None:
+def test_norms_and_their_gradients(rows: int, hidden: int, dtype: torch.dtype) -> None:
     x, weight = strided(drawn(rows, hidden, dtype=dtype)), drawn(hidden, dtype=dtype, seed=1) + 1
     y, rstd = rms_norm.rms_norm(x, weight, 1e-5)
     assert (y.dtype, rstd.dtype) == (dtype, torch.float32)
     assert_close(y, expected("rms_norm", {"eps": 1e-5}, x=x, weight=weight))
-    assert_close(y, OPERATIONS["rms_norm"](x, weight, 1e-5))
     assert_close(rstd, 1 / np.sqrt(np.mean(exact(x) ** 2, axis=1) + 1e-5))
-
-
-@dtypes
-@pytest.mark.parametrize(("rows", "hidden"), ROWS_AND_HIDDEN)
-def test_gradients_of_norms(rows: int, hidden: int, dtype: torch.dtype) -> None:
-    x, weight = strided(drawn(rows, hidden, dtype=dtype)), drawn(hidden, dtype=dtype, seed=1) + 1
     dy, add = strided(drawn(rows, hidden, dtype=dtype, seed=2), 16, 0), drawn(rows, hidden, dtype=dtype, seed=3)
-    _, rstd = rms_norm.rms_norm(x, weight, 1e-5)
     dx, dweight = expected_gradients("rms_norm", {"eps": 1e-5}, dy, ("x", "weight"), x=x, weight=weight)
     scale = 8.0 * float(rstd.max() * np.abs(exact(dy)).max() * np.abs(exact(weight)).max() / max(np.abs(dx).max(), 1e-30))
     assert_close(rms_norm.rms_norm_backward(dy, x, weight, rstd), dx, rounding=scale)
     assert_close(rms_norm.rms_norm_backward(dy, x, weight, rstd, add=add), dx + exact(add), rounding=scale)
-    found = rms_norm.rms_norm_weight_gradient(dy, x, rstd)
-    assert_close(found, dweight, rounding=8.0 + rows)
+    assert_close(rms_norm.rms_norm_weight_gradient(dy, x, rstd), dweight, rounding=8.0 + rows)
 
 
 @pytest.mark.parametrize(("rows", "hidden"), [(200, 70), (rms_norm.ROWS_A_PART**2 + 100, 2)])
@@ -218,7 +202,7 @@ def test_what_is_not_finite_stays_where_it_is() -> None:
 
 # Rotation
 
-HEADS = [(1, 1, 2), (3, 14, 64), (2, 5, 24), (1, 40, 128)]
+HEADS = [(1, 1, 2), (3, 14, 64), (2, 5, 24), (1, 17, 128)]
 
 
 def placed(tokens: int) -> Tensor:
@@ -246,7 +230,6 @@ def test_rotations(tokens: int, heads: int, head_dim: int, dtype: torch.dtype) -
     assert rstd is None
     wanted = expected("rope", {"theta": 1e6}, x=x[None], positions=positions[None])[0]
     assert_close(y, wanted)
-    assert_close(y, OPERATIONS["rope"](x[None], positions[None], 1e6)[0])
     table = rope.rope_table(positions, 1e6, head_dim)
     assert torch.equal(rope.qk_norm_rope(x, positions, 1e6, table=table)[0], y)
     assert rope.qk_norm_rope(x, positions, 1e6, out=x)[0] is x
@@ -266,8 +249,6 @@ def test_norm_and_rotation_in_one(tokens: int, heads: int, head_dim: int, dtype:
     assert rstd is not None
     assert_close(rstd.flatten(), separate_rstd)
     assert_close(y, rope.qk_norm_rope(separate.view(x.shape), positions, 1e4)[0], ulps=2.0)
-    normed = OPERATIONS["qk_norm"](x, weight, 1e-6)
-    assert_close(y, OPERATIONS["rope"](normed[None], positions[None], 1e4)[0], ulps=3.0, rounding=16 + 3 * torch.finfo(dtype).eps / EPS32)
     dy = drawn(tokens, heads, head_dim, dtype=dtype, seed=2)
     turned = expected_gradients("rope", {"theta": 1e4}, dy[None], ("x",), x=x[None], positions=positions[None])[0][0]
     (dx,) = expected_gradients("qk_norm", {"eps": 1e-6}, torch.from_numpy(turned)[None], ("x",), x=x[None], weight=weight)
@@ -281,7 +262,7 @@ def test_norm_and_rotation_in_one(tokens: int, heads: int, head_dim: int, dtype:
 
 @dtypes
 def test_a_norm_and_rotation_with_a_weight_a_head_are_those_of_each_head_alone(dtype: torch.dtype) -> None:
-    tokens, heads, head_dim = 3, 10, 12  # two programs a token, the second of them not full
+    tokens, heads, head_dim = 2, 10, 12  # two programs a token, the second of them not full
     x, positions = drawn(tokens, heads + 1, head_dim, dtype=dtype)[:, 1:], placed(tokens)
     weight, dy = drawn(heads, head_dim, dtype=dtype, seed=1) + 1, drawn(tokens, heads, head_dim, dtype=dtype, seed=2)
     y, rstd = rope.qk_norm_rope(x, positions, 1e4, weight, 1e-6)
@@ -306,7 +287,6 @@ def test_gated_units(tokens: int, columns: int, dtype: torch.dtype) -> None:
     gate, up = both[:, :columns], both[:, columns:]
     y = swiglu.swiglu(gate, up)
     assert_close(y, expected("swiglu", {}, gate=gate, up=up))
-    assert_close(y, OPERATIONS["swiglu"](gate, up))
     dy = drawn(tokens, columns, dtype=dtype, seed=1)
     wanted = expected_gradients("swiglu", {}, dy, ("gate", "up"), gate=gate, up=up)
     found = swiglu.swiglu_backward(dy, gate, up)
@@ -358,7 +338,6 @@ def test_losses_and_their_slopes(batch: int, classes: int, weighted: bool, dtype
     loss, dlogits = cross_entropy.weighted_cross_entropy(logits, labels, **given)
     assert (loss.dtype, dlogits.dtype) == (torch.float32, torch.float32)
     assert_close(loss, expected("weighted_cross_entropy", {}, logits=logits, labels=labels, **given), rounding=16.0)
-    assert_close(loss, OPERATIONS["weighted_cross_entropy"](logits, labels, **given), rounding=16.0)
     one = torch.ones((), device=DEVICE)
     (slope,) = expected_gradients("weighted_cross_entropy", {}, one, ("logits",), "loss", logits=logits, labels=labels, **given)
     assert_close(dlogits, slope)
