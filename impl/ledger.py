@@ -85,12 +85,6 @@ class Ledger:
             self._write([*entries, entry])
         return Reservation(self, device, entry)
 
-    def require(self, device: torch.device, count: int) -> None:
-        """Raises InsufficientMemory where `count` bytes could not be reserved now; reserves nothing."""
-        _require_count(count)
-        with self._locked():
-            self._require(device, count, self._living())
-
     def update(self, entry: Entry, device: torch.device, count: int) -> Entry:
         """The reservation with another size. Raises InsufficientMemory where it cannot grow so far, and has then changed nothing."""
         _require_count(count)
@@ -193,12 +187,6 @@ class Reservation:
 def reserve(device: torch.device, count: int, ledger: Ledger | None = None) -> AbstractContextManager[Reservation | None]:
     """Reserves `count` bytes of a CUDA device for the block; nothing on the CPU. Raises InsufficientMemory before anything is allocated."""
     return nullcontext() if device.type == "cpu" else (ledger or Ledger()).acquire(device, count)
-
-
-def require_memory(device: torch.device, count: int, ledger: Ledger | None = None) -> None:
-    """Raises InsufficientMemory where a CUDA device has not `count` bytes to spare; the CPU's memory is not looked at."""
-    if device.type != "cpu":
-        (ledger or Ledger()).require(device, count)
 
 
 def process_start(pid: int) -> str | None:

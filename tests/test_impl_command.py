@@ -532,21 +532,11 @@ def test_more_than_the_hosts_memory(model: Path, place: Path, capsys: pytest.Cap
     assert "the host's memory is not enough; choose smaller sizes" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "expected"),
-    [
-        ("config.json", '{"layer_types": 3}', "layer_types is 3; expected full attention in every layer"),
-        ("config.json", '{"layer_types": [["full_attention"]]}', "expected full attention in every layer"),
-        ("tokenizer_config.json", "[]", "tokenizer_config.json: expected a JSON object"),
-    ],
-)
-def test_a_strange_checkpoint(file: str, content: str, expected: str, model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_strange_checkpoint(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(model, place / "strange")
-    path = place / "strange" / file
-    old = json.loads(path.read_text()) if path.exists() else None
-    path.write_text(content if old is None else json.dumps(old | json.loads(content)))
+    (place / "strange" / "tokenizer_config.json").write_text("[]")
     assert main(["summary", "--model", "strange"]) == 4
-    assert expected in capsys.readouterr().err
+    assert "tokenizer_config.json: expected a JSON object" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ class JoinedWeight:
             return
         kept = [q for q in quantized if q is not None]
         self._block = kept[0].block_size
-        if any(q.nested for q in kept) or not blocks_align([p.out_features * p.in_features for p in projections], self._block):
-            raise ValueError(f"{projections[0].path}: its NF4 blocks are nested or do not end where the next projection's begin; {ADVICE}")
+        if not blocks_align([p.out_features * p.in_features for p in projections], self._block):
+            raise ValueError(f"{projections[0].path}: its NF4 blocks do not end where the next projection's begin; {ADVICE}")
         self._codes, self._absmax = torch.cat([q.codes for q in kept]), torch.cat([q.absmax for q in kept])
         codes, absmax = torch.split(self._codes, [len(q.codes) for q in kept]), torch.split(self._absmax, [len(q.absmax) for q in kept])
         for q, code, scale in zip(kept, codes, absmax, strict=True):
