@@ -62,25 +62,6 @@ def line_of(name: str, table: str) -> list[str]:
     return next(line.split() for line in table.splitlines() if line.split()[0] == name)
 
 
-def test_an_interrupted_run_keeps_the_figures_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ran(name: str, _: object, folder: Path) -> dict[str, Any]:
-        if name == "liger":
-            raise KeyboardInterrupt
-        return answer({"truth": off(0.0), "eager": off(0.01)}.get(name, off(0.03)), name, folder)
-
-    file = tmp_path / "steps.json"
-    monkeypatch.setattr(train_step, "_run", ran)
-    monkeypatch.setattr(command, "require_cuda", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(sys, "argv", ["train_step.py", "--output", str(file), "--only", "ours", "--only", "eager", "--only", "liger"])
-    with pytest.raises(KeyboardInterrupt):
-        train_step.main()
-    written = json.loads(file.read_text())
-    assert [row["name"] for row in written["rows"]] == ["ours", "eager"]
-    assert written["rows"][0]["error_ratio"] == pytest.approx(3.0)
-    assert [row["agrees"] for row in written["rows"]] == [False, True]
-
-
 def test_plain_transformers_runs_first_where_it_was_left_out(benchmark: Started) -> None:
     status, rows, table = benchmark("ours", "compile", ours=off(0.01) | {"ms": 1.0}, compile=off(10.0) | {"ms": 0.1})
     assert (status, list(rows)) == (0, ["eager", "ours", "compile"])
@@ -89,28 +70,13 @@ def test_plain_transformers_runs_first_where_it_was_left_out(benchmark: Started)
     assert [line_of(name, table)[5] for name in rows] == ["1.00", "2.00", "disagrees"]
 
 
-def test_the_order_that_was_asked_for_is_kept(benchmark: Started) -> None:
-    _, rows, _ = benchmark("ours", "eager", ours=off(0.01))
-    assert list(rows) == ["ours", "eager"]
-
-
-def test_the_help_says_that_plain_transformers_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["train_step.py", "--help"])
-    with pytest.raises(SystemExit):
-        train_step.main()
-    assert "eager, which the others are held to, runs even where it is left out" in " ".join(capsys.readouterr().out.split())
-
-
 @pytest.mark.parametrize(
     ("given", "agrees"),
     [
         (off(0.0199), True),
         (off(0.0201), False),
-        (off(1.0), False),
         (off(0.01, loss=0.012), True),  # 2 · 2⁻⁸ · 1.6 is 0.0125
-        (off(0.01, loss=-0.012), True),
         (off(0.01, loss=0.013), False),
-        (off(0.01, loss=-0.013), False),
         (off(0.01, loss=math.nan), False),
         (off(0.01, loss=math.inf), False),
         (with_gradients(), True),
@@ -120,15 +86,13 @@ def test_the_help_says_that_plain_transformers_runs(monkeypatch: pytest.MonkeyPa
         (with_gradients(a=torch.tensor([1.0, 1.0, 1.0, math.inf])), False),
         (with_gradients(a=None), False),
         (with_gradients(a=torch.ones(1)), False),
-        (with_gradients(a=torch.ones(4, 1)), False),
         (with_gradients(b=torch.ones(3, 2)), False),
-        (with_gradients(a=None, b=None), False),
         ({"failed": "out of memory"}, False),
         (off(0.01) | {"failed": "not done after 240 s"}, True),
         (off(0.03) | {"failed": "not done after 240 s"}, False),
     ],
 )
-@pytest.mark.parametrize("name", ["ours", "ours-torch", "reduce-overhead"])
+@pytest.mark.parametrize("name", ["ours-torch", "reduce-overhead"])
 def test_what_agrees(name: str, given: Answer, agrees: bool, benchmark: Started) -> None:
     status, rows, table = benchmark(name, **{name.replace("-", "_"): given})
     assert rows[name]["agrees"] is agrees
