@@ -296,7 +296,7 @@ def cases(claim: Claim, dtype: str, options: Options, source: Source | None = No
     """The cases that `falsify` attacks, in its order, for a subject that holds on all of them."""
     if claim.system:
         first = own_seed(claim, dtype, options.seed) % 2**31
-        yield from (Case("", dtype, {}, {}, first + index, "", {}) for index in range(options._cases(claim)))
+        yield from (Case("", dtype, {}, {}, first + index, "normal", {}) for index in range(options._cases(claim)))
         return
     yield from _boundary_cases(claim, dtype, options, source or build)
     found: list[Draw] = []
