@@ -26,6 +26,9 @@ def faults(raw: Mapping[str, Any], vocabulary: Vocabulary, sources: Iterable[str
 
         yield from rule_lint.faults(raw)
         return
+    if is_system(raw):
+        yield from _tolerance(raw.get("tolerance", {}), raw.get("domain", {}))
+        return
     yield from _check(raw, vocabulary)
     signature = vocabulary.operations.get(raw["operation"])
     if signature is None:
@@ -34,6 +37,11 @@ def faults(raw: Mapping[str, Any], vocabulary: Vocabulary, sources: Iterable[str
     yield from _operation(raw, signature)
     yield from _domain(raw["domain"], signature)
     yield from _tolerance(raw.get("tolerance", {}), raw["domain"])
+
+
+def is_system(raw: Mapping[str, Any]) -> bool:
+    """Whether the check is `module.function` of falsifiers/system: a claim about runs, files, data or devices."""
+    return "." in raw.get("check", "")
 
 
 def _check(raw: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[Fault]:
