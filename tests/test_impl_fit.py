@@ -98,40 +98,6 @@ def test_a_step_of_one_batch_is_made_in_one_piece(tmp_path: Path, monkeypatch: p
     assert [record.samples for record in watch.steps] == [4, 4, 2] * 3
 
 
-@pytest.fixture
-def dying_writes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Writing fails at the moment of that number in the list: before the content, before the rename, or after it."""
-    moment = [99]
-
-    def at(number: int, honest: Any) -> Any:
-        def step(*arguments: Any) -> Any:
-            if moment[0] == number:
-                raise OSError(28, "No space left on device")
-            return honest(*arguments)
-
-        return step
-
-    monkeypatch.setattr(os, "fdopen", at(0, os.fdopen))
-    monkeypatch.setattr(os, "fsync", at(1, os.fsync))
-    monkeypatch.setattr(Path, "replace", at(2, Path.replace))
-    monkeypatch.setattr(training_state, "_sync_folder", at(3, training_state._sync_folder))
-    yield moment
-    moment[0] = 99
-
-
-@pytest.mark.parametrize("moment", range(4))
-def test_a_state_is_the_old_one_or_the_new_one(tmp_path: Path, moment: int, dying_writes: list[int]) -> None:
-    old, new = {"x": torch.zeros(3)}, {"x": torch.ones(3)}
-    save_state(tmp_path, Progress(run="r", step=1), old)
-    dying_writes[0] = moment
-    with pytest.raises(OSError, match="No space left"):
-        save_state(tmp_path, Progress(run="r", step=2), new)
-    found = load_state(tmp_path)
-    assert found is not None
-    assert (found[0].step, found[1]["x"].tolist()) == ((2, [1.0] * 3) if moment == 3 else (1, [0.0] * 3))
-    assert [path.name for path in tmp_path.iterdir()] == [STATE_FILE]
-
-
 def test_left_overs_of_a_kill_are_removed_by_the_next_state(tmp_path: Path) -> None:
     (tmp_path / f".partial-{STATE_FILE}.x").write_bytes(b"torn")
     save_state(tmp_path, Progress(run="r"), {})

@@ -107,7 +107,8 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
     expected = run(tmp_path / "run", tmp_path / "data")
     again = run(tmp_path / "run", tmp_path / "data", resume=True)
     assert (again.steps, again.epochs, again.state_hash) == ((), (), expected.state_hash)
-    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == [epoch.checkpoint.name for epoch in expected.epochs]
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == [epoch.checkpoint.name for epoch in expected.epochs]
     with pytest.raises(FileExistsError, match="resume"):
         run(tmp_path / "run", tmp_path / "data")
 
