@@ -56,8 +56,9 @@ def attacked() -> list[Claim]:
 
 
 def one_of_each_check() -> list[Claim]:
-    """The first claim of each check, and of each kind that compares without one."""
-    return list({claim.check or claim.kind: claim for claim in reversed(attacked())}.values())
+    """The first claim of each check on arrays, and of each kind that compares without one; a system's check is given no arrays to spoil."""
+    on_arrays = [claim for claim in attacked() if not claim.check or claim.check in checks()]
+    return list({claim.check or claim.kind: claim for claim in reversed(on_arrays)}.values())
 
 
 class SpoilingZeros(Spoiling):
