@@ -26,6 +26,7 @@ from blackswan.impl.adapter import (
     read_tensors,
     require_named,
 )
+from blackswan.impl.architecture import to_huggingface
 from blackswan.impl.checkpoint import CONFIG, EMBEDDING, TOKENIZER, WEIGHTS, Checkpoint, load_checkpoint
 from blackswan.impl.classifier import Adaptation, trainable_shapes
 from blackswan.impl.config import DecoderConfig
@@ -117,5 +118,5 @@ def _config(config: DecoderConfig, source: Path | None) -> dict[str, Any]:
     """The base's config.json as a language model's, or the architecture's own."""
     values = {} if source is None else read_object(source / CONFIG)
     kept = {key: value for key, value in values.items() if key not in ("torch_dtype", "num_labels", "id2label", "label2id")}
-    plain = config.to_huggingface()
+    plain = to_huggingface(config)
     return plain | kept | {"architectures": plain["architectures"]}

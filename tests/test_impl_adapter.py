@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.impl import folder as folders
 from blackswan.impl.adapter import Adapter, load_adapter, prepare_sequence_classifier, save_adapter
+from blackswan.impl.architecture import to_huggingface
 from blackswan.impl.checkpoint import Checkpoint, load_checkpoint
 from blackswan.impl.classifier import Adaptation, Classifier, initial_trainable
 from blackswan.impl.config import ClassifyConfig, DecoderConfig, target_modules
@@ -44,7 +45,7 @@ def base_of(family: str) -> Checkpoint:
 def written(checkpoint: Checkpoint, path: Path) -> Path:
     path.mkdir()
     save_file(dict(checkpoint.tensors), path / "model.safetensors", metadata={"format": "pt"})
-    (path / "config.json").write_text(json.dumps({**checkpoint.config.to_huggingface(), "pad_token_id": 0}))
+    (path / "config.json").write_text(json.dumps({**to_huggingface(checkpoint.config), "pad_token_id": 0}))
     return path
 
 
