@@ -3,11 +3,11 @@
 import dataclasses
 import json
 import math
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blackswan.impl import strict_json
+from blackswan.impl.training_state import write_atomically
 
 if TYPE_CHECKING:
     from blackswan.impl.fit import EpochRecord, StepRecord
@@ -48,12 +48,7 @@ def cut_back(path: Path, epoch: int, step: int | None) -> None:
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     kept = [line for line in lines if _before(line, epoch, step)]
     if kept != lines:
-        partial = path.with_name(f".{path.name}.partial")
-        with partial.open("w", encoding="utf-8") as file:
-            file.writelines(kept)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        write_atomically(path, "".join(kept).encode())
 
 
 def _before(line: str, epoch: int, step: int | None) -> bool:
