@@ -4,6 +4,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,9 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 PARTIAL, LOCK = ".partial-", ".lock"
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""What a disk says that is full, over its quota, limited in the size of files, broken or not to be written."""
 
 
 class InUseError(ValueError):
@@ -38,6 +42,21 @@ def sole_writer(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An error of the disk inside is an OSError that names the path, also where a library raises an error of its own for it."""
+    try:
+        yield
+    except SafetensorError as error:
+        if (code := re.search(r"os error (\d+)", str(error))) is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def remove_left_over(folder: Path, prefix: str) -> None:
@@ -74,7 +93,7 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     remove_left_over(folder.parent, f"{PARTIAL}{folder.name}.")
     partial = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{folder.name}.", dir=folder.parent))
     try:
-        with _locked(partial):
+        with _locked(partial), naming(folder):
             yield partial
             for path in [*partial.rglob("*"), partial]:
                 path.chmod(0o755 if path.is_dir() else 0o644)  # some libraries write files that only their owner may read

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blackswan.impl import strict_json
+from blackswan.impl.folder import naming
 from blackswan.impl.training_state import write_atomically
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class MetricsFile:
             cut_back(self.path, epoch, step)
             self._cut = True
         finite = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()}
-        with self.path.open("a", encoding="utf-8") as file:
+        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite, allow_nan=False) + "\n")
 
 

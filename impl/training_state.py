@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from blackswan.impl import strict_json
-from blackswan.impl.folder import PARTIAL, remove_left_over
+from blackswan.impl.folder import PARTIAL, naming, remove_left_over
 
 STATE_FILE = "state.safetensors"
 VERSION = 1
@@ -83,7 +83,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     descriptor, name = tempfile.mkstemp(prefix=f"{PARTIAL}{path.name}.", dir=path.parent)
     partial = Path(name)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with naming(path), os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -22,7 +22,7 @@ from blackswan.impl.commands.common import (
     parameter_count,
     require_place,
 )
-from blackswan.impl.folder import LOCK, PARTIAL
+from blackswan.impl.folder import LOCK, PARTIAL, naming
 
 if TYPE_CHECKING:
     import torch
@@ -233,11 +233,10 @@ def _write_for_rules(output: Path, config: "ClassifyConfig", parameters: int, tr
     statistics = train.statistics()
     ratio = ".inf" if math.isinf(statistics.imbalance) else f"{statistics.imbalance:.6g}"
     output.mkdir(parents=True, exist_ok=True)
-    (output / CONFIG).write_text(settings.written(config, parameters), encoding="utf-8")
-    (output / STATISTICS).write_text(
-        f"p99_length: {statistics.length_percentiles[99]}\nimbalance_ratio: {ratio}\nminority_count: {statistics.minority}\n",
-        encoding="utf-8",
-    )
+    said = f"p99_length: {statistics.length_percentiles[99]}\nimbalance_ratio: {ratio}\nminority_count: {statistics.minority}\n"
+    for name, text in ((CONFIG, settings.written(config, parameters)), (STATISTICS, said)):
+        with naming(output / name):
+            (output / name).write_text(text, encoding="utf-8")
 
 
 def _conclusion(output: Path, result: "FitResult") -> str:
