@@ -11,7 +11,6 @@ import dataclasses
 import difflib
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +48,8 @@ _STOCK = (
     "or on the model of a merged checkpoint."
 )
 _NO_STOCK = "No class for sequence classification pools by {pooling}: only Blackswan computes these logits."
+MOST_ALPHA = 1e30
+STORED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _READ = ("r", "lora_alpha", "target_modules", "modules_to_save")
 
 
@@ -284,8 +285,8 @@ class _PeftConfig:
 
     def alpha(self) -> float:
         value = self.values.get("lora_alpha")
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise self._error("lora_alpha", "a positive number")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MOST_ALPHA:
+            raise self._error("lora_alpha", f"a number above 0 and up to {MOST_ALPHA:g}")
         return float(value)
 
     def targets(self) -> str:
@@ -322,8 +323,8 @@ def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
     except SafetensorError as error:
         raise ValueError(f"{path}: not a whole safetensors file ({error}); copy it again") from None
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point():
-            raise ValueError(f"{path}: tensor {name!r} is stored as {tensor.dtype}; expected a floating-point type")
+        if tensor.dtype not in STORED:
+            raise ValueError(f"{path}: tensor {name!r} is stored as {tensor.dtype}; expected {', '.join(map(str, STORED))}")
         if not bool(torch.isfinite(tensor).all()):
             raise ValueError(
                 f"{path}: tensor {name!r} holds NaN or infinity; the file is damaged, or training diverged before it was saved"

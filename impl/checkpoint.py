@@ -83,6 +83,8 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     """
     config = read_config(folder)
     stored = _stored_tensors(folder)
+    if config.layers > len(stored):
+        raise ValueError(f"{folder / CONFIG}: num_hidden_layers is {config.layers}, and the files hold {len(stored)} tensors in all")
     surplus_head = config.tied and HEAD in stored
     expected = parameter_shapes(config) | ({HEAD: (config.vocab, config.hidden)} if surplus_head else {})
     _require_stored(expected, stored, folder)

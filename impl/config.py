@@ -198,7 +198,8 @@ def target_modules(targets: str) -> tuple[str, ...]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """An integer may be larger than every float: such a one is no number that anything is computed with."""
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST)
 
 
 def _require_count(name: str, value: Any) -> None:
@@ -208,9 +209,14 @@ def _require_count(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value}: expected {LARGEST} at most")
 
 
-def _require_number(name: str, value: Any, above: float) -> None:
-    if not (_is_number(value) and math.isfinite(value) and value > above):
-        raise ValueError(f"{name} is {value!r}: expected a finite number above {above:g}")
+def _require_number(name: str, value: Any, above: float, most: float = 1e30) -> None:
+    if not (_is_number(value) and above < value <= most):
+        raise ValueError(f"{name} is {_shown(value)}: expected a number above {above:g} and up to {most:g}")
+
+
+def _shown(value: Any) -> str:
+    """Python writes no integer of more than 4,300 digits."""
+    return repr(value) if not isinstance(value, int) or value.bit_length() < 1000 else f"an integer of {value.bit_length()} bits"
 
 
 def _require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from blackswan.impl.pipeline import ClassifyPipeline
 
 RUN, STATE, BEST, LAST = "run.json", "state", "best", "last"
+MOST_STEPS = 10_000_000
 _FREE = ("log_interval",)
 """Settings that a continuation may change."""
 
@@ -126,8 +127,16 @@ def fit(
 
 
 def total_steps(config: ClassifyConfig, samples: int) -> int:
-    """Optimiser steps of a run on that many training samples; an epoch's last step may take fewer of them."""
-    return config.epochs * math.ceil(samples / (config.batch_size * config.accumulation_steps))
+    """Optimiser steps of a run on that many training samples; an epoch's last step may take fewer of them.
+
+    Raises a ValueError for more than MOST_STEPS: the rate of every step is kept.
+    """
+    steps = config.epochs * math.ceil(samples / (config.batch_size * config.accumulation_steps))
+    if steps > MOST_STEPS:
+        raise ValueError(
+            f"epochs is {config.epochs}, which makes {steps:,} steps of {samples:,} samples; at most {MOST_STEPS:,} can be made"
+        )
+    return steps
 
 
 class _Run:

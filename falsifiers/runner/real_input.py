@@ -148,19 +148,10 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _samples(path: Path) -> list[tuple[str, int]]:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; expected a JSONL corpus")
-    samples = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        try:
-            row = json.loads(line.decode("utf-8"))
-            text, label = row["input"], row["label"]
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, KeyError, TypeError) as error:
-            raise ValueError(f'{path}:{number}: expected {{"input": text, "label": number}} ({type(error).__name__}: {error})') from None
-        if not isinstance(text, str) or not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < MOST_CLASSES:
-            raise ValueError(f"{path}:{number}: input must be text and label an integer from 0 to {MOST_CLASSES - 1}; got label {label!r}")
-        samples.append((text, label))
-    return samples
+    """The texts and labels of a corpus, by the reader that training uses."""
+    from blackswan.impl.corpus import load_corpus
+
+    return [(sample.text, sample.label) for sample in load_corpus(path, MOST_CLASSES) if isinstance(sample.label, int)]
 
 
 def _padded(rows: Sequence[tuple[list[int], int]]) -> tuple[Array, Array, Array]:
