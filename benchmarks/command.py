@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from blackswan.impl.signals import leave, no_interrupt_lost
-
 INTERRUPTED, BAD_INPUT, NO_DEVICE = 130, 2, 6
 """The exit statuses of the other commands."""
 
@@ -42,8 +40,7 @@ def run(main: Callable[[], int]) -> int:
     """The exit status of `main`; of what it raises for reasons outside the program, one line is printed."""
     _imported()
     try:
-        with no_interrupt_lost():
-            return main()
+        return main()
     except KeyboardInterrupt:
         return _interrupted()
     except CannotRun as error:
@@ -58,7 +55,7 @@ def run(main: Callable[[], int]) -> int:
 
 def start(main: Callable[[], int]) -> NoReturn:
     """Runs `main` as a command and ends the process with its status."""
-    leave(run(main), INTERRUPTED)
+    sys.exit(run(main))
 
 
 def _status_of_the_device(error: RuntimeError) -> int | None:

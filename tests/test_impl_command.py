@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 import torch
+from blackswan.contracts.output import READER_GONE
 
 import blackswan.contracts.__main__
 from blackswan.contracts.fields import CONFIG
-from blackswan.contracts.output import READER_GONE
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.impl import fit as fitting
 from blackswan.impl.__main__ import main

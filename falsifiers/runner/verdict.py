@@ -103,7 +103,6 @@ class Verdict:
             "known_failure": None if self.known_failure is None else dict(self.known_failure),
             "seconds": {name: round(value, 6) for name, value in {"total": 0.0, **self.seconds}.items()},
             "digests": {},
-            "depends": {},
         }
         return {name: plain(value) for name, value in record.items()}
 
