@@ -1,6 +1,5 @@
 """Installed from a wheel, in somebody else's repository: one import name, and every door works beside packages of the same names."""
 
-import os
 import shlex
 import subprocess
 import sys
@@ -52,7 +51,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
         source, copy = ROOT / name, folder / "source" / name
         if source.is_symlink() or source.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.symlink_to(os.readlink(source)) if source.is_symlink() else copy.write_bytes(source.read_bytes())
+            copy.symlink_to(source.readlink()) if source.is_symlink() else copy.write_bytes(source.read_bytes())
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder), str(folder / "source")]
     subprocess.run([*pip, *build], check=True, capture_output=True, text=True, timeout=300)

@@ -91,7 +91,7 @@ def _called(signature: Signature, known: Mapping[str, Signature]) -> set[str]:
 
 @dataclass
 class Campaign:
-    """Attacks claims one by one. Of a verdict it makes a record, stores the counterexample and names the culprit; it writes no verdict file."""
+    """Attacks claims one by one, stores counterexamples and names culprits. It makes records of verdicts, and writes them nowhere."""
 
     subject: Subject
     contracts: Sequence[Contract]

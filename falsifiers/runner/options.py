@@ -50,7 +50,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str], prog: str) -> int:
-    """Runs `pytest falsifiers`, wherever the falsifiers are installed, without the settings that a working directory has for its own tests."""
+    """Runs `pytest falsifiers`, wherever they are installed, without the settings that a working directory has for its own tests."""
     parser(prog).parse_known_args(arguments)
     import pytest
 

@@ -158,7 +158,7 @@ def record_of(report: Any) -> dict[str, Any] | None:
 
 
 def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
-    """NOT_RUN is neither passed nor skipped, a known failure neither passed nor failed; a false claim failed, whatever marks its test has."""
+    """NOT_RUN and known failures are outcomes of their own; a false claim failed, whatever marks its test has."""
     record = record_of(report)
     if record is None or getattr(report, "when", None) != "call":
         return None
@@ -271,7 +271,7 @@ class Recorder:
 
     def _stopped_at_a_failure(self) -> bool:
         """Whether `-x` ended the run, which pytest-xdist does as Ctrl-C would."""
-        most: int = self.config.option.maxfail
+        most: int = self.config.option.maxfail or 0
         return 0 < most <= len(self.file.failures)
 
     def _status(self, exitstatus: int) -> int:
