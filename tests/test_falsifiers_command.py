@@ -385,7 +385,9 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.mark.parametrize(
-    ("processes", "mark", "state", "status"), [*(("0", *found) for found in MARKS.values()), ("2", *MARKS["xfail"])], ids=[*MARKS, "shared out"]
+    ("processes", "mark", "state", "status"),
+    [*(("0", *found) for found in MARKS.values()), ("2", *MARKS["xfail"])],
+    ids=[*MARKS, "shared out"],
 )
 def test_marks_of_a_users_conftest_make_no_false_claim_green(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: str, mark: str, state: str, status: int
@@ -425,7 +427,11 @@ def test_a_claim_that_hangs_or_kills_its_process_is_vacuous_and_the_others_go_on
     run = command("-p", "hanging", *SHARED, "--limit", "20", "--verdicts", file)
     assert run.status == 1, run.text
     found = {record["claim"]: record for record in records(file)[1:-1]}
-    assert {name: record["state"] for name, record in found.items()} == {"OP-RMSNORM": "HELD", "OP-SOFTMAX": "HELD", "OP-RESIDUAL": "VACUOUS"}
+    assert {name: record["state"] for name, record in found.items()} == {
+        "OP-RMSNORM": "HELD",
+        "OP-SOFTMAX": "HELD",
+        "OP-RESIDUAL": "VACUOUS",
+    }
     assert reason in found["OP-RESIDUAL"]["reason"]
 
 
