@@ -360,9 +360,8 @@ def test_claims_are_shared_out_and_one_file_holds_the_verdicts(tmp_path: Path) -
 
 def test_the_cores_are_shared_by_default_where_there_is_enough_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "cores", lambda: 16)
-    wanted = [options.processes(*given) for given in ((377, "cpu", False), (377, "cuda", False), (40, "cpu", False), (9, "cpu", False))]
+    wanted = [options.processes(*given) for given in ((377, "cpu"), (377, "cuda"), (40, "cpu"), (9, "cpu"))]
     assert wanted == [16, options.MOST_ON_A_GPU, 5, 0]
-    assert options.processes(1, "cpu", limited=True) == 1
 
 
 MARKS = {

@@ -81,11 +81,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def processes(targets: int, device: str, limited: bool) -> int:
-    """How many processes share the claims out by default; 0 is this one alone. A time limit ends a process, so it needs one more."""
+def processes(targets: int, device: str) -> int:
+    """How many processes share the claims out by default; 0 is this one alone."""
     most = cores() if device == "cpu" else min(cores(), MOST_ON_A_GPU)
     wanted = min(most, targets // TARGETS_PER_PROCESS)
-    return wanted if wanted > 1 else int(limited)
+    return wanted if wanted > 1 else 0
 
 
 def one_case(option: argparse.Namespace) -> None:

@@ -25,6 +25,7 @@ from blackswan.reports import places
 
 EXIT_USAGE, EXIT_NOTHING_HELD, EXIT_NO_DEVICE = 4, 5, 6
 CAMPAIGN = pytest.StashKey[Campaign]()
+CONTRACTS = pytest.StashKey[list[contracts.Contract]]()
 STORED = pytest.StashKey[tuple[Claim, Case]]()
 NOTES = pytest.StashKey[list[warnings.WarningMessage]]()
 NOT_RUN, KNOWN_FAILURE = "not run", "known failure"
@@ -44,19 +45,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Shares the claims out to all cores, one at a time and in their order, where the command line does not say how."""
     option = config.option
-    if hasattr(config, "workerinput") or option.help or option.version or not hasattr(option, "numprocesses"):
+    if hasattr(config, "workerinput") or option.help or option.version:
         return
-    if option.numprocesses is None and not option.tx and option.dist == "no" and not (option.collectonly or option.usepdb or option.replay):
-        option.numprocesses = options.processes(_targets(option), option.device, option.limit is not None)
+    if not hasattr(option, "numprocesses"):
+        if option.limit is not None:
+            raise pytest.UsageError("--limit ends a process of pytest-xdist; expected no -p no:xdist beside it")
+        return
+    if option.numprocesses is None and not option.tx and option.dist == "no" and not (option.collectonly or option.usepdb):
+        option.numprocesses = options.processes(_targets(config), option.device)
+    if option.limit is not None and not option.tx:
+        option.numprocesses = option.numprocesses or 1
     if option.numprocesses and option.dist == "no":
         option.dist, option.maxschedchunk = "load", option.maxschedchunk or 1
 
 
-def _targets(option: Any) -> int:
+def _targets(config: pytest.Config) -> int:
+    option = config.option
+    if option.replay is not None:
+        return 1
     try:
-        return len(targets(contracts.load(), Selection(option.claim, option.operation, option.dtype), option.device.split(":")[0]))
+        chosen = Selection(option.claim, option.operation, option.dtype)
+        return len(targets(_contracts(config), chosen, option.device.split(":")[0]))
     except contracts.ContractError:  # which pytest_configure reports
         return 0
+
+
+def _contracts(config: pytest.Config) -> list[contracts.Contract]:
+    if CONTRACTS not in config.stash:
+        config.stash[CONTRACTS] = contracts.load()
+    return config.stash[CONTRACTS]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,7 +97,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def _campaign(config: pytest.Config) -> Campaign:
     """What the options ask for. ContractError, ValueError or OSError says what cannot be used; an absent device ends the run."""
     option, worker = config.option, hasattr(config, "workerinput")
-    loaded = contracts.load()
+    loaded = _contracts(config)
     selection = Selection(option.claim, option.operation, option.dtype)
     options.known_names(selection, loaded)
     real_input = RealInput(option.model, option.corpus)
