@@ -75,3 +75,15 @@ def test_completion_knows_sub_commands_and_options(words: tuple[str, ...], expec
 def test_a_sub_command_ends_as_its_module_does(line: list[str], status: int, said: str) -> None:
     ran = CliRunner().invoke(main, line)
     assert (ran.exit_code, said in ran.output) == (status, True), ran.output
+
+
+@pytest.mark.parametrize(
+    ("line", "command"), [(["contracts", "lint"], "contracts.__main__._lint"), (["report", "check", "x"], "reports.__main__._check")]
+)
+def test_ctrl_c_is_one_word_and_status_130(line: list[str], command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_options: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"blackswan.{command}", interrupt)
+    ran = CliRunner().invoke(main, line)
+    assert (ran.exit_code, ran.output) == (130, "interrupted\n")
