@@ -25,6 +25,7 @@ from blackswan.falsifiers.runner.campaign import Campaign, Selection
 from blackswan.falsifiers.runner.engine import Options
 from blackswan.falsifiers.runner.real_input import RealInput
 from blackswan.falsifiers.runner.verdict import State
+from blackswan.falsifiers.runner.verdict_file import VerdictFile
 from blackswan.falsifiers.subjects.implementation import Implementation
 
 COLUMNS = ("examples", "cases", "drawing", "reference", "noise", "subject", "comparison", "engine", "recording", "total", "ratio")
@@ -62,14 +63,17 @@ def run(examples: int | None, claims: Sequence[str]) -> list[float]:
         campaign = Campaign(
             Implementation("cpu"), contracts.load(), Options(examples=examples), Selection(claims), real_input, Path(folder) / "v.jsonl"
         )
-        campaign.open()
+        file = VerdictFile(campaign)
+        file.open()
+        verdicts = []
         start = time.perf_counter()
         for target in campaign.targets():
-            campaign.attack(target)
+            verdicts.append(campaign.attack(target))
+            file.add(campaign.record(verdicts[-1]))
         total = time.perf_counter() - start
-        campaign.close(0, interrupted=False)
+        file.close(0, interrupted=False)
     spent = Counter[str]()
-    for verdict in campaign.verdicts:
+    for verdict in verdicts:
         spent.update(verdict.seconds)
         if verdict.state not in (State.HELD, State.NOT_RUN):
             print(f"note: {verdict.claim.id} in {verdict.dtype} is {verdict.state.value}")
@@ -77,7 +81,7 @@ def run(examples: int | None, claims: Sequence[str]) -> list[float]:
     engine = spent["total"] - sum(spent[stage] for stage in stages)
     recording = total - spent["total"]
     harness = spent["drawing"] + spent["comparison"] + engine + recording
-    cases = sum(verdict.tally.run for verdict in campaign.verdicts)
+    cases = sum(verdict.tally.run for verdict in verdicts)
     ratio = harness / (spent["reference"] + spent["subject"])
     return [examples or 0, cases, *(spent[stage] for stage in stages), engine, recording, total, ratio]
 

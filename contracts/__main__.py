@@ -1,5 +1,4 @@
-"""The contracts' own door: lint, list, show, diagnose. Exit status 0: nothing found, 1: findings, 2: usage or output without room,
-130: interrupted, 141: nobody reads the output."""
+"""The contracts' own door: lint, list, show, diagnose. Exit status 0: nothing found, 1: findings, 2: bad usage, 130: interrupted."""
 
 import argparse
 import math
@@ -11,7 +10,6 @@ from typing import Any
 
 from blackswan.contracts import KINDS, Claim, ContractError, Range, Tolerance, Vocabulary, load_vocabulary
 from blackswan.contracts.document import read
-from blackswan.contracts.output import written
 from blackswan.contracts.problems import KeyPath, shown_path, unknown
 from blackswan.contracts.schema import shown
 from blackswan.contracts.unforeseen import diagnose, load
@@ -29,25 +27,21 @@ class UsageError(Exception):
     """A command line that cannot be carried out."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m contracts") -> int:
     """Runs a command and returns its exit status."""
     try:
-        return written(lambda: _run(arguments))
+        options = parser(prog).parse_args(arguments)
+        command: Callable[[argparse.Namespace], int] = options.command
+        return command(options)
     except ContractError as error:
         print(f"{error}\n{_count(error)}", file=sys.stderr)
         return 1
     except (UsageError, OSError) as error:
-        print(f"python -m contracts: {error}", file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-
-
-def _run(arguments: Sequence[str] | None) -> int:
-    options = _parser().parse_args(arguments)
-    command: Callable[[argparse.Namespace], int] = options.command
-    return command(options)
 
 
 def _count(error: ContractError) -> str:
@@ -55,11 +49,10 @@ def _count(error: ContractError) -> str:
     return f"{number} problem{'s' if number > 1 else ''}"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m contracts", description="Claims about QLoRA fine-tuning, and rules for its hyperparameters."
-    )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+def parser(prog: str) -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    found = argparse.ArgumentParser(prog=prog, description="Claims about QLoRA fine-tuning, and rules for its hyperparameters.")
+    commands = found.add_subparsers(required=True, metavar="COMMAND")
     lint = commands.add_parser("lint", help="check contract files")
     lint.add_argument("paths", nargs="*", metavar="PATH", type=Path, help="files or folders (default: the contracts of this folder)")
     lint.set_defaults(command=_lint)
@@ -74,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     diagnose.add_argument("config", metavar="CONFIG.yaml", type=Path)
     diagnose.add_argument("--statistics", metavar="FILE.yaml", type=Path, help="p99_length, imbalance_ratio, minority_count")
     diagnose.set_defaults(command=_diagnose)
-    return parser
+    return found
 
 
 def _lint(options: argparse.Namespace) -> int:

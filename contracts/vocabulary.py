@@ -11,7 +11,7 @@ from blackswan.contracts.model import Check, Input, Location, Mutant, Output, Sc
 from blackswan.contracts.problems import ContractError, KeyPath, Problem, unknown
 from blackswan.contracts.schema import shown, violations
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).resolve().parent
 VOCABULARY_FILES = ("operations.yaml", "checks.yaml")
 
 

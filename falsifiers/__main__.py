@@ -3,37 +3,28 @@
 import argparse
 import sys
 from collections.abc import Sequence
-
-from blackswan.impl.signals import leave, no_interrupt_lost
+from pathlib import Path
+from typing import Any
 
 INTERRUPTED = 130
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0 when done, 1 where a claim cannot fail or a mutant survives, 2 bad input, or output that cannot be written, 6 no such
-    device, 130 interrupted, 141 nobody reads the output."""
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m falsifiers") -> int:
+    """Exit status 0 when done, 1 where a claim cannot fail or a mutant survives, 2 bad input, 6 no such device, 130 interrupted."""
     try:
-        with no_interrupt_lost():
-            from blackswan.contracts.output import written  # with what contracts need it takes a while, in which Ctrl-C may come
-
-            return written(lambda: _run(arguments))
-    except OSError as error:
-        print(f"falsifiers: {error}", file=sys.stderr)
-        return 2
+        return _run(arguments, prog)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _run(arguments: Sequence[str] | None, prog: str) -> int:
+    options = parser(prog).parse_args(arguments)
     from blackswan import contracts
     from blackswan.impl.device import EXIT_STATUS, DeviceUnavailable
 
-    options = _parser().parse_args(arguments)
     try:
         status: int = options.run(options)
-    except BrokenPipeError:
-        raise
     except (contracts.ContractError, ValueError, OSError) as error:
         print(f"falsifiers {options.command}: {error}", file=sys.stderr)
         return 2
@@ -43,17 +34,43 @@ def _run(arguments: Sequence[str] | None) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
-    from blackswan.falsifiers.mutants import catalogue_command, power_command
+def parser(prog: str) -> argparse.ArgumentParser:
+    """The parser of all commands. What runs them is imported when they run."""
     from blackswan.falsifiers.runner import calibrate_command
 
-    parser = argparse.ArgumentParser(prog="python -m falsifiers", description="Measures of the falsifiers themselves.")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    found = argparse.ArgumentParser(prog=prog, description="Measures of the falsifiers themselves.")
+    commands = found.add_subparsers(dest="command", metavar="COMMAND", required=True)
     calibrate_command.add_parser(commands)
-    power_command.add_parser(commands)
-    catalogue_command.add_parser(commands)
-    return parser
+    _add_power(commands)
+    said = "write contracts/mutants.json, by which contracts are linted, from the mutants' decorators"
+    commands.add_parser("catalogue", help=said, description=said).set_defaults(run=_catalogue)
+    return found
+
+
+def _add_power(commands: Any) -> None:
+    from blackswan.falsifiers.runner.options import cores, positive
+
+    said = "run every claim on wrong implementations: each must be caught, and each claim must catch some"
+    power = commands.add_parser("power", help=said, description=said)
+    power.add_argument("--claim", action="append", default=[], metavar="ID", help="this claim only; may be repeated")
+    power.add_argument("--mutant", action="append", default=[], metavar="NAME", help="this mutant only; may be repeated")
+    power.add_argument("--full", action="store_true", help="every cell, not only those that decide something")
+    power.add_argument("--processes", type=positive, default=cores(), metavar="N", help="processes to run in (default: one a core)")
+    power.add_argument("--output", type=Path, metavar="FILE", help="write the cells as JSON lines")
+    power.set_defaults(run=_power)
+
+
+def _power(options: argparse.Namespace) -> int:
+    from blackswan.falsifiers.mutants import power_command
+
+    return power_command.run(options)
+
+
+def _catalogue(options: argparse.Namespace) -> int:
+    from blackswan.falsifiers.mutants import catalogue_command
+
+    return catalogue_command.run(options)
 
 
 if __name__ == "__main__":
-    leave(main(), INTERRUPTED)
+    sys.exit(main())

@@ -5,48 +5,39 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from blackswan.contracts.output import written
-
 INTERRUPTED = 130
 _HERE = Path(__file__).parent
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m reports") -> int:
     """Runs a command; returns its exit status: 0 done, 1 something got worse (compare) or is not held and current (evidence), 2 bad input,
-    or output that cannot be written, 130 interrupted, 141 nobody reads the output."""
+    or a file that cannot be written, 130 interrupted."""
+    program = parser(prog)
+    options = program.parse_args(arguments)
+    if options.command is None:
+        program.print_help()
+        return 0
+    run: Callable[[argparse.Namespace], int] = options.run
     try:
-        return written(lambda: _run(arguments))
-    except OSError as error:
-        print(f"reports: {error}", file=sys.stderr)
+        return run(options)
+    except (ValueError, OSError) as error:
+        print(f"reports {options.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
-def _run(arguments: Sequence[str] | None) -> int:
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.command is None:
-        parser.print_help()
-        return 0
-    run: Callable[[argparse.Namespace], int] = options.run
-    try:
-        return run(options)
-    except BrokenPipeError:
-        raise
-    except (ValueError, OSError) as error:
-        print(f"reports {options.command}: {error}", file=sys.stderr)
-        return 2
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m reports", description="Verdict records in, pages out.")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+def parser(prog: str) -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    found = argparse.ArgumentParser(prog=prog, description="Verdict records in, pages out.")
+    commands = found.add_subparsers(dest="command", metavar="COMMAND")
 
     render = commands.add_parser("render", help="write a run's pages", description="Writes a verdict file's pages, named like the file.")
     render.add_argument("file", type=Path, help="verdict file (JSON Lines)")
-    render.add_argument("--output", type=Path, default=_HERE / "generated", metavar="DIR", help="default: reports/generated")
+    render.add_argument(
+        "--output", type=Path, default=None, metavar="DIR", help="default: reports/generated of a checkout, else blackswan-reports"
+    )
     render.add_argument("--format", choices=("md", "json", "html", "all"), default="all", help="default: all")
     render.add_argument("--against-tree", action="store_true", help="mark verdicts STALE whose claim or code has changed in this checkout")
     render.set_defaults(run=_render)
@@ -68,14 +59,15 @@ def _parser() -> argparse.ArgumentParser:
     evidence.add_argument("--folder", type=Path, default=_HERE / "evidence", metavar="DIR", help="default: reports/evidence")
     evidence.add_argument("--require-current", action="store_true", help="exit status 1 where a claim is held by no current verdict")
     evidence.set_defaults(run=_evidence)
-    return parser
+    return found
 
 
 def _render(options: argparse.Namespace) -> int:
+    from blackswan.reports.places import generated
     from blackswan.reports.render import FORMATS, write_pages
 
     formats = FORMATS if options.format == "all" else (options.format,)
-    headline, pages = write_pages(options.file, options.output, formats, options.against_tree)
+    headline, pages = write_pages(options.file, options.output or generated(), formats, options.against_tree)
     print(headline)
     for path in pages:
         print(path)

@@ -91,7 +91,7 @@ def command(*arguments: object, tree: Path = ROOT, folder: Path | None = None) -
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     return Run(ran.returncode, ran.stdout + ran.stderr)
 
@@ -100,7 +100,7 @@ def several(lines: list[list[str]], tree: Path = ROOT) -> list[Run]:
     """The same command many times in one process, since it takes seconds to start."""
     given = json.dumps([["falsifiers", *QUICK, *line] for line in lines])
     ran = subprocess.run(
-        [sys.executable, "-c", SEVERAL], cwd=tree, env=ENVIRONMENT, input=given, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", SEVERAL], cwd=tree, env=ENVIRONMENT, input=given, capture_output=True, text=True, timeout=600
     )
     assert ran.returncode == 0, ran.stderr
     return [Run(*json.loads(line)) for line in ran.stdout.splitlines()]

@@ -11,14 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 from falsifiers_claims import Fake, Fickle, Wrong, claim, off, y_off
+from terminal_processes import ROOT
 
+from blackswan import contracts
 from blackswan.contracts.model import Claim, Contract
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from blackswan.falsifiers.numeric.case import Case, load
-from blackswan.falsifiers.runner.campaign import Campaign, Selection
+from blackswan.falsifiers.runner.campaign import Campaign, Selection, targets
 from blackswan.falsifiers.runner.engine import Options
 from blackswan.falsifiers.runner.real_input import RealInput
 from blackswan.falsifiers.runner.verdict import State, Verdict
+from blackswan.falsifiers.runner.verdict_file import VerdictFile
 from blackswan.reference.table import Array
 from blackswan.reports import markdown
 from blackswan.reports.records import read
@@ -32,6 +35,23 @@ def campaign(tmp_path: Path, subject: Any, *claims: Claim) -> Campaign:
     return Campaign(subject, [contract], QUICK, Selection(), RealInput(CHECKPOINT, CORPUS_HELDOUT), tmp_path / "out" / "verdicts.jsonl")
 
 
+class Run:
+    """A campaign with its verdict file, in one process."""
+
+    def __init__(self, campaign: Campaign) -> None:
+        self.campaign, self.file, self.path = campaign, VerdictFile(campaign), campaign.verdict_file
+        self.file.open()
+
+    def attack(self) -> list[Verdict]:
+        """Attacks everything and closes the file."""
+        found = []
+        for target in self.campaign.targets():
+            found.append(self.campaign.attack(target))
+            self.file.add(self.campaign.record(found[-1]))
+        self.file.close(1, interrupted=False)
+        return found
+
+
 def test_an_interrupt_leaves_the_verdicts_so_far(tmp_path: Path) -> None:
     class Impatient(Fake):
         def answer(self, inputs: Mapping[str, Array], outputs: dict[str, Array]) -> dict[str, Array]:
@@ -41,16 +61,13 @@ def test_an_interrupt_leaves_the_verdicts_so_far(tmp_path: Path) -> None:
 
     first, second = claim(name="FIRST"), claim(name="SECOND", domain_changes={"sizes": {"rows": (1,), "hidden": (9,)}})
     first = replace(first, domain=replace(first.domain, sizes={"rows": (1,), "hidden": (5,)}))
-    run = campaign(tmp_path, Impatient(), first, second)
-    run.open()
-    one, other = run.targets()
-    assert run.attack(one).state is State.HELD
+    run = Run(campaign(tmp_path, Impatient(), first, second))
     with pytest.raises(KeyboardInterrupt):
-        run.attack(other)
-    lines = [json.loads(line) for line in run.verdict_file.read_text().splitlines()]
+        run.attack()
+    lines = [json.loads(line) for line in run.path.read_text().splitlines()]
     assert [line["record"] for line in lines] == ["run", "verdict"], "readable before the file is closed"
-    run.close(2, interrupted=True)
-    end = json.loads(run.verdict_file.read_text().splitlines()[-1])
+    run.file.close(2, interrupted=True)
+    end = json.loads(run.path.read_text().splitlines()[-1])
     assert (end["interrupted"], end["exit_status"], end["totals"]["HELD"]) == (True, 2, 1)
 
 
@@ -72,7 +89,7 @@ def test_every_state_makes_a_record_that_the_schema_accepts(tmp_path: Path) -> N
     def sized(name: str, hidden: int, **changes: Any) -> Claim:
         return claim(name=name, domain_changes={"sizes": {"rows": (1,), "hidden": (hidden,)}, **changes})
 
-    run = campaign(
+    made = campaign(
         tmp_path,
         Moody(),
         sized("HOLDS", 5),
@@ -81,9 +98,8 @@ def test_every_state_makes_a_record_that_the_schema_accepts(tmp_path: Path) -> N
         sized("ABSENT", 5, dtype=("bfloat16",)),
         sized("NOTHING", 5, require=("hidden > 9",)),
     )
-    run.open()
-    states = {str(run.attack(target).claim.id): run.verdicts[-1].state for target in run.targets()}
-    run.close(1, interrupted=False)
+    verdicts = Run(made).attack()
+    states = {verdict.claim.id: verdict.state for verdict in verdicts}
     assert states == {
         "HOLDS": State.HELD,
         "WRONG": State.FALSIFIED,
@@ -91,33 +107,30 @@ def test_every_state_makes_a_record_that_the_schema_accepts(tmp_path: Path) -> N
         "ABSENT": State.NOT_RUN,
         "NOTHING": State.VACUOUS,
     }
-    kept = read(run.verdict_file)
+    kept = read(made.verdict_file)
     assert {record["claim"]: record["state"] for record in kept.verdicts} == {name: state.value for name, state in states.items()}
-    wrong = run.verdicts[1]
-    assert wrong.replay is not None
+    assert {record["claim"] for record in kept.verdicts if made.fails(record)} == {"WRONG", "FLAKES", "NOTHING"}
+    made.required = ("cuda",)
+    assert {record["claim"] for record in kept.verdicts if made.fails(record)} == {"WRONG", "FLAKES", "NOTHING", "ABSENT"}
+    assert next(verdict for verdict in verdicts if verdict.claim.id == "WRONG").replay is not None
     stored = sorted(path.name.split("-float32")[0] for path in (tmp_path / "out" / "counterexamples").iterdir())
     assert stored == ["FLAKES", "WRONG"]
 
 
 def test_counterexamples_that_differ_in_their_seeds_alone_are_all_kept(tmp_path: Path) -> None:
     run = campaign(tmp_path, Fake(), claim())
-    run.open()
     for seed in (3, 4):
         case = Case("rms_norm", "float32", {}, {}, seed, "normal", {})
         run.conclude(Verdict(claim(), "float32", "cpu", State.FLAKY, "answers differ", case=case))
-    run.close(1, interrupted=False)
     assert len(list((tmp_path / "out" / "counterexamples").iterdir())) == 2
 
 
 def test_a_falsified_verdict_stands_where_its_counterexample_cannot_be_saved(tmp_path: Path) -> None:
-    run = campaign(tmp_path, Wrong(y_off), claim())
-    run.open()
-    (run.verdict_file.parent / "counterexamples").write_text("a plain file", encoding="utf-8")
-    for target in run.targets():
-        run.attack(target)
-    run.close(1, interrupted=False)
-    kept = read(run.verdict_file).verdicts
-    assert len(kept) == len(list(run.targets()))
+    run = Run(campaign(tmp_path, Wrong(y_off), claim()))
+    (run.path.parent / "counterexamples").write_text("a plain file", encoding="utf-8")
+    assert run.attack()
+    kept = read(run.path).verdicts
+    assert len(kept) == len(list(run.campaign.targets()))
     for record in kept:
         assert record["state"] == "FALSIFIED"
         assert record["counterexample"] is not None
@@ -127,15 +140,13 @@ def test_a_falsified_verdict_stands_where_its_counterexample_cannot_be_saved(tmp
 
 
 def test_the_line_that_replays_a_case_is_a_command_of_a_shell_whatever_the_folder(tmp_path: Path) -> None:
-    run = campaign(tmp_path / "a folder & its 'name'", Wrong(y_off), claim())
-    run.open()
-    found = [run.attack(target) for target in run.targets()]
-    run.close(1, interrupted=False)
-    pages = markdown.render(summarise(read(run.verdict_file)))
+    run = Run(campaign(tmp_path / "a folder & its 'name'", Wrong(y_off), claim()))
+    found = run.attack()
+    pages = markdown.render(summarise(read(run.path)))
     for one in found:
         assert one.replay is not None
         *program, file = shlex.split(one.replay)
-        assert program == ["pytest", "falsifiers", "--replay"]
+        assert program == ["pytest", "falsifiers" if Path.cwd() == ROOT else str(ROOT / "falsifiers"), "--replay"]
         assert load(Path(file))[0] == one.claim.id
         assert f"- **Replay**: `{one.replay}`\n" in pages
 
@@ -150,3 +161,24 @@ def test_nothing_is_left_of_a_counterexample_that_a_full_disk_cut_off(tmp_path: 
     with pytest.raises(OSError, match="No space left"):
         case.save(tmp_path / "case.npz", "OP-RMSNORM")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_claims_run_from_elementary_to_whole() -> None:
+    found = targets(contracts.load(), Selection(), "cpu")
+    order = [target.claim for target in found]
+    first = {one.operation: index for index, one in reversed([*enumerate(order)])}
+    before = [
+        ("rms_norm", "lora_linear"),
+        ("rms_norm", "weighted_cross_entropy"),
+        ("rms_norm", "adamw_step"),
+        ("weighted_cross_entropy", "decoder_forward"),
+        ("adamw_step", "decoder_forward"),
+        ("decoder_forward", "classifier_forward"),
+        ("classifier_forward", "classifier_loss"),
+        ("classifier_loss", "train_steps"),
+        ("train_steps", "fit_run"),
+        ("train_steps", "adapter_forward"),
+    ]
+    for simple, whole in before:
+        assert first[simple] < first[whole], (simple, whole)
+    assert len({target.key for target in found}) == len(order)

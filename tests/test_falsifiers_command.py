@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ import pytest
 import torch
 from falsifiers_claims import claim
 from safetensors.numpy import load_file, save_file
-from terminal_processes import ROOT, command, listing, records, several
+from terminal_processes import ENVIRONMENT, PLAIN, ROOT, command, interrupted, listing, records, several, started
 
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
-from blackswan.falsifiers.runner import engine
+from blackswan.falsifiers.runner import engine, options
 from blackswan.falsifiers.runner.plugin import EXIT_NO_DEVICE, EXIT_NOTHING_HELD, EXIT_USAGE
 from blackswan.falsifiers.runner.real_input import RealInput
 from blackswan.reports.__main__ import main as check_reports
@@ -30,6 +31,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("tree")
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "generated", "evidence"))
+    shutil.copytree(ROOT / "blackswan", copy / "blackswan", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", copy)
     return copy
 
@@ -63,7 +65,7 @@ def test_a_held_claim_is_success_from_any_folder_and_twice_in_a_row(tmp_path: Pa
     file = tmp_path / "new" / "verdicts.jsonl"
     first = command("--claim", "OP-RMSNORM", "--verdicts", file, folder=tmp_path)
     kept = records(file)
-    (again,) = several([["--claim", "OP-RMSNORM", "--verdicts", str(file), "--dtype", "bfloat16", "--limit", "60"]])
+    (again,) = several([["--claim", "OP-RMSNORM", "--verdicts", str(file), "--dtype", "bfloat16"]])
     assert (first.status, again.status) == (0, 0), first.text + again.text
     assert [record["record"] for record in kept] == ["run", "verdict", "verdict", "end"]
     assert {record["dtype"] for record in kept if record["record"] == "verdict"} == {"float32", "bfloat16"}
@@ -202,8 +204,6 @@ def bad_lines(folder: Path) -> list[tuple[list[str], str]]:
         (["--corpus", (corpus := write(folder / "c.jsonl", GOOD_LINE)), "--verdicts", corpus], "c.jsonl is no verdict file"),
         (["--verdicts", str(Path(write(folder / "README.md", "# Blackswan\n")).with_suffix(".jsonl"))], "README.md is no page"),
         (["--verdicts", str(Path(write(folder / "m.json" / "x", "")).parent.with_suffix(".jsonl"))], "m.json is no page of a report"),
-        (["-n", "2"], "one process writes the verdict file"),
-        (["-n", "2", "--dist", "loadfile"], "one process writes the verdict file"),
         (["--resume", "--replay", replay_file(folder, "OP-RMSNORM")], "--resume goes on with a run, and --replay"),
         (["--model", str(folder / "nowhere")], "config.json: no such file"),
         (["--model", taken], "no such file"),
@@ -332,6 +332,133 @@ def test_what_only_a_gpu_could_show_is_not_run_and_nothing_held_is_no_success(tr
     nothing = command("-k", "no_such_test", "--verdicts", tmp_path / "none.jsonl", tree=tree)
     assert nothing.status == EXIT_NOTHING_HELD
     assert not (tmp_path / "none.jsonl").exists()
+
+
+def planted(tree: Path, name: str, code: str) -> Path:
+    """A plug-in of a user, which every process of a run imports."""
+    path = tree / f"{name}.py"
+    path.write_text(code, encoding="utf-8")
+    return path
+
+
+SHARED = ("--claim", "OP-RMSNORM", "--claim", "OP-RESIDUAL", "--claim", "OP-SOFTMAX", "--dtype", "float32")
+
+
+def test_claims_are_shared_out_and_one_file_holds_the_verdicts(tmp_path: Path) -> None:
+    shared = command(*SHARED, "-n", "2", "--verdicts", tmp_path / "shared.jsonl")
+    alone = command(*SHARED, "-n", "0", "--verdicts", tmp_path / "alone.jsonl")
+    assert (shared.status, alone.status) == (0, 0), shared.text + alone.text
+    found = [{record["claim"]: record for record in records(tmp_path / f"{name}.jsonl")[1:-1]} for name in ("shared", "alone")]
+    for one in (*found[0].values(), *found[1].values()):
+        del one["seconds"]
+    assert found[0] == found[1]
+    for words in ("decoder-operations     3", "verdicts: "):
+        assert words in shared.text
+        assert words in alone.text
+    assert "3 passed" in shared.text
+
+
+def test_the_cores_are_shared_by_default_where_there_is_enough_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "cores", lambda: 16)
+    wanted = [options.processes(*given) for given in ((377, "cpu"), (377, "cuda"), (40, "cpu"), (9, "cpu"))]
+    assert wanted == [16, options.MOST_ON_A_GPU, 5, 0]
+
+
+MARKS = {
+    "xfail": ("pytest.mark.xfail(reason='not today')", "FALSIFIED", 1),
+    "xfail unless it raises": ("pytest.mark.xfail(raises=ValueError)", "FALSIFIED", 1),
+    "not run": ("pytest.mark.xfail(run=False, reason='not today')", "NOT_RUN", EXIT_NOTHING_HELD),
+    "skip": ("pytest.mark.skip(reason='not today')", "NOT_RUN", EXIT_NOTHING_HELD),
+}
+MARKING = """
+import os
+import pytest
+from blackswan.impl.operations import OPERATIONS
+
+OPERATIONS["residual_add"] = lambda x, branch: branch * 1.0
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(eval(os.environ["MARK"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("processes", "mark", "state", "status"),
+    [*(("0", *found) for found in MARKS.values()), ("2", *MARKS["xfail"])],
+    ids=[*MARKS, "shared out"],
+)
+def test_marks_of_a_users_conftest_make_no_false_claim_green(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: str, mark: str, state: str, status: int
+) -> None:
+    planted(tmp_path, "marking", MARKING)
+    monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(tmp_path))
+    monkeypatch.setitem(ENVIRONMENT, "MARK", mark)
+    file = tmp_path / "verdicts.jsonl"
+    run = command("-p", "marking", "--claim", "OP-RESIDUAL", "--dtype", "float32", "-n", processes, "--verdicts", file)
+    assert run.status == status, run.text
+    assert run.verdict(file)["state"] == state
+    assert records(file)[-1]["exit_status"] == status
+
+
+HANGING = """
+import os, time
+from blackswan.impl.operations import OPERATIONS
+
+def hangs(x, branch):
+    time.sleep(300)
+
+def dies(x, branch):
+    os.kill(os.getpid(), 11)
+
+OPERATIONS["residual_add"] = {"hangs": hangs, "dies": dies}[os.environ["HOW"]]
+"""
+
+
+@pytest.mark.parametrize(("how", "reason"), [("hangs", "no verdict within 20 s"), ("dies", "the attacking process died")])
+def test_a_claim_that_hangs_or_kills_its_process_is_vacuous_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, reason: str
+) -> None:
+    planted(tmp_path, "hanging", HANGING)
+    monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(tmp_path))
+    monkeypatch.setitem(ENVIRONMENT, "HOW", how)
+    file = tmp_path / "verdicts.jsonl"
+    run = command("-p", "hanging", *SHARED, "--limit", "20", "--verdicts", file)
+    assert run.status == 1, run.text
+    found = {record["claim"]: record for record in records(file)[1:-1]}
+    assert {name: record["state"] for name, record in found.items()} == {
+        "OP-RMSNORM": "HELD",
+        "OP-SOFTMAX": "HELD",
+        "OP-RESIDUAL": "VACUOUS",
+    }
+    assert reason in found["OP-RESIDUAL"]["reason"]
+
+
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_ctrl_c_leaves_a_readable_verdict_file(tmp_path: Path, processes: str) -> None:
+    file = tmp_path / "verdicts.jsonl"
+    asked = ["--verdicts", str(file), "--effort", "deep", "--claim", "OP-RESIDUAL", "--claim", "CLS-STEP", "-n", processes]
+    process = started("-m", "pytest", "falsifiers", *PLAIN, *asked, environment=ENVIRONMENT)
+    deadline = time.monotonic() + 90
+    while process.poll() is None and time.monotonic() < deadline and '"verdict"' not in (file.read_text() if file.exists() else ""):
+        time.sleep(0.1)
+    status, _ = interrupted(process)
+    found = records(file)
+    assert status == pytest.ExitCode.INTERRUPTED
+    assert [found[0]["record"], found[-1]["record"]] == ["run", "end"]
+    assert (found[-1]["interrupted"], found[-1]["exit_status"]) == (True, 2)
+    verdicts = [record for record in found if record["record"] == "verdict"]
+    assert verdicts
+    assert sum(found[-1]["totals"].values()) == len(verdicts)
+
+
+def test_the_first_failure_is_the_elementary_one(tree: Path, edited: Any, tmp_path: Path) -> None:
+    edited("impl/operations/layers.py", "widen(weight), eps)", "widen(weight), 1e-3)")
+    file = tmp_path / "verdicts.jsonl"
+    run = command("-x", "-n", "0", "--verdicts", file, tree=tree)
+    assert run.status == 1, run.text
+    last = [record for record in records(file) if record["record"] == "verdict"][-1]
+    assert (last["operation"], last["state"]) == ("rms_norm", "FALSIFIED"), last
 
 
 BREAKS = {

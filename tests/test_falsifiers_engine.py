@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from falsifiers_claims import EXACT, ROUNDING, Answer, Fake, Fickle, Hanging, Wrong, boundary, claim, off, y_off
+from falsifiers_claims import EXACT, ROUNDING, Answer, Fake, Fickle, Wrong, boundary, claim, off, y_off
 
 from blackswan import reference
 from blackswan.contracts.model import Claim, Range, Tolerance
@@ -21,7 +21,6 @@ from blackswan.falsifiers.numeric.strategies import Draw, build
 from blackswan.falsifiers.runner import engine
 from blackswan.falsifiers.runner.engine import SEEDS_OF_A_DRAW, Options, falsify
 from blackswan.falsifiers.runner.verdict import State, Verdict
-from blackswan.falsifiers.runner.watchdog import Watchdog
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
 from blackswan.reference.table import Array, Operation
 
@@ -370,34 +369,6 @@ def test_nan_from_a_block_of_zeros_does_not_pass(check: Any) -> None:
 
 
 # the watchdog
-
-
-def test_a_watchdog_gives_the_verdict_stops_what_hangs_and_survives_what_dies() -> None:
-    sized = claim(domain_changes={"sizes": {"rows": (2,), "hidden": (5,)}})
-    large = claim(name="LARGE", domain_changes={"sizes": {"rows": (2,), "hidden": (9,)}})
-    dog = Watchdog(Hanging(7), QUICK, 1.0)
-    try:
-        alone = falsify(sized, "float32", Hanging(7), QUICK)
-        watched = dog.falsify(sized, "float32")
-        assert watched.state is State.HELD
-        assert watched.tally.run == alone.tally.run
-        start = time.perf_counter()
-        hung = dog.falsify(large, "float32")
-        assert time.perf_counter() - start < 5
-        assert hung.state is State.VACUOUS
-        assert "no verdict within 1 s" in str(hung.reason)
-        assert "'hidden': 9" in str(hung.reason)
-        assert dog.falsify(sized, "float32").state is State.HELD
-    finally:
-        dog.close()
-    dying = Watchdog(Hanging(7, kill=True), QUICK, 30.0)
-    try:
-        dead = dying.falsify(large, "float32")
-        assert dead.state is State.VACUOUS
-        assert "died" in str(dead.reason)
-        assert "SIGSEGV" in str(dead.reason)
-    finally:
-        dying.close()
 
 
 def test_the_answers_of_a_claim_without_a_subject_error_have_a_cause() -> None:

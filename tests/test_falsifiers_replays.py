@@ -16,9 +16,9 @@ from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.runner import engine
 from blackswan.falsifiers.runner.engine import Options
-from blackswan.falsifiers.runner.options import stored_case
 from blackswan.falsifiers.runner.plugin import EXIT_USAGE
 from blackswan.falsifiers.runner.real_input import RealInput
+from blackswan.falsifiers.runner.validate_case import stored_case
 
 LOADED = contracts.load()
 CLAIMS = {claim.id: claim for contract in LOADED for claim in contract.claims}

@@ -1,14 +1,16 @@
 """The verdict file: what a resumed run keeps of it, one writer at a time, what it may replace, and where it cannot be written."""
 
+import fcntl
 import shutil
 from pathlib import Path
 
 import pytest
-from terminal_processes import ENVIRONMENT, ROOT, command, listing, records, several
+import reports_factory
+from terminal_processes import ENVIRONMENT, command, listing, records, several
 
 from blackswan.falsifiers.runner import verdict_file
 from blackswan.falsifiers.runner.plugin import EXIT_NOTHING_HELD, EXIT_USAGE
-from blackswan.falsifiers.runner.verdict_file import VerdictFile, writable
+from blackswan.falsifiers.runner.verdict_file import writable
 from blackswan.reports.render import write_pages
 
 
@@ -19,7 +21,6 @@ def test_a_resumed_run_that_attacks_nothing_is_success_only_where_everything_had
         (["--claim", "OP-RMSNORM"], 0),
         (["--claim", "OP-RMSNORM", "--claim", "OP-SWIGLU", "-k", "zzz"], EXIT_NOTHING_HELD),
         (["--claim", "OP-SWIGLU", "-k", "OP-SWIGUL"], EXIT_NOTHING_HELD),
-        (["--claim", "OP-RMSNORM", "tests/test_import_rules.py", "-k", "zzz"], EXIT_NOTHING_HELD),
     ]
     runs = several([[*line, *target] for line, _ in given])
     for (line, status), run in zip(given, runs, strict=True):
@@ -35,50 +36,27 @@ def test_a_resumed_run_fails_as_long_as_its_file_holds_what_was_falsified(tmp_pa
     file.write_text(text.replace('"HELD": 2, "FALSIFIED": 0', '"HELD": 1, "FALSIFIED": 1'))
     wrong = next(record["claim"] for record in records(file) if record.get("state") == "FALSIFIED")
     (right,) = {"OP-RMSNORM", "OP-SOFTMAX"} - {wrong}
-    narrower = ["--resume", "--verdicts", str(file), "--claim", right]
-    *runs, again = several([[*narrower, "--dtype", "float32"], narrower, [*asked, "--resume"]])
-    for run in runs:
-        assert run.status == 1, run.text
-        assert f"hold: {wrong} in float32 FALSIFIED" in run.text
+    narrower, again = several([["--resume", "--verdicts", str(file), "--claim", right], [*asked, "--resume"]])
+    assert narrower.status == 1, narrower.text
+    assert f"this run fails: {wrong} in float32 FALSIFIED" in narrower.text
     assert again.status == 0, again.text
     assert {record["state"] for record in records(file) if record["record"] == "verdict"} == {"HELD"}
 
 
 def test_a_second_run_on_one_verdict_file_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    file = VerdictFile(tmp_path / "verdicts.jsonl")
-    file.reserve()
-    file.start()
-    before = listing(tmp_path)
-    asked = ["--claim", "OP-RMSNORM", "--dtype", "float32", "--verdicts", str(file.path)]
-    refused = several([asked, [*asked, "--resume"]])
-    assert listing(tmp_path) == before
+    file = tmp_path / "verdicts.jsonl"
+    asked = ["--claim", "OP-RMSNORM", "--dtype", "float32", "--verdicts", str(file)]
+    several([asked])
+    with file.open("a") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        before = listing(tmp_path)
+        refused = several([asked, [*asked, "--resume"]])
+        assert listing(tmp_path) == before
     for run in refused:
         assert run.status == EXIT_USAGE, run.text
         assert run.text.count("is being written by another run") == 1, run.text
         assert "Traceback" not in run.text
-    file.close()
     assert several([asked])[0].status == 0
-
-
-def test_of_two_runs_that_begin_without_a_file_one_makes_it(tmp_path: Path) -> None:
-    first, second, third = (VerdictFile(tmp_path / "out" / "verdicts.jsonl") for _ in range(3))
-    for file in (first, second):
-        file.reserve()
-    assert not first.path.parent.exists()
-    first.start()
-    first.write({"record": "run"})
-    with pytest.raises(ValueError, match="is being written by another run"):
-        second.start()
-    first.close()
-    with pytest.raises(ValueError, match="was written by another run since"):
-        second.start()
-    assert records(first.path) == [{"record": "run"}]
-    third.reserve()
-    first.path.unlink()
-    third.start()
-    third.write({"record": "run"})
-    assert records(first.path) == [{"record": "run"}], "what was moved away is made anew"
-    third.close()
 
 
 @pytest.mark.parametrize("beginning", ["", '{"record": "ru', '{"schema": 1, "record": "run"}\n', '{"record": "run", "schema": 1'])
@@ -94,8 +72,8 @@ def test_what_a_run_may_have_left_is_replaced(tmp_path: Path, beginning: str) ->
 
 def test_kept_evidence_and_what_is_no_page_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = tmp_path / "evidence" / "v.jsonl"
-    shutil.copytree(ROOT / "reports" / "evidence", kept.parent)
-    shutil.copy(next(kept.parent.glob("*.jsonl")), kept)
+    kept.parent.mkdir()
+    reports_factory.write(kept, reports_factory.verdict())
     write_pages(kept, tmp_path)
     shutil.copy(kept, tmp_path / "v.jsonl")
     assert writable(tmp_path / "v.jsonl"), "its own pages are made anew"
@@ -116,7 +94,7 @@ def test_kept_evidence_and_what_is_no_page_are_not_replaced(tmp_path: Path, monk
 FULL = """
 import errno, os
 import pytest
-from falsifiers import campaign, verdict_file
+from blackswan.falsifiers.runner import verdict_file
 
 class Full:
     def __init__(self, stream, room):
@@ -131,18 +109,16 @@ class Full:
     def close(self):
         self.stream.close()
 
-start = verdict_file.VerdictFile.start
+write = verdict_file.VerdictFile._write
 
-def short(self):
-    start(self)
-    if "ROOM" in os.environ:
+def short(self, record):
+    if "ROOM" in os.environ and not isinstance(self._stream, Full):
         self._stream = Full(self._stream, int(os.environ["ROOM"]))
-
-verdict_file.VerdictFile.start = short
-
-def pytest_collection_finish(session):
-    if "PAGE" in os.environ:
+    if "PAGE" in os.environ and record["record"] == "end":
         os.mkdir(os.environ["PAGE"])
+    write(self, record)
+
+verdict_file.VerdictFile._write = short
 """
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from terminal_processes import ROOT
 
 from blackswan import contracts
 from blackswan.contracts import ContractError
 from blackswan.contracts.model import Claim, Domain
-from blackswan.falsifiers.runner import known_failures
 from blackswan.falsifiers.runner.campaign import Campaign, Selection
 from blackswan.falsifiers.runner.engine import Options
 from blackswan.falsifiers.runner.known_failures import KnownFailure, load
@@ -21,7 +21,8 @@ from blackswan.falsifiers.runner.verdict import State, Verdict
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
 from blackswan.falsifiers.test_claims import conclude
 
-CLAIMS = [claim for contract in contracts.load() for claim in contract.claims]
+LOADED = contracts.load()
+CLAIMS = [claim for contract in LOADED for claim in contract.claims]
 RESIDUAL = next(claim for claim in CLAIMS if claim.id == "OP-RESIDUAL")
 ON_CUDA = replace(RESIDUAL, id="ON-CUDA", domain=Domain(dtype=("float32",), device=("cuda",)))
 ENTRY = {"claim": "OP-RESIDUAL", "dtype": "float32", "reason": "The branch is lost.", "expiry": "2999-01-31"}
@@ -42,9 +43,9 @@ def listed(folder: Path, *entries: dict[str, Any]) -> list[KnownFailure]:
 
 def outcome(state: State, entries: list[KnownFailure], claim: Claim = RESIDUAL, device: str = "cpu") -> tuple[str, str]:
     """The test's outcome for a verdict, and its message."""
-    campaign = Campaign(ReferenceSubject(), [], Options(), Selection(), None, Path("unused"), known_failures=entries)  # type: ignore[arg-type]  # no real input is read
+    campaign = Campaign(ReferenceSubject(), LOADED, Options(), Selection(), None, Path("unused"), known_failures=entries)  # type: ignore[arg-type]  # no real input is read
     try:
-        conclude(Verdict(claim, "float32", device, state, "a reason"), campaign)
+        conclude(Verdict(claim, "float32", device, state, "a reason"), campaign, lambda *_: None)
     except (pytest.fail.Exception, pytest.skip.Exception, pytest.xfail.Exception) as raised:
         return type(raised).__name__, str(raised)
     return "passed", ""
@@ -138,8 +139,8 @@ RUN = """
 import sys
 from pathlib import Path
 import pytest
-from falsifiers import known_failures
-from impl.operations import OPERATIONS
+from blackswan.falsifiers.runner import known_failures
+from blackswan.impl.operations import OPERATIONS
 known_failures.FILE = Path(sys.argv[1])
 if sys.argv[2] == "wrong":
     OPERATIONS["residual_add"] = lambda x, branch: branch * 1.0
@@ -152,7 +153,7 @@ def run(folder: Path, operation: str) -> tuple[int, str, list[dict[str, Any]]]:
     path = write(folder, ENTRY, {**ENTRY, "dtype": "bfloat16"})
     verdicts = folder / "verdicts.jsonl"
     command = [sys.executable, "-c", RUN, str(path), operation, str(verdicts)]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(known_failures.__file__).parents[1])
+    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     return found.returncode, found.stdout, [json.loads(line) for line in verdicts.read_text().splitlines()]
 
 

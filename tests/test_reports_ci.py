@@ -60,6 +60,7 @@ def test_commands_of_readme_are_run_in_order(tmp_path: Path) -> None:
         "python -m contracts lint",
         "pytest falsifiers",
         "python -m reports render reports/generated/verdicts.jsonl",
+        "python -m falsifiers power",
         TESTS,
     ]
     assert "12 passed" in outcome.stdout.splitlines()[-2]
@@ -67,9 +68,18 @@ def test_commands_of_readme_are_run_in_order(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("tmp.*"))
 
 
-@pytest.mark.parametrize(
-    "failing", ["ruff check .", "ruff format --check .", "mypy ", "python -m contracts lint", "pytest falsifiers", TESTS]
-)
+SECTIONS = [
+    "ruff check .",
+    "ruff format --check .",
+    "mypy ",
+    "python -m contracts lint",
+    "pytest falsifiers",
+    "python -m falsifiers power",
+    TESTS,
+]
+
+
+@pytest.mark.parametrize("failing", SECTIONS)
 def test_one_failure_fails_the_run_and_the_rest_still_runs(tmp_path: Path, failing: str) -> None:
     outcome, calls = ci(tmp_path, failing=failing)
     assert outcome.returncode == 1

@@ -163,12 +163,10 @@ def test_the_policy_is_not_run_and_never_held_without_cuda(tmp_path: Path) -> No
         RealInput(CHECKPOINT, CORPUS_HELDOUT),
         tmp_path / "verdicts.jsonl",
     )
-    campaign.open()
     targets = list(campaign.targets())
     assert len(targets) >= 3
     assert sorted(target.claim.id for target in targets) == sorted(claim.id for claim in CLAIMS if claim.contract == "cuda-forward-parity")
     verdicts = [campaign.attack(target) for target in targets]
-    campaign.close(0, False)
     assert {(verdict.state, verdict.reason) for verdict in verdicts} == {(State.NOT_RUN, "TF32 products exist on CUDA only")}
     assert falsify(claim_named("OP-LINEAR"), "tf32", Implementation("cpu"), Options()).state is State.NOT_RUN
 

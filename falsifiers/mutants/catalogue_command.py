@@ -3,19 +3,10 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from blackswan import contracts
 
 FILE = Path(contracts.__file__).parent / "mutants.json"
-
-
-def add_parser(commands: Any) -> None:
-    """Adds the subcommand."""
-    parser = commands.add_parser(
-        "catalogue", help="write contracts/mutants.json, by which contracts are linted, from the mutants' decorators"
-    )
-    parser.set_defaults(run=_run)
 
 
 def text() -> str:
@@ -26,8 +17,8 @@ def text() -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _run(options: argparse.Namespace) -> int:
-    del options
+def run(_options: argparse.Namespace) -> int:
+    """Exit status 0."""
     FILE.write_text(text(), encoding="utf-8")
     print(f"wrote {FILE}")
     return 0

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from blackswan import contracts
@@ -13,21 +12,8 @@ from blackswan.contracts.model import Claim
 from blackswan.contracts.problems import unknown
 from blackswan.falsifiers import mutants
 from blackswan.falsifiers.mutants import power, power_report
-from blackswan.falsifiers.runner.arguments import json_lines, positive
+from blackswan.falsifiers.runner.options import json_lines
 from blackswan.falsifiers.runner.verdict import plain
-
-
-def add_parser(commands: Any) -> None:
-    """Adds the subcommand."""
-    parser = commands.add_parser(
-        "power", help="run every claim on wrong implementations: each must be caught, and each claim must catch some"
-    )
-    parser.add_argument("--claim", action="append", default=[], metavar="ID", help="this claim only; may be repeated")
-    parser.add_argument("--mutant", action="append", default=[], metavar="NAME", help="this mutant only; may be repeated")
-    parser.add_argument("--full", action="store_true", help="every cell, not only those that decide something")
-    parser.add_argument("--processes", type=positive, default=2, help="processes to run in (default: 2)")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the cells as JSON lines")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from blackswan import contracts
 from blackswan.contracts.model import Claim
 from blackswan.contracts.problems import unknown
 from blackswan.falsifiers.numeric import calibration_record
-from blackswan.falsifiers.runner.arguments import json_lines, positive
+from blackswan.falsifiers.runner.options import json_lines, positive
 from blackswan.falsifiers.runner.workers import workers
 
 Task = tuple[str, str, str, int, int]

@@ -1,30 +1,25 @@
-"""A run: which claims are attacked in which dtypes and on what, the verdicts reached so far, and the file that they are written to."""
+"""A campaign: which claims are attacked in which dtypes and on what, in which order, and what a record says of each verdict."""
 
 import datetime
 import shlex
-import uuid
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from blackswan.contracts.model import Claim, Contract
+from blackswan.contracts.model import Claim, Contract, Signature
 from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.precision import CUDA_ONLY
-from blackswan.falsifiers.runner import environment
-from blackswan.falsifiers.runner.engine import Options, Source, falsify, replay
+from blackswan.falsifiers.numeric.precision import CUDA_ONLY, signatures
+from blackswan.falsifiers.runner.engine import Options, falsify, replay
 from blackswan.falsifiers.runner.known_failures import KnownFailure
 from blackswan.falsifiers.runner.real_input import RealInput
-from blackswan.falsifiers.runner.resume import former
-from blackswan.falsifiers.runner.verdict import Culprit, State, Verdict, plain
-from blackswan.falsifiers.runner.verdict_file import VerdictFile
-from blackswan.falsifiers.runner.watchdog import Watchdog
+from blackswan.falsifiers.runner.verdict import Culprit, State, Verdict
 from blackswan.falsifiers.subjects.protocol import Subject, asked_by
+from blackswan.reports import places
 from blackswan.reports.digests import claim_digest
-from blackswan.reports.records import SCHEMA_VERSION
 
-GENERATED = environment.ROOT / "reports" / "generated"
+Key = tuple[str, str, str]
+"""Claim, dtype and kind of device: what a run has one verdict on."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +30,10 @@ class Selection:
     operations: Sequence[str] = ()
     dtypes: Sequence[str] = ()
 
+    def chooses(self, claim: Claim) -> bool:
+        """Whether the claim is selected in any dtype."""
+        return (not self.claims or claim.id in self.claims) and (not self.operations or claim.operation in self.operations)
+
 
 @dataclass(frozen=True)
 class Target:
@@ -44,15 +43,55 @@ class Target:
     dtype: str
     device: str
 
+    @property
+    def key(self) -> Key:
+        """Claim, dtype and device."""
+        return self.claim.id, self.dtype, self.device
+
     def __str__(self) -> str:
         """The test's id, which reads as a statement."""
         where = f" on {self.device}" if self.claim.domain.device else ""
         return f"{self.claim.id}: {self.claim.operation or 'configuration'} {self.claim.kind} in {self.dtype}{where}"
 
 
+def targets(contracts: Sequence[Contract], selection: Selection, here: str) -> list[Target]:
+    """Every selected claim in each of its dtypes and on each device that it names; elementary operations first, whole programs last.
+
+    `here` is the run's kind of device, cpu or cuda.
+    """
+    claims = [claim for contract in contracts for claim in contract.claims if selection.chooses(claim)]
+    found = []
+    for claim in sorted(claims, key=_wholeness):
+        named = [here] if here == "cuda" else (claim.domain.device or (here,))
+        for device in named:
+            for dtype in claim.domain.dtype:
+                elsewhere = dtype in CUDA_ONLY and device != "cuda" and "cuda" in named
+                if not elsewhere and (not selection.dtypes or dtype in selection.dtypes):
+                    found.append(Target(claim, dtype, device))
+    return found
+
+
+def _wholeness(claim: Claim) -> tuple[bool, bool, int, int]:
+    """How much has to be right for a claim to hold: what calls nothing and is called by much comes first.
+
+    Among claims on compositions, those that run more operations come later; behind them procedures, which run whole programs.
+    """
+    known = signatures()
+    signature = known[claim.operation] if claim.operation else None
+    if signature is None:
+        return False, False, 0, 0
+    callers = sum(signature.name in one.calls for one in known.values())
+    return signature.procedure, claim.domain.input == "checkpoint", len(_called(signature, known)), -callers
+
+
+def _called(signature: Signature, known: Mapping[str, Signature]) -> set[str]:
+    """The operations that an operation runs, directly or through others."""
+    return {*signature.calls, *(inner for name in signature.calls for inner in _called(known[name], known))}
+
+
 @dataclass
 class Campaign:
-    """Attacks claims one by one, writes each verdict as it is reached, and keeps them for the summary."""
+    """Attacks claims one by one, stores counterexamples and names culprits. It makes records of verdicts, and writes them nowhere."""
 
     subject: Subject
     contracts: Sequence[Contract]
@@ -61,69 +100,47 @@ class Campaign:
     real_input: RealInput
     verdict_file: Path
     required: Sequence[str] = ()
-    limit: float | None = None
     known_failures: Sequence[KnownFailure] = ()
-    replayed: Path | None = None
-    kept: list[tuple[Verdict, dict[str, Any]]] = field(default_factory=list)
-    verdicts: list[Verdict] = field(default_factory=list)
-    _before: list[tuple[Verdict, dict[str, Any]]] = field(default_factory=list)
-    _watchdog: Watchdog | None = None
-
-    def __post_init__(self) -> None:
-        """Nothing is written before `open`."""
-        self._file = VerdictFile(self.verdict_file)
+    held: Collection[Key] = ()
+    """What held in the run that this one resumes, and is not attacked again."""
 
     def targets(self) -> Iterator[Target]:
-        """Every selected claim, once for each dtype and each device that it names."""
-        here = self.subject.device.split(":")[0]
-        chosen = self.selection
-        done = {(verdict.claim.id, verdict.dtype) for verdict, _ in self.kept if verdict.state is State.HELD}
-        for contract in self.contracts:
-            for claim in contract.claims:
-                if (chosen.claims and claim.id not in chosen.claims) or (chosen.operations and claim.operation not in chosen.operations):
-                    continue
-                named = [here] if here == "cuda" else (claim.domain.device or (here,))
-                for device in named:
-                    for dtype in claim.domain.dtype:
-                        if dtype in CUDA_ONLY and device != "cuda" and "cuda" in named:
-                            continue
-                        there = device == here and (claim.id, dtype) in done
-                        if not there and (not chosen.dtypes or dtype in chosen.dtypes):
-                            yield Target(claim, dtype, device)
+        """What is attacked, in order."""
+        return (target for target in targets(self.contracts, self.selection, self._here) if target.key not in self.held)
+
+    @property
+    def _here(self) -> str:
+        return self.subject.device.split(":")[0]
 
     def attack(self, target: Target) -> Verdict:
-        """The verdict on a target, written and kept."""
-        claim = target.claim
-        here = self.subject.device.split(":")[0]
-        if target.device != here or (target.dtype in CUDA_ONLY and here != "cuda"):
+        """The verdict on a target."""
+        if target.device != self._here or (target.dtype in CUDA_ONLY and self._here != "cuda"):
             reason = f"the claim is about {target.device}, and this run's device is {self.subject.device}"
-            reason = CUDA_ONLY.get(target.dtype, reason)
-            verdict = Verdict(claim, target.dtype, target.device, State.NOT_RUN, reason)
-        else:
-            source = self.real_input.case if claim.domain.input == "checkpoint" else None
-            verdict = self._falsify(claim, target.dtype, source)
-        return self.conclude(verdict)
+            return self.conclude(self.without_attack(target, State.NOT_RUN, CUDA_ONLY.get(target.dtype, reason)))
+        source = self.real_input.case if target.claim.domain.input == "checkpoint" else None
+        return self.conclude(falsify(target.claim, target.dtype, self.subject, self.options, source))
 
-    def _falsify(self, claim: Claim, dtype: str, source: Source | None) -> Verdict:
-        if self.limit is None:
-            return falsify(claim, dtype, self.subject, self.options, source)
-        if self._watchdog is None:
-            self._watchdog = Watchdog(self.subject, self.options, self.limit)
-        return self._watchdog.falsify(claim, dtype, source)
+    def without_attack(self, target: Target, state: State, reason: str) -> Verdict:
+        """The verdict on a target that was not attacked, or not to the end."""
+        device = self.subject.device if target.device == self._here and state is not State.NOT_RUN else target.device
+        return Verdict(target.claim, target.dtype, device, state, reason)
 
     def replay(self, claim: Claim, case: Case) -> Verdict:
         """The verdict on one stored case."""
         return self.conclude(replay(claim, case, self.subject))
 
     def conclude(self, verdict: Verdict) -> Verdict:
-        """Stores the counterexample of a falsified or flaky claim, names the culprit and a known failure, writes the record."""
-        listed = self.listed(verdict)
+        """The verdict with its known failure; of a falsified or flaky claim with its stored counterexample and culprit."""
+        listed = self.listed(verdict.claim.id, verdict.dtype, verdict.device)
         verdict = replace(verdict, known_failure=listed.record() if listed else None)
         if verdict.case is not None:
             verdict = replace(self._stored(verdict, verdict.case), culprit=self._culprit(verdict, verdict.case))
-        self.verdicts.append(verdict)
-        self._file.write({**verdict.record(self._version(verdict.claim)), "digests": {"claim": claim_digest(verdict.claim)}})
         return verdict
+
+    def record(self, verdict: Verdict) -> dict[str, Any]:
+        """What the verdict file says of a verdict."""
+        version = next(contract.version for contract in self.contracts if contract.name == verdict.claim.contract)
+        return {**verdict.record(version), "digests": {"claim": claim_digest(verdict.claim)}}
 
     def _stored(self, verdict: Verdict, case: Case) -> Verdict:
         """The verdict with the line that replays its case, or with the reason why the case could not be stored: it stands without."""
@@ -135,7 +152,7 @@ class Campaign:
         except OSError as error:
             unsaved = f"the counterexample could not be saved as {path}: {error.strerror or error}"
             return replace(verdict, reason=f"{verdict.reason}; {unsaved}" if verdict.reason else unsaved)
-        return replace(verdict, replay=f"pytest falsifiers --replay {shlex.quote(environment.display_path(path))}")
+        return replace(verdict, replay=f"{places.attack_command()} --replay {shlex.quote(places.shown(path))}")
 
     def _culprit(self, verdict: Verdict, case: Case) -> Culprit | None:
         """What a falsified claim is traced to."""
@@ -149,120 +166,19 @@ class Campaign:
             explanation = f"the diagnosis itself broke: {type(error).__name__}: {error}"
             return Culprit(verdict.claim.operation or "", verdict.claim.operation or "", explanation)
 
-    def listed(self, verdict: Verdict) -> KnownFailure | None:
-        """The entry of the known failures that speaks of the verdict's claim, dtype and device."""
-        return next((entry for entry in self.known_failures if entry.matches(verdict)), None)
+    def listed(self, claim: str, dtype: str, device: str) -> KnownFailure | None:
+        """The entry of the known failures that speaks of a claim in a dtype on a device."""
+        return next((entry for entry in self.known_failures if entry.matches(claim, dtype, device)), None)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the verdict file is being written."""
-        return self._file.is_open
+    def objection(self, claim: str, dtype: str, device: str, state: str) -> str | None:
+        """Why a known failure excuses nothing here: its day has passed, or its claim holds. None where that is not so."""
+        listed = self.listed(claim, dtype, device)
+        return listed.objection(State(state), datetime.datetime.now(datetime.UTC).date()) if listed else None
 
-    def reserve(self) -> None:
-        """Keeps other runs from the verdict file. ValueError where one has it."""
-        self._file.reserve()
-
-    def release(self) -> None:
-        """Leaves the verdict file to other runs, whatever became of this one."""
-        self._file.close()
-
-    def resume(self) -> None:
-        """Takes over what held in the verdict file of an interrupted run. ValueError where that was another run."""
-        claims = [claim for contract in self.contracts for claim in contract.claims]
-        for verdict, record in former(self.verdict_file, self.header(), claims):
-            if verdict.state is State.HELD:
-                self._keep(verdict, record)
-            else:
-                self._before.append((verdict, record))
-
-    def keep_except(self, attacked: Iterable[Target | Verdict]) -> None:
-        """Takes over what did not hold in the file that is resumed, but for what is attacked again: that is replaced."""
-        again = {_place(one) for one in attacked}
-        for verdict, record in [pair for pair in self._before if _place(pair[0]) not in again]:
-            self._before.remove((verdict, record))
-            self._keep(verdict, record)
-            if self.is_open:
-                self._file.write(record)
-
-    def _keep(self, verdict: Verdict, record: dict[str, Any]) -> None:
-        self.verdicts.append(verdict)
-        self.kept.append((verdict, record))
-
-    @property
-    def kept_failures(self) -> list[Verdict]:
-        """What was taken over without another attack and fails a run."""
-        return [verdict for verdict, _ in self.kept if self._fails(verdict)]
-
-    def _fails(self, verdict: Verdict) -> bool:
-        listed = self.listed(verdict)
-        if listed and listed.objection(verdict, datetime.datetime.now(datetime.UTC).date()):
+    def fails(self, record: Mapping[str, Any]) -> bool:
+        """Whether a record of a verdict is no success of its run."""
+        place = record["claim"], record["dtype"], record["device"]
+        if self.objection(*place, record["state"]):
             return True
-        excused = (State.HELD, *((State.FALSIFIED,) if listed else ()), *(() if self.required else (State.NOT_RUN,)))
-        return verdict.state not in excused
-
-    def open(self) -> None:
-        """Starts the verdict file with the run's record, and what was taken over."""
-        header = self.header()
-        self._file.start()
-        for record in (header, *(record for _, record in self.kept)):
-            self._file.write(record)
-
-    def header(self) -> dict[str, Any]:
-        """The run's record."""
-        dtypes = {target.dtype for target in self.targets()} | {verdict.dtype for verdict, _ in self.kept}
-        record: dict[str, Any] = plain(
-            {
-                "record": "run",
-                "schema": SCHEMA_VERSION,
-                "run": str(uuid.uuid4()),
-                "subject": self.subject.name,
-                "device": self.subject.device,
-                "device_name": environment.device_name(self.subject.device),
-                "dtypes": sorted(dtypes),
-                "effort": self.options.effort,
-                "seed": self.options.seed,
-                "started": _now(),
-                "command": environment.command(),
-                **({"replay": environment.display_path(self.replayed)} if self.replayed else {}),
-                "versions": environment.versions(self.subject.device),
-                "machine": environment.machine(),
-                "model": _described(self.real_input.model),
-                "corpus": _described(self.real_input.corpus),
-                "digests": environment.digests(),
-            }
-        )
-        return record
-
-    def close(self, exit_status: int, interrupted: bool) -> None:
-        """Ends the verdict file with the totals."""
-        if self._watchdog is not None:
-            self._watchdog.close()
-        if not self.is_open:
-            return
-        self.keep_except(self.verdicts)
-        totals = Counter(verdict.state.value for verdict in self.verdicts)
-        self._file.write(
-            {
-                "record": "end",
-                "finished": _now(),
-                "interrupted": interrupted,
-                "exit_status": int(exit_status),
-                "totals": {state.value: totals[state.value] for state in State},
-            }
-        )
-        self._file.close()
-
-    def _version(self, claim: Claim) -> str:
-        return next(contract.version for contract in self.contracts if contract.name == claim.contract)
-
-
-def _place(one: Target | Verdict) -> tuple[str, str, str]:
-    return one.claim.id, one.dtype, one.device.split(":")[0]
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-def _described(path: Path) -> dict[str, str]:
-    return {"path": environment.display_path(path), "digest": environment.file_digest(path)}
+        known = {State.FALSIFIED} if self.listed(*place) else set()
+        return record["state"] not in {State.HELD, *known, *(() if self.required else (State.NOT_RUN,))}

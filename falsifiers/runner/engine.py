@@ -25,7 +25,6 @@ from blackswan.falsifiers.runner.verdict import State, Tally, Verdict
 from blackswan.falsifiers.subjects.doors import Lacks
 from blackswan.falsifiers.subjects.protocol import Subject, asked_by
 from blackswan.falsifiers.system.trial import Trial
-from blackswan.impl.signals import interrupts_first
 
 CASES = {"quick": 6, "default": 20, "deep": 1000}
 """Seeds a claim; each runs in every flavour. A claim's own `cases` replaces the default and scales the others."""
@@ -97,8 +96,7 @@ class Examination:
     def case(self, case: Case) -> None:
         """One case. A subject that raises where it had to answer has left the claim."""
         try:
-            with interrupts_first():
-                comparisons = self.compare(self.attack, case)
+            comparisons = self.compare(self.attack, case)
         except SubjectError as error:
             comparisons = [raised(error)]
         except Lacks:
@@ -124,7 +122,7 @@ class Examination:
 
     def _draw(self, draw: Draw, flavour: str) -> None:
         try:
-            with interrupts_first(), self.attack.watch.on("drawing"):
+            with self.attack.watch.on("drawing"):
                 case = self.build(draw, flavour)
         except Exception as error:  # as above: a case that cannot be built proves nothing
             self._stop(f"{draw} in flavour {flavour}", error)
@@ -167,42 +165,32 @@ def falsify(claim: Claim, dtype: str, subject: Subject, options: Options, source
         state, reason = State.FALSIFIED, None
     elif state is State.HELD:
         state, reason = _unfalsified(examination)
-    seconds = {**examination.attack.watch.seconds, "total": time.perf_counter() - start}
-    return Verdict(
-        claim,
-        dtype,
-        subject.device,
-        state,
-        reason,
-        examination.tally,
-        found.case if found else None,
-        found.comparison if found else None,
-        seconds=seconds,
-    )
+    return _verdict(examination, state, reason, found, start)
 
 
 def replay(claim: Claim, case: Case, subject: Subject) -> Verdict:
     """Attacks one stored case."""
-    subject = asked_by(claim, subject)
     start = time.perf_counter()
-    examination = Examination(Attack(claim, subject, case.dtype))
-    found: Falsified | None = None
+    examination = Examination(Attack(claim, asked_by(claim, subject), case.dtype))
     try:
         examination.case(case)
     except Falsified as falsified:
-        found = falsified
-    state, reason = (State.FALSIFIED, None) if found else _unfalsified(examination)
-    seconds = {**examination.attack.watch.seconds, "total": time.perf_counter() - start}
+        return _verdict(examination, State.FALSIFIED, None, falsified, start)
+    return _verdict(examination, *_unfalsified(examination), None, start)
+
+
+def _verdict(examination: Examination, state: State, reason: str | None, found: Falsified | None, start: float) -> Verdict:
+    attack = examination.attack
     return Verdict(
-        claim,
-        case.dtype,
-        subject.device,
+        attack.claim,
+        attack.dtype,
+        attack.subject.device,
         state,
         reason,
         examination.tally,
         found.case if found else None,
         found.comparison if found else None,
-        seconds=seconds,
+        seconds={**attack.watch.seconds, "total": time.perf_counter() - start},
     )
 
 
@@ -288,8 +276,7 @@ def _drawn(
     def attack(draw: Draw) -> None:
         examine(draw)
 
-    with interrupts_first():  # of one before its first draw, Hypothesis makes an AssertionError
-        attack()
+    attack()
 
 
 def cases(claim: Claim, dtype: str, options: Options, source: Source | None = None) -> Iterator[Case]:

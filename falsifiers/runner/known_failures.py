@@ -9,7 +9,7 @@ from typing import Any
 from blackswan.contracts.document import Document, read
 from blackswan.contracts.model import Claim, Location
 from blackswan.contracts.problems import ContractError, KeyPath, Problem, unknown
-from blackswan.falsifiers.runner.verdict import State, Verdict
+from blackswan.falsifiers.runner.verdict import State
 
 FILE = Path(__file__).parent / "known-failures.yaml"
 REQUIRED = ("claim", "dtype", "reason", "expiry")
@@ -28,21 +28,21 @@ class KnownFailure:
     device: str | None
     location: Location
 
-    def matches(self, verdict: Verdict) -> bool:
-        """Whether the entry speaks of the verdict's claim, dtype and device."""
-        here = self.device is None or verdict.device.split(":")[0] == self.device
-        return (self.claim, self.dtype) == (verdict.claim.id, verdict.dtype) and here
+    def matches(self, claim: str, dtype: str, device: str) -> bool:
+        """Whether the entry speaks of a claim in a dtype on a device."""
+        here = self.device is None or device.split(":")[0] == self.device
+        return (self.claim, self.dtype) == (claim, dtype) and here
 
     def record(self) -> dict[str, str]:
         """What a verdict record says of it."""
         return {"reason": self.reason, "expiry": self.expiry.isoformat()}
 
-    def objection(self, verdict: Verdict, today: datetime.date) -> str | None:
+    def objection(self, state: State, today: datetime.date) -> str | None:
         """Why the entry excuses nothing here: it is out of date, or its claim holds. None where nothing is wrong with it."""
         where = f"{self.location.file}:{self.location.line}"
         if today > self.expiry:
             return f"{where}: the known failure expired on {self.expiry}; mend what is wrong, or say why it still is and until when"
-        if verdict.state is State.HELD:
+        if state is State.HELD:
             return f"{where}: {self.claim} in {self.dtype} holds; remove it from the known failures"
         return None
 

@@ -7,6 +7,8 @@ from typing import Any
 from blackswan.falsifiers.numeric.attack import STAGES
 from blackswan.falsifiers.runner.verdict import State, Verdict
 
+Record = Mapping[str, Any]
+
 
 def story(verdict: Verdict) -> str:
     """Statement, smallest case, worst element, error against tolerance, culprit, and the line that replays it."""
@@ -58,60 +60,57 @@ def _number(value: Any) -> str:
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
-def table(verdicts: Sequence[Verdict]) -> list[str]:
+def table(records: Sequence[Record]) -> list[str]:
     """A row a contract: states, worst headroom of what held, seconds."""
     columns = ("contract", "held", "falsified", "not run", "vacuous", "flaky", "worst headroom", "seconds")
-    by_contract: dict[str, list[Verdict]] = defaultdict(list)
-    for verdict in verdicts:
-        by_contract[verdict.claim.contract].append(verdict)
+    by_contract: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        by_contract[record["contract"]].append(record)
     rows = [columns] + [_row(name, group) for name, group in sorted(by_contract.items())]
     if len(by_contract) > 1:
-        rows.append(_row("all", verdicts))
+        rows.append(_row("all", records))
     widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
     return [
         "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))) for row in rows
     ]
 
 
-def _row(name: str, verdicts: Sequence[Verdict]) -> tuple[str, ...]:
-    states = Counter(verdict.state for verdict in verdicts)
-    worst = max(
-        (v for v in verdicts if v.state is State.HELD and v.tally.worst),
-        key=lambda v: v.tally.worst.headroom if v.tally.worst else 0,
-        default=None,
-    )
-    shown = f"{worst.tally.worst.headroom:.2f} {worst.claim.id} {worst.dtype}" if worst and worst.tally.worst else "–"
-    seconds = sum(verdict.seconds.get("total", 0.0) for verdict in verdicts)
+def _row(name: str, records: Sequence[Record]) -> tuple[str, ...]:
+    states = Counter(record["state"] for record in records)
+    held = [record for record in records if record["state"] == State.HELD and record["headroom"]]
+    worst = max(held, key=lambda record: float(record["headroom"]["worst"]), default=None)
+    shown = f"{float(worst['headroom']['worst']):.2f} {worst['claim']} {worst['dtype']}" if worst else "–"
+    seconds = sum(record["seconds"]["total"] for record in records)
     order = (State.HELD, State.FALSIFIED, State.NOT_RUN, State.VACUOUS, State.FLAKY)
     return (name, *(str(states[state]) for state in order), shown, f"{seconds:.1f}")
 
 
-def not_run(verdicts: Iterable[Verdict]) -> list[str]:
+def not_run(records: Iterable[Record]) -> list[str]:
     """How many were not run, by reason."""
-    reasons = Counter(verdict.reason for verdict in verdicts if verdict.state is State.NOT_RUN)
+    reasons = Counter(record["reason"] for record in records if record["state"] == State.NOT_RUN)
     return [f"not run: {count} × {reason}" for reason, count in reasons.most_common()]
 
 
-def known(verdicts: Iterable[Verdict]) -> list[str]:
+def known(records: Iterable[Record]) -> list[str]:
     """The claims that failed as they are known to."""
     return [
-        f"known failure: {verdict.claim.id} in {verdict.dtype} until {verdict.known_failure['expiry']}: {verdict.known_failure['reason']}"
-        for verdict in verdicts
-        if verdict.known_failure and verdict.state is State.FALSIFIED
+        f"known failure: {record['claim']} in {record['dtype']} until {listed['expiry']}: {listed['reason']}"
+        for record in records
+        if (listed := record["known_failure"]) and record["state"] == State.FALSIFIED
     ]
 
 
-def kept(failures: Sequence[Verdict]) -> list[str]:
-    """What a resumed run took over that fails it."""
-    named = ", ".join(f"{verdict.claim.id} in {verdict.dtype} {verdict.state.value}" for verdict in failures)
-    return [f"kept without another attack, which fails this run until they are attacked again and hold: {named}"] if failures else []
+def failures(records: Iterable[Record]) -> list[str]:
+    """What fails the run, whatever pytest calls it."""
+    named = ", ".join(f"{record['claim']} in {record['dtype']} {record['state']}" for record in records)
+    return [f"this run fails: {named}"] if named else []
 
 
-def time_spent(verdicts: Iterable[Verdict]) -> str:
-    """Seconds by stage over all attacks."""
+def time_spent(records: Iterable[Record]) -> str:
+    """Seconds by stage over all attacks, of all processes together."""
     totals = dict.fromkeys((*STAGES, "rest"), 0.0)
-    for verdict in verdicts:
-        stages = {name: verdict.seconds.get(name, 0.0) for name in STAGES}
-        for name, value in (stages | {"rest": verdict.seconds.get("total", 0.0) - sum(stages.values())}).items():
+    for record in records:
+        stages = {name: record["seconds"].get(name, 0.0) for name in STAGES}
+        for name, value in (stages | {"rest": record["seconds"]["total"] - sum(stages.values())}).items():
             totals[name] += value
     return "seconds: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in totals.items())

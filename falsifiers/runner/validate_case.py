@@ -1,14 +1,16 @@
-"""Whether a stored case is one of its claim: names, types and shapes. Values of arrays may be any, NaN included."""
+"""A stored case to replay, and whether it is one of its claim: names, types and shapes. Values of arrays may be any, NaN included."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from blackswan.contracts import sizes as symbolic
 from blackswan.contracts.fields import FIELDS
-from blackswan.contracts.model import Claim, Signature
+from blackswan.contracts.model import Claim, Contract, Signature
+from blackswan.contracts.problems import unknown
 from blackswan.contracts.schema import shown
-from blackswan.falsifiers.numeric.case import Case
+from blackswan.falsifiers.numeric.case import Case, load
 from blackswan.falsifiers.numeric.precision import signatures
 from blackswan.reference.classifier import parameter_shapes as classifier_shapes
 from blackswan.reference.decoder import parameter_shapes as decoder_shapes
@@ -20,6 +22,21 @@ LARGEST = 2**40
 """No array of memory has as many elements on a side."""
 KINDS = {"int": ("iu", "whole numbers"), "bool": ("b", "truth values"), "uint8": ("u", "bytes")}
 """Kinds of NumPy dtypes by an input's declared dtype; all others are real numbers."""
+
+
+def stored_case(contracts: Sequence[Contract], path: Path) -> tuple[Claim, Case]:
+    """The claim and the case of a replay file. ValueError where no contract has that claim on that operation, or the case is none of it."""
+    name, case = load(path)
+    claims = {claim.id: claim for contract in contracts for claim in contract.claims}
+    if name not in claims:
+        raise ValueError(f"{path}: is a case of a claim that no contract has: {unknown('claim', name, claims)}")
+    if case.operation != (claims[name].operation or ""):
+        raise ValueError(f"{path}: is a case of {case.operation}, but {name} is a claim on {claims[name].operation}")
+    try:
+        require(claims[name], case)
+    except ValueError as error:
+        raise ValueError(f"{path}: not a case of {name}: {error}") from None
+    return claims[name], case
 
 
 def require(claim: Claim, case: Case) -> None:

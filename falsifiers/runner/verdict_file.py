@@ -1,17 +1,30 @@
-"""The verdict file of a run: written by one run at a time, a record a line as verdicts are reached."""
+"""The verdict file of a run: its header, a record a line as verdicts are reached, the totals at the end; and going on with an older one."""
 
+import datetime
 import fcntl
 import json
 import os
+import uuid
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from blackswan.falsifiers.runner.environment import ROOT
-from blackswan.falsifiers.runner.verdict import plain
+from blackswan.falsifiers.runner import environment
+from blackswan.falsifiers.runner.campaign import Campaign, Key
+from blackswan.falsifiers.runner.verdict import State, plain
+from blackswan.reports.records import SCHEMA_VERSION, RecordError, read
 from blackswan.reports.render import FORMATS, is_page
 
-EVIDENCE = ROOT / "reports" / "evidence"
+EVIDENCE = environment.ROOT / "reports" / "evidence"
+SAME = ("subject", "device", "effort", "seed", "model", "corpus", "digests", "versions")
+"""What must be as it was, for a verdict of an older run to be one of this run."""
+Record = Mapping[str, Any]
+
+
+class UnwrittenError(Exception):
+    """A verdict was reached and could not be written: whatever the others are, the file does not tell."""
 
 
 def writable(path: Path) -> Path:
@@ -31,6 +44,9 @@ def writable(path: Path) -> Path:
         page = path.parent / f"{path.stem}.{format_}"
         if page.exists() and not is_page(page, format_):
             raise ValueError(f"--verdicts: {page} is no page of a report, and would be replaced by one; expected another name than {path}")
+    if path.exists():
+        with path.open("r+b") as stream:
+            _lock(stream, path)
     return path
 
 
@@ -47,51 +63,120 @@ def _starts_with_a_run(path: Path) -> bool:
     return isinstance(record, dict) and record.get("record") == "run"
 
 
-class UnwrittenError(Exception):
-    """A verdict was reached and could not be written: whatever the others are, the file does not tell."""
+def _lock(stream: IO[Any], path: Path) -> None:
+    """Keeps other runs from the file until the stream is closed. ValueError where another run has it."""
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f"--verdicts: {path} is being written by another run; wait for its end, or name another file") from None
 
 
 class VerdictFile:
-    """A file that a run has for itself from `reserve`, or where there was none from `start`, to `close`.
+    """The records of a campaign: those of an older run that are kept, and those that are added as verdicts are reached."""
 
-    The lock is on the file itself, so that nothing lies beside it; who ends, however, holds none.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._descriptor: int | None = None
+    def __init__(self, campaign: Campaign, replayed: Path | None = None) -> None:
+        self.campaign, self.path, self.replayed = campaign, campaign.verdict_file, replayed
+        self.records: dict[Key, Record] = {}
+        self._former: dict[Key, Record] = {}
         self._stream: IO[str] | None = None
-        self._absent = False
 
     @property
     def is_open(self) -> bool:
         """Whether records can be written."""
         return self._stream is not None
 
-    def reserve(self) -> None:
-        """Keeps other runs from the file and changes nothing. ValueError where another run has it."""
-        self._absent = not self.path.exists()
-        if not self._absent:
-            self._lock(os.O_RDWR)
+    def resume(self) -> None:
+        """Takes over what held in the verdict file of an interrupted run; none where there is no file yet.
 
-    def start(self) -> None:
-        """Makes the file, or empties it. ValueError where another run has it, or made it after `reserve`; OSError."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self._descriptor is None or not self._in_place():
-            self._lock(os.O_RDWR | os.O_CREAT)
-        assert self._descriptor is not None
-        if self._absent and os.fstat(self._descriptor).st_size:
-            self.close()
-            raise ValueError(f"--verdicts: {self.path} was written by another run since this one began; start again, or name another file")
-        os.ftruncate(self._descriptor, 0)
-        self._stream, self._descriptor = os.fdopen(self._descriptor, "w", encoding="utf-8"), None
-
-    def write(self, record: dict[str, Any]) -> None:
-        """A line, which readers see at once. UnwrittenError where it cannot be written, after which nothing is."""
-        assert self._stream is not None
-        line = json.dumps(plain(record), ensure_ascii=False, allow_nan=False) + "\n"
+        Raises a ValueError where the file is of another run: other code, versions, device, effort, seed or input, or a replay.
+        """
+        if not self.path.exists():
+            return
         try:
-            self._stream.write(line)
+            run = read(self.path)
+        except RecordError as error:
+            raise ValueError(f"--resume: {error}") from None
+        before, now = {**run.header}, self.header()
+        if "replay" in before:
+            raise ValueError(f"--resume: {self.path} is of a replay of one stored case, no attack on a claim; run without --resume")
+        for key in SAME:
+            if before.get(key) != now.get(key):
+                raise ValueError(
+                    f"--resume: {self.path} is of a run with other {key}; run without --resume, or with another --verdicts file"
+                )
+        self._former = {_key(record): {**record} for record in run.verdicts}
+        self.records = {key: record for key, record in self._former.items() if record["state"] == State.HELD}
+        self.campaign.held = set(self.records)
+
+    def open(self) -> None:
+        """Starts the file with the run's record, and what was taken over. ValueError where another run has it, OSError, UnwrittenError."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        stream = self.path.open("a", encoding="utf-8")
+        _lock(stream, self.path)
+        stream.truncate(0)
+        self._stream = stream
+        for record in (self.header(), *self.records.values()):
+            self._write(record)
+
+    def add(self, record: Record) -> None:
+        """Writes the record of a verdict, which readers see at once. UnwrittenError where it cannot be written, after which nothing is."""
+        self._write(record)
+        self.records[_key(record)] = record
+
+    def keep_the_rest(self) -> None:
+        """Takes over what did not hold in the run that is resumed and was not attacked again: no verdict is lost by selecting less."""
+        for key, record in self._former.items():
+            if key not in self.records:
+                self.add(record)
+
+    @property
+    def failures(self) -> list[Record]:
+        """The records that are no success."""
+        return [record for record in self.records.values() if self.campaign.fails(record)]
+
+    def close(self, exit_status: int, interrupted: bool) -> None:
+        """Ends the file with the totals."""
+        if self._stream is None:
+            return
+        totals = Counter(record["state"] for record in self.records.values())
+        counts = {state.value: totals[state.value] for state in State}
+        end = {"record": "end", "finished": _now(), "interrupted": interrupted, "exit_status": int(exit_status), "totals": counts}
+        self._write(end)
+        self._stream.close()
+        self._stream = None
+
+    def header(self) -> dict[str, Any]:
+        """The run's record."""
+        campaign = self.campaign
+        subject, options, real_input = campaign.subject, campaign.options, campaign.real_input
+        dtypes = {target.dtype for target in campaign.targets()} | {record["dtype"] for record in self.records.values()}
+        record: dict[str, Any] = plain(
+            {
+                "record": "run",
+                "schema": SCHEMA_VERSION,
+                "run": str(uuid.uuid4()),
+                "subject": subject.name,
+                "device": subject.device,
+                "device_name": environment.device_name(subject.device),
+                "dtypes": sorted(dtypes),
+                "effort": options.effort,
+                "seed": options.seed,
+                "started": _now(),
+                "command": environment.command(),
+                **({"replay": environment.display_path(self.replayed)} if self.replayed else {}),
+                "versions": environment.versions(subject.device),
+                "machine": environment.machine(),
+                "model": _described(real_input.model),
+                "corpus": _described(real_input.corpus),
+                "digests": environment.digests(),
+            }
+        )
+        return record
+
+    def _write(self, record: Record) -> None:
+        assert self._stream is not None
+        try:
+            self._stream.write(json.dumps(plain(record), ensure_ascii=False, allow_nan=False) + "\n")
             self._stream.flush()
         except OSError as error:
             with suppress(OSError):  # what is left in the buffer cannot be written either
@@ -99,29 +184,14 @@ class VerdictFile:
             self._stream = None
             raise UnwrittenError(f"{self.path} cannot be written: {error.strerror or error}; what was written before stands") from None
 
-    def close(self) -> None:
-        """Leaves the file to others."""
-        if self._stream is not None:
-            self._stream.close()
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-        self._stream = self._descriptor = None
 
-    def _lock(self, flags: int) -> None:
-        while True:
-            self.close()
-            self._descriptor = os.open(self.path, flags, 0o666)
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self.close()
-                raise ValueError(
-                    f"--verdicts: {self.path} is being written by another run; wait for its end, or name another file"
-                ) from None
-            # The file may have been moved away between the two: a lock on that one keeps nobody from this one.
-            if self._in_place():
-                return
+def _key(record: Record) -> Key:
+    return record["claim"], record["dtype"], record["device"].split(":")[0]
 
-    def _in_place(self) -> bool:
-        assert self._descriptor is not None
-        return self.path.exists() and os.path.samestat(os.fstat(self._descriptor), self.path.stat())
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _described(path: Path) -> dict[str, str]:
+    return {"path": environment.display_path(path), "digest": environment.file_digest(path)}

@@ -1,8 +1,8 @@
 """Triton kernels of the operations that are bound by memory bandwidth, as plain functions on tensors and as stand-ins for operations.
 
 `OPERATIONS` holds the stand-ins under the names of `impl.operations.OPERATIONS`; it and the kernels are imported where they are used,
-since Triton is an optional dependency (`pip install 'blackswan[kernels]'`). A kernel runs on a CUDA device, or on the CPU under Triton's
-interpreter, which TRITON_INTERPRET=1 turns on before Triton is imported.
+since Triton is an optional dependency (`pip install 'blackswan-contracts[kernels]'`). A kernel runs on a CUDA device, or on the CPU under
+Triton's interpreter, which TRITON_INTERPRET=1 turns on before Triton is imported.
 """
 
 import functools
@@ -46,7 +46,7 @@ def missing() -> str | None:
     try:
         importlib.import_module("triton")
     except ImportError as error:
-        return f"Triton cannot be imported ({error}); pip install 'blackswan[kernels]' brings it on Linux"
+        return f"Triton cannot be imported ({error}); pip install 'blackswan-contracts[kernels]' brings it on Linux"
     return None
 
 
