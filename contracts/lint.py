@@ -8,9 +8,10 @@ from blackswan.contracts.domains import build, included
 from blackswan.contracts.model import Domain, Range, Signature, Vocabulary
 from blackswan.contracts.problems import KeyPath, unknown
 from blackswan.contracts.schema import shown
-from blackswan.contracts.vocabulary import scalar_fault
+from blackswan.contracts.vocabulary import CALIBRATION, scalar_fault
 
 Fault = tuple[KeyPath, str]
+_METRICS = ("rms", "row", "max")
 
 
 def faults(raw: Mapping[str, Any], vocabulary: Vocabulary, sources: Iterable[str]) -> Iterator[Fault]:
@@ -33,7 +34,8 @@ def faults(raw: Mapping[str, Any], vocabulary: Vocabulary, sources: Iterable[str
         return
     yield from _operation(raw, signature)
     yield from _domain(raw["domain"], signature)
-    yield from _tolerance(raw.get("tolerance", {}), raw["domain"])
+    yield from _tolerance(raw.get("tolerance", {}))
+    yield from _factors(raw, vocabulary)
 
 
 def _check(raw: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[Fault]:
@@ -179,22 +181,35 @@ def _written(value: Any) -> str:
     return f"{value.min} to {value.max}" if isinstance(value, Range) else ", ".join(map(str, value))
 
 
-def _tolerance(raw: Mapping[str, Any], domain: Mapping[str, Any]) -> Iterator[Fault]:
+def _tolerance(raw: Mapping[str, Any]) -> Iterator[Fault]:
     if raw.get("basis") == "band" and raw["low"] >= raw["high"]:
         yield ("tolerance", "low"), f"the band is empty: low {raw['low']} is not less than high {raw['high']}"
-    if raw.get("basis") != "rounding":
+
+
+def _factors(raw: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[Fault]:
+    """A rounding tolerance has factors for exactly the dtypes of its domain, in calibration.json or in the claim."""
+    tolerance = raw.get("tolerance", {})
+    if tolerance.get("basis") != "rounding":
         return
-    given = set(raw["factors"])
-    measures = {"rms", "row", "max"}
-    dtypes = set(domain.get("dtype", Domain().dtype))
+    dtypes = set(raw["domain"].get("dtype", Domain().dtype))
     path: KeyPath = ("tolerance", "factors")
-    if given & measures:
-        for name in sorted(given - measures):
-            yield (*path, name), "factors are keyed by rms, row, max or by dtype, not by both"
-        for name in sorted(measures - given):
-            yield path, f"missing factor {name!r}"
+    measured = None if vocabulary.factors is None else vocabulary.factors.get(raw["id"], {})
+    if "factors" in tolerance:
+        if measured:
+            yield path, f"the claim has factors in {CALIBRATION.name} too; expected them there alone"
+        yield from ((path + key, message) for key, message in _own_factors(tolerance["factors"], dtypes))
+    elif measured is not None:
+        for name in sorted(dtypes - set(measured)):
+            measure = f"python -m falsifiers calibrate --claim {raw['id']} --dtype {name} --write"
+            yield ("tolerance",), f"{CALIBRATION.name} has no factors for {raw['id']} in {name}; measure them: {measure}"
+
+
+def _own_factors(given: Mapping[str, Any], dtypes: set[str]) -> Iterator[Fault]:
+    if mixed := given.keys() & set(_METRICS):
+        yield from (((name,), "factors are keyed by rms, row, max or by dtype, not by both") for name in sorted(given.keys() - mixed))
+        yield from (((), f"missing factor {name!r}") for name in _METRICS if name not in mixed)
         return
-    for name in sorted(given - dtypes):
-        yield (*path, name), f"the domain has no dtype {name}; expected exactly {', '.join(sorted(dtypes))}"
-    for name in sorted(dtypes - given):
-        yield path, f"missing factors for the dtype {name}"
+    for name in sorted(given.keys() - dtypes):
+        yield (name,), f"the domain has no dtype {name}; expected exactly {', '.join(sorted(dtypes))}"
+    for name in sorted(dtypes - given.keys()):
+        yield (), f"missing factors for the dtype {name}"

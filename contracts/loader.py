@@ -26,7 +26,7 @@ from blackswan.contracts.model import (
 )
 from blackswan.contracts.problems import ContractError, Problem, shown_path
 from blackswan.contracts.schema import violations
-from blackswan.contracts.vocabulary import FOLDER, VOCABULARY_FILES, load_vocabulary
+from blackswan.contracts.vocabulary import FOLDER, VOCABULARY_FILES, factors, load_vocabulary
 
 _PATTERN = "*-v*.yaml"
 
@@ -149,7 +149,7 @@ def _claim(raw: Mapping[str, Any], contract: str, vocabulary: Vocabulary, locati
         cases=raw.get("cases"),
         check=raw.get("check"),
         arguments=raw.get("arguments", {}),
-        tolerance=_tolerance(raw["tolerance"], domain.dtype) if "tolerance" in raw else None,
+        tolerance=_tolerance(raw, domain.dtype, vocabulary) if "tolerance" in raw else None,
         must_catch=tuple(raw.get("must_catch", ())),
         sources=raw.get("sources", {}),
         ancestor=tuple(raw.get("ancestor", ())),
@@ -186,10 +186,15 @@ def _domain(raw: Mapping[str, Any], vocabulary: Vocabulary) -> Domain:
     return build(raw["domain"], vocabulary.operations[raw["operation"]])
 
 
-def _tolerance(raw: Mapping[str, Any], dtypes: Iterable[str]) -> Tolerance:
-    factors = raw.get("factors", {})
-    keyed = dict.fromkeys(dtypes, factors) if "rms" in factors else factors
-    return Tolerance(**{**raw, "factors": {dtype: Factors(**keyed[dtype]) for dtype in keyed}})
+def _tolerance(raw: Mapping[str, Any], dtypes: Iterable[str], vocabulary: Vocabulary) -> Tolerance:
+    """A tolerance; the factors of a rounding one are the claim's own, or those of calibration.json."""
+    tolerance = raw["tolerance"]
+    if tolerance["basis"] != "rounding":
+        return Tolerance(**tolerance)
+    given = tolerance.get("factors", {})
+    own = dict.fromkeys(dtypes, given) if "rms" in given else given
+    measured = (vocabulary.factors or {}).get(raw["id"], {})
+    return Tolerance("rounding", {name: factors(own[name]) if own else measured.get(name, Factors(1.0, 1.0, 1.0)) for name in dtypes})
 
 
 def _rule(raw: Mapping[str, Any]) -> Rule:
