@@ -1,7 +1,7 @@
 """Does it learn? The trained classifier against the majority class and TF-IDF with logistic regression, on scripts used for no choice.
 
     python benchmarks/learning.py [--seeds 0 1 2] [--processes 3]      trains, compares, writes benchmarks/results/learning.json
-    python benchmarks/learning.py --write-readme                       puts the table of those results into README.md
+    python benchmarks/learning.py --write-readme                       puts the table of those results into benchmarks/README.md
 
 The procedure was fixed before the unseen scripts were asked about. Settings are those of benchmarks/results/learning-choice.json, which
 were chosen on the training split (learning_choice.py). The shipped held-out scripts were looked at while rate and criterion were settled,
@@ -46,7 +46,7 @@ from blackswan.falsifiers.runner.workers import workers
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, CHOICE = (ROOT / "benchmarks" / "results" / name for name in ("learning.json", "learning-choice.json"))
-README = ROOT / "README.md"
+README = ROOT / "benchmarks" / "README.md"
 LEVEL = 0.01
 
 
@@ -78,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=command.natural, nargs="+", default=[0, 1, 2], help="seeds of the training (default: 0 1 2)")
     parser.add_argument("--processes", type=command.positive, default=3, help="at a time, one thread each (default: 3)")
-    parser.add_argument("--write-readme", action="store_true", help="measure nothing; put the table of the kept results into README.md")
+    parser.add_argument(
+        "--write-readme", action="store_true", help="measure nothing; put the table of the kept results into benchmarks/README.md"
+    )
     options = parser.parse_args(arguments)
     if len(set(options.seeds)) < len(options.seeds):
         parser.error(f"argument --seeds: {' '.join(map(str, options.seeds))}: expected each seed once; every run counts in the tests")

@@ -1,4 +1,4 @@
-"""The learning benchmark's results as a table in Markdown, and its place in README.md."""
+"""The learning benchmark's results as a table in Markdown, and its place in benchmarks/README.md."""
 
 import math
 from collections.abc import Mapping

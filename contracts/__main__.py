@@ -118,7 +118,7 @@ def _fields(claim: Claim, vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
     yield "statement", claim.statement
     optional = {"path": claim.path, "formula": claim.formula, "correction": claim.correction, "cases": claim.cases, "check": claim.check}
     yield from ((name, str(value)) for name, value in optional.items() if value is not None)
-    if claim.check:
+    if claim.check and not claim.system:
         yield "", vocabulary.checks[claim.check].doc
     yield from ((f"argument {name}", str(value)) for name, value in claim.arguments.items())
     if claim.operation:

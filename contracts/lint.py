@@ -27,6 +27,9 @@ def faults(raw: Mapping[str, Any], vocabulary: Vocabulary, sources: Iterable[str
 
         yield from rule_lint.faults(raw)
         return
+    if is_system(raw):
+        yield from [*_tolerance(raw.get("tolerance", {})), *_factors(raw, vocabulary)]
+        return
     yield from _check(raw, vocabulary)
     signature = vocabulary.operations.get(raw["operation"])
     if signature is None:
@@ -36,6 +39,11 @@ def faults(raw: Mapping[str, Any], vocabulary: Vocabulary, sources: Iterable[str
     yield from _domain(raw["domain"], signature)
     yield from _tolerance(raw.get("tolerance", {}))
     yield from _factors(raw, vocabulary)
+
+
+def is_system(raw: Mapping[str, Any]) -> bool:
+    """Whether the check is `module.function` of falsifiers/system: a claim about runs, files, data or devices."""
+    return "." in raw.get("check", "")
 
 
 def _check(raw: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[Fault]:
@@ -191,7 +199,7 @@ def _factors(raw: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[Fault]:
     tolerance = raw.get("tolerance", {})
     if tolerance.get("basis") != "rounding":
         return
-    dtypes = set(raw["domain"].get("dtype", Domain().dtype))
+    dtypes = set(raw.get("domain", {}).get("dtype", Domain().dtype))
     path: KeyPath = ("tolerance", "factors")
     measured = None if vocabulary.factors is None else vocabulary.factors.get(raw["id"], {})
     if "factors" in tolerance:

@@ -183,6 +183,9 @@ def _domain(raw: Mapping[str, Any], vocabulary: Vocabulary) -> Domain:
         from blackswan.contracts.rule_lint import domain_choice
 
         return Domain(input="none", scalars={name: domain_choice(name, value) for name, value in raw["domain"]["scalars"].items()})
+    if lint.is_system(raw):
+        plain, given = Domain(input="none"), raw.get("domain", {})
+        return Domain(input="none", dtype=tuple(given.get("dtype", plain.dtype)), device=tuple(given.get("device", plain.device)))
     return build(raw["domain"], vocabulary.operations[raw["operation"]])
 
 

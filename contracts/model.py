@@ -250,6 +250,11 @@ class Claim:
     path: str | None = None
     resolved_signature: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
+    @property
+    def system(self) -> bool:
+        """Whether the claim is about runs, files, data or devices: its check is `module.function` of falsifiers/system."""
+        return "." in (self.check or "")
+
 
 @dataclass(frozen=True, eq=False)
 class Contract:

@@ -8,8 +8,6 @@ from blackswan.falsifiers.mutants.registry import MUTANTS, PROCEDURES, RULES, ST
 from blackswan.falsifiers.numeric.precision import signatures
 from blackswan.falsifiers.subjects.protocol import Subject
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
-from blackswan.falsifiers.subjects.wrapped import Wrapped
-from blackswan.reference.table import Array, Arrays, Scalars
 
 for _module in (
     "layers",
@@ -45,27 +43,14 @@ def reaching(operation: str) -> list[Mutant]:
     return [entry for entry in MUTANTS.values() if entry.operation in used]
 
 
-class _Stepping(Wrapped):
-    """The subject with one step of it changed while it runs."""
-
-    def __init__(self, inner: Subject, mutant: str) -> None:
-        super().__init__(inner)
-        self.mutant = mutant
-
-    def run(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str) -> dict[str, Array]:
-        """The operation's outputs."""
-        with applied(self.mutant):
-            return super().run(operation, inputs, scalars, dtype)
-
-
 def subject(name: str) -> Subject:
-    """The mutant as a subject: the reference with the wrong operation in it, or the implementation with the wrong step."""
+    """The mutant as a subject: the reference with the wrong operation in it, or the implementation, wrong inside `applied(name)`."""
     if name in MUTANTS:
         return ReferenceSubject(MUTANTS[name].build(), name)
     from blackswan.falsifiers.subjects.implementation import Implementation  # imports torch, which operation mutants do without
 
     implementation = Implementation("cpu")
-    return PROCEDURES[name].make(implementation) if name in PROCEDURES else _Stepping(implementation, name)
+    return PROCEDURES[name].make(implementation) if name in PROCEDURES else implementation
 
 
 def catalogue() -> dict[str, dict[str, Any]]:

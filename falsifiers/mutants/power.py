@@ -161,7 +161,7 @@ def candidate_mutants(claim: Claim) -> list[str]:
         for name, entry in mutants.MUTANTS.items()
         if entry.operation in operations and (_differentiates(claim) or not _of_gradients_only(entry))
     ]
-    found += [name for name, entry in mutants.PROCEDURES.items() if entry.operation == claim.operation]
+    found += [name for name, entry in mutants.PROCEDURES.items() if entry.operation and entry.operation == claim.operation]
     return [*due, *(name for name in found if name not in due)]
 
 
@@ -178,7 +178,8 @@ def attack(claim: Claim, dtype: str, subjects: Iterable[str | None], source: Sou
         attacked, changed = _against(claim, name)
         # Such a mutant may write into its inputs; the cases are shared.
         own = copy.deepcopy(drawn) if name in mutants.PROCEDURES or name in mutants.STEPS else drawn
-        found = cell(RememberingAttack(changed, attacked, dtype, memory=memory, only_compared=True), own, name, due)
+        with mutants.applied(name if name in mutants.STEPS else None):
+            found = cell(RememberingAttack(changed, attacked, dtype, memory=memory, only_compared=True), own, name, due)
         yield replace(found, reason=ITSELF) if name in mutants.RULES and changed.rule == claim.rule else found
 
 
@@ -186,7 +187,7 @@ def _against(claim: Claim, name: str | None) -> tuple[Subject, Claim]:
     """The subject of a cell, and the claim as it is attacked: a rule mutant changes the rule."""
     if name is not None and name not in mutants.RULES:
         return mutants.subject(name), claim
-    if claim.rule is not None or signatures()[claim.operation or ""].procedure:
+    if claim.rule is not None or claim.system or signatures()[claim.operation or ""].procedure:
         from blackswan.falsifiers.subjects.implementation import Implementation  # imports torch, which most claims do without here
 
         rule = mutants.RULES[name].make(claim.rule) if name is not None and claim.rule is not None else claim.rule
@@ -210,7 +211,8 @@ def cell(attack: RememberingAttack, drawn: Sequence[Case], name: str | None, due
     tally = examination.tally
     state = State.FALSIFIED if first else State.HELD if tally.compared and not examination.stopped else State.VACUOUS
     reason = reason if first else examination.stopped
-    literal = claim.tolerance is not None and claim.tolerance.basis == "literal" and not attack.signature.procedure  # which has no floor
+    measured = claim.operation is not None and not attack.signature.procedure  # others have no noise floor
+    literal = measured and claim.tolerance is not None and claim.tolerance.basis == "literal"
     loose = looseness(attack, drawn) if name is None and literal else None
     power = tally.worst.headroom if tally.worst else 0.0
     spent = time.perf_counter() - start

@@ -22,7 +22,9 @@ from blackswan.falsifiers.numeric.kinds import KINDS
 from blackswan.falsifiers.numeric.precision import signatures
 from blackswan.falsifiers.numeric.strategies import Draw, boundaries, build, draws
 from blackswan.falsifiers.runner.verdict import State, Tally, Verdict
+from blackswan.falsifiers.subjects.doors import Lacks
 from blackswan.falsifiers.subjects.protocol import Subject, asked_by
+from blackswan.falsifiers.system.trial import Trial
 from blackswan.impl.signals import interrupts_first
 
 CASES = {"quick": 6, "default": 20, "deep": 1000}
@@ -88,7 +90,7 @@ class Examination:
 
     def __init__(self, attack: Attack, source: "Source | None" = None) -> None:
         self.attack, self.tally, self.source = attack, Tally(), source
-        self.compare = KINDS[attack.claim.kind]
+        self.compare = _try if attack.claim.system else KINDS[attack.claim.kind]
         self.stopped: str | None = None
         self.last: Falsified | None = None
 
@@ -99,6 +101,8 @@ class Examination:
                 comparisons = self.compare(self.attack, case)
         except SubjectError as error:
             comparisons = [raised(error)]
+        except Lacks:
+            raise
         except Exception as error:  # a reference or a check that breaks proves nothing about the subject, and must not pass for that
             self._stop(f"case {case.digest}", error)
             return
@@ -147,8 +151,13 @@ def falsify(claim: Claim, dtype: str, subject: Subject, options: Options, source
     found: Falsified | None = None
     state, reason = State.HELD, None
     try:
-        found = _boundaries(examination, options)
-        found = _hypothesis(examination, options) or found
+        if claim.system:
+            found = _seeds(examination, options)
+        else:
+            found = _boundaries(examination, options)
+            found = _hypothesis(examination, options) or found
+    except Lacks as lacking:
+        return Verdict(claim, dtype, subject.device, State.NOT_RUN, str(lacking))
     except (Flaky, Unsteady):
         state, reason = State.FLAKY, "the subject answered differently the second time on the same case"
         found = examination.last
@@ -204,6 +213,21 @@ def _unfalsified(examination: Examination) -> tuple[State, str | None]:
     if not examination.tally.compared:
         return State.VACUOUS, f"nothing was compared: the noise floor drowned the signal in all {examination.tally.rejected} cases"
     return State.HELD, None
+
+
+def _try(attack: Attack, case: Case) -> list[Comparison]:
+    """One attempt at a system claim."""
+    return Trial(attack.claim, attack.subject, case.seed, case.dtype).run()
+
+
+def _seeds(examination: Examination, options: Options) -> Falsified | None:
+    """A system claim's attempts, one a seed: there are no sizes to draw or to shrink."""
+    for case in cases(examination.attack.claim, examination.attack.dtype, options):
+        try:
+            examination.case(case)
+        except Falsified as falsified:
+            return _confirmed(examination, falsified)
+    return None
 
 
 def _boundaries(examination: Examination, options: Options) -> Falsified | None:
@@ -270,6 +294,10 @@ def _drawn(
 
 def cases(claim: Claim, dtype: str, options: Options, source: Source | None = None) -> Iterator[Case]:
     """The cases that `falsify` attacks, in its order, for a subject that holds on all of them."""
+    if claim.system:
+        first = own_seed(claim, dtype, options.seed) % 2**31
+        yield from (Case("", dtype, {}, {}, first + index, "normal", {}) for index in range(options._cases(claim)))
+        return
     yield from _boundary_cases(claim, dtype, options, source or build)
     found: list[Draw] = []
     _drawn(claim, dtype, options, (Phase.generate,), found.append)
@@ -340,4 +368,4 @@ class ShrinkBudget:
 
 def attackable(claim: Claim) -> bool:
     """Whether the claim attacks an operation (rules are attacked through their own engine)."""
-    return claim.kind != "rule" and claim.operation in signatures()
+    return claim.system or (claim.kind != "rule" and claim.operation in signatures())

@@ -76,7 +76,7 @@ class Verdict:
     known_failure: Mapping[str, str] | None = None
 
     def record(self, contract_version: str) -> dict[str, Any]:
-        """The JSON record (reports/verdict.schema.json); the run adds what the verdict depends on."""
+        """The JSON record (reports/verdict.schema.json)."""
         claim, tally = self.claim, self.tally
         worst = tally.worst
         counterexample = None
@@ -103,7 +103,6 @@ class Verdict:
             "known_failure": None if self.known_failure is None else dict(self.known_failure),
             "seconds": {name: round(value, 6) for name, value in {"total": 0.0, **self.seconds}.items()},
             "digests": {},
-            "depends": {},
         }
         return {name: plain(value) for name, value in record.items()}
 

@@ -12,6 +12,7 @@ import torch
 
 from blackswan.contracts.model import Signature
 from blackswan.falsifiers.numeric.precision import CUDA_ONLY, signatures
+from blackswan.falsifiers.subjects.impl import open_door
 from blackswan.falsifiers.subjects.procedures import PROCEDURES, RECORDED, default_configurations
 from blackswan.falsifiers.subjects.procedures import why_not as procedure_why_not
 from blackswan.falsifiers.subjects.protocol import Interrupted, TracedCall
@@ -120,6 +121,10 @@ class Implementation:
             except Exception as error:  # whatever it raises, what was recorded before says why
                 raise Interrupted([_traced(call) for call in calls]) from error
         return [_traced(call) for call in calls]
+
+    def door(self, name: str) -> object:
+        """What answers the system claims of a subject matter. Lacks where there is none."""
+        return open_door(name, self._device, self.path)
 
     def default_configurations(self, model_params: float) -> list[dict[str, Any]]:
         """The settings that `impl` gives a user who asked for none."""

@@ -77,5 +77,8 @@ class Subject(Protocol):
     ) -> list[TracedCall]:
         """The calls that a composition makes, in order, with local gradients when cotangents are given. Interrupted where it raises."""
 
+    def door(self, name: str) -> object:
+        """What answers the system claims of a subject matter: see `doors`, which has a protocol of each name. Lacks where it has none."""
+
     def default_configurations(self, model_params: float) -> list[dict[str, Any]]:
         """The settings that the subject gives a user who asked for none, by the field names of the hyperparameter rules; may be empty."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from blackswan import reference
 from blackswan.falsifiers.numeric.precision import compute_dtype, gradient_dtypes, is_real, output_dtypes, rounded_table, signatures
+from blackswan.falsifiers.subjects.doors import Lacks
 from blackswan.falsifiers.subjects.protocol import TracedCall
 from blackswan.reference.table import Array, Arrays, Table
 from blackswan.reference.tape import Call, Tape
@@ -51,6 +52,10 @@ class ReferenceSubject:
         tape = reference.record(operation, _entering(inputs, dtype), scalars, self._table(dtype))
         arrived = {} if cotangents is None else tape.backward(_entering(cotangents, dtype))
         return [_traced(tape, call, arrived, dtype) for call in tape.calls]
+
+    def door(self, name: str) -> object:
+        """The reference has no runs, files or devices."""
+        raise Lacks(f"the reference has no {name}")
 
     def default_configurations(self, model_params: float) -> list[dict[str, Any]]:
         """The reference has no settings."""

@@ -40,6 +40,10 @@ class Wrapped:
         """The calls that the operation makes."""
         return self.inner.record(operation, inputs, scalars, dtype, cotangents)
 
+    def door(self, name: str) -> object:
+        """What answers the system claims of a subject matter."""
+        return self.inner.door(name)
+
     def default_configurations(self, model_params: float) -> list[dict[str, Any]]:
         """The settings that the subject gives a user who asked for none."""
         return self.inner.default_configurations(model_params)

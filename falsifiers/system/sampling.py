@@ -1,74 +1,74 @@
 """Which samples come when: order of an epoch, effective batches, the validation part; and the weights of their classes."""
 
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 
-from blackswan.falsifiers.numeric.attack import Attack
-from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.checks.refusals import refusal
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_at_most, value_inside
-from blackswan.falsifiers.numeric.generators import generator_for
-from blackswan.falsifiers.system.written import Label, equal, renamed
+from blackswan.falsifiers.subjects.doors import Label
+from blackswan.falsifiers.system.trial import Trial
 
 
-def epochs_are_permutations(attack: Attack, case: Case) -> list[Comparison]:
+def epochs_are_permutations(trial: Trial) -> list[Comparison]:
     """Each of several epochs of several seeds is a permutation, the same when asked again, unlike all others, and mixed.
 
     Mixed: neighbours that stay neighbours are as rare as in a random permutation, where their number has mean 2 and exceeds 16
     once in 10¹⁰ times.
     """
-    rng = generator_for(case.seed, "order")
+    rng = trial.rng("order")
     count, seed = int(rng.integers(50, 200)), int(rng.integers(0, 2**31))
-    orders = {}
+    orders = []
     found = []
     for run in (seed, seed + 1):
         for epoch in range(3):
-            scalars = {"count": count, "seed": run, "epoch": epoch, "size": 16}
-            order, again = (attack.answer(case, scalars=scalars)["order"] for _ in range(2))
+            order, again = (np.asarray(trial.corpora.epoch_order(count, run, epoch)) for _ in range(2))
             found += [
                 compare_exactly(f"order of epoch {epoch}, sorted", np.arange(count), np.sort(order)),
                 compare_exactly(f"order of epoch {epoch}, again", order, again),
                 value_inside(f"neighbours kept in epoch {epoch}", int(np.sum(np.abs(np.diff(order)) == 1)), 0, 16),
             ]
-            orders[run - seed, epoch] = order.tolist()
-    repeated = len(orders) - len({tuple(order) for order in orders.values()})
+            orders.append(tuple(order))
+    repeated = len(orders) - len(set(orders))
     return [*found, value_at_most("epochs in the order of another one or of another seed", repeated, 0)]
 
 
-def effective_batches_are_complete(attack: Attack, case: Case) -> list[Comparison]:
+def effective_batches_are_complete(trial: Trial) -> list[Comparison]:
     """Batches in a row are the epoch's order; all but the last are full, and none is empty."""
-    rng = generator_for(case.seed, "batches")
+    rng = trial.rng("batches")
     size = int(rng.integers(1, 20))
     found = []
     for count in (size * int(rng.integers(1, 5)), int(rng.integers(1, 100)), max(1, size - 1)):
-        answer = attack.answer(case, scalars={"count": count, "seed": case.seed, "epoch": 0, "size": size})
+        order = trial.corpora.epoch_order(count, trial.seed, 0)
+        batches = trial.corpora.effective_batches(order, size)
         sizes = [min(size, count - start) for start in range(0, count, size)]
-        found += equal(answer, sizes=sizes, batched=answer["order"])
-        found.append(compare_exactly("samples of the epoch", np.arange(count), np.sort(answer["batched"])))
+        batched = np.asarray([index for batch in batches for index in batch])
+        found += [
+            compare_exactly("samples of each batch", np.asarray(sizes), np.asarray([len(batch) for batch in batches])),
+            compare_exactly("batches in a row", np.asarray(order), batched),
+            compare_exactly("samples of the epoch", np.arange(count), np.sort(batched)),
+        ]
     return found
 
 
-def split_is_stratified(attack: Attack, case: Case) -> list[Comparison]:
+def split_is_stratified(trial: Trial) -> list[Comparison]:
     """Two parts, disjoint and complete, labels with their samples; each class gives its share up to rounding and never its last sample.
 
     The same when asked again; another with another seed.
     """
-    rng = generator_for(case.seed, "split")
+    rng = trial.rng("split")
     classes, seed, fraction = int(rng.integers(2, 6)), int(rng.integers(0, 2**31)), float(rng.choice([0.05, 0.1, 0.2, 0.25, 0.5]))
     labels = np.concatenate([np.full(int(rng.integers(25, 60)), label) for label in range(classes)] + [[classes]])
     if rng.random() < 0.5:
         rng.shuffle(labels)
-    scalars = {"labels": labels.tolist(), "classes": classes + 1, "fraction": fraction, "seed": seed}
-    parts, again = attack.answer(case, scalars=scalars), attack.answer(case, scalars=scalars)
-    other = attack.answer(case, scalars={**scalars, "seed": seed + 1})
-    chosen = parts["validation"]
+    parts, again, other = (trial.corpora.split(labels.tolist(), classes + 1, fraction, number) for number in (seed, seed, seed + 1))
+    training, chosen = np.asarray(parts.training), np.asarray(parts.validation)
     found = [
-        compare_exactly("both parts, sorted", np.arange(labels.size), np.sort(np.concatenate([parts["training"], chosen]))),
-        compare_exactly("validation, again", chosen, again["validation"]),
-        compare_exactly("training labels", labels[parts["training"]], parts["training_labels"]),
-        compare_exactly("validation labels", labels[chosen], parts["validation_labels"]),
-        value_at_most("validation like that of another seed", int(np.array_equal(chosen, other["validation"])), 0),
+        compare_exactly("both parts, sorted", np.arange(labels.size), np.sort(np.concatenate([training, chosen]))),
+        compare_exactly("validation, again", chosen, np.asarray(again.validation)),
+        compare_exactly("training labels", labels[training], np.asarray(parts.training_labels)),
+        compare_exactly("validation labels", labels[chosen], np.asarray(parts.validation_labels)),
+        value_at_most("validation like that of another seed", int(parts.validation == other.validation), 0),
         value_inside("share of the samples", chosen.size, fraction * labels.size - 0.5, fraction * labels.size + 0.5),
     ]
     for label in range(classes):
@@ -79,9 +79,9 @@ def split_is_stratified(attack: Attack, case: Case) -> list[Comparison]:
     return [*found, value_at_most("classes without a training sample", int(np.sum(labels[chosen] == classes)), 0)]
 
 
-def refuses_split(attack: Attack, case: Case) -> list[Comparison]:
+def refuses_split(trial: Trial) -> list[Comparison]:
     """A fraction outside 0 … 1, and samples too few to give one."""
-    bad: dict[str, tuple[list[int], float, str]] = {
+    bad: dict[str, tuple[list[Label], float, str]] = {
         "fraction 1": ([0, 1] * 20, 1.0, "validation_fraction"),
         "fraction above 1": ([0, 1] * 20, 20.0, "validation_fraction"),
         "negative fraction": ([0, 1] * 20, -0.1, "validation_fraction"),
@@ -89,38 +89,37 @@ def refuses_split(attack: Attack, case: Case) -> list[Comparison]:
         "one sample a class": ([0, 1, 2], 0.5, "none for validation"),
         "one sample": ([0], 0.1, "none for validation"),
     }
-    found = []
-    for name, (labels, fraction, message) in bad.items():
-        scalars = {"labels": labels, "classes": 3, "fraction": fraction, "seed": case.seed}
-        found.append(renamed(name, refusal(lambda scalars=scalars: attack.answer(case, scalars=scalars), "ValueError", message)))  # type: ignore[misc]  # the default binds the scalars
-    return found
+    return [
+        trial.refuses(name, partial(trial.corpora.split, labels, 3, fraction, trial.seed), message, "ValueError")
+        for name, (labels, fraction, message) in bad.items()
+    ]
 
 
-def balanced_weights_are_inverse(attack: Attack, case: Case) -> list[Comparison]:
+def balanced_weights_are_inverse(trial: Trial) -> list[Comparison]:
     """Each weight against num_classes · n_c⁻¹ / Σ n⁻¹ in float64, and their sum against num_classes."""
-    rng = generator_for(case.seed, "weights")
+    rng = trial.rng("weights")
     classes = int(rng.integers(2, 8))
     labels: list[Label] = [label for label in range(classes) for _ in range(int(rng.integers(1, 60)))]
     rng.shuffle(labels)
-    if case.seed % 2:
+    if trial.seed % 2:
         labels = [[int(index == label or rng.random() < 0.3) for index in range(classes)] for label in labels]
     counts = np.asarray(labels).sum(axis=0) if isinstance(labels[0], list) else np.bincount(np.asarray(labels))
-    weights = attack.answer(case, scalars={"labels": labels, "classes": classes})["weights"]
+    weights = np.asarray(trial.corpora.balanced_weights(labels, classes))
     if weights.shape != counts.shape:
         return [broken("weights", "shape", str(counts.shape), str(weights.shape))]
     inverse = 1 / counts
     error = float(np.max(np.abs(weights / (classes * inverse / inverse.sum()) - 1)))
-    limit = attack.literal(np.ones(1)).max
+    limit = trial.literal(np.ones(1)).max
     return [
         value_at_most("relative error of a weight", error, limit),
         value_at_most("relative error of their sum", float(abs(weights.sum() / classes - 1)), limit),
     ]
 
 
-def refuses_weights_of_an_empty_class(attack: Attack, case: Case) -> list[Comparison]:
+def refuses_weights_of_an_empty_class(trial: Trial) -> list[Comparison]:
     """A class without a sample is named."""
-    rng = generator_for(case.seed, "weights")
+    rng = trial.rng("weights")
     classes = int(rng.integers(2, 8))
     missing = int(rng.integers(0, classes))
     labels = [label for label in range(classes) if label != missing] * 3
-    return [refusal(lambda: attack.answer(case, scalars={"labels": labels, "classes": classes}), "ValueError", rf"class {missing}\b")]
+    return [trial.refuses("weights", lambda: trial.corpora.balanced_weights(labels, classes), rf"class {missing}\b", "ValueError")]

@@ -64,35 +64,6 @@ def batch(scalars: Scalars, device: torch.device) -> Outputs:
     return {name: value.cpu().numpy() for name, value in named.items()}
 
 
-def order(scalars: Scalars, device: torch.device) -> Outputs:
-    """The order of `count` samples in epoch `epoch` of a run with that seed, and its effective batches of `size`."""
-    del device
-    found = samples.epoch_order(scalars["count"], scalars["seed"], scalars["epoch"])
-    batches = samples.effective_batches(found, scalars["size"])
-    return {
-        "order": np.asarray(found),
-        "batched": np.asarray([index for entry in batches for index in entry]),
-        "sizes": np.asarray([len(entry) for entry in batches]),
-    }
-
-
-def split(scalars: Scalars, device: torch.device) -> Outputs:
-    """The places, in a corpus with those labels, of the samples for training and for validation."""
-    del device
-    parts = samples.split_validation(_numbered(scalars), scalars["fraction"], scalars["seed"])
-    found = {}
-    for name, part in zip(("training", "validation"), parts, strict=True):
-        found[name] = np.asarray([row[0] for row in part.rows], np.int64)
-        found[f"{name}_labels"] = np.asarray(part.targets, np.int64)
-    return found
-
-
-def weights(scalars: Scalars, device: torch.device) -> Outputs:
-    """Balanced class weights of a corpus with those labels."""
-    del device
-    return {"weights": np.asarray(samples.balanced_weights(_numbered(scalars)), np.float64)}
-
-
 def _tokens(scalars: Scalars) -> tokens.Tokens:
     limit, side = scalars["max_seq_len"], scalars.get("padding_side", "right")
     return tokens.load_tokenizer(Path(scalars["tokenizer"]), limit, side) if scalars["tokenizer"] else tokens.ByteTokens(limit, side)
@@ -100,10 +71,3 @@ def _tokens(scalars: Scalars) -> tokens.Tokens:
 
 def _samples(scalars: Scalars, tokenizer: tokens.Tokens) -> samples.Samples:
     return samples.read_samples(Path(scalars["path"]), tokenizer, scalars["classes"], scalars["multi_label"])
-
-
-def _numbered(scalars: Scalars) -> samples.Samples:
-    """Samples whose one token is their place in the corpus."""
-    labels = [tuple(label) if isinstance(label, list) else label for label in scalars["labels"]]
-    rows = tuple((index,) for index in range(len(labels)))
-    return samples.Samples(rows, tuple(labels), scalars["classes"], isinstance(labels[0], tuple))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from blackswan.falsifiers.subjects.procedures.data import split
+from blackswan.falsifiers.subjects.impl.corpora import Corpora
 from blackswan.impl import dispatch
 from blackswan.impl.commands import train
 from blackswan.impl.config import ClassifyConfig
@@ -31,11 +31,11 @@ def run_on_corpus(scalars: Scalars, device: torch.device) -> dict[str, Array]:
     with _fetched() as fetched, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         ENTRIES[scalars["entry"]](scalars, device)
     settings = scalars["settings"]
-    corpus = {"labels": scalars["labels"], "classes": settings["num_classes"], "fraction": settings["validation_fraction"]}
+    split = Corpora(device, None).split(scalars["labels"], settings["num_classes"], settings["validation_fraction"], settings["seed"])
     return {
         "text": np.asarray([text for text, _ in fetched], str),
         "trained": np.asarray([trained for _, trained in fetched], bool),
-        "held_out": split({**corpus, "seed": settings["seed"]}, device)["validation"],
+        "held_out": np.asarray(split.validation),
     }
 
 
