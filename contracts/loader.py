@@ -24,6 +24,7 @@ from blackswan.contracts.model import (
     Tolerance,
     Vocabulary,
 )
+from blackswan.contracts.named_domains import expanded
 from blackswan.contracts.problems import ContractError, Problem, shown_path
 from blackswan.contracts.schema import violations
 from blackswan.contracts.vocabulary import FOLDER, VOCABULARY_FILES, factors, load_vocabulary
@@ -74,24 +75,27 @@ def _passed_over(folder: Path, found: Iterable[Path]) -> Iterator[Problem]:
 
 def _read(path: Path, problems: list[Problem]) -> Document | None:
     try:
-        return read(path)
+        document, found = expanded(read(path))
     except ContractError as error:
         problems += error.problems
         return None
+    problems += found
+    return document
 
 
 def _problems(document: Document, vocabulary: Vocabulary) -> list[Problem]:
     """The problems of one file, in the order of its lines; a claim outside the schema is not examined further."""
-    found = [document.problem(key, message) for key, message in violations(document, "contract.schema.json")]
-    broken = {problem.key.split(".")[0] for problem in found}
-    if not {"contract", "version"} & broken:
+    wrong = list(violations(document, "contract.schema.json"))
+    broken = {key[:2] for key, _ in wrong}
+    found = [document.problem(key, message) for key, message in wrong]
+    if not {("contract",), ("version",)} & broken:
         found += _file_name(document)
     claims = document.data.get("claims")
     sources = document.data.get("sources", {})
     for index, claim in enumerate(claims if isinstance(claims, list) else []):
-        if f"claims[{index}]" not in broken and isinstance(sources, dict):
+        if ("claims", index) not in broken and isinstance(sources, dict) and "use" not in claim.get("domain", {}):
             found += [document.problem(("claims", index, *key), message) for key, message in lint.faults(claim, vocabulary, sources)]
-    return sorted(found, key=lambda problem: (problem.line, problem.key))
+    return sorted(dict.fromkeys(found), key=lambda problem: (problem.line, problem.key))
 
 
 def _file_name(document: Document) -> Iterable[Problem]:
