@@ -29,7 +29,9 @@ def expanded(document: Document) -> tuple[Document, list[Problem]]:
     named, claims = document.data.get("domains", {}), document.data.get("claims")
     if not isinstance(named, dict) or not isinstance(claims, list):
         return document, []
-    data, moved, problems = [], {}, []
+    data: list[Any] = []
+    moved: Places = {}
+    problems: list[Problem] = []
     used: set[str] = set()
     for index, claim in enumerate(claims):
         at: KeyPath = ("claims", index, "domain")
