@@ -1,4 +1,4 @@
-"""The contracts' own door: lint, list, show, diagnose. Exit status 0: nothing found, 1: findings, 2: usage or output without room,
+"""The contracts' own door: lint, list, show, check. Exit status 0: nothing found, 1: findings, 2: usage or output without room,
 130: interrupted, 141: nobody reads the output."""
 
 import argparse
@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from blackswan.contracts import KINDS, Claim, ContractError, Range, Tolerance, Vocabulary, load_vocabulary
+from blackswan.contracts import KINDS, Claim, ContractError, Range, Tolerance, Vocabulary, load, load_vocabulary
 from blackswan.contracts.document import read
 from blackswan.contracts.output import written
 from blackswan.contracts.problems import KeyPath, shown_path, unknown
 from blackswan.contracts.schema import shown
-from blackswan.contracts.unforeseen import diagnose, load
 
 INTERRUPTED = 130
 _WIDTH = 72
@@ -70,10 +69,10 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="show everything about a claim")
     show.add_argument("claim", metavar="CLAIM")
     show.set_defaults(command=_show)
-    diagnose = commands.add_parser("diagnose", help="judge a configuration by the hyperparameter rules")
-    diagnose.add_argument("config", metavar="CONFIG.yaml", type=Path)
-    diagnose.add_argument("--statistics", metavar="FILE.yaml", type=Path, help="p99_length, imbalance_ratio, minority_count")
-    diagnose.set_defaults(command=_diagnose)
+    check = commands.add_parser("check", help="hold a configuration to the hyperparameter rules")
+    check.add_argument("config", metavar="CONFIG.yaml", type=Path)
+    check.add_argument("--statistics", metavar="FILE.yaml", type=Path, help="p99_length, imbalance_ratio, minority_count")
+    check.set_defaults(command=_check)
     return parser
 
 
@@ -182,17 +181,18 @@ def _tolerance(tolerance: Tolerance) -> str:
     return "exact"
 
 
-def _diagnose(options: argparse.Namespace) -> int:
+def _check(options: argparse.Namespace) -> int:
+    from blackswan.contracts.advice import check
     from blackswan.contracts.fields import CONFIG, STATISTICS
 
     config = _values(options.config, CONFIG)
     statistics = _values(options.statistics, STATISTICS) if options.statistics else {}
-    found = diagnose(config, statistics)
-    for diagnostic in found:
-        print(f"{diagnostic.severity:<5} {diagnostic.rule}: {diagnostic.message}")
-        for name, value in diagnostic.recommendation.items():
+    found = check(config, statistics)
+    for finding in found:
+        print(f"{finding.severity:<5} {finding.rule}: {finding.message}")
+        for name, value in finding.recommendation.items():
             print(f"      recommended: {name}: {value}")
-    errors = sum(diagnostic.severity == "error" for diagnostic in found)
+    errors = sum(finding.severity == "error" for finding in found)
     print(f"{len(found)} findings, {errors} of them errors" if found else "no findings")
     return 1 if errors else 0
 

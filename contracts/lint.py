@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from blackswan.contracts import sizes
 from blackswan.contracts.domains import build, included
 from blackswan.contracts.model import Domain, Range, Signature, Vocabulary
 from blackswan.contracts.problems import KeyPath, unknown
 from blackswan.contracts.schema import shown
+from blackswan.contracts.sizes import SizeError, combinations, evaluate, holds, is_condition, names, resolve
 from blackswan.contracts.vocabulary import CALIBRATION, scalar_fault
 
 Fault = tuple[KeyPath, str]
@@ -23,9 +23,9 @@ def faults(raw: Mapping[str, Any], vocabulary: Vocabulary, sources: Iterable[str
         if name not in vocabulary.mutants:
             yield ("must_catch", index), unknown("mutant", name, vocabulary.mutants)
     if raw["kind"] == "rule":
-        from blackswan.contracts import rule_lint  # CEL takes a fifth of a second to import
+        from blackswan.contracts.rule_lint import faults as rule_faults  # CEL takes a fifth of a second to import
 
-        yield from rule_lint.faults(raw)
+        yield from rule_faults(raw)
         return
     if is_system(raw):
         yield from [*_tolerance(raw.get("tolerance", {})), *_factors(raw, vocabulary)]
@@ -121,35 +121,35 @@ def _scalars(raw: Mapping[str, Any], signature: Signature) -> Iterator[Fault]:
 
 
 def _optional(raw: Mapping[str, Any], signature: Signature) -> Iterator[Fault]:
-    names = [name for name, array in signature.inputs.items() if array.optional]
+    known = [name for name, array in signature.inputs.items() if array.optional]
     for name in raw.get("optional", {}):
-        if name not in names:
-            yield ("optional", name), unknown("optional input", name, names)
+        if name not in known:
+            yield ("optional", name), unknown("optional input", name, known)
 
 
 def _require(raw: Mapping[str, Any], signature: Signature) -> Iterator[Fault]:
     known = [*raw.get("sizes", signature.sizes), *signature.derived]
     for index, condition in enumerate(raw.get("require", ())):
         try:
-            for name in sorted(sizes.names(condition) - set(known)):
+            for name in sorted(names(condition) - set(known)):
                 yield ("require", index), f"in {condition!r}: {unknown('size', name, known)}"
-            if not sizes.is_condition(condition):
+            if not is_condition(condition):
                 yield ("require", index), f"{condition!r} is not a condition; expected a comparison such as 'hidden % 2 == 0'"
-        except sizes.SizeError as error:
+        except SizeError as error:
             yield ("require", index), str(error)
 
 
 def _satisfiable(domain: Domain, signature: Signature) -> Iterator[Fault]:
     if set(domain.sizes) != set(signature.sizes):
         return
-    combinations, complete = sizes.combinations(domain.sizes)
+    sampled, complete = combinations(domain.sizes)
     tried = 0
     try:
-        for combination in combinations:
+        for combination in sampled:
             tried += 1
-            if sizes.holds(domain.require, sizes.resolve(signature, combination)):
+            if holds(domain.require, resolve(signature, combination)):
                 return
-    except sizes.SizeError as error:
+    except SizeError as error:
         yield ("sizes",), str(error)
         return
     extent = f"none of the {tried} size combinations" if complete else f"none of {tried} sampled size combinations"
@@ -176,8 +176,8 @@ def _boundary(raw: Mapping[str, Any], domain: Domain, signature: Signature) -> I
 def _boundary_sizes(index: int, domain: Domain, signature: Signature) -> Iterator[Fault]:
     given = domain.boundary[index].sizes
     try:
-        unmet = [condition for condition in domain.require if not sizes.evaluate(condition, sizes.resolve(signature, given))]
-    except sizes.SizeError as error:
+        unmet = [condition for condition in domain.require if not evaluate(condition, resolve(signature, given))]
+    except SizeError as error:
         yield ("boundary", index), str(error)
         return
     if unmet:

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from blackswan.contracts import lint
 from blackswan.contracts.document import Document, read
 from blackswan.contracts.domains import build
+from blackswan.contracts.lint import faults, is_system
 from blackswan.contracts.model import (
     Check,
     Claim,
@@ -94,7 +94,7 @@ def _problems(document: Document, vocabulary: Vocabulary) -> list[Problem]:
     sources = document.data.get("sources", {})
     for index, claim in enumerate(claims if isinstance(claims, list) else []):
         if ("claims", index) not in broken and isinstance(sources, dict) and "use" not in claim.get("domain", {}):
-            found += [document.problem(("claims", index, *key), message) for key, message in lint.faults(claim, vocabulary, sources)]
+            found += [document.problem(("claims", index, *key), message) for key, message in faults(claim, vocabulary, sources)]
     return sorted(dict.fromkeys(found), key=lambda problem: (problem.line, problem.key))
 
 
@@ -187,7 +187,7 @@ def _domain(raw: Mapping[str, Any], vocabulary: Vocabulary) -> Domain:
         from blackswan.contracts.rule_lint import domain_choice
 
         return Domain(input="none", scalars={name: domain_choice(name, value) for name, value in raw["domain"]["scalars"].items()})
-    if lint.is_system(raw):
+    if is_system(raw):
         plain, given = Domain(input="none"), raw.get("domain", {})
         return Domain(input="none", dtype=tuple(given.get("dtype", plain.dtype)), device=tuple(given.get("device", plain.device)))
     return build(raw["domain"], vocabulary.operations[raw["operation"]])

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from blackswan.contracts import sizes
 from blackswan.contracts.document import Document, read
 from blackswan.contracts.model import Check, Factors, Input, Location, Mutant, Output, Scalar, Signature, Vocabulary
 from blackswan.contracts.problems import ContractError, KeyPath, Problem, unknown
 from blackswan.contracts.schema import shown, violations
+from blackswan.contracts.sizes import SizeError, is_condition, names
 
 FOLDER = Path(__file__).parent
 CALIBRATION = FOLDER / "calibration.json"
@@ -107,11 +107,11 @@ def _faults(signature: Signature) -> Iterable[tuple[KeyPath, str]]:
 
 def _expression(path: KeyPath, expression: str, known: Iterable[str]) -> Iterable[tuple[KeyPath, str]]:
     try:
-        for name in sorted(sizes.names(expression) - set(known)):
+        for name in sorted(names(expression) - set(known)):
             yield path, unknown("size", name, known)
-        if sizes.is_condition(expression):
+        if is_condition(expression):
             yield path, f"{expression!r} is a condition; expected a size"
-    except sizes.SizeError as error:
+    except SizeError as error:
         yield path, str(error)
 
 
