@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from blackswan.contracts import KINDS, Claim, ContractError, Range, Tolerance, Vocabulary, load, load_vocabulary
+from blackswan.contracts import FLAVOURS, KINDS, Claim, ContractError, Range, Tolerance, Vocabulary, load, load_vocabulary
 from blackswan.contracts.document import read
 from blackswan.contracts.output import written
 from blackswan.contracts.problems import KeyPath, shown_path, unknown
@@ -156,7 +156,9 @@ def _domain(claim: Claim) -> Iterator[tuple[str, str]]:
     domain = claim.domain
     if claim.rule is None:
         devices = " and ".join(domain.device) or "any device"
-        yield "domain", f"{domain.input} input; {', '.join(domain.dtype)}; {', '.join(domain.flavours)}; on {devices}"
+        yield "domain", f"{domain.input} input; {', '.join(domain.dtype)}; on {devices}"
+        if domain.input == "generated":
+            yield from (("  flavour", f"{name}: {FLAVOURS[name]}") for name in domain.flavours)
     for kind, choices in (("size", domain.sizes), ("scalar", domain.scalars), ("presence of", domain.optional)):
         for name, choice in choices.items():
             yield f"  {kind}", f"{name}: {_choice(choice)}"

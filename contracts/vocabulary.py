@@ -11,7 +11,7 @@ from blackswan.contracts.problems import ContractError, KeyPath, Problem, unknow
 from blackswan.contracts.schema import shown, violations
 from blackswan.contracts.sizes import SizeError, is_condition, names
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).resolve().parent
 CALIBRATION = FOLDER / "calibration.json"
 VOCABULARY_FILES = ("operations.yaml", "checks.yaml")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from blackswan.contracts.tables import DTYPES
 from blackswan.reports.records import Identity, Run, Verdict, identity, read
 from blackswan.reports.staleness import Tree, stale_verdicts
 from blackswan.reports.summary import summarise
@@ -16,7 +17,7 @@ Target = tuple[str, str, str | None]
 """Contract, claim and dtype."""
 _SHIPPED: Final = "falsifiers/data/"
 SUBJECT: Final = "impl"
-CUDA_ONLY: Final = frozenset({"tf32"})
+CUDA_ONLY: Final = frozenset(name for name, dtype in DTYPES.items() if dtype.cuda_only)
 """What no other device computes in."""
 
 

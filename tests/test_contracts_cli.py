@@ -107,7 +107,7 @@ def test_show_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
     for expected in (
         "small-v1.yaml:7", "P0 parity, small 1.2.3", "rms_norm: y = x / sqrt", "x [rows, hidden] real", "eps: real", "rows: 1 to 4",
         "hidden: 8", "rows < 5", "rows = 4, hidden = 8, eps = 1e-06, normal", "float32: rms 1.5, row 4, max 3",
-        "rms_norm_eps_hard_coded (S2): Epsilon is always",
+        "rms_norm_eps_hard_coded (S2): Epsilon is always", "normal: from the standard normal distribution",
         "source higham2002 Higham, Accuracy and Stability; §3.1", "F-CUDA-007",
     ):  # fmt: skip
         assert expected in shown, shown

@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 
-from blackswan.contracts import ContractError, Range, load
+from blackswan.contracts import DTYPES, FLAVOURS, ContractError, Range, load
+from blackswan.falsifiers.numeric.generators import FLAVOURS as GENERATORS
+from blackswan.falsifiers.numeric.precision import STORAGE
 
 HEAD = """\
 contract: small
@@ -81,7 +84,7 @@ def test_a_claim_that_uses_a_domain_is_the_claim_that_writes_it_out(tmp_path: Pa
         (["{use: rows, sizes: {hiden: 3}}", *BOTH], "", "", ["19: claims[0].domain.sizes.hiden: unknown size 'hiden'; "]),
         (BOTH, "hidden: [8]", "hiden: [8]", ["6: domains.rows.sizes.hiden: unknown size 'hiden'; ", "6: domains.rows.sizes: missing size"]),
         (BOTH, "hidden: [64]", "hidden: []", ["11: domains.wide.sizes.hidden: is empty"]),
-        (BOTH, "[wide]", "[wde]", ["12: domains.wide.flavours[0]: unknown flavour"]),
+        (BOTH, "[wide]", "[wde]", ["12: domains.wide.flavours[0]: unknown flavours 'wde'; expected one of "]),
         (BOTH, "[float32]", "[fp32]", ["7: domains.rows.dtype[0]: unknown dtype 'fp32'"]),
         (BOTH, "eps:", "epsilon:", ["8: domains.rows.scalars.epsilon: unknown scalar", "8: domains.rows.scalars: missing scalar 'eps'"]),
         (
@@ -100,3 +103,21 @@ def test_a_mistake_has_the_line_where_it_stands(tmp_path: Path, domains: list[st
     for message in expected:
         assert any(problem.startswith(message) for problem in found), found
     assert len(found) == len(set(found))
+
+
+def test_an_unknown_flavour_is_told_what_each_flavour_is(tmp_path: Path) -> None:
+    (found,) = problems(written(tmp_path, ["{use: rows}", "{use: wide, flavours: [wde]}"]))
+    assert "did you mean 'wide'?" in found
+    for name, line in FLAVOURS.items():
+        assert f"{name}: {line}" in found
+
+
+def test_every_flavour_that_claims_may_name_is_drawn_and_no_other() -> None:
+    assert set(GENERATORS) == set(FLAVOURS)
+
+
+def test_the_table_of_dtypes_says_what_numpy_and_torch_say() -> None:
+    assert len(DTYPES) == 5
+    for name, dtype in DTYPES.items():
+        assert dtype.unit_roundoff == torch.finfo(getattr(torch, dtype.storage)).eps / 2, name
+        assert str(STORAGE[name]) == dtype.storage
