@@ -9,6 +9,7 @@ from typing import IO, Any
 
 from blackswan.falsifiers.runner.environment import ROOT
 from blackswan.falsifiers.runner.verdict import plain
+from blackswan.reports.digests import sealed
 from blackswan.reports.render import FORMATS, is_page
 
 EVIDENCE = ROOT / "reports" / "evidence"
@@ -61,6 +62,7 @@ class VerdictFile:
         self.path = path
         self._descriptor: int | None = None
         self._stream: IO[str] | None = None
+        self._digests: list[str] = []
         self._absent = False
 
     @property
@@ -84,12 +86,13 @@ class VerdictFile:
             self.close()
             raise ValueError(f"--verdicts: {self.path} was written by another run since this one began; start again, or name another file")
         os.ftruncate(self._descriptor, 0)
+        self._digests = []
         self._stream, self._descriptor = os.fdopen(self._descriptor, "w", encoding="utf-8"), None
 
     def write(self, record: dict[str, Any]) -> None:
         """A line, which readers see at once. UnwrittenError where it cannot be written, after which nothing is."""
         assert self._stream is not None
-        line = json.dumps(plain(record), ensure_ascii=False, allow_nan=False) + "\n"
+        line = json.dumps(sealed(plain(record), self._digests), ensure_ascii=False, allow_nan=False) + "\n"
         try:
             self._stream.write(line)
             self._stream.flush()
