@@ -133,8 +133,8 @@ def _fields(claim: Claim, vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
         yield from (("recommend", f"{name} = {expression}") for name, expression in claim.rule.recommend.items())
         for kind, examples in (("holds", claim.examples.holds), ("violates", claim.examples.violates)):
             yield from ((kind, str({**example.config, **example.statistics})) for example in examples)
-    if claim.ancestor:
-        yield "ancestor", ", ".join(claim.ancestor)
+    if claim.origin:
+        yield "origin", ", ".join(claim.origin)
 
 
 def _signature(name: str, vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:

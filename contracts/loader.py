@@ -156,7 +156,7 @@ def _claim(raw: Mapping[str, Any], contract: str, vocabulary: Vocabulary, locati
         tolerance=_tolerance(raw, domain.dtype, vocabulary) if "tolerance" in raw else None,
         must_catch=tuple(raw.get("must_catch", ())),
         sources=raw.get("sources", {}),
-        ancestor=tuple(raw.get("ancestor", ())),
+        origin=tuple(raw.get("origin", ())),
         correction=raw.get("correction"),
         rule=_rule(raw["rule"]) if "rule" in raw else None,
         examples=_examples(raw.get("examples", {})),

@@ -241,7 +241,7 @@ class Claim:
     tolerance: Tolerance | None
     must_catch: tuple[str, ...]
     sources: Mapping[str, str]
-    ancestor: tuple[str, ...]
+    origin: tuple[str, ...]
     correction: str | None
     rule: Rule | None
     examples: Examples

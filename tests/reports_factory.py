@@ -110,3 +110,10 @@ def write_records(path: Path, *records: object) -> Path:
     lines = [sealed(record, before) if isinstance(record, dict) and "digest" not in record else record for record in records]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return path
+
+
+def reseal(path: Path) -> None:
+    """Gives every record of an edited file the digest of what it now says, as if a run had written it so."""
+    before: list[str] = []
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    path.write_text("".join(json.dumps(sealed(record, before)) + "\n" for record in records), encoding="utf-8")

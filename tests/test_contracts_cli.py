@@ -41,7 +41,7 @@ claims:
     tolerance: {basis: rounding, factors: {rms: 1.5, row: 4, max: 3}}
     must_catch: [rms_norm_eps_hard_coded]
     sources: {higham2002: "§3.1"}
-    ancestor: [F-CUDA-007]
+    origin: [F-CUDA-007]
   - id: SMALL-SUM
     severity: P1
     kind: invariant

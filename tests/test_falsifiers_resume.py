@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reports_factory import reseal
 
 from blackswan import contracts
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
@@ -67,6 +68,7 @@ def test_what_did_not_hold_is_attacked_again(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:2]]
     lines[1] |= {"state": State.VACUOUS.value, "reason": "nothing was compared"}
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    reseal(path)
     run = campaign(path)
     run.resume()
     assert run.kept == []
@@ -77,6 +79,7 @@ def judged(path: Path, *states: str) -> None:
     header, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:-1]]
     lines = [line | {"state": state, "reason": "by hand"} for line, state in zip(lines, states, strict=True)]
     path.write_text("".join(json.dumps(line) + "\n" for line in (header, *lines)), encoding="utf-8")
+    reseal(path)
 
 
 def test_what_did_not_hold_and_is_not_attacked_again_stays_in_the_file(tmp_path: Path) -> None:
@@ -122,6 +125,7 @@ def test_another_run_is_not_resumed(tmp_path: Path, key: str, value: object) -> 
         else {**lines[0]["versions"], "numpy": "1"}
     )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    reseal(path)
     with pytest.raises(ValueError, match=f"other {key}"):
         campaign(path).resume()
 
