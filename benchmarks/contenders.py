@@ -29,6 +29,7 @@ from benchmarks.step_inputs import (
     factors_of,
     tensors_of,
 )
+from blackswan.impl.architecture import to_huggingface
 
 COMPILED = ("compile", "reduce-overhead")
 PEERS = ("eager", "liger", *COMPILED)
@@ -208,7 +209,7 @@ def _peer_model(options: argparse.Namespace) -> Any:
     from peft import LoraConfig, get_peft_model
 
     shape, prefix = config_of(options), {"qwen2": "Qwen2", "qwen3": "Qwen3"}[MODELS[options.model]["family"]]
-    settings = {key: value for key, value in shape.to_huggingface().items() if key not in ("architectures", "model_type")}
+    settings = {key: value for key, value in to_huggingface(shape).items() if key not in ("architectures", "model_type")}
     config = getattr(transformers, f"{prefix}Config")(**settings, num_labels=CLASSES, pad_token_id=0, use_cache=False)
     if options.contender == "liger":
         from liger_kernel.transformers import _apply_liger_kernel

@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=command.natural, nargs="+", default=[0, 1, 2], help="seeds of the training (default: 0 1 2)")
     parser.add_argument("--processes", type=command.positive, default=3, help="at a time, one thread each (default: 3)")
     parser.add_argument(
-        "--write-readme", action="store_true", help="measure nothing; put the table of the kept results into benchmarks/README.md"
+        "--write-readme", action="store_true", help="put the table of the kept results into benchmarks/README.md, without measuring"
     )
     options = parser.parse_args(arguments)
     if len(set(options.seeds)) < len(options.seeds):

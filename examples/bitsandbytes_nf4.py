@@ -1,4 +1,4 @@
-"""Puts bitsandbytes' own `quantize_4bit` in the place of NF4 quantisation, and asks the claim on it: `python examples/bitsandbytes_nf4.py`."""
+"""Puts bitsandbytes' own `quantize_4bit` in the place of ours, and asks the claim on it: `python examples/bitsandbytes_nf4.py`."""
 
 from bitsandbytes.functional import quantize_4bit
 from torch import Tensor

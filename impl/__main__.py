@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import errno
 import os
 import sys
 import warnings
@@ -10,12 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from blackswan.impl.commands import COMMANDS, BadInput, Interrupted, TrainingFailed
+from blackswan.impl.folder import DISK_ERRORS
 from blackswan.impl.signals import leave, no_interrupt_lost
 
 DONE, FAILED, INTERRUPTED, BAD_INPUT = 0, 1, 2, 4
 READER_GONE = 141
 """128 + SIGPIPE, as a shell says of a program that its reader has left."""
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -79,8 +78,8 @@ def _guarded(options: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except (BadInput, ValueError, OSError) as error:
-        full = isinstance(error, OSError) and error.errno in _NO_ROOM
-        return _say(name, error, FAILED if full else BAD_INPUT)
+        broken = isinstance(error, OSError) and error.errno in DISK_ERRORS
+        return _say(name, error, FAILED if broken else BAD_INPUT)
 
 
 def _run(run: Callable[[argparse.Namespace], None], options: argparse.Namespace, name: str) -> int:

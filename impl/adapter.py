@@ -9,8 +9,8 @@ loads the adapter into it. Mean and first-token pooling have no Hugging Face cou
 
 import dataclasses
 import difflib
+import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from blackswan.impl import strict_json
+from blackswan.impl.checksums import Checksums, checksum, require
 from blackswan.impl.classifier import Adaptation, trainable_shapes
 from blackswan.impl.config import POOLINGS, TARGETS, DecoderConfig, target_modules
 from blackswan.impl.folder import whole_folder
@@ -47,17 +48,23 @@ _STOCK = (
     "or on the model of a merged checkpoint."
 )
 _NO_STOCK = "No class for sequence classification pools by {pooling}: only Blackswan computes these logits."
+MOST_ALPHA = 1e30
+STORED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _READ = ("r", "lora_alpha", "target_modules", "modules_to_save")
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A trained adaptation: its tensors by the names of `trainable_shapes`, the checkpoint that it was trained on, settings beside it."""
+    """A trained adaptation: its tensors by the names of `trainable_shapes`, the checkpoint that it was trained on, settings beside it.
+
+    `base_checksums` are those of the checkpoint's tensors, where they are known.
+    """
 
     adaptation: Adaptation
     trainable: dict[str, Tensor]
     base: Path | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+    base_checksums: Checksums = field(default_factory=dict)
 
 
 def save_adapter(
@@ -68,6 +75,7 @@ def save_adapter(
     *,
     base: Path | None,
     extra: Mapping[str, Any],
+    base_checksums: Checksums | None = None,
 ) -> None:
     """Writes an adapter that `load_adapter` and PEFT read; an existing folder of that name is replaced as a whole.
 
@@ -84,7 +92,7 @@ def save_adapter(
         stored = {PREFIX + name: tensor.detach().cpu().contiguous() for name, tensor in trainable.items()}
         save_file(stored, partial / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         (partial / ADAPTER_CONFIG).write_text(json.dumps(_peft_config(adaptation, base), indent=2) + "\n")
-        (partial / BESIDE).write_text(json.dumps(beside(config, adaptation, extra), indent=2) + "\n")
+        write_beside(partial / BESIDE, config, adaptation, extra, trainable, base_checksums)
 
 
 def load_adapter(folder: Path, config: DecoderConfig) -> Adapter:
@@ -115,7 +123,16 @@ def load_adapter(folder: Path, config: DecoderConfig) -> Adapter:
     )
     require_named(trainable_shapes(config, adaptation), tensors, str(folder / ADAPTER_WEIGHTS))
     trainable = {name: tensors[name] for name in trainable_shapes(config, adaptation)}
-    return Adapter(adaptation, trainable, settings.base(), {} if own is None else own["extra"])
+    if own is None:
+        return Adapter(adaptation, trainable, settings.base())
+    kept = own["checksums"]
+    require(trainable, kept["tensors"], str(folder / ADAPTER_WEIGHTS))
+    for key, value in own.get("lora", {}).items():
+        if value != getattr(adaptation, key):
+            raise ValueError(
+                f"{folder}: {key} is {getattr(adaptation, key)!r} in {ADAPTER_CONFIG} and {value!r} in {BESIDE}; one was edited"
+            )
+    return Adapter(adaptation, trainable, settings.base(), own["extra"], kept["base"])
 
 
 def prepare_sequence_classifier(model: nn.Module, folder: Path) -> None:
@@ -148,16 +165,34 @@ def prepare_sequence_classifier(model: nn.Module, folder: Path) -> None:
     model.num_labels = model.config.num_labels = len(weight)  # type: ignore[union-attr, assignment]  # transformers' config
 
 
-def beside(config: DecoderConfig, adaptation: Adaptation, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of blackswan.json."""
+def write_beside(
+    path: Path,
+    config: DecoderConfig,
+    adaptation: Adaptation,
+    extra: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    base_checksums: Checksums | None,
+) -> None:
+    """Writes blackswan.json, with the checksums of the tensors beside it and of the base, and a digest of all that it says."""
     own = {"classes": adaptation.classes, "pooling": adaptation.pooling, "nf4": adaptation.nf4}
     note = _STOCK if adaptation.pooling == "last" else _NO_STOCK.format(pooling=adaptation.pooling)
-    return {"transformers": note} | own | {"architecture": _architecture(config), "extra": dict(extra)}
+    values = {"transformers": note} | own | {"architecture": _architecture(config), "extra": dict(extra)}
+    if adaptation.targets:
+        values["lora"] = {"rank": adaptation.rank, "alpha": float(adaptation.alpha), "targets": adaptation.targets}
+    kept = {name: checksum(tensor) for name, tensor in tensors.items()}
+    values["checksums"] = {"tensors": kept, "base": dict(base_checksums or {})}
+    path.write_text(json.dumps(values | {"digest": _digest(values)}, indent=2) + "\n")
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    """SHA-256 of what blackswan.json says beside its own digest."""
+    said = {key: value for key, value in values.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(said)), sort_keys=True).encode()).hexdigest()
 
 
 def read_beside(path: Path, config: DecoderConfig) -> dict[str, Any]:
     """The content of a blackswan.json, checked; a ValueError for a base of another architecture than `config`."""
-    values = read_object(path)
+    values = {"checksums": {"tensors": {}, "base": {}}, **read_object(path)}  # which folders of earlier versions do not have
     for key in _BESIDE_KEYS:
         if key not in values:
             raise ValueError(f"{path}: no key {key!r}")
@@ -171,6 +206,8 @@ def read_beside(path: Path, config: DecoderConfig) -> dict[str, Any]:
         if values["architecture"].get(key) != value:
             stored = values["architecture"].get(key)
             raise ValueError(f"{path}: trained on a decoder with {key} {stored!r}, this one has {value!r}; use its own base")
+    if "digest" in values and values["digest"] != _digest(read_object(path)):
+        raise ValueError(f"{path}: is not what was saved: it is damaged or was edited; restore it from a copy")
     return values
 
 
@@ -248,8 +285,8 @@ class _PeftConfig:
 
     def alpha(self) -> float:
         value = self.values.get("lora_alpha")
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise self._error("lora_alpha", "a positive number")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MOST_ALPHA:
+            raise self._error("lora_alpha", f"a number above 0 and up to {MOST_ALPHA:g}")
         return float(value)
 
     def targets(self) -> str:
@@ -286,8 +323,8 @@ def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
     except SafetensorError as error:
         raise ValueError(f"{path}: not a whole safetensors file ({error}); copy it again") from None
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point():
-            raise ValueError(f"{path}: tensor {name!r} is stored as {tensor.dtype}; expected a floating-point type")
+        if tensor.dtype not in STORED:
+            raise ValueError(f"{path}: tensor {name!r} is stored as {tensor.dtype}; expected {', '.join(map(str, STORED))}")
         if not bool(torch.isfinite(tensor).all()):
             raise ValueError(
                 f"{path}: tensor {name!r} holds NaN or infinity; the file is damaged, or training diverged before it was saved"

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from blackswan.impl import strict_json
+from blackswan.impl.architecture import read_architecture, to_huggingface
 from blackswan.impl.config import DecoderConfig
 from blackswan.impl.decoder import Decoder, parameter_shapes, require_shapes, require_tensors
 from blackswan.impl.folder import whole_folder
@@ -82,6 +83,8 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     """
     config = read_config(folder)
     stored = _stored_tensors(folder)
+    if config.layers > len(stored):
+        raise ValueError(f"{folder / CONFIG}: num_hidden_layers is {config.layers}, and the files hold {len(stored)} tensors in all")
     surplus_head = config.tied and HEAD in stored
     expected = parameter_shapes(config) | ({HEAD: (config.vocab, config.hidden)} if surplus_head else {})
     _require_stored(expected, stored, folder)
@@ -106,7 +109,7 @@ def read_config(folder: Path) -> DecoderConfig:
     path = folder / CONFIG
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; it holds the architecture, copy it from where the weights came from")
-    return DecoderConfig.from_huggingface(_read_object(path), path)
+    return read_architecture(_read_object(path), path)
 
 
 def save_checkpoint(folder: Path, config: DecoderConfig, tensors: Tensors, tokenizer: Path | None = None) -> None:
@@ -120,7 +123,7 @@ def save_checkpoint(folder: Path, config: DecoderConfig, tensors: Tensors, token
     with whole_folder(folder) as partial:
         contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(contiguous, partial / WEIGHTS, metadata={"format": "pt"})
-        (partial / CONFIG).write_text(json.dumps({**config.to_huggingface(), "dtype": _NAMES[dtype]}, indent=2) + "\n")
+        (partial / CONFIG).write_text(json.dumps({**to_huggingface(config), "dtype": _NAMES[dtype]}, indent=2) + "\n")
         if tokenizer is not None:
             shutil.copyfile(tokenizer, partial / TOKENIZER)
 

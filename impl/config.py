@@ -1,19 +1,13 @@
-"""Architecture of a decoder, read from a Hugging Face config.json, and the settings of a fine-tuning run."""
+"""Architecture of a decoder, and the settings of a fine-tuning run."""
 
 import dataclasses
 import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 FAMILIES = ("llama", "qwen2", "qwen3")
-ENCODER_FAMILIES = (
-    *("albert", "bert", "big_bird", "camembert", "convbert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "esm", "eurobert"),
-    *("flaubert", "funnel", "longformer", "mobilebert", "modernbert", "mpnet", "nomic_bert", "nystromformer", "rembert", "roberta"),
-    *("roberta-prelayernorm", "roformer", "squeezebert", "xlm", "xlm-roberta", "xlm-roberta-xl"),
-)
 TARGETS = {
     "q_v": ("q_proj", "v_proj"),
     "all": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
@@ -66,136 +60,6 @@ class DecoderConfig:
     def qk_norm(self) -> bool:
         """Whether queries and keys are normalised per head (Qwen3)."""
         return self.family == "qwen3"
-
-    @classmethod
-    def from_huggingface(cls, values: Mapping[str, Any], path: Path) -> "DecoderConfig":
-        """The architecture in the content of a config.json; `path` is named in errors.
-
-        Raises a ValueError for an encoder, an unknown model type, a missing key and anything that the decoder does not compute.
-        """
-        return _HuggingFaceConfig(values, path).decoder()
-
-    def to_huggingface(self) -> dict[str, Any]:
-        """The content of a config.json, as transformers 4 and 5 read it."""
-        return {
-            "architectures": [{"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[self.family]],
-            "model_type": self.family,
-            "vocab_size": self.vocab,
-            "hidden_size": self.hidden,
-            "intermediate_size": self.intermediate,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "hidden_act": "silu",
-            "rms_norm_eps": self.eps,
-            "rope_theta": self.theta,
-            "rope_parameters": {"rope_theta": self.theta, "rope_type": "default"},
-            "tie_word_embeddings": self.tied,
-            "max_position_embeddings": self.max_positions,
-        }
-
-
-class _HuggingFaceConfig:
-    """A config.json whose every reading names the file and the key in its errors."""
-
-    def __init__(self, values: Mapping[str, Any], path: Path) -> None:
-        self.values, self.path = values, path
-
-    def decoder(self) -> DecoderConfig:
-        family = self._family()
-        self._refuse_unsupported()
-        heads, hidden = self._count("num_attention_heads"), self._count("hidden_size")
-        head_dim = self._count("head_dim") if self.values.get("head_dim") is not None else hidden // heads
-        if self.values.get("head_dim") is None and hidden % heads:
-            raise self._error("hidden_size", f"a multiple of num_attention_heads ({heads}), since there is no head_dim")
-        try:
-            return DecoderConfig(
-                family=family,
-                vocab=self._count("vocab_size"),
-                hidden=hidden,
-                intermediate=self._count("intermediate_size"),
-                layers=self._count("num_hidden_layers"),
-                heads=heads,
-                kv_heads=self._count("num_key_value_heads") if self.values.get("num_key_value_heads") is not None else heads,
-                head_dim=head_dim,
-                eps=self._number("rms_norm_eps"),
-                theta=self._theta(),
-                tied=self._tied(),
-                max_positions=self._count("max_position_embeddings"),
-            )
-        except ValueError as error:
-            if str(error).startswith(str(self.path)):
-                raise
-            raise ValueError(f"{self.path}: {error}") from None
-
-    def _family(self) -> str:
-        kind = self.values.get("model_type")
-        if kind in ENCODER_FAMILIES:
-            raise self._error("model_type", f"a decoder ({', '.join(FAMILIES)}); this is an encoder, without causal attention")
-        if kind not in FAMILIES:
-            near = difflib.get_close_matches(str(kind), FAMILIES, n=1)
-            raise self._error("model_type", f"one of {', '.join(FAMILIES)}" + (f" (nearest: {near[0]})" if near else ""))
-        return str(kind)
-
-    def _refuse_unsupported(self) -> None:
-        expected: dict[str, tuple[Any, ...]] = {
-            "hidden_act": (None, "silu"),
-            "attention_bias": (None, False),
-            "mlp_bias": (None, False),
-            "quantization_config": (None,),
-            "partial_rotary_factor": (None, 1.0),
-        }
-        for key, allowed in expected.items():
-            if self.values.get(key) not in allowed:
-                raise self._error(key, f"{allowed[-1]!r} or no such key: nothing else is implemented")
-        types = self.values.get("layer_types") or []
-        if self.values.get("use_sliding_window") or not isinstance(types, list) or any(kind != "full_attention" for kind in types):
-            key = "use_sliding_window" if self.values.get("use_sliding_window") else "layer_types"
-            raise self._error(key, "full attention in every layer: sliding windows are not implemented")
-        scaling = self.values.get("rope_scaling")
-        if scaling is not None and (not isinstance(scaling, Mapping) or scaling.get("rope_type", scaling.get("type")) != "default"):
-            raise self._error("rope_scaling", "null or the rope type 'default': scaled rotary embeddings are not implemented")
-
-    def _theta(self) -> float:
-        parameters = self.values.get("rope_parameters")  # transformers 5 moved rope_theta in here
-        if parameters is None:
-            return self._number("rope_theta") if self.values.get("rope_theta") is not None else 10000.0
-        known = {"rope_theta", "rope_type", "partial_rotary_factor"}
-        plain = isinstance(parameters, Mapping) and set(parameters) <= known and parameters.get("rope_type", "default") == "default"
-        if not plain or parameters.get("partial_rotary_factor", 1.0) != 1.0 or not _is_number(parameters.get("rope_theta")):
-            raise self._error("rope_parameters", "a number rope_theta with the rope type 'default': others are not implemented")
-        outer = self.values.get("rope_theta")
-        if outer is not None and outer != parameters["rope_theta"]:
-            raise self._error("rope_theta", f"the value of rope_parameters.rope_theta, {parameters['rope_theta']!r}")
-        return float(parameters["rope_theta"])
-
-    def _tied(self) -> bool:
-        tied = self.values.get("tie_word_embeddings", False)
-        if not isinstance(tied, bool):
-            raise self._error("tie_word_embeddings", "true or false")
-        return tied
-
-    def _count(self, key: str) -> int:
-        value = self._present(key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self._error(key, "a positive integer")
-        return value
-
-    def _number(self, key: str) -> float:
-        value = self._present(key)
-        if not _is_number(value):
-            raise self._error(key, "a number")
-        return float(value)
-
-    def _present(self, key: str) -> Any:
-        if key not in self.values:
-            near = difflib.get_close_matches(key, list(self.values), n=1)
-            raise ValueError(f"{self.path}: no key {key!r}" + (f"; the nearest is {near[0]!r}" if near else ""))
-        return self.values[key]
-
-    def _error(self, key: str, expected: str) -> ValueError:
-        return ValueError(f"{self.path}: {key} is {self.values.get(key)!r}; expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -334,7 +198,8 @@ def target_modules(targets: str) -> tuple[str, ...]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """An integer may be larger than every float: such a one is no number that anything is computed with."""
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST)
 
 
 def _require_count(name: str, value: Any) -> None:
@@ -344,9 +209,14 @@ def _require_count(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value}: expected {LARGEST} at most")
 
 
-def _require_number(name: str, value: Any, above: float) -> None:
-    if not (_is_number(value) and math.isfinite(value) and value > above):
-        raise ValueError(f"{name} is {value!r}: expected a finite number above {above:g}")
+def _require_number(name: str, value: Any, above: float, most: float = 1e30) -> None:
+    if not (_is_number(value) and above < value <= most):
+        raise ValueError(f"{name} is {_shown(value)}: expected a number above {above:g} and up to {most:g}")
+
+
+def _shown(value: Any) -> str:
+    """Python writes no integer of more than 4,300 digits."""
+    return repr(value) if not isinstance(value, int) or value.bit_length() < 1000 else f"an integer of {value.bit_length()} bits"
 
 
 def _require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

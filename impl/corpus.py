@@ -9,6 +9,8 @@ from typing import Any
 from blackswan.impl import strict_json
 
 PERCENTILES = (50, 90, 95, 99)
+LONGEST_LINE = 10_000_000
+"""Bytes: far more than any model reads of one text, and less than what ends a tokenizer."""
 Label = int | tuple[int, ...]
 
 
@@ -51,6 +53,8 @@ def load_corpus(path: Path, num_classes: int, multi_label: bool = False) -> list
         raise FileNotFoundError(f"{path}: no such file; expected a corpus in JSONL")
     samples = []
     for number, line in enumerate(_lines(path), start=1):
+        if len(line) > LONGEST_LINE:
+            raise ValueError(f"{path}:{number}: a line of {len(line):,} bytes; expected {LONGEST_LINE:,} at most")
         try:
             samples.append(_sample(strict_json.loads(line), num_classes, multi_label))
         except ValueError as error:

@@ -79,7 +79,8 @@ def _count(confusion: Tensor, labels: Tensor, predicted: Tensor, multi_label: bo
 def _scores(rows: Matrix, multi_label: bool) -> tuple[ClassScore, ...]:
     if multi_label:
         return tuple(_score(found=row[3], claimed=row[1] + row[3], support=row[2] + row[3]) for row in rows)
-    return tuple(_score(found=row[index], claimed=sum(other[index] for other in rows), support=sum(row)) for index, row in enumerate(rows))
+    claimed = [sum(column) for column in zip(*rows, strict=True)]
+    return tuple(_score(found=row[index], claimed=claimed[index], support=sum(row)) for index, row in enumerate(rows))
 
 
 def _score(*, found: int, claimed: int, support: int) -> ClassScore:

@@ -19,7 +19,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -32,6 +32,7 @@ from blackswan.impl import strict_json
 from blackswan.impl.agreement import fingerprint, require_equal, require_same, together
 from blackswan.impl.config import BALANCED, ClassifyConfig
 from blackswan.impl.evaluation import Evaluation, evaluate
+from blackswan.impl.folder import sole_writer
 from blackswan.impl.group import shard
 from blackswan.impl.nonfinite import origin
 from blackswan.impl.optimiser import require_a_rate
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from blackswan.impl.pipeline import ClassifyPipeline
 
 RUN, STATE, BEST, LAST = "run.json", "state", "best", "last"
+MOST_STEPS = 10_000_000
 _FREE = ("log_interval",)
 """Settings that a continuation may change."""
 
@@ -107,22 +109,34 @@ def fit(
 
     In a group every worker calls this with the same arguments, rank 0 writes and all read.
 
-    Raises a FileExistsError where `output` holds a run and `resume` is not given, a FileNotFoundError where it holds none and it is; a
+    Raises an InUseError where another process writes `output`, a FileExistsError where it holds a run and `resume` is not given, a
+    FileNotFoundError where it holds none and it is; a
     ValueError for samples that do not fit the settings, for a run whose every rate is 0, for another model, data or settings than those of
     the run to continue, naming what differs, and for a damaged state; a FloatingPointError that names the origin of a NaN or infinity, with
     nothing changed by that step; KeyboardInterrupt, from which the run can be continued.
     """
     run = _Run(pipeline, train, validation if validation is not None and len(validation) else None, output)
     run.save_every, run.on_step, run.on_epoch = save_every, on_step, on_epoch
-    run.open(resume)
-    with _interruptible(pipeline.group.size) as interrupted:
-        run.interrupted = interrupted
+    with ExitStack() as stack:
+        with together(pipeline.group):
+            if pipeline.group.rank == 0:
+                stack.enter_context(sole_writer(output))
+        run.open(resume)
+        run.interrupted = stack.enter_context(_interruptible(pipeline.group.size))
         return run.train()
 
 
 def total_steps(config: ClassifyConfig, samples: int) -> int:
-    """Optimiser steps of a run on that many training samples; an epoch's last step may take fewer of them."""
-    return config.epochs * math.ceil(samples / (config.batch_size * config.accumulation_steps))
+    """Optimiser steps of a run on that many training samples; an epoch's last step may take fewer of them.
+
+    Raises a ValueError for more than MOST_STEPS: the rate of every step is kept.
+    """
+    steps = config.epochs * math.ceil(samples / (config.batch_size * config.accumulation_steps))
+    if steps > MOST_STEPS:
+        raise ValueError(
+            f"epochs is {config.epochs}, which makes {steps:,} steps of {samples:,} samples; at most {MOST_STEPS:,} can be made"
+        )
+    return steps
 
 
 class _Run:

@@ -1,15 +1,83 @@
-"""Folders that are whole or absent: written beside under another name, then renamed."""
+"""Folders that are whole or absent, written beside under another name, then renamed; and folders that one process writes at a time."""
 
 import ctypes
 import errno
+import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+PARTIAL, LOCK = ".partial-", ".lock"
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""What a disk says that is full, over its quota, limited in the size of files, broken or not to be written."""
+
+
+class InUseError(ValueError):
+    """Another process writes the folder now."""
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Inside, no other process writes the folder, which is made if it is not there; what a killed writer left half done is removed first.
+
+    The lock is the operating system's: it ends with its process, however that ends. A process may enter several times. Raises an
+    InUseError where another one is inside.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK, timeout=0, is_singleton=True)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise InUseError(f"{folder}: another process is writing it; wait for its end, or choose another folder") from None
+    try:
+        remove_left_over(folder, PARTIAL)
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An error of the disk inside is an OSError that names the path, also where a library raises an error of its own for it."""
+    try:
+        yield
+    except SafetensorError as error:
+        if (code := re.search(r"os error (\d+)", str(error))) is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def remove_left_over(folder: Path, prefix: str) -> None:
+    """Removes files and folders of that prefix which a killed process left half done; those that one still writes are locked by it."""
+    for path in folder.glob(f"{prefix}*"):
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+            continue
+        with suppress(OSError), _locked(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The operating system's lock on a folder, which ends with its process. A BlockingIOError where another process has it."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextmanager
@@ -22,13 +90,15 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     if folder.exists() and not (replace and folder.is_dir()):
         raise FileExistsError(f"{folder} exists; choose another name or move it away")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    remove_left_over(folder.parent, f"{PARTIAL}{folder.name}.")
+    partial = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{folder.name}.", dir=folder.parent))
     try:
-        yield partial
-        partial.chmod(0o755)
-        for path in [*partial.rglob("*"), partial]:
-            _flush(path)
-        _put(partial, folder)
+        with _locked(partial), naming(folder):
+            yield partial
+            for path in [*partial.rglob("*"), partial]:
+                path.chmod(0o755 if path.is_dir() else 0o644)  # some libraries write files that only their owner may read
+                _flush(path)
+            _put(partial, folder)
         _flush(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

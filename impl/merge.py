@@ -20,13 +20,15 @@ from blackswan.impl.adapter import (
     HEAD_BIAS,
     HEAD_WEIGHT,
     Adapter,
-    beside,
     read_beside,
     read_object,
     read_tensors,
     require_named,
+    write_beside,
 )
+from blackswan.impl.architecture import to_huggingface
 from blackswan.impl.checkpoint import CONFIG, EMBEDDING, TOKENIZER, WEIGHTS, Checkpoint, load_checkpoint
+from blackswan.impl.checksums import Checked, checksum, require
 from blackswan.impl.classifier import Adaptation, trainable_shapes
 from blackswan.impl.config import DecoderConfig
 from blackswan.impl.decoder import projection_shapes
@@ -94,7 +96,8 @@ def save_merged(
         settings = _config(checkpoint.config, source) | {"dtype": str(tensors[EMBEDDING].dtype).removeprefix("torch.")}
         (partial / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
         unquantized = Adaptation(adaptation.classes, adaptation.rank, adaptation.alpha, adaptation.targets, adaptation.pooling)
-        (partial / BESIDE).write_text(json.dumps(beside(checkpoint.config, unquantized, adapter.extra), indent=2) + "\n")
+        kept = {name: checksum(tensor) for name, tensor in stored.items()}
+        write_beside(partial / BESIDE, checkpoint.config, unquantized, adapter.extra, head, kept)
         for name in TOKENIZER_FILES:
             if source is not None and (source / name).is_file():
                 shutil.copyfile(source / name, partial / name)
@@ -110,12 +113,15 @@ def load_merged(folder: Path) -> tuple[Checkpoint, Adapter]:
     own = read_beside(folder / BESIDE, checkpoint.config)
     adaptation = Adaptation(own["classes"], rank=1, alpha=1.0, targets="", pooling=own["pooling"], nf4=own["nf4"])
     require_named(trainable_shapes(checkpoint.config, adaptation), head, str(folder / HEAD))
-    return checkpoint, Adapter(adaptation, {name: head[name] for name in (HEAD_WEIGHT, HEAD_BIAS)}, folder, own["extra"])
+    require(head, own["checksums"]["tensors"], str(folder / HEAD))
+    base = Checked(checkpoint.tensors, own["checksums"]["base"], folder, "the head")
+    own_head = {name: head[name] for name in (HEAD_WEIGHT, HEAD_BIAS)}
+    return Checkpoint(checkpoint.config, base), Adapter(adaptation, own_head, folder, own["extra"], own["checksums"]["base"])
 
 
 def _config(config: DecoderConfig, source: Path | None) -> dict[str, Any]:
     """The base's config.json as a language model's, or the architecture's own."""
     values = {} if source is None else read_object(source / CONFIG)
     kept = {key: value for key, value in values.items() if key not in ("torch_dtype", "num_labels", "id2label", "label2id")}
-    plain = config.to_huggingface()
+    plain = to_huggingface(config)
     return plain | kept | {"architectures": plain["architectures"]}

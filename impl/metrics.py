@@ -3,11 +3,12 @@
 import dataclasses
 import json
 import math
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blackswan.impl import strict_json
+from blackswan.impl.folder import naming
+from blackswan.impl.training_state import write_atomically
 
 if TYPE_CHECKING:
     from blackswan.impl.fit import EpochRecord, StepRecord
@@ -37,7 +38,7 @@ class MetricsFile:
             cut_back(self.path, epoch, step)
             self._cut = True
         finite = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()}
-        with self.path.open("a", encoding="utf-8") as file:
+        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite, allow_nan=False) + "\n")
 
 
@@ -45,27 +46,22 @@ def cut_back(path: Path, epoch: int, step: int | None) -> None:
     """Removes what stands from that step on, or with no step from that epoch's own line on. The file changes at once or not at all."""
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if _before(line, epoch, step)]
+    lines = path.read_bytes().decode("utf-8", "replace").splitlines(keepends=True)
+    whole = lines if not lines or lines[-1].endswith("\n") else lines[:-1]  # a kill may have torn the last one
+    kept = [line for number, line in enumerate(whole, start=1) if _before(line, epoch, step, f"{path}:{number}")]
     if kept != lines:
-        partial = path.with_name(f".{path.name}.partial")
-        with partial.open("w", encoding="utf-8") as file:
-            file.writelines(kept)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        write_atomically(path, "".join(kept).encode())
 
 
-def _before(line: str, epoch: int, step: int | None) -> bool:
+def _before(line: str, epoch: int, step: int | None, where: str) -> bool:
     try:
-        values = strict_json.loads(line) if line.endswith("\n") else None
-    except ValueError:
-        values = None
-    if values is None:
-        return False
-    if values["kind"] == "epoch":
-        return bool(values["epoch"] < epoch)
-    return bool(values["epoch"] <= epoch if step is None else values["step"] < step)
+        values = strict_json.loads(line)
+        if values["kind"] == "epoch":
+            return bool(values["epoch"] < epoch)
+        return bool(values["epoch"] <= epoch if step is None else values["step"] < step)
+    except (ValueError, KeyError, TypeError) as error:
+        reason = f"is no line of a run's metrics ({type(error).__name__}: {error})"
+        raise ValueError(f"{where}: {reason}; remove the line, or restore the file from a copy, and resume again") from None
 
 
 class TensorBoard:

@@ -13,6 +13,7 @@ from torch import Tensor
 from blackswan.impl import dispatch
 from blackswan.impl.adapter import Adapter, save_adapter
 from blackswan.impl.checkpoint import Checkpoint, load_checkpoint
+from blackswan.impl.checksums import Checked, Checksums
 from blackswan.impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable, trainable_shapes
 from blackswan.impl.config import BALANCED, ClassifyConfig, DecoderConfig, target_modules
 from blackswan.impl.corpus import Sample
@@ -65,7 +66,9 @@ class ClassifyPipeline:
         self.merged = not self.adaptation.targets
         self.class_weights = None if isinstance(config.class_weights, str) else config.class_weights
         dtype = _DTYPES[config.dtype]
-        self.classifier = Classifier(architecture, self.adaptation, base, trainable, dtype=dtype, device=self.device)
+        read = base if isinstance(base, Checked) else Checked(base)
+        self.classifier = Classifier(architecture, self.adaptation, read, trainable, dtype=dtype, device=self.device)
+        self.base_checksums: Checksums = read.found
         self.trainer = self.start(None)
 
     @classmethod
@@ -246,12 +249,14 @@ class ClassifyPipeline:
         """The adapter and head in PEFT's format with the settings beside; a folder that holds an adapter is replaced."""
         self._require_updates()
         base = None if self.source is None else self.source.resolve()
-        save_adapter(folder, self.architecture, self.adaptation, self._trainable(), base=base, extra=self._extra())
+        known, extra = self.base_checksums, self._extra()
+        save_adapter(folder, self.architecture, self.adaptation, self._trainable(), base=base, extra=extra, base_checksums=known)
 
     def merge(self, folder: Path) -> None:
         """A plain Hugging Face checkpoint with the updates in its weights, and the head beside. Raises a FileExistsError."""
         self._require_updates()
-        base = random_tensors(self.architecture, self.config.seed) if self.source is None else load_checkpoint(self.source).tensors
+        stored = random_tensors(self.architecture, self.config.seed) if self.source is None else load_checkpoint(self.source).tensors
+        base = Checked(stored, self.base_checksums, self.source, "the adapter")
         adapter = Adapter(self.adaptation, self._trainable(), self.source, self._extra())
         save_merged(folder, Checkpoint(self.architecture, base), adapter, source=self.source, quantized_as=_DTYPES[self.config.dtype])
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from blackswan.impl.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BESIDE, HEAD, Adapter, load_adapter, read_object
 from blackswan.impl.checkpoint import CONFIG, load_checkpoint
+from blackswan.impl.checksums import Checked
 from blackswan.impl.config import ClassifyConfig, DecoderConfig
 from blackswan.impl.decoder import random_tensors
 from blackswan.impl.merge import load_merged
@@ -57,7 +58,8 @@ def open_adapter(folder: Path, model: Path | None) -> Saved:
     checkpoint = load_checkpoint(source)
     adapter = load_adapter(folder, checkpoint.config)
     config = _settings(adapter, folder)
-    return Saved(checkpoint.config, config, checkpoint.tensors, adapter, _tokens(source, config), source)
+    base = Checked(checkpoint.tensors, adapter.base_checksums, source, folder)
+    return Saved(checkpoint.config, config, base, adapter, _tokens(source, config), source)
 
 
 def open_merged(folder: Path) -> Saved:

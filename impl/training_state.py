@@ -16,10 +16,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from blackswan.impl import strict_json
+from blackswan.impl.folder import PARTIAL, naming, remove_left_over
 
 STATE_FILE = "state.safetensors"
 VERSION = 1
-_PARTIAL = ".partial-"
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,11 @@ def load_state(folder: Path) -> tuple[Progress, dict[str, Tensor]] | None:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replaces a file by way of a temporary one beside it: a reader, and whoever comes after a crash, sees the old or the new one whole."""
-    for left_over in path.parent.glob(f"{_PARTIAL}{path.name}.*"):
-        left_over.unlink(missing_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f"{_PARTIAL}{path.name}.", dir=path.parent)
+    remove_left_over(path.parent, f"{PARTIAL}{path.name}.")
+    descriptor, name = tempfile.mkstemp(prefix=f"{PARTIAL}{path.name}.", dir=path.parent)
     partial = Path(name)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with naming(path), os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

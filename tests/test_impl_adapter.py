@@ -12,11 +12,13 @@ from safetensors.torch import load_file, save_file
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.impl import folder as folders
 from blackswan.impl.adapter import Adapter, load_adapter, prepare_sequence_classifier, save_adapter
+from blackswan.impl.architecture import to_huggingface
 from blackswan.impl.checkpoint import Checkpoint, load_checkpoint
 from blackswan.impl.classifier import Adaptation, Classifier, initial_trainable
 from blackswan.impl.config import ClassifyConfig, DecoderConfig, target_modules
 from blackswan.impl.decoder import random_tensors
 from blackswan.impl.merge import load_merged, merge_adapter, save_merged
+from blackswan.impl.pipeline import ClassifyPipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 FAMILIES = {
@@ -44,7 +46,7 @@ def base_of(family: str) -> Checkpoint:
 def written(checkpoint: Checkpoint, path: Path) -> Path:
     path.mkdir()
     save_file(dict(checkpoint.tensors), path / "model.safetensors", metadata={"format": "pt"})
-    (path / "config.json").write_text(json.dumps({**checkpoint.config.to_huggingface(), "pad_token_id": 0}))
+    (path / "config.json").write_text(json.dumps({**to_huggingface(checkpoint.config), "pad_token_id": 0}))
     return path
 
 
@@ -308,3 +310,47 @@ def test_targets_by_name() -> None:
         ClassifyConfig(lora_targets="q_proj,v_prj")
     with pytest.raises(ValueError, match="lora_targets is ''"):
         ClassifyConfig(lora_targets="")
+
+
+def flipped(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_flipped_bit_of_an_adapter_is_named(tmp_path: Path) -> None:
+    config = FAMILIES["qwen2"]
+    save_adapter(tmp_path / "best", config, LAST, trained(config), base=None, extra={})
+    flipped(tmp_path / "best" / "adapter_model.safetensors", -3)
+    with pytest.raises(ValueError, match=r"adapter_model\.safetensors: tensor '.*' is not what was saved"):
+        load_adapter(tmp_path / "best", config)
+
+
+@pytest.mark.parametrize(("file", "old", "new"), [("blackswan.json", '"step": 2', '"step": 3'), ("adapter_config.json", '"r": ', '"r": 1')])
+def test_an_edited_setting_of_an_adapter_is_named(tmp_path: Path, file: str, old: str, new: str) -> None:
+    config, path = FAMILIES["qwen2"], tmp_path / "best"
+    save_adapter(path, config, LAST, trained(config), base=None, extra={"step": 2})
+    (path / file).write_text((path / file).read_text().replace(old, new, 1))
+    with pytest.raises(ValueError, match=r"is not what was saved|has shape|one was edited"):
+        load_adapter(path, config)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_another_base_of_the_same_architecture_is_named(tmp_path: Path, merged: bool) -> None:
+    config = ClassifyConfig(num_classes=2, lora_rank=2, max_seq_len=8)
+    folder = tmp_path / "base"
+    shutil.copytree(CHECKPOINT, folder)
+    pipeline = ClassifyPipeline.from_pretrained(folder, config)
+    pipeline.save(tmp_path / "adapter")
+    pipeline.merge(tmp_path / "merged")
+    changed = tmp_path / "merged" if merged else folder
+    assert ClassifyPipeline.from_saved(tmp_path / ("merged" if merged else "adapter")).predict(["ls"])
+    tensors = load_file(changed / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name] = -tensors[name]
+    save_file(tensors, changed / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"tensor '{name}' is not the one that .* was trained on"):
+        ClassifyPipeline.from_saved(tmp_path / ("merged" if merged else "adapter"))
+    if not merged:
+        with pytest.raises(ValueError, match=rf"tensor '{name}' is not the one"):
+            pipeline.merge(tmp_path / "again")

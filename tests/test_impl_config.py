@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from blackswan.impl.architecture import read_architecture
 from blackswan.impl.config import ClassifyConfig, DecoderConfig
 
 PATH = Path("folder/config.json")
@@ -28,7 +29,7 @@ QWEN2: dict[str, Any] = {
 
 def read(**changes: Any) -> DecoderConfig:
     values = {**QWEN2, **changes}
-    return DecoderConfig.from_huggingface({key: value for key, value in values.items() if value != "absent"}, PATH)
+    return read_architecture({key: value for key, value in values.items() if value != "absent"}, PATH)
 
 
 def test_reads_the_theta_of_both_generations_of_transformers() -> None:

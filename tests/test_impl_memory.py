@@ -16,6 +16,7 @@ from torch import Tensor
 
 from blackswan.impl import checkpoint, dispatch, kernels
 from blackswan.impl.allocations import BLOCK, Allocations
+from blackswan.impl.architecture import to_huggingface
 from blackswan.impl.checkpoint import load_checkpoint, save_checkpoint
 from blackswan.impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable, trainable_shapes
 from blackswan.impl.commands.common import memory_of_a_step
@@ -156,7 +157,7 @@ def test_the_process_stays_small_while_it_loads_a_large_model(tmp_path: Path) ->
     for file in set(weight_map.values()):
         save_file({name: torch.full(parameter_shapes(config)[name], 0.5) for name in names if weight_map[name] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    (folder / "config.json").write_text(json.dumps(config.to_huggingface()))
+    (folder / "config.json").write_text(json.dumps(to_huggingface(config)))
     # By default glibc keeps freed tensors of this size to itself, and the process is as large as if they were there.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", textwrap.dedent(MEASURE), str(folder)]

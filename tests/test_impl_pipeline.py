@@ -227,6 +227,7 @@ def test_an_adapter_without_a_base_or_with_bad_settings_is_refused(tmp_path: Pat
     pipeline().save(tmp_path / "adapter")
     path = tmp_path / "adapter" / "blackswan.json"
     stored = json.loads(path.read_text())
+    del stored["digest"]
     stored["extra"]["settings"]["epochs"] = 0
     path.write_text(json.dumps(stored))
     with pytest.raises(ValueError, match=r"blackswan\.json: epochs is 0"):
@@ -342,7 +343,7 @@ def test_what_is_not_finite_is_not_merged(bad: float, tmp_path: Path) -> None:
         tensors[name][0, 0] = bad
     save_checkpoint(tmp_path / "model", ARCHITECTURE, tensors, CHECKPOINT / "tokenizer.json")
     used = pipeline()
-    used.source = tmp_path / "model"
+    used.source, used.base_checksums = tmp_path / "model", {}
     with torch.no_grad():
         for parameter in used.classifier.trainable_parameters().values():
             parameter.fill_(math.sqrt(bad) if math.isfinite(bad) else 0.1)

@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.impl import pretrain as pretrain_module
+from blackswan.impl.architecture import to_huggingface
 from blackswan.impl.checkpoint import load_checkpoint, load_decoder
 from blackswan.impl.config import DecoderConfig
 from blackswan.impl.decoder import Decoder, parameter_count, random_tensors
@@ -184,7 +185,7 @@ def test_the_default_has_the_parameters_that_transformers_counts() -> None:
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     with torch.device("meta"):
-        theirs = AutoModelForCausalLM.from_config(LlamaConfig(**LLAMA_370M.to_huggingface()))
+        theirs = AutoModelForCausalLM.from_config(LlamaConfig(**to_huggingface(LLAMA_370M)))
     assert parameter_count(LLAMA_370M) == sum(value.numel() for value in theirs.parameters()) == 373_509_120
 
 

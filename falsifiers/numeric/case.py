@@ -109,7 +109,15 @@ def load(path: Path) -> tuple[str, Case]:
         ) from None
 
 
+MOST_BYTES = 2**31
+"""Of a replay file's content: no case that is drawn has as much."""
+
+
 def _read(path: Path) -> tuple[str, Case]:
+    with zipfile.ZipFile(path) as archive:
+        claimed = sum(entry.file_size for entry in archive.infolist())
+    if claimed > MOST_BYTES:
+        raise ValueError(f"its arrays take {claimed:,} bytes; expected {MOST_BYTES:,} at most")
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
         header = json.loads(str(stored["header"]))
         inputs = {name.removeprefix("input:"): stored[name] for name in stored.files if name.startswith("input:")}

@@ -1,7 +1,8 @@
-"""Real input: a trained checkpoint and a corpus, as cases. Read here without `impl`, so that a loading bug of `impl` cannot hide."""
+"""Real input: a trained checkpoint and a corpus, as cases. Tensors are read without `impl`, so that a bug in its loading cannot hide."""
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from blackswan.reference.decoder import parameter_shapes
 from blackswan.reference.table import Array
 
 BATCH, LONGEST = 2, 64
-FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 MOST_CLASSES = 10_000
 """That a head is made for; a corpus with a label above has a mistake in it."""
 ADAPTER = {"rank": 8, "alpha": 16.0, "targets": "q_v", "pooling": "mean", "nf4": False}
@@ -33,52 +33,21 @@ class RealInput:
         self._rounded: dict[tuple[str, str], Array] = {}
 
     def check(self) -> None:
-        """Reads everything small, and the headers of the weights, so that bad input stops before any claim runs."""
-        expected = parameter_shapes(self.scalars)
-        shapes = {name: tuple(self._file(name).get_slice(name).get_shape()) for name in self._index}
-        for name, shape in expected.items():
-            if shapes.get(name) != shape:
-                raise ValueError(
-                    f"{self.model}: tensor {name} has shape {shapes.get(name, 'none (missing)')}; expected {shape} by config.json"
-                )
-        unexpected = sorted(set(shapes) - set(expected) - {"lm_head.weight"})
-        if unexpected:
-            raise ValueError(f"{self.model}: unexpected tensor {unexpected[0]}; expected those of a {self.scalars['family']} decoder")
+        """Reads everything small, and the headers of the weights, as the implementation does, so that bad input stops before any claim."""
+        from blackswan.impl.checkpoint import load_checkpoint
+
+        load_checkpoint(self.model)
         if not self.rows:
             raise ValueError(f"{self.corpus}: the corpus is empty; expected one JSON object a line")
 
     @cached_property
     def scalars(self) -> dict[str, Any]:
-        """The architecture, as the attributes and scalars of decoder_forward."""
-        path = self.model / "config.json"
-        config = _json(path)
-        family = FAMILIES.get(str(config.get("model_type")))
-        if family is None:
-            raise ValueError(f"{path}: model_type is {config.get('model_type')!r}; expected a decoder, one of {', '.join(FAMILIES)}")
-        rope = config.get("rope_parameters") or {}
-        if not isinstance(rope, dict):
-            raise ValueError(f"{path}: rope_parameters is {rope!r}; expected an object")
-        if config.get("rope_scaling") or rope.get("rope_type", "default") != "default":
-            raise ValueError(f"{path}: scaled rotary embeddings are not supported; expected rope_type default")
-        try:
-            heads, hidden = _size(config, "num_attention_heads"), _size(config, "hidden_size")
-            return {
-                "family": family,
-                "vocab": _size(config, "vocab_size"),
-                "hidden": hidden,
-                "intermediate": _size(config, "intermediate_size"),
-                "layers": _size(config, "num_hidden_layers"),
-                "heads": heads,
-                "kv_heads": _size(config, "num_key_value_heads", heads),
-                "head_dim": _size(config, "head_dim", hidden // heads),
-                "eps": float(config["rms_norm_eps"]),
-                "theta": float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
-                "tied": bool(config.get("tie_word_embeddings", False)),
-            }
-        except KeyError as error:
-            raise ValueError(f"{path}: key {error} is missing; expected the numbers of a decoder's config.json") from None
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path}: {error}; expected the numbers of a decoder's config.json") from None
+        """The architecture, as the attributes and scalars of decoder_forward: one reader says what is supported, here and in training."""
+        from blackswan.impl.checkpoint import read_config
+
+        config = asdict(read_config(self.model))
+        del config["max_positions"]
+        return config
 
     @cached_property
     def rows(self) -> list[tuple[list[int], int]]:
@@ -159,13 +128,6 @@ class RealInput:
             raise ValueError(f"{path}: not a readable safetensors file ({error})") from None
 
 
-def _size(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = config.get(key) if config.get(key) is not None else default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"key {key!r} is {'missing' if value is None else repr(value)}")
-    return value
-
-
 def _shards(index: Path) -> list[str]:
     found = _json(index).get("weight_map")
     if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
@@ -186,19 +148,10 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _samples(path: Path) -> list[tuple[str, int]]:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; expected a JSONL corpus")
-    samples = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        try:
-            row = json.loads(line.decode("utf-8"))
-            text, label = row["input"], row["label"]
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, KeyError, TypeError) as error:
-            raise ValueError(f'{path}:{number}: expected {{"input": text, "label": number}} ({type(error).__name__}: {error})') from None
-        if not isinstance(text, str) or not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < MOST_CLASSES:
-            raise ValueError(f"{path}:{number}: input must be text and label an integer from 0 to {MOST_CLASSES - 1}; got label {label!r}")
-        samples.append((text, label))
-    return samples
+    """The texts and labels of a corpus, by the reader that training uses."""
+    from blackswan.impl.corpus import load_corpus
+
+    return [(sample.text, sample.label) for sample in load_corpus(path, MOST_CLASSES) if isinstance(sample.label, int)]
 
 
 def _padded(rows: Sequence[tuple[list[int], int]]) -> tuple[Array, Array, Array]:

@@ -2,15 +2,20 @@
 
 import argparse
 import dataclasses
+import heapq
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blackswan.impl.commands.common import add_adapter_options, open_saved
 
 if TYPE_CHECKING:
     from blackswan.impl.evaluation import Evaluation, Matrix
+
+
+MOST_ROWS, MOST_CLASSES = 50, 1000
+"""Rows of a table that a person reads; of more classes the worst are shown."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -28,9 +33,18 @@ def run(options: argparse.Namespace) -> None:
     config = pipeline.config
     evaluation = pipeline.evaluate(read_samples(options.corpus, pipeline.tokens, config.num_classes, config.multi_label))
     if options.json:
-        print(json.dumps(dataclasses.asdict(evaluation) | {"macro_f1": macro_f1(evaluation)}))
+        print(json.dumps(as_json(evaluation)))
     else:
         print("\n".join(lines(evaluation, config.multi_label)))
+
+
+def as_json(evaluation: "Evaluation") -> dict[str, Any]:
+    """The evaluation for programs. Of more than MOST_CLASSES classes the confusion is a list of [true, predicted, count] without zeros."""
+    values = dataclasses.asdict(evaluation) | {"macro_f1": macro_f1(evaluation)}
+    if len(evaluation.per_class) > MOST_CLASSES:
+        rows = enumerate(values.pop("confusion"))
+        values["confusion_counts"] = [[true, taken, count] for true, row in rows for taken, count in enumerate(row) if count]
+    return values
 
 
 def macro_f1(evaluation: "Evaluation") -> float:
@@ -43,10 +57,27 @@ def lines(evaluation: "Evaluation", multi_label: bool) -> Iterator[str]:
     yield f"{evaluation.total} samples  loss {evaluation.loss:.4f}  accuracy {evaluation.accuracy:.4f}  macro-F1 {macro_f1(evaluation):.4f}"
     yield ""
     yield f"{'class':>5}  {'precision':>9}  {'recall':>9}  {'F1':>9}  {'samples':>9}"
-    for index, score in enumerate(evaluation.per_class):
+    scores = list(enumerate(evaluation.per_class))
+    if len(scores) > MOST_ROWS:
+        yield f"the {MOST_ROWS} classes of the lowest F1, of {len(scores)}; --json has all"
+        scores = sorted(scores, key=lambda entry: (entry[1].f1, -entry[1].support))[:MOST_ROWS]
+    for index, score in scores:
         yield f"{index:>5}  {score.precision:>9.4f}  {score.recall:>9.4f}  {score.f1:>9.4f}  {score.support:>9}"
     yield ""
+    if len(evaluation.confusion) > MOST_ROWS:
+        yield from _most_frequent(evaluation.confusion, multi_label)
+        return
     yield from _table(evaluation.confusion, ["no, not found", "no, found", "yes, not found", "yes, found"] if multi_label else None)
+
+
+def _most_frequent(confusion: "Matrix", multi_label: bool) -> Iterator[str]:
+    """The confusions that happen most, where a table of all classes would be too large to read."""
+    if multi_label:
+        return
+    cells = ((count, true, taken) for true, row in enumerate(confusion) for taken, count in enumerate(row) if count and true != taken)
+    yield "the most frequent confusions: samples, true class, predicted class"
+    for count, true, taken in heapq.nlargest(MOST_ROWS, cells):
+        yield f"{count:>9}  {true:>5}  {taken:>5}"
 
 
 def _table(confusion: "Matrix", columns: list[str] | None) -> Iterator[str]:

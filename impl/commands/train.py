@@ -22,6 +22,7 @@ from blackswan.impl.commands.common import (
     parameter_count,
     require_place,
 )
+from blackswan.impl.folder import LOCK, PARTIAL, naming
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +65,7 @@ def run(options: argparse.Namespace) -> None:
 def _train(
     options: argparse.Namespace, given: tuple[dict[str, settings.Setting], ...], group: "Group", device: "torch.device", resume: bool
 ) -> None:
+    from blackswan.impl.folder import sole_writer
     from blackswan.impl.ledger import reserve
     from blackswan.impl.metrics import TensorBoard
     from blackswan.impl.pipeline import ClassifyPipeline
@@ -78,7 +80,8 @@ def _train(
         pipeline = ClassifyPipeline.from_pretrained(options.model, config, device=device, group=group)
         require_residency(pipeline.classifier, pipeline.trainer.optimiser, device)
         if group.rank == 0:
-            _lead(options, pipeline, train, validation, board, resume)
+            with sole_writer(options.output):
+                _lead(options, pipeline, train, validation, board, resume)
         else:
             pipeline.fit(train, validation, options.output, resume=resume, save_every=options.save_every)
 
@@ -95,6 +98,7 @@ def _lead(
     from blackswan.impl.metrics import MetricsFile
 
     config, output = pipeline.config, options.output
+    _require_usable(output, resume)  # again, now that nobody else can begin here
     if not resume:
         _write_for_rules(output, config, parameter_count(options.model), train)
     print(pipeline.summary())
@@ -186,9 +190,13 @@ def _require_usable(output: Path, resume: bool) -> None:
         raise BadInput(f"--resume: {output} holds no run (it has no run.json); leave the option out to start one")
     if holds_run and not resume:
         raise BadInput(f"--output: {output} holds a run already; go on with it by --resume, or choose another folder")
-    # A start that was killed at once leaves these two; they are written anew.
-    if not resume and output.is_dir() and (foreign := sorted({path.name for path in output.iterdir()} - {CONFIG, STATISTICS})):
+    # A start that was killed at once leaves these; they are written anew.
+    if not resume and output.is_dir() and (foreign := sorted(filter(_foreign, (path.name for path in output.iterdir())))):
         raise BadInput(f"--output: {output} is not empty (it has {foreign[0]}); choose another folder")
+
+
+def _foreign(name: str) -> bool:
+    return name not in (CONFIG, STATISTICS, LOCK) and not name.startswith(PARTIAL)
 
 
 def _samples(options: argparse.Namespace, config: "ClassifyConfig") -> tuple["Samples", "Samples | None"]:
@@ -225,11 +233,10 @@ def _write_for_rules(output: Path, config: "ClassifyConfig", parameters: int, tr
     statistics = train.statistics()
     ratio = ".inf" if math.isinf(statistics.imbalance) else f"{statistics.imbalance:.6g}"
     output.mkdir(parents=True, exist_ok=True)
-    (output / CONFIG).write_text(settings.written(config, parameters), encoding="utf-8")
-    (output / STATISTICS).write_text(
-        f"p99_length: {statistics.length_percentiles[99]}\nimbalance_ratio: {ratio}\nminority_count: {statistics.minority}\n",
-        encoding="utf-8",
-    )
+    said = f"p99_length: {statistics.length_percentiles[99]}\nimbalance_ratio: {ratio}\nminority_count: {statistics.minority}\n"
+    for name, text in ((CONFIG, settings.written(config, parameters)), (STATISTICS, said)):
+        with naming(output / name):
+            (output / name).write_text(text, encoding="utf-8")
 
 
 def _conclusion(output: Path, result: "FitResult") -> str:

@@ -7,7 +7,11 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from blackswan.impl.host import available_memory
 from blackswan.impl.operations.precision import compute_dtype, widen
+
+BYTES_A_SCORE, LITTLE = 8, 2**30
+"""Bytes for each pair of tokens: the mask as truth values, three times, and as a number of the scores; and what is not worth a look."""
 
 
 def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
@@ -32,12 +36,23 @@ def _exact_products(q: Tensor) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+def _require_room(q: Tensor) -> None:
+    """MemoryError before the host's memory is taken for a mask and its scores [batch, seq, seq] that it cannot hold."""
+    needed = q.shape[0] * q.shape[1] ** 2 * BYTES_A_SCORE
+    if q.is_cpu and needed > LITTLE and needed > (free := available_memory()):
+        raise MemoryError(
+            f"{q.shape[0]} texts of {q.shape[1]} tokens need {needed / 2**30:.1f} GiB for attention, and {free / 2**30:.1f} GiB are free; "
+            "choose a smaller max_seq_len or batch_size"
+        )
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Causal grouped-query attention: q [batch, seq, heads, d], k and v [batch, seq, kv_heads, d], mask [batch, seq] true at real tokens.
 
     A query that sees no real key gives exactly zero, and no gradient. Such a row is let see itself and its result is then cleared:
     a row of masked scores only is 0/0 in some of the library's backends.
     """
+    _require_room(q)
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} query heads and {k.shape[2]} key heads: expected a multiple")
     seq, groups = q.shape[1], q.shape[2] // k.shape[2]
