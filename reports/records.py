@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.exceptions import ValidationError, best_match
 
 from blackswan.reports.digests import lines_digest, record_digest
-from blackswan.reports.validation import Compiler
+from blackswan.reports.validation import compiler
 
 SCHEMA: Final[dict[str, Any]] = json.loads(Path(__file__).with_name("verdict.schema.json").read_text(encoding="utf-8"))
 SCHEMA_VERSION: Final = 4
@@ -195,12 +195,10 @@ def problem(record: object) -> str | None:
 
 
 def _fits(record: Mapping[str, Any]) -> bool:
-    return record.get("record") in ("run", "verdict", "end") and _compiler().definition(record["record"])(record)
+    return record.get("record") in ("run", "verdict", "end") and _part(record["record"])(record)
 
 
-@cache
-def _compiler() -> Compiler:
-    return Compiler(SCHEMA)
+_part: Final = compiler(SCHEMA)
 
 
 def read(path: Path | str) -> Run:
