@@ -190,7 +190,7 @@ def trained(checkpoint: Path, train: Path, asked: Sequence[Sequence[str]], setti
 
 def findings(settings: Mapping[str, Any], checkpoint: Path, labels: Sequence[int]) -> list[str]:
     """What the hyperparameter rules say about the settings; lengths are not judged, batches being padded to their longest sample."""
-    from blackswan.contracts.rules import diagnose
+    from blackswan.contracts.advice import check
     from blackswan.impl.commands.common import parameter_count
     from blackswan.impl.config import target_modules
 
@@ -198,7 +198,7 @@ def findings(settings: Mapping[str, Any], checkpoint: Path, labels: Sequence[int
     config |= {"lora_targets": list(target_modules(settings["lora_targets"])), "model_params": parameter_count(checkpoint)}
     counts = [labels.count(index) for index in range(settings["num_classes"])]
     statistics = {"imbalance_ratio": max(counts) / min(counts), "minority_count": min(counts)} if min(counts) else {"minority_count": 0}
-    return [f"{found.rule} ({found.severity}): {found.message}" for found in diagnose(config, statistics)]
+    return [f"{found.rule} ({found.severity}): {found.message}" for found in check(config, statistics)]
 
 
 def read(path: Path) -> tuple[list[str], list[int]]:

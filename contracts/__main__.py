@@ -1,4 +1,4 @@
-"""The contracts' own door: lint, list, show, diagnose. Exit status 0: nothing found, 1: findings, 2: bad usage, 130: interrupted."""
+"""The contracts' own door: lint, list, show, check. Exit status 0: nothing found, 1: findings, 2: bad usage, 130: interrupted."""
 
 import argparse
 import math
@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from blackswan.contracts import KINDS, Claim, ContractError, Range, Tolerance, Vocabulary, load_vocabulary
+from blackswan.contracts import FLAVOURS, KINDS, Claim, ContractError, Range, Tolerance, Vocabulary, load, load_vocabulary
 from blackswan.contracts.document import read
 from blackswan.contracts.problems import KeyPath, shown_path, unknown
 from blackswan.contracts.schema import shown
-from blackswan.contracts.unforeseen import diagnose, load
 
 INTERRUPTED = 130
 _WIDTH = 72
@@ -63,10 +62,10 @@ def parser(prog: str) -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="show everything about a claim")
     show.add_argument("claim", metavar="CLAIM")
     show.set_defaults(command=_show)
-    diagnose = commands.add_parser("diagnose", help="judge a configuration by the hyperparameter rules")
-    diagnose.add_argument("config", metavar="CONFIG.yaml", type=Path)
-    diagnose.add_argument("--statistics", metavar="FILE.yaml", type=Path, help="p99_length, imbalance_ratio, minority_count")
-    diagnose.set_defaults(command=_diagnose)
+    check = commands.add_parser("check", help="hold a configuration to the hyperparameter rules")
+    check.add_argument("config", metavar="CONFIG.yaml", type=Path)
+    check.add_argument("--statistics", metavar="FILE.yaml", type=Path, help="p99_length, imbalance_ratio, minority_count")
+    check.set_defaults(command=_check)
     return found
 
 
@@ -127,8 +126,8 @@ def _fields(claim: Claim, vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
         yield from (("recommend", f"{name} = {expression}") for name, expression in claim.rule.recommend.items())
         for kind, examples in (("holds", claim.examples.holds), ("violates", claim.examples.violates)):
             yield from ((kind, str({**example.config, **example.statistics})) for example in examples)
-    if claim.ancestor:
-        yield "ancestor", ", ".join(claim.ancestor)
+    if claim.origin:
+        yield "origin", ", ".join(claim.origin)
 
 
 def _signature(name: str, vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
@@ -150,7 +149,9 @@ def _domain(claim: Claim) -> Iterator[tuple[str, str]]:
     domain = claim.domain
     if claim.rule is None:
         devices = " and ".join(domain.device) or "any device"
-        yield "domain", f"{domain.input} input; {', '.join(domain.dtype)}; {', '.join(domain.flavours)}; on {devices}"
+        yield "domain", f"{domain.input} input; {', '.join(domain.dtype)}; on {devices}"
+        if domain.input == "generated":
+            yield from (("  flavour", f"{name}: {FLAVOURS[name]}") for name in domain.flavours)
     for kind, choices in (("size", domain.sizes), ("scalar", domain.scalars), ("presence of", domain.optional)):
         for name, choice in choices.items():
             yield f"  {kind}", f"{name}: {_choice(choice)}"
@@ -175,17 +176,18 @@ def _tolerance(tolerance: Tolerance) -> str:
     return "exact"
 
 
-def _diagnose(options: argparse.Namespace) -> int:
+def _check(options: argparse.Namespace) -> int:
+    from blackswan.contracts.advice import check
     from blackswan.contracts.fields import CONFIG, STATISTICS
 
     config = _values(options.config, CONFIG)
     statistics = _values(options.statistics, STATISTICS) if options.statistics else {}
-    found = diagnose(config, statistics)
-    for diagnostic in found:
-        print(f"{diagnostic.severity:<5} {diagnostic.rule}: {diagnostic.message}")
-        for name, value in diagnostic.recommendation.items():
+    found = check(config, statistics)
+    for finding in found:
+        print(f"{finding.severity:<5} {finding.rule}: {finding.message}")
+        for name, value in finding.recommendation.items():
             print(f"      recommended: {name}: {value}")
-    errors = sum(diagnostic.severity == "error" for diagnostic in found)
+    errors = sum(finding.severity == "error" for finding in found)
     print(f"{len(found)} findings, {errors} of them errors" if found else "no findings")
     return 1 if errors else 0
 

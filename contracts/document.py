@@ -1,7 +1,8 @@
 """YAML files as contracts need them: YAML 1.2 scalars, no duplicate keys, and the line of every key."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,15 @@ for _name, _pattern, _first in _PATTERNS:
 
 @dataclass(frozen=True)
 class Document:
-    """A parsed file: plain data, and the line where each key path stands."""
+    """A parsed file: plain data, and the line where each key path stands.
+
+    `moved` says where a key stands that `data` has elsewhere: a named domain in the claim that uses it.
+    """
 
     path: Path
     data: Any
     root: yaml.Node
+    moved: Mapping[KeyPath, KeyPath] = field(default_factory=dict)
 
     @property
     def file(self) -> str:
@@ -47,7 +52,7 @@ class Document:
     def line(self, path: KeyPath) -> int:
         """The line (from 1) of a key or list item; of the nearest enclosing one where the path ends nowhere."""
         node, line = self.root, self.root.start_mark.line
-        for part in path:
+        for part in self._written(path):
             if isinstance(node, yaml.MappingNode):
                 found = next(((key, value) for key, value in node.value if key.value == part), None)
                 if found is None:
@@ -62,7 +67,14 @@ class Document:
 
     def problem(self, path: KeyPath, message: str) -> Problem:
         """A problem at a key path of this file."""
-        return Problem(self.file, self.line(path), shown_key(path), message)
+        return Problem(self.file, self.line(path), shown_key(self._written(path)), message)
+
+    def _written(self, path: KeyPath) -> KeyPath:
+        """The key path as the file has it."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.moved:
+                return self.moved[path[:length]] + path[length:]
+        return path
 
 
 def read(path: Path) -> Document:

@@ -3,14 +3,15 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from blackswan.contracts import sizes
 from blackswan.contracts.domains import build, included
 from blackswan.contracts.model import Domain, Range, Signature, Vocabulary
 from blackswan.contracts.problems import KeyPath, unknown
 from blackswan.contracts.schema import shown
-from blackswan.contracts.vocabulary import scalar_fault
+from blackswan.contracts.sizes import SizeError, combinations, evaluate, holds, is_condition, names, resolve
+from blackswan.contracts.vocabulary import CALIBRATION, scalar_fault
 
 Fault = tuple[KeyPath, str]
+_METRICS = ("rms", "row", "max")
 
 
 def faults(raw: Mapping[str, Any], vocabulary: Vocabulary, sources: Iterable[str]) -> Iterator[Fault]:
@@ -22,12 +23,12 @@ def faults(raw: Mapping[str, Any], vocabulary: Vocabulary, sources: Iterable[str
         if name not in vocabulary.mutants:
             yield ("must_catch", index), unknown("mutant", name, vocabulary.mutants)
     if raw["kind"] == "rule":
-        from blackswan.contracts import rule_lint  # CEL takes a fifth of a second to import
+        from blackswan.contracts.rule_lint import faults as rule_faults  # CEL takes a fifth of a second to import
 
-        yield from rule_lint.faults(raw)
+        yield from rule_faults(raw)
         return
     if is_system(raw):
-        yield from _tolerance(raw.get("tolerance", {}), raw.get("domain", {}))
+        yield from [*_tolerance(raw.get("tolerance", {})), *_factors(raw, vocabulary)]
         return
     yield from _check(raw, vocabulary)
     signature = vocabulary.operations.get(raw["operation"])
@@ -36,7 +37,8 @@ def faults(raw: Mapping[str, Any], vocabulary: Vocabulary, sources: Iterable[str
         return
     yield from _operation(raw, signature)
     yield from _domain(raw["domain"], signature)
-    yield from _tolerance(raw.get("tolerance", {}), raw["domain"])
+    yield from _tolerance(raw.get("tolerance", {}))
+    yield from _factors(raw, vocabulary)
 
 
 def is_system(raw: Mapping[str, Any]) -> bool:
@@ -119,35 +121,35 @@ def _scalars(raw: Mapping[str, Any], signature: Signature) -> Iterator[Fault]:
 
 
 def _optional(raw: Mapping[str, Any], signature: Signature) -> Iterator[Fault]:
-    names = [name for name, array in signature.inputs.items() if array.optional]
+    known = [name for name, array in signature.inputs.items() if array.optional]
     for name in raw.get("optional", {}):
-        if name not in names:
-            yield ("optional", name), unknown("optional input", name, names)
+        if name not in known:
+            yield ("optional", name), unknown("optional input", name, known)
 
 
 def _require(raw: Mapping[str, Any], signature: Signature) -> Iterator[Fault]:
     known = [*raw.get("sizes", signature.sizes), *signature.derived]
     for index, condition in enumerate(raw.get("require", ())):
         try:
-            for name in sorted(sizes.names(condition) - set(known)):
+            for name in sorted(names(condition) - set(known)):
                 yield ("require", index), f"in {condition!r}: {unknown('size', name, known)}"
-            if not sizes.is_condition(condition):
+            if not is_condition(condition):
                 yield ("require", index), f"{condition!r} is not a condition; expected a comparison such as 'hidden % 2 == 0'"
-        except sizes.SizeError as error:
+        except SizeError as error:
             yield ("require", index), str(error)
 
 
 def _satisfiable(domain: Domain, signature: Signature) -> Iterator[Fault]:
     if set(domain.sizes) != set(signature.sizes):
         return
-    combinations, complete = sizes.combinations(domain.sizes)
+    sampled, complete = combinations(domain.sizes)
     tried = 0
     try:
-        for combination in combinations:
+        for combination in sampled:
             tried += 1
-            if sizes.holds(domain.require, sizes.resolve(signature, combination)):
+            if holds(domain.require, resolve(signature, combination)):
                 return
-    except sizes.SizeError as error:
+    except SizeError as error:
         yield ("sizes",), str(error)
         return
     extent = f"none of the {tried} size combinations" if complete else f"none of {tried} sampled size combinations"
@@ -174,8 +176,8 @@ def _boundary(raw: Mapping[str, Any], domain: Domain, signature: Signature) -> I
 def _boundary_sizes(index: int, domain: Domain, signature: Signature) -> Iterator[Fault]:
     given = domain.boundary[index].sizes
     try:
-        unmet = [condition for condition in domain.require if not sizes.evaluate(condition, sizes.resolve(signature, given))]
-    except sizes.SizeError as error:
+        unmet = [condition for condition in domain.require if not evaluate(condition, resolve(signature, given))]
+    except SizeError as error:
         yield ("boundary", index), str(error)
         return
     if unmet:
@@ -187,22 +189,35 @@ def _written(value: Any) -> str:
     return f"{value.min} to {value.max}" if isinstance(value, Range) else ", ".join(map(str, value))
 
 
-def _tolerance(raw: Mapping[str, Any], domain: Mapping[str, Any]) -> Iterator[Fault]:
+def _tolerance(raw: Mapping[str, Any]) -> Iterator[Fault]:
     if raw.get("basis") == "band" and raw["low"] >= raw["high"]:
         yield ("tolerance", "low"), f"the band is empty: low {raw['low']} is not less than high {raw['high']}"
-    if raw.get("basis") != "rounding":
+
+
+def _factors(raw: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[Fault]:
+    """A rounding tolerance has factors for exactly the dtypes of its domain, in calibration.json or in the claim."""
+    tolerance = raw.get("tolerance", {})
+    if tolerance.get("basis") != "rounding":
         return
-    given = set(raw["factors"])
-    measures = {"rms", "row", "max"}
-    dtypes = set(domain.get("dtype", Domain().dtype))
+    dtypes = set(raw.get("domain", {}).get("dtype", Domain().dtype))
     path: KeyPath = ("tolerance", "factors")
-    if given & measures:
-        for name in sorted(given - measures):
-            yield (*path, name), "factors are keyed by rms, row, max or by dtype, not by both"
-        for name in sorted(measures - given):
-            yield path, f"missing factor {name!r}"
+    measured = None if vocabulary.factors is None else vocabulary.factors.get(raw["id"], {})
+    if "factors" in tolerance:
+        if measured:
+            yield path, f"the claim has factors in {CALIBRATION.name} too; expected them there alone"
+        yield from ((path + key, message) for key, message in _own_factors(tolerance["factors"], dtypes))
+    elif measured is not None:
+        for name in sorted(dtypes - set(measured)):
+            measure = f"python -m falsifiers calibrate --claim {raw['id']} --dtype {name} --write"
+            yield ("tolerance",), f"{CALIBRATION.name} has no factors for {raw['id']} in {name}; measure them: {measure}"
+
+
+def _own_factors(given: Mapping[str, Any], dtypes: set[str]) -> Iterator[Fault]:
+    if mixed := given.keys() & set(_METRICS):
+        yield from (((name,), "factors are keyed by rms, row, max or by dtype, not by both") for name in sorted(given.keys() - mixed))
+        yield from (((), f"missing factor {name!r}") for name in _METRICS if name not in mixed)
         return
-    for name in sorted(given - dtypes):
-        yield (*path, name), f"the domain has no dtype {name}; expected exactly {', '.join(sorted(dtypes))}"
-    for name in sorted(dtypes - given):
-        yield path, f"missing factors for the dtype {name}"
+    for name in sorted(given.keys() - dtypes):
+        yield (name,), f"the domain has no dtype {name}; expected exactly {', '.join(sorted(dtypes))}"
+    for name in sorted(dtypes - given.keys()):
+        yield (), f"missing factors for the dtype {name}"

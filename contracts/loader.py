@@ -6,9 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from blackswan.contracts import lint
 from blackswan.contracts.document import Document, read
 from blackswan.contracts.domains import build
+from blackswan.contracts.lint import faults, is_system
 from blackswan.contracts.model import (
     Check,
     Claim,
@@ -24,9 +24,10 @@ from blackswan.contracts.model import (
     Tolerance,
     Vocabulary,
 )
+from blackswan.contracts.named_domains import expanded
 from blackswan.contracts.problems import ContractError, Problem, shown_path
 from blackswan.contracts.schema import violations
-from blackswan.contracts.vocabulary import FOLDER, VOCABULARY_FILES, load_vocabulary
+from blackswan.contracts.vocabulary import FOLDER, VOCABULARY_FILES, factors, load_vocabulary
 
 _PATTERN = "*-v*.yaml"
 
@@ -74,24 +75,27 @@ def _passed_over(folder: Path, found: Iterable[Path]) -> Iterator[Problem]:
 
 def _read(path: Path, problems: list[Problem]) -> Document | None:
     try:
-        return read(path)
+        document, found = expanded(read(path))
     except ContractError as error:
         problems += error.problems
         return None
+    problems += found
+    return document
 
 
 def _problems(document: Document, vocabulary: Vocabulary) -> list[Problem]:
     """The problems of one file, in the order of its lines; a claim outside the schema is not examined further."""
-    found = [document.problem(key, message) for key, message in violations(document, "contract.schema.json")]
-    broken = {problem.key.split(".")[0] for problem in found}
-    if not {"contract", "version"} & broken:
+    wrong = list(violations(document, "contract.schema.json"))
+    broken = {key[:2] for key, _ in wrong}
+    found = [document.problem(key, message) for key, message in wrong]
+    if not {("contract",), ("version",)} & broken:
         found += _file_name(document)
     claims = document.data.get("claims")
     sources = document.data.get("sources", {})
     for index, claim in enumerate(claims if isinstance(claims, list) else []):
-        if f"claims[{index}]" not in broken and isinstance(sources, dict):
-            found += [document.problem(("claims", index, *key), message) for key, message in lint.faults(claim, vocabulary, sources)]
-    return sorted(found, key=lambda problem: (problem.line, problem.key))
+        if ("claims", index) not in broken and isinstance(sources, dict) and "use" not in claim.get("domain", {}):
+            found += [document.problem(("claims", index, *key), message) for key, message in faults(claim, vocabulary, sources)]
+    return sorted(dict.fromkeys(found), key=lambda problem: (problem.line, problem.key))
 
 
 def _file_name(document: Document) -> Iterable[Problem]:
@@ -149,10 +153,10 @@ def _claim(raw: Mapping[str, Any], contract: str, vocabulary: Vocabulary, locati
         cases=raw.get("cases"),
         check=raw.get("check"),
         arguments=raw.get("arguments", {}),
-        tolerance=_tolerance(raw["tolerance"], domain.dtype) if "tolerance" in raw else None,
+        tolerance=_tolerance(raw, domain.dtype, vocabulary) if "tolerance" in raw else None,
         must_catch=tuple(raw.get("must_catch", ())),
         sources=raw.get("sources", {}),
-        ancestor=tuple(raw.get("ancestor", ())),
+        origin=tuple(raw.get("origin", ())),
         correction=raw.get("correction"),
         rule=_rule(raw["rule"]) if "rule" in raw else None,
         examples=_examples(raw.get("examples", {})),
@@ -183,16 +187,21 @@ def _domain(raw: Mapping[str, Any], vocabulary: Vocabulary) -> Domain:
         from blackswan.contracts.rule_lint import domain_choice
 
         return Domain(input="none", scalars={name: domain_choice(name, value) for name, value in raw["domain"]["scalars"].items()})
-    if lint.is_system(raw):
+    if is_system(raw):
         plain, given = Domain(input="none"), raw.get("domain", {})
         return Domain(input="none", dtype=tuple(given.get("dtype", plain.dtype)), device=tuple(given.get("device", plain.device)))
     return build(raw["domain"], vocabulary.operations[raw["operation"]])
 
 
-def _tolerance(raw: Mapping[str, Any], dtypes: Iterable[str]) -> Tolerance:
-    factors = raw.get("factors", {})
-    keyed = dict.fromkeys(dtypes, factors) if "rms" in factors else factors
-    return Tolerance(**{**raw, "factors": {dtype: Factors(**keyed[dtype]) for dtype in keyed}})
+def _tolerance(raw: Mapping[str, Any], dtypes: Iterable[str], vocabulary: Vocabulary) -> Tolerance:
+    """A tolerance; the factors of a rounding one are the claim's own, or those of calibration.json."""
+    tolerance = raw["tolerance"]
+    if tolerance["basis"] != "rounding":
+        return Tolerance(**tolerance)
+    given = tolerance.get("factors", {})
+    own = dict.fromkeys(dtypes, given) if "rms" in given else given
+    measured = (vocabulary.factors or {}).get(raw["id"], {})
+    return Tolerance("rounding", {name: factors(own[name]) if own else measured.get(name, Factors(1.0, 1.0, 1.0)) for name in dtypes})
 
 
 def _rule(raw: Mapping[str, Any]) -> Rule:

@@ -119,11 +119,15 @@ class Mutant:
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """The names that claims may use."""
+    """The names that claims may use, and the calibrated factors of their rounding tolerances by claim and dtype.
+
+    `factors` None is for those who calibrate: no claim needs any, and a claim that has none gets ones.
+    """
 
     operations: Mapping[str, Signature]
     checks: Mapping[str, Check]
     mutants: Mapping[str, Mutant]
+    factors: "Mapping[str, Mapping[str, Factors]] | None" = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -237,7 +241,7 @@ class Claim:
     tolerance: Tolerance | None
     must_catch: tuple[str, ...]
     sources: Mapping[str, str]
-    ancestor: tuple[str, ...]
+    origin: tuple[str, ...]
     correction: str | None
     rule: Rule | None
     examples: Examples

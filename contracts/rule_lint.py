@@ -10,7 +10,7 @@ from typing import Any
 from blackswan.contracts.fields import CLIPPING, DERIVED, FIELDS, FUNCTIONS, SAMPLES, VARIABLES, ConfigError, checked, split, variables
 from blackswan.contracts.model import Range, Rule
 from blackswan.contracts.problems import KeyPath, unknown
-from blackswan.contracts.rules import compiled, evaluate
+from blackswan.contracts.rules import UNFORESEEN, RuleError, compiled, evaluate
 
 Fault = tuple[KeyPath, str]
 
@@ -106,6 +106,8 @@ def _message(message: str) -> Iterator[Fault]:
                 format(_sample(name), spec or "")
             except (ValueError, TypeError) as error:
                 yield path, f"the format {spec!r} does not fit {name}: {error}"
+            except UNFORESEEN as error:
+                yield _unevaluable(RuleError(error))
 
 
 def _sample(name: str) -> Any:
@@ -139,11 +141,19 @@ def _failures(raw: Mapping[str, Any]) -> Iterator[Fault]:
             config, statistics = split({name: value for name, value in values.items() if name != left_out})
             try:
                 evaluate(rule, variables(config, statistics))
+            except RuleError as error:
+                yield _unevaluable(error)
+                return
             except ValueError as error:
                 missing = f"; a missing field is null: guard with `{left_out} != null`"
                 hint = missing if left_out else "; numbers are doubles: write 2.0, not 2"
                 yield ("rule",), f"{error}{hint}"
                 return
+
+
+def _unevaluable(error: RuleError) -> Fault:
+    expected = "expressions and a message that give a value on all of domain.scalars"
+    return ("rule",), f"cannot be evaluated ({error}); expected {expected}"
 
 
 def _cases(choices: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,27 +1,24 @@
-"""Hyperparameter diagnostics: the rules of contracts, evaluated on a configuration and the statistics of its data."""
+"""Hyperparameter rules in CEL: their compilation and their evaluation on the fields of one configuration."""
 
 import string
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import cel
 
-from blackswan.contracts.fields import CONFIG, ConfigError, as_double, checked, variables
-from blackswan.contracts.model import Claim, Rule
-from blackswan.contracts.problems import ContractError, Problem
+from blackswan.contracts.fields import CONFIG, ConfigError, as_double, checked
+from blackswan.contracts.model import Rule
+
+UNFORESEEN: Final = (ArithmeticError, LookupError, MemoryError)
+"""How CEL and the formatting of a message end where a rule divides by zero, indexes past a list or asks for a line of many gigabytes."""
 
 
-@dataclass(frozen=True)
-class Diagnostic:
-    """What a rule says about a configuration. Severity is info, warn or error; only errors stop a run."""
+class RuleError(ValueError):
+    """A rule that has no value on these fields, such as one that divides by zero; the message is the error's name and text."""
 
-    rule: str
-    contract: str
-    severity: str
-    message: str
-    recommendation: dict[str, Any] = field(default_factory=dict)
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 
 class _Message(string.Formatter):
@@ -39,7 +36,17 @@ def compiled(expression: str) -> tuple[cel.Program, tuple[str, ...]]:
 
 
 def evaluate(rule: Rule, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """Message and recommendation where the rule is violated, none where it holds or does not apply. ValueError on a faulty rule."""
+    """Message and recommendation where the rule is violated, none where it holds or does not apply.
+
+    Raises a ValueError on a faulty rule, and of these a RuleError on one that has no value here.
+    """
+    try:
+        return _evaluated(rule, values)
+    except UNFORESEEN as error:
+        raise RuleError(error) from error
+
+
+def _evaluated(rule: Rule, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
     doubles = {name: as_double(value) for name, value in values.items()}
     if not _truth("when", rule.when, doubles) or _truth("require", rule.require, doubles):
         return None
@@ -69,34 +76,6 @@ def _recommended(name: str, expression: str, doubles: Mapping[str, Any]) -> Any:
         return checked(name, _run("recommend", expression, doubles), fields=CONFIG)
     except ConfigError as error:
         raise ValueError(f"recommend {expression!r}: {error}") from error
-
-
-def diagnose(
-    config: Mapping[str, Any], statistics: Mapping[str, Any] | None = None, rules: Iterable[Claim] | None = None
-) -> list[Diagnostic]:
-    """What the rules say about a configuration, errors first; a field or statistic that is not given is no finding.
-
-    `rules` are claims of kind rule, by default those of all contracts. ConfigError: unknown field, or a value of a wrong type.
-    """
-    values = variables(config, statistics or {})
-    found = []
-    for claim in _installed() if rules is None else rules:
-        if claim.rule is None:
-            continue
-        try:
-            finding = evaluate(claim.rule, values)
-        except ValueError as error:
-            raise ContractError([Problem(*claim.location, claim.id, str(error))]) from error
-        if finding:
-            found.append(Diagnostic(claim.id, claim.contract, claim.rule.severity, *finding))
-    return sorted(found, key=lambda diagnostic: ("error", "warn", "info").index(diagnostic.severity))
-
-
-@lru_cache(maxsize=1)
-def _installed() -> tuple[Claim, ...]:
-    from blackswan.contracts.loader import load  # the loader compiles rules
-
-    return tuple(claim for contract in load() for claim in contract.claims if claim.rule)
 
 
 def apply(config: Mapping[str, Any], recommendation: Mapping[str, Any]) -> dict[str, Any]:

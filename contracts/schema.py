@@ -14,6 +14,7 @@ from referencing.jsonschema import DRAFT202012
 
 from blackswan.contracts.document import Document
 from blackswan.contracts.problems import KeyPath, unknown
+from blackswan.contracts.tables import DTYPES, FLAVOURS
 
 _FOLDER = Path(__file__).parent
 _FILES = ("contract.schema.json", "vocabulary.schema.json")
@@ -45,13 +46,18 @@ _Validator = extend(  # type: ignore[no-untyped-call]  # untyped in the stubs
 
 @cache
 def schemas() -> dict[str, Any]:
-    """The schema files by name."""
-    return {name: json.loads((_FOLDER / name).read_text(encoding="utf-8")) for name in _FILES}
+    """The schema files by name, with the names of dtypes and flavours filled in."""
+    found = {name: json.loads((_FOLDER / name).read_text(encoding="utf-8")) for name in _FILES}
+    shared = found["contract.schema.json"]["$defs"]
+    shared["dtype"] |= {"enum": list(DTYPES), "description": f"one of {', '.join(DTYPES)}"}
+    shared["flavour"]["enum"] = list(FLAVOURS)
+    shared["tolerance"]["properties"]["factors"]["properties"] |= {name: {"$ref": "#/$defs/factors"} for name in DTYPES}
+    return found
 
 
-def vocabulary(name: str) -> tuple[str, ...]:
-    """The members of an enumeration of the contract schema: `kind`, `dtype` or `flavour`."""
-    return tuple(schemas()["contract.schema.json"]["$defs"][name]["enum"])
+def kinds() -> tuple[str, ...]:
+    """The kinds of claims."""
+    return tuple(schemas()["contract.schema.json"]["$defs"]["kind"]["enum"])
 
 
 @cache
@@ -87,7 +93,9 @@ def _translate(error: ValidationError, path: KeyPath, data: Any) -> Iterator[tup
         case "not":
             yield (), f"is not allowed here{_situation(error, data)}"
         case "enum":
-            yield (), unknown(str(path[-1] if isinstance(path[-1], str) else path[-2]), instance, map(str, rule))
+            name = str(path[-1] if isinstance(path[-1], str) else path[-2])
+            lines = "; ".join(f"{flavour}: {line}" for flavour, line in FLAVOURS.items()) if name in ("flavour", "flavours") else ""
+            yield (), unknown(name, instance, map(str, rule)) + (f" ({lines})" if lines else "")
         case "type":
             kinds = [rule] if isinstance(rule, str) else rule
             yield (), f"is {shown(instance)}; expected {description or ' or '.join(_NAMES[kind] for kind in kinds)}"

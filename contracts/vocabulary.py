@@ -1,17 +1,18 @@
-"""The names that claims may use: operations.yaml, checks.yaml and mutants.json."""
+"""The names that claims may use, in operations.yaml, checks.yaml and mutants.json, and the factors in calibration.json."""
 
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from blackswan.contracts import sizes
 from blackswan.contracts.document import Document, read
-from blackswan.contracts.model import Check, Input, Location, Mutant, Output, Scalar, Signature, Vocabulary
+from blackswan.contracts.model import Check, Factors, Input, Location, Mutant, Output, Scalar, Signature, Vocabulary
 from blackswan.contracts.problems import ContractError, KeyPath, Problem, unknown
 from blackswan.contracts.schema import shown, violations
+from blackswan.contracts.sizes import SizeError, is_condition, names
 
 FOLDER = Path(__file__).resolve().parent
+CALIBRATION = FOLDER / "calibration.json"
 VOCABULARY_FILES = ("operations.yaml", "checks.yaml")
 
 
@@ -106,11 +107,11 @@ def _faults(signature: Signature) -> Iterable[tuple[KeyPath, str]]:
 
 def _expression(path: KeyPath, expression: str, known: Iterable[str]) -> Iterable[tuple[KeyPath, str]]:
     try:
-        for name in sorted(sizes.names(expression) - set(known)):
+        for name in sorted(names(expression) - set(known)):
             yield path, unknown("size", name, known)
-        if sizes.is_condition(expression):
+        if is_condition(expression):
             yield path, f"{expression!r} is a condition; expected a size"
-    except sizes.SizeError as error:
+    except SizeError as error:
         yield path, str(error)
 
 
@@ -141,19 +142,29 @@ def load_mutants(path: Path = FOLDER / "mutants.json") -> dict[str, Mutant]:
     }
 
 
+def load_factors(path: Path = CALIBRATION) -> dict[str, dict[str, Factors]]:
+    """The factors of rounding tolerances by claim and dtype, as `python -m falsifiers calibrate` writes them.
+
+    ContractError where the file is wrong.
+    """
+    measured = _read(path, "calibration").data
+    return {claim: {dtype: factors(raw) for dtype, raw in by_dtype.items()} for claim, by_dtype in measured.items()}
+
+
+def factors(raw: Mapping[str, float]) -> Factors:
+    """Factors as a file gives them, as floats."""
+    return Factors(**{metric: float(value) for metric, value in raw.items()})
+
+
 def load_vocabulary() -> Vocabulary:
-    """Operations, checks and mutants; ContractError with the problems of both files."""
+    """Operations, checks, mutants and factors; ContractError with the problems of all files."""
     problems: list[Problem] = []
-    operations: dict[str, Signature] = {}
-    checks: dict[str, Check] = {}
-    try:
-        operations = load_operations()
-    except ContractError as error:
-        problems += error.problems
-    try:
-        checks = load_checks()
-    except ContractError as error:
-        problems += error.problems
+    found: list[Any] = []
+    for load in (load_operations, load_checks, load_mutants, load_factors):
+        try:
+            found.append(load())
+        except ContractError as error:
+            problems += error.problems
     if problems:
         raise ContractError(problems)
-    return Vocabulary(operations, checks, load_mutants())
+    return Vocabulary(*found)

@@ -146,7 +146,7 @@ def resolve(model_params: int, *sources: Mapping[str, Setting]) -> ClassifyConfi
 
 
 def written(config: ClassifyConfig, model_params: int) -> str:
-    """A YAML file of all settings, which `read_file` and `python -m contracts diagnose` read."""
+    """A YAML file of all settings, which `read_file` and `python -m contracts check` read."""
     values = dataclasses.asdict(config) | {"lora_targets": list(target_modules(config.lora_targets)), DERIVED: model_params}
     if isinstance(config.class_weights, tuple):
         values["class_weights"] = list(config.class_weights)

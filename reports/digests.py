@@ -1,9 +1,8 @@
-"""Digests of what a verdict depends on, blind to comments, docstrings and formatting and equal across Python versions."""
+"""Digests of what a verdict depends on: the files of four folders, and the claim."""
 
-import ast
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -11,46 +10,33 @@ from typing import Any, Final
 from blackswan.contracts.model import Claim, contract_digest
 
 FOLDERS: Final = ("contracts", "reference", "impl", "falsifiers")
+_COUNTED: Final = frozenset({".py", ".yaml", ".json", ".jsonl", ".safetensors", ".cu", ".cuh", ".cpp", ".h"})
 
 
 class DigestError(ValueError):
-    """A file that should be digested cannot be read or parsed; the message gives file and line."""
-
-
-def source_digest(paths: Iterable[Path | str]) -> str:
-    """SHA-256 over the meaning of Python files, by file name; the order of the paths does not matter.
-
-    Raises:
-        DigestError: a file is missing or is not Python.
-    """
-    return _combined(sorted((Path(path).name, _of_file(Path(path))) for path in paths))
+    """A folder or file that should be digested cannot be read; the message names it."""
 
 
 def folder_digest(folder: Path | str) -> str:
-    """SHA-256 over a folder's Python, YAML, JSON and kernel sources, by path in the folder; other files do not count.
+    """SHA-256 over the bytes of a folder's code, contracts and data, and where in the folder they lie; other files do not count.
 
     Raises:
-        DigestError: the folder is missing, or a file cannot be parsed.
+        DigestError: the folder is missing, or a file cannot be read.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise DigestError(f"{folder}: no such folder; run from the root of the checkout")
-    files = [path for path in folder.rglob("*") if path.suffix in _CANONICAL and path.is_file()]
-    return _combined(sorted((path.relative_to(folder).as_posix(), _of_file(path)) for path in files))
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.suffix in _COUNTED and path.is_file()}
+    try:
+        files = [(name, hashlib.sha256(path.read_bytes()).hexdigest()) for name, path in sorted(found.items())]
+    except OSError as error:
+        raise DigestError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 def tree_digests(root: Path | str) -> dict[str, str]:
     """The digest of each folder that verdicts depend on, as a run record's `digests` holds them."""
     return {folder: folder_digest(Path(root) / folder) for folder in FOLDERS}
-
-
-def file_digest(path: Path | str) -> str:
-    """SHA-256 over the meaning of one file.
-
-    Raises:
-        DigestError: the file is missing, or cannot be parsed.
-    """
-    return _of_file(Path(path))
 
 
 def claim_digest(claim: Claim) -> str:
@@ -60,71 +46,26 @@ def claim_digest(claim: Claim) -> str:
     return hashlib.sha256(json.dumps([contract_digest(claim), loaded], sort_keys=True).encode()).hexdigest()
 
 
-def _combined(parts: Iterable[tuple[str, str]]) -> str:
-    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
+def record_digest(record: Mapping[str, Any]) -> str:
+    """SHA-256 over what a record of a verdict file says, apart from its own `digest`; blind to the order of keys.
+
+    Raises:
+        UnicodeEncodeError: a text in it is not Unicode.
+    """
+    said = {name: value for name, value in record.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
-def _of_file(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DigestError(f"{path}: cannot be read: {error.strerror}") from error
-    return hashlib.sha256(_CANONICAL.get(path.suffix, _verbatim)(path, content)).hexdigest()
+def sealed(record: Mapping[str, Any], before: list[str]) -> dict[str, Any]:
+    """The record with its digest, which is added to those `before` it in the file; the end record has a digest over all of these too."""
+    complete = dict(record)
+    if record.get("record") == "end":
+        complete["lines"] = lines_digest(before)
+    complete["digest"] = record_digest(complete)
+    before.append(complete["digest"])
+    return complete
 
 
-def _python(path: Path, content: bytes) -> bytes:
-    try:
-        tree = ast.parse(content, filename=str(path))
-    except (SyntaxError, ValueError) as error:
-        raise DigestError(f"{path}:{getattr(error, 'lineno', 0) or 0}: is not Python: {error}") from error
-    return json.dumps(_canonical(tree)).encode()
-
-
-def _canonical(node: Any) -> Any:
-    """A syntax tree as nested lists. Empty fields are left out: Python versions differ in which ones exist (`type_params` from 3.12)."""
-    if isinstance(node, list):
-        return [_canonical(item) for item in node]
-    if isinstance(node, ast.Constant):
-        return ["Constant", repr(node.value)]
-    if isinstance(node, ast.JoinedStr):
-        # Python 3.12 ends a format specification in an empty literal, where 3.11 and 3.13 do not.
-        return ["JoinedStr", [_canonical(part) for part in node.values if not (isinstance(part, ast.Constant) and part.value == "")]]
-    if not isinstance(node, ast.AST):
-        return node
-    fields = dict(ast.iter_fields(node))
-    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node, clean=False):
-        fields["body"] = node.body[1:]
-    return [type(node).__name__, {name: _canonical(value) for name, value in sorted(fields.items()) if value is not None and value != []}]
-
-
-def _yaml(path: Path, content: bytes) -> bytes:
-    import yaml
-
-    try:
-        value = yaml.safe_load(content)
-    except yaml.YAMLError as error:
-        raise DigestError(f"{path}: is not YAML: {error}") from error
-    return json.dumps(value, sort_keys=True, default=str).encode()
-
-
-def _json(path: Path, content: bytes) -> bytes:
-    try:
-        return json.dumps(json.loads(content), sort_keys=True).encode()
-    except ValueError as error:
-        raise DigestError(f"{path}: is not JSON: {error}") from error
-
-
-def _verbatim(_path: Path, content: bytes) -> bytes:
-    return content
-
-
-_CANONICAL: Final[dict[str, Callable[[Path, bytes], bytes]]] = {
-    ".py": _python,
-    ".yaml": _yaml,
-    ".yml": _yaml,
-    ".json": _json,
-    ".cu": _verbatim,
-    ".cuh": _verbatim,
-    ".cpp": _verbatim,
-    ".h": _verbatim,
-}
+def lines_digest(before: list[str]) -> str:
+    """SHA-256 over the digests of all records but the end."""
+    return hashlib.sha256("".join(before).encode()).hexdigest()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from blackswan.contracts.tables import DTYPES
 from blackswan.reports.records import Identity, Run, Verdict, identity, read
 from blackswan.reports.staleness import Tree, stale_verdicts
 from blackswan.reports.summary import summarise
@@ -14,9 +15,10 @@ _NAMED: Final = 12
 """Of what lacks a verdict, so many are named."""
 Target = tuple[str, str, str | None]
 """Contract, claim and dtype."""
-_SHIPPED: Final = "falsifiers/data/"
+SHIPPED: Final = {"model": "falsifiers/data/checkpoint", "corpus": "falsifiers/data/corpus/heldout.jsonl"}
+"""What a run reads where it is not told to read something else."""
 SUBJECT: Final = "impl"
-CUDA_ONLY: Final = frozenset({"tf32"})
+CUDA_ONLY: Final = frozenset(name for name, dtype in DTYPES.items() if dtype.cuda_only)
 """What no other device computes in."""
 
 
@@ -89,13 +91,11 @@ def _counts(run: Run) -> bool:
 
 
 def _held(entry: Evidence, device: str) -> set[Target]:
-    """What holds, of the shipped model and corpus where it reads any."""
-    own = {value["path"] for value in (entry.run.header.get("model"), entry.run.header.get("corpus")) if value}
-    return {
-        _target(verdict)
-        for verdict in _current(entry, device)
-        if verdict["state"] == "HELD" and all(path.startswith(_SHIPPED) for path in own)
-    }
+    """What holds on the shipped model and corpus."""
+    header = dict(entry.run.header)
+    if any(isinstance(given := header.get(name), dict) and given["path"] != path for name, path in SHIPPED.items()):
+        return set()
+    return {_target(verdict) for verdict in _current(entry, device) if verdict["state"] == "HELD"}
 
 
 def _failed(entry: Evidence, device: str) -> set[Target]:

@@ -14,8 +14,11 @@ from typing import Any, Final, Literal, NotRequired, TypedDict, cast
 from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.exceptions import ValidationError, best_match
 
+from blackswan.reports.digests import lines_digest, record_digest
+from blackswan.reports.validation import compiler
+
 SCHEMA: Final[dict[str, Any]] = json.loads(Path(__file__).with_name("verdict.schema.json").read_text(encoding="utf-8"))
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 
 State = Literal["HELD", "FALSIFIED", "NOT_RUN", "VACUOUS", "FLAKY"]
 STATES: Final[tuple[State, ...]] = ("HELD", "FALSIFIED", "NOT_RUN", "VACUOUS", "FLAKY")
@@ -102,6 +105,7 @@ class Verdict(TypedDict):
     known_failure: KnownFailure | None
     seconds: dict[str, float]
     digests: dict[str, str | None]
+    digest: str
 
 
 class Header(TypedDict):
@@ -127,16 +131,22 @@ class Header(TypedDict):
     model: NotRequired[dict[str, Any] | None]
     corpus: NotRequired[dict[str, Any] | None]
     digests: dict[str, str | None]
+    digest: str
 
 
 class End(TypedDict):
-    """How the run ended; `totals` counts the verdicts by state, a state that is absent has none."""
+    """How the run ended; `totals` counts the verdicts by state, a state that is absent has none.
+
+    `lines` is a digest over all records before it.
+    """
 
     record: Literal["end"]
     finished: str
     interrupted: bool
     exit_status: int
     totals: dict[str, int]
+    lines: str
+    digest: str
 
 
 class RecordError(ValueError):
@@ -176,13 +186,19 @@ def problem(record: object) -> str | None:
     if record.get("record") == "run" and record.get("schema") != SCHEMA_VERSION:
         version = _shown(record.get("schema"))
         return f"schema version {version}; this reader knows version {SCHEMA_VERSION}. Use the matching checkout, or run again"
-    error = best_match(_validator().iter_errors(record))
-    if error:
-        return _explain(error)
+    if not _fits(record):
+        return _explain(best_match(_validator().iter_errors(record)))
     counts = record.get("cases", {"run": 0, "compared": 0, "rejected": 0})
     if counts["compared"] + counts["rejected"] > counts["run"]:
         return f"cases: {counts['compared']} compared and {counts['rejected']} rejected are more than the {counts['run']} that were run"
     return None
+
+
+def _fits(record: Mapping[str, Any]) -> bool:
+    return record.get("record") in ("run", "verdict", "end") and _part(record["record"])(record)
+
+
+_part: Final = compiler(SCHEMA)
 
 
 def read(path: Path | str) -> Run:
@@ -219,11 +235,18 @@ def _records(path: Path, content: bytes) -> tuple[list[tuple[int, dict[str, Any]
             if cut_off and records:
                 return records, [f"line {line_number} is truncated and was left out"]
             raise RecordError(f"{path}:{line_number}: not strict JSON in UTF-8: {error}") from error
-        complaint = problem(record)
+        complaint = problem(record) or _edited(cast(dict[str, Any], record))
         if complaint:
             raise RecordError(f"{path}:{line_number}: {complaint}")
         records.append((line_number, cast(dict[str, Any], record)))
     return records, []
+
+
+def _edited(record: Mapping[str, Any]) -> str | None:
+    """What is wrong with a record that is not what its digest was taken of."""
+    if record["digest"] == record_digest(record):
+        return None
+    return "the record was edited after the run: its digest is of other content. A verdict is never edited; run again"
 
 
 def _assemble(path: Path, records: list[tuple[int, dict[str, Any]]], notes: list[str]) -> Run:
@@ -242,6 +265,8 @@ def _assemble(path: Path, records: list[tuple[int, dict[str, Any]]], notes: list
             header = cast(Header, record)
         elif kind == "end":
             end = cast(End, record)
+            if end["lines"] != lines_digest([earlier["digest"] for number, earlier in records if number < line]):
+                raise RecordError(f"{path}:{line}: the end record's digest is of other lines; a record was replaced, moved, lost or added")
             _check_totals(path, line, end, (verdict for _, verdict in verdicts.values()))
         else:
             verdict = cast(Verdict, record)
@@ -270,7 +295,8 @@ def _strict(line: bytes) -> object:
     """JSON without NaN, Infinity, overflowing numbers, repeated keys and lone surrogates."""
     text = line.decode("utf-8")
     value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_unique)
-    json.dumps(value, ensure_ascii=False).encode("utf-8")
+    if "\\u" in text:  # only an escape can say half a character
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
     return value
 
 
@@ -296,11 +322,11 @@ def _whole(text: str) -> int:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = Counter(key for key, _ in pairs)
-    for key, count in keys.items():
-        if count > 1:
-            raise ValueError(f"key {key!r} appears {count} times in one object")
-    return dict(pairs)
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        key, count = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"key {key!r} appears {count} times in one object")
+    return found
 
 
 @cache

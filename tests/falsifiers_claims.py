@@ -40,7 +40,7 @@ def claim(
         "tolerance": ROUNDING,
         "must_catch": (),
         "sources": {},
-        "ancestor": (),
+        "origin": (),
         "correction": None,
         "rule": None,
         "examples": Examples(),

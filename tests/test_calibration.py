@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 from blackswan import contracts
-from blackswan.contracts.model import Claim
+from blackswan.contracts import ContractError
+from blackswan.contracts.model import Claim, Factors
+from blackswan.contracts.vocabulary import CALIBRATION, load_factors
 from blackswan.falsifiers.__main__ import main
 from blackswan.falsifiers.numeric import calibration_record
 from blackswan.falsifiers.numeric.calibration import Calibrating, calibrate
@@ -141,27 +144,44 @@ def test_the_same_seed_again_replaces_the_sample_and_another_torch_has_its_own(t
     assert found == {"one": (1.0, 5), "one, torch 2.12": (1.5, 10)}
 
 
-def test_writing_factors_changes_one_line(tmp_path: Path) -> None:
-    contract, claim = next((contract, claim) for contract, claim in CALIBRATED if claim.id == "OP-LINEAR")
-    path = tmp_path / contract.path.name
-    before = contract.path.read_text(encoding="utf-8")
+def test_writing_factors_changes_one_line_of_the_file_that_contracts_read(tmp_path: Path) -> None:
+    path = tmp_path / CALIBRATION.name
+    before = CALIBRATION.read_text(encoding="utf-8")
     path.write_text(before, encoding="utf-8")
-    calibration_record.write_factors(claim, path, {dtype: {"rms": 9.5, "row": 9, "max": 9} for dtype in claim.domain.dtype})
-    after = path.read_text(encoding="utf-8")
-    changed = [(a, b) for a, b in zip(before.splitlines(), after.splitlines(), strict=True) if a != b]
+    calibration_record.write_factors({"OP-LINEAR": {"bfloat16": {"rms": 9.5, "row": 9.0, "max": 9.0}}}, path)
+    changed = [(a, b) for a, b in zip(before.splitlines(), path.read_text(encoding="utf-8").splitlines(), strict=True) if a != b]
     assert len(changed) == 1
-    assert "rms: 9.5" in changed[0][1]
-    again = next(c for k in contracts.load([path]) for c in k.claims if c.id == "OP-LINEAR")
-    assert again.tolerance is not None
-    assert again.tolerance.factors["bfloat16"].rms == 9.5
+    assert load_factors(path)["OP-LINEAR"] == {**load_factors()["OP-LINEAR"], "bfloat16": Factors(9.5, 9.0, 9.0)}
 
 
-def test_a_claim_without_a_tolerance_line_is_an_error(tmp_path: Path) -> None:
-    contract, claim = next((contract, claim) for contract, claim in CALIBRATED if claim.id == "OP-LINEAR")
-    path = tmp_path / contract.path.name
-    path.write_text("claims:\n  - id: OP-LINEAR\n    severity: P0\n  - id: OTHER\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="OP-LINEAR has no line"):
-        calibration_record.write_factors(claim, path, {})
+def test_the_record_and_the_factors_are_as_the_command_writes_them(tmp_path: Path) -> None:
+    record, factors = tmp_path / "record.json", tmp_path / "factors.json"
+    record.write_bytes(calibration_record.RECORD.read_bytes())
+    calibration_record.add([], record)
+    assert record.read_bytes() == calibration_record.RECORD.read_bytes()
+    factors.write_bytes(CALIBRATION.read_bytes())
+    calibration_record.write_factors({}, factors)
+    assert factors.read_bytes() == CALIBRATION.read_bytes()
+
+
+def test_factors_stand_in_one_file_for_every_claim_and_dtype_and_for_no_other() -> None:
+    assert {claim.id: set(claim.domain.dtype) for _, claim in CALIBRATED} == {name: set(by) for name, by in load_factors().items()}
+    assert [claim.id for _, claim in CALIBRATED if "factors" in claim.content["tolerance"]] == []
+
+
+def test_a_claim_without_factors_is_loaded_to_be_calibrated_and_refused_otherwise() -> None:
+    measured = {name: dict(by_dtype) for name, by_dtype in load_factors().items()}
+    del measured["OP-LINEAR"]["bfloat16"]
+    vocabulary = contracts.load_vocabulary()
+    with pytest.raises(ContractError) as caught:
+        contracts.load(vocabulary=replace(vocabulary, factors=measured))
+    assert len(caught.value.problems) == 1
+    assert "calibrate --claim OP-LINEAR --dtype bfloat16 --write" in str(caught.value)
+    assert "decoder-operations-v1.yaml:" in str(caught.value)
+    loaded = {claim.id: claim for contract in contracts.load(vocabulary=replace(vocabulary, factors=None)) for claim in contract.claims}
+    tolerance = loaded["OP-LINEAR"].tolerance
+    assert tolerance is not None
+    assert tolerance.factors["bfloat16"] == Factors(1.0, 1.0, 1.0)
 
 
 def test_the_command_measures_and_appends_lines(tmp_path: Path) -> None:
@@ -245,6 +265,7 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return {}
 
     monkeypatch.setattr(calibration_record, "add", add)
+    monkeypatch.setattr(calibration_record, "write_factors", lambda new: written.extend(new))
     return written
 
 

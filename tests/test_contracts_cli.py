@@ -41,7 +41,7 @@ claims:
     tolerance: {basis: rounding, factors: {rms: 1.5, row: 4, max: 3}}
     must_catch: [rms_norm_eps_hard_coded]
     sources: {higham2002: "§3.1"}
-    ancestor: [F-CUDA-007]
+    origin: [F-CUDA-007]
   - id: SMALL-SUM
     severity: P1
     kind: invariant
@@ -61,7 +61,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with one contract, which the commands take for their own."""
     (tmp_path / "small-v1.yaml").write_text(CONTRACT, encoding="utf-8")
     monkeypatch.setattr(contracts.loader, "FOLDER", tmp_path)
-    monkeypatch.setattr("blackswan.contracts.unforeseen.FOLDER", tmp_path)
     monkeypatch.setattr(contracts.loader, "load_vocabulary", lambda: VOCABULARY)
     monkeypatch.setattr("blackswan.contracts.__main__.load_vocabulary", lambda: VOCABULARY)
     monkeypatch.chdir(tmp_path)
@@ -108,7 +107,7 @@ def test_show_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
     for expected in (
         "small-v1.yaml:7", "P0 parity, small 1.2.3", "rms_norm: y = x / sqrt", "x [rows, hidden] real", "eps: real", "rows: 1 to 4",
         "hidden: 8", "rows < 5", "rows = 4, hidden = 8, eps = 1e-06, normal", "float32: rms 1.5, row 4, max 3",
-        "rms_norm_eps_hard_coded (S2): Epsilon is always",
+        "rms_norm_eps_hard_coded (S2): Epsilon is always", "normal: from the standard normal distribution",
         "source higham2002 Higham, Accuracy and Stability; §3.1", "F-CUDA-007",
     ):  # fmt: skip
         assert expected in shown, shown
@@ -151,18 +150,18 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the hyperparameter contract, so that no other contract takes part."""
     path = Path(contracts.__file__).parent / "qlora-hyperparameters-v1.yaml"
     claims = contracts.load([path], VOCABULARY)[0].claims
-    monkeypatch.setattr("blackswan.contracts.rules._installed", lambda: claims)
+    monkeypatch.setattr("blackswan.contracts.advice._installed", lambda: claims)
 
 
 @pytest.mark.usefixtures("rules")
-def test_diagnose_fails_on_errors_and_not_on_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_fails_on_errors_and_not_on_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, statistics = tmp_path / "config.yaml", tmp_path / "statistics.yaml"
     statistics.write_text("p99_length: 100\n")
     config.write_text(CONFIG)
-    assert main(["diagnose", str(config)]) == 0
+    assert main(["check", str(config)]) == 0
     assert capsys.readouterr().out == "no findings\n"
     config.write_text(CONFIG.replace("alpha: 32", "alpha: 16") + "max_seq_len: 512\n")
-    assert main(["diagnose", str(config), "--statistics", str(statistics)]) == 0
+    assert main(["check", str(config), "--statistics", str(statistics)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "warn  C-HP-003-ALPHA: lora_alpha 16 is not twice lora_rank 16",
         "      recommended: lora_alpha: 32.0",
@@ -172,7 +171,7 @@ def test_diagnose_fails_on_errors_and_not_on_warnings(tmp_path: Path, capsys: py
         "2 findings, 0 of them errors",
     ]
     config.write_text(CONFIG.replace("2e-4", "-2e-4"))
-    assert main(["diagnose", str(config)]) == 1
+    assert main(["check", str(config)]) == 1
     assert "error C-HP-001-POSITIVE: learning_rate is -0.0002" in capsys.readouterr().out
 
 
@@ -192,7 +191,7 @@ def test_a_configuration_that_cannot_be_judged_is_a_usage_error(
 ) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(text)
-    assert main(["diagnose", str(config)]) == 2
+    assert main(["check", str(config)]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -224,7 +223,7 @@ def test_numbers_that_no_rule_can_compute_with_are_a_usage_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text(text)
-    assert main(["diagnose", "config.yaml"]) == 2
+    assert main(["check", "config.yaml"]) == 2
     assert capsys.readouterr().err.splitlines()[1:] == [f"config.yaml:{problem}" for problem in problems]
 
 
@@ -239,17 +238,17 @@ def test_statistics_have_the_same_bounds_but_for_an_empty_class(tmp_path: Path, 
         ("imbalance_ratio: -.inf", "imbalance_ratio: is -inf; expected a finite number"),
     ):
         statistics.write_text(text)
-        assert main(["diagnose", str(config), "--statistics", str(statistics)]) == 2
+        assert main(["check", str(config), "--statistics", str(statistics)]) == 2
         assert f"statistics.yaml:1: {problem}" in capsys.readouterr().err
     statistics.write_text("p99_length: 1e15\nimbalance_ratio: .inf\nminority_count: 0")
-    assert main(["diagnose", str(config), "--statistics", str(statistics)]) == 0
+    assert main(["check", str(config), "--statistics", str(statistics)]) == 0
     assert "C-HP-008-EMPTY-CLASS" in capsys.readouterr().out
 
 
 def test_a_folder_is_no_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("config.yaml").write_text(CONFIG)
-    for line in (["diagnose", ""], ["diagnose", "config.yaml", "--statistics", "."]):
+    for line in (["check", ""], ["check", "config.yaml", "--statistics", "."]):
         assert main(line) == 2
         assert capsys.readouterr().err == "python -m contracts: .: is a folder; expected a YAML file\n"
 
@@ -294,9 +293,9 @@ def test_a_rule_that_fails_on_a_configuration_alone_is_named(
     (folder / "site-v1.yaml").write_text(RULE.replace("REQUIRE", "6 / int(epochs) > 1").replace("MESSAGE", "few"))
     (folder / "config.yml.txt").write_text("epochs: 0\nlora_targets: [q_proj]\n")
     monkeypatch.setattr(
-        "blackswan.contracts.rules._installed", lambda: [claim for each in contracts.loader.load() for claim in each.claims]
+        "blackswan.contracts.advice._installed", lambda: [claim for each in contracts.loader.load() for claim in each.claims]
     )
-    assert main(["diagnose", "config.yml.txt"]) == 1
+    assert main(["check", "config.yml.txt"]) == 1
     assert capsys.readouterr().err.splitlines() == [
         "site-v1.yaml:5: SITE-RULE: cannot be evaluated on this configuration (ZeroDivisionError: division by zero in CEL expression)",
         "1 problem",

@@ -283,7 +283,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"tolerance": {"factors": {}}}, "tolerance", "missing key 'basis'"),
     ({"tolerance": {"basis": "rounded"}}, "tolerance.basis", "did you mean 'rounding'?"),
-    ({"tolerance": {"basis": "rounding"}}, "tolerance", "missing key 'factors' (basis: rounding)"),
+    ({"tolerance": {"basis": "rounding"}}, "tolerance", "has no factors for FWD-RMSNORM in bfloat16; measure them: "),
     ({"tolerance": {"basis": "exact", "value": 0}}, "tolerance.value", "unknown key 'value'; expected basis (basis: exact)"),
     ({"tolerance": {"basis": "literal", "value": 1}}, "tolerance", "missing key 'unit' (basis: literal)"),
     ({"tolerance": {"basis": "literal", "value": 1}}, "tolerance", "missing key 'source' (basis: literal)"),

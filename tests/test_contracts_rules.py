@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackswan.contracts import ContractError, Vocabulary, load
+from blackswan.contracts.advice import check
 from blackswan.contracts.fields import CONFIG, STATISTICS, ConfigError, variables
 from blackswan.contracts.model import Claim
-from blackswan.contracts.rules import apply, diagnose
+from blackswan.contracts.rules import apply
 
 EMPTY = Vocabulary({}, {}, {})
 FILE = Path(__file__).parent.parent / "contracts" / "qlora-hyperparameters-v1.yaml"
@@ -59,43 +60,43 @@ def named(rule: str) -> Claim:
 
 
 def reported(config: dict[str, Any], statistics: dict[str, Any] | None = None) -> set[str]:
-    return {diagnostic.rule for diagnostic in diagnose(config, statistics, RULES)}
+    return {finding.rule for finding in check(config, statistics, RULES)}
 
 
 @pytest.mark.parametrize("claim", RULES, ids=lambda claim: claim.id)
 def test_examples_do_what_they_say(claim: Claim) -> None:
     for example in claim.examples.holds:
-        assert diagnose(example.config, example.statistics, [claim]) == []
+        assert check(example.config, example.statistics, [claim]) == []
     for example in claim.examples.violates:
-        assert [found.rule for found in diagnose(example.config, example.statistics, [claim])] == [claim.id]
+        assert [found.rule for found in check(example.config, example.statistics, [claim])] == [claim.id]
 
 
 @settings(max_examples=150, deadline=None, database=None)
 @given(CONFIGS, MEASURED)
 def test_every_recommendation_heals_its_rule(config: dict[str, Any], statistics: dict[str, Any]) -> None:
     for claim in RULES:
-        for diagnostic in diagnose(config, statistics, [claim]):
-            assert diagnostic.recommendation or claim.id == "C-HP-008-EMPTY-CLASS"
-            healed = apply(config, diagnostic.recommendation)
-            if diagnostic.recommendation:
-                assert diagnose(healed, statistics, [claim]) == [], (claim.id, diagnostic)
+        for finding in check(config, statistics, [claim]):
+            assert finding.recommendation or claim.id == "C-HP-008-EMPTY-CLASS"
+            healed = apply(config, finding.recommendation)
+            if finding.recommendation:
+                assert check(healed, statistics, [claim]) == [], (claim.id, finding)
 
 
 @settings(max_examples=100, deadline=None, database=None)
 @given(CONFIGS, MEASURED)
 def test_following_all_advice_ends_in_silence(config: dict[str, Any], statistics: dict[str, Any]) -> None:
     for _ in range(3):
-        for diagnostic in reversed(diagnose(config, statistics, RULES)):
-            config = apply(config, diagnostic.recommendation)
-    assert {diagnostic.rule for diagnostic in diagnose(config, statistics, RULES)} <= {"C-HP-008-EMPTY-CLASS"}
+        for finding in reversed(check(config, statistics, RULES)):
+            config = apply(config, finding.recommendation)
+    assert {finding.rule for finding in check(config, statistics, RULES)} <= {"C-HP-008-EMPTY-CLASS"}
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 5, 7, 15, 16, 17, 32, 33, 100])
 def test_the_effective_batch_is_healed_to_exactly_16(batch: int) -> None:
     rule = [named("C-HP-002-EFFECTIVE")]
     config = {"batch_size": batch, "accumulation_steps": 3}
-    (diagnostic,) = diagnose(config, rules=rule)
-    healed = apply(config, diagnostic.recommendation)
+    (finding,) = check(config, rules=rule)
+    healed = apply(config, finding.recommendation)
     assert healed["batch_size"] * healed["accumulation_steps"] == 16
     assert healed["batch_size"] <= batch
     assert all(type(value) is int for value in healed.values())
@@ -105,35 +106,35 @@ def test_the_effective_batch_is_healed_to_exactly_16(batch: int) -> None:
 @given(st.integers(1, 10**12))
 def test_no_message_says_zero_billion(parameters: int) -> None:
     config = {**SOUND, "learning_rate": 1.2e-4, "model_params": parameters}
-    messages = [diagnostic.message for diagnostic in diagnose(config, rules=RULES)]
+    messages = [finding.message for finding in check(config, rules=RULES)]
     sizes = [float(size) for message in messages for size in re.findall(r"([0-9.e+-]+)B\b", message)]
     assert len(sizes) == len([message for message in messages if "parameters" in message]) > 0
     assert all(size == pytest.approx(parameters / 1e9, rel=0.01) for size in sizes)
 
 
 def test_half_a_billion_reads_half_a_billion() -> None:
-    (message,) = [d.message for d in diagnose({"learning_rate": 1e-4, "model_params": 500_000_000}, rules=[named("C-HP-001-MODEL-SIZE")])]
+    (message,) = [d.message for d in check({"learning_rate": 1e-4, "model_params": 500_000_000}, rules=[named("C-HP-001-MODEL-SIZE")])]
     assert "0.5B" in message
 
 
 def test_the_general_defaults_of_the_ancestor_are_seen() -> None:
     found = reported(ANCESTOR_DEFAULTS)
     assert {"C-HP-001-MODEL-SIZE", "C-HP-002-EFFECTIVE", "C-HP-003-ALPHA"} <= found
-    assert not any(diagnostic.severity == "error" for diagnostic in diagnose(ANCESTOR_DEFAULTS, rules=RULES))
+    assert not any(finding.severity == "error" for finding in check(ANCESTOR_DEFAULTS, rules=RULES))
 
 
 def test_a_sound_configuration_is_not_criticised() -> None:
-    assert diagnose(SOUND, {"p99_length": 200, "imbalance_ratio": 2, "minority_count": 400}, RULES) == []
+    assert check(SOUND, {"p99_length": 200, "imbalance_ratio": 2, "minority_count": 400}, RULES) == []
 
 
 def test_the_conflict_with_qlora_itself_is_shown() -> None:
-    found = {diagnostic.rule: diagnostic.severity for diagnostic in diagnose(QLORA_PAPER, rules=RULES)}
+    found = {finding.rule: finding.severity for finding in check(QLORA_PAPER, rules=RULES)}
     assert found == {"C-HP-003-ALPHA": "warn", "C-HP-006-NORM": "info", "C-HP-007-VALUE": "info"}
 
 
 def test_errors_come_first_and_only_impossible_values_are_errors() -> None:
     config = {**ANCESTOR_DEFAULTS, "batch_size": 0, "gradient_clip_norm": None, "weight_decay": -1}
-    severities = [diagnostic.severity for diagnostic in diagnose(config, rules=RULES)]
+    severities = [finding.severity for finding in check(config, rules=RULES)]
     assert severities == ["error", "error", "warn", "warn", "info"]
 
 
@@ -177,7 +178,7 @@ def test_required_epochs(minority: int, batch: int, steps: int, expected: int | 
 )
 def test_values_that_cannot_be_judged(config: dict[str, Any], statistics: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        diagnose(config, statistics, RULES)
+        check(config, statistics, RULES)
     assert message in str(caught.value)
 
 
@@ -215,10 +216,10 @@ def write(folder: Path, claim: dict[str, Any]) -> Path:
 
 def test_a_rule_is_added_by_yaml_alone(tmp_path: Path) -> None:
     rules = [*RULES, *load([write(tmp_path, OWN)], EMPTY)[0].claims]
-    (diagnostic,) = diagnose({"lora_targets": ["q_proj"]}, rules=rules)
-    assert (diagnostic.rule, diagnostic.contract, diagnostic.severity) == ("SITE-TARGETS", "site-rules", "warn")
-    assert diagnostic.message == "o_proj is not among ['q_proj']"
-    assert diagnose(apply({"lora_targets": ["q_proj"]}, diagnostic.recommendation), rules=rules) == []
+    (finding,) = check({"lora_targets": ["q_proj"]}, rules=rules)
+    assert (finding.rule, finding.contract, finding.severity) == ("SITE-TARGETS", "site-rules", "warn")
+    assert finding.message == "o_proj is not among ['q_proj']"
+    assert check(apply({"lora_targets": ["q_proj"]}, finding.recommendation), rules=rules) == []
 
 
 def with_rule(**changes: Any) -> dict[str, Any]:
@@ -286,7 +287,7 @@ def test_a_rule_without_an_example_that_violates_it_does_not_load(tmp_path: Path
 
 def test_what_a_message_does_not_know_reads_as_unknown(tmp_path: Path) -> None:
     rules = load([write(tmp_path, with_rule(message="{epochs:03d} epochs of a model of {model_billions:.3g}B"))], EMPTY)[0].claims
-    assert [diagnostic.message for diagnostic in diagnose({"epochs": 1}, rules=rules)] == ["001 epochs of a model of unknownB"]
+    assert [finding.message for finding in check({"epochs": 1}, rules=rules)] == ["001 epochs of a model of unknownB"]
 
 
 @pytest.mark.parametrize("key", ["operation", "check", "tolerance", "arguments"])

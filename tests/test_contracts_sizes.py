@@ -1,5 +1,6 @@
 """Symbolic sizes and the operations that use them."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from blackswan.contracts import ContractError, Range, load_checks, load_mutants, load_operations
 from blackswan.contracts.sizes import SizeError, combinations, evaluate, holds, names, resolve, shape
+from blackswan.contracts.vocabulary import load_factors
 
 OPERATIONS = load_operations()
 
@@ -151,12 +153,33 @@ def test_faulty_signatures(tmp_path: Path, changes: dict[str, Any], key: str, me
     assert any(problem.key == f"operations.identity.{key}" and message in problem.message for problem in found), [*map(str, found)]
 
 
-def test_faulty_checks_and_mutants(tmp_path: Path) -> None:
+def test_faulty_checks(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match=r"checks\.a\.kinds\[0\]: unknown kinds 'invarient'.*did you mean 'invariant'"):
         load_checks(write(tmp_path, {"checks": {"a": {"kinds": ["invarient"], "doc": "x"}}}))
-    with pytest.raises(ContractError, match=r"mutants\.a\.operation: unknown operation 'rmsnorm'.*did you mean 'rms_norm'"):
-        load_mutants(write(tmp_path, {"mutants": {"a": {"operation": "rmsnorm", "pedigree": ["S2"], "doc": "x"}}}))
-    with pytest.raises(ContractError, match=r"mutants\.A b: is named 'A b'; expected a lower-case name"):
-        load_mutants(write(tmp_path, {"mutants": {"A b": {"operation": "rms_norm", "pedigree": ["S2"], "doc": "x"}}}))
-    with pytest.raises(ContractError, match="missing key 'pedigree'"):
-        load_mutants(write(tmp_path, {"mutants": {"a": {"operation": "rms_norm", "doc": "x"}}}))
+
+
+def test_every_mutant_of_the_catalogue_replaces_an_operation_that_exists() -> None:
+    operations = load_operations()
+    mutants = load_mutants()
+    assert len(mutants) > 500
+    for name, mutant in mutants.items():
+        assert re.fullmatch("[a-z][a-z0-9_]*", name)
+        assert mutant.operation is None or mutant.operation in operations, name
+        assert mutant.pedigree, name
+        assert mutant.doc, name
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"A": {"float23": {"rms": 1, "row": 1, "max": 1}}}', r":1: A\.float23: is named 'float23'; expected one of float32"),
+        ('{\n"A": {"float32": {"rms": 1, "row": 1}}}', r":2: A\.float32: missing key 'max'"),
+        ('{\n"A": {"float32": {"rms": 0, "row": 1, "max": 1}}}', r":2: A\.float32\.rms: is 0; expected more than 0"),
+        ('{"A": {},\n"A": {}}', r":2: A: duplicate key 'A'"),
+    ],
+)
+def test_faulty_factors(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "calibration.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(ContractError, match=message):
+        load_factors(path)

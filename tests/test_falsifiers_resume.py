@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reports_factory import reseal
 
 from blackswan import contracts
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
@@ -49,6 +50,7 @@ def judged(path: Path, *states: str) -> None:
         line | {"state": state} | ({} if state == "HELD" else {"reason": "by hand"}) for line, state in zip(lines, states, strict=True)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in (header, *lines)), encoding="utf-8")
+    reseal(path)
 
 
 def test_a_resumed_run_attacks_what_is_left_and_its_file_is_whole(tmp_path: Path) -> None:
@@ -102,6 +104,7 @@ def test_another_run_is_not_resumed(tmp_path: Path, key: str, value: object) -> 
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     lines[0][key] = {**lines[0][key], value: "0" * 64} if key in ("digests", "versions") else value
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    reseal(path)
     with pytest.raises(ValueError, match=f"other {key}"):
         resumed(path)
 

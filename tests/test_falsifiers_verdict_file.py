@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import reports_factory
+from reports_factory import reseal
 from terminal_processes import ENVIRONMENT, command, listing, records, several
 
 from blackswan.falsifiers.runner import verdict_file
@@ -34,6 +35,7 @@ def test_a_resumed_run_fails_as_long_as_its_file_holds_what_was_falsified(tmp_pa
     several([asked])
     text = file.read_text().replace('"HELD", "reason": null', '"FALSIFIED", "reason": "by hand"', 1)
     file.write_text(text.replace('"HELD": 2, "FALSIFIED": 0', '"HELD": 1, "FALSIFIED": 1'))
+    reseal(file)
     wrong = next(record["claim"] for record in records(file) if record.get("state") == "FALSIFIED")
     (right,) = {"OP-RMSNORM", "OP-SOFTMAX"} - {wrong}
     narrower, again = several([["--resume", "--verdicts", str(file), "--claim", right], [*asked, "--resume"]])

@@ -105,7 +105,7 @@ def test_a_run_leaves_what_is_said(trained: Path) -> None:
 
 
 def test_the_rules_read_what_a_run_writes(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["diagnose", str(trained / "config.yaml"), "--statistics", str(trained / "statistics.yaml")]
+    command = ["check", str(trained / "config.yaml"), "--statistics", str(trained / "statistics.yaml")]
     assert blackswan.contracts.__main__.main(command) == 0
     out = capsys.readouterr().out
     assert "C-HP-001-RANGE: learning_rate 0.03 is outside" in out

@@ -1,5 +1,6 @@
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from reports_factory import COUNTEREXAMPLE, CULPRIT, end_record, run_record, ver
 
 from blackswan.reports import records
 from blackswan.reports.__main__ import main
+from blackswan.reports.digests import sealed
+from blackswan.reports.validation import compiler
 
 
 @pytest.fixture
@@ -32,7 +35,7 @@ def test_schema_is_itself_valid() -> None:
 def test_every_state_is_read(file: Path) -> None:
     written = [verdict(f"CLAIM-{state}", state) for state in records.STATES]
     run = records.read(write(file, *written))
-    assert [dict(entry) for entry in run.verdicts] == written
+    assert [{**entry, "digest": ...} for entry in run.verdicts] == [{**entry, "digest": ...} for entry in written]
     assert run.header["subject"] == "impl"
     assert not run.interrupted
     assert run.notes == ()
@@ -159,9 +162,10 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"known_failure": {"reason": "slow", "expiry": "soon"}}, "known_failure.expiry"),
     ({"known_failure": {"reason": "slow", "expiry": "2025-02-30"}}, "known_failure.expiry"),
     ({"seconds": {"total": 10**16}}, "seconds.total"),
-    ({"depends": {}}, "depends: 'reference' is a required property; required here: reference, subject, comparison"),
-    ({"depends": {"reference": [], "subject": ["a.py"]}}, "'comparison' is a required property"),
-    ({"depends": {"reference": [], "subject": ["a.py"], "comparison": []}}, "depends.comparison"),
+    ({"depends": {}}, "unknown key 'depends'"),
+    ({"digests": {}}, "'claim' is a required property"),
+    ({"seconds": {}}, "'total' is a required property"),
+    ({"digest": None}, "SHA-256 of what the record says"),
 ]
 
 
@@ -209,7 +213,7 @@ def test_verdict_that_contradicts_itself_is_refused(file: Path, record: dict[str
 def test_other_schema_version_is_refused(file: Path, version: object) -> None:
     message = refused(write(file, header=run_record(schema=version)))
     assert message.startswith(":1: schema version")
-    assert "knows version 2" in message
+    assert "knows version 4" in message
 
 
 @pytest.mark.parametrize(
@@ -268,3 +272,67 @@ def test_no_more_cases_are_compared_than_were_run(tmp_path: Path) -> None:
     assert records.read(write(tmp_path / "whole.jsonl", whole)).verdicts
     with pytest.raises(records.RecordError, match=r"more\.jsonl:2: cases: 4 compared and 2 rejected are more than the 5 that were run"):
         records.read(write(tmp_path / "more.jsonl", verdict(cases={"run": 5, "compared": 4, "rejected": 2})))
+
+
+def edited(file: Path, old: str, new: str) -> Path:
+    """The file with text replaced, as an editor would."""
+    text = file.read_text(encoding="utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new, 1), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [("0.71", "0.17", 2), ('"seed": 0', '"seed": 1', 1), ('"exit_status": 0', '"exit_status": 3', 4), ("FWD-TWO", "FWD-SIX", 3)],
+)
+def test_an_edited_record_is_refused(file: Path, old: str, new: str, line: int) -> None:
+    edited(write(file, verdict("FWD-ONE"), verdict("FWD-TWO")), old, new)
+    assert refused(file).startswith(f":{line}: the record was edited after the run")
+
+
+def test_the_layout_of_a_line_is_no_edit(file: Path) -> None:
+    write(file, verdict())
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    file.write_text("".join(json.dumps(line, sort_keys=True, ensure_ascii=True) + "\n" for line in lines), encoding="utf-8")
+    assert len(records.read(file).verdicts) == 1
+
+
+def test_records_that_are_replaced_moved_or_removed_are_missed(file: Path, tmp_path: Path) -> None:
+    header, one, two, end = write(file, verdict("FWD-ONE"), verdict("FWD-TWO")).read_text(encoding="utf-8").splitlines()
+    other = write(tmp_path / "other.jsonl", verdict("FWD-ONE", cases={"run": 9, "compared": 9, "rejected": 0}))
+    replaced = other.read_text(encoding="utf-8").splitlines()[1]
+    for lines in ((header, replaced, two, end), (header, two, one, end), (header, one, end)):
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        assert "the end record's digest is of other lines" in refused(file)
+
+
+WRONG = (None, True, -1, 0, 1, 0.5, 10**15, 1e300, "", "nan", "-inf", "x", [], {}, [1], {"a": None}, "2025-02-30", 3.0)
+
+
+def mutations(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The record with each of its values replaced by values of other kinds, with each key removed, and with one more, at every depth."""
+    yield {**record, "more": 1}
+    for name, value in record.items():
+        yield {key: entry for key, entry in record.items() if key != name}
+        yield from ({**record, name: wrong} for wrong in WRONG)
+        if isinstance(value, dict):
+            yield from ({**record, name: inner} for inner in mutations(value))
+
+
+def test_the_compiled_schema_and_the_library_agree() -> None:
+    """On some thousand records, most of them wrong."""
+    whole = verdict(state="FALSIFIED", known_failure={"reason": "slow", "expiry": "2099-01-01"})
+    made = [sealed(record, []) for record in (run_record(), whole, verdict(), end_record(whole))]
+    validator, valid, invalid = records._validator(), 0, 0
+    for record in (mutation for each in made for mutation in mutations(each)):
+        agreed = validator.is_valid(record)
+        assert records._fits(record) is agreed, record
+        valid, invalid = valid + agreed, invalid + (not agreed)
+    assert valid > 100
+    assert invalid > 1000
+
+
+def test_a_keyword_that_is_not_compiled_is_an_error() -> None:
+    with pytest.raises(KeyError, match="oneOf"):
+        compiler({"$defs": {"run": {"oneOf": []}}})("run")

@@ -1,4 +1,4 @@
-"""Which verdicts no longer speak of a checkout, and of what in it none does."""
+"""Verdicts speak of a checkout while its four folders are what they were; which of its claims no such verdict holds."""
 
 import json
 from dataclasses import replace
@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 import yaml
-from blackswan.falsifiers.runner.dependencies import entries as dependency_entries
-from blackswan.reports.dependencies import PARTS, Sources
 from reports_factory import SOURCE, end_record, run_record, verdict, write, write_records
 
 from blackswan.contracts import load
 from blackswan.contracts.model import Location
+from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from blackswan.falsifiers.numeric import precision
+from blackswan.falsifiers.runner.environment import display_path
 from blackswan.falsifiers.subjects.implementation import Implementation
 from blackswan.reports import evidence as evidence_module
 from blackswan.reports import staleness
 from blackswan.reports.__main__ import main
-from blackswan.reports.digests import FOLDERS, DigestError, claim_digest, tree_digests
+from blackswan.reports.digests import FOLDERS, claim_digest, tree_digests
 from blackswan.reports.evidence import collect, coverage, listing
 from blackswan.reports.records import read
 from blackswan.reports.staleness import current_tree, stale_verdicts
@@ -57,14 +57,9 @@ def tree(tmp_path: Path) -> Path:
 def evidence(tmp_path: Path, tree: Path) -> Path:
     """A verdict file made on that checkout."""
     claims = [claim for contract in load([tree / "contracts"]) for claim in contract.claims]
-    sources, depends = Sources(tree), {part: [f"{folder}/norm.py"] for part, folder in PARTS.items()}
-    digests = {part: sources.digest(part, entries) for part, entries in depends.items()}
-    verdicts = [
-        verdict(c.id, contract=c.contract, operation=c.operation, digests={"claim": claim_digest(c), **digests}, depends=depends)
-        for c in claims
-    ]
+    verdicts = [verdict(c.id, contract=c.contract, operation=c.operation, digests={"claim": claim_digest(c)}) for c in claims]
     (tmp_path / "evidence").mkdir()
-    header = run_record(digests=tree_digests(tree), device="cuda:0", device_name="NVIDIA H200")
+    header = run_record(digests=tree_digests(tree), device="cuda:0", device_name="NVIDIA H200", model=None)
     return write(tmp_path / "evidence" / "gpu.jsonl", *verdicts, header=header)
 
 
@@ -77,141 +72,40 @@ def test_untouched_tree_makes_nothing_stale(evidence: Path, tree: Path) -> None:
     assert "current" in listing(collect(evidence.parent, current_tree(tree)))
 
 
-def test_comment_makes_nothing_stale(evidence: Path, tree: Path) -> None:
-    for folder in FOLDERS:
-        file = tree / folder / "norm.py"
-        file.write_text("# a comment\n" + file.read_text())
-    contract = tree / "contracts" / "sample-v1.yaml"
-    contract.write_text("# a comment\n" + contract.read_text())
+@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("change", ["an operator", "a comment", "another file", "a file less"])
+def test_a_change_of_a_folder_makes_every_verdict_stale(evidence: Path, tree: Path, folder: str, change: str) -> None:
+    file = tree / folder / "norm.py"
+    match change:
+        case "an operator":
+            file.write_text(file.read_text().replace("+ eps", "- eps"))
+        case "a comment":
+            file.write_text("# a comment\n" + file.read_text())
+        case "another file":
+            (tree / folder / "other.py").write_text(SOURCE)
+        case _:
+            file.unlink()
+    assert reasons(evidence, tree) == [f"SOFTMAX-TOO: {folder} changed", f"SOFTMAX: {folder} changed"]
+    assert f"STALE, 2 of 2 verdicts: 2 × {folder} changed" in listing(collect(evidence.parent, current_tree(tree)))
+
+
+def test_all_folders_that_changed_are_named(evidence: Path, tree: Path) -> None:
+    for folder in ("impl", "reference"):
+        (tree / folder / "norm.py").unlink()
+    assert reasons(evidence, tree)[1] == "SOFTMAX: reference, impl changed"
+
+
+def test_what_lies_beside_the_four_folders_makes_nothing_stale(evidence: Path, tree: Path) -> None:
+    (tree / "reports").mkdir()
+    (tree / "reports" / "page.py").write_text(SOURCE)
+    (tree / "impl" / "notes.md").write_text("a note\n")
     assert reasons(evidence, tree) == []
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_operator_makes_every_verdict_that_depends_on_it_stale(evidence: Path, tree: Path, part: str) -> None:
-    file = tree / PARTS[part] / "norm.py"
-    file.write_text(file.read_text().replace("+ eps", "- eps"))
-    assert reasons(evidence, tree) == [f"SOFTMAX-TOO: its {part} has changed", f"SOFTMAX: its {part} has changed"]
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_file_that_no_entry_imports_makes_nothing_stale(evidence: Path, tree: Path, part: str) -> None:
-    (tree / PARTS[part] / "other.py").write_text(SOURCE)
-    assert reasons(evidence, tree) == []
-
-
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("gone", [True, False])
-def test_missing_and_broken_entries_make_verdicts_stale(evidence: Path, tree: Path, part: str, gone: bool) -> None:
-    file = tree / PARTS[part] / "norm.py"
-    file.unlink() if gone else file.write_text("def f(:\n")
-    assert reasons(evidence, tree) == [f"SOFTMAX-TOO: its {part} has changed", f"SOFTMAX: its {part} has changed"]
-
-
-def test_a_table_that_gives_something_else_makes_its_verdicts_stale(evidence: Path, tree: Path) -> None:
-    run, own = read(evidence), current_tree(tree)
-    same = {verdict["claim"]: verdict["depends"] for verdict in run.verdicts}
-    assert stale_verdicts(run, replace(own, depends=same)) == {}
-    other = {**same, "SOFTMAX": {**same["SOFTMAX"], "subject": ["impl/norm.py::faster"]}}
-    found = stale_verdicts(run, replace(own, depends=other))
-    assert {key[1]: reason for key, reason in found.items()} == {"SOFTMAX": "its subject has changed"}
-
-
-def test_tables_that_do_not_load_leave_nothing_current(tree: Path) -> None:
-    for name in ("__init__", "dependencies"):  # without the first, another checkout's package would come before it
-        (tree / "falsifiers" / f"{name}.py").write_text("")
-    (tree / "falsifiers" / "__main__.py").write_text("raise SystemExit('no such table')\n")
-    with pytest.raises(DigestError, match="python -m falsifiers depends: no such table"):
-        current_tree(tree)
-
-
-IMPORTS = {
-    "from {folder}.layers.helper import f": True,
-    "from {folder}.layers import helper": True,
-    "import {folder}.layers.helper": True,
-    "def f():\n    from {folder}.layers import helper": True,
-    "from {folder}.layers.middle import g": True,
-    "from {folder}.layers import other": False,
-    "from {folder}.layers.table import TABLE": False,
-    "from elsewhere.layers import helper": False,
-}
-
-
-@pytest.mark.parametrize(("line", "reaches"), IMPORTS.items())
-def test_digest_follows_imports_within_the_folder_and_not_through_tables_of_contents(tree: Path, line: str, reaches: bool) -> None:
-    layers = tree / "impl" / "layers"
-    layers.mkdir()
-    (layers / "helper.py").write_text("def f():\n    return 1\n")
-    (layers / "middle.py").write_text("from impl.layers.helper import f\n")
-    (layers / "other.py").write_text("x = 1\n")
-    (layers / "__init__.py").write_text("from impl.layers import helper\nTABLE = {'f': helper.f}\n")
-    (layers / "table").mkdir()
-    (layers / "table" / "__init__.py").write_text("from impl.layers import helper\nTABLE = {'f': helper.f}\n")
-    (tree / "impl" / "entry.py").write_text(line.format(folder="impl") + "\n")
-    before = Sources(tree).digest("subject", ["impl/entry.py"])
-    (layers / "helper.py").write_text("def f():\n    return 2\n")
-    assert (Sources(tree).digest("subject", ["impl/entry.py"]) != before) is reaches
-
-
-def test_a_package_that_stands_before_a_module_leaves_nothing_current(tree: Path) -> None:
-    (tree / "falsifiers" / "helper.py").write_text("x = 1\n")
-    entry = tree / "falsifiers" / "entry.py"
-    entry.write_text("from falsifiers import helper\n")
-    assert Sources(tree).closure("comparison", ["falsifiers/entry.py"]) == ["falsifiers/entry.py", "falsifiers/helper.py"]
-    (tree / "falsifiers" / "helper").mkdir()
-    (tree / "falsifiers" / "helper" / "__init__.py").write_text("x = 2\n")
-    with pytest.raises(DigestError, match=r"helper\.py: the package .* is what Python imports"):
-        Sources(tree).closure("comparison", ["falsifiers/entry.py"])
-
-
-def test_what_a_check_asks_of_the_reference_is_what_its_verdict_depends_on() -> None:
-    claims = {claim.id: claim for contract in load() for claim in contract.claims}
-    whole, rule = (dependency_entries(claims[name])["reference"] for name in ("WHOLE-TORCH", "C-HP-001-RANGE"))
-    files = Sources(staleness.ROOT).closure("reference", whole)
-    assert {"reference/by_layer.py", "reference/attention.py", "reference/run.py"} <= set(files)
-    assert rule == []
-
-
-def test_a_verdict_on_an_operation_depends_on_no_procedure() -> None:
-    sources = Sources(staleness.ROOT)
-    claims = {claim.id: claim for contract in load() for claim in contract.claims}
-
-    def comparison(name: str) -> list[str]:
-        return sources.closure("comparison", dependency_entries(claims[name])["comparison"])
-
-    for name in ("OP-RMSNORM", "CLS-GRADIENT"):
-        assert not [path for path in comparison(name) if path.startswith("falsifiers/subjects/procedures/") or "whole_model" in path]
-    assert "falsifiers/whole_model.py" in comparison("WHOLE-TORCH")
-
-
-def test_every_claim_has_entries_that_exist_and_only_its_own() -> None:
-    sources = Sources(staleness.ROOT)
-    by_claim = {claim.id: dependency_entries(claim) for contract in load() for claim in contract.claims}
-    for claim, parts in by_claim.items():
-        assert set(parts) == set(PARTS)
-        assert parts["comparison"], claim
-        assert parts["subject"], claim
-        for part, entries in parts.items():
-            assert len(sources.digest(part, entries)) == 64
-    norm = sources.closure("subject", by_claim["OP-RMSNORM"]["subject"])
-    assert "impl/operations/layers.py" in norm
-    assert "impl/operations/attention.py" not in norm
-    assert "reference/rms_norm.py" in sources.closure("reference", by_claim["OP-RMSNORM"]["reference"])
-    forward = sources.closure("subject", by_claim["CLS-FORWARD"]["subject"])
-    assert {"impl/decoder.py", "impl/classifier.py", "impl/operations/attention.py", "impl/operations/layers.py"} <= set(forward)
-    assert "impl/corpus.py" in sources.closure("subject", by_claim["CLS-CORPUS-REFUSES"]["subject"])
-
-
-def test_changed_claim_makes_its_own_verdict_stale(evidence: Path, tree: Path) -> None:
-    contract = tree / "contracts" / "sample-v1.yaml"
-    contract.write_text(contract.read_text().replace("rms: 1.5", "rms: 2.5", 1))
-    assert reasons(evidence, tree) == ["SOFTMAX: the claim has changed"]
-    assert "STALE, 1 of 2 verdicts: 1 × the claim has changed" in listing(collect(evidence.parent, current_tree(tree)))
 
 
 def test_removed_claim_makes_its_verdict_stale(evidence: Path, tree: Path) -> None:
     contract = tree / "contracts" / "sample-v1.yaml"
     contract.write_text(yaml.safe_dump({**CONTRACT, "claims": CONTRACT["claims"][:1]}))
-    assert reasons(evidence, tree) == ["SOFTMAX-TOO: the claim no longer exists"]
+    assert reasons(evidence, tree) == ["SOFTMAX-TOO: the claim no longer exists", "SOFTMAX: contracts changed"]
 
 
 def test_evidence_lists_device_date_result_and_staleness(evidence: Path, tree: Path) -> None:
@@ -222,7 +116,7 @@ def test_evidence_lists_device_date_result_and_staleness(evidence: Path, tree: P
         "cuda:0 (NVIDIA H200)",
         "2025-03-01",
         "HELD: 2 held",
-        "STALE, 2 of 2 verdicts: 2 × its subject has changed",
+        "STALE, 2 of 2 verdicts: 2 × impl changed",
     ):
         assert expected in line
 
@@ -237,16 +131,26 @@ def on_cuda(evidence: Path, tree: Path) -> list[dict[str, Any]]:
     dtypes = ("float32", "bfloat16")
     contract = {**CONTRACT, "claims": [{**claim, "domain": {**claim["domain"], "dtype": [*dtypes]}} for claim in CONTRACT["claims"]]}
     (tree / "contracts" / "sample-v1.yaml").write_text(yaml.safe_dump(contract))
-    digests = {claim.id: claim_digest(claim) for loaded in load([tree / "contracts"]) for claim in loaded.claims}
     return [
-        {**made, "device": device, "dtype": dtype, "digests": {**made["digests"], "claim": digests[made["claim"]]}}
+        {**unsealed(made), "device": device, "dtype": dtype}
         for made in read(evidence).verdicts
         for dtype, device in zip(dtypes, ("cuda:0", None), strict=True)  # what is the same on every device names none
     ]
 
 
+def unsealed(record: Any) -> dict[str, Any]:
+    """A record to be written anew, without its digest."""
+    return {name: value for name, value in record.items() if name != "digest"}
+
+
+def header_of(evidence: Path, tree: Path) -> dict[str, Any]:
+    """The run record of that file, as of the checkout as it is now."""
+    return {**unsealed(read(evidence).header), "digests": tree_digests(tree)}
+
+
 def test_what_no_current_verdict_speaks_of_is_named(evidence: Path, tree: Path) -> None:
-    header, verdicts = dict(read(evidence).header), on_cuda(evidence, tree)
+    verdicts = on_cuda(evidence, tree)
+    header = header_of(evidence, tree)
     write(evidence, *verdicts, header=header)
     assert covered(evidence, tree) == ["cuda: 4 of 4 claims and dtypes are held by a current verdict"]
     not_run = {**verdicts[0], "state": "NOT_RUN", "reason": "no bitsandbytes", "headroom": None, "worst_case": None}
@@ -257,7 +161,7 @@ def test_what_no_current_verdict_speaks_of_is_named(evidence: Path, tree: Path) 
     assert covered(evidence, tree) == ["cuda: 4 of 4 claims and dtypes are held by a current verdict"], "the runs together"
     contract = tree / "contracts" / "sample-v1.yaml"
     contract.write_text(contract.read_text().replace("rms: 1.5", "rms: 2.5", 1))
-    assert covered(evidence, tree) == [two + "SOFTMAX in bfloat16, SOFTMAX in float32"]
+    assert covered(evidence, tree)[0].startswith("cuda: 0 of 4 claims"), "the contracts changed"
 
 
 def test_a_claim_about_another_device_needs_no_verdict_there(evidence: Path, tree: Path) -> None:
@@ -270,14 +174,14 @@ def test_a_claim_about_another_device_needs_no_verdict_there(evidence: Path, tre
 @pytest.mark.parametrize("state", ["FALSIFIED", "VACUOUS", "FLAKY"])
 def test_a_verdict_that_does_not_hold_is_no_cover(evidence: Path, tree: Path, state: str) -> None:
     first, *others = on_cuda(evidence, tree)
-    write(evidence, {**first, "state": state, "reason": "so it is", "headroom": None}, *others, header=dict(read(evidence).header))
+    write(evidence, {**first, "state": state, "reason": "so it is", "headroom": None}, *others, header=header_of(evidence, tree))
     assert covered(evidence, tree) == ["cuda: 3 of 4 claims and dtypes are held by a current verdict; not: SOFTMAX in float32"]
 
 
 @pytest.mark.parametrize("header", [{}, {"effort": "quick"}, {"replay": "case.npz"}])
 def test_what_another_run_falsified_is_not_held(evidence: Path, tree: Path, header: dict[str, Any]) -> None:
     first, *others = on_cuda(evidence, tree)
-    own = dict(read(evidence).header)
+    own = header_of(evidence, tree)
     write(evidence, first, *others, header=own)
     false = {**first, "state": "FALSIFIED", "reason": "so it is", "headroom": None}
     write(evidence.parent / "another.jsonl", false, header={**own, **header})
@@ -298,15 +202,8 @@ def test_what_another_run_falsified_is_not_held(evidence: Path, tree: Path, head
     ],
 )
 def test_a_run_of_something_else_is_no_cover(evidence: Path, tree: Path, header: dict[str, Any], end: dict[str, Any]) -> None:
-    data = tree / "falsifiers" / "data" / "checkpoint" / "model.json"
-    data.parent.mkdir(parents=True)
-    data.write_text("{}")
-    name = data.relative_to(tree).as_posix()
     verdicts = on_cuda(evidence, tree)
-    for made in verdicts:
-        made["depends"] = {**made["depends"], "comparison": [name, "falsifiers/norm.py"]}
-        made["digests"] = {**made["digests"], "comparison": Sources(tree).digest("comparison", made["depends"]["comparison"])}
-    shipped = {**dict(read(evidence).header), "model": {"path": "falsifiers/data/checkpoint", "digest": "m" * 64}}
+    shipped = {**header_of(evidence, tree), "model": {"path": "falsifiers/data/checkpoint", "digest": "m" * 64}}
     write(evidence, *verdicts, header=shipped)
     assert covered(evidence, tree) == ["cuda: 4 of 4 claims and dtypes are held by a current verdict"]
     write_records(evidence, {**shipped, **header}, *verdicts, end_record(*verdicts, **end))
@@ -317,10 +214,10 @@ def test_what_no_cpu_computes_in_is_not_missed_there(evidence: Path, tree: Path)
     claim = {**CONTRACT["claims"][0], "domain": {**CONTRACT["claims"][0]["domain"], "dtype": ["float32", "tf32"]}}
     (tree / "contracts" / "sample-v1.yaml").write_text(yaml.safe_dump({**CONTRACT, "claims": [claim]}))
     assert covered(evidence, tree)[0].startswith("cuda: 0 of 2 claims")
-    on_cpu = [{**made, "device": "cpu"} for made in read(evidence).verdicts]
-    write(evidence, *on_cpu, header={**dict(read(evidence).header), "device": "cpu"})
+    on_cpu = [{**unsealed(made), "device": "cpu"} for made in read(evidence).verdicts]
+    write(evidence, *on_cpu, header={**unsealed(read(evidence).header), "device": "cpu"})
     assert covered(evidence, tree)[0].startswith("cpu: 0 of 1 claims")
-    assert set(precision.CUDA_ONLY) == evidence_module.CUDA_ONLY
+    assert set(precision.CUDA_ONLY) == evidence_module.CUDA_ONLY == {"tf32"}
     assert Implementation("cpu").name == evidence_module.SUBJECT
 
 
@@ -350,7 +247,7 @@ def test_evidence_that_must_be_current_fails_where_it_is_not(
     evidence: Path, tree: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staleness, "ROOT", tree)
-    write(evidence, *on_cuda(evidence, tree), header=dict(read(evidence).header))
+    write(evidence, *on_cuda(evidence, tree), header=header_of(evidence, tree))
     required = ["evidence", "--require-current", "--folder"]
     assert main([*required, str(evidence.parent)]) == 0
     (tree / "impl" / "norm.py").write_text("x = 1\n")
@@ -385,3 +282,7 @@ def test_contract_that_does_not_load_is_an_error_without_traceback(
     assert "do not load" in capsys.readouterr().err
     assert not (evidence.parent / "out").exists()
     assert main(["evidence", "--folder", str(evidence.parent / "absent")]) == 2
+
+
+def test_what_a_run_reads_by_itself_is_the_shipped_model_and_corpus() -> None:
+    assert {"model": display_path(CHECKPOINT), "corpus": display_path(CORPUS_HELDOUT)} == evidence_module.SHIPPED

@@ -1,8 +1,7 @@
-"""The record of calibrations, by claim, dtype and machine, and the factors of contracts that follow from it."""
+"""The record of calibrations, by claim, dtype and machine, and the factors in contracts/calibration.json that follow from it."""
 
 import json
 import math
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import Any
 
 from blackswan.contracts.model import Claim
 from blackswan.contracts.problems import unknown
+from blackswan.contracts.vocabulary import CALIBRATION
 from blackswan.falsifiers.numeric.comparison import METRICS
 
-RECORD = Path(__file__).parent / "calibration.json"
+RECORD = Path(__file__).parent / "calibration_record.json"
 MARGIN = 1.5
 """A factor is the largest ratio that was measured on any machine, times this, rounded up to two figures; and at least one.
 
@@ -55,8 +55,24 @@ def add(entries: Iterable[Mapping[str, Any]], path: Path = RECORD) -> Record:
                 "merged; expected cases of another seed, or delete that entry to calibrate anew"
             )
         where[machine] = new if old is None or again else _joined(old, new)
-    path.write_text(json.dumps(dict(sorted(record.items())), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(_text(record), encoding="utf-8")
     return record
+
+
+def _text(record: Record) -> str:
+    """The record as JSON, with a line for each machine."""
+    claims = []
+    for claim, by_dtype in sorted(record.items()):
+        dtypes = []
+        for dtype, by_machine in by_dtype.items():
+            machines = (f"   {_json(machine)}: {_json(entry)}" for machine, entry in by_machine.items())
+            dtypes.append(f"  {_json(dtype)}: {{\n" + ",\n".join(machines) + "\n  }")
+        claims.append(f" {_json(claim)}: {{\n" + ",\n".join(dtypes) + "\n }")
+    return "{\n" + ",\n".join(claims) + "\n}\n"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def merged(path: Path, claims: Mapping[str, Claim]) -> list[dict[str, Any]]:
@@ -127,7 +143,7 @@ def _joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def factors(record: Record, claim: str, dtype: str) -> dict[str, float]:
-    """The factors that a contract may use for a claim in a dtype, none looser."""
+    """The largest factors that calibration.json may hold for a claim in a dtype, none looser."""
     entries = record[claim][dtype].values()
     return {metric: max(1.0, rounded_up(MARGIN * max(entry["largest"][metric] for entry in entries))) for metric in METRICS}
 
@@ -140,24 +156,15 @@ def rounded_up(value: float) -> float:
     return float(f"{math.ceil(value / step - 1e-9) * step:.2g}")
 
 
-def write_factors(claim: Claim, path: Path, by_dtype: Mapping[str, Mapping[str, float]]) -> None:
-    """Puts factors into a contract's text, at the claim's own tolerance line; everything else stays as it is.
-
-    Raises a ValueError where the claim has no such line.
-    """
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    pattern = re.compile(r"(\s+tolerance: \{basis: rounding, factors: )\{.*\}\}\s*$")
-    start = next((i for i, line in enumerate(lines) if line.strip() == f"- id: {claim.id}"), len(lines))
-    for index in range(start + 1, len(lines)):
-        if lines[index].lstrip().startswith("- id:"):
-            break
-        if match := pattern.match(lines[index]):
-            lines[index] = f"{match[1]}{_flow(by_dtype)}}}\n"
-            path.write_text("".join(lines), encoding="utf-8")
-            return
-    raise ValueError(f"{path}: {claim.id} has no line `tolerance: {{basis: rounding, factors: {{…}}}}` to write to")
+def write_factors(new: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path = CALIBRATION) -> None:
+    """Puts factors by claim and dtype into the file that contracts read; those of other claims and dtypes stay."""
+    known = json.loads(path.read_text(encoding="utf-8"))
+    for claim, by_dtype in new.items():
+        known[claim] = {**known.get(claim, {}), **by_dtype}
+    lines = (f" {_json(claim)}: {_flow(by_dtype)}" for claim, by_dtype in sorted(known.items()))
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def _flow(by_dtype: Mapping[str, Mapping[str, float]]) -> str:
-    parts = [f"{dtype}: {{" + ", ".join(f"{metric}: {value:g}" for metric, value in by.items()) + "}" for dtype, by in by_dtype.items()]
+    parts = [f'"{dtype}": {{' + ", ".join(f'"{metric}": {by[metric]:g}' for metric in METRICS) + "}" for dtype, by in by_dtype.items()]
     return "{" + ", ".join(parts) + "}"

@@ -23,15 +23,11 @@ from blackswan.reference.classifier import trainable_names
 from blackswan.reference.table import Array, Composition, Operation, Table
 
 STORAGE: dict[str, np.dtype[Any]] = {
-    "float64": np.dtype(np.float64),
-    "float32": np.dtype(np.float32),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float16": np.dtype(np.float16),
-    "tf32": np.dtype(np.float32),
+    name: np.dtype(getattr(ml_dtypes, dtype.storage, dtype.storage)) for name, dtype in contracts.DTYPES.items()
 }
-UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11, "tf32": 2.0**-24}
+UNIT_ROUNDOFF = {name: dtype.unit_roundoff for name, dtype in contracts.DTYPES.items()}
 """Of what is stored: under `tf32` that is float32."""
-CUDA_ONLY = {"tf32": "TF32 products exist on CUDA only"}
+CUDA_ONLY = {name: dtype.cuda_only for name, dtype in contracts.DTYPES.items() if dtype.cuda_only}
 """Policies that other devices do not have, and why."""
 
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--dtype", action="append", choices=contracts.DTYPES, help="this dtype only; may be repeated")
     parser.add_argument("--device", help="cpu | cuda | cuda:N | auto (default: cpu)")
     parser.add_argument("--jobs", type=positive, help="processes (default: 1)")
-    parser.add_argument("--write", action="store_true", help="record the ratios, and put the factors into the contracts")
+    parser.add_argument("--write", action="store_true", help="record the ratios, and put the factors into contracts/calibration.json")
     parser.add_argument("--lines", type=Path, metavar="FILE", help="append the ratios to FILE, to be merged elsewhere")
     parser.add_argument("--merge", type=Path, default=None, metavar="FILE", help="measure nothing: write what FILE holds")
     parser.set_defaults(run=run)
@@ -53,8 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.merge is not None:
         _only_merge(options)
-        claims = [claim for contract in contracts.load() for claim in contract.claims]
-        _merge(calibration_record.merged(options.merge, {claim.id: claim for claim in claims if is_calibrated(claim)}))
+        _merge(calibration_record.merged(options.merge, {claim.id: claim for claim in _claims() if is_calibrated(claim)}))
         return 0
     options = argparse.Namespace(**{**DEFAULTS, **vars(options)})
     if options.lines is not None:
@@ -88,7 +88,7 @@ def _only_merge(options: argparse.Namespace) -> None:
 def _tasks(options: argparse.Namespace) -> Iterator[Task]:
     from blackswan.falsifiers.numeric.calibration import is_calibrated
 
-    for claim in _chosen([claim for contract in contracts.load() for claim in contract.claims], options.claim):
+    for claim in _chosen(_claims(), options.claim):
         real = claim.domain.input == "checkpoint"
         draws = max(4, options.cases // 15) if real else max(min(10, options.cases), options.cases * (claim.cases or 20) // 20)
         elsewhere = claim.domain.device and options.device.partition(":")[0] not in (*claim.domain.device, "auto")
@@ -114,7 +114,7 @@ def _measure(task: Task) -> dict[str, Any]:
     from blackswan.falsifiers.subjects.tf32 import Tf32Emulation
 
     name, dtype, device, draws, seed = task
-    claim = next(claim for contract in contracts.load() for claim in contract.claims if claim.id == name)
+    claim = next(claim for claim in _claims() if claim.id == name)
     source = RealInput(CHECKPOINT, CORPUS_HELDOUT).case if claim.domain.input == "checkpoint" else None
     if dtype in CUDA_ONLY and Implementation(device).device == "cpu":
         found = calibrate(claim, dtype, Tf32Emulation(), draws, seed, source).describe()
@@ -123,14 +123,20 @@ def _measure(task: Task) -> dict[str, Any]:
 
 
 def _merge(entries: Iterable[dict[str, Any]]) -> None:
-    """Into the record, and from there into every contract whose factors follow from it."""
+    """Adds to the record, and writes the factors that follow from it; a claim that states its own factors keeps them."""
     record = calibration_record.add(entries)
-    for contract in contracts.load():
-        for claim in contract.claims:
-            known = record.get(claim.id, {})
-            if claim.tolerance is not None and claim.tolerance.factors and all(dtype in known for dtype in claim.domain.dtype):
-                by_dtype = {dtype: calibration_record.factors(record, claim.id, dtype) for dtype in claim.domain.dtype}
-                calibration_record.write_factors(claim, contract.path, by_dtype)
+    new = {}
+    for claim in _claims():
+        if claim.id in record and "factors" not in claim.content.get("tolerance", {}):
+            known = [dtype for dtype in claim.domain.dtype if dtype in record[claim.id]]
+            new[claim.id] = {dtype: calibration_record.factors(record, claim.id, dtype) for dtype in known}
+    calibration_record.write_factors(new)
+
+
+def _claims() -> list[Claim]:
+    """All claims, those too that have no factors yet."""
+    vocabulary = replace(contracts.load_vocabulary(), factors=None)
+    return [claim for contract in contracts.load(vocabulary=vocabulary) for claim in contract.claims]
 
 
 def _chosen(claims: Sequence[Claim], names: Sequence[str]) -> list[Claim]:

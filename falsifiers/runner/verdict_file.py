@@ -14,6 +14,7 @@ from typing import IO, Any
 from blackswan.falsifiers.runner import environment
 from blackswan.falsifiers.runner.campaign import Campaign, Key
 from blackswan.falsifiers.runner.verdict import State, plain
+from blackswan.reports.digests import sealed
 from blackswan.reports.records import SCHEMA_VERSION, RecordError, read
 from blackswan.reports.render import FORMATS, is_page
 
@@ -79,6 +80,7 @@ class VerdictFile:
         self.records: dict[Key, Record] = {}
         self._former: dict[Key, Record] = {}
         self._stream: IO[str] | None = None
+        self._digests: list[str] = []
 
     @property
     def is_open(self) -> bool:
@@ -114,7 +116,7 @@ class VerdictFile:
         stream = self.path.open("a", encoding="utf-8")
         _lock(stream, self.path)
         stream.truncate(0)
-        self._stream = stream
+        self._stream, self._digests = stream, []
         for record in (self.header(), *self.records.values()):
             self._write(record)
 
@@ -176,7 +178,7 @@ class VerdictFile:
     def _write(self, record: Record) -> None:
         assert self._stream is not None
         try:
-            self._stream.write(json.dumps(plain(record), ensure_ascii=False, allow_nan=False) + "\n")
+            self._stream.write(json.dumps(sealed(plain(record), self._digests), ensure_ascii=False, allow_nan=False) + "\n")
             self._stream.flush()
         except OSError as error:
             with suppress(OSError):  # what is left in the buffer cannot be written either

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from blackswan import contracts
 from blackswan.contracts.model import Signature
 from blackswan.falsifiers.numeric.precision import CUDA_ONLY, signatures
 from blackswan.falsifiers.subjects.impl import open_door
@@ -33,7 +34,7 @@ Arrays = Mapping[str, Array]
 Tensors = dict[str, torch.Tensor]
 Scalars = Mapping[str, Any]
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "tf32": torch.float32}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype.storage) for name, dtype in contracts.DTYPES.items() if name != "float16"}
 PARAMETERS = "parameters/"
 TRAINING = ("train_steps", "multi_label_steps", "pretrain_steps")
 FUSED = ("train_steps", "multi_label_steps", "whole_classifier")

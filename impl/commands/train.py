@@ -1,7 +1,7 @@
 """Trains low-rank updates and a head on a labelled corpus.
 
 The output folder then holds last/ and best/ (adapters in PEFT's format), metrics.jsonl, config.yaml and statistics.yaml (what `python -m
-contracts diagnose` judges), run.json and state/ (from which --resume goes on).
+contracts check` judges), run.json and state/ (from which --resume goes on).
 """
 
 import argparse
@@ -105,7 +105,7 @@ def _lead(
     print(f"samples:    {len(train)} to train on, {0 if validation is None else len(validation)} for validation")
     if truncated := train.statistics().truncated:
         print(f"truncated:  {truncated} of the training samples are longer than max_seq_len {config.max_seq_len}: their end is cut off")
-    print(f"rules:      python -m contracts diagnose {output / CONFIG} --statistics {output / STATISTICS}", flush=True)
+    print(f"rules:      python -m contracts check {output / CONFIG} --statistics {output / STATISTICS}", flush=True)
     watch = _Watch(config, len(train), MetricsFile(output / METRICS), board)
     result = watch.over(
         lambda: pipeline.fit(
@@ -229,7 +229,7 @@ def _with_weights(config: "ClassifyConfig", train: "Samples") -> "ClassifyConfig
 
 
 def _write_for_rules(output: Path, config: "ClassifyConfig", parameters: int, train: "Samples") -> None:
-    """The two files that `python -m contracts diagnose` reads."""
+    """The two files that `python -m contracts check` reads."""
     statistics = train.statistics()
     ratio = ".inf" if math.isinf(statistics.imbalance) else f"{statistics.imbalance:.6g}"
     output.mkdir(parents=True, exist_ok=True)
