@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import reports_factory
 from reports_factory import reseal
 from terminal_processes import ENVIRONMENT, command, listing, records, several
 
@@ -74,8 +73,9 @@ def test_what_a_run_may_have_left_is_replaced(tmp_path: Path, beginning: str) ->
 
 def test_kept_evidence_and_what_is_no_page_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = tmp_path / "evidence" / "v.jsonl"
-    kept.parent.mkdir()
-    reports_factory.write(kept, reports_factory.verdict())
+    several([["--claim", "OP-RESIDUAL", "--dtype", "float32", "--verdicts", str(kept)]])
+    for page in kept.parent.glob("v.[!j]*"):
+        page.unlink()
     write_pages(kept, tmp_path)
     shutil.copy(kept, tmp_path / "v.jsonl")
     assert writable(tmp_path / "v.jsonl"), "its own pages are made anew"
