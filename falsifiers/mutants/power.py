@@ -6,7 +6,7 @@ What a case's expected answer and noise floor are does not depend on the subject
 import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,6 @@ from blackswan.contracts.model import Claim
 from blackswan.falsifiers import mutants
 from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.comparison import Errors
 from blackswan.falsifiers.numeric.precision import CUDA_ONLY, UNIT_ROUNDOFF, signatures
 from blackswan.falsifiers.runner.engine import Examination, Falsified, Options, Source, cases
 from blackswan.falsifiers.runner.verdict import State
@@ -82,40 +81,14 @@ class Task:
 
 @dataclass
 class RememberingAttack(Attack):
-    """An attack that computes what does not depend on the subject once a case."""
+    """An attack that keeps what does not depend on the subject for all cases, which all mutants share."""
 
-    memory: dict[tuple[Any, ...], Any] = field(default_factory=dict)
-
-    def expect(self, case: Case, operation: str | None = None, **changes: Any) -> dict[str, Array]:
-        """The reference's float64 outputs."""
-        key = ("outputs", operation, case.digest, _digest(case, changes))
-        return self._once(key, lambda: super(RememberingAttack, self).expect(case, operation, **changes))
-
-    def expect_gradients(self, case: Case, wrt: Sequence[str]) -> dict[str, Array]:
-        """The reference's float64 gradients."""
-        key = ("gradients", case.digest, tuple(wrt))
-        return self._once(key, lambda: super(RememberingAttack, self).expect_gradients(case, wrt))
-
-    def floor(
-        self, case: Case, run: Callable[[Mapping[str, Array], Table], dict[str, Array]], expected: Mapping[str, Array]
-    ) -> dict[str, Errors]:
-        """The noise floor; a claim has one for each expected answer."""
-        view = replace(case, inputs=dict(expected), cotangents={}).digest
-        return self._once(("floor", case.digest, view, self.thorough), lambda: super(RememberingAttack, self).floor(case, run, expected))
-
-    def _once(self, key: tuple[Any, ...], compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        if key not in self.memory:
-            self.memory[key] = compute()
-            for value in self.memory[key].values():
-                if isinstance(value, np.ndarray):
-                    value.flags.writeable = False
-        return dict(self.memory[key])
-
-
-def _digest(case: Case, changes: Mapping[str, Any]) -> str | None:
-    if not changes.get("inputs") and not changes.get("scalars"):
-        return None
-    return replace(case, inputs=changes.get("inputs", {}), scalars=dict(changes.get("scalars", {})), cotangents={}).digest
+    def once(self, case: Case, what: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
+        """What does not depend on the subject, computed once."""
+        known = self.memory.setdefault(case.digest, {})
+        if what not in known:
+            known[what] = compute()
+        return known[what]
 
 
 def reachable_operations(claim: Claim) -> frozenset[str]:
@@ -171,7 +144,7 @@ def attack(claim: Claim, dtype: str, subjects: Iterable[str | None], source: Sou
     What the claim compares has to kill: an answer with NaN leaves the claim of every check, which gives none of them power.
     """
     drawn = list(cases(claim, dtype, Options(shrink=False), source))
-    memory: dict[tuple[Any, ...], Any] = {}
+    memory: dict[str, dict[tuple[Any, ...], Any]] = {}
     for name in subjects:
         entry = mutants.MUTANTS.get(name or "")
         due = name in must_catch(claim) and not (entry and dtype in entry.hidden_in)

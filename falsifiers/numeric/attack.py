@@ -1,9 +1,9 @@
 """One claim's attack: runs reference and subject on a case, keeps the time of each, and knows the limits of the claim's tolerance."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,7 @@ class Attack:
     watch: Stopwatch = field(default_factory=Stopwatch)
     thorough: bool = False
     only_compared: bool = False
+    memory: dict[str, dict[tuple[Any, ...], Any]] = field(default_factory=dict)
 
     @property
     def signature(self) -> Signature:
@@ -77,8 +78,13 @@ class Attack:
     def expect(self, case: Case, operation: str | None = None, **changes: Any) -> dict[str, Array]:
         """The reference's float64 outputs, with some inputs or scalars replaced."""
         inputs, scalars = _changed(case, changes)
-        with self.watch.on("reference"):
-            return reference.evaluate(operation or case.operation, inputs, scalars)
+
+        def evaluate() -> dict[str, Array]:
+            with self.watch.on("reference"):
+                return _fixed(reference.evaluate(operation or case.operation, inputs, scalars))
+
+        key = ("outputs", operation, replace(case, inputs=inputs, scalars=scalars, cotangents={}).digest if changes else None)
+        return dict(self.once(case, key, evaluate))
 
     def answer(self, case: Case, operation: str | None = None, **changes: Any) -> dict[str, Array]:
         """The subject's outputs, with some inputs or scalars replaced. SubjectError where it raises."""
@@ -94,8 +100,12 @@ class Attack:
 
     def expect_gradients(self, case: Case, wrt: Sequence[str]) -> dict[str, Array]:
         """The reference's float64 gradients."""
-        with self.watch.on("reference"):
-            return reference.differentiate(case.operation, case.inputs, case.scalars, case.cotangents, wrt)
+
+        def differentiate() -> dict[str, Array]:
+            with self.watch.on("reference"):
+                return _fixed(reference.differentiate(case.operation, case.inputs, case.scalars, case.cotangents, wrt))
+
+        return dict(self.once(case, ("gradients", *wrt), differentiate))
 
     def answer_gradients(self, case: Case, wrt: Sequence[str], **changes: Any) -> dict[str, Array]:
         """The subject's gradients. SubjectError where it raises."""
@@ -119,25 +129,37 @@ class Attack:
         self, case: Case, run: Callable[[Mapping[str, Array], Table], dict[str, Array]], expected: Mapping[str, Array]
     ) -> dict[str, Errors]:
         """The error that honest arithmetic in this dtype makes on the case, a tensor: nearest rounding, the worst of the random replays,
-        and half an ulp of the answer or its flushed numbers, whichever is largest."""
+        and half an ulp of the answer or its flushed numbers, whichever is largest. `run` is known by what it gives without rounding."""
+        view = replace(case, inputs=dict(expected), cotangents={}).digest
         with self.watch.on("noise"):
+            replays: list[_Replay] = self.once(case, ("replays", view), list)
             inputs = {name: value.astype(compute_dtype(self.dtype)) if is_real(value) else value for name, value in case.inputs.items()}
-            floors = {name: self._half_ulp(name, value) for name, value in expected.items()}
-            parameters = moved(self.signature, expected)
-            late: list[tuple[str, Array]] = []
-            for replay in range(-1, self._replays(expected)):
-                generator = None if replay < 0 else np.random.default_rng([case.seed, replay])
-                for name, value in run(inputs, rounded_table(reference.TABLE, self.dtype, generator, self.signature.composition)).items():
-                    with np.errstate(invalid="ignore"):
-                        difference = value.astype(np.float64) - expected[name]
-                    if name in parameters:
-                        late.append((name, difference))
-                    else:
-                        floors[name] = floors[name].at_least(_errors(difference, np.isfinite(expected[name])))
-            left_open = sign_ambiguity(self.signature, expected, floors)
-            for name, difference in late:
+            while len(replays) <= (wanted := self._replays(expected)):
+                generator = np.random.default_rng([case.seed, len(replays) - 1]) if replays else None
+                table = rounded_table(reference.TABLE, self.dtype, generator, self.signature.composition)
+                replays.append(_Replay.of(run(inputs, table), expected, moved(self.signature, expected)))
+            return self._worst(replays[: wanted + 1], expected)
+
+    def _worst(self, replays: Sequence["_Replay"], expected: Mapping[str, Array]) -> dict[str, Errors]:
+        """The largest errors; of a parameter whose moment is noise, those where its moment is not."""
+        floors = {name: self._half_ulp(name, value) for name, value in expected.items()}
+        for replay in replays:
+            for name, errors in replay.errors.items():
+                floors[name] = floors[name].at_least(errors)
+        left_open = sign_ambiguity(self.signature, expected, floors)
+        for replay in replays:
+            for name, difference in replay.late.items():
                 floors[name] = floors[name].at_least(_errors(np.where(left_open[name], 0.0, difference), np.isfinite(expected[name])))
         return floors
+
+    def once(self, case: Case, what: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
+        """What does not depend on the subject, computed once a case. What is kept of a case goes with the next one."""
+        if case.digest not in self.memory:
+            self.memory.clear()
+        known = self.memory.setdefault(case.digest, {})
+        if what not in known:
+            known[what] = compute()
+        return known[what]
 
     def reach(self, case: Case) -> float:
         """How far from the expected answer a parameter may be where rounding alone says which way the case's steps moved it."""
@@ -246,8 +268,30 @@ class Attack:
         return half.at_least(Errors.of(np.where(np.abs(finite) < SMALLEST_NORMAL, finite, 0.0)))
 
 
+@dataclass(frozen=True)
+class _Replay:
+    """One run under rounding: the errors of its tensors, and the differences of those whose errors are taken once the others are known."""
+
+    errors: dict[str, Errors]
+    late: dict[str, Array]
+
+    @classmethod
+    def of(cls, found: Mapping[str, Array], expected: Mapping[str, Array], late: Collection[str]) -> "_Replay":
+        with np.errstate(invalid="ignore"):
+            differences = {name: value.astype(np.float64) - expected[name] for name, value in found.items()}
+        errors = {name: _errors(value, np.isfinite(expected[name])) for name, value in differences.items() if name not in late}
+        return cls(errors, {name: value for name, value in differences.items() if name in late})
+
+
 def _errors(difference: Array, finite: Array) -> Errors:
     return Errors.of(difference if finite.all() else difference[finite])
+
+
+def _fixed(found: dict[str, Array]) -> dict[str, Array]:
+    """Arrays that nobody may write to: what is computed once is handed out again."""
+    for value in found.values():
+        value.flags.writeable = False
+    return found
 
 
 def _changed(case: Case, changes: Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, Any]]:

@@ -16,9 +16,15 @@ OPERAND_ROUNDOFF = 2.0**-11
 def nearest(values: Values, storage: Any, compute: Any = None) -> Values:
     """As `storage` holds them, to nearest even, in the dtype `compute`, or in that in which they come. What is too large is infinite."""
     given: Any = values
-    compute, cast = compute or given.dtype, "astype" if isinstance(values, np.ndarray | np.generic) else "to"
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        rounded: Values = getattr(getattr(given, cast)(storage), cast)(compute)
+    compute = compute or given.dtype
+    rounded: Values
+    if given.dtype == storage == compute:
+        return values
+    if isinstance(values, np.ndarray | np.generic):
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            rounded = given.astype(storage).astype(compute)
+    else:
+        rounded = given.to(storage).to(compute)
     return rounded
 
 
@@ -26,11 +32,13 @@ def moved(values: Values, unit: float, generator: Any) -> Values:
     """Each value times 1 + `unit` or 1 − `unit`, by the toss of a coin: as much as another order of sums may do to it."""
     given: Any = values
     if isinstance(values, np.ndarray | np.generic):
-        signs = (generator.integers(0, 2, given.shape, dtype=np.int8) * 2 - 1).astype(given.dtype)
+        number = given.dtype.type
+        signed = generator.integers(0, 2, given.shape, dtype=np.int8) * number(2 * unit) - number(unit)
     else:
         torch = _library(values)
-        signs = (torch.randint(0, 2, given.shape, generator=generator, device=given.device, dtype=torch.int8) * 2 - 1).to(given.dtype)
-    shifted: Values = given + given * (signs * unit)
+        tossed = torch.randint(0, 2, given.shape, generator=generator, device=given.device, dtype=torch.int8)
+        signed = tossed.to(given.dtype) * (2 * unit) - unit
+    shifted: Values = given + given * signed
     return shifted
 
 
