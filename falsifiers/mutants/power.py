@@ -41,8 +41,9 @@ CALLED_BY_CHECK: Mapping[str, frozenset[str]] = {
 DIFFERENTIATING_CHECKS = frozenset({"gradient_rows_sum_to_zero", "both_factors_receive_gradients"})
 NEVER_REPORTS = "rule_never_reports"
 ITSELF = "the rule is this mutant itself"
-ENOUGH = 1000.0
-"""An error of so many tolerances ends a cell: whatever the other cases give, the mutant is far beyond the bound."""
+ENOUGH = 30.0
+"""An error of so many tolerances ends a cell, ten times what is asked of a mutant that a claim must catch. In bfloat16, where an error as
+large as the answer is some hundred tolerances, a much larger number would send every such mutant through every case."""
 
 
 @dataclass(frozen=True)
@@ -253,9 +254,9 @@ def _dtypes(claim: Claim) -> list[str]:
 def _longest_first(tasks: Iterable[Task]) -> list[Task]:
     def weight(task: Task) -> float:
         operation = task.claim.operation or ""
-        size = {"train_steps": 20, "pretrain_steps": 20, "multi_label_steps": 20, "classifier_loss": 5, "language_model_loss": 4}.get(
-            operation, 2 if operation.endswith("_forward") else 1
-        )
+        sizes = {"train_steps": 20, "pretrain_steps": 20, "multi_label_steps": 20, "classifier_loss": 5, "language_model_loss": 4}
+        runs = task.claim.rule is None and (not operation or signatures()[operation].procedure)  # a system, not an array
+        size = 20 if runs else sizes.get(operation, 2 if operation.endswith("_forward") else 1)
         return -size * len(task.subjects) * (3 if task.claim.domain.input == "checkpoint" else 1)
 
     return sorted(tasks, key=weight)

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +26,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--claim", action="append", default=[], metavar="ID", help="this claim only; may be repeated")
     parser.add_argument("--mutant", action="append", default=[], metavar="NAME", help="this mutant only; may be repeated")
     parser.add_argument("--full", action="store_true", help="every cell, not only those that decide something")
-    parser.add_argument("--processes", type=positive, default=2, help="processes to run in (default: 2)")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    parser.add_argument("--processes", type=positive, default=cores, help=f"processes to run in (default: one a core, {cores} here)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the cells as JSON lines")
     parser.set_defaults(run=run)
 
