@@ -35,7 +35,7 @@ if __name__ == "__main__":  # before what takes seconds to import
 import numpy as np
 
 from benchmarks import command
-from blackswan.falsifiers.numeric.shapes import SHAPES
+from blackswan.falsifiers.numeric.whole_model import SHAPES
 
 SHAPE: Mapping[str, Any] = {
     **SHAPES["qwen2.5-0.5b"],

@@ -51,8 +51,8 @@ def ran(operation: str, inputs: dict[str, Array], dtype: str, replay: np.random.
 @pytest.mark.parametrize("operation", sorted(INPUTS))
 def test_float64_is_the_oracle_itself(operation: str) -> None:
     inputs = drawn(operation)
-    whole_model_reference = reference.evaluate(operation, inputs, SCALARS.get(operation, {}))["y"]
-    np.testing.assert_array_equal(ran(operation, inputs, "float64"), whole_model_reference)
+    exact = reference.evaluate(operation, inputs, SCALARS.get(operation, {}))["y"]
+    np.testing.assert_array_equal(ran(operation, inputs, "float64"), exact)
     assert ran(operation, inputs, "float64").dtype == np.float64
 
 
@@ -120,13 +120,13 @@ def test_a_backward_pass_that_leaves_float32_is_found() -> None:
 @pytest.mark.parametrize("operation", ["linear", "rms_norm", "swiglu", "softmax"])
 def test_replays_differ_and_are_of_the_size_of_the_rounding(operation: str, dtype: str) -> None:
     inputs = {name: np.asarray(round_to(value, dtype), np.float64) for name, value in drawn(operation).items()}
-    whole_model_reference = reference.evaluate(operation, inputs, SCALARS.get(operation, {}))["y"]
+    exact = reference.evaluate(operation, inputs, SCALARS.get(operation, {}))["y"]
     answers = [ran(operation, inputs, dtype, np.random.default_rng(seed)) for seed in range(8)]
     if dtype == "float32":
         assert len({answer.tobytes() for answer in answers}) > 1
-    unit = UNIT_ROUNDOFF[dtype] * float(np.abs(whole_model_reference).max())
+    unit = UNIT_ROUNDOFF[dtype] * float(np.abs(exact).max())
     for answer in answers:
-        error = float(np.abs(answer - whole_model_reference).max())
+        error = float(np.abs(answer - exact).max())
         assert unit / 100 < error < 16 * unit
 
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from blackswan import reference
 from blackswan.contracts.model import Claim
 from blackswan.falsifiers import mutants
-from blackswan.falsifiers.numeric.attack import Attack
+from blackswan.falsifiers.numeric.attack import Attack, rounded_outputs
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.precision import CUDA_ONLY, UNIT_ROUNDOFF, signatures
 from blackswan.falsifiers.runner.engine import Examination, Falsified, Options, Source, cases
@@ -24,7 +23,7 @@ from blackswan.falsifiers.runner.workers import workers
 from blackswan.falsifiers.subjects.protocol import Subject
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
 from blackswan.reference import TABLE
-from blackswan.reference.table import Array, Arrays, Operation, Table
+from blackswan.reference.table import Operation
 
 CALLED_BY_CHECK: Mapping[str, frozenset[str]] = {
     "zero_b_is_the_plain_layer": frozenset({"linear"}),
@@ -196,11 +195,7 @@ def looseness(attack: Attack, drawn: Sequence[Case]) -> float:
     tolerance, ratios = attack.tolerance, []
     for case in drawn:
         expected = attack.expect(case)
-
-        def rounded(inputs: Arrays, table: Table, case: Case = case) -> dict[str, Array]:
-            return reference.evaluate(case.operation, inputs, case.scalars, table)
-
-        for name, floor in attack.floor(case, rounded, expected).items():
+        for name, floor in attack.floor(case, rounded_outputs(case), expected).items():
             size = float(np.max(np.abs(expected[name]), initial=0.0))
             ulp = 2 * UNIT_ROUNDOFF["float32"]
             limit = float(tolerance.value or 0.0) * {"absolute": 1.0, "relative": size, "ulp": ulp * size}[tolerance.unit or "absolute"]

@@ -16,7 +16,7 @@ from blackswan.falsifiers.numeric.comparison import Comparison, Errors, compare,
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF, checks, compute_dtype, is_real, output_dtypes, rounded_table, signatures
 from blackswan.falsifiers.numeric.sign_ambiguity import mask_ambiguous, moved, reach, sign_ambiguity
 from blackswan.falsifiers.subjects.protocol import Subject
-from blackswan.reference.table import Array, Table
+from blackswan.reference.table import Array, Arrays, Table
 
 STAGES = ("drawing", "reference", "noise", "subject", "comparison")
 REPLAYS, REPLAYS_OF_FEW, FEW_ELEMENTS = 2, 6, 32
@@ -120,14 +120,12 @@ class Attack:
         self._require_finite(answer)
         return answer
 
-    def _require_finite(self, answer: Mapping[str, Array]) -> None:
+    def _require_finite(self, answer: Arrays) -> None:
         """A check may compare answers of the subject with each other, where NaN equals NaN; plain parity has the reference's to go by."""
         if self.claim.check is not None and not self.only_compared:
             require_finite(answer, checks()[self.claim.check].non_finite)
 
-    def floor(
-        self, case: Case, run: Callable[[Mapping[str, Array], Table], dict[str, Array]], expected: Mapping[str, Array]
-    ) -> dict[str, Errors]:
+    def floor(self, case: Case, run: "Run", expected: Arrays) -> dict[str, Errors]:
         """The error that honest arithmetic in this dtype makes on the case, a tensor: nearest rounding, the worst of the random replays,
         and half an ulp of the answer or its flushed numbers, whichever is largest. `run` is known by what it gives without rounding."""
         view = replace(case, inputs=dict(expected), cotangents={}).digest
@@ -140,7 +138,7 @@ class Attack:
                 replays.append(_Replay.of(run(inputs, table), expected, moved(self.signature, expected)))
             return self._worst(replays[: wanted + 1], expected)
 
-    def _worst(self, replays: Sequence["_Replay"], expected: Mapping[str, Array]) -> dict[str, Errors]:
+    def _worst(self, replays: Sequence["_Replay"], expected: Arrays) -> dict[str, Errors]:
         """The largest errors; of a parameter whose moment is noise, those where its moment is not."""
         floors = {name: self._half_ulp(name, value) for name, value in expected.items()}
         for replay in replays:
@@ -165,7 +163,7 @@ class Attack:
         """How far from the expected answer a parameter may be where rounding alone says which way the case's steps moved it."""
         return reach(self.signature, case.scalars)
 
-    def _replays(self, expected: Mapping[str, Array]) -> int:
+    def _replays(self, expected: Arrays) -> int:
         """More where a tensor has few elements: the one error of a number may be small by luck. A composition averages its own."""
         if self.thorough:
             return THOROUGH_REPLAYS_OF_COMPOSITIONS if self.signature.composition else THOROUGH_REPLAYS
@@ -175,8 +173,8 @@ class Attack:
 
     def judge(
         self,
-        expected: Mapping[str, Array],
-        actual: Mapping[str, Array],
+        expected: Arrays,
+        actual: Arrays,
         floors: Callable[[], Mapping[str, Errors]],
         dtypes: Mapping[str, np.dtype[Any]],
         reach: float = 0.0,
@@ -206,9 +204,7 @@ class Attack:
         finally:
             self.thorough = False
 
-    def _held_to(
-        self, noise: Mapping[str, Errors], expected: Mapping[str, Array], actual: Mapping[str, Array], reach: float
-    ) -> list[Comparison]:
+    def _held_to(self, noise: Mapping[str, Errors], expected: Arrays, actual: Arrays, reach: float) -> list[Comparison]:
         with self.watch.on("comparison"):
             left_open = sign_ambiguity(self.signature, expected, noise)
             wanted = {**expected, **{name: mask_ambiguous(expected[name], actual[name], where, reach) for name, where in left_open.items()}}
@@ -250,7 +246,7 @@ class Attack:
             value *= float(np.max(np.abs(finite))) if finite.size else 0.0
         return Errors.flat(value)
 
-    def dtypes(self, expected: Mapping[str, Array]) -> dict[str, np.dtype[Any]]:
+    def dtypes(self, expected: Arrays) -> dict[str, np.dtype[Any]]:
         """The dtype that each output must come back in."""
         return output_dtypes(self.signature, expected, self.dtype)
 
@@ -268,6 +264,26 @@ class Attack:
         return half.at_least(Errors.of(np.where(np.abs(finite) < SMALLEST_NORMAL, finite, 0.0)))
 
 
+Run = Callable[[Arrays, Table], dict[str, Array]]
+"""The reference on inputs, with a table: its outputs, its gradients, or a view of them."""
+
+
+def rounded_outputs(case: Case) -> Run:
+    """The operation's outputs on the case."""
+    return lambda inputs, table: reference.evaluate(case.operation, inputs, case.scalars, table)
+
+
+def rounded_gradients(case: Case, wrt: Sequence[str]) -> Run:
+    """The gradients of the case with respect to the inputs in `wrt`, from its cotangents in the dtype of the inputs."""
+
+    def run(inputs: Arrays, table: Table) -> dict[str, Array]:
+        held = next((value.dtype for value in inputs.values() if is_real(value)), np.dtype(np.float64))
+        upstream = {name: np.asarray(value, held) for name, value in case.cotangents.items()}
+        return reference.differentiate(case.operation, inputs, case.scalars, upstream, wrt, table)
+
+    return run
+
+
 @dataclass(frozen=True)
 class _Replay:
     """One run under rounding: the errors of its tensors, and the differences of those whose errors are taken once the others are known."""
@@ -276,7 +292,7 @@ class _Replay:
     late: dict[str, Array]
 
     @classmethod
-    def of(cls, found: Mapping[str, Array], expected: Mapping[str, Array], late: Collection[str]) -> "_Replay":
+    def of(cls, found: Arrays, expected: Arrays, late: Collection[str]) -> "_Replay":
         with np.errstate(invalid="ignore"):
             differences = {name: value.astype(np.float64) - expected[name] for name, value in found.items()}
         errors = {name: _errors(value, np.isfinite(expected[name])) for name, value in differences.items() if name not in late}
