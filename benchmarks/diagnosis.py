@@ -72,8 +72,6 @@ def examine(mutant: str, dtype: str) -> Result:
 
     A case on which the claim fails without the mutant proves nothing and is passed over.
     """
-    import benchmarks.planting_models
-    import benchmarks.planting_training  # noqa: F401  as well
     from benchmarks.planting import planting
     from blackswan.falsifiers.runner.engine import Options, falsify, replay
     from blackswan.falsifiers.runner.verdict import State
@@ -95,9 +93,8 @@ def examine(mutant: str, dtype: str) -> Result:
 
 def diagnosed(mutant: str, verdict: "Verdict", subject: "Subject") -> Result:
     """The diagnosis of a planted mutant's counterexample, the mutant left out; and the mutant named when it is not."""
-    from blackswan.falsifiers.blame.blame import diagnose
-
     from benchmarks.planting import culprit
+    from blackswan.falsifiers.diagnosis.blame import diagnose
 
     claim, case = verdict.claim, verdict.case
     assert case is not None
@@ -177,9 +174,8 @@ def _totals(results: Sequence[Result], seconds: float) -> int:
 
 def _honest(examples: int) -> int:
     """The largest error of a correct implementation's call, in shares of the limit at which it is blamed."""
-    from blackswan.falsifiers.blame import blame, local
-    from blackswan.falsifiers.blame.mutant_match import questions
-
+    from blackswan.falsifiers.diagnosis import blame, local
+    from blackswan.falsifiers.diagnosis.mutant_match import questions
     from blackswan.falsifiers.runner.engine import Options, cases
     from blackswan.falsifiers.subjects.implementation import Implementation
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import command
-from blackswan.falsifiers.numeric.shapes import SHAPES
+from blackswan.falsifiers.numeric.whole_model import SHAPES
 from blackswan.falsifiers.subjects.procedures.footprint import RandomTensors
 from blackswan.impl.allocations import Allocations
 from blackswan.impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable

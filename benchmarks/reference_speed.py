@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from benchmarks import command
-from blackswan.falsifiers.numeric.shapes import SHAPES
+from blackswan.falsifiers.numeric.whole_model import SHAPES
 
 SHAPE: Mapping[str, Any] = {
     **SHAPES["qwen2.5-0.5b"],

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from benchmarks.command import positive
-from blackswan.falsifiers.numeric.shapes import SHAPES
+from blackswan.falsifiers.numeric.whole_model import SHAPES
 
 TOY = {
     "family": "qwen2", "vocab": 512, "hidden": 128, "intermediate": 256, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32,

@@ -177,7 +177,9 @@ def _kernel(operation: str, arguments: Mapping[str, Any]) -> Callable[..., Any] 
     tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
     if torch.float64 in (arguments.get("dtype"), *(value.dtype for value in tensors)) or kernels_on(tensors[0].device) == "torch":
         return None
-    return triton_kernels.OPERATIONS[operation]
+    from blackswan.impl.kernels.functions import OPERATIONS as STAND_INS  # imports Triton
+
+    return STAND_INS[operation]
 
 
 def _surrounded(around: Around, path: str, operation: str, function: Callable[..., Any], **arguments: Any) -> Any:

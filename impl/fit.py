@@ -18,30 +18,29 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from blackswan.impl import strict_json
 from blackswan.impl.agreement import fingerprint, require_equal, require_same, together
-from blackswan.impl.config import BALANCED, ClassifyConfig
+from blackswan.impl.classifier import Classifier
+from blackswan.impl.config import BALANCED, ClassifyConfig, DecoderConfig
 from blackswan.impl.evaluation import Evaluation, evaluate
 from blackswan.impl.folder import sole_writer
-from blackswan.impl.group import shard
+from blackswan.impl.group import Group, shard
 from blackswan.impl.nonfinite import origin
 from blackswan.impl.optimiser import require_a_rate
 from blackswan.impl.samples import Samples, balanced_weights, effective_batches, epoch_order
-from blackswan.impl.trainer import Batch, BatchResult
+from blackswan.impl.tokens import Tokens
+from blackswan.impl.trainer import Batch, BatchResult, Trainer
 from blackswan.impl.training_state import Progress, load_state, save_state, write_atomically
-
-if TYPE_CHECKING:
-    from blackswan.impl.pipeline import ClassifyPipeline
 
 RUN, STATE, BEST, LAST = "run.json", "state", "best", "last"
 MOST_STEPS = 10_000_000
@@ -90,8 +89,26 @@ OnStep = Callable[[StepRecord], None]
 OnEpoch = Callable[[EpochRecord], None]
 
 
+class Fittable(Protocol):
+    """What a run trains: a model with its tokens and settings."""
+
+    architecture: DecoderConfig
+    classifier: Classifier
+    config: ClassifyConfig
+    device: torch.device
+    group: Group
+    source: Path | None
+    tokens: Tokens
+
+    def start(self, total_steps: int | None, class_weights: Sequence[float] | None = None) -> Trainer:
+        """A trainer at the settings' first rate."""
+
+    def save(self, folder: Path) -> None:
+        """Writes the adapter and what is needed to load it."""
+
+
 def fit(
-    pipeline: "ClassifyPipeline",
+    pipeline: Fittable,
     train: Samples,
     validation: Samples | None,
     output: Path,
@@ -147,7 +164,7 @@ class _Run:
     on_epoch: OnEpoch | None = None
     interrupted: Callable[[], bool]
 
-    def __init__(self, pipeline: "ClassifyPipeline", train: Samples, validation: Samples | None, output: Path) -> None:
+    def __init__(self, pipeline: Fittable, train: Samples, validation: Samples | None, output: Path) -> None:
         self.pipeline, self.train_samples, self.validation, self.output = pipeline, train, validation, output
         self.config, self.group = pipeline.config, pipeline.group
         self._require_fitting_samples()

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from blackswan.reference import decoder, memory
+import blackswan.reference.decoder as decoder
+import blackswan.reference.memory as memory
 from blackswan.reference.classifier import ClassifierConfig, adapted_projection, base_weight, head, loss_of, parameter_shapes
 from blackswan.reference.operations import TABLE
 from blackswan.reference.table import Array, Operation, Scalars, Table

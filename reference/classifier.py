@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from blackswan.reference import decoder
+import blackswan.reference.decoder as decoder
 from blackswan.reference.decoder import ATTENTION_PROJECTIONS, MLP_PROJECTIONS, DecoderConfig, Project
 from blackswan.reference.table import Composition, Scalars
 from blackswan.reference.tape import Tape

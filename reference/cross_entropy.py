@@ -6,7 +6,7 @@ With p = softmax(z): −log p_label = logsumexp(z) − z_label, and its gradient
 
 import numpy as np
 
-from blackswan.reference import softmax
+import blackswan.reference.softmax as softmax
 from blackswan.reference.table import Array
 
 

@@ -7,7 +7,7 @@ Derivation: with h = x Aᵀ and dh = s · dy B,
 
 from collections.abc import Collection
 
-from blackswan.reference import linear
+import blackswan.reference.linear as linear
 from blackswan.reference.rows import outer
 from blackswan.reference.table import Array
 

@@ -11,7 +11,7 @@ nibble. Dequantisation is fl(codebook[code] · absmax), in fp32 as well.
 
 import numpy as np
 
-from blackswan.reference import linear
+import blackswan.reference.linear as linear
 from blackswan.reference.table import Array
 
 CODEBOOK = np.array(

@@ -1,22 +1,20 @@
 """The table of elementary operations, under the names of contracts/operations.yaml."""
 
-from blackswan.reference import (
-    attention,
-    bce,
-    cross_entropy,
-    embedding,
-    linear,
-    lora,
-    nf4,
-    nf4_double,
-    optimiser,
-    pool,
-    residual,
-    rms_norm,
-    rope,
-    softmax,
-    swiglu,
-)
+import blackswan.reference.attention as attention
+import blackswan.reference.bce as bce
+import blackswan.reference.cross_entropy as cross_entropy
+import blackswan.reference.embedding as embedding
+import blackswan.reference.linear as linear
+import blackswan.reference.lora as lora
+import blackswan.reference.nf4 as nf4
+import blackswan.reference.nf4_double as nf4_double
+import blackswan.reference.optimiser as optimiser
+import blackswan.reference.pool as pool
+import blackswan.reference.residual as residual
+import blackswan.reference.rms_norm as rms_norm
+import blackswan.reference.rope as rope
+import blackswan.reference.softmax as softmax
+import blackswan.reference.swiglu as swiglu
 from blackswan.reference.table import Operation
 
 TABLE: dict[str, Operation] = {

@@ -5,7 +5,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
-from blackswan.reference import classifier, decoder
+import blackswan.reference.classifier as classifier
+import blackswan.reference.decoder as decoder
 from blackswan.reference.operations import TABLE
 from blackswan.reference.pretraining import PRETRAIN_STEPS
 from blackswan.reference.table import Array, Arrays, Composition, Operation, Scalars, Table

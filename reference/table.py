@@ -4,13 +4,10 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from blackswan.reference.tape import Tape
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -52,12 +49,12 @@ class Operation:
 
 @dataclass(frozen=True)
 class Composition:
-    """Calls of operations on a tape: build(tape, scalars) reads the tape's inputs and parameters and sets its `outputs`.
+    """Calls of operations on a tape: build(tape, scalars) reads its inputs and parameters and sets its `outputs`. The tape is a `Tape`.
 
     Under its name in a table, a composition replaces the reference's own of that name wherever that one is used.
     """
 
-    build: Callable[["Tape", Scalars], None]
+    build: Callable[[Any, Scalars], None]
     differentiable: bool = True
 
 

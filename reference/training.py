@@ -3,6 +3,8 @@
 The trainable parameters and their moments are float32 masters in mixed precision: nothing here rounds them.
 """
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -19,8 +21,11 @@ def flatten(arrays: Sequence[Array]) -> Array:
 
 def split(vector: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
     """The inverse of flatten."""
-    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
-    return [part.reshape(shape) for part, shape in zip(np.split(vector, ends[:-1]), shapes, strict=True)]
+    ends = list(itertools.accumulate(math.prod(shape) for shape in shapes))
+    if ends[-1] != len(vector):
+        raise ValueError(f"a vector of {len(vector)} for tensors of {ends[-1]} elements")
+    starts = [0, *ends[:-1]]
+    return [vector[start:end].reshape(shape) for start, end, shape in zip(starts, ends, shapes, strict=True)]
 
 
 def to_rows(vector: Array, shapes: Sequence[tuple[int, ...]]) -> Array:
@@ -34,7 +39,7 @@ def to_rows(vector: Array, shapes: Sequence[tuple[int, ...]]) -> Array:
 
 def from_rows(rows: Array, shapes: Sequence[tuple[int, ...]]) -> Array:
     """The inverse of to_rows."""
-    return flatten([row[: int(np.prod(shape))] for row, shape in zip(rows, shapes, strict=True)])
+    return flatten([row[: math.prod(shape)] for row, shape in zip(rows, shapes, strict=True)])
 
 
 def _micro_batch(tape: Tape, scalars: Scalars, inputs: Arrays, names: Sequence[str], samples: slice) -> tuple[Array, Array]:

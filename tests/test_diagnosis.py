@@ -1,23 +1,23 @@
 """Who is to blame: mutants planted into the real model are traced to their operation, and an honest subject is not blamed."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
 
-import benchmarks.planting_models
-import benchmarks.planting_training  # noqa: F401  as well
-from benchmarks.planting import STEPS, culprit, planting
+from benchmarks.planting import COMPOSITIONS, FIRST_WRONG, NOT_PLANTED, culprit, planting
 from blackswan import contracts
 from blackswan.contracts.model import Factors, Tolerance
 from blackswan.falsifiers.diagnosis.blame import diagnose, suspicions
 from blackswan.falsifiers.diagnosis.mutant_match import questions
-from blackswan.falsifiers.mutants import MUTANTS, USES
+from blackswan.falsifiers.mutants import MUTANTS
 from blackswan.falsifiers.mutants import subject as mutated
 from blackswan.falsifiers.runner.engine import Options, cases, falsify
 from blackswan.falsifiers.runner.verdict import Culprit, State
 from blackswan.falsifiers.subjects.implementation import Implementation
 from blackswan.falsifiers.subjects.protocol import Interrupted
+from blackswan.impl.decoder import FeedForward
 from blackswan.impl.dispatch import replaced
 from blackswan.impl.operations import OPERATIONS
 
@@ -81,10 +81,8 @@ def test_a_mutant_of_an_operation_that_the_reference_does_not_call_is_named_by_t
 
 
 def test_a_break_in_the_history_between_two_calls_is_found():
-    from benchmarks.planting import method
-    from blackswan.impl.decoder import FeedForward
-
-    found = blamed("BWD-DECODER", "float32", method(FeedForward, "forward", lambda original, self, x: original(self, x).detach()))
+    whole = FeedForward.forward
+    found = blamed("BWD-DECODER", "float32", patch.object(FeedForward, "forward", lambda self, x: whole(self, x).detach()))
     assert found.path.endswith("mlp.down_proj")
     assert "no gradient" in found.explanation
 
@@ -161,5 +159,5 @@ def test_the_reference_itself_is_traced_too():
     assert (culprit_.operation, culprit_.mutant) == ("clip_by_global_norm", "clip_per_tensor")
 
 
-def test_every_wrong_step_is_one_of_the_catalogue():
-    assert set(STEPS) <= {mutant.name for mutant in MUTANTS.values() if mutant.operation in USES}
+def test_every_mutant_that_planting_names_is_a_composition_of_the_catalogue():
+    assert {MUTANTS[name].operation for name in {*FIRST_WRONG, *NOT_PLANTED}} <= set(COMPOSITIONS)

@@ -5,6 +5,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from falsifiers_claims import claim
 
 from blackswan import reference
@@ -20,6 +21,7 @@ from blackswan.falsifiers.numeric.precision import (
     rounded_table,
     signatures,
 )
+from blackswan.falsifiers.numeric.rounding import dithered, moved, nearest, to_tf32
 from blackswan.falsifiers.numeric.strategies import Draw, build
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
 from blackswan.reference.table import Array, Operation
@@ -49,8 +51,8 @@ def ran(operation: str, inputs: dict[str, Array], dtype: str, replay: np.random.
 @pytest.mark.parametrize("operation", sorted(INPUTS))
 def test_float64_is_the_oracle_itself(operation: str) -> None:
     inputs = drawn(operation)
-    whole_model_reference = reference.evaluate(operation, inputs, SCALARS.get(operation, {}))["y"]
-    np.testing.assert_array_equal(ran(operation, inputs, "float64"), whole_model_reference)
+    exact = reference.evaluate(operation, inputs, SCALARS.get(operation, {}))["y"]
+    np.testing.assert_array_equal(ran(operation, inputs, "float64"), exact)
     assert ran(operation, inputs, "float64").dtype == np.float64
 
 
@@ -118,13 +120,13 @@ def test_a_backward_pass_that_leaves_float32_is_found() -> None:
 @pytest.mark.parametrize("operation", ["linear", "rms_norm", "swiglu", "softmax"])
 def test_replays_differ_and_are_of_the_size_of_the_rounding(operation: str, dtype: str) -> None:
     inputs = {name: np.asarray(round_to(value, dtype), np.float64) for name, value in drawn(operation).items()}
-    whole_model_reference = reference.evaluate(operation, inputs, SCALARS.get(operation, {}))["y"]
+    exact = reference.evaluate(operation, inputs, SCALARS.get(operation, {}))["y"]
     answers = [ran(operation, inputs, dtype, np.random.default_rng(seed)) for seed in range(8)]
     if dtype == "float32":
         assert len({answer.tobytes() for answer in answers}) > 1
-    unit = UNIT_ROUNDOFF[dtype] * float(np.abs(whole_model_reference).max())
+    unit = UNIT_ROUNDOFF[dtype] * float(np.abs(exact).max())
     for answer in answers:
-        error = float(np.abs(answer - whole_model_reference).max())
+        error = float(np.abs(answer - exact).max())
         assert unit / 100 < error < 16 * unit
 
 
@@ -267,3 +269,22 @@ def test_the_rounding_of_a_probability_does_not_grow_with_the_classes() -> None:
 def test_outside_a_composition_a_loss_keeps_the_noise_that_its_factors_were_measured_with(operation: str) -> None:
     inputs = _sure(operation, 12.0)
     assert _gradient(operation, inputs, np.random.default_rng(3), dither=False)[0] == _gradient(operation, inputs, None)[0]
+
+
+def test_arrays_and_tensors_are_rounded_by_the_same_rule() -> None:
+    values = (np.random.default_rng(0).standard_normal(4000) * 10.0 ** np.random.default_rng(1).uniform(-30, 30, 4000)).astype(np.float32)
+    values[:5] = [0.0, np.inf, -np.inf, np.finfo(np.float32).max, 1 + 2.0**-8]
+    tensor = torch.tensor(values)
+    np.testing.assert_array_equal(nearest(values, STORAGE["bfloat16"]), nearest(tensor, torch.bfloat16).numpy())
+    np.testing.assert_array_equal(to_tf32(values), to_tf32(tensor).numpy())
+    finite, unit = tensor[torch.isfinite(tensor)], UNIT_ROUNDOFF["bfloat16"]
+    generator = torch.Generator().manual_seed(0)
+    both = torch.stack([finite * (1 + unit), finite * (1 - unit)])
+    assert bool((moved(finite, unit, generator) == both).any(0).all())
+    ulp = np.ldexp(unit, np.frexp(finite.numpy())[1])
+    with np.errstate(over="ignore"):
+        shifted = dithered(finite.numpy(), unit, np.random.default_rng(0))
+    for found in (dithered(finite, unit, generator).numpy(), shifted):
+        rounded = nearest(found, STORAGE["bfloat16"])
+        assert (np.abs(rounded - finite.numpy())[np.isfinite(rounded)] <= ulp[np.isfinite(rounded)]).all()
+        assert 0.2 < float(np.mean(rounded != nearest(finite.numpy(), STORAGE["bfloat16"]))) < 0.3

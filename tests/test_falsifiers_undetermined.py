@@ -179,12 +179,12 @@ def test_a_moment_that_many_replays_drown_is_asked_all_the_same(monkeypatch: pyt
 
 def test_an_element_that_noise_moves_leaves_the_others_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     small = noise(0.01 * RATE)
-    monkeypatch.setattr(models, "undetermined", lambda *_: {"trainable/w": np.array([True, False])})
+    monkeypatch.setattr(models, "sign_ambiguity", lambda *_: {"trainable/w": np.array([True, False])})
     for first in (-1.0, 0.0, 2.0):
         assert moves(np.array([first, 1.0]) * RATE, small, small, monkeypatch).headroom == pytest.approx(0.5, rel=1e-3)
         assert not moves(np.array([first, 0.0]) * RATE, small, small, monkeypatch).held
     assert not moves(np.array([3.0, 1.0]) * RATE, small, small, monkeypatch).held
-    monkeypatch.setattr(models, "undetermined", lambda *_: {"trainable/w": np.array([True, True])})
+    monkeypatch.setattr(models, "sign_ambiguity", lambda *_: {"trainable/w": np.array([True, True])})
     assert moves(np.array([-1.0, 0.0]) * RATE, small, small, monkeypatch).rejected
     assert not moves(np.array([3.0, 1.0]) * RATE, small, small, monkeypatch).held
 

@@ -19,7 +19,7 @@ from blackswan.falsifiers.runner.engine import Options, falsify, replay
 from blackswan.falsifiers.runner.verdict import State
 from blackswan.falsifiers.subjects.implementation import Implementation
 from blackswan.impl import dispatch, kernels
-from blackswan.impl.kernels import cross_entropy, nf4_dequantize, rms_norm, rope, swiglu
+from blackswan.impl.kernels import cross_entropy, functions, nf4_dequantize, rms_norm, rope, swiglu
 from blackswan.impl.operations import OPERATIONS
 from blackswan.reference.table import Array
 
@@ -85,7 +85,7 @@ def expected_gradients(
 
 def test_the_kernels_can_run_here() -> None:
     assert kernels.why_not() is None
-    assert set(kernels.NAMES) == set(kernels.OPERATIONS) <= set(OPERATIONS)
+    assert set(kernels.NAMES) == set(functions.OPERATIONS) <= set(OPERATIONS)
 
 
 # NF4
@@ -405,7 +405,7 @@ def test_float64_is_torchs(operation: str) -> None:
 
 def test_what_computes_can_be_chosen_and_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
-    for name, table in (("triton", kernels.OPERATIONS), ("torch", OPERATIONS)):
+    for name, table in (("triton", functions.OPERATIONS), ("torch", OPERATIONS)):
         monkeypatch.setitem(table, "swiglu", lambda gate, name=name, **_: ran.append(name) or gate)
     x = torch.zeros(1, 1)
     dispatch.call("", "swiglu", gate=x, up=x)
@@ -466,12 +466,12 @@ def test_a_claim_about_triton_attacks_the_kernels(monkeypatch: pytest.MonkeyPatc
     claim = claimed("KERNEL-SWIGLU", intermediate=(7, 64))
     assert claim.path == "triton"
     subject, ran = Implementation(str(DEVICE)), []
-    right = kernels.OPERATIONS["swiglu"]
-    monkeypatch.setitem(kernels.OPERATIONS, "swiglu", lambda gate, up: ran.append("kernel") or right(gate, up))
+    right = functions.OPERATIONS["swiglu"]
+    monkeypatch.setitem(functions.OPERATIONS, "swiglu", lambda gate, up: ran.append("kernel") or right(gate, up))
     monkeypatch.setitem(OPERATIONS, "swiglu", lambda gate, **_: ran.append("torch") or gate)
     assert falsify(claim, "float32", subject, Options("quick")).state is State.HELD
     assert set(ran) == {"kernel"}
-    monkeypatch.setitem(kernels.OPERATIONS, "swiglu", lambda gate, up: right(up, gate))
+    monkeypatch.setitem(functions.OPERATIONS, "swiglu", lambda gate, up: right(up, gate))
     verdict = falsify(claim, "float32", subject, Options("quick", shrink=False))
     assert verdict.state is State.FALSIFIED
     assert verdict.case is not None

@@ -153,3 +153,23 @@ def test_commands_import_nothing_heavy(command: str) -> None:
     ran = subprocess.run([sys.executable, "-c", program, *command.split()], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines()[-1] == "heavy: []"
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Imports inside functions and for types count as well; `from package import module` is an import of both."""
+    paths = [path for name in FOLDERS for path in files(name)]
+    known = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+    edges: dict[str, set[str]] = {module: set() for module in known}
+    for module, path in known.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            edges[module] |= {name.removeprefix("blackswan.") for name in names} & known.keys() - {module}
+    while True:  # a module that imports none of the others that are left, or that none of them imports, is in no circle
+        imported = set().union(*edges.values())
+        free = {module for module, others in edges.items() if module not in imported or not others & edges.keys()}
+        if not free:
+            break
+        edges = {module: others & edges.keys() for module, others in edges.items() if module not in free}
+    assert not edges, f"these import one another: {', '.join(sorted(edges))}"

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from blackswan.falsifiers.numeric.shapes import SHAPES
+from blackswan.falsifiers.numeric.whole_model import SHAPES
 from blackswan.reference import memory
 from blackswan.reference.by_layer import ByLayer
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blackswan.falsifiers.numeric.tf32 import Tf32
+from blackswan.falsifiers.numeric.rounding import Tf32
 from blackswan.reference import TABLE, rows
 from blackswan.reference.rows import by_rows
 

@@ -15,7 +15,7 @@ from blackswan.contracts.model import Claim
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from blackswan.falsifiers.mutants import power
 from blackswan.falsifiers.numeric.precision import compute_dtype, rounded_table
-from blackswan.falsifiers.numeric.tf32 import OPERAND_ROUNDOFF, Tf32, round_operand
+from blackswan.falsifiers.numeric.rounding import OPERAND_ROUNDOFF, Tf32, to_tf32
 from blackswan.falsifiers.runner.campaign import Campaign, Selection
 from blackswan.falsifiers.runner.engine import Options, falsify
 from blackswan.falsifiers.runner.real_input import RealInput
@@ -24,7 +24,7 @@ from blackswan.falsifiers.subjects import implementation
 from blackswan.falsifiers.subjects.implementation import Implementation
 from blackswan.falsifiers.subjects.protocol import Subject
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
-from blackswan.falsifiers.subjects.tf32 import Tf32Emulation, to_tf32
+from blackswan.falsifiers.subjects.tf32 import Tf32Emulation
 from blackswan.reference.table import Array
 
 CLAIMS = [claim for contract in contracts.load() for claim in contract.claims if "tf32" in claim.domain.dtype]
@@ -46,17 +46,17 @@ def normal(*shape: int) -> Array:
 def test_operands_are_rounded_to_ten_bits_to_nearest_even() -> None:
     values = (normal(20_000).astype(np.float64) * 10.0 ** np.random.default_rng(1).uniform(-30, 30, 20_000)).astype(np.float32)
     mantissa, exponent = np.frexp(values.astype(np.float64))
-    np.testing.assert_array_equal(round_operand(values), np.ldexp(np.rint(mantissa * 2**11), exponent - 11).astype(np.float32))
+    np.testing.assert_array_equal(to_tf32(values), np.ldexp(np.rint(mantissa * 2**11), exponent - 11).astype(np.float32))
     ties = np.array([1 + 2.0**-11, 1 + 3 * 2.0**-11, -(1 + 2.0**-11)], np.float32)
-    np.testing.assert_array_equal(round_operand(ties), np.array([1, 1 + 2.0**-9, -1], np.float32))
+    np.testing.assert_array_equal(to_tf32(ties), np.array([1, 1 + 2.0**-9, -1], np.float32))
     odd = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, np.finfo(np.float32).max], np.float32)
-    np.testing.assert_array_equal(round_operand(odd), np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, np.inf], np.float32))
-    np.testing.assert_array_equal(round_operand(odd.astype(np.float64)), odd)
+    np.testing.assert_array_equal(to_tf32(odd), np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, np.inf], np.float32))
+    np.testing.assert_array_equal(to_tf32(odd.astype(np.float64)), odd)
 
 
 def test_a_product_rounds_both_operands_whichever_of_them_knows() -> None:
     a, b = normal(5, 7), normal(7, 3)
-    expected = round_operand(a) @ round_operand(b)
+    expected = to_tf32(a) @ to_tf32(b)
     for left, right in ((Tf32.of(a), b), (a, Tf32.of(b)), (Tf32.of(a)[:], b), (Tf32.of(a.T.copy()).T, Tf32.of(b))):
         np.testing.assert_array_equal(np.asarray(left @ right), expected)
     assert not np.array_equal(expected, a @ b)
@@ -82,14 +82,14 @@ def rounded(operation: str, dtype: str, **arguments: Any) -> Mapping[str, Array]
 
 def test_the_reference_rounds_every_operand_of_lora() -> None:
     x, weight, a, b = normal(6, 8), normal(5, 8), normal(2, 8), normal(5, 2)
-    r = round_operand
+    r = to_tf32
     expected = r(x) @ r(weight).T + np.float32(1.5) * (r(r(x) @ r(a).T) @ r(b).T)
     np.testing.assert_array_equal(rounded("lora_linear", "tf32", x=x, weight=weight, lora_a=a, lora_b=b, alpha=3.0)["y"], expected)
 
 
 def test_the_reference_rounds_every_operand_of_attention_and_of_its_gradient() -> None:
     q, k, v, dy = (normal(1, 4, 1, 8) * np.float32(scale) for scale in (1.0, 0.7, 1.3, 0.9))
-    mask, r = np.ones((1, 4), bool), round_operand
+    mask, r = np.ones((1, 4), bool), to_tf32
     queries, keys, values, upstream = (array[0, :, 0] for array in (q, k, v, dy))
     scores = np.where(np.tri(4, dtype=bool), r(queries) @ r(keys).T / math.sqrt(8), -np.inf)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))

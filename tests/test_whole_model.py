@@ -16,9 +16,7 @@ from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.checks import whole_models
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors
-from blackswan.falsifiers.numeric.shapes import SHAPES
-from blackswan.falsifiers.numeric.whole_model import chosen, model
-from blackswan.falsifiers.numeric.whole_model_reference import dtypes, in_order, of_the_reference
+from blackswan.falsifiers.numeric.whole_model import SHAPES, chosen, dtypes, in_order, model, of_the_reference
 from blackswan.falsifiers.subjects.implementation import Implementation
 from blackswan.falsifiers.subjects.procedures import whole_model as procedure
 from blackswan.impl import decoder
@@ -172,13 +170,9 @@ def test_rounded_runs_of_torch_have_the_references_noise() -> None:
 
 
 def test_the_loss_is_given_the_noise_that_its_logits_pass_on() -> None:
-    whole_model_reference = of_the_reference(model("qwen2.5-0.5b", 1, true_size=False), "bfloat16")
-    floors = whole_model_reference.floors(2)
-    assert (
-        0
-        < floors["loss"].rms
-        <= floors["logits"].rms * 2 / np.sqrt(whole_model_reference.whole.batch) + np.abs(whole_model_reference.expected["loss"]) * 2.0**-8
-    )
+    known = of_the_reference(model("qwen2.5-0.5b", 1, true_size=False), "bfloat16")
+    floors = known.floors(2)
+    assert 0 < floors["loss"].rms <= floors["logits"].rms * 2 / np.sqrt(known.whole.batch) + np.abs(known.expected["loss"]) * 2.0**-8
 
 
 def test_outputs_come_in_the_order_of_the_computation() -> None:

@@ -14,8 +14,7 @@ import pytest
 
 from blackswan import reference
 from blackswan.falsifiers.numeric.generators import generator_for, model_parameter
-from blackswan.falsifiers.numeric.whole_model import model
-from blackswan.falsifiers.numeric.whole_model_reference import by_layer
+from blackswan.falsifiers.numeric.whole_model import by_layer, model
 from blackswan.reference.by_layer import ByLayer, widened
 from blackswan.reference.classifier import NF4_BLOCK, parameter_shapes, trainable_names
 from blackswan.reference.nf4 import quantize

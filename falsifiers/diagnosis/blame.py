@@ -1,7 +1,7 @@
 """Who is to blame for a falsified claim: the first call of the subject's traces that is wrong, and the mutant that errs likewise.
 
 Whatever the claim asked of the subject on the case is asked again with the calls recorded. Each call is held to the reference on the call's
-own inputs, so an error does not travel (falsifiers.local), and what it reads to the reference's tape (falsifiers.wiring).
+own inputs, so an error does not travel (`local`), and what it reads to the reference's tape (`trace_check`).
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -11,7 +11,6 @@ import numpy as np
 
 from blackswan import reference
 from blackswan.contracts.model import Claim
-from blackswan.falsifiers.diagnosis import layer_trace
 from blackswan.falsifiers.diagnosis.local import Local, Suspicion
 from blackswan.falsifiers.diagnosis.mutant_match import Question, find, find_in_call, questions
 from blackswan.falsifiers.diagnosis.trace_check import NOT_CALLED, Section, Trace
@@ -20,6 +19,7 @@ from blackswan.falsifiers.mutants import MUTANTS
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.precision import is_real, signatures
+from blackswan.falsifiers.numeric.whole_model import WholeModel, by_layer, chosen
 from blackswan.falsifiers.runner.verdict import Culprit
 from blackswan.falsifiers.subjects.protocol import Interrupted, Subject, TracedCall
 from blackswan.reference.table import Array
@@ -31,7 +31,7 @@ CLEAR = 10.0
 def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: Subject, left_out: Collection[str] = ()) -> Culprit | None:
     """The culprit of a falsified claim on a case; mutants in `left_out` are not tried. None for a claim without a reference."""
     if claim.operation == "whole_classifier" and comparison is not None:
-        return layer_trace.culprit(claim, case, comparison, subject)
+        return _in_a_layer(claim, case, comparison, subject)
     if claim.operation is None or signatures()[claim.operation].procedure:
         return None
     asked = questions(claim, case, subject)
@@ -154,3 +154,44 @@ def _unsteady(case: Case, subject: Subject) -> Iterator[Suspicion]:
 def _identical(one: Array, other: Array) -> bool:
     a, b = (np.asarray(value, np.float64) if is_real(value) else value for value in (one, other))
     return np.array_equal(a, b, equal_nan=is_real(one))
+
+
+def _in_a_layer(claim: Claim, case: Case, comparison: Comparison, subject: Subject) -> Culprit:
+    """The first wrong call of the layer that the comparison names; the layer where it has no calls or none is wrong by itself."""
+    label, _, tensor = comparison.tensor.partition(" ")
+    path, operation = _place(tensor), claim.operation or ""
+    plain = chosen(claim, case.seed, subject.device)
+    whole = replace(plain, nf4=label.endswith("NF4"))
+    if path not in whole.blocks:
+        return Culprit(operation, path, f"{tensor} is the first to leave its noise")
+    dtype = "float64" if label.startswith("float64") else case.dtype
+    calls = subject.record(operation, {}, {**whole.scalars, "dtype": dtype, "block": path}, dtype)
+    if not calls:
+        return Culprit(
+            operation, path, f"{tensor} is the first to leave its noise; these layers make no calls that could be held to the reference"
+        )
+    found = list(_in_layer_suspicions(whole, path, calls, Local(claim, subject, dtype, case.seed), backward=tensor.startswith("gradient/")))
+    clear = _first(iter(found))
+    if clear is None:
+        return Culprit(operation, path, f"{tensor} is the first to leave its noise; every call of the layer is right by itself")
+    return Culprit(clear.operation, clear.path, clear.explanation)
+
+
+def _place(tensor: str) -> str:
+    """The path of the block that an output belongs to, or of what is above or below the blocks."""
+    _, _, name = tensor.partition("/")
+    return ".".join(name.split(".")[:3]) if name.startswith("model.layers.") else name or tensor
+
+
+def _in_layer_suspicions(whole: WholeModel, path: str, calls: list[TracedCall], local: Local, backward: bool) -> Iterator[Suspicion]:
+    """What is wrong in the layer. The states and gradients that enter it are the subject's own: their errors are not the layer's."""
+    by_path = {call.path: call for call in calls}
+    first, last = by_path.get(f"{path}.input_layernorm"), by_path.get(f"{path}.mlp_residual")
+    index = int(path.rpartition(".")[2])
+    entering = first.inputs["x"] if first else np.zeros((whole.batch, whole.seq, whole.hidden))
+    tape = by_layer(whole).block(index, np.asarray(entering, np.float64))
+    section = Section(tape, Trace(calls), local, derived={"x": lambda: None, "positions": lambda: None})
+    yield from section.forward()
+    if backward and last is not None:
+        wanted = [name for name in tape.values if name.endswith((".lora_A.weight", ".lora_B.weight"))]
+        yield from section.backward({"y": last.cotangents.get("y", np.zeros_like(last.outputs["y"]))}, wanted)

@@ -1,6 +1,6 @@
 """One call held to the reference on its own inputs: its results, and its gradients on its own cotangents. Earlier errors do not show."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from blackswan import reference
 from blackswan.contracts.model import Claim
-from blackswan.falsifiers.numeric.attack import Attack
+from blackswan.falsifiers.numeric.attack import Attack, Run, rounded_gradients, rounded_outputs
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Errors
 from blackswan.falsifiers.numeric.precision import is_real, signatures
 from blackswan.falsifiers.subjects.protocol import Subject, TracedCall
-from blackswan.reference.table import Array, Arrays, Table
+from blackswan.reference.table import Array, Arrays
 
 LIMIT = Errors(rms=5.0, row=8.0, max=8.0)
 """Multiples of a call's own noise floor. `python -m benchmarks.diagnosis --honest 20` measures how near the calls of the correct
@@ -77,10 +77,8 @@ class Local:
             yield Suspicion(call.operation, call.path, f"answers where the reference refuses: {error}")
             return
 
-        def rounded(entering: Arrays, table: Table) -> dict[str, Array]:
-            return reference.evaluate(call.operation, entering, scalars, table)
-
-        yield from self._judged(call, inputs, rounded, expected, call.outputs)
+        case = Case(call.operation, self.dtype, {}, scalars, self.seed, "recorded", inputs)
+        yield from self._judged(call, case, rounded_outputs(case), expected, call.outputs)
 
     def gradients(self, call: TracedCall, wrt: Sequence[str]) -> Iterator[Suspicion]:
         """What is wrong with the call's own share of the gradients of its inputs in `wrt`."""
@@ -90,13 +88,8 @@ class Local:
         inputs, scalars = own(call)
         upstream = {name: np.asarray(value, np.float64) for name, value in call.cotangents.items()}
         expected = reference.differentiate(call.operation, inputs, scalars, upstream, names)
-
-        def rounded(entering: Arrays, table: Table) -> dict[str, Array]:
-            held = next((value.dtype for value in entering.values() if is_real(value)), np.dtype(np.float64))
-            cotangents = {name: value.astype(held) for name, value in upstream.items()}
-            return reference.differentiate(call.operation, entering, scalars, cotangents, names, table)
-
-        yield from self._judged(call, inputs, rounded, expected, call.gradients)
+        case = Case(call.operation, self.dtype, {}, scalars, self.seed, "recorded", inputs, upstream)
+        yield from self._judged(call, case, rounded_gradients(case, names), expected, call.gradients)
 
     def alone(self, call: TracedCall, name: str) -> Array:
         """The subject's gradient of one input where it differentiates the call's operation by itself, outside any model."""
@@ -104,9 +97,8 @@ class Local:
         upstream = {key: np.asarray(value, np.float64) for key, value in call.cotangents.items()}
         return self.subject.differentiate(call.operation, inputs, scalars, upstream, [name], self.dtype)[name]
 
-    def _judged(self, call: TracedCall, inputs: Mapping[str, Array], rounded: Any, expected: Arrays, actual: Arrays) -> Iterator[Suspicion]:
+    def _judged(self, call: TracedCall, case: Case, rounded: Run, expected: Arrays, actual: Arrays) -> Iterator[Suspicion]:
         """The results or gradients that are further from the expected ones than LIMIT noise floors."""
-        case = Case(call.operation, self.dtype, {}, call.scalars, self.seed, "recorded", inputs)
         attack = Attack(replace(self.claim, operation=call.operation), self.subject, self.dtype)
         floors = attack.floor(case, rounded, expected)
         for name, value in expected.items():

@@ -15,11 +15,11 @@ from blackswan.falsifiers.diagnosis.local import own as own_arguments
 from blackswan.falsifiers.mutants import USES, reaching
 from blackswan.falsifiers.mutants import subject as mutated
 from blackswan.falsifiers.numeric.answers import SubjectError
-from blackswan.falsifiers.numeric.attack import Attack
+from blackswan.falsifiers.numeric.attack import Attack, rounded_gradients, rounded_outputs
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Errors
 from blackswan.falsifiers.numeric.kinds import KINDS
-from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF, is_real, signatures
+from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF, signatures
 from blackswan.falsifiers.numeric.sign_ambiguity import mask_ambiguous, reach, sign_ambiguity
 from blackswan.falsifiers.subjects.protocol import Subject, TracedCall
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
@@ -59,12 +59,8 @@ class Question:
 
     def run(self, inputs: Arrays, table: Table) -> dict[str, Array]:
         """The reference's answer, with a table."""
-        case = self.case
-        if self.wrt is None:
-            return reference.evaluate(case.operation, inputs, case.scalars, table)
-        held = next((value.dtype for value in inputs.values() if is_real(value)), np.dtype(np.float64))
-        upstream = {name: np.asarray(value, held) for name, value in case.cotangents.items()}
-        return reference.differentiate(case.operation, inputs, case.scalars, upstream, self.wrt, table)
+        run = rounded_outputs(self.case) if self.wrt is None else rounded_gradients(self.case, self.wrt)
+        return run(inputs, table)
 
     def floors(self, claim: Claim, subject: Subject, exact: Arrays) -> dict[str, Errors]:
         """The noise floor of each tensor of the answer."""

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
-import numpy as np
 
+from blackswan.falsifiers.numeric.rounding import nearest
 from blackswan.reference.table import Array, Operation
 
 Arguments = Mapping[str, Any]
@@ -99,7 +99,7 @@ def with_gradients(correct: Operation, change: Callable[[Gradients, Array, Argum
 
 def in_bfloat16(value: Array) -> Array:
     """Rounded to bfloat16, in the dtype it came in."""
-    return np.asarray(value.astype(ml_dtypes.bfloat16).astype(value.dtype))
+    return nearest(value, ml_dtypes.bfloat16)
 
 
 def without_keyword(option: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -13,15 +13,15 @@ class VariedTape(Tape):
 
     def __init__(self, tape: Tape, change: "Change") -> None:
         super().__init__(tape.table, tape.values, tape.calls, tape.outputs, tape.views)
-        self._change = change
+        self.inner, self.change = tape, change
 
     def call(self, path: str, operation: str, /, **arguments: Any) -> str:
         """The call as the function changes it."""
-        return self._change(Made(self, path, operation, arguments))
+        return self.change(Made(self, path, operation, arguments))
 
     def plainly(self, path: str, operation: str, /, **arguments: Any) -> str:
         """The call as it stands."""
-        return super().call(path, operation, **arguments)
+        return self.inner.call(path, operation, **arguments)
 
 
 @dataclass(frozen=True)

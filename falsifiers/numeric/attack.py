@@ -1,9 +1,9 @@
 """One claim's attack: runs reference and subject on a case, keeps the time of each, and knows the limits of the claim's tolerance."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from blackswan.falsifiers.numeric.comparison import Comparison, Errors, compare,
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF, checks, compute_dtype, is_real, output_dtypes, rounded_table, signatures
 from blackswan.falsifiers.numeric.sign_ambiguity import mask_ambiguous, moved, reach, sign_ambiguity
 from blackswan.falsifiers.subjects.protocol import Subject
-from blackswan.reference.table import Array, Table
+from blackswan.reference.table import Array, Arrays, Table
 
 STAGES = ("drawing", "reference", "noise", "subject", "comparison")
 REPLAYS, REPLAYS_OF_FEW, FEW_ELEMENTS = 2, 6, 32
@@ -60,6 +60,7 @@ class Attack:
     watch: Stopwatch = field(default_factory=Stopwatch)
     thorough: bool = False
     only_compared: bool = False
+    memory: dict[str, dict[tuple[Any, ...], Any]] = field(default_factory=dict)
 
     @property
     def signature(self) -> Signature:
@@ -77,8 +78,13 @@ class Attack:
     def expect(self, case: Case, operation: str | None = None, **changes: Any) -> dict[str, Array]:
         """The reference's float64 outputs, with some inputs or scalars replaced."""
         inputs, scalars = _changed(case, changes)
-        with self.watch.on("reference"):
-            return reference.evaluate(operation or case.operation, inputs, scalars)
+
+        def evaluate() -> dict[str, Array]:
+            with self.watch.on("reference"):
+                return _fixed(reference.evaluate(operation or case.operation, inputs, scalars))
+
+        key = ("outputs", operation, replace(case, inputs=inputs, scalars=scalars, cotangents={}).digest if changes else None)
+        return dict(self.once(case, key, evaluate))
 
     def answer(self, case: Case, operation: str | None = None, **changes: Any) -> dict[str, Array]:
         """The subject's outputs, with some inputs or scalars replaced. SubjectError where it raises."""
@@ -94,8 +100,12 @@ class Attack:
 
     def expect_gradients(self, case: Case, wrt: Sequence[str]) -> dict[str, Array]:
         """The reference's float64 gradients."""
-        with self.watch.on("reference"):
-            return reference.differentiate(case.operation, case.inputs, case.scalars, case.cotangents, wrt)
+
+        def differentiate() -> dict[str, Array]:
+            with self.watch.on("reference"):
+                return _fixed(reference.differentiate(case.operation, case.inputs, case.scalars, case.cotangents, wrt))
+
+        return dict(self.once(case, ("gradients", *wrt), differentiate))
 
     def answer_gradients(self, case: Case, wrt: Sequence[str], **changes: Any) -> dict[str, Array]:
         """The subject's gradients. SubjectError where it raises."""
@@ -110,40 +120,50 @@ class Attack:
         self._require_finite(answer)
         return answer
 
-    def _require_finite(self, answer: Mapping[str, Array]) -> None:
+    def _require_finite(self, answer: Arrays) -> None:
         """A check may compare answers of the subject with each other, where NaN equals NaN; plain parity has the reference's to go by."""
         if self.claim.check is not None and not self.only_compared:
             require_finite(answer, checks()[self.claim.check].non_finite)
 
-    def floor(
-        self, case: Case, run: Callable[[Mapping[str, Array], Table], dict[str, Array]], expected: Mapping[str, Array]
-    ) -> dict[str, Errors]:
+    def floor(self, case: Case, run: "Run", expected: Arrays) -> dict[str, Errors]:
         """The error that honest arithmetic in this dtype makes on the case, a tensor: nearest rounding, the worst of the random replays,
-        and half an ulp of the answer or its flushed numbers, whichever is largest."""
+        and half an ulp of the answer or its flushed numbers, whichever is largest. `run` is known by what it gives without rounding."""
+        view = replace(case, inputs=dict(expected), cotangents={}).digest
         with self.watch.on("noise"):
+            replays: list[_Replay] = self.once(case, ("replays", view), list)
             inputs = {name: value.astype(compute_dtype(self.dtype)) if is_real(value) else value for name, value in case.inputs.items()}
-            floors = {name: self._half_ulp(name, value) for name, value in expected.items()}
-            parameters = moved(self.signature, expected)
-            late: list[tuple[str, Array]] = []
-            for replay in range(-1, self._replays(expected)):
-                generator = None if replay < 0 else np.random.default_rng([case.seed, replay])
-                for name, value in run(inputs, rounded_table(reference.TABLE, self.dtype, generator, self.signature.composition)).items():
-                    with np.errstate(invalid="ignore"):
-                        difference = value.astype(np.float64) - expected[name]
-                    if name in parameters:
-                        late.append((name, difference))
-                    else:
-                        floors[name] = floors[name].at_least(_errors(difference, np.isfinite(expected[name])))
-            left_open = sign_ambiguity(self.signature, expected, floors)
-            for name, difference in late:
+            while len(replays) <= (wanted := self._replays(expected)):
+                generator = np.random.default_rng([case.seed, len(replays) - 1]) if replays else None
+                table = rounded_table(reference.TABLE, self.dtype, generator, self.signature.composition)
+                replays.append(_Replay.of(run(inputs, table), expected, moved(self.signature, expected)))
+            return self._worst(replays[: wanted + 1], expected)
+
+    def _worst(self, replays: Sequence["_Replay"], expected: Arrays) -> dict[str, Errors]:
+        """The largest errors; of a parameter whose moment is noise, those where its moment is not."""
+        floors = {name: self._half_ulp(name, value) for name, value in expected.items()}
+        for replay in replays:
+            for name, errors in replay.errors.items():
+                floors[name] = floors[name].at_least(errors)
+        left_open = sign_ambiguity(self.signature, expected, floors)
+        for replay in replays:
+            for name, difference in replay.late.items():
                 floors[name] = floors[name].at_least(_errors(np.where(left_open[name], 0.0, difference), np.isfinite(expected[name])))
         return floors
+
+    def once(self, case: Case, what: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
+        """What does not depend on the subject, computed once a case. What is kept of a case goes with the next one."""
+        if case.digest not in self.memory:
+            self.memory.clear()
+        known = self.memory.setdefault(case.digest, {})
+        if what not in known:
+            known[what] = compute()
+        return known[what]
 
     def reach(self, case: Case) -> float:
         """How far from the expected answer a parameter may be where rounding alone says which way the case's steps moved it."""
         return reach(self.signature, case.scalars)
 
-    def _replays(self, expected: Mapping[str, Array]) -> int:
+    def _replays(self, expected: Arrays) -> int:
         """More where a tensor has few elements: the one error of a number may be small by luck. A composition averages its own."""
         if self.thorough:
             return THOROUGH_REPLAYS_OF_COMPOSITIONS if self.signature.composition else THOROUGH_REPLAYS
@@ -153,8 +173,8 @@ class Attack:
 
     def judge(
         self,
-        expected: Mapping[str, Array],
-        actual: Mapping[str, Array],
+        expected: Arrays,
+        actual: Arrays,
         floors: Callable[[], Mapping[str, Errors]],
         dtypes: Mapping[str, np.dtype[Any]],
         reach: float = 0.0,
@@ -184,9 +204,7 @@ class Attack:
         finally:
             self.thorough = False
 
-    def _held_to(
-        self, noise: Mapping[str, Errors], expected: Mapping[str, Array], actual: Mapping[str, Array], reach: float
-    ) -> list[Comparison]:
+    def _held_to(self, noise: Mapping[str, Errors], expected: Arrays, actual: Arrays, reach: float) -> list[Comparison]:
         with self.watch.on("comparison"):
             left_open = sign_ambiguity(self.signature, expected, noise)
             wanted = {**expected, **{name: mask_ambiguous(expected[name], actual[name], where, reach) for name, where in left_open.items()}}
@@ -228,7 +246,7 @@ class Attack:
             value *= float(np.max(np.abs(finite))) if finite.size else 0.0
         return Errors.flat(value)
 
-    def dtypes(self, expected: Mapping[str, Array]) -> dict[str, np.dtype[Any]]:
+    def dtypes(self, expected: Arrays) -> dict[str, np.dtype[Any]]:
         """The dtype that each output must come back in."""
         return output_dtypes(self.signature, expected, self.dtype)
 
@@ -246,8 +264,50 @@ class Attack:
         return half.at_least(Errors.of(np.where(np.abs(finite) < SMALLEST_NORMAL, finite, 0.0)))
 
 
+Run = Callable[[Arrays, Table], dict[str, Array]]
+"""The reference on inputs, with a table: its outputs, its gradients, or a view of them."""
+
+
+def rounded_outputs(case: Case) -> Run:
+    """The operation's outputs on the case."""
+    return lambda inputs, table: reference.evaluate(case.operation, inputs, case.scalars, table)
+
+
+def rounded_gradients(case: Case, wrt: Sequence[str]) -> Run:
+    """The gradients of the case with respect to the inputs in `wrt`, from its cotangents in the dtype of the inputs."""
+
+    def run(inputs: Arrays, table: Table) -> dict[str, Array]:
+        held = next((value.dtype for value in inputs.values() if is_real(value)), np.dtype(np.float64))
+        upstream = {name: np.asarray(value, held) for name, value in case.cotangents.items()}
+        return reference.differentiate(case.operation, inputs, case.scalars, upstream, wrt, table)
+
+    return run
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """One run under rounding: the errors of its tensors, and the differences of those whose errors are taken once the others are known."""
+
+    errors: dict[str, Errors]
+    late: dict[str, Array]
+
+    @classmethod
+    def of(cls, found: Arrays, expected: Arrays, late: Collection[str]) -> "_Replay":
+        with np.errstate(invalid="ignore"):
+            differences = {name: value.astype(np.float64) - expected[name] for name, value in found.items()}
+        errors = {name: _errors(value, np.isfinite(expected[name])) for name, value in differences.items() if name not in late}
+        return cls(errors, {name: value for name, value in differences.items() if name in late})
+
+
 def _errors(difference: Array, finite: Array) -> Errors:
     return Errors.of(difference if finite.all() else difference[finite])
+
+
+def _fixed(found: dict[str, Array]) -> dict[str, Array]:
+    """Arrays that nobody may write to: what is computed once is handed out again."""
+    for value in found.values():
+        value.flags.writeable = False
+    return found
 
 
 def _changed(case: Case, changes: Mapping[str, Any]) -> tuple[dict[str, Array], dict[str, Any]]:

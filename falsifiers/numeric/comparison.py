@@ -41,7 +41,7 @@ class Errors:
 
     def at_least(self, other: "Errors") -> "Errors":
         """The larger of two in each measure; NaN where either is."""
-        return Errors(*(float(np.maximum(getattr(self, metric), getattr(other, metric))) for metric in METRICS))
+        return Errors(_larger(self.rms, other.rms), _larger(self.row, other.row), _larger(self.max, other.max))
 
     def plus(self, other: "Errors") -> "Errors":
         """The sum of two in each measure."""
@@ -56,6 +56,10 @@ class Errors:
         """The worst error / limit and its measure; anything over a limit of zero, and NaN, is infinite."""
         ratios = [(_ratio(getattr(self, metric), getattr(limit, metric)), metric) for metric in METRICS]
         return max(ratios)
+
+
+def _larger(one: float, other: float) -> float:
+    return other if other > one or other != other else one
 
 
 def _ratio(error: float, limit: float) -> float:

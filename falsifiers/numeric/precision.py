@@ -18,7 +18,7 @@ import numpy as np
 
 from blackswan import contracts
 from blackswan.contracts.model import Check, Signature
-from blackswan.falsifiers.numeric.tf32 import Tf32
+from blackswan.falsifiers.numeric.rounding import Tf32, dithered, moved, nearest
 from blackswan.reference.classifier import trainable_names
 from blackswan.reference.table import Array, Composition, Operation, Table
 
@@ -78,8 +78,7 @@ def gradient_dtypes(signature: Signature, scalars: Mapping[str, Any], names: Ite
 
 def round_to(array: Array, dtype: str) -> Array:
     """The array's values as `dtype` holds them, to nearest even, in the compute dtype. Overflow gives an infinity, as hardware does."""
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        return np.asarray(np.asarray(array).astype(STORAGE[dtype]).astype(compute_dtype(dtype)))
+    return nearest(np.asarray(array), STORAGE[dtype], compute_dtype(dtype))
 
 
 def rounded_table(table: Table, dtype: str, replay: np.random.Generator | None = None, dither: bool = False) -> Table:
@@ -152,12 +151,12 @@ class _Rounding:
         never = {name: np.where(where, equal[name] - 1000, equal[name]) for name, where in opposed.items()}
         targets = self.entry.backward(*upstream, **{**given, **never})
         (generator,) = self.replay.spawn(1)
-        moved = {}
+        noisy = {}
         for name, value in gradients.items():
             terms = np.where(opposed[name], order * targets[name], 0)
             noise = generator.uniform(-1, 1, value.shape) * UNIT_ROUNDOFF["float64" if value.dtype == np.float64 else "float32"]
-            moved[name] = np.asarray(value + terms * noise, value.dtype)
-        return moved
+            noisy[name] = np.asarray(value + terms * noise, value.dtype)
+        return noisy
 
     def _entering(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -173,9 +172,7 @@ class _Rounding:
     def _entered(self, value: Array, dtype: str) -> Array:
         rounded = round_to(value, dtype)
         if self.replay is not None:
-            step = rounded.dtype.type(UNIT_ROUNDOFF[self._step(rounded)])
-            signs = self.replay.integers(0, 2, rounded.shape, dtype=np.int8) * 2 - 1
-            rounded = np.asarray(rounded + rounded * (signs.astype(rounded.dtype) * step))
+            rounded = moved(rounded, UNIT_ROUNDOFF[self._step(rounded)], self.replay)
         return Tf32.of(rounded, self.replay) if self.dtype == "tf32" else rounded
 
     def _step(self, value: Array) -> str:
@@ -196,12 +193,5 @@ class _Rounding:
             )
         dtype = held_dtype(declared, self.dtype) if self.signature.precision == "storage" else self.inner
         if self.replay is not None and self.dither and STORAGE[dtype] != value.dtype:
-            value = _dithered(value, dtype, self.replay)
+            value = dithered(value, UNIT_ROUNDOFF[dtype], self.replay)
         return round_to(value, dtype)
-
-
-def _dithered(value: Array, dtype: str, generator: np.random.Generator) -> Array:
-    """Moved by up to half an ulp either way, so that rounding to nearest afterwards is stochastic rounding; a zero has none to move by."""
-    shift = (generator.random(value.shape, dtype=np.float32) - np.float32(0.5)) * np.float32(2 * UNIT_ROUNDOFF[dtype])
-    _, exponent = np.frexp(value)
-    return np.asarray(np.where(value == 0, value, value + np.ldexp(shift, exponent - 1)), dtype=value.dtype)

@@ -9,17 +9,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from blackswan.falsifiers.numeric.tf32 import round_operand
+from blackswan.falsifiers.numeric.rounding import to_tf32
 from blackswan.falsifiers.subjects.implementation import Implementation
 
 _ATEN = torch.ops.aten
 OPERANDS = {_ATEN.mm.default: (0, 1), _ATEN.bmm.default: (0, 1), _ATEN.addmm.default: (1, 2), _ATEN.baddbmm.default: (1, 2)}
 """Products of matrices as PyTorch runs them, and the places of their operands."""
-
-
-def to_tf32(operand: Tensor) -> Tensor:
-    """A float32 tensor of the CPU as TF32 holds it."""
-    return torch.from_numpy(round_operand(operand.detach().numpy()))
 
 
 class Tf32Emulation(Implementation):

@@ -9,7 +9,7 @@ from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison, compare_exactly, value_at_most
 from blackswan.falsifiers.numeric.generators import generator_for
-from blackswan.falsifiers.numeric.shapes import SHAPES
+from blackswan.falsifiers.numeric.whole_model import SHAPES
 from blackswan.falsifiers.system.engines import engines
 from blackswan.falsifiers.system.resident import stays
 

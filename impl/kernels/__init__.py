@@ -1,18 +1,13 @@
 """Triton kernels of the operations that are bound by memory bandwidth, as plain functions on tensors and as stand-ins for operations.
 
-`OPERATIONS` holds the stand-ins under the names of `impl.operations.OPERATIONS`; it and the kernels are imported where they are used,
-since Triton is an optional dependency (`pip install 'blackswan-contracts[kernels]'`). A kernel runs on a CUDA device, or on the CPU under
-Triton's interpreter, which TRITON_INTERPRET=1 turns on before Triton is imported.
+`functions.OPERATIONS` holds the stand-ins under the names of `impl.operations.OPERATIONS`; it and the kernels are imported where they are
+used, since Triton is an optional dependency (`pip install 'blackswan-contracts[kernels]'`). A kernel runs on a CUDA device, or on the CPU
+under Triton's interpreter, which TRITON_INTERPRET=1 turns on before Triton is imported.
 """
 
 import functools
 import importlib
 import os
-from collections.abc import Callable
-from typing import Any
-
-OPERATIONS: dict[str, Callable[..., Any]]
-"""Stand-ins for the operations of the same names; an ImportError where Triton is missing. Not for float64."""
 
 NAMES = ("nf4_dequantize", "nf4_linear", "qk_norm", "rms_norm", "rope", "swiglu", "weighted_cross_entropy")
 """The operations that have a stand-in, known without Triton."""
@@ -48,11 +43,3 @@ def missing() -> str | None:
     except ImportError as error:
         return f"Triton cannot be imported ({error}); pip install 'blackswan-contracts[kernels]' brings it on Linux"
     return None
-
-
-def __getattr__(name: str) -> Any:
-    if name != "OPERATIONS":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from blackswan.impl.kernels.functions import OPERATIONS as FUNCTIONS
-
-    return FUNCTIONS

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from blackswan import reference
-from blackswan.falsifiers.numeric.attack import SIGNAL_SHARE, Attack
+from blackswan.falsifiers.numeric.attack import SIGNAL_SHARE, Attack, rounded_gradients, rounded_outputs
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.checks.relations import related
 from blackswan.falsifiers.numeric.comparison import (
@@ -24,7 +23,7 @@ from blackswan.falsifiers.numeric.comparison import (
 from blackswan.falsifiers.numeric.precision import STORAGE
 from blackswan.falsifiers.numeric.sign_ambiguity import sign_ambiguity
 from blackswan.reference.classifier import trainable_names
-from blackswan.reference.table import Array, Arrays, Table
+from blackswan.reference.table import Array, Arrays
 
 NOISE_OF_A_MOVE = 0.25
 """A move whose noise floor is a larger share of it says nothing: an error of twice the floor would halve it."""
@@ -36,10 +35,7 @@ def ablation_shows(attack: Attack, case: Case) -> list[Comparison]:
     expected, ablated = attack.expect(case), attack.expect(case, inputs=inputs, scalars=scalars)
     actual, without = attack.answer(case), attack.answer(case, inputs=inputs, scalars=scalars)
 
-    def rounded(inputs: Arrays, table: Table) -> dict[str, Array]:
-        return reference.evaluate(case.operation, inputs, case.scalars, table)
-
-    floors = attack.floor(case, rounded, expected)
+    floors = attack.floor(case, rounded_outputs(case), expected)
     found = []
     for name, floor in floors.items():
         limit = floor.times(attack.factors())
@@ -71,14 +67,9 @@ def both_factors_receive_gradients(attack: Attack, case: Case) -> list[Compariso
     for label, changes in (("B = 0", zero_b), ("B ≠ 0", {})):
         here = replace(case, inputs={**case.inputs, **changes})
         expected, actual = attack.expect_gradients(here, wrt), attack.answer_gradients(here, wrt)
-        floors = attack.floor(here, lambda inputs, table: _rounded_gradients(case, wrt, inputs, table), expected)
+        floors = attack.floor(here, rounded_gradients(case, wrt), expected)
         found += [_flows(f"{name} at {label}", expected[name], actual[name], floors[name]) for name in wrt]
     return found
-
-
-def _rounded_gradients(case: Case, wrt: list[str], inputs: Arrays, table: Table) -> dict[str, Array]:
-    upstream = {name: value.astype(inputs[wrt[0]].dtype) for name, value in case.cotangents.items()}
-    return reference.differentiate(case.operation, inputs, case.scalars, upstream, wrt, table)
 
 
 def _flows(name: str, expected: Array, actual: Array, floor: Errors) -> Comparison:
@@ -115,13 +106,10 @@ def every_trainable_tensor_moves(attack: Attack, case: Case) -> list[Comparison]
     if unlike:
         return unlike
 
-    def floors() -> dict[str, Errors]:
-        return attack.floor(case, lambda inputs, table: reference.evaluate(case.operation, inputs, case.scalars, table), expected)
-
-    few, reach = floors(), attack.reach(case)
+    few, reach = attack.floor(case, rounded_outputs(case), expected), attack.reach(case)
 
     def judged() -> list[Comparison]:
-        noise = floors() if attack.thorough else few
+        noise = attack.floor(case, rounded_outputs(case), expected) if attack.thorough else few
         left_open, found = sign_ambiguity(attack.signature, expected, noise), []
         for name in trainable_names(case.scalars):
             key, moment, start = f"trainable/{name}", f"exp_avg/{name}", case.inputs[f"parameters/{name}"]

@@ -9,8 +9,15 @@ from blackswan.falsifiers.numeric.attack import FEW_ELEMENTS, Attack
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare, value_at_most
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
-from blackswan.falsifiers.numeric.whole_model import WholeModel, chosen, in_true_shape
-from blackswan.falsifiers.numeric.whole_model_reference import Oracle, dtypes, in_order, of_the_reference
+from blackswan.falsifiers.numeric.whole_model import (
+    WholeModel,
+    WholeModelReference,
+    chosen,
+    dtypes,
+    in_order,
+    in_true_shape,
+    of_the_reference,
+)
 from blackswan.reference.table import Array, Arrays
 
 REPLAYS, THOROUGH_REPLAYS, THOROUGH_REPLAYS_OF_SMALL = 2, 4, 48
@@ -29,8 +36,8 @@ def whole_model_follows_the_reference(attack: Attack, case: Case) -> list[Compar
     found = []
     for whole in _chosen(attack, case):
         with attack.watch.on("reference"):
-            whole_model_reference = of_the_reference(whole, attack.dtype)
-        found += _judged(attack, case, whole_model_reference)
+            known = of_the_reference(whole, attack.dtype)
+        found += _judged(attack, case, known)
     return found
 
 
@@ -73,7 +80,7 @@ def _asked(attack: Attack, case: Case, whole: WholeModel, dtype: str, **rounding
     return attack.answer(case, scalars={**whole.scalars, "dtype": dtype, **rounding, **exact})
 
 
-def _oracle(attack: Attack, case: Case, whole: WholeModel) -> Oracle:
+def _oracle(attack: Attack, case: Case, whole: WholeModel) -> WholeModelReference:
     """The oracle of a true size by the subject alone, kept for the other claims: mutants are tried on small ones, which need none."""
     key = (whole, attack.dtype, attack.subject.device)
     if key in _kept:
@@ -83,12 +90,12 @@ def _oracle(attack: Attack, case: Case, whole: WholeModel) -> Oracle:
         return _asked(attack, case, whole, "float32", rounded=attack.dtype, replay=replay)
 
     whole.parameters().make(codes=False)
-    whole_model_reference = Oracle(whole, attack.dtype, _asked(attack, case, whole, "float64"), rounded)
-    _kept[key] = whole_model_reference
-    return whole_model_reference
+    known = WholeModelReference(whole, attack.dtype, _asked(attack, case, whole, "float64"), rounded)
+    _kept[key] = known
+    return known
 
 
-_kept: dict[tuple[WholeModel, str, str], Oracle] = {}
+_kept: dict[tuple[WholeModel, str, str], WholeModelReference] = {}
 
 
 def _float64_held(attack: Attack, case: Case, whole: WholeModel) -> list[Comparison]:
@@ -112,17 +119,15 @@ def _noise_held(attack: Attack, case: Case, whole: WholeModel) -> list[Compariso
     that of the reference's replays: one floor more, by the triangle inequality. Over few elements a floor is small by luck now and then:
     those get one floor more when rounded to nearest, and their replays tell nothing.
     """
-    whole_model_reference = of_the_reference(whole, attack.dtype)
+    known = of_the_reference(whole, attack.dtype)
     with attack.watch.on("noise"):
-        floors = whole_model_reference.floors(_thorough_replays(attack))
+        floors = known.floors(_thorough_replays(attack))
     found: list[Comparison] = []
     for replay in (None, *range(REPLAYS)):
-        answer, odd = _ordered(
-            whole_model_reference.expected, whole, _asked(attack, case, whole, "float32", rounded=attack.dtype, replay=replay)
-        )
+        answer, odd = _ordered(known.expected, whole, _asked(attack, case, whole, "float32", rounded=attack.dtype, replay=replay))
         if odd:
             return found + odd
-        for name, value in whole_model_reference.expected.items():
+        for name, value in known.expected.items():
             few = value.size <= FEW_ELEMENTS
             if replay is None or not few:
                 limit = floors[name].times(attack.factors().plus(Errors.flat(0.0 if replay is None and not few else 1.0)))
@@ -134,22 +139,20 @@ def _thorough_replays(attack: Attack) -> int:
     return THOROUGH_REPLAYS if _true_size(attack) else THOROUGH_REPLAYS_OF_SMALL
 
 
-def _judged(attack: Attack, case: Case, whole_model_reference: Oracle) -> list[Comparison]:
+def _judged(attack: Attack, case: Case, known: WholeModelReference) -> list[Comparison]:
     """The outputs against the oracle's, up to the first that is outside; one whose noise drowns it proves nothing of a whole model."""
 
     def floors() -> dict[str, Errors]:
         with attack.watch.on("noise"):
-            return whole_model_reference.floors(_thorough_replays(attack) if attack.thorough else REPLAYS)
+            return known.floors(_thorough_replays(attack) if attack.thorough else REPLAYS)
 
-    answer, odd = _ordered(
-        whole_model_reference.expected, whole_model_reference.whole, _asked(attack, case, whole_model_reference.whole, attack.dtype)
-    )
+    answer, odd = _ordered(known.expected, known.whole, _asked(attack, case, known.whole, attack.dtype))
     if odd:
         return odd
-    found = attack.judge(whole_model_reference.expected, answer, floors, dtypes(whole_model_reference.expected, attack.dtype))
+    found = attack.judge(known.expected, answer, floors, dtypes(known.expected, attack.dtype))
     drowned = sum(each.rejected for each in found) / len(found)
     found = [*_up_to_the_first(found), value_at_most("share of outputs that noise drowns", drowned, DROWNED)]
-    return [replace(each, tensor=f"{_label(whole_model_reference.whole)} {each.tensor}") for each in found]
+    return [replace(each, tensor=f"{_label(known.whole)} {each.tensor}") for each in found]
 
 
 def _label(whole: WholeModel) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF, signatures
+from blackswan.falsifiers.numeric.rounding import dithered, moved, nearest
 from blackswan.falsifiers.numeric.whole_model import Stored, WholeModel
 from blackswan.impl import dispatch
 from blackswan.impl.classifier import Adaptation, Classifier
@@ -167,7 +168,7 @@ def _spread(packed: Tensor, mask: Tensor) -> Tensor:
 
 
 class _Rounding:
-    """What `falsifiers.precision.rounded_table` does to the reference's operations, done to those of `impl` in float32.
+    """What `numeric.precision.rounded_table` does to the reference's operations, done by the same rule to those of `impl` in float32.
 
     Inputs and arriving gradients are rounded, and in a replay moved by a unit roundoff of the dtype that intermediates are held in; results
     and leaving gradients are rounded, in a replay stochastically.
@@ -202,18 +203,12 @@ class _Rounding:
         return _Pass.apply(result, self._rounded, lambda t: self._moved(t, step))  # type: ignore[no-untyped-call]  # torch
 
     def _rounded(self, value: Tensor) -> Tensor:
-        if self.generator is not None:
-            shift = torch.rand(value.shape, generator=self.generator, device=value.device) - 0.5
-            _, exponent = torch.frexp(value)
-            value = torch.where(value == 0, value, value + torch.ldexp(shift * (2 * UNIT_ROUNDOFF["bfloat16"]), exponent - 1))
-        return value.to(self.dtype).to(value.dtype)
+        shifted = value if self.generator is None else dithered(value, UNIT_ROUNDOFF["bfloat16"], self.generator)
+        return nearest(shifted, self.dtype)
 
     def _moved(self, value: Tensor, step: float) -> Tensor:
-        rounded = value.to(self.dtype).to(value.dtype)
-        if self.generator is None:
-            return rounded
-        signs = torch.randint(0, 2, value.shape, generator=self.generator, device=value.device, dtype=torch.int8) * 2 - 1
-        return rounded + rounded * (signs.to(value.dtype) * step)
+        rounded = nearest(value, self.dtype)
+        return rounded if self.generator is None else moved(rounded, step, self.generator)
 
 
 class _Pass(torch.autograd.Function):

@@ -1,14 +1,57 @@
-"""Rules: one holds and is violated where its examples say, never raises, heals what it reports, and passes the subject's own defaults."""
+"""What a claim of each kind compares on a case: outputs, gradients, a hyperparameter rule, or what the check that it names compares."""
 
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import numpy as np
 
 from blackswan.contracts import rules
 from blackswan.contracts.fields import split, variables
 from blackswan.contracts.model import Claim, Rule
-from blackswan.falsifiers.numeric.attack import Attack
-from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.comparison import Comparison, broken
+from blackswan.falsifiers.numeric.attack import Attack, rounded_gradients, rounded_outputs
+from blackswan.falsifiers.numeric.case import Case, differentiable
+from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken
+from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF, gradient_dtypes
+from blackswan.falsifiers.runner.checks import CHECKS
+from blackswan.reference.table import Arrays
+
+
+def compare_outputs(attack: Attack, case: Case) -> list[Comparison]:
+    """Every output of the operation equals the reference's within the claim's tolerance."""
+    expected, actual = attack.expect(case), attack.answer(case)
+    floors = lambda: attack.floor(case, rounded_outputs(case), expected)  # noqa: E731  # asked for where the tolerance needs it
+    return attack.judge(expected, actual, floors, attack.dtypes(expected), attack.reach(case))
+
+
+def compare_gradients(attack: Attack, case: Case) -> list[Comparison]:
+    """The gradient with respect to each differentiable input that is present equals the reference's."""
+    wrt = differentiable(attack.signature, case)
+    expected, actual = attack.expect_gradients(case, wrt), attack.answer_gradients(case, wrt)
+    dtypes = gradient_dtypes(attack.signature, case.scalars, wrt, attack.dtype)
+
+    def floors() -> dict[str, Errors]:
+        return _with_cancellation(attack.floor(case, rounded_gradients(case, wrt), expected), expected, attack.dtype)
+
+    return attack.judge(expected, actual, floors, dtypes)
+
+
+def _with_cancellation(floors: Mapping[str, Errors], expected: Arrays, dtype: str) -> dict[str, Errors]:
+    """The floors, and for a gradient that is zero without any noise a rounding of the case's largest gradient.
+
+    Such a zero may be the difference of two equal terms, as a query's is that sees one key; an implementation that computes the terms in
+    two ways leaves their rounding.
+    """
+    largest = max((float(np.abs(value).max()) for value in expected.values() if value.size), default=0.0)
+    least = Errors.flat(UNIT_ROUNDOFF["float64" if dtype == "float64" else "float32"] * largest)
+    return {name: least if floor.max == 0.0 and not np.any(expected[name]) else floor for name, floor in floors.items()}
+
+
+def run_check(attack: Attack, case: Case) -> list[Comparison]:
+    """What the claim's check compares on the case."""
+    assert attack.claim.check is not None
+    return CHECKS[attack.claim.check](attack, case)
+
 
 _HELD = "rule"
 _ZERO_BILLION = re.compile(r"(?<![\d.])0(\.0*)?\s?B\b")
@@ -80,3 +123,12 @@ def _defaults(attack: Attack, rule: Rule, fields: dict[str, Any]) -> list[Compar
         finding = _evaluate(rule, known)
         found.append(_held("defaults") if finding is None else broken("defaults", "violate the rule", "no finding", finding[0]))
     return found
+
+
+KINDS: dict[str, Callable[[Attack, Case], list[Comparison]]] = {
+    "parity": compare_outputs,
+    "trajectory": compare_outputs,
+    "gradient": compare_gradients,
+    "rule": check_rule,
+    **dict.fromkeys(("invariant", "metamorphic", "roundtrip", "rejection", "determinism", "bound", "resource", "device"), run_check),
+}
