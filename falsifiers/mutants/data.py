@@ -5,9 +5,11 @@ import math
 import random
 import unicodedata
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -97,6 +99,47 @@ def corpus_single_label_all_zero(read: Step) -> Step:
     def changed(value: Any, num_classes: int, multi_label: bool) -> Any:
         sample = read(value, num_classes, multi_label)
         return replace(sample, label=(0,) * num_classes) if multi_label and "label" in value else sample
+
+    return changed
+
+
+@step_mutant(CORPUS, "load_corpus", "own")
+def corpus_bad_line_skipped(load: Step) -> Step:
+    """A line that cannot be used is left out in silence."""
+
+    def changed(path: Path, *others: Any) -> list[Any]:
+        samples: list[Any] = []
+        with TemporaryDirectory() as folder:
+            alone = Path(folder) / path.name
+            for line in path.read_bytes().splitlines():
+                alone.write_bytes(line)
+                with suppress(ValueError):
+                    samples += load(alone, *others)
+        return samples
+
+    return changed
+
+
+@step_mutant(CORPUS, "load_corpus", "own")
+def corpus_line_not_named(load: Step) -> Step:
+    """The refusal names the file and not the line."""
+
+    def changed(path: Path, *others: Any) -> Any:
+        try:
+            return load(path, *others)
+        except ValueError as error:
+            raise ValueError(f"{path}: not a corpus") from error
+
+    return changed
+
+
+@step_mutant(CORPUS, "_sample", "own")
+def corpus_label_clamped(read: Step) -> Step:
+    """A label out of range becomes the nearest class."""
+
+    def changed(value: Any, num_classes: int, multi_label: bool) -> Any:
+        whole = isinstance(value, dict) and type(value.get("label")) is int
+        return read({**value, "label": min(max(value["label"], 0), num_classes - 1)} if whole else value, num_classes, multi_label)
 
     return changed
 

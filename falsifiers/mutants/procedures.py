@@ -1,9 +1,7 @@
 """Wrong procedures, settings and rules: a subject with one outcome changed, or a rule that errs."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,54 +87,6 @@ def checkpoint_damage_ignored(inner: Subject) -> Subject:
 def tokenizer_falls_back_to_bytes(inner: Subject) -> Subject:
     """Bytes instead of a tokenizer that is missing or broken."""
     return _Accepting(inner, "load_tokenizer", lambda *_: {"vocab": np.asarray(256)})
-
-
-def _labels(path: Path) -> list[Any]:
-    """The label of each line that is an object with an input; None elsewhere."""
-    found = []
-    for line in path.read_bytes().splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        found.append(row.get("label") if isinstance(row, dict) and isinstance(row.get("input"), str) else None)
-    return found
-
-
-@procedure_mutant("own", of="load_corpus")
-def corpus_bad_line_skipped(inner: Subject) -> Subject:
-    """A line that cannot be used is left out in silence."""
-
-    def good(_: Subject, scalars: Scalars, error: Exception) -> Outputs:
-        if isinstance(error, FileNotFoundError):
-            raise error
-        labels = [label for label in _labels(Path(scalars["path"])) if type(label) is int and 0 <= label < scalars["classes"]]
-        return {"labels": np.asarray(labels)}
-
-    return _Accepting(inner, "load_corpus", good)
-
-
-@procedure_mutant("own", of="load_corpus")
-def corpus_label_clamped(inner: Subject) -> Subject:
-    """A label out of range becomes the nearest class."""
-
-    def clamped(_: Subject, scalars: Scalars, error: Exception) -> Outputs:
-        labels = [] if isinstance(error, FileNotFoundError) else _labels(Path(scalars["path"]))
-        if not labels or not all(type(label) is int for label in labels):
-            raise error
-        return {"labels": np.clip(labels, 0, scalars["classes"] - 1)}
-
-    return _Accepting(inner, "load_corpus", clamped)
-
-
-@procedure_mutant("own", of="load_corpus")
-def corpus_line_not_named(inner: Subject) -> Subject:
-    """The refusal names the file and not the line."""
-
-    def vague(_: Subject, scalars: Scalars, error: Exception) -> Outputs:
-        raise ValueError(f"{scalars['path']}: not a corpus") from error
-
-    return _Accepting(inner, "load_corpus", vague)
 
 
 @procedure_mutant("S26", of="resolve_device")

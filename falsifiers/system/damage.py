@@ -5,14 +5,13 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.checks.refusals import refusal, truncate
@@ -98,20 +97,6 @@ TOKENIZER_DAMAGE: dict[str, tuple[Damage, str]] = {
     "no tokenizer": (_removed(TOKENIZER), TOKENIZER),
     "truncated tokenizer": (_truncated(TOKENIZER), TOKENIZER),
 }
-CORPUS_DAMAGE: dict[str, tuple[bytes, str]] = {
-    "label out of range": (b'{"input": "ls", "label": 5}', "label"),
-    "negative label": (b'{"input": "ls", "label": -1}', "label"),
-    "label as text": (b'{"input": "ls", "label": "safe"}', "label"),
-    "label as truth": (b'{"input": "ls", "label": true}', "label"),
-    "no input": (b'{"label": 1}', "input"),
-    "input as number": (b'{"input": 3, "label": 1}', "input"),
-    "unknown key": (b'{"input": "ls", "label": 1, "weight": 2}', "weight"),
-    "duplicate key": (b'{"input": "ls", "label": 1, "label": 2}', "label"),
-    "not an object": (b"[1, 2]", "object"),
-    "not JSON": (b'{"input": "ls", "label": 1', ""),
-    "not UTF-8": (b'{"input": "\xff\xfe", "label": 1}', ""),
-    "blank line": (b"", ""),
-}
 
 
 def refuses_checkpoint(attack: Attack, case: Case) -> list[Comparison]:
@@ -141,29 +126,6 @@ def _refuses_folder(attack: Attack, case: Case, damages: dict[str, tuple[Damage,
 
 def _listing(folder: Path) -> list[tuple[str, int]]:
     return sorted((str(path.relative_to(folder)), path.stat().st_size) for path in folder.rglob("*"))
-
-
-def refuses_corpus(attack: Attack, case: Case) -> list[Comparison]:
-    """A damaged line among good ones: file and line number in the message. And no line at all, and no file."""
-    rng = generator_for(case.seed, "damage")
-    good = CORPUS_HELDOUT.read_bytes().splitlines()[:20]
-    found = []
-    with tempfile.TemporaryDirectory() as parent:
-        path = Path(parent) / "corpus.jsonl"
-        for name, (line, message) in CORPUS_DAMAGE.items():
-            at = int(rng.integers(0, len(good)))
-            path.write_bytes(b"\n".join([*good[:at], line, *good[at:]]) + b"\n")
-            found.append(_corpus_refusal(attack, case, name, path, f"{path.name}:{at + 1}.*{message}"))
-        path.write_bytes(b"")
-        found.append(_corpus_refusal(attack, case, "empty file", path, "empty"))
-        with suppress(FileNotFoundError):
-            path.unlink()
-        found.append(_corpus_refusal(attack, case, "no file", path, "no such file"))
-    return found
-
-
-def _corpus_refusal(attack: Attack, case: Case, name: str, path: Path, message: str) -> Comparison:
-    return _named(name, refusal(lambda: attack.answer(case, scalars={"path": str(path), "classes": 5}), "Exception", message))
 
 
 def refuses_device(attack: Attack, case: Case) -> list[Comparison]:

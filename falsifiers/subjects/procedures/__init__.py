@@ -9,7 +9,6 @@ import torch
 
 from blackswan.falsifiers.subjects.procedures import (
     adapters,
-    data,
     devices,
     footprint,
     fresh,
@@ -52,10 +51,7 @@ Procedure = Callable[[Scalars, torch.device], dict[str, Array]]
 PROCEDURES: dict[str, Procedure] = {
     "load_checkpoint": _checkpoint,
     "load_tokenizer": _tokenizer,
-    "load_corpus": data.load,
     "resolve_device": _device,
-    "read_samples": data.read,
-    "batch_samples": data.batch,
     "shard_batch": parallel.shard_batch,
     "train_in_parallel": parallel.train_in_parallel,
     "fault_in_parallel": parallel.train_in_parallel,
