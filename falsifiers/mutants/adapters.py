@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.mutants.registry import named_step, step_mutant
 
 Tensors = Mapping[str, Any]
 Save = Callable[..., Any]
+Read = Callable[[Any, str], Any]
 
 
 def _saved(change: Callable[[Tensors], Tensors]) -> Callable[[Save], Save]:
@@ -99,6 +101,55 @@ named_step(
 def _other_norm(name: str) -> str:
     one, other = "input_layernorm", "post_attention_layernorm"
     return name.replace(one, other) if one in name else name.replace(other, one)
+
+
+def _read(change: Callable[[Any, str], Any]) -> Callable[[Read], Read]:
+    """Another tensor than the one that is stored: (its reader, its name)."""
+    return lambda read: lambda self, name: change(lambda other: read(self, other), name)
+
+
+def _other_layer(name: str) -> str:
+    one, other = "model.layers.0.", "model.layers.1."
+    return name.replace(one, other) if one in name else name.replace(other, one)
+
+
+named_step(
+    "checkpoint_biases_dropped",
+    "S1, P4",
+    "Bias tensors of the file arrive as zeros.",
+    _read(lambda read, name: 0 * read(name) if name.endswith("_proj.bias") else read(name)),
+    "blackswan.impl.checkpoint",
+    "StoredTensors.__getitem__",
+)
+named_step(
+    "checkpoint_layers_swapped",
+    "S29",
+    "Tensors of the first two layers change places.",
+    _read(lambda read, name: read(_other_layer(name))),
+    "blackswan.impl.checkpoint",
+    "StoredTensors.__getitem__",
+)
+named_step(
+    "checkpoint_rounded_to_bfloat16",
+    "own",
+    "A float32 file arrives rounded to bfloat16.",
+    _read(lambda read, name: read(name).bfloat16().to(read(name).dtype)),
+    "blackswan.impl.checkpoint",
+    "StoredTensors.__getitem__",
+)
+
+
+@step_mutant("blackswan.impl.checkpoint", "load_checkpoint", "own")
+def checkpoint_damage_ignored(load: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """A folder that cannot be read gives the tensors of another one."""
+
+    def wrong(folder: Path) -> Any:
+        try:
+            return load(folder)
+        except (FileNotFoundError, ValueError):
+            return load(CHECKPOINT)
+
+    return wrong
 
 
 @step_mutant("blackswan.impl.adapter", "save_adapter", "S14")

@@ -325,6 +325,21 @@ named_step(
 )
 
 
+@step_mutant(TOKENS, "load_tokenizer", "own")
+def tokenizer_falls_back_to_bytes(load: Step) -> Step:
+    """Bytes instead of a tokenizer that is missing or broken."""
+
+    def changed(folder: Path, max_seq_len: int, padding_side: str = "right") -> Any:
+        from blackswan.impl.tokens import ByteTokens
+
+        try:
+            return load(folder, max_seq_len, padding_side)
+        except (FileNotFoundError, ValueError):
+            return ByteTokens(max_seq_len, padding_side)
+
+    return changed
+
+
 def _percentiles(rank: Callable[[list[int], int], int]) -> Callable[[Step], Step]:
     """Statistics with other percentiles: (sorted lengths, percent)."""
 

@@ -12,14 +12,12 @@ from typing import Any, TypeVar
 
 from blackswan.contracts.model import Rule
 from blackswan.falsifiers.subjects import patching
-from blackswan.falsifiers.subjects.protocol import Subject
 from blackswan.reference import COMPOSITIONS, TABLE
 from blackswan.reference.table import Composition, Operation, Table
 
 Entry = Operation | Composition
 Change = Callable[[Any], Any]
 M = TypeVar("M", bound=Change)
-P = TypeVar("P", bound=Callable[[Subject], Subject])
 R = TypeVar("R", bound=Callable[[Rule], Rule])
 
 
@@ -57,17 +55,6 @@ class StepMutant:
 
 
 @dataclass(frozen=True)
-class ProcedureMutant:
-    """A subject with one procedure changed; `make` wraps the correct subject."""
-
-    name: str
-    operation: str | None
-    pedigree: tuple[str, ...]
-    doc: str
-    make: Callable[[Subject], Subject]
-
-
-@dataclass(frozen=True)
 class RuleMutant:
     """A hyperparameter rule that errs; `make` changes the correct rule. Every rule must catch it."""
 
@@ -79,7 +66,6 @@ class RuleMutant:
 
 MUTANTS: dict[str, Mutant] = {}
 STEPS: dict[str, StepMutant] = {}
-PROCEDURES: dict[str, ProcedureMutant] = {}
 RULES: dict[str, RuleMutant] = {}
 
 
@@ -88,9 +74,9 @@ def correct(operation: str) -> Entry:
     return TABLE[operation] if operation in TABLE else COMPOSITIONS[operation]
 
 
-def every() -> dict[str, Mutant | StepMutant | ProcedureMutant | RuleMutant]:
+def every() -> dict[str, Mutant | StepMutant | RuleMutant]:
     """All mutants by name, in the order of registration within each sort."""
-    return {**MUTANTS, **STEPS, **PROCEDURES, **RULES}
+    return {**MUTANTS, **STEPS, **RULES}
 
 
 def _said(function: Any, name: str | None, doc: str | None) -> tuple[str, str]:
@@ -133,15 +119,10 @@ def named_step(name: str, pedigree: str, doc: str, change: Change, module: str, 
     step_mutant(module, attribute, *pedigree.split(", "), name=name, doc=doc)(change)
 
 
-def procedure_mutant(*pedigree: str, of: str | None = None, name: str | None = None, doc: str | None = None) -> Callable[[P], P]:
-    """Enters a function from the correct subject to a wrong one."""
-
-    def register(make: P) -> P:
-        called, said = _said(make, name, doc)
-        PROCEDURES[called] = ProcedureMutant(called, of, pedigree, said, make)
-        return make
-
-    return register
+def step_mutants(module: str, attribute: str, *pedigree: str, **changes: tuple[str, Change]) -> None:
+    """Enters changes of one step that are expressions, each under its name and with its line; without a pedigree they are `own`."""
+    for name, (doc, change) in changes.items():
+        step_mutant(module, attribute, *(pedigree or ("own",)), name=name, doc=doc)(change)
 
 
 def rule_mutant(*pedigree: str, name: str | None = None, doc: str | None = None) -> Callable[[R], R]:
