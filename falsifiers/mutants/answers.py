@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from blackswan.contracts.model import Rule
-from blackswan.falsifiers.mutants.registry import rule_mutant, step_mutant, step_mutants
+from blackswan.falsifiers.mutants.registry import named_step, rule_mutant, wrong_step
 
 IMPLEMENTATION = "blackswan.falsifiers.subjects.implementation"
 Step = Callable[..., Any]
@@ -33,51 +33,36 @@ def _unsteady(operation: str, output: str) -> Callable[[Step], Step]:
     return change
 
 
-step_mutants(
-    IMPLEMENTATION,
-    "Implementation.run",
-    forward_not_deterministic=(
-        "Every second forward pass differs in the last place of one logit.",
-        _unsteady("decoder_forward", "logits"),
-    ),
-    training_not_deterministic=(
-        "Every second training run differs in the last place of one loss.",
-        _unsteady("train_steps", "losses"),
-    ),
-)
+RUN = IMPLEMENTATION, "Implementation.run"
+FORWARD = "Every second forward pass differs in the last place of one logit."
+TRAINING = "Every second training run differs in the last place of one loss."
+named_step("forward_not_deterministic", "own", FORWARD, _unsteady("decoder_forward", "logits"), *RUN)
+named_step("training_not_deterministic", "own", TRAINING, _unsteady("train_steps", "losses"), *RUN)
 
 
-@step_mutant(IMPLEMENTATION, "Implementation.run", "S13")
-def evaluation_trains(run: Step) -> Step:
+@wrong_step(*RUN, "S13")
+def evaluation_trains(run: Step, self: Any, operation: str, inputs: Any, *others: Any) -> Any:
     """A forward pass writes into a parameter of its caller."""
-
-    def changed(self: Any, operation: str, inputs: Any, *others: Any) -> Any:
-        outputs = run(self, operation, inputs, *others)
-        if operation == "decoder_forward":
-            inputs["parameters/model.norm.weight"][...] *= 1.0 + 2.0**-10
-        return outputs
-
-    return changed
+    outputs = run(self, operation, inputs, *others)
+    if operation == "decoder_forward":
+        inputs["parameters/model.norm.weight"][...] *= 1.0 + 2.0**-10
+    return outputs
 
 
-@step_mutant(IMPLEMENTATION, "Implementation.default_configurations", "S31")
-def defaults_of_the_ancestor(configurations: Step) -> Step:
+@wrong_step(IMPLEMENTATION, "Implementation.default_configurations", "S31")
+def defaults_of_the_ancestor(configurations: Step, self: Any, model_params: float) -> list[dict[str, Any]]:
     """Rank 16 with alpha 16, rate 1e-4 and batches of 32, whatever the model."""
     ancestral = {"lora_rank": 16, "lora_alpha": 16.0, "learning_rate": 1e-4, "batch_size": 32}
-    return lambda self, model_params: [{**config, **ancestral} for config in configurations(self, model_params)]
+    return [{**config, **ancestral} for config in configurations(self, model_params)]
 
 
-@step_mutant("blackswan.impl.device", "resolve_device", "S26")
-def device_falls_back_in_silence(resolve: Step) -> Step:
+@wrong_step("blackswan.impl.device", "resolve_device", "S26")
+def device_falls_back_in_silence(resolve: Step, name: str) -> Any:
     """The CPU instead of a device that is not there or has no such name."""
-
-    def changed(name: str) -> Any:
-        try:
-            return resolve(name)
-        except Exception:  # the defect is that no refusal gets through, whatever it is
-            return resolve("cpu")
-
-    return changed
+    try:
+        return resolve(name)
+    except Exception:  # the defect is that no refusal gets through, whatever it is
+        return resolve("cpu")
 
 
 @rule_mutant("own")

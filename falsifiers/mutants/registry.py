@@ -17,7 +17,7 @@ from blackswan.reference.table import Composition, Operation, Table
 
 Entry = Operation | Composition
 Change = Callable[[Any], Any]
-M = TypeVar("M", bound=Change)
+M = TypeVar("M", bound=Callable[..., Any])
 R = TypeVar("R", bound=Callable[[Rule], Rule])
 
 
@@ -119,10 +119,29 @@ def named_step(name: str, pedigree: str, doc: str, change: Change, module: str, 
     step_mutant(module, attribute, *pedigree.split(", "), name=name, doc=doc)(change)
 
 
-def step_mutants(module: str, attribute: str, *pedigree: str, **changes: tuple[str, Change]) -> None:
-    """Enters changes of one step that are expressions, each under its name and with its line; without a pedigree they are `own`."""
-    for name, (doc, change) in changes.items():
-        step_mutant(module, attribute, *(pedigree or ("own",)), name=name, doc=doc)(change)
+def wrong_step(module: str, attribute: str, *pedigree: str, name: str | None = None, doc: str | None = None) -> Callable[[M], M]:
+    """Enters a wrong function or method, which is given the correct one before its own arguments."""
+
+    def register(wrong: M) -> M:
+        called, said = _said(wrong, name, doc)
+        step_mutant(module, attribute, *pedigree, name=called, doc=said)(
+            lambda correct: lambda *own, **named: wrong(correct, *own, **named)
+        )
+        return wrong
+
+    return register
+
+
+def wrong_steps(
+    module: str,
+    attribute: str,
+    by: Callable[[Any], Callable[..., Any]] = lambda wrong: wrong,
+    **entries: tuple[str, Any] | tuple[str, Any, str],
+) -> None:
+    """Enters wrong steps that are expressions under their names: the line, the step as `wrong_step` takes it or what `by` makes one of, and
+    the pedigree, `own` unless it is given."""
+    for name, (doc, wrong, *pedigree) in entries.items():
+        wrong_step(module, attribute, *(pedigree[0] if pedigree else "own").split(", "), name=name, doc=doc)(by(wrong))
 
 
 def rule_mutant(*pedigree: str, name: str | None = None, doc: str | None = None) -> Callable[[R], R]:
