@@ -14,7 +14,7 @@ from blackswan import contracts, reference
 from blackswan.contracts.model import Claim, Examples, Tolerance
 from blackswan.falsifiers import mutants
 from blackswan.falsifiers.__main__ import main
-from blackswan.falsifiers.mutants import MUTANTS, PROCEDURES, Mutant, power, power_report
+from blackswan.falsifiers.mutants import MUTANTS, STEPS, Mutant, power, power_report
 from blackswan.falsifiers.mutants.power import Cell, Task
 from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
@@ -259,7 +259,7 @@ def test_tasks_leave_nothing_out() -> None:
     assert {(task.claim.id, task.dtype) for task in first} == possible
     assert all(task.subjects[0] is None and set(power.must_catch(task.claim)) <= set(task.subjects) for task in first)
     further = power.further_tasks(claims, [])
-    assert {name for task in further for name in task.subjects} == set(MUTANTS) | set(PROCEDURES) | set(mutants.RULES)
+    assert {name for task in further for name in task.subjects} == set(MUTANTS) | set(STEPS) | set(mutants.RULES)
 
 
 def test_processes_give_the_cells_of_one() -> None:
