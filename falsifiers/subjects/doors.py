@@ -55,8 +55,8 @@ class Statistics:
     """Samples in all and of each class; lengths in tokens before truncation: percentiles, the longest, how many were truncated."""
 
     total: int
-    class_counts: list[int]
-    percentiles: dict[int, int]
+    class_counts: tuple[int, ...]
+    length_percentiles: dict[int, int]
     max_length: int
     truncated: int
     minority: int

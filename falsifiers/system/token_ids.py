@@ -109,8 +109,8 @@ def _statistics(prefix: str, found: Statistics, lengths: Array, multi_hot: Array
     counts = multi_hot.sum(axis=0)
     expected = Statistics(
         total=len(lengths),
-        class_counts=counts.tolist(),
-        percentiles={percent: int(np.percentile(lengths, percent, method="inverted_cdf")) for percent in PERCENTILES},
+        class_counts=tuple(counts.tolist()),
+        length_percentiles={percent: int(np.percentile(lengths, percent, method="inverted_cdf")) for percent in PERCENTILES},
         max_length=int(lengths.max()),
         truncated=int(np.sum(lengths > limit)),
         minority=int(counts.min()),

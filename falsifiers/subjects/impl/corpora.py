@@ -26,15 +26,7 @@ class Corpora:
         found = _samples(corpus, tokenizer)
         found = found if places is None else found.select(places)
         said = found.statistics()
-        statistics = Statistics(
-            said.total,
-            list(said.class_counts),
-            said.length_percentiles,
-            said.max_length,
-            said.truncated,
-            said.minority,
-            said.imbalance,
-        )
+        statistics = Statistics(**{name: getattr(said, name) for name in Statistics.__dataclass_fields__})
         rows = [list(row) for row in found.rows]
         return TokenRows(rows, _labels(found), statistics, tokenizer.fill, tokenizer.vocab, tokenizer.description)
 
