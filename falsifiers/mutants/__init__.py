@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from blackswan.falsifiers.mutants.registry import MUTANTS, PROCEDURES, RULES, STEPS, Mutant, applied, correct, every, mutant
+from blackswan.falsifiers.mutants.registry import MUTANTS, RULES, STEPS, Mutant, applied, correct, every, mutant
 from blackswan.falsifiers.numeric.precision import signatures
 from blackswan.falsifiers.subjects.protocol import Subject
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
@@ -19,7 +19,7 @@ for _module in (
     "optimiser",
     "decoder",
     "training",
-    "procedures",
+    "answers",
     "data",
     "parallel",
     "adapters",
@@ -49,8 +49,7 @@ def subject(name: str) -> Subject:
         return ReferenceSubject(MUTANTS[name].build(), name)
     from blackswan.falsifiers.subjects.implementation import Implementation  # imports torch, which operation mutants do without
 
-    implementation = Implementation("cpu")
-    return PROCEDURES[name].make(implementation) if name in PROCEDURES else implementation
+    return Implementation("cpu")
 
 
 def catalogue() -> dict[str, dict[str, Any]]:
@@ -65,7 +64,6 @@ def catalogue() -> dict[str, dict[str, Any]]:
 
 __all__ = [
     "MUTANTS",
-    "PROCEDURES",
     "RULES",
     "STEPS",
     "USES",

@@ -5,294 +5,215 @@ import math
 import random
 import unicodedata
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from blackswan.falsifiers.mutants.registry import named_step, step_mutant
+from blackswan.falsifiers.mutants.registry import named_step, wrong_step, wrong_steps
 
 CORPUS, TOKENS, SAMPLES = "blackswan.impl.corpus", "blackswan.impl.tokens", "blackswan.impl.samples"
 Step = Callable[..., Any]
 Indices = list[int]
 
 
-def _of_samples(change: Callable[[list[Any]], list[Any]]) -> Callable[[Step], Step]:
-    """A corpus whose samples are changed after they were read."""
-    return lambda load: lambda *arguments: change(load(*arguments))
+def _result(change: Step) -> Step:
+    """The result of the right step, changed."""
+    return lambda right, *given: change(right(*given))
 
 
-named_step(
-    "corpus_lines_split_as_text",
-    "own",
-    "Lines cut at every Unicode line break, also inside a text.",
-    lambda _: lambda path: [line.encode() for line in path.read_bytes().decode(errors="surrogateescape").splitlines()],
+wrong_steps(
     CORPUS,
     "_lines",
-)
-named_step(
-    "corpus_last_line_lost",
-    "own",
-    "A last line without a newline is left out.",
-    lambda _: lambda path: path.read_bytes().split(b"\n")[:-1],
-    CORPUS,
-    "_lines",
-)
-named_step(
-    "corpus_text_stripped",
-    "own",
-    "White space at both ends of a text removed.",
-    _of_samples(lambda samples: [replace(sample, text=sample.text.strip()) for sample in samples]),
-    CORPUS,
-    "load_corpus",
-)
-named_step(
-    "corpus_empty_text_dropped",
-    "own",
-    "A sample with an empty text is left out.",
-    _of_samples(lambda samples: [sample for sample in samples if sample.text]),
-    CORPUS,
-    "load_corpus",
-)
-named_step(
-    "corpus_duplicates_dropped",
-    "own",
-    "A sample that is there twice is read once.",
-    _of_samples(lambda samples: list(dict.fromkeys(samples))),
-    CORPUS,
-    "load_corpus",
-)
-named_step(
-    "corpus_labels_off_by_one",
-    "own",
-    "Labels taken to count from one.",
-    _of_samples(
-        lambda samples: [replace(sample, label=sample.label - 1) if isinstance(sample.label, int) else sample for sample in samples]
+    corpus_lines_split_as_text=(
+        "Lines cut at every Unicode line break, also inside a text.",
+        lambda _, path: [line.encode() for line in path.read_bytes().decode(errors="surrogateescape").splitlines()],
     ),
+    corpus_last_line_lost=("A last line without a newline is left out.", lambda _, path: path.read_bytes().split(b"\n")[:-1]),
+    corpus_read_as_latin_1=(
+        "UTF-8 read in the encoding of some platform.",
+        lambda read, path: [line.decode("latin-1").encode() for line in read(path)],
+    ),
+)
+wrong_steps(
     CORPUS,
     "load_corpus",
-)
-named_step(
-    "corpus_multi_hot_reversed",
-    "own",
-    "Classes of a list counted from its end.",
-    lambda read: lambda *arguments: read(*arguments)[::-1],
-    CORPUS,
-    "_multi_hot",
-)
-
-
-@step_mutant(CORPUS, "_lines", "own")
-def corpus_read_as_latin_1(read: Step) -> Step:
-    """UTF-8 read in the encoding of some platform."""
-    return lambda path: [line.decode("latin-1").encode() for line in read(path)]
-
-
-@step_mutant(CORPUS, "_sample", "own")
-def corpus_single_label_all_zero(read: Step) -> Step:
-    """A single label gives no class where several are asked for."""
-
-    def changed(value: Any, num_classes: int, multi_label: bool) -> Any:
-        sample = read(value, num_classes, multi_label)
-        return replace(sample, label=(0,) * num_classes) if multi_label and "label" in value else sample
-
-    return changed
-
-
-def _lenient(repair: Callable[[Any, int], Any]) -> Callable[[Step], Step]:
-    """A list of labels repaired where it should be refused."""
-    return lambda read: (
-        lambda labels, num_classes, multi_label: read(
-            repair(labels, num_classes) if isinstance(labels, list) else labels, num_classes, multi_label
-        )
-    )
-
-
-named_step(
-    "corpus_multi_hot_cut",
-    "own",
-    "Entries beyond the last class left out.",
-    _lenient(lambda labels, classes: labels[:classes]),
-    CORPUS,
-    "_multi_hot",
-)
-named_step(
-    "corpus_multi_hot_filled_up",
-    "own",
-    "A list that is too short filled up with zeros.",
-    _lenient(lambda labels, classes: labels + [0] * (classes - len(labels))),
-    CORPUS,
-    "_multi_hot",
-)
-named_step(
-    "corpus_multi_hot_by_truth",
-    "own",
-    '2, 0.5, true and "1" all count as 1.',
-    _lenient(lambda labels, _: [int(bool(entry)) for entry in labels]),
-    CORPUS,
-    "_multi_hot",
+    by=lambda change: _result(lambda samples: [changed for sample in samples for changed in change(sample)]),
+    corpus_text_stripped=("White space at both ends of a text removed.", lambda each: [replace(each, text=each.text.strip())]),
+    corpus_empty_text_dropped=("A sample with an empty text is left out.", lambda each: [each] if each.text else []),
+    corpus_labels_off_by_one=(
+        "Labels taken to count from one.",
+        lambda each: [replace(each, label=each.label - 1) if isinstance(each.label, int) else each],
+    ),
 )
 
 
-@step_mutant(CORPUS, "_sample", "own")
-def corpus_first_of_several_labels(read: Step) -> Step:
-    """The first of several labels where one was asked for."""
-
-    def changed(value: Any, num_classes: int, multi_label: bool) -> Any:
-        if not multi_label and isinstance(value, dict) and "labels" in value:
-            return read({"input": value["input"], "label": value["labels"].index(1)}, num_classes, multi_label)
-        return read(value, num_classes, multi_label)
-
-    return changed
+@wrong_step(CORPUS, "load_corpus", "own")
+def corpus_duplicates_dropped(load: Step, *given: Any) -> list[Any]:
+    """A sample that is there twice is read once."""
+    return list(dict.fromkeys(load(*given)))
 
 
-@step_mutant(CORPUS, "load_corpus", "own")
-def corpus_bad_multi_label_line_skipped(load: Step) -> Step:
+@wrong_step(CORPUS, "load_corpus", "own")
+def corpus_bad_line_skipped(load: Step, path: Path, *others: Any) -> list[Any]:
+    """A line that cannot be used is left out in silence."""
+    samples: list[Any] = []
+    with TemporaryDirectory() as folder:
+        alone = Path(folder) / path.name
+        for line in path.read_bytes().splitlines():
+            alone.write_bytes(line)
+            with suppress(ValueError):
+                samples += load(alone, *others)
+    return samples
+
+
+@wrong_step(CORPUS, "load_corpus", "own")
+def corpus_bad_multi_label_line_skipped(load: Step, path: Path, num_classes: int, multi_label: bool = False) -> list[Any]:
     """Bad lists of labels left out in silence."""
-
-    def changed(path: Path, num_classes: int, multi_label: bool = False) -> Any:
-        try:
-            return load(path, num_classes, multi_label)
-        except ValueError:
-            if not multi_label:
-                raise
-            return []
-
-    return changed
+    try:
+        return list(load(path, num_classes, multi_label))
+    except ValueError:
+        if not multi_label:
+            raise
+        return []
 
 
-def _measuring(change: Callable[[Any, str, list[int], int], tuple[list[int], int]]) -> Callable[[Step], Step]:
-    """The ids of a text and their number before truncation, changed: (tokens, text, ids, number)."""
-    return lambda measure: lambda self, text: change(self, text, *measure(self, text))
+@wrong_step(CORPUS, "load_corpus", "own")
+def corpus_line_not_named(load: Step, path: Path, *others: Any) -> Any:
+    """The refusal names the file and not the line."""
+    try:
+        return load(path, *others)
+    except ValueError as error:
+        raise ValueError(f"{path}: not a corpus") from error
 
 
-def _after(change: Callable[[Any, Path], None]) -> Callable[[Step], Step]:
-    """A tokenizer changed once it is made."""
-
-    @wraps(change)
-    def of(initialise: Step) -> Step:
-        def changed(self: Any, path: Path, *arguments: Any) -> None:
-            initialise(self, path, *arguments)
-            change(self, path)
-
-        return changed
-
-    return of
+@wrong_step(CORPUS, "_sample", "own")
+def corpus_single_label_all_zero(read: Step, value: Any, num_classes: int, multi_label: bool) -> Any:
+    """A single label gives no class where several are asked for."""
+    sample = read(value, num_classes, multi_label)
+    return replace(sample, label=(0,) * num_classes) if multi_label and "label" in value else sample
 
 
-MEASURE = "CheckpointTokens.measure"
-INITIALISE = "CheckpointTokens.__init__"
-named_step(
-    "tokens_cut_from_the_left",
-    "own",
-    "The beginning of a longer text is cut off.",
-    _after(lambda self, _: self._tokenizer.enable_truncation(self.max_seq_len, direction="left")),
-    TOKENS,
-    INITIALISE,
-)
-named_step(
-    "tokens_limit_exclusive",
-    "own",
-    "One token fewer than max_seq_len.",
-    _measuring(lambda self, _, ids, length: (ids[: max(1, self.max_seq_len - 1)], length)),
-    TOKENS,
-    MEASURE,
-)
-named_step(
-    "tokens_empty_text_gives_none",
-    "own",
-    "An empty text has no token.",
-    _measuring(lambda _, text, ids, length: (ids if text else [], length)),
-    TOKENS,
-    MEASURE,
-)
-named_step(
-    "tokens_text_normalised",
-    "own",
-    "Texts brought to NFC first.",
-    lambda measure: lambda self, text: measure(self, unicodedata.normalize("NFC", text)),
-    TOKENS,
-    MEASURE,
-)
-named_step(
-    "tokens_with_bpe_dropout",
-    "own",
-    "Merges left out at random.",
-    _after(lambda self, _: setattr(self._tokenizer.model, "dropout", 0.3)),
-    TOKENS,
-    INITIALISE,
-)
-named_step(
-    "statistics_of_characters",
-    "own",
-    "Lengths in characters.",
-    _measuring(lambda _, text, ids, __: (ids, max(1, len(text)))),
-    TOKENS,
-    MEASURE,
-)
-named_step(
-    "statistics_after_truncation",
-    "own",
-    "Lengths after truncation: the 99th percentile never exceeds max_seq_len.",
-    _measuring(lambda _, __, ids, ___: (ids, len(ids))),
-    TOKENS,
-    MEASURE,
+@wrong_step(CORPUS, "_sample", "own")
+def corpus_label_clamped(read: Step, value: Any, num_classes: int, multi_label: bool) -> Any:
+    """A label out of range becomes the nearest class."""
+    whole = isinstance(value, dict) and type(value.get("label")) is int
+    return read({**value, "label": min(max(value["label"], 0), num_classes - 1)} if whole else value, num_classes, multi_label)
+
+
+@wrong_step(CORPUS, "_sample", "own")
+def corpus_first_of_several_labels(read: Step, value: Any, num_classes: int, multi_label: bool) -> Any:
+    """The first of several labels where one was asked for."""
+    if not multi_label and isinstance(value, dict) and "labels" in value:
+        return read({"input": value["input"], "label": value["labels"].index(1)}, num_classes, multi_label)
+    return read(value, num_classes, multi_label)
+
+
+def _repaired(repair: Callable[[Any, int], Any]) -> Step:
+    """A list of labels repaired where it should be refused: (labels, classes)."""
+    return lambda read, labels, classes, several: read(repair(labels, classes) if isinstance(labels, list) else labels, classes, several)
+
+
+wrong_steps(
+    CORPUS,
+    "_multi_hot",
+    by=_repaired,
+    corpus_multi_hot_reversed=("Classes of a list counted from its end.", lambda labels, _: labels[::-1]),
+    corpus_multi_hot_cut=("Entries beyond the last class left out.", lambda labels, classes: labels[:classes]),
+    corpus_multi_hot_filled_up=("A list that is too short filled up with zeros.", lambda labels, n: labels + [0] * (n - len(labels))),
+    corpus_multi_hot_by_truth=('2, 0.5, true and "1" all count as 1.', lambda labels, _: [int(bool(entry)) for entry in labels]),
 )
 
 
-@step_mutant(TOKENS, MEASURE, "own")
-def tokens_end_token_cut_off(_: Step) -> Step:
-    """Truncation takes the closing token."""
+def _made(change: Callable[[Any, Path], object]) -> Step:
+    """A tokenizer changed once it is made: (tokens, its file)."""
 
-    def changed(self: Any, text: str) -> tuple[list[int], int]:
-        self._tokenizer.no_truncation()
-        ids = self._tokenizer.encode(text).ids or [self.fill]
-        return ids[: self.max_seq_len], len(ids)
+    def make(initialise: Step, self: Any, path: Path, *others: Any) -> None:
+        initialise(self, path, *others)
+        change(self, path)
 
-    return changed
+    return make
 
 
-@step_mutant(TOKENS, INITIALISE, "own")
-@_after
-def tokens_padding_of_the_file_kept(self: Any, path: Path) -> None:
-    """The padding that tokenizer.json asks for becomes tokens of the text."""
+def _padded_as_in_the_file(tokens: Any, path: Path) -> None:
     padding = json.loads(path.read_text(encoding="utf-8"))["padding"]
     if padding:
-        self._tokenizer.enable_padding(length=padding["strategy"]["Fixed"], pad_id=padding["pad_id"])
+        tokens._tokenizer.enable_padding(length=padding["strategy"]["Fixed"], pad_id=padding["pad_id"])
 
 
+wrong_steps(
+    TOKENS,
+    "CheckpointTokens.__init__",
+    by=_made,
+    tokens_cut_from_the_left=(
+        "The beginning of a longer text is cut off.",
+        lambda self, _: self._tokenizer.enable_truncation(self.max_seq_len, direction="left"),
+    ),
+    tokens_with_bpe_dropout=("Merges left out at random.", lambda self, _: setattr(self._tokenizer.model, "dropout", 0.3)),
+    tokens_padding_of_the_file_kept=("The padding that tokenizer.json asks for becomes tokens of the text.", _padded_as_in_the_file),
+)
+MEASURE = "CheckpointTokens.measure"
+wrong_steps(
+    TOKENS,
+    MEASURE,
+    by=lambda change: lambda measure, self, text: change(self, text, *measure(self, text)),
+    tokens_limit_exclusive=("One token fewer than max_seq_len.", lambda self, _, ids, n: (ids[: max(1, self.max_seq_len - 1)], n)),
+    tokens_empty_text_gives_none=("An empty text has no token.", lambda _, text, ids, length: (ids if text else [], length)),
+    statistics_of_characters=("Lengths in characters.", lambda _, text, ids, __: (ids, max(1, len(text)))),
+    statistics_after_truncation=(
+        "Lengths after truncation: the 99th percentile never exceeds max_seq_len.",
+        lambda _, __, ids, ___: (ids, len(ids)),
+    ),
+)
+
+
+@wrong_step(TOKENS, MEASURE, "own")
+def tokens_text_normalised(measure: Step, self: Any, text: str) -> Any:
+    """Texts brought to NFC first."""
+    return measure(self, unicodedata.normalize("NFC", text))
+
+
+@wrong_step(TOKENS, MEASURE, "own")
+def tokens_end_token_cut_off(_: Step, self: Any, text: str) -> tuple[list[int], int]:
+    """Truncation takes the closing token."""
+    self._tokenizer.no_truncation()
+    ids = self._tokenizer.encode(text).ids or [self.fill]
+    return ids[: self.max_seq_len], len(ids)
+
+
+@wrong_step(TOKENS, "load_tokenizer", "own")
+def tokenizer_falls_back_to_bytes(load: Step, folder: Path, max_seq_len: int, padding_side: str = "right") -> Any:
+    """Bytes instead of a tokenizer that is missing or broken."""
+    from blackswan.impl.tokens import ByteTokens
+
+    try:
+        return load(folder, max_seq_len, padding_side)
+    except (FileNotFoundError, ValueError):
+        return ByteTokens(max_seq_len, padding_side)
+
+
+@wrong_step(TOKENS, "ByteTokens.measure", "own")
+def byte_tokens_of_characters(_: Step, self: Any, text: str) -> tuple[list[int], int]:
+    """Code points instead of bytes."""
+    return [min(ord(character), 255) for character in text][: self.max_seq_len] or [self.fill], max(1, len(text))
+
+
+NO_WORD = "No word that there is no tokenizer."
 named_step("byte_tokens_pad_with_a_byte", "own", "Padding is the byte 0.", lambda _: 0, TOKENS, "ByteTokens.fill")
-named_step(
-    "byte_tokens_say_nothing",
-    "own",
-    "No word that there is no tokenizer.",
-    lambda _: "tokenizer (257 tokens)",
-    TOKENS,
-    "ByteTokens.description",
-)
-named_step(
-    "byte_tokens_of_characters",
-    "own",
-    "Code points instead of bytes.",
-    lambda _: lambda self, text: ([min(ord(character), 255) for character in text][: self.max_seq_len] or [self.fill], max(1, len(text))),
-    TOKENS,
-    "ByteTokens.measure",
-)
+named_step("byte_tokens_say_nothing", "own", NO_WORD, lambda _: "tokenizer (257 tokens)", TOKENS, "ByteTokens.description")
 
 
-def _percentiles(rank: Callable[[list[int], int], int]) -> Callable[[Step], Step]:
+def _percentiles(rank: Callable[[list[int], int], int]) -> Step:
     """Statistics with other percentiles: (sorted lengths, percent)."""
 
-    def of(statistics: Step) -> Step:
-        def changed(labels: Any, num_classes: int, lengths: Sequence[int], truncated: int = 0) -> Any:
-            found = statistics(labels, num_classes, lengths, truncated)
-            return replace(found, length_percentiles={percent: rank(sorted(lengths), percent) for percent in found.length_percentiles})
+    def changed(statistics: Step, labels: Any, classes: int, lengths: Sequence[int], *others: int) -> Any:
+        found, ranked = statistics(labels, classes, lengths, *others), sorted(lengths)
+        return replace(found, length_percentiles={percent: rank(ranked, percent) for percent in found.length_percentiles})
 
-        return changed
-
-    return of
+    return changed
 
 
 def _interpolated(ranked: list[int], percent: int) -> int:
@@ -301,36 +222,23 @@ def _interpolated(ranked: list[int], percent: int) -> int:
     return round(low + (at - math.floor(at)) * (ranked[math.ceil(at)] - low))
 
 
-named_step(
-    "statistics_after_truncation_of_a_part",
-    "own",
-    "Lengths after truncation where samples were selected: the training part of a split is never said to be cut.",
-    lambda select: lambda self, indices: replace(select(self, indices), text_lengths=None),
-    SAMPLES,
-    "Samples.select",
-)
-named_step("statistics_interpolated", "own", "Percentiles interpolated.", _percentiles(_interpolated), SAMPLES, "statistics")
-named_step(
-    "statistics_rank_rounded_down",
-    "own",
-    "Percentiles one rank low.",
-    _percentiles(lambda ranked, percent: ranked[max(0, percent * len(ranked) // 100 - 1)]),
+wrong_steps(
     SAMPLES,
     "statistics",
+    by=_percentiles,
+    statistics_interpolated=("Percentiles interpolated.", _interpolated),
+    statistics_rank_rounded_down=("Percentiles one rank low.", lambda ranked, percent: ranked[max(0, percent * len(ranked) // 100 - 1)]),
 )
-named_step(
-    "statistics_first_of_several_labels",
-    "own",
-    "A sample of several classes counts for the first.",
-    lambda statistics: (
-        lambda labels, *others: statistics(
-            [label if isinstance(label, int) else tuple(int(on and not any(label[:i])) for i, on in enumerate(label)) for label in labels],
-            *others,
-        )
-    ),
-    SAMPLES,
-    "statistics",
-)
+
+
+@wrong_step(SAMPLES, "statistics", "own")
+def statistics_first_of_several_labels(statistics: Step, labels: Any, *others: Any) -> Any:
+    """A sample of several classes counts for the first."""
+    several = not isinstance(labels[0], int)
+    first = [tuple(int(on and not any(label[:i])) for i, on in enumerate(label)) for label in labels] if several else labels
+    return statistics(first, *others)
+
+
 named_step(
     "statistics_empty_class_ignored",
     "own",
@@ -339,76 +247,54 @@ named_step(
     CORPUS,
     "Statistics.minority",
 )
-
-
-def _padding(change: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Callable[[Step], Step]:
-    """A padded batch changed: (tokens, ids, mask)."""
-    return lambda pad: lambda self, rows: change(self, *pad(self, rows))
-
-
-named_step(
-    "batch_padding_counts_as_real",
-    "P11",
-    "Padding is true in the mask.",
-    _padding(lambda _, ids, mask: (ids, mask | True)),
+wrong_steps(
+    SAMPLES,
+    "Samples.select",
+    statistics_after_truncation_of_a_part=(
+        "Lengths after truncation where samples were selected: the training part of a split is never said to be cut.",
+        lambda select, self, indices: replace(select(self, indices), text_lengths=None),
+    ),
+    split_leaves_labels_behind=(
+        "Texts are selected and labels are not.",
+        lambda select, self, indices: replace(select(self, indices), targets=self.targets[: len(indices)]),
+    ),
+)
+wrong_steps(
     TOKENS,
     "Tokens.pad",
-)
-named_step(
-    "batch_mask_from_padding_id",
-    "P8",
-    "Mask from the padding id, which is also a token.",
-    _padding(lambda self, ids, _: (ids, ids != self.fill)),
-    TOKENS,
-    "Tokens.pad",
-)
-named_step(
-    "batch_mask_off_by_one",
-    "P9",
-    "Mask of left padding one column off.",
-    _padding(lambda self, ids, mask: (ids, mask.roll(1, 1) if self.padding_side == "left" else mask)),
-    TOKENS,
-    "Tokens.pad",
-)
-named_step(
-    "batch_raw_text_stripped",
-    "own",
-    "Raw texts are not treated as pre-tokenised ones.",
-    lambda batch: lambda self, texts: batch(self, [text.strip() for text in texts]),
-    TOKENS,
-    "Tokens.batch",
+    by=lambda change: lambda pad, self, rows: change(self, *pad(self, rows)),
+    batch_padding_counts_as_real=("Padding is true in the mask.", lambda _, ids, mask: (ids, mask | True), "P11"),
+    batch_mask_from_padding_id=("Mask from the padding id, which is also a token.", lambda self, ids, _: (ids, ids != self.fill), "P8"),
+    batch_mask_off_by_one=(
+        "Mask of left padding one column off.",
+        lambda self, ids, mask: (ids, mask.roll(1, 1) if self.padding_side == "left" else mask),
+        "P9",
+    ),
 )
 
 
-@step_mutant(TOKENS, "Tokens.pad", "own")
-def batch_padding_side_ignored(pad: Step) -> Step:
+@wrong_step(TOKENS, "Tokens.pad", "own")
+def batch_padding_side_ignored(pad: Step, self: Any, rows: Any) -> Any:
     """Padded on the right whatever the settings say."""
-
-    def changed(self: Any, rows: Any) -> Any:
-        side, self.padding_side = self.padding_side, "right"
-        try:
-            return pad(self, rows)
-        finally:
-            self.padding_side = side
-
-    return changed
+    side, self.padding_side = self.padding_side, "right"
+    try:
+        return pad(self, rows)
+    finally:
+        self.padding_side = side
 
 
-named_step(
-    "batch_labels_of_the_next_sample",
-    "own",
-    "Labels one sample off.",
-    lambda batch: lambda *arguments: replace(found := batch(*arguments), labels=found.labels.roll(1, 0)),
+@wrong_step(TOKENS, "Tokens.batch", "own")
+def batch_raw_text_stripped(batch: Step, self: Any, texts: Sequence[str]) -> Any:
+    """Raw texts are not treated as pre-tokenised ones."""
+    return batch(self, [text.strip() for text in texts])
+
+
+wrong_steps(
     SAMPLES,
     "Samples.batch",
-)
-named_step(
-    "batch_multi_hot_in_integers",
-    "own",
-    "Multi-hot labels are integers.",
-    lambda batch: lambda *arguments: replace(found := batch(*arguments), labels=found.labels.long()),
-    SAMPLES,
-    "Samples.batch",
+    by=_result,
+    batch_labels_of_the_next_sample=("Labels one sample off.", lambda batch: replace(batch, labels=batch.labels.roll(1, 0))),
+    batch_multi_hot_in_integers=("Multi-hot labels are integers.", lambda batch: replace(batch, labels=batch.labels.long())),
 )
 
 
@@ -417,286 +303,157 @@ def _shuffled(count: int, seed: int) -> Indices:
     return order
 
 
-named_step(
-    "order_same_in_each_epoch", "own", "Shuffled once.", lambda order: lambda count, seed, _: order(count, seed, 0), SAMPLES, "epoch_order"
-)
-named_step(
-    "order_ignores_seed",
-    "own",
-    "The same order for every seed.",
-    lambda order: lambda count, _, epoch: order(count, 0, epoch),
+wrong_steps(
     SAMPLES,
     "epoch_order",
+    order_same_in_each_epoch=("Shuffled once.", lambda order, count, seed, _: order(count, seed, 0)),
+    order_ignores_seed=("The same order for every seed.", lambda order, count, _, epoch: order(count, 0, epoch)),
+    order_of_seed_plus_epoch=(
+        "The second epoch of one seed is the first of the next.",
+        lambda _, count, seed, epoch: _shuffled(count, seed + epoch),
+    ),
+    order_from_global_state=(
+        "The order depends on what drew random numbers before, and is lost on resume.",
+        lambda _, count, *__: random.sample(range(count), count),
+    ),
+    order_with_replacement=(
+        "Some samples twice in an epoch and some not at all.",
+        lambda _, count, *seeds: np.random.default_rng(seeds).integers(0, count, count).tolist(),
+    ),
+    order_rotated=(
+        "Only the beginning is random.",
+        lambda order, count, *seeds: [(index + order(count, *seeds)[0]) % count for index in range(count)],
+    ),
+    order_without_the_last_sample=("The last sample of the corpus is never seen.", lambda order, n, *seeds: order(n - 1, *seeds)),
 )
-named_step(
-    "order_of_seed_plus_epoch",
-    "own",
-    "The second epoch of one seed is the first of the next.",
-    lambda _: lambda count, seed, epoch: _shuffled(count, seed + epoch),
-    SAMPLES,
-    "epoch_order",
-)
-named_step(
-    "order_from_global_state",
-    "own",
-    "The order depends on what drew random numbers before, and is lost on resume.",
-    lambda _: lambda count, *__: random.sample(range(count), count),
-    SAMPLES,
-    "epoch_order",
-)
-named_step(
-    "order_with_replacement",
-    "own",
-    "Some samples twice in an epoch and some not at all.",
-    lambda _: lambda count, seed, epoch: np.random.default_rng([seed, epoch]).integers(0, count, count).tolist(),
-    SAMPLES,
-    "epoch_order",
-)
-named_step(
-    "order_rotated",
-    "own",
-    "Only the beginning is random.",
-    lambda order: lambda count, seed, epoch: [(index + order(count, seed, epoch)[0]) % count for index in range(count)],
-    SAMPLES,
-    "epoch_order",
-)
-named_step(
-    "order_without_the_last_sample",
-    "own",
-    "The last sample of the corpus is never seen.",
-    lambda order: lambda count, *others: order(count - 1, *others),
-    SAMPLES,
-    "epoch_order",
-)
-named_step(
-    "batches_last_dropped",
-    "own",
-    "The last batch is left out when it is not full.",
-    lambda batches: lambda order, size: [batch for batch in batches(order, size) if len(batch) == size],
+wrong_steps(
     SAMPLES,
     "effective_batches",
-)
-named_step(
-    "batches_last_filled_up",
-    "own",
-    "The last batch repeats samples of the first.",
-    lambda batches: lambda order, size: [(batch + list(order) * size)[:size] for batch in batches(order, size)],
-    SAMPLES,
-    "effective_batches",
-)
-named_step(
-    "batches_empty_at_the_end",
-    "own",
-    "An empty batch where the epoch divides evenly.",
-    lambda batches: lambda order, size: batches(order, size) + [[]] * (len(order) % size == 0),
-    SAMPLES,
-    "effective_batches",
+    batches_last_dropped=(
+        "The last batch is left out when it is not full.",
+        lambda batches, order, size: [batch for batch in batches(order, size) if len(batch) == size],
+    ),
+    batches_last_filled_up=(
+        "The last batch repeats samples of the first.",
+        lambda batches, order, size: [(batch + list(order) * size)[:size] for batch in batches(order, size)],
+    ),
+    batches_empty_at_the_end=(
+        "An empty batch where the epoch divides evenly.",
+        lambda batches, order, size: batches(order, size) + [[]] * (len(order) % size == 0),
+    ),
 )
 
 
-def _splitting(choose: Callable[[Any, float, int], set[int]]) -> Callable[[Step], Step]:
+def _choosing(choose: Callable[[Any, float, int], set[int]]) -> Step:
     """A split whose validation part is chosen so: (samples, fraction, seed)."""
 
-    def of(split: Step) -> Step:
-        def changed(samples: Any, fraction: float, seed: int) -> Any:
-            split(samples, fraction, seed)
-            chosen = choose(samples, fraction, seed)
-            return samples.select([i for i in range(len(samples)) if i not in chosen]), samples.select(sorted(chosen))
+    def split(right: Step, samples: Any, fraction: float, seed: int) -> Any:
+        right(samples, fraction, seed)
+        chosen = choose(samples, fraction, seed)
+        return samples.select([i for i in range(len(samples)) if i not in chosen]), samples.select(sorted(chosen))
 
-        return changed
-
-    return of
+    return split
 
 
-def _share_of_each_class(samples: Any, fraction: float, order: Indices) -> set[int]:
-    """Of each class the first ones in that order, rounded down."""
+def _share_of_each_class(samples: Any, fraction: float, seed: int) -> set[int]:
+    """Of each class the first ones in the order of that seed, rounded down."""
     chosen: set[int] = set()
     for label in set(samples.targets):
-        members = [index for index in order if samples.targets[index] == label]
+        members = [index for index in _shuffled(len(samples), seed) if samples.targets[index] == label]
         chosen.update(members[: math.floor(fraction * len(members))])
     return chosen
 
 
-named_step(
-    "split_not_stratified",
-    "own",
-    "Drawn from all samples alike.",
-    _splitting(lambda samples, fraction, seed: set(_shuffled(len(samples), seed)[: round(fraction * len(samples))])),
+wrong_steps(
     SAMPLES,
     "split_validation",
-)
-named_step(
-    "split_takes_the_first",
-    "own",
-    "The first samples of each class.",
-    lambda _: lambda count, *__: list(range(count)),
-    SAMPLES,
-    "_shuffled",
-)
-named_step(
-    "split_shares_rounded_down",
-    "own",
-    "Every class rounded down.",
-    _splitting(lambda samples, fraction, seed: _share_of_each_class(samples, fraction, _shuffled(len(samples), seed))),
-    SAMPLES,
-    "split_validation",
-)
-named_step(
-    "split_from_global_state",
-    "own",
-    "Another split after a resume: training samples in the validation part.",
-    lambda _: lambda count, *__: random.sample(range(count), count),
-    SAMPLES,
-    "_shuffled",
-)
-named_step(
-    "split_takes_the_last_of_a_class",
-    "own",
-    "The only sample of a class is held out.",
-    lambda shares: (
-        lambda counts, fraction, total, spare_last: [
-            1 if count == 1 else share for count, share in zip(counts, shares(counts, fraction, total, spare_last=spare_last), strict=True)
-        ]
+    by=_choosing,
+    split_not_stratified=(
+        "Drawn from all samples alike.",
+        lambda samples, fraction, seed: set(_shuffled(len(samples), seed)[: round(fraction * len(samples))]),
     ),
-    SAMPLES,
-    "_shares",
+    split_shares_rounded_down=("Every class rounded down.", _share_of_each_class),
 )
-named_step(
-    "split_overlaps",
-    "own",
-    "Validation samples are trained on as well.",
-    lambda split: lambda samples, fraction, seed: (samples, split(samples, fraction, seed)[1]),
+wrong_steps(
     SAMPLES,
-    "split_validation",
+    "_shuffled",
+    split_takes_the_first=("The first samples of each class.", lambda _, count, *__: list(range(count))),
+    split_from_global_state=(
+        "Another split after a resume: training samples in the validation part.",
+        lambda _, count, *__: random.sample(range(count), count),
+    ),
 )
 
 
-@step_mutant(SAMPLES, "Samples.select", "own")
-def split_leaves_labels_behind(select: Step) -> Step:
-    """Texts are selected and labels are not."""
-
-    def changed(self: Any, indices: Sequence[int]) -> Any:
-        found = select(self, indices)
-        return replace(found, targets=self.targets[: len(found)])
-
-    return changed
+@wrong_step(SAMPLES, "_shares", "own")
+def split_takes_the_last_of_a_class(shares: Step, counts: Sequence[int], *others: Any, **named: Any) -> list[int]:
+    """The only sample of a class is held out."""
+    return [1 if count == 1 else share for count, share in zip(counts, shares(counts, *others, **named), strict=True)]
 
 
-@step_mutant(SAMPLES, "split_validation", "own")
-def split_empty_in_silence(split: Step) -> Step:
+@wrong_step(SAMPLES, "split_validation", "own")
+def split_overlaps(split: Step, samples: Any, *others: Any) -> Any:
+    """Validation samples are trained on as well."""
+    return samples, split(samples, *others)[1]
+
+
+@wrong_step(SAMPLES, "split_validation", "own")
+def split_empty_in_silence(split: Step, samples: Any, *others: Any) -> Any:
     """An empty validation part where one was asked for."""
-
-    def changed(samples: Any, fraction: float, seed: int) -> Any:
-        try:
-            return split(samples, fraction, seed)
-        except ValueError:
-            return samples, samples.select([])
-
-    return changed
+    try:
+        return split(samples, *others)
+    except ValueError:
+        return samples, samples.select([])
 
 
-def _of_a_run(change: Callable[..., Any]) -> Callable[[Step], Step]:
-    """Another division of what a run has: (the right one, samples, those given for validation, fraction, seed)."""
-    return lambda divide: lambda *given: change(divide, *given)
+def _trains_on_all(divide: Step, samples: Any, *others: Any) -> Any:
+    return samples, divide(samples, *others)[1]
 
 
-PARTS = "training_and_validation"
-_trains_on_all = _of_a_run(lambda divide, samples, *others: (samples, divide(samples, *others)[1]))
-named_step(
-    "run_trains_on_its_validation",
-    "own",
-    "The pipeline holds samples out for validation, and trains on them too.",
-    _trains_on_all,
+wrong_steps(
     "blackswan.impl.pipeline",
-    PARTS,
+    "training_and_validation",
+    run_trains_on_its_validation=("The pipeline holds samples out for validation, and trains on them too.", _trains_on_all),
+    run_split_swapped=("The part for validation is trained on, and the other validates.", lambda divide, *given: divide(*given)[::-1]),
+    run_split_of_another_seed=("The split ignores the run's seed.", lambda divide, *given: divide(*given[:3], given[3] + 1)),
+    run_split_although_given=(
+        "Training samples are held out although there is a validation corpus, and lost.",
+        lambda divide, samples, apart, *others: (divide(samples, None, *others)[0], divide(samples, apart, *others)[1]),
+    ),
 )
-named_step(
-    "command_trains_on_its_validation",
-    "own",
-    "The command holds samples out for validation, and trains on them too.",
-    _trains_on_all,
+wrong_steps(
     SAMPLES,
-    PARTS,
-)
-named_step(
-    "run_split_swapped",
-    "own",
-    "The part for validation is trained on, and the other validates.",
-    _of_a_run(lambda divide, *given: divide(*given)[::-1]),
-    "blackswan.impl.pipeline",
-    PARTS,
-)
-named_step(
-    "run_split_of_another_seed",
-    "own",
-    "The split ignores the run's seed.",
-    _of_a_run(lambda divide, *given: divide(*given[:3], given[3] + 1)),
-    "blackswan.impl.pipeline",
-    PARTS,
-)
-named_step(
-    "run_split_although_given",
-    "own",
-    "Training samples are held out although there is a validation corpus, and lost.",
-    _of_a_run(lambda divide, samples, apart, *others: (divide(samples, None, *others)[0], divide(samples, apart, *others)[1])),
-    "blackswan.impl.pipeline",
-    PARTS,
-)
-named_step(
-    "command_ignores_validation_corpus",
-    "own",
-    "--validation is read, and a part of --corpus validates.",
-    _of_a_run(lambda divide, samples, _, *others: divide(samples, None, *others)),
-    SAMPLES,
-    PARTS,
+    "training_and_validation",
+    command_trains_on_its_validation=("The command holds samples out for validation, and trains on them too.", _trains_on_all),
+    command_ignores_validation_corpus=(
+        "--validation is read, and a part of --corpus validates.",
+        lambda divide, samples, _, *others: divide(samples, None, *others),
+    ),
 )
 
 
-def _weighing(weigh: Callable[[int, int, int], float]) -> Callable[[Step], Step]:
-    """Weights of each class: (samples of it, samples in all, classes)."""
+def _weighing(weigh: Callable[[int, Sequence[int]], float]) -> Step:
+    """Weights of each class: (samples of it, samples of all classes)."""
 
-    def of(_: Step) -> Step:
-        def changed(samples: Any) -> Any:
-            counts = samples.statistics().class_counts
-            return tuple(weigh(count, sum(counts), len(counts)) for count in counts)
+    def weights(_: Step, samples: Any) -> tuple[float, ...]:
+        counts = samples.statistics().class_counts
+        return tuple(weigh(count, counts) for count in counts)
 
-        return changed
-
-    return of
+    return weights
 
 
-named_step(
-    "weights_proportional",
-    "own",
-    "Frequent classes weigh more.",
-    _weighing(lambda count, total, classes: classes * count / total),
+wrong_steps(
     SAMPLES,
     "balanced_weights",
+    by=_weighing,
+    weights_proportional=("Frequent classes weigh more.", lambda count, counts: len(counts) * count / sum(counts)),
+    weights_not_normalised=(
+        "n / (classes · n_c), which does not add up to the number of classes.",
+        lambda count, counts: sum(counts) / (len(counts) * max(count, 1)),
+    ),
+    weights_of_an_empty_class=("A class without samples gets a weight.", lambda count, _: 1 / max(count, 1)),
+    weights_of_the_root=(
+        "Inverse to the root of the number of samples.",
+        lambda count, counts: len(counts) * count**-0.5 / sum(each**-0.5 for each in counts),
+    ),
 )
-named_step(
-    "weights_not_normalised",
-    "own",
-    "n / (classes · n_c), which does not add up to the number of classes.",
-    _weighing(lambda count, total, classes: total / (classes * max(count, 1))),
-    SAMPLES,
-    "balanced_weights",
-)
-named_step(
-    "weights_of_an_empty_class",
-    "own",
-    "A class without samples gets a weight.",
-    _weighing(lambda count, *_: 1 / max(count, 1)),
-    SAMPLES,
-    "balanced_weights",
-)
-
-
-@step_mutant(SAMPLES, "balanced_weights", "own")
-def weights_of_the_root(_: Step) -> Step:
-    """Inverse to the root of the number of samples."""
-
-    def changed(samples: Any) -> Any:
-        roots = [count**-0.5 for count in samples.statistics().class_counts]
-        return tuple(len(roots) * root / sum(roots) for root in roots)
-
-    return changed

@@ -134,7 +134,6 @@ def candidate_mutants(claim: Claim) -> list[str]:
         for name, entry in mutants.MUTANTS.items()
         if entry.operation in operations and (_differentiates(claim) or not _of_gradients_only(entry))
     ]
-    found += [name for name, entry in mutants.PROCEDURES.items() if entry.operation and entry.operation == claim.operation]
     return [*due, *(name for name in found if name not in due)]
 
 
@@ -150,7 +149,7 @@ def attack(claim: Claim, dtype: str, subjects: Iterable[str | None], source: Sou
         due = name in must_catch(claim) and not (entry and dtype in entry.hidden_in)
         attacked, changed = _against(claim, name)
         # Such a mutant may write into its inputs; the cases are shared.
-        own = copy.deepcopy(drawn) if name in mutants.PROCEDURES or name in mutants.STEPS else drawn
+        own = copy.deepcopy(drawn) if name in mutants.STEPS else drawn
         with mutants.applied(name if name in mutants.STEPS else None):
             found = cell(RememberingAttack(changed, attacked, dtype, memory=memory, only_compared=True), own, name, due)
         yield replace(found, reason=ITSELF) if name in mutants.RULES and changed.rule == claim.rule else found

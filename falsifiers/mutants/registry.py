@@ -12,14 +12,12 @@ from typing import Any, TypeVar
 
 from blackswan.contracts.model import Rule
 from blackswan.falsifiers.subjects import patching
-from blackswan.falsifiers.subjects.protocol import Subject
 from blackswan.reference import COMPOSITIONS, TABLE
 from blackswan.reference.table import Composition, Operation, Table
 
 Entry = Operation | Composition
 Change = Callable[[Any], Any]
-M = TypeVar("M", bound=Change)
-P = TypeVar("P", bound=Callable[[Subject], Subject])
+M = TypeVar("M", bound=Callable[..., Any])
 R = TypeVar("R", bound=Callable[[Rule], Rule])
 
 
@@ -57,17 +55,6 @@ class StepMutant:
 
 
 @dataclass(frozen=True)
-class ProcedureMutant:
-    """A subject with one procedure changed; `make` wraps the correct subject."""
-
-    name: str
-    operation: str | None
-    pedigree: tuple[str, ...]
-    doc: str
-    make: Callable[[Subject], Subject]
-
-
-@dataclass(frozen=True)
 class RuleMutant:
     """A hyperparameter rule that errs; `make` changes the correct rule. Every rule must catch it."""
 
@@ -79,7 +66,6 @@ class RuleMutant:
 
 MUTANTS: dict[str, Mutant] = {}
 STEPS: dict[str, StepMutant] = {}
-PROCEDURES: dict[str, ProcedureMutant] = {}
 RULES: dict[str, RuleMutant] = {}
 
 
@@ -88,9 +74,9 @@ def correct(operation: str) -> Entry:
     return TABLE[operation] if operation in TABLE else COMPOSITIONS[operation]
 
 
-def every() -> dict[str, Mutant | StepMutant | ProcedureMutant | RuleMutant]:
+def every() -> dict[str, Mutant | StepMutant | RuleMutant]:
     """All mutants by name, in the order of registration within each sort."""
-    return {**MUTANTS, **STEPS, **PROCEDURES, **RULES}
+    return {**MUTANTS, **STEPS, **RULES}
 
 
 def _said(function: Any, name: str | None, doc: str | None) -> tuple[str, str]:
@@ -133,15 +119,29 @@ def named_step(name: str, pedigree: str, doc: str, change: Change, module: str, 
     step_mutant(module, attribute, *pedigree.split(", "), name=name, doc=doc)(change)
 
 
-def procedure_mutant(*pedigree: str, of: str | None = None, name: str | None = None, doc: str | None = None) -> Callable[[P], P]:
-    """Enters a function from the correct subject to a wrong one."""
+def wrong_step(module: str, attribute: str, *pedigree: str, name: str | None = None, doc: str | None = None) -> Callable[[M], M]:
+    """Enters a wrong function or method, which is given the correct one before its own arguments."""
 
-    def register(make: P) -> P:
-        called, said = _said(make, name, doc)
-        PROCEDURES[called] = ProcedureMutant(called, of, pedigree, said, make)
-        return make
+    def register(wrong: M) -> M:
+        called, said = _said(wrong, name, doc)
+        step_mutant(module, attribute, *pedigree, name=called, doc=said)(
+            lambda correct: lambda *own, **named: wrong(correct, *own, **named)
+        )
+        return wrong
 
     return register
+
+
+def wrong_steps(
+    module: str,
+    attribute: str,
+    by: Callable[[Any], Callable[..., Any]] = lambda wrong: wrong,
+    **entries: tuple[str, Any] | tuple[str, Any, str],
+) -> None:
+    """Enters wrong steps that are expressions under their names: the line, the step as `wrong_step` takes it or what `by` makes one of, and
+    the pedigree, `own` unless it is given."""
+    for name, (doc, wrong, *pedigree) in entries.items():
+        wrong_step(module, attribute, *(pedigree[0] if pedigree else "own").split(", "), name=name, doc=doc)(by(wrong))
 
 
 def rule_mutant(*pedigree: str, name: str | None = None, doc: str | None = None) -> Callable[[R], R]:

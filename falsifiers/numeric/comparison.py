@@ -107,6 +107,18 @@ def broken(tensor: str, reason: str, expected: Any = None, actual: Any = None, i
     return Comparison(tensor, False, np.inf, "structure", reason, index, _plain(expected), _plain(actual), None, None)
 
 
+def same(name: str, expected: Any, actual: Any) -> Comparison:
+    """Two plain values, or two sequences of them, that must be equal; of sequences the first place is named where they differ."""
+    if expected == actual:
+        return Comparison(name, True, 0.0, "exact", error=0.0, limit=0.0)
+    if not isinstance(expected, list | tuple) or not isinstance(actual, list | tuple):
+        return broken(name, "another value", repr(expected), repr(actual))
+    if len(expected) != len(actual):
+        return broken(name, "another number of entries", len(expected), len(actual))
+    at = next(index for index, (one, other) in enumerate(zip(expected, actual, strict=True)) if one != other)
+    return broken(name, "another entry", repr(expected[at])[:200], repr(actual[at])[:200], (at,))
+
+
 def rejected(tensor: str) -> Comparison:
     """The noise floor is as large as the signal, or the tensor is empty: nothing is compared."""
     return Comparison(tensor, True, 0.0, "rejected", rejected=True)

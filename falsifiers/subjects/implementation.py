@@ -6,7 +6,6 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 
@@ -17,6 +16,7 @@ from blackswan.falsifiers.subjects.impl import open_door
 from blackswan.falsifiers.subjects.procedures import PROCEDURES, RECORDED, default_configurations
 from blackswan.falsifiers.subjects.procedures import why_not as procedure_why_not
 from blackswan.falsifiers.subjects.protocol import Interrupted, TracedCall
+from blackswan.falsifiers.subjects.tensors import to_numpy as to_numpy
 from blackswan.impl import dispatch, kernels
 from blackswan.impl.classifier import Adaptation, Classifier, trainable_shapes
 from blackswan.impl.config import DecoderConfig
@@ -197,14 +197,6 @@ class Implementation:
             elif inputs.get(name) is not None:
                 names.append(name)
         return names
-
-
-def to_numpy(value: torch.Tensor) -> Array:
-    """The tensor's content on the host; bfloat16 as ml_dtypes has it."""
-    host = value.detach().cpu()
-    if host.dtype == torch.bfloat16:
-        return host.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return np.asarray(host.numpy())
 
 
 def _traced(call: dispatch.Call) -> TracedCall:

@@ -16,6 +16,7 @@ from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.numeric.precision import STORAGE
 from blackswan.falsifiers.numeric.strategies import parameters
 from blackswan.falsifiers.runner.real_input import RealInput
+from blackswan.falsifiers.subjects.doors import AdapterSettings
 from blackswan.reference.classifier import TARGETS, trainable_names
 from blackswan.reference.decoder import parameter_shapes
 from blackswan.reference.table import Array
@@ -35,17 +36,15 @@ KEYS = {
     "eps": "rms_norm_eps",
     "tied": "tie_word_embeddings",
 }
-# What PEFT 0.21 writes besides the keys of the adapter itself.
 PEFT_DEFAULTS: dict[str, Any] = {
-    **dict.fromkeys(("alora_invocation_tokens", "arrow_config", "auto_mapping", "corda_config", "eva_config", "exclude_modules"), None),
-    **dict.fromkeys(
-        ("kasa_config", "layer_replication", "layers_pattern", "layers_to_transform", "lora_ga_config", "megatron_config"), None
-    ),
-    **dict.fromkeys(("monteclora_config", "revision", "target_parameters", "trainable_token_indices", "use_bdlora", "velora_config"), None),
+    **dict.fromkeys(("alora_invocation_tokens", "arrow_config", "auto_mapping", "corda_config", "eva_config", "exclude_modules")),
+    **dict.fromkeys(("kasa_config", "layer_replication", "layers_pattern", "layers_to_transform", "lora_ga_config", "megatron_config")),
+    **dict.fromkeys(("monteclora_config", "revision", "target_parameters", "trainable_token_indices", "use_bdlora", "velora_config")),
     **dict.fromkeys(("ensure_weight_tying", "fan_in_fan_out", "lora_bias", "use_dora", "use_qalora", "use_rslora"), False),
     **{"alpha_pattern": {}, "rank_pattern": {}, "loftq_config": {}, "bias": "none", "inference_mode": True, "init_lora_weights": True},
     **{"lora_dropout": 0.05, "megatron_core": "megatron.core", "peft_version": "0.21.2", "qalora_group_size": 16},
 }
+"""What PEFT 0.21 writes besides the keys of the adapter itself."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +62,10 @@ class Model:
     mask: Array
     trained_in: str | None = None
 
-    def tokens(self) -> dict[str, Any]:
-        """The batch as scalars of a procedure."""
-        return {"input_ids": self.input_ids.tolist(), "mask": self.mask.tolist()}
-
-    def settings(self) -> dict[str, Any]:
-        """The adaptation as scalars of a procedure."""
-        return {name: self.scalars[name] for name in ("classes", "rank", "alpha", "targets", "pooling", "nf4")}
+    @property
+    def settings(self) -> AdapterSettings:
+        """The adaptation."""
+        return AdapterSettings(**{name: self.scalars[name] for name in AdapterSettings.__dataclass_fields__})
 
     def inputs(self) -> dict[str, Array]:
         """The inputs of `classifier_forward`, in float64."""
@@ -86,11 +82,6 @@ class Model:
         (folder / CONFIG).write_text(json.dumps(config))
         save_file(self.decoder, folder / WEIGHTS)
         return folder
-
-    def write_trainable(self, path: Path) -> Path:
-        """LoRA and head under their plain names."""
-        save_file(self.trainable, path)
-        return path
 
     def write_peft(self, folder: Path, dtype: str = "float32", head_bias: bool = True) -> Path:
         """An adapter as PEFT writes it; PEFT has no head bias where the model has none."""
@@ -196,3 +187,8 @@ def base_weight(model: Model, path: str) -> Array:
 def projections(model: Model) -> list[str]:
     """The paths of the seven projections of every layer."""
     return [name.removesuffix(".weight") for name in model.decoder if name.endswith("_proj.weight")]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """The files of a folder; none where it is not there."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())} if folder.is_dir() else {}

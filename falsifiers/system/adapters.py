@@ -1,10 +1,10 @@
-"""Checks on adapters and merged checkpoints: the files that a subject writes and reads, held to NumPy, JSON and the reference."""
+"""Adapters, merged checkpoints and saved checkpoints: the files that a subject writes and reads, held to NumPy, JSON and the reference."""
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,9 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from blackswan import reference
-from blackswan.falsifiers.numeric.attack import Attack
+from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare, compare_exactly
-from blackswan.falsifiers.numeric.generators import Generator, generator_for
+from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare, compare_exactly, same
 from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF
 from blackswan.falsifiers.system.adapter_files import (
     ADAPTER_CONFIG,
@@ -26,35 +25,43 @@ from blackswan.falsifiers.system.adapter_files import (
     WEIGHTS,
     Model,
     base_weight,
+    content,
     generated,
     projections,
     read_adapter,
     shipped,
 )
+from blackswan.falsifiers.system.trial import Rounded, Trial
 from blackswan.reference.classifier import TARGETS
 from blackswan.reference.table import Array, Arrays, Table
 
-Run = Callable[[Arrays, Table], dict[str, Array]]
+STEPS = 14
+"""Of a save in the file system: more than the 12 that `impl` takes."""
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
+def _saved(trial: Trial, model: Model, *, merged: bool = False) -> Iterator[Path]:
+    """A folder with the model's checkpoint as `base` and what the subject saves: the `adapter` and, where asked for, `merged`."""
     with tempfile.TemporaryDirectory() as parent:
-        yield Path(parent)
+        folder = Path(parent)
+        base = model.write_checkpoint(folder / "base")
+        trial.files.save_adapter(folder / "adapter", base, model.settings, model.trainable)
+        if merged:
+            trial.files.merge(folder / "adapter", base, folder / "merged", model.trained_in)
+        yield folder
 
 
-def adapter_has_pefts_format(attack: Attack, case: Case) -> list[Comparison]:
+def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     """Names, dtype and bits of adapter_model.safetensors, and what adapter_config.json says, after a save."""
-    model = generated(generator_for(case.seed, "model"), case.seed, "float32")
-    with _folder() as parent:
-        _save(attack, case, model, parent)
-        stored, config = load_file(parent / "adapter" / ADAPTER_WEIGHTS), json.loads((parent / "adapter" / ADAPTER_CONFIG).read_text())
+    model = generated(trial.rng("model"), trial.seed, "float32")
+    with _saved(trial, model) as folder:
+        stored, config = load_file(folder / "adapter" / ADAPTER_WEIGHTS), _json(folder / "adapter" / ADAPTER_CONFIG)
     said = {
         "peft_type": "LORA",
         "task_type": "SEQ_CLS",
         "r": model.scalars["rank"],
         "lora_alpha": model.scalars["alpha"],
-        "base_model_name_or_path": str(parent / "base"),
+        "base_model_name_or_path": str(folder / "base"),
         "modules_to_save": ["score"],
         "bias": "none",
         "use_rslora": False,
@@ -62,168 +69,142 @@ def adapter_has_pefts_format(attack: Attack, case: Case) -> list[Comparison]:
         "fan_in_fan_out": False,
         "target_modules": sorted(name.rpartition(".")[2] for name in TARGETS[model.scalars["targets"]]),
     }
-    found = [_equal(f"{ADAPTER_CONFIG}: {key}", value, _sorted(config.get(key))) for key, value in said.items()]
-    return found + _same_tensors({PREFIX + name: value for name, value in model.trainable.items()}, stored)
+    config["target_modules"] = sorted(config.get("target_modules") or [])
+    tensors = _same_tensors({PREFIX + name: value for name, value in model.trainable.items()}, stored)
+    return _same_keys(ADAPTER_CONFIG, said, config) + tensors
 
 
-def adapter_arrives_exactly(attack: Attack, case: Case) -> list[Comparison]:
-    """An adapter written here as PEFT writes it, in float32 or bfloat16, with or without a head bias: tensors, rank, alpha, pooling."""
-    rng = generator_for(case.seed, "model")
-    model = generated(rng, case.seed, "float32", nf4=False, pooling="last")
-    dtype, head_bias = str(rng.choice(["float32", "bfloat16"])), bool(rng.integers(2))
-    with _folder() as parent:
-        scalars = _places(model, parent) | {"folder": str(model.write_peft(parent / "peft", dtype, head_bias))}
-        answer = attack.answer(case, scalars=scalars)
-    scalars = model.scalars
-    found = [_equal(name, scalars[name], answer[name].item()) for name in ("rank", "alpha", "classes", "nf4")]
-    found.append(_equal("pooling", "last", ("mean", "last", "first")[int(answer["pooling"])]))
-    expected = {name: value.astype(STORAGE[dtype]).astype(np.float32) for name, value in model.trainable.items()}
+def adapter_arrives_exactly(trial: Trial) -> list[Comparison]:
+    """An adapter written here as PEFT writes it, in float32 or bfloat16, with or without a head bias: tensors and settings."""
+    rng = trial.rng("model")
+    model = generated(rng, trial.seed, "float32", nf4=False, pooling="last")
+    dtype, head_bias = STORAGE[str(rng.choice(["float32", "bfloat16"]))], bool(rng.integers(2))
+    with tempfile.TemporaryDirectory() as folder:
+        written = model.write_peft(Path(folder) / "peft", str(dtype), head_bias)
+        found = trial.files.load_adapter(written, model.write_checkpoint(Path(folder) / "base"))
+    expected = {name: value.astype(dtype) for name, value in model.trainable.items()}
     if not head_bias:
         expected["score.bias"] = np.zeros_like(expected["score.bias"])
-    found += _same_tensors(expected, _group(answer, "trainable/"))
-    return found + [_equal(f"{name} in bfloat16", dtype == "bfloat16", bool(answer[f"bfloat16/{name}"])) for name in expected]
+    return _same_keys("settings", asdict(model.settings), asdict(found.settings)) + _same_tensors(expected, found.tensors)
 
 
-def saved_adapter_gives_the_logits(attack: Attack, case: Case) -> list[Comparison]:
-    """Saved, read by NumPy and by the subject: the reference's logits of the files are exactly the model's, the subject's within noise."""
-    found = []
-    for model in _models(case):
-        whole = _classifier(case, model)
-        expected = attack.expect(whole)
-        with _folder() as parent:
-            _save(attack, case, model, parent)
-            stored = read_adapter(parent / "adapter", model.scalars)
-            scalars = {"folder": str(parent / "adapter"), "base": str(parent / "base"), **model.tokens()}
-            actual = attack.answer(case, scalars=scalars)
+def saved_adapter_gives_the_logits(trial: Trial) -> list[Comparison]:
+    """Saved, read by NumPy and by the subject: the reference's logits of the files are exactly the model's, the subject's within noise.
+
+    On the shipped checkpoint and on a small random one.
+    """
+    rng, found = trial.rng("model"), []
+    for model in (shipped(rng, trial.seed), generated(rng, trial.seed, "float32")):
+        with _saved(trial, model) as folder:
+            stored = read_adapter(folder / "adapter", model.scalars)
+            actual = trial.files.adapter_logits(folder / "adapter", folder / "base", model.input_ids, model.mask)
         if stored.keys() != model.trainable.keys():
             return [broken("tensors of the file", "names", str(sorted(model.trainable)), str(sorted(stored)))]
         files = {**model.inputs(), **{f"parameters/{name}": value for name, value in stored.items()}}
         read = reference.evaluate("classifier_forward", files, model.scalars)["logits"]
-        found.append(compare_exactly("the reference's logits of the files", expected["logits"], read))
-        found += _within_noise(attack, whole, expected, actual, _as_computed(model, merge=False))
+        expected = _expected(model)
+        found += [compare_exactly("the reference's logits of the files", expected, read)]
+        found += _within_noise(trial, model, expected, actual, merge=False)
     return found
 
 
-def merged_weights_are_sums(attack: Attack, case: Case) -> list[Comparison]:
+def merged_weights_are_sums(trial: Trial) -> list[Comparison]:
     """|merged − (W + (alpha/r) B A)| against one rounding to the stored dtype and float32 arithmetic, W dequantised with NF4.
 
     The other tensors, the head and config.json are as they were. Of an adapter too that was trained on a float32 checkpoint in bfloat16.
     """
-    rng = generator_for(case.seed, "model")
-    model = generated(rng, case.seed, str(rng.choice(["float32", "bfloat16"])))
-    return _merged_sums(attack, case, model) + _merged_sums(attack, case, _rounded_in_training(rng, case))
+    rng = trial.rng("model")
+    model, other = generated(rng, trial.seed, str(rng.choice(["float32", "bfloat16"]))), _rounded_in_training(trial)
+    return _merged_sums(trial, model) + _merged_sums(trial, other)
 
 
-def _merged_sums(attack: Attack, case: Case, model: Model) -> list[Comparison]:
-    with _folder() as parent:
-        _save(attack, case, model, parent)
-        _merge(attack, case, model, parent)
-        stored, head = load_file(parent / "merged" / WEIGHTS), load_file(parent / "merged" / HEAD)
-        config, base = (json.loads((parent / name / CONFIG).read_text()) for name in ("merged", "base"))
+def _merged_sums(trial: Trial, model: Model) -> list[Comparison]:
+    with _saved(trial, model, merged=True) as folder:
+        stored, head = (load_file(folder / "merged" / name) for name in (WEIGHTS, HEAD))
+        config, base = (_json(folder / name / CONFIG) for name in ("merged", "base"))
+    paths = sorted(f"{path}.weight" for path in projections(model))
+    plain, others = ({name: value for name, value in tensors.items() if name not in paths} for tensors in (model.decoder, stored))
     found = _same_tensors({name: model.trainable[name] for name in ("score.weight", "score.bias")}, head)
-    found += [_equal(f"{CONFIG}: {key}", value, config.get(key)) for key, value in base.items()]
-    paths = {f"{path}.weight" for path in projections(model)}
-    found += _same_tensors({name: value for name, value in model.decoder.items() if name not in paths}, _without(stored, paths))
-    return found + [_sum(model, name, stored.get(name)) for name in sorted(paths)]
+    return found + _same_keys(CONFIG, base, config) + _same_tensors(plain, others) + [_sum(model, name, stored.get(name)) for name in paths]
 
 
-def merged_gives_the_logits(attack: Attack, case: Case) -> list[Comparison]:
+def merged_gives_the_logits(trial: Trial) -> list[Comparison]:
     """The subject's logits of the merged checkpoint against the reference's of the unmerged classifier, within the noise of merging.
 
-    One of the classifiers was trained on NF4 codes of weights in bfloat16, and its checkpoint is in float32.
+    On the shipped checkpoint and on small random ones, one of which was trained on NF4 codes of weights in bfloat16.
     """
-    found = []
-    for model in (*_models(case), _rounded_in_training(generator_for(case.seed, "rounded"), case)):
-        whole = _classifier(case, model)
-        expected = attack.expect(whole)
-        with _folder() as parent:
-            _save(attack, case, model, parent)
-            _merge(attack, case, model, parent)
-            actual = attack.answer(case, scalars={"folder": str(parent / "merged"), **model.tokens()})
-        found += _within_noise(attack, whole, expected, actual, _as_computed(model, merge=True))
+    rng, found = trial.rng("model"), []
+    for model in (shipped(rng, trial.seed), generated(rng, trial.seed, "float32"), _rounded_in_training(trial)):
+        with _saved(trial, model, merged=True) as folder:
+            actual = trial.files.merged_logits(folder / "merged", model.input_ids, model.mask)
+        found += _within_noise(trial, model, _expected(model), actual, merge=True)
     return found
 
 
-def saved_checkpoint_is_exact(attack: Attack, case: Case) -> list[Comparison]:
+def checkpoint_arrives_exactly(trial: Trial) -> list[Comparison]:
+    """Every tensor of the shipped checkpoint against the loaded one, bit for bit, and no other tensor."""
+    return _same_tensors(load_file(CHECKPOINT / WEIGHTS), trial.files.load_decoder(CHECKPOINT))
+
+
+def saved_checkpoint_is_exact(trial: Trial) -> list[Comparison]:
     """A checkpoint written here, loaded and saved by the subject: the file's tensors by NumPy, the loaded ones, and the architecture."""
-    rng = generator_for(case.seed, "model")
-    model = generated(rng, case.seed, str(rng.choice(["float32", "bfloat16"])))
-    with _folder() as parent:
-        scalars = {"base": str(model.write_checkpoint(parent / "base")), "folder": str(parent / "copy")}
-        answer = attack.answer(case, scalars=scalars)
-        stored, config = load_file(parent / "copy" / WEIGHTS), json.loads((parent / "copy" / CONFIG).read_text())
-        base = json.loads((parent / "base" / CONFIG).read_text())
-    found = _same_tensors(model.decoder, stored)
-    found += [_equal(f"{CONFIG}: {key}", value, config.get(key)) for key, value in base.items() if key != "pad_token_id"]
-    loaded = {name: value.astype(np.float32) for name, value in model.decoder.items()}
-    return found + _same_tensors(loaded, _group(answer, "parameters/"))
+    rng = trial.rng("model")
+    model = generated(rng, trial.seed, str(rng.choice(["float32", "bfloat16"])))
+    with tempfile.TemporaryDirectory() as parent:
+        base, copy = model.write_checkpoint(Path(parent) / "base"), Path(parent) / "copy"
+        loaded = trial.files.copy_checkpoint(base, copy)
+        stored, config, architecture = load_file(copy / WEIGHTS), _json(copy / CONFIG), _json(base / CONFIG)
+    del architecture["pad_token_id"]
+    return _same_tensors(model.decoder, stored) + _same_keys(CONFIG, architecture, config) + _same_tensors(model.decoder, loaded)
 
 
-def interrupted_save_leaves_a_whole_adapter(attack: Attack, case: Case) -> list[Comparison]:
-    """Over an adapter that is there: killed at a random step the folder is the old one or the new one, without room on disk the old one."""
-    rng = generator_for(case.seed, "interruption")
-    model = generated(rng, case.seed, "float32")
-    found = []
-    with _folder() as parent:
-        _save(attack, case, model, parent)
-        old = _content(parent / "adapter")
-        changed = {name: value + np.float32(1.0) for name, value in model.trainable.items()}
-        scalars = _places(model, parent) | {"folder": str(parent / "adapter")}
-        new = parent / "new.safetensors"
-        other = Model(model.scalars, model.dtype, model.decoder, changed, model.input_ids, model.mask)
-        # Another alpha and pooling as well, so that every file of the new adapter differs from the old one's.
-        scalars |= {"trainable": str(other.write_trainable(new)), "alpha": 2 * model.scalars["alpha"]}
-        scalars["pooling"] = "last" if model.scalars["pooling"] == "mean" else "mean"
-        attack.answer(case, operation="save_adapter", scalars={**scalars, "folder": str(parent / "wanted")})
-        wanted = _content(parent / "wanted")
-        size = sum(len(value) for name, value in old.items() if name == ADAPTER_WEIGHTS)
+def interrupted_save_leaves_a_whole_adapter(trial: Trial) -> list[Comparison]:
+    """Over an adapter that is there: killed at any step the folder is the old one or the new one, without room on disk the old one.
+
+    Every file of the new adapter differs from the old one's.
+    """
+    rng = trial.rng("interruption")
+    model, found = generated(rng, trial.seed, "float32"), []
+    changed = {name: value + np.float32(1.0) for name, value in model.trainable.items()}
+    settings = replace(model.settings, alpha=2 * model.settings.alpha, pooling="last" if model.settings.pooling == "mean" else "mean")
+    with _saved(trial, model) as folder:
+        base, adapter, old = folder / "base", folder / "adapter", content(folder / "adapter")
+        trial.files.save_adapter(folder / "wanted", base, settings, changed)
+        wanted, size = content(folder / "wanted"), len(old[ADAPTER_WEIGHTS])
         for limit in (0, int(rng.integers(1, size))):
-            attack.answer(case, scalars={**scalars, "limit": limit})
-            found.append(_whole(f"files limited to {limit} of {size} bytes", _content(parent / "adapter"), [old]))
-            found.append(_equal("what a failed save leaves beside", [], _hidden(parent)))
-        for at in sorted(int(step) for step in rng.choice(14, 5, replace=False)):
-            attack.answer(case, scalars={**scalars, "at": at})
-            found.append(_whole(f"killed at step {at}", _content(parent / "adapter"), [old, wanted]))
+            trial.files.interrupted_save(adapter, base, settings, changed, limit=limit)
+            found.append(_whole(f"files limited to {limit} of {size} bytes", content(adapter), [old]))
+            hidden = [path.name for path in folder.iterdir() if path.name.startswith(".")]
+            found.append(same("what a failed save leaves beside", [], hidden))
+        for step in range(STEPS):
+            trial.files.interrupted_save(adapter, base, settings, changed, step=step)
+            found.append(_whole(f"killed at step {step}", content(adapter), [old, wanted]))
     return found
 
 
-def _models(case: Case) -> list[Model]:
-    """The shipped checkpoint and a small random one."""
-    rng = generator_for(case.seed, "model")
-    return [shipped(rng, case.seed), generated(rng, case.seed, "float32")]
+def _whole(name: str, found: dict[str, bytes], accepted: list[dict[str, bytes]]) -> Comparison:
+    if found in accepted:
+        return same(name, found, found)
+    expected, actual = ({file: len(value) for file, value in files.items()} for files in (accepted[0], found))
+    return broken(name, "half an adapter", str(expected), str(actual))
 
 
-def _rounded_in_training(rng: Generator, case: Case) -> Model:
+def _rounded_in_training(trial: Trial) -> Model:
     """A small random one in float32 that was trained in bfloat16 on NF4, whose codes and absmax are those of the rounded weights."""
-    return replace(generated(rng, case.seed, "float32", nf4=True), trained_in="bfloat16")
+    return replace(generated(trial.rng("rounded"), trial.seed, "float32", nf4=True), trained_in="bfloat16")
 
 
-def _classifier(case: Case, model: Model) -> Case:
-    return Case("classifier_forward", "float32", {}, model.scalars, case.seed, case.flavour, model.inputs())
+def _expected(model: Model) -> Array:
+    return np.asarray(reference.evaluate("classifier_forward", model.inputs(), model.scalars)["logits"])
 
 
-def _places(model: Model, parent: Path) -> dict[str, Any]:
-    """The checkpoint, written where it is not there yet, and the adaptation, as scalars of a procedure."""
-    base = parent / "base"
-    return {"base": str(base if base.exists() else model.write_checkpoint(base)), **model.settings()}
+def _within_noise(trial: Trial, model: Model, expected: Array, actual: Array, *, merge: bool) -> list[Comparison]:
+    """The logits of the classifier, its updates merged first or not."""
+    case = Case("classifier_forward", "float32", {}, model.scalars, trial.seed, "normal", model.inputs())
+    return trial.within_noise(case, _as_computed(model, merge), {"logits": expected}, {"logits": actual})
 
 
-def _save(attack: Attack, case: Case, model: Model, parent: Path) -> None:
-    scalars = _places(model, parent) | {"trainable": str(model.write_trainable(parent / "trainable.safetensors"))}
-    attack.answer(case, operation="save_adapter", scalars={**scalars, "folder": str(parent / "adapter")})
-
-
-def _merge(attack: Attack, case: Case, model: Model, parent: Path) -> None:
-    places = {"base": str(parent / "base"), "folder": str(parent / "adapter"), "merged": str(parent / "merged")}
-    places |= {"trained_in": model.trained_in} if model.trained_in else {}
-    attack.answer(case, operation="merge_adapter", scalars=places)
-
-
-def _within_noise(attack: Attack, whole: Case, expected: Mapping[str, Array], actual: Mapping[str, Array], run: Run) -> list[Comparison]:
-    return attack.judge(expected, actual, lambda: attack.floor(whole, run, expected), {"logits": STORAGE["float32"]})
-
-
-def _as_computed(model: Model, merge: bool) -> Run:
+def _as_computed(model: Model, merge: bool) -> Rounded:
     """The classifier under the rounding of a table, its updates merged first or not. What NF4 makes of a weight is exact: done once."""
     weights = {f"parameters/{path}": base_weight(model, path) for path in projections(model)}
 
@@ -271,34 +252,11 @@ def _same_tensors(expected: Mapping[str, Array], actual: Mapping[str, Array]) ->
     return found
 
 
-def _equal(name: str, expected: Any, actual: Any) -> Comparison:
-    if expected == actual:
-        return Comparison(name, True, 0.0, "exact", error=0.0, limit=0.0)
-    return broken(name, "another value", str(expected), str(actual))
+def _same_keys(file: str, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> list[Comparison]:
+    """Each expected value under its key."""
+    return [same(f"{file}: {key}", value, actual.get(key)) for key, value in expected.items()]
 
 
-def _sorted(value: Any) -> Any:
-    return sorted(value) if isinstance(value, list) else value
-
-
-def _group(answer: Mapping[str, Array], prefix: str) -> dict[str, Array]:
-    return {name.removeprefix(prefix): value for name, value in answer.items() if name.startswith(prefix)}
-
-
-def _without(tensors: Mapping[str, Array], names: set[str]) -> dict[str, Array]:
-    return {name: value for name, value in tensors.items() if name not in names}
-
-
-def _content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())} if folder.is_dir() else {}
-
-
-def _hidden(parent: Path) -> list[str]:
-    return sorted(path.name for path in parent.iterdir() if path.name.startswith("."))
-
-
-def _whole(name: str, content: dict[str, bytes], accepted: list[dict[str, bytes]]) -> Comparison:
-    if content in accepted:
-        return Comparison(name, True, 0.0, "exact", error=0.0, limit=0.0)
-    sizes = {file: len(value) for file, value in content.items()}
-    return broken(name, "half an adapter", str({file: len(value) for file, value in accepted[0].items()}), str(sizes))
+def _json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found

@@ -2,48 +2,54 @@
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from blackswan.falsifiers.data import CLASSES, CORPUS_HELDOUT, CORPUS_TRAIN
-from blackswan.falsifiers.numeric.attack import Attack
-from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.checks.refusals import refusal
-from blackswan.falsifiers.numeric.comparison import Comparison
-from blackswan.falsifiers.numeric.generators import generator_for
-from blackswan.falsifiers.system.written import equal, renamed, written
-from blackswan.reference.table import Array
+from blackswan.falsifiers.numeric.comparison import Comparison, same
+from blackswan.falsifiers.subjects.doors import CorpusFile, Label
+from blackswan.falsifiers.system.trial import Trial
+from blackswan.falsifiers.system.written import written
 
 
-def corpus_arrives_exactly(attack: Attack, case: Case) -> list[Comparison]:
-    """Texts and labels of a written corpus, byte for byte, in their order; and of the shipped ones, read by `json` alone."""
-    return _arrives(attack, case, multi_label=False) + _shipped(attack, case)
-
-
-def multi_label_corpus_arrives_exactly(attack: Attack, case: Case) -> list[Comparison]:
-    """Lists of 0 and 1 as they stand, single labels as the list with one 1."""
-    return _arrives(attack, case, multi_label=True)
-
-
-def _arrives(attack: Attack, case: Case, *, multi_label: bool) -> list[Comparison]:
-    with written(generator_for(case.seed, "corpus"), multi_label=multi_label) as corpus:
-        answer = attack.answer(case, scalars=corpus.scalars)
-    return equal(answer, labels=corpus.expected_labels, **_bytes(corpus.texts))
-
-
-def _bytes(texts: Sequence[str]) -> dict[str, Array]:
-    encoded = [text.encode() for text in texts]
-    return {"text": np.frombuffer(b"".join(encoded), np.uint8), "text_bytes": np.asarray([len(text) for text in encoded])}
-
-
-def _shipped(attack: Attack, case: Case) -> list[Comparison]:
-    path = (CORPUS_TRAIN, CORPUS_HELDOUT)[case.seed % 2]
+def corpus_arrives_exactly(trial: Trial) -> list[Comparison]:
+    """Texts and labels of a written corpus in their order; and of the shipped ones, read by `json` alone."""
+    path = (CORPUS_TRAIN, CORPUS_HELDOUT)[trial.seed % 2]
     rows = [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
-    answer = attack.answer(case, scalars={"path": str(path), "classes": len(CLASSES), "multi_label": False})
-    return equal(answer, labels=[row["label"] for row in rows], **_bytes([row["input"] for row in rows]))
+    shipped = CorpusFile(path, len(CLASSES))
+    return _written(trial, multi_label=False) + _arrives(trial, shipped, [row["input"] for row in rows], [row["label"] for row in rows])
 
+
+def multi_label_corpus_arrives_exactly(trial: Trial) -> list[Comparison]:
+    """Lists of 0 and 1 as they stand, single labels as the list with one 1."""
+    return _written(trial, multi_label=True)
+
+
+def _written(trial: Trial, *, multi_label: bool) -> list[Comparison]:
+    with written(trial.rng("corpus"), multi_label=multi_label) as corpus:
+        return _arrives(trial, corpus.file, corpus.texts, corpus.expected_labels)
+
+
+def _arrives(trial: Trial, file: CorpusFile, texts: Sequence[str], labels: Sequence[Label]) -> list[Comparison]:
+    found = trial.corpora.load(file)
+    return [same("texts", texts, [text for text, _ in found]), same("labels", labels, [label for _, label in found])]
+
+
+BAD_LINES: dict[str, tuple[str | bytes, str]] = {
+    "label out of range": ('{"input": "ls", "label": 5}', "label"),
+    "negative label": ('{"input": "ls", "label": -1}', "label"),
+    "label as text": ('{"input": "ls", "label": "safe"}', "label"),
+    "label as truth": ('{"input": "ls", "label": true}', "label"),
+    "no input": ('{"label": 1}', "input"),
+    "input as number": ('{"input": 3, "label": 1}', "input"),
+    "unknown key": ('{"input": "ls", "label": 1, "weight": 2}', "weight"),
+    "duplicate key": ('{"input": "ls", "label": 1, "label": 2}', "label"),
+    "not an object": ("[1, 2]", "object"),
+    "not JSON": ('{"input": "ls", "label": 1', ""),
+    "not UTF-8": (b'{"input": "\xff\xfe", "label": 1}', ""),
+    "blank line": ("", ""),
+}
+"""A line of a corpus with one label a sample, and a word of the refusal."""
 
 BAD_LABELS: dict[str, tuple[str, str]] = {
     "list too short": ('"labels": [1, 0]', "labels"),
@@ -65,27 +71,39 @@ BAD_LABELS: dict[str, tuple[str, str]] = {
     "single label as truth": ('"label": true', "label"),
     "list as the single label": ('"label": [1, 0, 0]', "label"),
 }
+"""The label of a line in a corpus with several labels a sample, and a word of the refusal."""
 
 
-def refuses_multi_label_corpus(attack: Attack, case: Case) -> list[Comparison]:
-    """One damaged line among good ones, file and line in the message; and a list where one label a sample was asked for."""
-    rng = generator_for(case.seed, "damage")
-    good = ['{"input": "ls", "labels": [0, 1, 1]}', '{"input": "", "label": 2}', '{"input": "id", "labels": [0, 0, 0]}'] * 3
-    found = []
+def refuses_corpus(trial: Trial) -> list[Comparison]:
+    """A damaged line among good ones: file and line number in the message. And no line at all, and no file."""
+    good = CORPUS_HELDOUT.read_bytes().splitlines()[:20]
+    found = _refuses_lines(trial, good, 5, False, BAD_LINES)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "corpus.jsonl"
+        file = CorpusFile(Path(folder) / "corpus.jsonl", 5)
+        found.append(trial.refuses("no file", lambda: trial.corpora.load(file), "no such file", "FileNotFoundError"))
+        file.path.touch()
+        found.append(trial.refuses("empty file", lambda: trial.corpora.load(file), "empty", "ValueError"))
+    return found
 
-        def refused(name: str, lines: list[str], at: int, message: str, multi_label: bool) -> None:
-            path.write_text("\n".join(lines))
-            scalars = {"path": str(path), "classes": 3, "multi_label": multi_label}
-            found.append(
-                renamed(name, refusal(lambda: attack.answer(case, scalars=scalars), "ValueError", f"{path.name}:{at + 1}: .*{message}"))
-            )
 
-        for name, (label, message) in BAD_LABELS.items():
+def refuses_multi_label_corpus(trial: Trial) -> list[Comparison]:
+    """One damaged line among good ones, file and line in the message; and a list where one label a sample was asked for."""
+    single, several = b'{"input": "", "label": 2}', b'{"input": "ls", "labels": [0, 1, 1]}'
+    bad = {name: (f'{{"input": "rm", {label}}}', message) for name, (label, message) in BAD_LABELS.items()}
+    found = _refuses_lines(trial, [several, single, b'{"input": "id", "labels": [0, 0, 0]}'] * 3, 3, True, bad)
+    return found + _refuses_lines(trial, [single] * 4, 3, False, {"several labels, one asked for": (several, "one label")})
+
+
+def _refuses_lines(
+    trial: Trial, good: Sequence[bytes], classes: int, multi_label: bool, bad: Mapping[str, tuple[str | bytes, str]]
+) -> list[Comparison]:
+    rng, found = trial.rng("damage"), []
+    with tempfile.TemporaryDirectory() as folder:
+        file = CorpusFile(Path(folder) / "corpus.jsonl", classes, multi_label)
+        for name, (line, message) in bad.items():
             at = int(rng.integers(0, len(good) + 1))
-            refused(name, [*good[:at], f'{{"input": "rm", {label}}}', *good[at:]], at, message, True)
-        at = int(rng.integers(0, 5))
-        single = [f'{{"input": "ls", "label": {index % 3}}}' for index in range(at)]
-        refused("several labels, one asked for", [*single, good[0]], at, "one label", False)
+            damaged = line if isinstance(line, bytes) else line.encode()
+            file.path.write_bytes(b"\n".join([*good[:at], damaged, *good[at:], b""]))
+            wanted = rf"{file.path.name}:{at + 1}: .*{message}"
+            found.append(trial.refuses(name, lambda: trial.corpora.load(file), wanted, "ValueError"))
     return found

@@ -1,195 +1,238 @@
-"""Damaged files and impossible devices: each must be refused with a word of its cause."""
+"""Damaged folders of checkpoints and adapters, and names of no device: each is refused with a word of its cause."""
 
 import json
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
-from blackswan.falsifiers.numeric.attack import Attack
-from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.checks.refusals import refusal, truncate
-from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly
-from blackswan.falsifiers.numeric.generators import Generator, generator_for
+from blackswan.falsifiers.data import CHECKPOINT
+from blackswan.falsifiers.numeric.checks.refusals import truncate
+from blackswan.falsifiers.numeric.comparison import Comparison, broken
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.system.adapter_files import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    BESIDE,
+    CONFIG,
+    PREFIX,
+    TOKENIZER,
+    WEIGHTS,
+    Model,
+    content,
+    generated,
+)
+from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
 
-Damage = Callable[[Path, Generator], None]
-CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
-
-
-def _truncated(file: str) -> Damage:
-    def damage(folder: Path, rng: Generator) -> None:
-        truncate(folder / file, rng)
-
-    return damage
-
-
-def _header_length(folder: Path, rng: Generator) -> None:
-    content = (folder / WEIGHTS).read_bytes()
-    (folder / WEIGHTS).write_bytes(struct.pack("<Q", int(rng.integers(2**40, 2**60))) + content[8:])
-
-
-def _tensors(change: Callable[[dict[str, Array], str], None]) -> Damage:
-    def damage(folder: Path, rng: Generator) -> None:
-        tensors = load_file(folder / WEIGHTS)
-        change(tensors, sorted(tensors)[int(rng.integers(len(tensors)))])
-        save_file(tensors, folder / WEIGHTS)
-
-    return damage
-
-
-def _missing(tensors: dict[str, Array], name: str) -> None:
-    del tensors[name]
-
-
-def _surplus(tensors: dict[str, Array], name: str) -> None:
-    tensors["model.layers.0.self_attn.surplus.weight"] = tensors[name]
-
-
-def _misshapen(tensors: dict[str, Array], name: str) -> None:
-    tensors[name] = np.ascontiguousarray(tensors[name][:-1])
-
-
-def _integers(tensors: dict[str, Array], name: str) -> None:
-    tensors[name] = tensors[name].astype(np.int32)
-
-
-def _config(**changes: Any) -> Damage:
-    def damage(folder: Path, rng: Generator) -> None:
-        del rng
-        config = json.loads((folder / CONFIG).read_text()) | changes
-        (folder / CONFIG).write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
-
-    return damage
+ABSENT = object()
+"""In the place of a value: the key is not there."""
+Damage = Callable[[Path, Generator], str]
+"""Damages a folder and returns what the refusal must name, as a regular expression."""
 
 
 def _removed(file: str) -> Damage:
-    def damage(folder: Path, rng: Generator) -> None:
+    def damage(folder: Path, rng: Generator) -> str:
         del rng
         (folder / file).unlink()
+        return file
 
     return damage
 
 
-CHECKPOINT_DAMAGE: dict[str, tuple[Damage, str]] = {
-    "truncated safetensors": (_truncated(WEIGHTS), WEIGHTS),
-    "corrupt safetensors header": (_header_length, WEIGHTS),
-    "missing tensor": (_tensors(_missing), "model\\."),
-    "surplus tensor": (_tensors(_surplus), "surplus"),
-    "misshapen tensor": (_tensors(_misshapen), "model\\."),
-    "integer tensor": (_tensors(_integers), "model\\.|" + WEIGHTS),
-    "encoder": (_config(model_type="bert", architectures=["BertForSequenceClassification"]), "decoder|encoder"),
-    "unknown model type": (_config(model_type="mystery"), "model_type"),
-    "no hidden size": (_config(hidden_size=None), "hidden_size"),
-    "hidden size as text": (_config(hidden_size="many"), "hidden_size"),
-    "fewer layers than stored": (_config(num_hidden_layers=1), "model\\.layers"),
-    "truncated config": (_truncated(CONFIG), CONFIG),
-    "no config": (_removed(CONFIG), CONFIG),
-    "no weights": (_removed(WEIGHTS), WEIGHTS),
+def _truncated(file: str) -> Damage:
+    def damage(folder: Path, rng: Generator) -> str:
+        truncate(folder / file, rng)
+        return file
+
+    return damage
+
+
+def _header_length(folder: Path, rng: Generator) -> str:
+    stored = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(struct.pack("<Q", int(rng.integers(2**40, 2**60))) + stored[8:])
+    return WEIGHTS
+
+
+def _config(file: str, named: str | None = None, **changes: Any) -> Damage:
+    """Other values of keys, by functions of the whole where they depend on it; the refusal names the first unless it is to name another."""
+
+    def damage(folder: Path, rng: Generator) -> str:
+        del rng
+        config = json.loads((folder / file).read_text())
+        changed = {key: value(config) if callable(value) else value for key, value in changes.items()}
+        kept = {key: value for key, value in {**config, **changed}.items() if value is not ABSENT}
+        (folder / file).write_text(json.dumps(kept))
+        return named or f"{file}.*{next(iter(changes))}"
+
+    return damage
+
+
+def _tensors(file: str, place: str, change: Callable[[dict[str, Array], str], str], of: str = "") -> Damage:
+    """A change of one tensor whose name holds `of`; it returns what the refusal must name after that place."""
+
+    def damage(folder: Path, rng: Generator) -> str:
+        tensors = load_file(folder / file)
+        names = sorted(name for name in tensors if of in name)
+        named = change(tensors, names[int(rng.integers(len(names)))])
+        save_file(tensors, folder / file)
+        return f"{place}.*{named}"
+
+    return damage
+
+
+def _missing(tensors: dict[str, Array], name: str) -> str:
+    del tensors[name]
+    return name.removeprefix(PREFIX)
+
+
+def _surplus(tensors: dict[str, Array], name: str) -> str:
+    tensors[f"{name.rpartition('.')[0]}.surplus"] = tensors[name]
+    return "surplus"
+
+
+def _unprefixed(tensors: dict[str, Array], name: str) -> str:
+    tensors[name.removeprefix(PREFIX)] = tensors.pop(name)
+    return name.removeprefix(PREFIX)
+
+
+def _misshapen(tensors: dict[str, Array], name: str) -> str:
+    tensors[name] = np.ascontiguousarray(tensors[name][..., :-1])
+    return name.removeprefix(PREFIX)
+
+
+def _integers(tensors: dict[str, Array], name: str) -> str:
+    tensors[name] = tensors[name].astype(np.int32)
+    return name
+
+
+def _not_finite(value: float, place: int) -> Callable[[dict[str, Array], str], str]:
+    def change(tensors: dict[str, Array], name: str) -> str:
+        tensors[name].reshape(-1)[place] = value
+        return name
+
+    return change
+
+
+_checkpoint, _adapter = partial(_config, CONFIG), partial(_config, ADAPTER_CONFIG)
+_weights, _factors = partial(_tensors, WEIGHTS, CHECKPOINT.name), partial(_tensors, ADAPTER_WEIGHTS, ADAPTER_WEIGHTS)
+CHECKPOINT_DAMAGE: dict[str, Damage] = {
+    "truncated safetensors": _truncated(WEIGHTS),
+    "corrupt safetensors header": _header_length,
+    "missing tensor": _weights(_missing),
+    "surplus tensor": _weights(_surplus),
+    "misshapen tensor": _weights(_misshapen),
+    "integer tensor": _weights(_integers),
+    "encoder": _checkpoint("decoder|encoder", model_type="bert", architectures=["BertForSequenceClassification"]),
+    "unknown model type": _checkpoint(model_type="mystery"),
+    "no hidden size": _checkpoint(hidden_size=ABSENT),
+    "hidden size as text": _checkpoint(hidden_size="many"),
+    "fewer layers than stored": _checkpoint(r"model\.layers", num_hidden_layers=1),
+    "truncated config": _truncated(CONFIG),
+    "no config": _removed(CONFIG),
+    "no weights": _removed(WEIGHTS),
 }
-TOKENIZER_DAMAGE: dict[str, tuple[Damage, str]] = {
-    "no tokenizer": (_removed(TOKENIZER), TOKENIZER),
-    "truncated tokenizer": (_truncated(TOKENIZER), TOKENIZER),
+TOKENIZER_DAMAGE: dict[str, Damage] = {"no tokenizer": _removed(TOKENIZER), "truncated tokenizer": _truncated(TOKENIZER)}
+ADAPTER_DAMAGE: dict[str, Damage] = {
+    "no config": _removed(ADAPTER_CONFIG),
+    "no weights": _removed(ADAPTER_WEIGHTS),
+    "truncated config": _truncated(ADAPTER_CONFIG),
+    "truncated weights": _truncated(ADAPTER_WEIGHTS),
+    "missing factor": _factors(_missing, "lora_"),
+    "missing head": _factors(_missing, "score.weight"),
+    "surplus tensor": _factors(_surplus, "lora_"),
+    "tensor without the prefix": _factors(_unprefixed, "lora_"),
+    "misshapen factor": _factors(_misshapen, "lora_"),
+    "misshapen head": _factors(_misshapen, "score.weight"),
+    "integer factor": _factors(_integers, "lora_"),
+    "NaN in a factor": _factors(_not_finite(np.nan, -1), "lora_"),
+    "infinite head": _factors(_not_finite(np.inf, 0), "score."),
+    "rank that the tensors do not have": _adapter(f"{ADAPTER_WEIGHTS}.*lora_", r=lambda config: config["r"] + 1),
+    "fewer targets than tensors": _adapter(f"{ADAPTER_WEIGHTS}.*unexpected", target_modules=["q_proj"]),
+    "rank as text": _adapter(r="8"),
+    "rank zero": _adapter(r=0),
+    "no alpha": _adapter(lora_alpha=None),
+    "alpha zero": _adapter(lora_alpha=0),
+    "unknown target": _adapter(target_modules=["q_proj", "v_prj"]),
+    "targets as a pattern": _adapter(target_modules=".*_proj"),
+    "no head": _adapter(modules_to_save=None),
+    "more than the head": _adapter(modules_to_save=["score", "embed_tokens"]),
+    "another method": _adapter(peft_type="IA3"),
+    "another task": _adapter(task_type="CAUSAL_LM"),
+    "rsLoRA": _adapter(use_rslora=True),
+    "DoRA": _adapter(use_dora=True),
+    "ranks by module": _adapter(rank_pattern={"q_proj": 2}),
+    "alphas by module": _adapter(alpha_pattern={"q_proj": 2}),
+    "trained biases": _adapter(bias="all"),
+    "biases of B": _adapter(lora_bias=True),
+    "chosen layers": _adapter(layers_to_transform=[0]),
+    "transposed weights": _adapter(fan_in_fan_out=True),
+    "base changed by the initialisation": _adapter(init_lora_weights="pissa"),
+    "a key of a later version, on": _adapter(use_something_new=True),
 }
-CORPUS_DAMAGE: dict[str, tuple[bytes, str]] = {
-    "label out of range": (b'{"input": "ls", "label": 5}', "label"),
-    "negative label": (b'{"input": "ls", "label": -1}', "label"),
-    "label as text": (b'{"input": "ls", "label": "safe"}', "label"),
-    "label as truth": (b'{"input": "ls", "label": true}', "label"),
-    "no input": (b'{"label": 1}', "input"),
-    "input as number": (b'{"input": 3, "label": 1}', "input"),
-    "unknown key": (b'{"input": "ls", "label": 1, "weight": 2}', "weight"),
-    "duplicate key": (b'{"input": "ls", "label": 1, "label": 2}', "label"),
-    "not an object": (b"[1, 2]", "object"),
-    "not JSON": (b'{"input": "ls", "label": 1', ""),
-    "not UTF-8": (b'{"input": "\xff\xfe", "label": 1}', ""),
-    "blank line": (b"", ""),
+OTHER_BASES: dict[str, tuple[str, str]] = {
+    "num_hidden_layers": ("theirs", f"{ADAPTER_WEIGHTS}.*lora_"),
+    "hidden_size": ("theirs", f"{ADAPTER_WEIGHTS}.*(lora_|score)"),
+    "rms_norm_eps": ("ours", f"{BESIDE}.*eps"),
+    "rope_theta": ("ours", f"{BESIDE}.*theta"),
+    "intermediate_size": ("ours", f"{BESIDE}.*intermediate"),
 }
+"""A number of the base's architecture, an adapter that shows that it has changed, and what the refusal names."""
 
 
-def refuses_checkpoint(attack: Attack, case: Case) -> list[Comparison]:
-    """One damage a case; the message names the file or the key."""
-    return _refuses_folder(attack, case, CHECKPOINT_DAMAGE)
+def refuses_checkpoint(trial: Trial) -> list[Comparison]:
+    """Each damage of the shipped checkpoint in turn; the message names the file or the key."""
+    return list(_refuses(trial, CHECKPOINT, CHECKPOINT_DAMAGE, trial.files.load_decoder))
 
 
-def refuses_tokenizer(attack: Attack, case: Case) -> list[Comparison]:
+def refuses_tokenizer(trial: Trial) -> list[Comparison]:
     """Without tokenizer.json, or with a part of it."""
-    return _refuses_folder(attack, case, TOKENIZER_DAMAGE)
+    return list(_refuses(trial, CHECKPOINT, TOKENIZER_DAMAGE, trial.files.load_tokenizer))
 
 
-def _refuses_folder(attack: Attack, case: Case, damages: dict[str, tuple[Damage, str]]) -> list[Comparison]:
-    rng = generator_for(case.seed, "damage")
-    found = []
-    for name, (damage, message) in damages.items():
-        with tempfile.TemporaryDirectory() as parent:
-            folder = Path(parent) / "checkpoint"
-            shutil.copytree(CHECKPOINT, folder)
-            damage(folder, rng)
-            before = _listing(folder)
-            found.append(_named(name, refusal(lambda path=folder: attack.answer(case, scalars={"path": str(path)}), "Exception", message)))  # type: ignore[misc]  # the default binds the folder
-            if _listing(folder) != before:
-                found.append(broken(name, "the folder was changed"))
-    return found
-
-
-def _listing(folder: Path) -> list[tuple[str, int]]:
-    return sorted((str(path.relative_to(folder)), path.stat().st_size) for path in folder.rglob("*"))
-
-
-def refuses_corpus(attack: Attack, case: Case) -> list[Comparison]:
-    """A damaged line among good ones: file and line number in the message. And no line at all, and no file."""
-    rng = generator_for(case.seed, "damage")
-    good = CORPUS_HELDOUT.read_bytes().splitlines()[:20]
-    found = []
+def refuses_adapter(trial: Trial) -> list[Comparison]:
+    """Each damage of an adapter of PEFT's in turn, and bases that it was not trained on; the message names file and key."""
+    model = generated(trial.rng("model"), trial.seed, "float32", nf4=False, layers=2, targets="q_v")
     with tempfile.TemporaryDirectory() as parent:
-        path = Path(parent) / "corpus.jsonl"
-        for name, (line, message) in CORPUS_DAMAGE.items():
-            at = int(rng.integers(0, len(good)))
-            path.write_bytes(b"\n".join([*good[:at], line, *good[at:]]) + b"\n")
-            found.append(_corpus_refusal(attack, case, name, path, f"{path.name}:{at + 1}.*{message}"))
-        path.write_bytes(b"")
-        found.append(_corpus_refusal(attack, case, "empty file", path, "empty"))
-        with suppress(FileNotFoundError):
-            path.unlink()
-        found.append(_corpus_refusal(attack, case, "no file", path, "no such file"))
-    return found
+        base, theirs = model.write_checkpoint(Path(parent) / "base"), model.write_peft(Path(parent) / "theirs")
+        damaged = _refuses(trial, theirs, ADAPTER_DAMAGE, lambda folder: trial.files.load_adapter(folder, base))
+        return [*damaged, *_refuses_other_bases(trial, model, Path(parent))]
 
 
-def _corpus_refusal(attack: Attack, case: Case, name: str, path: Path, message: str) -> Comparison:
-    return _named(name, refusal(lambda: attack.answer(case, scalars={"path": str(path), "classes": 5}), "Exception", message))
+def _refuses_other_bases(trial: Trial, model: Model, parent: Path) -> Iterator[Comparison]:
+    """PEFT's adapters show another base by the shapes, those of the subject by any number of the architecture."""
+    trial.files.save_adapter(parent / "ours", parent / "base", model.settings, model.trainable)
+    for key, (adapter, message) in OTHER_BASES.items():
+        other = parent / f"base of another {key}"
+        other.mkdir()
+        config = json.loads((parent / "base" / CONFIG).read_text())
+        (other / CONFIG).write_text(json.dumps({**config, key: config[key] * 2}))
+        yield trial.refuses(f"another {key}", partial(trial.files.load_adapter, parent / adapter, other), message)
 
 
-def refuses_device(attack: Attack, case: Case) -> list[Comparison]:
+def _refuses(trial: Trial, whole: Path, damages: Mapping[str, Damage], ask: Callable[[Path], object]) -> Iterator[Comparison]:
+    """A copy of the folder with each damage in turn: what the refusal names, and that the copy is left as it is."""
+    rng = trial.rng("damage")
+    for name, damage in damages.items():
+        with tempfile.TemporaryDirectory() as parent:
+            folder = Path(shutil.copytree(whole, Path(parent) / whole.name))
+            message = damage(folder, rng)
+            before = content(folder)
+            yield trial.refuses(name, partial(ask, folder), message)
+            if content(folder) != before:
+                yield broken(name, "the folder was changed")
+
+
+NO_DEVICES = ("", "gpu", "cuda:16", "cuda:-1", "cuda:", "CUDA", "cpu:0", "cuda:01", "cuda:0x1", " cpu", "auto:0", "mps")
+
+
+def refuses_device(trial: Trial) -> list[Comparison]:
     """Names outside the grammar; and CUDA where there is none."""
-    names = ["", "gpu", "cuda:16", "cuda:-1", "cuda:", "CUDA", "cpu:0", "cuda:01", "cuda:0x1", " cpu", "auto:0", "mps"]
-    if attack.subject.device == "cpu":
-        names += ["cuda", "cuda:0"]
-    return [
-        _named(repr(name), refusal(lambda name=name: attack.answer(case, scalars={"name": name}), "Exception", "device"))  # type: ignore[misc]  # the default binds the name
-        for name in names
-    ]
-
-
-def _named(name: str, comparison: Comparison) -> Comparison:
-    return Comparison(**{**vars(comparison), "tensor": name})
-
-
-def checkpoint_arrives_exactly(attack: Attack, case: Case) -> list[Comparison]:
-    """Every tensor of the file against the loaded one, bit for bit, and no other tensor."""
-    answer = attack.answer(case, scalars={"path": str(CHECKPOINT)})
-    stored = {f"parameters/{name}": value for name, value in load_file(CHECKPOINT / WEIGHTS).items()}
-    extra = sorted(set(answer) - set(stored))
-    found = [broken(name, "not in the file") for name in extra]
-    for name, value in stored.items():
-        if name not in answer:
-            found.append(broken(name, "in the file, but not loaded"))
-        else:
-            found.append(compare_exactly(name, value, answer[name]))
-    return found
+    names = (*NO_DEVICES, "cuda", "cuda:0") if trial.subject.device == "cpu" else NO_DEVICES
+    return [trial.refuses(repr(name), partial(trial.devices.resolve, name), "device") for name in names]

@@ -4,24 +4,25 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 
 from blackswan.falsifiers.data import CHECKPOINT
-from blackswan.falsifiers.numeric.attack import Attack
-from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_at_most, value_within
-from blackswan.falsifiers.numeric.generators import Generator, generator_for
-from blackswan.falsifiers.system.written import equal, renamed, written
-from blackswan.reference.table import Array, Arrays
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, same, value_at_most
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.subjects.doors import Batch, Statistics, Tokenizing
+from blackswan.falsifiers.system.trial import Trial, may_be_non_finite
+from blackswan.falsifiers.system.written import written
+from blackswan.reference.table import Array
 
 PERCENTILES = (50, 90, 95, 99)
 EOS = "<eos>"
 
 
 @contextmanager
-def _tokenizer(rng: Generator) -> Iterator[tuple[str, Callable[[str], list[int]], bool]]:
+def _tokenizer(rng: Generator) -> Iterator[tuple[Path, Callable[[str], list[int]], bool]]:
     """A tokenizer folder, every id of a text by the library alone, and whether an end token closes each text.
 
     One of the shipped tokenizer's variants: as it is; with an end token; with a truncation and a padding of its own, which a run's
@@ -44,7 +45,7 @@ def _tokenizer(rng: Generator) -> Iterator[tuple[str, Callable[[str], list[int]]
                 changed.enable_padding(length=7, pad_id=5)
             changed.save(str(Path(folder) / "tokenizer.json"))
         closing = [end] if variant == 1 else []
-        yield folder, lambda text: [*plain.encode(text).ids, *closing], bool(closing)
+        yield Path(folder), lambda text: [*plain.encode(text).ids, *closing], bool(closing)
 
 
 def _kept(ids: list[int], limit: int, closed: bool) -> list[int]:
@@ -54,94 +55,94 @@ def _kept(ids: list[int], limit: int, closed: bool) -> list[int]:
     return [*ids[: limit - 1], ids[-1]] if closed else ids[:limit]
 
 
-def tokens_are_the_tokenizers_own(attack: Attack, case: Case) -> list[Comparison]:
+@may_be_non_finite("*.imbalance")
+def tokens_are_the_tokenizers_own(trial: Trial) -> list[Comparison]:
     """Ids of each text against the `tokenizers` library's, cut to max_seq_len; 1 to max_seq_len of them; twice the same."""
-    rng = generator_for(case.seed, "tokens")
+    rng = trial.rng("tokens")
     with written(rng, multi_label=False) as corpus, _tokenizer(rng) as (folder, encode, closed):
         limit = int(rng.integers(2, 40))
-        scalars = {**corpus.scalars, "tokenizer": folder, "max_seq_len": limit}
-        answer, again = attack.answer(case, scalars=scalars), attack.answer(case, scalars=scalars)
+        found, again = (trial.corpora.read(corpus.file, Tokenizing(folder, limit)) for _ in range(2))
         rows = [_kept(encode(text), limit, closed) for text in corpus.texts]
-    found = equal(answer, lengths=[len(row) for row in rows], ids=[token for row in rows for token in row], labels=corpus.expected_labels)
-    outside = int(np.sum((answer["lengths"] < 1) | (answer["lengths"] > limit)))
-    found.append(value_at_most("samples of another length than 1 to max_seq_len", outside, 0))
-    return [*found, *(renamed(f"{name}, again", compare_exactly(name, answer[name], again[name])) for name in answer)]
+    outside = sum(not 1 <= len(row) <= limit for row in found.rows)
+    return [
+        same("ids", rows, found.rows),
+        same("labels", corpus.expected_labels, found.labels),
+        value_at_most("samples of another length than 1 to max_seq_len", outside, 0),
+        same("ids, again", found.rows, again.rows),
+        same("everything else, again", replace(found, rows=[]), replace(again, rows=[])),
+    ]
 
 
-def bytes_are_tokens_without_a_tokenizer(attack: Attack, case: Case) -> list[Comparison]:
+@may_be_non_finite("*.imbalance")
+def bytes_are_tokens_without_a_tokenizer(trial: Trial) -> list[Comparison]:
     """UTF-8 bytes cut to max_seq_len, a padding id that is no byte, and a description that says so."""
-    rng = generator_for(case.seed, "tokens")
+    rng = trial.rng("tokens")
     with written(rng, multi_label=False) as corpus:
         limit = int(rng.integers(1, 40))
-        answer = attack.answer(case, scalars={**corpus.scalars, "tokenizer": "", "max_seq_len": limit})
-    fill = int(answer["fill"])
-    rows = [list(text.encode()[:limit]) or [fill] for text in corpus.texts]
-    found = equal(answer, lengths=[len(row) for row in rows], ids=[token for row in rows for token in row], vocab=257)
-    found.append(value_within("padding id", fill, 256, 256))
-    said = answer["description"].tobytes().decode()
-    if not ("bytes" in said and "random" in said):
-        found.append(broken("description", "does not say that random weights read bytes", "bytes … random", said))
-    return found
+        found = trial.corpora.read(corpus.file, Tokenizing(None, limit))
+    rows = [list(text.encode()[:limit]) or [found.fill] for text in corpus.texts]
+    compared = [same("ids", rows, found.rows), same("vocab", 257, found.vocab), same("padding id", 256, found.fill)]
+    if not ("bytes" in found.description and "random" in found.description):
+        compared.append(broken("description", "does not say that random weights read bytes", "bytes … random", found.description))
+    return compared
 
 
-def statistics_are_numpys(attack: Attack, case: Case) -> list[Comparison]:
+@may_be_non_finite("*.imbalance")
+def statistics_are_numpys(trial: Trial) -> list[Comparison]:
     """Totals, samples a class, imbalance, and percentiles of the lengths before truncation, against NumPy's of the library's ids.
 
     Of a whole corpus, and of some samples of it, as the parts of a split are.
     """
-    rng = generator_for(case.seed, "statistics")
+    rng = trial.rng("statistics")
     multi_label = bool(rng.random() < 0.5)
-    with written(rng, multi_label=multi_label, count=int(rng.integers(30, 130))) as corpus, _tokenizer(rng) as (folder, encode, closed):
-        limit = int(rng.integers(2, 60))
-        scalars = {**corpus.scalars, "tokenizer": folder, "max_seq_len": limit}
-        count = len(corpus.texts)
-        some = rng.permutation(count)[: int(rng.integers(count // 2, count))]
-        answers = attack.answer(case, scalars=scalars), attack.answer(case, scalars={**scalars, "indices": some.tolist()})
+    with written(rng, multi_label=multi_label, count=int(rng.integers(30, 130))) as corpus, _tokenizer(rng) as (folder, encode, _):
+        tokenizing = Tokenizing(folder, int(rng.integers(2, 60)))
         lengths = np.asarray([max(1, len(encode(text))) for text in corpus.texts])
-    del closed
-    found = _statistics(answers[0], lengths, corpus.multi_hot, limit)
-    return found + [
-        renamed(f"selected: {each.tensor}", each) for each in _statistics(answers[1], lengths[some], corpus.multi_hot[some], limit)
-    ]
+        count = len(lengths)
+        some = rng.permutation(count)[: int(rng.integers(count // 2, count))].tolist()
+        whole, part = (trial.corpora.read(corpus.file, tokenizing, places).statistics for places in (None, some))
+    limit, multi_hot = tokenizing.max_seq_len, corpus.multi_hot
+    return _statistics("", whole, lengths, multi_hot, limit) + _statistics("selected: ", part, lengths[some], multi_hot[some], limit)
 
 
-def _statistics(answer: Arrays, lengths: Array, multi_hot: Array, limit: int) -> list[Comparison]:
+def _statistics(prefix: str, found: Statistics, lengths: Array, multi_hot: Array, limit: int) -> list[Comparison]:
     counts = multi_hot.sum(axis=0)
-    return equal(
-        answer,
+    expected = Statistics(
         total=len(lengths),
-        class_counts=counts,
-        percentiles=[(percent, np.percentile(lengths, percent, method="inverted_cdf")) for percent in PERCENTILES],
-        max_length=lengths.max(),
-        truncated=np.sum(lengths > limit),
-        minority=counts.min(),
-        imbalance=counts.max() / counts.min() if counts.min() else np.inf,
+        class_counts=tuple(counts.tolist()),
+        length_percentiles={percent: int(np.percentile(lengths, percent, method="inverted_cdf")) for percent in PERCENTILES},
+        max_length=int(lengths.max()),
+        truncated=int(np.sum(lengths > limit)),
+        minority=int(counts.min()),
+        imbalance=float(counts.max() / counts.min()) if counts.min() else float("inf"),
     )
+    return [same(f"{prefix}{name}", value, getattr(found, name)) for name, value in asdict(expected).items()]
 
 
-def batches_are_padded_and_masked(attack: Attack, case: Case) -> list[Comparison]:
+def batches_are_padded_and_masked(trial: Trial) -> list[Comparison]:
     """Each row holds its ids on the side away from the padding, its mask is true there and nowhere else, and its label is its own.
 
     The same from raw text. Ids that happen to equal the padding id are real tokens.
     """
-    rng = generator_for(case.seed, "batch")
+    rng = trial.rng("batch")
     multi_label, side = bool(rng.random() < 0.5), str(rng.choice(["left", "right"]))
     with written(rng, multi_label=multi_label) as corpus, _tokenizer(rng) as (folder, encode, closed):
         limit = int(rng.integers(2, 40))
-        indices = [0, *(int(i) for i in rng.permutation(len(corpus.texts))[: int(rng.integers(1, 6))])]
-        scalars = {"tokenizer": folder, "max_seq_len": limit, "padding_side": side, "indices": indices}
-        answer = attack.answer(case, scalars={**corpus.scalars, **scalars})
-        rows = [_kept(encode(corpus.texts[index]), limit, closed) for index in indices]
+        places = [0, *(int(i) for i in rng.permutation(len(corpus.texts))[: int(rng.integers(1, 6))])]
+        found = trial.corpora.batch(corpus.file, Tokenizing(folder, limit, side), places)
+        rows = [_kept(encode(corpus.texts[place]), limit, closed) for place in places]
+    labels = np.asarray([corpus.expected_labels[place] for place in places], np.float32 if multi_label else np.int64)
+    compared = [*_padded(found, rows, side), compare_exactly("labels", labels, found.labels)]
+    if found.labels.dtype != labels.dtype:
+        compared.append(broken("labels", "dtype", str(labels.dtype), str(found.labels.dtype)))
+    return compared
+
+
+def _padded(found: Batch, rows: list[list[int]], side: str) -> Iterator[Comparison]:
+    """Mask and ids at the mask, of the batch from token ids and of the one from raw text."""
     lengths = np.asarray([len(row) for row in rows])
     columns = np.arange(lengths.max())
     mask = columns < lengths[:, None] if side == "right" else columns >= lengths.max() - lengths[:, None]
-    found = []
-    for name in ("", "raw_"):
-        found += equal(answer, **{f"{name}mask": mask})
-        given = answer[f"{name}input_ids"]
-        shaped = given.shape == mask.shape
-        found += equal({f"{name}input_ids": given[mask] if shaped else given}, **{f"{name}input_ids": np.concatenate(rows)})
-    wanted = np.dtype(np.float32 if multi_label else np.int64)
-    if answer["labels"].dtype != wanted:
-        found.append(broken("labels", "dtype", str(wanted), str(answer["labels"].dtype)))
-    return found + equal(answer, labels=corpus.expected_labels[indices])
+    for name, ids, given in (("", found.input_ids, found.mask), ("raw ", found.raw_input_ids, found.raw_mask)):
+        yield compare_exactly(f"{name}mask", mask, given)
+        yield compare_exactly(f"{name}input_ids", np.concatenate(rows), ids[mask] if ids.shape == mask.shape else ids)

@@ -2,68 +2,47 @@
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly
+from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.subjects.doors import CorpusFile, Label
 from blackswan.reference.table import Array
 
 PIECES = (
-    "rm -rf",
-    " ",
-    "  ",
-    "\n",
-    "\r",
-    "\t",
-    "\u2028",
-    "\x85",
-    "\x1c",
-    "\x0b",
-    "\x00",
-    '"',
-    "\\",
-    "é",
-    "e\u0301",
-    "ß",
-    "漢字",
-    "🙂",
-    "\ufeff",
+    *("rm -rf", " ", "  ", "\n", "\r", "\t", "\u2028", "\x85", "\x1c", "\x0b", "\x00"),
+    *('"', "\\", "é", "e\u0301", "ß", "漢字", "🙂", "\ufeff"),
 )
 """What readers get wrong: line breaks of Unicode and of ASCII that end no JSON line, quotes, text outside ASCII, text to be normalised."""
-Label = int | list[int]
+WORDS = ("rm", "-rf", '"$TMP"', "for f in *;", "do", "done", "\n", "date +%s", "|| exit 1", "curl")
 
 
 @dataclass(frozen=True)
 class Written:
     """A corpus in a file, and what was written."""
 
-    path: Path
+    file: CorpusFile
     texts: list[str]
     labels: list[Label]
-    classes: int
-    multi_label: bool
 
     @property
     def multi_hot(self) -> Array:
         """[samples, classes], whatever way the labels were written in."""
-        rows = [label if isinstance(label, list) else [int(index == label) for index in range(self.classes)] for label in self.labels]
-        return np.asarray(rows)
+        return np.asarray([_multi_hot(label, self.file.classes) for label in self.labels])
 
     @property
-    def expected_labels(self) -> Array:
+    def expected_labels(self) -> list[Label]:
         """As they are to be read."""
-        return self.multi_hot if self.multi_label else np.asarray(self.labels)
+        return [_multi_hot(label, self.file.classes) for label in self.labels] if self.file.multi_label else self.labels
 
-    @property
-    def scalars(self) -> dict[str, Any]:
-        """The scalars that name it."""
-        return {"path": str(self.path), "classes": self.classes, "multi_label": self.multi_label}
+
+def _multi_hot(label: Label, classes: int) -> list[int]:
+    return label if isinstance(label, list) else [int(index == label) for index in range(classes)]
 
 
 @contextmanager
@@ -83,15 +62,13 @@ def written(rng: Generator, *, multi_label: bool, count: int | None = None) -> I
         end = str(rng.choice(["\n", "\r\n"]))
         lines = [_line(rng, text, label) for text, label in zip(texts, labels, strict=True)]
         path.write_bytes((end.join(lines) + (end if rng.random() < 0.5 else "")).encode())
-        yield Written(path, texts, labels, classes, multi_label)
+        yield Written(CorpusFile(path, classes, multi_label), texts, labels)
 
 
 def _text(rng: Generator) -> str:
     if rng.random() < 0.5:
         return "".join(rng.choice(PIECES, int(rng.integers(0, 12))))
-    words = rng.choice(
-        ["rm", "-rf", '"$TMP"', "for f in *;", "do", "done", "\n", "date +%s", "|| exit 1", "curl"], int(rng.integers(1, 60))
-    )
+    words = rng.choice(WORDS, int(rng.integers(1, 60)))
     return " ".join(words)
 
 
@@ -108,15 +85,6 @@ def _line(rng: Generator, text: str, label: Label) -> str:
     return json.dumps({key: row[key] for key in keys}, ensure_ascii=bool(rng.random() < 0.3), separators=separators)
 
 
-def equal(answer: Mapping[str, Array], **expected: Any) -> list[Comparison]:
-    """Each expected array, exactly."""
-    found = []
-    for name, value in expected.items():
-        wanted = np.asarray(value)
-        found.append(compare_exactly(name, wanted, answer[name]) if name in answer else broken(name, "missing from the answer"))
-    return found
-
-
 def renamed(name: str, comparison: Comparison) -> Comparison:
     """The comparison under another name."""
-    return Comparison(**{**vars(comparison), "tensor": name})
+    return replace(comparison, tensor=name)

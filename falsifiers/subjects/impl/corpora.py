@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from blackswan.falsifiers.subjects.doors import Label, Split
-from blackswan.impl import samples
+from blackswan.falsifiers.subjects.doors import Batch, CorpusFile, Label, Split, Statistics, Tokenizing, TokenRows
+from blackswan.impl import corpus as corpora
+from blackswan.impl import samples, tokens
 
 
 class Corpora:
@@ -14,6 +15,28 @@ class Corpora:
     def __init__(self, device: torch.device, path: str | None) -> None:
         del path
         self._device = device
+
+    def load(self, corpus: CorpusFile) -> list[tuple[str, Label]]:
+        """Texts and labels."""
+        return [(sample.text, _label(sample.label)) for sample in corpora.load_corpus(corpus.path, corpus.classes, corpus.multi_label)]
+
+    def read(self, corpus: CorpusFile, tokenizing: Tokenizing, places: Sequence[int] | None = None) -> TokenRows:
+        """Token ids and statistics."""
+        tokenizer = _tokens(tokenizing)
+        found = _samples(corpus, tokenizer)
+        found = found if places is None else found.select(places)
+        said = found.statistics()
+        statistics = Statistics(**{name: getattr(said, name) for name in Statistics.__dataclass_fields__})
+        rows = [list(row) for row in found.rows]
+        return TokenRows(rows, _labels(found), statistics, tokenizer.fill, tokenizer.vocab, tokenizer.description)
+
+    def batch(self, corpus: CorpusFile, tokenizing: Tokenizing, places: Sequence[int]) -> Batch:
+        """A batch, tokenised before and from raw text."""
+        tokenizer = _tokens(tokenizing)
+        found = _samples(corpus, tokenizer).batch(places, tokenizer, self._device)
+        texts = [text for text, _ in self.load(corpus)]
+        raw = tokenizer.batch([texts[place] for place in places])
+        return Batch(*(value.cpu().numpy() for value in (found.input_ids, found.mask, found.labels, *raw)))
 
     def epoch_order(self, count: int, seed: int, epoch: int) -> list[int]:
         """The order of an epoch."""
@@ -38,7 +61,20 @@ def _places(part: samples.Samples) -> list[int]:
 
 
 def _labels(part: samples.Samples) -> list[Label]:
-    return [list(target) if isinstance(target, tuple) else target for target in part.targets]
+    return [_label(target) for target in part.targets]
+
+
+def _label(label: corpora.Label) -> Label:
+    return list(label) if isinstance(label, tuple) else label
+
+
+def _tokens(tokenizing: Tokenizing) -> tokens.Tokens:
+    limit, side = tokenizing.max_seq_len, tokenizing.padding_side
+    return tokens.load_tokenizer(tokenizing.tokenizer, limit, side) if tokenizing.tokenizer else tokens.ByteTokens(limit, side)
+
+
+def _samples(corpus: CorpusFile, tokenizer: tokens.Tokens) -> samples.Samples:
+    return samples.read_samples(corpus.path, tokenizer, corpus.classes, corpus.multi_label)
 
 
 def _numbered(labels: Sequence[Label], classes: int) -> samples.Samples:

@@ -1,15 +1,11 @@
 """Procedures of `impl` (files, devices, whole runs, default settings) as a subject runs them: names and paths in, arrays out."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from blackswan.falsifiers.subjects.procedures import (
-    adapters,
-    data,
     devices,
     footprint,
     fresh,
@@ -21,46 +17,19 @@ from blackswan.falsifiers.subjects.procedures import (
     whole_model,
 )
 from blackswan.impl import dispatch
-from blackswan.impl.checkpoint import load_checkpoint, load_decoder
 from blackswan.impl.config import ClassifyConfig
-from blackswan.impl.device import resolve_device
-from blackswan.impl.tokens import load_tokenizer
 from blackswan.reference.table import Array
 
 Scalars = Mapping[str, Any]
 
 
-def _checkpoint(scalars: Scalars, device: torch.device) -> dict[str, Array]:
-    folder = Path(scalars["path"])
-    dtype = next(iter(load_checkpoint(folder).tensors.values())).dtype
-    decoder = load_decoder(folder, dtype=dtype, device=device)
-    return {f"parameters/{name}": value.detach().cpu().float().numpy() for name, value in decoder.named_parameters()}
-
-
-def _tokenizer(scalars: Scalars, device: torch.device) -> dict[str, Array]:
-    del device
-    return {"vocab": np.asarray(load_tokenizer(Path(scalars["path"]), 16).vocab)}
-
-
-def _device(scalars: Scalars, device: torch.device) -> dict[str, Array]:
-    del device
-    return {"index": np.asarray(resolve_device(str(scalars["name"])).index or 0)}
-
-
 Procedure = Callable[[Scalars, torch.device], dict[str, Array]]
 
 PROCEDURES: dict[str, Procedure] = {
-    "load_checkpoint": _checkpoint,
-    "load_tokenizer": _tokenizer,
-    "load_corpus": data.load,
-    "resolve_device": _device,
-    "read_samples": data.read,
-    "batch_samples": data.batch,
     "shard_batch": parallel.shard_batch,
     "train_in_parallel": parallel.train_in_parallel,
     "fault_in_parallel": parallel.train_in_parallel,
     "run_in_parallel": parallel_runs.run_in_parallel,
-    **adapters.PROCEDURES,
     **devices.PROCEDURES,
     **footprint.PROCEDURES,
     "fresh_classifier": fresh.fresh_classifier,
