@@ -31,7 +31,7 @@ from torch import Tensor
 
 from benchmarks import command
 from blackswan.falsifiers.numeric.shapes import SHAPES
-from blackswan.falsifiers.subjects.procedures.footprint import RandomTensors
+from blackswan.falsifiers.subjects.impl.memory import RandomTensors
 from blackswan.impl.allocations import Allocations
 from blackswan.impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable
 from blackswan.impl.config import DecoderConfig

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from blackswan.falsifiers.subjects.procedures.footprint import bound
 
 from blackswan.falsifiers.mutants.registry import applied
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.subjects.procedures import footprint
-from blackswan.falsifiers.subjects.procedures.footprint import bound
 from blackswan.falsifiers.system.footprint import FAMILIES, SMALL
 from blackswan.falsifiers.system.resident import BITS, TABLES, stays
 from blackswan.impl.fused import model as model_module

@@ -10,9 +10,6 @@ import torch
 from blackswan.falsifiers.subjects.procedures import (
     adapters,
     data,
-    devices,
-    footprint,
-    fresh,
     parallel,
     parallel_runs,
     pretraining,
@@ -61,9 +58,6 @@ PROCEDURES: dict[str, Procedure] = {
     "fault_in_parallel": parallel.train_in_parallel,
     "run_in_parallel": parallel_runs.run_in_parallel,
     **adapters.PROCEDURES,
-    **devices.PROCEDURES,
-    **footprint.PROCEDURES,
-    "fresh_classifier": fresh.fresh_classifier,
     "run_on_corpus": split_runs.run_on_corpus,
     "fit_run": training.fit_run,
     "fit_run_killed": training.fit_run_killed,
@@ -82,9 +76,6 @@ PROCEDURES: dict[str, Procedure] = {
 
 RECORDED: dict[str, Callable[[Scalars, torch.device], list[dispatch.Call]]] = {"whole_classifier": whole_model.record}
 """Procedures whose calls can be recorded."""
-
-why_not = footprint.why_not
-
 
 _CONFIGURED = (
     "num_classes",
