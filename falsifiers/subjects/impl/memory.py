@@ -46,9 +46,8 @@ class Memory:
         """By the allocator; on CUDA what stays is what tensors asked for, without its rounding."""
         before = _requested(self._device)
         with allocated(self._device) as taken:
-            trainer, batch = self._trainer(work), batch_of(work, self._device)
-            for _ in range(steps):
-                _step(trainer, batch, work.accumulation)
+            trainer = self._trainer(work)
+            _accumulate(trainer, batch_of(work, self._device), work.accumulation, steps)  # the batch goes with it
             stays = _requested(self._device) - before
         return Usage(taken["peak"], stays if self._device.type == "cuda" else taken["kept"], _thawed(trainer.classifier))
 
@@ -166,13 +165,14 @@ def _train(trainer: Trainer, batches: Sequence[Batch], steps: int) -> None:
         trainer.train_batch(batches[step % len(batches)])
 
 
-def _step(trainer: Trainer, batch: Batch, accumulation: int) -> None:
-    if accumulation == 1:
-        trainer.train_batch(batch)
-        return
-    for _ in range(accumulation):
-        trainer.accumulate(batch)
-    trainer.apply()
+def _accumulate(trainer: Trainer, batch: Batch, accumulation: int, steps: int) -> None:
+    for _ in range(steps):
+        if accumulation == 1:
+            trainer.train_batch(batch)
+            continue
+        for _ in range(accumulation):
+            trainer.accumulate(batch)
+        trainer.apply()
 
 
 def _held(place: torch.device) -> tuple[int, int, int]:
