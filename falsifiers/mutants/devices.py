@@ -1,10 +1,11 @@
-"""Wrong devices, ledgers, estimates, loaders and searches for what is not finite: one step of `impl` replaced each."""
+"""Wrong devices, ledgers, searches for what is not finite and transfers: one step of `impl` replaced each."""
 
-import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -13,34 +14,32 @@ import torch
 from blackswan.falsifiers.mutants.registry import named_step, step_mutant
 
 Step = Callable[..., Any]
-LEDGER = "blackswan.impl.ledger"
-
-named_step(
-    "auto_falls_back_in_silence",
-    "S26",
-    "No warning when auto takes the CPU.",
-    lambda _: lambda *_arguments, **_options: None,
-    "blackswan.impl.device",
-    "warnings.warn",
-)
+_resolve = partial(step_mutant, "blackswan.impl.device", "resolve_device")
+_nonfinite = partial(step_mutant, "blackswan.impl.nonfinite")
+_ledger = partial(step_mutant, "blackswan.impl.ledger")
 
 
-@step_mutant("blackswan.impl.device", "resolve_device", "own")
+def _nothing(_: Step) -> Step:
+    return lambda *_arguments, **_options: None
+
+
+named_step("auto_falls_back_in_silence", "S26", "No warning when auto takes the CPU.", _nothing, "blackswan.impl.device", "warnings.warn")
+
+
+@_resolve("own")
 def auto_warns_of_every_device(resolve: Step) -> Step:
     """A warning for devices that were named as well."""
 
     def changed(name: str) -> Any:
         found = resolve(name)
         if name != "auto":
-            import warnings
-
             warnings.warn(f"using {found}", stacklevel=2)
         return found
 
     return changed
 
 
-@step_mutant("blackswan.impl.device", "resolve_device", "S26")
+@_resolve("S26")
 def device_explicit_falls_back(resolve: Step) -> Step:
     """The CPU or another card instead of one that is not there."""
 
@@ -53,57 +52,38 @@ def device_explicit_falls_back(resolve: Step) -> Step:
     return changed
 
 
-@step_mutant("blackswan.impl.device", "resolve_device", "own")
+@_resolve("own")
 def device_index_dropped(resolve: Step) -> Step:
     """The first card whatever the index."""
-
-    def changed(name: str) -> Any:
-        found = resolve(name)
-        return torch.device(found.type, 0) if found.type == "cuda" else found
-
-    return changed
+    return lambda name: torch.device(found.type, 0) if (found := resolve(name)).type == "cuda" else found
 
 
-def _residency_without(unwanted: Callable[[str], bool]) -> Callable[[Step], Step]:
-    return lambda tensors: lambda *arguments: ((name, value) for name, value in tensors(*arguments) if not unwanted(name))
+# proof of residency
 
 
-named_step(
+def _residency_of(wanted: Callable[[str], bool], name: str, doc: str) -> None:
+    def change(tensors: Step) -> Step:
+        return lambda *arguments: ((key, value) for key, value in tensors(*arguments) if wanted(key))
+
+    named_step(name, "own", doc, change, "blackswan.impl.residency", "_tensors")
+
+
+_residency_of(
+    lambda name: not any(part in name for part in ("lora_", "score", "optimiser")),
     "residency_of_trained_only",
-    "own",
     "LoRA, head and optimiser are not looked at.",
-    _residency_without(lambda name: "lora_" not in name and "score" not in name and "optimiser" not in name),
-    "blackswan.impl.residency",
-    "_tensors",
 )
+_residency_of(lambda name: "quantized" not in name, "residency_without_buffers", "NF4 codes and absmax are not looked at.")
+_residency_of(lambda name: not name.startswith("optimiser"), "residency_without_optimiser", "Moments are not looked at.")
 named_step(
-    "residency_without_buffers",
-    "own",
-    "NF4 codes and absmax are not looked at.",
-    _residency_without(lambda name: "quantized" in name),
-    "blackswan.impl.residency",
-    "_tensors",
+    "residency_moves_in_silence", "S26", "No objection to a tensor elsewhere.", _nothing, "blackswan.impl.residency", "require_residency"
 )
-named_step(
-    "residency_without_optimiser",
-    "own",
-    "Moments are not looked at.",
-    _residency_without(lambda name: name.startswith("optimiser")),
-    "blackswan.impl.residency",
-    "_tensors",
-)
-
-
-@step_mutant("blackswan.impl.residency", "require_residency", "S26")
-def residency_moves_in_silence(_: Step) -> Step:
-    """No objection to a tensor elsewhere."""
-    return lambda *_arguments: None
 
 
 # the ledger
 
 
-@step_mutant(LEDGER, "Ledger._locked", "own")
+@_ledger("Ledger._locked", "own")
 def ledger_without_lock(locked: Step) -> Step:
     """Read and written without the lock."""
 
@@ -116,96 +96,80 @@ def ledger_without_lock(locked: Step) -> Step:
     return changed
 
 
-@step_mutant(LEDGER, "Ledger._require", "S23")
-def ledger_capacity_hard_coded(require: Step) -> Step:
-    """24 GB whatever the card has."""
+def _asked(name: str, pedigree: str, doc: str, change: Callable[[int, Any, Any], tuple[int, Any, Any]]) -> None:
+    """A ledger that asks whether other bytes, beside other entries, fit into another memory."""
 
-    def changed(self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
-        return require(self, device, count, others, replace(memory or self._memory(device), free=24 * 2**30, total=24 * 2**30))
+    def make(require: Step) -> Step:
+        def changed(self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
+            return require(self, device, *change(count, others, memory or self._memory(device)))
 
-    return changed
+        return changed
 
-
-@step_mutant(LEDGER, "Ledger._require", "own")
-def ledger_counts_own_only(require: Step) -> Step:
-    """Reservations of other processes are not counted."""
-
-    def changed(self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
-        return require(self, device, count, [entry for entry in others if entry.pid == os.getpid()], memory)
-
-    return changed
+    named_step(name, pedigree, doc, make, "blackswan.impl.ledger", "Ledger._require")
 
 
-@step_mutant(LEDGER, "Ledger._require", "own")
-def ledger_ignores_free(require: Step) -> Step:
-    """What programs without a reservation take is not counted."""
+_asked(
+    "ledger_capacity_hard_coded",
+    "S23",
+    "24 GB whatever the card has.",
+    lambda count, others, memory: (count, others, replace(memory, free=24 * 2**30, total=24 * 2**30)),
+)
+_asked(
+    "ledger_counts_own_only",
+    "own",
+    "Reservations of other processes are not counted.",
+    lambda count, others, memory: (count, [entry for entry in others if entry.pid == os.getpid()], memory),
+)
+_asked(
+    "ledger_ignores_free",
+    "own",
+    "What programs without a reservation take is not counted.",
+    lambda count, others, memory: (count, others, replace(memory, free=memory.total)),
+)
+_asked(
+    "ledger_refuses_what_just_fits",
+    "own",
+    "A reservation of all that is left is refused.",
+    lambda count, others, memory: (count + 1, others, memory),
+)
+_asked(
+    "ledger_mixes_devices",
+    "own",
+    "What is reserved of one card counts against every card.",
+    lambda count, others, memory: (count, [replace(entry, device=memory.key) for entry in others], memory),
+)
 
-    def changed(self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
-        memory = memory or self._memory(device)
-        return require(self, device, count, others, replace(memory, free=memory.total))
 
-    return changed
-
-
-@step_mutant(LEDGER, "Ledger._require", "own")
-def ledger_refuses_what_just_fits(require: Step) -> Step:
-    """A reservation of all that is left is refused."""
-
-    def changed(self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
-        return require(self, device, count + 1, others, memory)
-
-    return changed
-
-
-@step_mutant(LEDGER, "Ledger._require", "own")
-def ledger_mixes_devices(require: Step) -> Step:
-    """What is reserved of one card counts against every card."""
-
-    def changed(self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
-        key = self._memory(device).key
-        return require(self, device, count, [replace(entry, device=key) for entry in others], memory)
-
-    return changed
-
-
-def _growing(own: Callable[[Any, Any], int]) -> Callable[[Step], Step]:
+def _growing(name: str, doc: str, own: Callable[[Any, Any], int]) -> None:
     """What counts as allocated of a reservation that grows, from what the device reports and the reservation."""
 
-    def mutant(update: Step) -> Step:
+    def change(update: Step) -> Step:
         def changed(self: Any, entry: Any, device: Any, count: int) -> Any:
             memory = self._memory(device)
-            with patch.object(
-                self, "_memory", lambda _: replace(memory, free=memory.free - min(memory.own, entry.bytes) + own(memory, entry))
-            ):
+            seen = replace(memory, free=memory.free - min(memory.own, entry.bytes) + own(memory, entry))
+            with patch.object(self, "_memory", lambda _: seen):
                 return update(self, entry, device, count)
 
         return changed
 
-    return mutant
+    named_step(name, "own", doc, change, "blackswan.impl.ledger", "Ledger.update")
 
 
-named_step(
+_growing(
     "ledger_counts_all_allocated_as_free",
-    "own",
     "All that the process holds, also beyond the reservation, counts as free to it when it grows.",
-    _growing(lambda memory, _: memory.own),
-    LEDGER,
-    "Ledger.update",
+    lambda memory, _: memory.own,
 )
-named_step(
-    "ledger_counts_allocated_twice",
-    "own",
-    "What was allocated of a reservation is not free to it when it grows.",
-    _growing(lambda *_: 0),
-    LEDGER,
-    "Ledger.update",
-)
-named_step(
-    "ledger_keeps_the_dead", "own", "Entries of ended processes stay.", lambda _: lambda self: self._read(), LEDGER, "Ledger._living"
-)
+_growing("ledger_counts_allocated_twice", "What was allocated of a reservation is not free to it when it grows.", lambda *_: 0)
 
 
-@step_mutant(LEDGER, "Ledger._living", "own")
+@_ledger("Ledger._living", "own")
+def ledger_keeps_the_dead(_: Step) -> Step:
+    """Entries of ended processes stay."""
+    return lambda self: self._read()
+
+
+@_ledger("Ledger._living", "own")
 def ledger_by_process_id_only(_: Step) -> Step:
     """A later process of the same id inherits the entry."""
     from blackswan.impl.ledger import process_start
@@ -213,17 +177,13 @@ def ledger_by_process_id_only(_: Step) -> Step:
     return lambda self: [entry for entry in self._read() if process_start(entry.pid) is not None]
 
 
-named_step(
-    "ledger_update_forgotten",
-    "own",
-    "A new size is not written.",
-    lambda _: lambda _self, entry, _device, count: replace(entry, bytes=count),
-    LEDGER,
-    "Ledger.update",
-)
+@_ledger("Ledger.update", "own")
+def ledger_update_forgotten(_: Step) -> Step:
+    """A new size is not written."""
+    return lambda _self, entry, _device, count: replace(entry, bytes=count)
 
 
-@step_mutant(LEDGER, "Ledger.update", "own")
+@_ledger("Ledger.update", "own")
 def ledger_update_unchecked(_: Step) -> Step:
     """A reservation grows whatever is left."""
 
@@ -236,10 +196,10 @@ def ledger_update_unchecked(_: Step) -> Step:
     return changed
 
 
-named_step("ledger_release_forgotten", "own", "A released reservation stays.", lambda _: lambda *_arguments: None, LEDGER, "Ledger.release")
+named_step("ledger_release_forgotten", "own", "A released reservation stays.", _nothing, "blackswan.impl.ledger", "Ledger.release")
 
 
-@step_mutant(LEDGER, "Ledger.release", "own")
+@_ledger("Ledger.release", "own")
 def ledger_releases_all_of_a_process(_: Step) -> Step:
     """One release takes out all of the process."""
 
@@ -250,7 +210,7 @@ def ledger_releases_all_of_a_process(_: Step) -> Step:
     return changed
 
 
-@step_mutant(LEDGER, "reserve", "own")
+@_ledger("reserve", "own")
 def memory_refused_after_allocation(reserve: Step) -> Step:
     """The block runs, then the memory is asked for."""
 
@@ -263,203 +223,44 @@ def memory_refused_after_allocation(reserve: Step) -> Step:
     return changed
 
 
-@step_mutant(LEDGER, "Ledger.acquire", "own")
+@_ledger("Ledger.acquire", "own")
 def memory_refused_without_numbers(acquire: Step) -> Step:
     """The refusal says no bytes."""
 
     def changed(self: Any, device: Any, count: int) -> Any:
-        from blackswan.impl.ledger import InsufficientMemory
-
         try:
             return acquire(self, device, count)
-        except InsufficientMemory as error:
+        except RuntimeError as error:
             error.args = ("out of memory",)
             raise
 
     return changed
 
 
-# the estimate
-
-
-def _estimate(change: Callable[[dict[str, int], int], tuple[dict[str, int], int]]) -> Callable[[Step], Step]:
-    """An estimate with other parts and total."""
-
-    def make(estimate: Step) -> Step:
-        def changed(*arguments: Any, **options: Any) -> Any:
-            found = estimate(*arguments, **options)
-            parts, total = change(dict(found.parts), found.total)
-            return replace(found, parts=parts, total=total)
-
-        return changed
-
-    return make
-
-
-def _without(*names: str) -> Callable[[dict[str, int], int], tuple[dict[str, int], int]]:
-    def change(parts: dict[str, int], total: int) -> tuple[dict[str, int], int]:
-        left = {name: count for name, count in parts.items() if name not in names}
-        return left, total - sum(count for name, count in parts.items() if name in names)
-
-    return change
-
-
-named_step(
-    "estimate_without_scales", "S30", "NF4 without its absmax.", _estimate(_without("nf4_absmax")), "blackswan.impl.memory", "estimate"
-)
-named_step(
-    "estimate_without_lora", "S30", "LoRA and head left out.", _estimate(_without("lora", "head")), "blackswan.impl.memory", "estimate"
-)
-named_step(
-    "estimate_without_optimiser",
-    "S30",
-    "Moments, gradients and their temporaries left out.",
-    _estimate(_without("moments", "gradients", "update")),
-    "blackswan.impl.memory",
-    "estimate",
-)
-named_step(
-    "estimate_without_activations",
-    "own",
-    "What is saved for the backward pass left out.",
-    _estimate(_without("activations", "working")),
-    "blackswan.impl.memory",
-    "estimate",
-)
-
-
-def _dequantised_as_activations(parts: dict[str, int], total: int) -> tuple[dict[str, int], int]:
-    moved = parts.pop("dequantised_weights", 0)
-    return parts | {"activations": parts["activations"] + moved}, total
-
-
-named_step(
-    "estimate_calls_weights_activations",
-    "own",
-    "Dequantised weights counted as saved activations.",
-    _estimate(_dequantised_as_activations),
-    "blackswan.impl.memory",
-    "estimate",
-)
-
-
-def _estimate_of_other(change: Callable[[dict[str, Any]], None]) -> Callable[[Step], Step]:
-    """An estimate of another training step than the one asked for."""
-
-    def make(estimate: Step) -> Step:
-        signature = inspect.signature(estimate)
-
-        def changed(*arguments: Any, **options: Any) -> Any:
-            bound = signature.bind(*arguments, **options)
-            change(bound.arguments)
-            return estimate(*bound.args, **bound.kwargs)
-
-        return changed
-
-    return make
-
-
-named_step(
-    "estimate_of_one_sample",
-    "own",
-    "A batch of one, whatever the batch.",
-    _estimate_of_other(lambda given: given.update(batch=1)),
-    "blackswan.impl.memory",
-    "estimate",
-)
-named_step(
-    "estimate_always_in_bfloat16",
-    "own",
-    "bfloat16 whatever the dtype.",
-    _estimate_of_other(lambda given: given.update(dtype=torch.bfloat16)),
-    "blackswan.impl.memory",
-    "estimate",
-)
-named_step(
-    "estimate_always_quantised",
-    "own",
-    "NF4 whether or not it was asked for.",
-    _estimate_of_other(lambda given: given.update(adaptation=replace(given["adaptation"], nf4=True))),
-    "blackswan.impl.memory",
-    "estimate",
-)
-
-
-# loading with NF4
-
-
-@step_mutant("blackswan.impl.classifier", "Converted", "own")
-def load_all_before_quantising(converted: Step) -> Step:
-    """Every tensor converted before the first is quantised."""
-
-    def changed(*arguments: Any, **options: Any) -> Any:
-        return dict(converted(*arguments, **options))
-
-    return changed
-
-
-@step_mutant("blackswan.impl.checkpoint", "load_checkpoint", "own")
-def load_reads_all_shards(load: Step) -> Step:
-    """All shards read before the model is built."""
-
-    def changed(folder: Any) -> Any:
-        found = load(folder)
-        return replace(found, tensors=dict(found.tensors))
-
-    return changed
-
-
-@step_mutant("blackswan.impl.classifier", "Body", "S27")
-def load_unquantised_with_warning(body: Step) -> Step:
-    """NF4 asked for, a warning, and the run goes on unquantised."""
-
-    def changed(config: Any, tensors: Any, nf4: bool) -> Any:
-        import warnings
-
-        if nf4:
-            warnings.warn("NF4 is not available: going on without", stacklevel=2)
-        return body(config, tensors, False)
-
-    return changed
-
-
-@step_mutant("blackswan.impl.decoder", "Layer", "own")
-def load_last_layer_unquantised(layer: Step) -> Step:
-    """The last layer is left as it is."""
-    return lambda config, path, tensors, nf4: layer(config, path, tensors, nf4 and not path.endswith(f".{config.layers - 1}"))
-
-
 # what is not finite
 
 
-@step_mutant("blackswan.impl.nonfinite", "_bad", "own")
+@_nonfinite("_bad", "own")
 def origin_of_nan_only(_: Step) -> Step:
     """Infinities pass."""
     return lambda value: value.is_floating_point() and bool(value.isnan().any())
 
 
-@step_mutant("blackswan.impl.nonfinite", "torch.tensor_split", "own")
+@_nonfinite("torch.tensor_split", "own")
 def origin_of_the_first_part(split: Step) -> Step:
     """Of a parameter that is searched in parts the first alone."""
     return lambda value, count: split(value, count)[:1]
 
 
-named_step(
-    "origin_of_forward_only",
-    "own",
-    "Gradients are not looked at.",
-    lambda _: lambda _path, _operation, _name, value: value,
-    "blackswan.impl.nonfinite",
-    "_own",
-)
+@_nonfinite("_own", "own")
+def origin_of_forward_only(_: Step) -> Step:
+    """Gradients are not looked at."""
+    return lambda _path, _operation, _name, value: value
 
 
-@step_mutant("blackswan.impl.nonfinite", "_watched", "own")
+@_nonfinite("_watched", "own")
 def origin_names_the_logits(_: Step) -> Step:
-    """Only the logits are looked at.
-
-    What a check of the logits alone can say.
-    """
+    """Only the logits are looked at."""
     from blackswan.impl.nonfinite import _bad, _Found
 
     def changed(path: str, operation: str, function: Step, arguments: Any) -> Any:
@@ -471,7 +272,7 @@ def origin_names_the_logits(_: Step) -> Step:
     return changed
 
 
-@step_mutant("blackswan.impl.nonfinite", "torch.autograd.grad", "own")
+@_nonfinite("torch.autograd.grad", "own")
 def origin_leaves_gradients(_: Step) -> Step:
     """Asking leaves gradients behind for the next step."""
     return lambda loss, inputs: loss.backward(inputs=inputs)
@@ -483,10 +284,9 @@ def training_swallows_bad_gradients(flat: Step) -> Step:
     return lambda self: torch.nan_to_num(flat(self), nan=0.0, posinf=0.0, neginf=0.0)
 
 
-@step_mutant("blackswan.impl.validation", "require_finite_norm", "own")
-def training_steps_on_bad_gradients(_: Step) -> Step:
-    """The norm is not looked at."""
-    return lambda *_arguments: None
+named_step(
+    "training_steps_on_bad_gradients", "own", "The norm is not looked at.", _nothing, "blackswan.impl.validation", "require_finite_norm"
+)
 
 
 # to the device and back
@@ -516,8 +316,4 @@ def sync_layers_swapped(layer: Step) -> Step:
 @step_mutant("blackswan.impl.classifier", "Head.__init__", "own")
 def sync_head_bias_dropped(init: Step) -> Step:
     """The head's bias starts at zero."""
-
-    def changed(self: Any, weight: Any, bias: Any) -> None:
-        init(self, weight, torch.zeros_like(bias))
-
-    return changed
+    return lambda self, weight, bias: init(self, weight, torch.zeros_like(bias))

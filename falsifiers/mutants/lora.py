@@ -143,68 +143,53 @@ def lora_unmerge_scale_one(correct: Operation) -> Operation:
     return _scale_one(correct)
 
 
-def _starting(change: Callable[[Any, bool, Any], Any]) -> Callable[[Any], Any]:
+FACTOR = ("blackswan.impl.classifier", "initial_factor")
+
+
+def _starting(name: str, doc: str, change: Callable[[Any, bool, Any], Any]) -> None:
     """Another start of a factor: (the right one, whether it is A, the generator after it was drawn)."""
-    return lambda initial: lambda name, shape, generator: change(initial(name, shape, generator), "lora_A" in name, generator)
+    named_step(name, "own", doc, lambda initial: lambda name, *given: change(initial(name, *given), "lora_A" in name, given[-1]), *FACTOR)
 
 
 def _bound(factor: Any) -> float:
     return 1 / math.sqrt(factor.shape[-1])
 
 
-FACTOR = ("blackswan.impl.classifier", "initial_factor")
-named_step(
-    "lora_initial_all_zero",
-    "own",
-    "A and B start at zero, where neither has a gradient: LoRA never moves.",
-    _starting(lambda factor, *_: 0 * factor),
-    *FACTOR,
-)
-named_step(
+_starting("lora_initial_all_zero", "A and B start at zero, where neither has a gradient: LoRA never moves.", lambda factor, *_: 0 * factor)
+_starting(
     "lora_initial_b_not_zero",
-    "own",
     "B starts at 0.05: a fresh adapter changes the base.",
-    _starting(lambda factor, is_a, _: factor if is_a else factor + 0.05),
-    *FACTOR,
+    lambda factor, is_a, _: factor if is_a else factor + 0.05,
 )
-named_step(
+_starting(
     "lora_initial_a_constant",
-    "own",
     "All of A is half its bound: rank 1.",
-    _starting(lambda factor, is_a, _: factor.new_full(factor.shape, _bound(factor) / 2) if is_a else factor),
-    *FACTOR,
+    lambda factor, is_a, _: factor.new_full(factor.shape, _bound(factor) / 2) if is_a else factor,
 )
-named_step(
+_starting(
     "lora_initial_a_normal",
-    "own",
     "A normal, of the same variance.",
-    _starting(lambda factor, is_a, generator: factor.normal_(0, _bound(factor) / math.sqrt(3), generator=generator) if is_a else factor),
-    *FACTOR,
+    lambda factor, is_a, generator: factor.normal_(0, _bound(factor) / math.sqrt(3), generator=generator) if is_a else factor,
 )
-named_step("lora_initial_a_positive", "own", "A uniform in 0 … 1/√in.", _starting(lambda factor, *_: factor.abs()), *FACTOR)
-named_step("lora_initial_a_narrow", "own", "A within half its bound.", _starting(lambda factor, *_: factor / 2), *FACTOR)
-named_step(
+_starting("lora_initial_a_positive", "A uniform in 0 … 1/√in.", lambda factor, *_: factor.abs())
+_starting("lora_initial_a_narrow", "A within half its bound.", lambda factor, *_: factor / 2)
+_starting(
     "lora_initial_a_by_rank",
-    "own",
     "A within ±1/√rank, the fan of B.",
-    _starting(lambda factor, is_a, _: factor * math.sqrt(factor.shape[1] / factor.shape[0]) if is_a else factor),
-    *FACTOR,
+    lambda factor, is_a, _: factor * math.sqrt(factor.shape[1] / factor.shape[0]) if is_a else factor,
 )
-named_step(
-    "lora_initial_a_repeated",
-    "own",
-    "Every factor from the beginning of the seed's numbers.",
-    lambda initial: lambda name, shape, generator: initial(name, shape, generator.manual_seed(generator.initial_seed())),
-    *FACTOR,
-)
-named_step(
-    "lora_initial_seed_ignored",
-    "own",
-    "The same start for every seed.",
-    lambda initial: lambda config, adaptation, _: initial(config, adaptation, 0),
-    "blackswan.impl.pipeline",
-    "initial_trainable",
-)
+
+
+@step_mutant(*FACTOR, "own")
+def lora_initial_a_repeated(initial: Any) -> Any:
+    """Every factor from the beginning of the seed's numbers."""
+    return lambda name, shape, generator: initial(name, shape, generator.manual_seed(generator.initial_seed()))
+
+
+@step_mutant("blackswan.impl.pipeline", "initial_trainable", "own")
+def lora_initial_seed_ignored(initial: Any) -> Any:
+    """The same start for every seed."""
+    return lambda config, adaptation, _: initial(config, adaptation, 0)
 
 
 @step_mutant(*FACTOR, "own")
