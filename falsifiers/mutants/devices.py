@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,309 +11,264 @@ from unittest.mock import patch
 
 import torch
 
-from blackswan.falsifiers.mutants.registry import named_step, step_mutant
+from blackswan.falsifiers.mutants.registry import wrong_step
 
 Step = Callable[..., Any]
-_resolve = partial(step_mutant, "blackswan.impl.device", "resolve_device")
-_nonfinite = partial(step_mutant, "blackswan.impl.nonfinite")
-_ledger = partial(step_mutant, "blackswan.impl.ledger")
+_resolve = partial(wrong_step, "blackswan.impl.device", "resolve_device")
+_residency = partial(wrong_step, "blackswan.impl.residency", "_tensors", "own")
+_ledger = partial(wrong_step, "blackswan.impl.ledger")
+_required = partial(wrong_step, "blackswan.impl.ledger", "Ledger._require")
+_nonfinite = partial(wrong_step, "blackswan.impl.nonfinite")
 
 
-def _nothing(_: Step) -> Step:
-    return lambda *_arguments, **_options: None
-
-
-named_step("auto_falls_back_in_silence", "S26", "No warning when auto takes the CPU.", _nothing, "blackswan.impl.device", "warnings.warn")
+@wrong_step("blackswan.impl.device", "warnings.warn", "S26")
+def auto_falls_back_in_silence(*_: Any, **_options: Any) -> None:
+    """No warning when auto takes the CPU."""
 
 
 @_resolve("own")
-def auto_warns_of_every_device(resolve: Step) -> Step:
+def auto_warns_of_every_device(resolve: Step, name: str) -> Any:
     """A warning for devices that were named as well."""
-
-    def changed(name: str) -> Any:
-        found = resolve(name)
-        if name != "auto":
-            warnings.warn(f"using {found}", stacklevel=2)
-        return found
-
-    return changed
+    found = resolve(name)
+    if name != "auto":
+        warnings.warn(f"using {found}", stacklevel=2)
+    return found
 
 
 @_resolve("S26")
-def device_explicit_falls_back(resolve: Step) -> Step:
+def device_explicit_falls_back(resolve: Step, name: str) -> Any:
     """The CPU or another card instead of one that is not there."""
-
-    def changed(name: str) -> Any:
-        try:
-            return resolve(name)
-        except RuntimeError:
-            return resolve("auto")
-
-    return changed
+    try:
+        return resolve(name)
+    except RuntimeError:
+        return resolve("auto")
 
 
 @_resolve("own")
-def device_index_dropped(resolve: Step) -> Step:
+def device_index_dropped(resolve: Step, name: str) -> Any:
     """The first card whatever the index."""
-    return lambda name: torch.device(found.type, 0) if (found := resolve(name)).type == "cuda" else found
+    found = resolve(name)
+    return torch.device("cuda", 0) if found.type == "cuda" else found
 
 
 # proof of residency
 
 
-def _residency_of(wanted: Callable[[str], bool], name: str, doc: str) -> None:
-    def change(tensors: Step) -> Step:
-        return lambda *arguments: ((key, value) for key, value in tensors(*arguments) if wanted(key))
+@_residency()
+def residency_of_trained_only(tensors: Step, *given: Any) -> Any:
+    """LoRA, head and optimiser are not looked at."""
+    return ((name, value) for name, value in tensors(*given) if not any(part in name for part in ("lora_", "score", "optimiser")))
 
-    named_step(name, "own", doc, change, "blackswan.impl.residency", "_tensors")
+
+@_residency()
+def residency_without_buffers(tensors: Step, *given: Any) -> Any:
+    """NF4 codes and absmax are not looked at."""
+    return ((name, value) for name, value in tensors(*given) if "quantized" not in name)
 
 
-_residency_of(
-    lambda name: not any(part in name for part in ("lora_", "score", "optimiser")),
-    "residency_of_trained_only",
-    "LoRA, head and optimiser are not looked at.",
-)
-_residency_of(lambda name: "quantized" not in name, "residency_without_buffers", "NF4 codes and absmax are not looked at.")
-_residency_of(lambda name: not name.startswith("optimiser"), "residency_without_optimiser", "Moments are not looked at.")
-named_step(
-    "residency_moves_in_silence", "S26", "No objection to a tensor elsewhere.", _nothing, "blackswan.impl.residency", "require_residency"
-)
+@_residency()
+def residency_without_optimiser(tensors: Step, *given: Any) -> Any:
+    """Moments are not looked at."""
+    return ((name, value) for name, value in tensors(*given) if not name.startswith("optimiser"))
+
+
+@wrong_step("blackswan.impl.residency", "require_residency", "S26")
+def residency_moves_in_silence(*_: Any) -> None:
+    """No objection to a tensor elsewhere."""
 
 
 # the ledger
 
 
 @_ledger("Ledger._locked", "own")
-def ledger_without_lock(locked: Step) -> Step:
+@contextmanager
+def ledger_without_lock(locked: Step, self: Any) -> Iterator[None]:
     """Read and written without the lock."""
-
-    @contextmanager
-    def changed(self: Any) -> Iterator[None]:
-        with locked(self):
-            pass
-        yield
-
-    return changed
+    with locked(self):
+        pass
+    yield
 
 
-def _asked(name: str, pedigree: str, doc: str, change: Callable[[int, Any, Any], tuple[int, Any, Any]]) -> None:
-    """A ledger that asks whether other bytes, beside other entries, fit into another memory."""
-
-    def make(require: Step) -> Step:
-        def changed(self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
-            return require(self, device, *change(count, others, memory or self._memory(device)))
-
-        return changed
-
-    named_step(name, pedigree, doc, make, "blackswan.impl.ledger", "Ledger._require")
+@_required("S23")
+def ledger_capacity_hard_coded(require: Step, self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
+    """24 GB whatever the card has."""
+    return require(self, device, count, others, replace(memory or self._memory(device), free=24 * 2**30, total=24 * 2**30))
 
 
-_asked(
-    "ledger_capacity_hard_coded",
-    "S23",
-    "24 GB whatever the card has.",
-    lambda count, others, memory: (count, others, replace(memory, free=24 * 2**30, total=24 * 2**30)),
-)
-_asked(
-    "ledger_counts_own_only",
-    "own",
-    "Reservations of other processes are not counted.",
-    lambda count, others, memory: (count, [entry for entry in others if entry.pid == os.getpid()], memory),
-)
-_asked(
-    "ledger_ignores_free",
-    "own",
-    "What programs without a reservation take is not counted.",
-    lambda count, others, memory: (count, others, replace(memory, free=memory.total)),
-)
-_asked(
-    "ledger_refuses_what_just_fits",
-    "own",
-    "A reservation of all that is left is refused.",
-    lambda count, others, memory: (count + 1, others, memory),
-)
-_asked(
-    "ledger_mixes_devices",
-    "own",
-    "What is reserved of one card counts against every card.",
-    lambda count, others, memory: (count, [replace(entry, device=memory.key) for entry in others], memory),
-)
+@_required("own")
+def ledger_counts_own_only(require: Step, self: Any, device: Any, count: int, others: Any, *memory: Any) -> Any:
+    """Reservations of other processes are not counted."""
+    return require(self, device, count, [entry for entry in others if entry.pid == os.getpid()], *memory)
 
 
-def _growing(name: str, doc: str, own: Callable[[Any, Any], int]) -> None:
-    """What counts as allocated of a reservation that grows, from what the device reports and the reservation."""
-
-    def change(update: Step) -> Step:
-        def changed(self: Any, entry: Any, device: Any, count: int) -> Any:
-            memory = self._memory(device)
-            seen = replace(memory, free=memory.free - min(memory.own, entry.bytes) + own(memory, entry))
-            with patch.object(self, "_memory", lambda _: seen):
-                return update(self, entry, device, count)
-
-        return changed
-
-    named_step(name, "own", doc, change, "blackswan.impl.ledger", "Ledger.update")
+@_required("own")
+def ledger_ignores_free(require: Step, self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
+    """What programs without a reservation take is not counted."""
+    memory = memory or self._memory(device)
+    return require(self, device, count, others, replace(memory, free=memory.total))
 
 
-_growing(
-    "ledger_counts_all_allocated_as_free",
-    "All that the process holds, also beyond the reservation, counts as free to it when it grows.",
-    lambda memory, _: memory.own,
-)
-_growing("ledger_counts_allocated_twice", "What was allocated of a reservation is not free to it when it grows.", lambda *_: 0)
+@_required("own")
+def ledger_refuses_what_just_fits(require: Step, self: Any, device: Any, count: int, *given: Any) -> Any:
+    """A reservation of all that is left is refused."""
+    return require(self, device, count + 1, *given)
+
+
+@_required("own")
+def ledger_mixes_devices(require: Step, self: Any, device: Any, count: int, others: Any, *memory: Any) -> Any:
+    """What is reserved of one card counts against every card."""
+    key = self._memory(device).key
+    return require(self, device, count, [replace(entry, device=key) for entry in others], *memory)
+
+
+def _growing(update: Step, self: Any, entry: Any, device: Any, count: int, own: int) -> Any:
+    """`Ledger.update` where that many bytes of the reservation count as allocated."""
+    memory = self._memory(device)
+    seen = replace(memory, free=memory.free - min(memory.own, entry.bytes) + own)
+    with patch.object(self, "_memory", lambda _: seen):
+        return update(self, entry, device, count)
+
+
+@_ledger("Ledger.update", "own")
+def ledger_counts_all_allocated_as_free(update: Step, self: Any, entry: Any, device: Any, count: int) -> Any:
+    """All that the process holds, also beyond the reservation, counts as free to it when it grows."""
+    return _growing(update, self, entry, device, count, self._memory(device).own)
+
+
+@_ledger("Ledger.update", "own")
+def ledger_counts_allocated_twice(update: Step, self: Any, entry: Any, device: Any, count: int) -> Any:
+    """What was allocated of a reservation is not free to it when it grows."""
+    return _growing(update, self, entry, device, count, 0)
 
 
 @_ledger("Ledger._living", "own")
-def ledger_keeps_the_dead(_: Step) -> Step:
+def ledger_keeps_the_dead(_: Step, self: Any) -> Any:
     """Entries of ended processes stay."""
-    return lambda self: self._read()
+    return self._read()
 
 
 @_ledger("Ledger._living", "own")
-def ledger_by_process_id_only(_: Step) -> Step:
+def ledger_by_process_id_only(_: Step, self: Any) -> Any:
     """A later process of the same id inherits the entry."""
     from blackswan.impl.ledger import process_start
 
-    return lambda self: [entry for entry in self._read() if process_start(entry.pid) is not None]
+    return [entry for entry in self._read() if process_start(entry.pid) is not None]
 
 
 @_ledger("Ledger.update", "own")
-def ledger_update_forgotten(_: Step) -> Step:
+def ledger_update_forgotten(_: Step, _self: Any, entry: Any, _device: Any, count: int) -> Any:
     """A new size is not written."""
-    return lambda _self, entry, _device, count: replace(entry, bytes=count)
+    return replace(entry, bytes=count)
 
 
 @_ledger("Ledger.update", "own")
-def ledger_update_unchecked(_: Step) -> Step:
+def ledger_update_unchecked(_: Step, self: Any, entry: Any, _device: Any, count: int) -> Any:
     """A reservation grows whatever is left."""
-
-    def changed(self: Any, entry: Any, _device: Any, count: int) -> Any:
-        with self._locked():
-            grown = replace(entry, bytes=count)
-            self._write([*(other for other in self._living() if other.id != entry.id), grown])
-        return grown
-
-    return changed
-
-
-named_step("ledger_release_forgotten", "own", "A released reservation stays.", _nothing, "blackswan.impl.ledger", "Ledger.release")
+    grown = replace(entry, bytes=count)
+    with self._locked():
+        self._write([*(other for other in self._living() if other.id != entry.id), grown])
+    return grown
 
 
 @_ledger("Ledger.release", "own")
-def ledger_releases_all_of_a_process(_: Step) -> Step:
+def ledger_release_forgotten(*_: Any) -> None:
+    """A released reservation stays."""
+
+
+@_ledger("Ledger.release", "own")
+def ledger_releases_all_of_a_process(_: Step, self: Any, entry: Any) -> None:
     """One release takes out all of the process."""
-
-    def changed(self: Any, entry: Any) -> None:
-        with self._locked():
-            self._write([other for other in self._living() if other.pid != entry.pid])
-
-    return changed
+    with self._locked():
+        self._write([other for other in self._living() if other.pid != entry.pid])
 
 
 @_ledger("reserve", "own")
-def memory_refused_after_allocation(reserve: Step) -> Step:
+@contextmanager
+def memory_refused_after_allocation(reserve: Step, *given: Any) -> Iterator[None]:
     """The block runs, then the memory is asked for."""
-
-    @contextmanager
-    def changed(*arguments: Any) -> Iterator[None]:
-        yield
-        with reserve(*arguments):
-            pass
-
-    return changed
+    yield
+    with reserve(*given):
+        pass
 
 
 @_ledger("Ledger.acquire", "own")
-def memory_refused_without_numbers(acquire: Step) -> Step:
+def memory_refused_without_numbers(acquire: Step, *given: Any) -> Any:
     """The refusal says no bytes."""
-
-    def changed(self: Any, device: Any, count: int) -> Any:
-        try:
-            return acquire(self, device, count)
-        except RuntimeError as error:
-            error.args = ("out of memory",)
-            raise
-
-    return changed
+    try:
+        return acquire(*given)
+    except RuntimeError as error:
+        error.args = ("out of memory",)
+        raise
 
 
 # what is not finite
 
 
 @_nonfinite("_bad", "own")
-def origin_of_nan_only(_: Step) -> Step:
+def origin_of_nan_only(_: Step, value: Any) -> bool:
     """Infinities pass."""
-    return lambda value: value.is_floating_point() and bool(value.isnan().any())
+    return value.is_floating_point() and bool(value.isnan().any())
 
 
 @_nonfinite("torch.tensor_split", "own")
-def origin_of_the_first_part(split: Step) -> Step:
+def origin_of_the_first_part(split: Step, *given: Any) -> Any:
     """Of a parameter that is searched in parts the first alone."""
-    return lambda value, count: split(value, count)[:1]
+    return split(*given)[:1]
 
 
 @_nonfinite("_own", "own")
-def origin_of_forward_only(_: Step) -> Step:
+def origin_of_forward_only(_: Step, _path: str, _operation: str, _name: str, value: Any) -> Any:
     """Gradients are not looked at."""
-    return lambda _path, _operation, _name, value: value
+    return value
 
 
 @_nonfinite("_watched", "own")
-def origin_names_the_logits(_: Step) -> Step:
+def origin_names_the_logits(_: Step, path: str, operation: str, function: Step, arguments: Mapping[str, Any]) -> Any:
     """Only the logits are looked at."""
     from blackswan.impl.nonfinite import _bad, _Found
 
-    def changed(path: str, operation: str, function: Step, arguments: Any) -> Any:
-        result = function(**arguments)
-        if path == "score" and _bad(result):
-            raise _Found(f"{path} ({operation}): not finite")
-        return result
-
-    return changed
+    result = function(**arguments)
+    if path == "score" and _bad(result):
+        raise _Found(f"{path} ({operation}): not finite")
+    return result
 
 
 @_nonfinite("torch.autograd.grad", "own")
-def origin_leaves_gradients(_: Step) -> Step:
+def origin_leaves_gradients(_: Step, loss: Any, inputs: Any) -> None:
     """Asking leaves gradients behind for the next step."""
-    return lambda loss, inputs: loss.backward(inputs=inputs)
+    loss.backward(inputs=inputs)
 
 
-@step_mutant("blackswan.impl.optimiser", "AdamW.flat_gradient", "own")
-def training_swallows_bad_gradients(flat: Step) -> Step:
+@wrong_step("blackswan.impl.optimiser", "AdamW.flat_gradient", "own")
+def training_swallows_bad_gradients(flat: Step, self: Any) -> Any:
     """NaN gradients become zeros."""
-    return lambda self: torch.nan_to_num(flat(self), nan=0.0, posinf=0.0, neginf=0.0)
+    return torch.nan_to_num(flat(self), nan=0.0, posinf=0.0, neginf=0.0)
 
 
-named_step(
-    "training_steps_on_bad_gradients", "own", "The norm is not looked at.", _nothing, "blackswan.impl.validation", "require_finite_norm"
-)
+@wrong_step("blackswan.impl.validation", "require_finite_norm", "own")
+def training_steps_on_bad_gradients(*_: Any) -> None:
+    """The norm is not looked at."""
 
 
 # to the device and back
 
 
-@step_mutant("blackswan.impl.optimiser", "AdamW.state", "own")
-def sync_lora_rounded(state: Step) -> Step:
+@wrong_step("blackswan.impl.optimiser", "AdamW.state", "own")
+def sync_lora_rounded(state: Step, self: Any) -> Any:
     """LoRA comes back rounded to bfloat16."""
-    return lambda self: {
-        name: value.bfloat16().to(value.dtype) if name.startswith("trainable/") else value for name, value in state(self).items()
-    }
+    return {name: value.bfloat16().to(value.dtype) if name.startswith("trainable/") else value for name, value in state(self).items()}
 
 
-@step_mutant("blackswan.impl.decoder", "Layer", "S29")
-def sync_layers_swapped(layer: Step) -> Step:
+@wrong_step("blackswan.impl.decoder", "Layer", "S29")
+def sync_layers_swapped(layer: Step, config: Any, path: str, tensors: Any, nf4: bool) -> Any:
     """Output projections of two layers change places at upload."""
-
-    def changed(config: Any, path: str, tensors: Any, nf4: bool) -> Any:
-        made = layer(config, path, tensors, nf4)
-        other = f"model.layers.{config.layers - 1 - int(path.rpartition('.')[2])}"
-        made.self_attn.o_proj.weight = torch.nn.Parameter(tensors[f"{other}.self_attn.o_proj.weight"], requires_grad=False)
-        return made
-
-    return changed
+    made = layer(config, path, tensors, nf4)
+    other = f"model.layers.{config.layers - 1 - int(path.rpartition('.')[2])}"
+    made.self_attn.o_proj.weight = torch.nn.Parameter(tensors[f"{other}.self_attn.o_proj.weight"], requires_grad=False)
+    return made
 
 
-@step_mutant("blackswan.impl.classifier", "Head.__init__", "own")
-def sync_head_bias_dropped(init: Step) -> Step:
+@wrong_step("blackswan.impl.classifier", "Head.__init__", "own")
+def sync_head_bias_dropped(init: Step, self: Any, weight: Any, bias: Any) -> None:
     """The head's bias starts at zero."""
-    return lambda self, weight, bias: init(self, weight, torch.zeros_like(bias))
+    init(self, weight, torch.zeros_like(bias))

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from blackswan.falsifiers.mutants.changes import Arguments, call, dropped, in_bfloat16, pull, scaled_input, with_arguments, with_gradients
-from blackswan.falsifiers.mutants.registry import mutant, named_step, step_mutant
+from blackswan.falsifiers.mutants.registry import mutant, wrong_step
 from blackswan.reference.rows import as_rows, outer
 from blackswan.reference.table import Array, Operation
 
@@ -143,58 +144,56 @@ def lora_unmerge_scale_one(correct: Operation) -> Operation:
     return _scale_one(correct)
 
 
-FACTOR = ("blackswan.impl.classifier", "initial_factor")
+_factor = partial(wrong_step, "blackswan.impl.classifier", "initial_factor", "own")
 
 
-def _starting(name: str, doc: str, change: Callable[[Any, bool, Any], Any]) -> None:
-    """Another start of a factor: (the right one, whether it is A, the generator after it was drawn)."""
-    named_step(name, "own", doc, lambda initial: lambda name, *given: change(initial(name, *given), "lora_A" in name, given[-1]), *FACTOR)
+def _starting(name: str, doc: str, change: Callable[[Any, bool], Any]) -> None:
+    """Another start of a factor: (the right one, whether it is A)."""
+    _factor(name=name, doc=doc)(lambda initial, path, *given: change(initial(path, *given), "lora_A" in path))
 
 
 def _bound(factor: Any) -> float:
     return 1 / math.sqrt(factor.shape[-1])
 
 
-_starting("lora_initial_all_zero", "A and B start at zero, where neither has a gradient: LoRA never moves.", lambda factor, *_: 0 * factor)
-_starting(
-    "lora_initial_b_not_zero",
-    "B starts at 0.05: a fresh adapter changes the base.",
-    lambda factor, is_a, _: factor if is_a else factor + 0.05,
-)
+_starting("lora_initial_all_zero", "A and B start at zero, where neither has a gradient: LoRA never moves.", lambda factor, _: 0 * factor)
+_starting("lora_initial_b_not_zero", "B starts at 0.05: a fresh adapter changes the base.", lambda factor, is_a: factor + 0.05 * (not is_a))
 _starting(
     "lora_initial_a_constant",
     "All of A is half its bound: rank 1.",
-    lambda factor, is_a, _: factor.new_full(factor.shape, _bound(factor) / 2) if is_a else factor,
+    lambda factor, is_a: factor.new_full(factor.shape, _bound(factor) / 2) if is_a else factor,
 )
-_starting(
-    "lora_initial_a_normal",
-    "A normal, of the same variance.",
-    lambda factor, is_a, generator: factor.normal_(0, _bound(factor) / math.sqrt(3), generator=generator) if is_a else factor,
-)
-_starting("lora_initial_a_positive", "A uniform in 0 … 1/√in.", lambda factor, *_: factor.abs())
-_starting("lora_initial_a_narrow", "A within half its bound.", lambda factor, *_: factor / 2)
+_starting("lora_initial_a_positive", "A uniform in 0 … 1/√in.", lambda factor, _: factor.abs())
+_starting("lora_initial_a_narrow", "A within half its bound.", lambda factor, _: factor / 2)
 _starting(
     "lora_initial_a_by_rank",
     "A within ±1/√rank, the fan of B.",
-    lambda factor, is_a, _: factor * math.sqrt(factor.shape[1] / factor.shape[0]) if is_a else factor,
+    lambda factor, is_a: factor * math.sqrt(factor.shape[1] / factor.shape[0]) if is_a else factor,
 )
 
 
-@step_mutant(*FACTOR, "own")
-def lora_initial_a_repeated(initial: Any) -> Any:
+@_factor()
+def lora_initial_a_normal(initial: Any, path: str, shape: Any, generator: Any) -> Any:
+    """A normal, of the same variance."""
+    factor = initial(path, shape, generator)
+    return factor.normal_(0, _bound(factor) / math.sqrt(3), generator=generator) if "lora_A" in path else factor
+
+
+@_factor()
+def lora_initial_a_repeated(initial: Any, path: str, shape: Any, generator: Any) -> Any:
     """Every factor from the beginning of the seed's numbers."""
-    return lambda name, shape, generator: initial(name, shape, generator.manual_seed(generator.initial_seed()))
+    return initial(path, shape, generator.manual_seed(generator.initial_seed()))
 
 
-@step_mutant("blackswan.impl.pipeline", "initial_trainable", "own")
-def lora_initial_seed_ignored(initial: Any) -> Any:
+@wrong_step("blackswan.impl.pipeline", "initial_trainable", "own")
+def lora_initial_seed_ignored(initial: Any, config: Any, adaptation: Any, _: int) -> Any:
     """The same start for every seed."""
-    return lambda config, adaptation, _: initial(config, adaptation, 0)
+    return initial(config, adaptation, 0)
 
 
-@step_mutant(*FACTOR, "own")
-def lora_initial_from_global_state(initial: Any) -> Any:
+@_factor()
+def lora_initial_from_global_state(initial: Any, path: str, shape: Any, _: Any) -> Any:
     """The start depends on what drew random numbers before."""
     import torch
 
-    return lambda name, shape, _: initial(name, shape, torch.default_generator)
+    return initial(path, shape, torch.default_generator)

@@ -19,6 +19,7 @@ from blackswan.reference.table import Composition, Operation, Table
 Entry = Operation | Composition
 Change = Callable[[Any], Any]
 M = TypeVar("M", bound=Change)
+W = TypeVar("W", bound=Callable[..., Any])
 P = TypeVar("P", bound=Callable[[Subject], Subject])
 R = TypeVar("R", bound=Callable[[Rule], Rule])
 
@@ -131,6 +132,20 @@ def step_mutant(module: str, attribute: str, *pedigree: str, name: str | None = 
 def named_step(name: str, pedigree: str, doc: str, change: Change, module: str, attribute: str) -> None:
     """Enters a change that is an expression, as `step_mutant` does a function."""
     step_mutant(module, attribute, *pedigree.split(", "), name=name, doc=doc)(change)
+
+
+def wrong_step(module: str, attribute: str, *pedigree: str, name: str | None = None, doc: str | None = None) -> Callable[[W], W]:
+    """Enters a function that is called in the place of a step, with the right step and then the step's arguments."""
+
+    def register(wrong: W) -> W:
+        def change(right: Any) -> Any:
+            return lambda *arguments, **options: wrong(right, *arguments, **options)
+
+        said = _said(wrong, name, doc)
+        step_mutant(module, attribute, *pedigree, name=said[0], doc=said[1])(change)
+        return wrong
+
+    return register
 
 
 def procedure_mutant(*pedigree: str, of: str | None = None, name: str | None = None, doc: str | None = None) -> Callable[[P], P]:

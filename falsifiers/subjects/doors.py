@@ -146,21 +146,17 @@ class Card:
     own: int = 0
 
 
-class Reservation(Protocol):
-    """A session: memory of a device that this process has reserved."""
-
-    def update(self, count: int) -> None:
-        """Another number of bytes."""
-
-    def release(self) -> None:
-        """Gives it back."""
-
-
 class Ledger(Protocol):
     """A session: the reservations of device memory on a host, kept in a folder."""
 
-    def acquire(self, card: int, count: int) -> Reservation:
-        """Reserves bytes of that card."""
+    def acquire(self, card: int, count: int) -> int:
+        """Reserves bytes of that card for this process; the number of the reservation."""
+
+    def update(self, reservation: int, count: int) -> None:
+        """Another number of bytes."""
+
+    def release(self, reservation: int) -> None:
+        """Gives them back."""
 
     def reserved(self) -> list[int]:
         """The bytes that living processes have reserved of each card."""
@@ -267,7 +263,6 @@ __all__ = [
     "PlacedTrainer",
     "Plant",
     "Quantised",
-    "Reservation",
     "Session",
     "Split",
     "Usage",

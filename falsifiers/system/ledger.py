@@ -14,7 +14,7 @@ import numpy as np
 from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.comparison import Comparison, compare_exactly, value_at_least, value_inside
 from blackswan.falsifiers.numeric.generators import Generator
-from blackswan.falsifiers.subjects.doors import Card, Ledger, Reservation
+from blackswan.falsifiers.subjects.doors import Card, Ledger
 from blackswan.falsifiers.system.trial import Trial
 
 GIB = 2**30
@@ -35,30 +35,27 @@ def keeps_account(trial: Trial) -> list[Comparison]:
     """A random sequence of reservations of two cards against an account of its own: what is refused, and what is reserved after each."""
     rng = trial.rng("reservations")
     cards, found = [_card(rng), _card(rng)], []
-    held: dict[int, tuple[int, int, Reservation]] = {}  # which reservation: its card and bytes
+    held: dict[int, tuple[int, int]] = {}  # number of a reservation: its card and bytes
     with _ledger(trial, cards) as ledger:
-        for which in range(20):
+        for turn in range(20):
             verb = str(rng.choice(["acquire", "update", "update", "release"])) if held else "acquire"
-            if verb == "acquire":
-                chosen, card, before = which, int(rng.integers(2)), 0
-                ask: Callable[[int], Reservation | None] = partial(ledger.acquire, card)
-            else:
-                chosen = int(rng.choice(list(held)))
-                card, before, reservation = held[chosen]
-                ask = reservation.update if verb == "update" else lambda _, one=reservation: one.release()  # type: ignore[misc]  # bound
-            others = sum(count for at, count, _ in held.values() if at == card) - before
+            chosen = int(rng.choice(list(held))) if verb != "acquire" else -1
+            card, before = held.get(chosen, (int(rng.integers(2)), 0))
+            others = sum(count for at, count in held.values() if at == card) - before
             # The most bytes that fit: most of what goes wrong by a byte goes wrong there.
             limit = min(cards[card].free + min(cards[card].own, before), cards[card].total - others)
             count = int(rng.choice([limit, limit + 1, int(rng.integers(1, cards[card].total * 3 // 4))]))
-            if verb != "release" and count > max(before, limit):
-                found.append(trial.refuses(f"{verb} {which}", partial(ask, count), "needed", "InsufficientMemory"))
-            elif verb == "release":
-                ask(count)
+            ask = partial(ledger.acquire, card, count) if verb == "acquire" else partial(ledger.update, chosen, count)
+            if verb == "release":
+                ledger.release(chosen)
                 del held[chosen]
+            elif count > max(before, limit):
+                found.append(trial.refuses(f"{verb} in turn {turn}", ask, "needed", "InsufficientMemory"))
             else:
-                held[chosen] = (card, count, ask(count) or held[chosen][2])
-            wanted = [sum(count for at, count, _ in held.values() if at == each) for each in (0, 1)]
-            found.append(_equal(f"reserved after {verb} {which}", wanted, ledger.reserved()))
+                answer = ask()
+                held[chosen if answer is None else answer] = (card, count)
+            wanted = [sum(count for at, count in held.values() if at == each) for each in (0, 1)]
+            found.append(_equal(f"reserved after {verb} in turn {turn}", wanted, ledger.reserved()))
     return found
 
 
@@ -89,7 +86,7 @@ def race_stays_within_capacity(trial: Trial) -> list[Comparison]:
             time.sleep(0.01)
             with held.get_lock():
                 held.value -= 1
-            reservation.release()
+            ledger.release(reservation)
 
     with _ledger(trial, [Card(room, room)]) as ledger:
         processes = [context.Process(target=hold, args=(ledger,)) for _ in range(PROCESSES)]
@@ -106,8 +103,8 @@ def race_stays_within_capacity(trial: Trial) -> list[Comparison]:
     ]
 
 
-def _granted(ask: Callable[[], Reservation]) -> Reservation | None:
-    """What is granted; None where it is refused for want of memory."""
+def _granted(ask: Callable[[], int]) -> int | None:
+    """The reservation; None where it is refused for want of memory."""
     try:
         return ask()
     except SubjectError as error:

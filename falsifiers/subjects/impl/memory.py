@@ -130,12 +130,22 @@ class Ledger(Session):
     """See `doors.Ledger`."""
 
     def __init__(self, folder: Path, cards: Sequence[Card]) -> None:
+        self._held: list[ledger.Reservation] = []
         self._keys = [f"card {index}" for index in range(len(cards))]
         self._book = ledger.Ledger(folder, lambda at: ledger.DeviceMemory(self._keys[at.index], **vars(cards[at.index])))
 
-    def acquire(self, card: int, count: int) -> "Reservation":
+    def acquire(self, card: int, count: int) -> int:
         """Raises InsufficientMemory where it does not fit."""
-        return Reservation(self._book.acquire(torch.device("cuda", card), count))
+        self._held.append(self._book.acquire(torch.device("cuda", card), count))
+        return len(self._held) - 1
+
+    def update(self, reservation: int, count: int) -> None:
+        """Raises InsufficientMemory where it does not fit."""
+        self._held[reservation].update(count)
+
+    def release(self, reservation: int) -> None:
+        """For the others."""
+        self._held[reservation].release()
 
     def reserved(self) -> list[int]:
         """Of each card."""
@@ -151,13 +161,6 @@ class Ledger(Session):
         """Another boot in every entry of the file."""
         path = self._book.folder / ledger.FILE
         path.write_text(json.dumps([{**entry, "started": "another boot/1"} for entry in json.loads(path.read_text())]))
-
-
-class Reservation(Session):
-    """See `doors.Reservation`."""
-
-    def __init__(self, held: ledger.Reservation) -> None:
-        self.update, self.release = held.update, held.release
 
 
 def _train(trainer: Trainer, batches: Sequence[Batch], steps: int) -> None:
