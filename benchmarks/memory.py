@@ -26,7 +26,7 @@ from torch import Tensor
 
 from benchmarks import command
 from blackswan.falsifiers.numeric.whole_model import SHAPES
-from blackswan.falsifiers.subjects.procedures.footprint import RandomTensors
+from blackswan.falsifiers.subjects.impl.memory import RandomTensors
 from blackswan.impl.allocations import Allocations
 from blackswan.impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable
 from blackswan.impl.config import DecoderConfig

@@ -11,9 +11,11 @@ from blackswan import contracts
 from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.subjects.doors import Estimate, Usage, Workload
 from blackswan.falsifiers.subjects.implementation import Implementation
-from blackswan.falsifiers.system import devices, parallel
+from blackswan.falsifiers.system import devices, footprint, parallel
 from blackswan.falsifiers.system.engines import ENGINES
+from blackswan.falsifiers.system.trial import Trial
 from blackswan.impl.fused import model as model_module
 from blackswan.impl.fused import packing
 from blackswan.impl.fused import step as step_module
@@ -23,14 +25,20 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="pytest falsif
 CLAIMS = {claim.id: claim for contract in contracts.load() for claim in contract.claims}
 
 
-def attack_by(name: str, monkeypatch: pytest.MonkeyPatch, engines: tuple[str, ...] = ENGINES, seed: int = 1) -> tuple[Attack, Case]:
-    for check in (devices, parallel):
+def few_tokens(monkeypatch: pytest.MonkeyPatch, engines: tuple[str, ...]) -> None:
+    for check in (devices, footprint, parallel):
         monkeypatch.setattr(check, "engines", lambda _: engines)
     for module in (packing, model_module, step_module):
-        monkeypatch.setattr(module, "GRAIN", 16)  # the interpreter takes its time for every block of tokens, and for every head
-    drawn = devices._model
-    small = {"layers": 2, "hidden": 32, "head_dim": 8, "heads": 2, "kv_heads": 1, "intermediate": 64, "batch": 2, "seq": 3}
-    monkeypatch.setattr(devices, "_model", lambda *given, **named: drawn(*given, **named) | small)
+        monkeypatch.setattr(module, "GRAIN", 16)  # the interpreter takes its time for every block of tokens
+
+
+def trial_by(name: str, monkeypatch: pytest.MonkeyPatch, engines: tuple[str, ...] = ENGINES) -> Trial:
+    few_tokens(monkeypatch, engines)
+    return Trial(CLAIMS[name], Implementation("cpu"), seed=1)
+
+
+def attack_by(name: str, monkeypatch: pytest.MonkeyPatch, engines: tuple[str, ...] = ENGINES, seed: int = 1) -> tuple[Attack, Case]:
+    few_tokens(monkeypatch, engines)
     claim = CLAIMS[name]
     assert claim.operation is not None
     return Attack(claim, Implementation("cpu"), "float32"), Case(claim.operation, "float32", {}, {}, seed, "normal", {})
@@ -41,10 +49,10 @@ def missed(found: list[Comparison]) -> set[str]:
 
 
 def test_a_bad_value_stops_a_step_by_either_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = devices.non_finite_stops_the_step(*attack_by("DEV-NAN-STOPS", monkeypatch))
+    found = devices.non_finite_stops_the_step(trial_by("DEV-NAN-STOPS", monkeypatch))
     assert not missed(found)
     fused = [comparison.tensor for comparison in found if "fused" in comparison.tensor]
-    assert len(fused) == 6, "a step without a bad value, one with a bad parameter and one with a bad logit"
+    assert len(fused) == 5, "a step without a bad value, and two of each with a bad parameter and with a bad logit"
 
 
 @pytest.mark.parametrize("guard", ["logits", "moves"])
@@ -64,21 +72,32 @@ def test_a_step_of_the_hand_written_layers_without_its_guard_is_found(guard: str
         monkeypatch.setattr(FusedTrainer, "_whole_step", of_loss_and_gradient)
     else:
         monkeypatch.setattr(FusedTrainer, "_move", whatever)
-    assert missed(devices.non_finite_stops_the_step(*attack_by("DEV-NAN-STOPS", monkeypatch, ("fused",))))
+    assert missed(devices.non_finite_stops_the_step(trial_by("DEV-NAN-STOPS", monkeypatch, ("fused",))))
 
 
-@pytest.mark.parametrize("wrong", ENGINES)
-def test_an_estimate_of_either_engine_that_is_off_is_found(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    attack, case = attack_by("DEV-ESTIMATE-MEASURED", monkeypatch)
+class Told:
+    """The door to memory where everything takes ten bytes, but for an estimate of one engine."""
 
-    def answer(_: Case, operation: str, scalars: dict[str, Any]) -> dict[str, np.ndarray]:
-        total = 1.2 if operation == "estimate_memory" and scalars["engine"] == wrong else 1.0
-        return {name: np.asarray(total) for name in ("total", "peak", "saved", "parts/activations")}
+    def __init__(self, wrong: str | None) -> None:
+        self.wrong = wrong
 
-    monkeypatch.setattr(attack, "answer", answer)
-    assert f"{wrong}: total" in missed(devices.estimate_equals_measure(attack, case))
-    monkeypatch.setattr(attack, "answer", lambda *_, **__: dict.fromkeys(("total", "peak", "saved", "parts/activations"), np.asarray(1.0)))
-    assert not missed(devices.estimate_equals_measure(attack, case))
+    def estimate(self, work: Workload) -> Estimate:
+        return Estimate({"activations": 10}, 12 if work.engine == self.wrong else 10, 10)
+
+    def measure(self, work: Workload, steps: int) -> Usage:
+        del work, steps
+        return Usage(10, 10, 0)
+
+    def saved(self, work: Workload) -> int:
+        del work
+        return 10
+
+
+@pytest.mark.parametrize("wrong", [*ENGINES, None])
+def test_an_estimate_of_either_engine_that_is_off_is_found(wrong: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = trial_by("DEV-ESTIMATE-MEASURED", monkeypatch)
+    monkeypatch.setitem(vars(trial), "memory", Told(wrong))
+    assert missed(footprint.estimate_equals_measure(trial)) == ({f"{wrong}: total"} if wrong else set())
 
 
 def test_workers_train_alike_by_either_engine(monkeypatch: pytest.MonkeyPatch) -> None:

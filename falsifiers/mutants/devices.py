@@ -1,523 +1,274 @@
-"""Wrong devices, ledgers, estimates, loaders and searches for what is not finite: one step of `impl` replaced each."""
+"""Wrong devices, ledgers, searches for what is not finite and transfers: one step of `impl` replaced each."""
 
-import inspect
 import os
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
-from blackswan.falsifiers.mutants.registry import named_step, step_mutant
+from blackswan.falsifiers.mutants.registry import wrong_step
 
 Step = Callable[..., Any]
-LEDGER = "blackswan.impl.ledger"
-
-named_step(
-    "auto_falls_back_in_silence",
-    "S26",
-    "No warning when auto takes the CPU.",
-    lambda _: lambda *_arguments, **_options: None,
-    "blackswan.impl.device",
-    "warnings.warn",
-)
+_resolve = partial(wrong_step, "blackswan.impl.device", "resolve_device")
+_residency = partial(wrong_step, "blackswan.impl.residency", "_tensors", "own")
+_ledger = partial(wrong_step, "blackswan.impl.ledger")
+_required = partial(wrong_step, "blackswan.impl.ledger", "Ledger._require")
+_nonfinite = partial(wrong_step, "blackswan.impl.nonfinite")
 
 
-@step_mutant("blackswan.impl.device", "resolve_device", "own")
-def auto_warns_of_every_device(resolve: Step) -> Step:
+@wrong_step("blackswan.impl.device", "warnings.warn", "S26")
+def auto_falls_back_in_silence(*_: Any, **_options: Any) -> None:
+    """No warning when auto takes the CPU."""
+
+
+@_resolve("own")
+def auto_warns_of_every_device(resolve: Step, name: str) -> Any:
     """A warning for devices that were named as well."""
-
-    def changed(name: str) -> Any:
-        found = resolve(name)
-        if name != "auto":
-            import warnings
-
-            warnings.warn(f"using {found}", stacklevel=2)
-        return found
-
-    return changed
+    found = resolve(name)
+    if name != "auto":
+        warnings.warn(f"using {found}", stacklevel=2)
+    return found
 
 
-@step_mutant("blackswan.impl.device", "resolve_device", "S26")
-def device_explicit_falls_back(resolve: Step) -> Step:
+@_resolve("S26")
+def device_explicit_falls_back(resolve: Step, name: str) -> Any:
     """The CPU or another card instead of one that is not there."""
-
-    def changed(name: str) -> Any:
-        try:
-            return resolve(name)
-        except RuntimeError:
-            return resolve("auto")
-
-    return changed
+    try:
+        return resolve(name)
+    except RuntimeError:
+        return resolve("auto")
 
 
-@step_mutant("blackswan.impl.device", "resolve_device", "own")
-def device_index_dropped(resolve: Step) -> Step:
+@_resolve("own")
+def device_index_dropped(resolve: Step, name: str) -> Any:
     """The first card whatever the index."""
-
-    def changed(name: str) -> Any:
-        found = resolve(name)
-        return torch.device(found.type, 0) if found.type == "cuda" else found
-
-    return changed
+    found = resolve(name)
+    return torch.device("cuda", 0) if found.type == "cuda" else found
 
 
-def _residency_without(unwanted: Callable[[str], bool]) -> Callable[[Step], Step]:
-    return lambda tensors: lambda *arguments: ((name, value) for name, value in tensors(*arguments) if not unwanted(name))
+# proof of residency
 
 
-named_step(
-    "residency_of_trained_only",
-    "own",
-    "LoRA, head and optimiser are not looked at.",
-    _residency_without(lambda name: "lora_" not in name and "score" not in name and "optimiser" not in name),
-    "blackswan.impl.residency",
-    "_tensors",
-)
-named_step(
-    "residency_without_buffers",
-    "own",
-    "NF4 codes and absmax are not looked at.",
-    _residency_without(lambda name: "quantized" in name),
-    "blackswan.impl.residency",
-    "_tensors",
-)
-named_step(
-    "residency_without_optimiser",
-    "own",
-    "Moments are not looked at.",
-    _residency_without(lambda name: name.startswith("optimiser")),
-    "blackswan.impl.residency",
-    "_tensors",
-)
+@_residency()
+def residency_of_trained_only(tensors: Step, *given: Any) -> Any:
+    """LoRA, head and optimiser are not looked at."""
+    return ((name, value) for name, value in tensors(*given) if not any(part in name for part in ("lora_", "score", "optimiser")))
 
 
-@step_mutant("blackswan.impl.residency", "require_residency", "S26")
-def residency_moves_in_silence(_: Step) -> Step:
+@_residency()
+def residency_without_buffers(tensors: Step, *given: Any) -> Any:
+    """NF4 codes and absmax are not looked at."""
+    return ((name, value) for name, value in tensors(*given) if "quantized" not in name)
+
+
+@_residency()
+def residency_without_optimiser(tensors: Step, *given: Any) -> Any:
+    """Moments are not looked at."""
+    return ((name, value) for name, value in tensors(*given) if not name.startswith("optimiser"))
+
+
+@wrong_step("blackswan.impl.residency", "require_residency", "S26")
+def residency_moves_in_silence(*_: Any) -> None:
     """No objection to a tensor elsewhere."""
-    return lambda *_arguments: None
 
 
 # the ledger
 
 
-@step_mutant(LEDGER, "Ledger._locked", "own")
-def ledger_without_lock(locked: Step) -> Step:
+@_ledger("Ledger._locked", "own")
+@contextmanager
+def ledger_without_lock(locked: Step, self: Any) -> Iterator[None]:
     """Read and written without the lock."""
-
-    @contextmanager
-    def changed(self: Any) -> Iterator[None]:
-        with locked(self):
-            pass
-        yield
-
-    return changed
+    with locked(self):
+        pass
+    yield
 
 
-@step_mutant(LEDGER, "Ledger._require", "S23")
-def ledger_capacity_hard_coded(require: Step) -> Step:
+@_required("S23")
+def ledger_capacity_hard_coded(require: Step, self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
     """24 GB whatever the card has."""
-
-    def changed(self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
-        return require(self, device, count, others, replace(memory or self._memory(device), free=24 * 2**30, total=24 * 2**30))
-
-    return changed
+    return require(self, device, count, others, replace(memory or self._memory(device), free=24 * 2**30, total=24 * 2**30))
 
 
-@step_mutant(LEDGER, "Ledger._require", "own")
-def ledger_counts_own_only(require: Step) -> Step:
+@_required("own")
+def ledger_counts_own_only(require: Step, self: Any, device: Any, count: int, others: Any, *memory: Any) -> Any:
     """Reservations of other processes are not counted."""
-
-    def changed(self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
-        return require(self, device, count, [entry for entry in others if entry.pid == os.getpid()], memory)
-
-    return changed
+    return require(self, device, count, [entry for entry in others if entry.pid == os.getpid()], *memory)
 
 
-@step_mutant(LEDGER, "Ledger._require", "own")
-def ledger_ignores_free(require: Step) -> Step:
+@_required("own")
+def ledger_ignores_free(require: Step, self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
     """What programs without a reservation take is not counted."""
-
-    def changed(self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
-        memory = memory or self._memory(device)
-        return require(self, device, count, others, replace(memory, free=memory.total))
-
-    return changed
+    memory = memory or self._memory(device)
+    return require(self, device, count, others, replace(memory, free=memory.total))
 
 
-@step_mutant(LEDGER, "Ledger._require", "own")
-def ledger_refuses_what_just_fits(require: Step) -> Step:
+@_required("own")
+def ledger_refuses_what_just_fits(require: Step, self: Any, device: Any, count: int, *given: Any) -> Any:
     """A reservation of all that is left is refused."""
-
-    def changed(self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
-        return require(self, device, count + 1, others, memory)
-
-    return changed
+    return require(self, device, count + 1, *given)
 
 
-@step_mutant(LEDGER, "Ledger._require", "own")
-def ledger_mixes_devices(require: Step) -> Step:
+@_required("own")
+def ledger_mixes_devices(require: Step, self: Any, device: Any, count: int, others: Any, *memory: Any) -> Any:
     """What is reserved of one card counts against every card."""
-
-    def changed(self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
-        key = self._memory(device).key
-        return require(self, device, count, [replace(entry, device=key) for entry in others], memory)
-
-    return changed
+    key = self._memory(device).key
+    return require(self, device, count, [replace(entry, device=key) for entry in others], *memory)
 
 
-def _growing(own: Callable[[Any, Any], int]) -> Callable[[Step], Step]:
-    """What counts as allocated of a reservation that grows, from what the device reports and the reservation."""
-
-    def mutant(update: Step) -> Step:
-        def changed(self: Any, entry: Any, device: Any, count: int) -> Any:
-            memory = self._memory(device)
-            with patch.object(
-                self, "_memory", lambda _: replace(memory, free=memory.free - min(memory.own, entry.bytes) + own(memory, entry))
-            ):
-                return update(self, entry, device, count)
-
-        return changed
-
-    return mutant
+def _growing(update: Step, self: Any, entry: Any, device: Any, count: int, own: int) -> Any:
+    """`Ledger.update` where that many bytes of the reservation count as allocated."""
+    memory = self._memory(device)
+    seen = replace(memory, free=memory.free - min(memory.own, entry.bytes) + own)
+    with patch.object(self, "_memory", lambda _: seen):
+        return update(self, entry, device, count)
 
 
-named_step(
-    "ledger_counts_all_allocated_as_free",
-    "own",
-    "All that the process holds, also beyond the reservation, counts as free to it when it grows.",
-    _growing(lambda memory, _: memory.own),
-    LEDGER,
-    "Ledger.update",
-)
-named_step(
-    "ledger_counts_allocated_twice",
-    "own",
-    "What was allocated of a reservation is not free to it when it grows.",
-    _growing(lambda *_: 0),
-    LEDGER,
-    "Ledger.update",
-)
-named_step(
-    "ledger_keeps_the_dead", "own", "Entries of ended processes stay.", lambda _: lambda self: self._read(), LEDGER, "Ledger._living"
-)
+@_ledger("Ledger.update", "own")
+def ledger_counts_all_allocated_as_free(update: Step, self: Any, entry: Any, device: Any, count: int) -> Any:
+    """All that the process holds, also beyond the reservation, counts as free to it when it grows."""
+    return _growing(update, self, entry, device, count, self._memory(device).own)
 
 
-@step_mutant(LEDGER, "Ledger._living", "own")
-def ledger_by_process_id_only(_: Step) -> Step:
+@_ledger("Ledger.update", "own")
+def ledger_counts_allocated_twice(update: Step, self: Any, entry: Any, device: Any, count: int) -> Any:
+    """What was allocated of a reservation is not free to it when it grows."""
+    return _growing(update, self, entry, device, count, 0)
+
+
+@_ledger("Ledger._living", "own")
+def ledger_keeps_the_dead(_: Step, self: Any) -> Any:
+    """Entries of ended processes stay."""
+    return self._read()
+
+
+@_ledger("Ledger._living", "own")
+def ledger_by_process_id_only(_: Step, self: Any) -> Any:
     """A later process of the same id inherits the entry."""
     from blackswan.impl.ledger import process_start
 
-    return lambda self: [entry for entry in self._read() if process_start(entry.pid) is not None]
+    return [entry for entry in self._read() if process_start(entry.pid) is not None]
 
 
-named_step(
-    "ledger_update_forgotten",
-    "own",
-    "A new size is not written.",
-    lambda _: lambda _self, entry, _device, count: replace(entry, bytes=count),
-    LEDGER,
-    "Ledger.update",
-)
+@_ledger("Ledger.update", "own")
+def ledger_update_forgotten(_: Step, _self: Any, entry: Any, _device: Any, count: int) -> Any:
+    """A new size is not written."""
+    return replace(entry, bytes=count)
 
 
-@step_mutant(LEDGER, "Ledger.update", "own")
-def ledger_update_unchecked(_: Step) -> Step:
+@_ledger("Ledger.update", "own")
+def ledger_update_unchecked(_: Step, self: Any, entry: Any, _device: Any, count: int) -> Any:
     """A reservation grows whatever is left."""
-
-    def changed(self: Any, entry: Any, _device: Any, count: int) -> Any:
-        with self._locked():
-            grown = replace(entry, bytes=count)
-            self._write([*(other for other in self._living() if other.id != entry.id), grown])
-        return grown
-
-    return changed
+    grown = replace(entry, bytes=count)
+    with self._locked():
+        self._write([*(other for other in self._living() if other.id != entry.id), grown])
+    return grown
 
 
-named_step("ledger_release_forgotten", "own", "A released reservation stays.", lambda _: lambda *_arguments: None, LEDGER, "Ledger.release")
+@_ledger("Ledger.release", "own")
+def ledger_release_forgotten(*_: Any) -> None:
+    """A released reservation stays."""
 
 
-@step_mutant(LEDGER, "Ledger.release", "own")
-def ledger_releases_all_of_a_process(_: Step) -> Step:
+@_ledger("Ledger.release", "own")
+def ledger_releases_all_of_a_process(_: Step, self: Any, entry: Any) -> None:
     """One release takes out all of the process."""
-
-    def changed(self: Any, entry: Any) -> None:
-        with self._locked():
-            self._write([other for other in self._living() if other.pid != entry.pid])
-
-    return changed
+    with self._locked():
+        self._write([other for other in self._living() if other.pid != entry.pid])
 
 
-@step_mutant(LEDGER, "reserve", "own")
-def memory_refused_after_allocation(reserve: Step) -> Step:
+@_ledger("reserve", "own")
+@contextmanager
+def memory_refused_after_allocation(reserve: Step, *given: Any) -> Iterator[None]:
     """The block runs, then the memory is asked for."""
-
-    @contextmanager
-    def changed(*arguments: Any) -> Iterator[None]:
-        yield
-        with reserve(*arguments):
-            pass
-
-    return changed
+    yield
+    with reserve(*given):
+        pass
 
 
-@step_mutant(LEDGER, "Ledger.acquire", "own")
-def memory_refused_without_numbers(acquire: Step) -> Step:
+@_ledger("Ledger.acquire", "own")
+def memory_refused_without_numbers(acquire: Step, *given: Any) -> Any:
     """The refusal says no bytes."""
-
-    def changed(self: Any, device: Any, count: int) -> Any:
-        from blackswan.impl.ledger import InsufficientMemory
-
-        try:
-            return acquire(self, device, count)
-        except InsufficientMemory as error:
-            error.args = ("out of memory",)
-            raise
-
-    return changed
-
-
-# the estimate
-
-
-def _estimate(change: Callable[[dict[str, int], int], tuple[dict[str, int], int]]) -> Callable[[Step], Step]:
-    """An estimate with other parts and total."""
-
-    def make(estimate: Step) -> Step:
-        def changed(*arguments: Any, **options: Any) -> Any:
-            found = estimate(*arguments, **options)
-            parts, total = change(dict(found.parts), found.total)
-            return replace(found, parts=parts, total=total)
-
-        return changed
-
-    return make
-
-
-def _without(*names: str) -> Callable[[dict[str, int], int], tuple[dict[str, int], int]]:
-    def change(parts: dict[str, int], total: int) -> tuple[dict[str, int], int]:
-        left = {name: count for name, count in parts.items() if name not in names}
-        return left, total - sum(count for name, count in parts.items() if name in names)
-
-    return change
-
-
-named_step(
-    "estimate_without_scales", "S30", "NF4 without its absmax.", _estimate(_without("nf4_absmax")), "blackswan.impl.memory", "estimate"
-)
-named_step(
-    "estimate_without_lora", "S30", "LoRA and head left out.", _estimate(_without("lora", "head")), "blackswan.impl.memory", "estimate"
-)
-named_step(
-    "estimate_without_optimiser",
-    "S30",
-    "Moments, gradients and their temporaries left out.",
-    _estimate(_without("moments", "gradients", "update")),
-    "blackswan.impl.memory",
-    "estimate",
-)
-named_step(
-    "estimate_without_activations",
-    "own",
-    "What is saved for the backward pass left out.",
-    _estimate(_without("activations", "working")),
-    "blackswan.impl.memory",
-    "estimate",
-)
-
-
-def _dequantised_as_activations(parts: dict[str, int], total: int) -> tuple[dict[str, int], int]:
-    moved = parts.pop("dequantised_weights", 0)
-    return parts | {"activations": parts["activations"] + moved}, total
-
-
-named_step(
-    "estimate_calls_weights_activations",
-    "own",
-    "Dequantised weights counted as saved activations.",
-    _estimate(_dequantised_as_activations),
-    "blackswan.impl.memory",
-    "estimate",
-)
-
-
-def _estimate_of_other(change: Callable[[dict[str, Any]], None]) -> Callable[[Step], Step]:
-    """An estimate of another training step than the one asked for."""
-
-    def make(estimate: Step) -> Step:
-        signature = inspect.signature(estimate)
-
-        def changed(*arguments: Any, **options: Any) -> Any:
-            bound = signature.bind(*arguments, **options)
-            change(bound.arguments)
-            return estimate(*bound.args, **bound.kwargs)
-
-        return changed
-
-    return make
-
-
-named_step(
-    "estimate_of_one_sample",
-    "own",
-    "A batch of one, whatever the batch.",
-    _estimate_of_other(lambda given: given.update(batch=1)),
-    "blackswan.impl.memory",
-    "estimate",
-)
-named_step(
-    "estimate_always_in_bfloat16",
-    "own",
-    "bfloat16 whatever the dtype.",
-    _estimate_of_other(lambda given: given.update(dtype=torch.bfloat16)),
-    "blackswan.impl.memory",
-    "estimate",
-)
-named_step(
-    "estimate_always_quantised",
-    "own",
-    "NF4 whether or not it was asked for.",
-    _estimate_of_other(lambda given: given.update(adaptation=replace(given["adaptation"], nf4=True))),
-    "blackswan.impl.memory",
-    "estimate",
-)
-
-
-# loading with NF4
-
-
-@step_mutant("blackswan.impl.classifier", "Converted", "own")
-def load_all_before_quantising(converted: Step) -> Step:
-    """Every tensor converted before the first is quantised."""
-
-    def changed(*arguments: Any, **options: Any) -> Any:
-        return dict(converted(*arguments, **options))
-
-    return changed
-
-
-@step_mutant("blackswan.impl.checkpoint", "load_checkpoint", "own")
-def load_reads_all_shards(load: Step) -> Step:
-    """All shards read before the model is built."""
-
-    def changed(folder: Any) -> Any:
-        found = load(folder)
-        return replace(found, tensors=dict(found.tensors))
-
-    return changed
-
-
-@step_mutant("blackswan.impl.classifier", "Body", "S27")
-def load_unquantised_with_warning(body: Step) -> Step:
-    """NF4 asked for, a warning, and the run goes on unquantised."""
-
-    def changed(config: Any, tensors: Any, nf4: bool) -> Any:
-        import warnings
-
-        if nf4:
-            warnings.warn("NF4 is not available: going on without", stacklevel=2)
-        return body(config, tensors, False)
-
-    return changed
-
-
-@step_mutant("blackswan.impl.decoder", "Layer", "own")
-def load_last_layer_unquantised(layer: Step) -> Step:
-    """The last layer is left as it is."""
-    return lambda config, path, tensors, nf4: layer(config, path, tensors, nf4 and not path.endswith(f".{config.layers - 1}"))
+    try:
+        return acquire(*given)
+    except RuntimeError as error:
+        error.args = ("out of memory",)
+        raise
 
 
 # what is not finite
 
 
-@step_mutant("blackswan.impl.nonfinite", "_bad", "own")
-def origin_of_nan_only(_: Step) -> Step:
+@_nonfinite("_bad", "own")
+def origin_of_nan_only(_: Step, value: Any) -> bool:
     """Infinities pass."""
-    return lambda value: value.is_floating_point() and bool(value.isnan().any())
+    return value.is_floating_point() and bool(value.isnan().any())
 
 
-@step_mutant("blackswan.impl.nonfinite", "torch.tensor_split", "own")
-def origin_of_the_first_part(split: Step) -> Step:
+@_nonfinite("torch.tensor_split", "own")
+def origin_of_the_first_part(split: Step, *given: Any) -> Any:
     """Of a parameter that is searched in parts the first alone."""
-    return lambda value, count: split(value, count)[:1]
+    return split(*given)[:1]
 
 
-named_step(
-    "origin_of_forward_only",
-    "own",
-    "Gradients are not looked at.",
-    lambda _: lambda _path, _operation, _name, value: value,
-    "blackswan.impl.nonfinite",
-    "_own",
-)
+@_nonfinite("_own", "own")
+def origin_of_forward_only(_: Step, _path: str, _operation: str, _name: str, value: Any) -> Any:
+    """Gradients are not looked at."""
+    return value
 
 
-@step_mutant("blackswan.impl.nonfinite", "_watched", "own")
-def origin_names_the_logits(_: Step) -> Step:
-    """Only the logits are looked at.
-
-    What a check of the logits alone can say.
-    """
+@_nonfinite("_watched", "own")
+def origin_names_the_logits(_: Step, path: str, operation: str, function: Step, arguments: Mapping[str, Any]) -> Any:
+    """Only the logits are looked at."""
     from blackswan.impl.nonfinite import _bad, _Found
 
-    def changed(path: str, operation: str, function: Step, arguments: Any) -> Any:
-        result = function(**arguments)
-        if path == "score" and _bad(result):
-            raise _Found(f"{path} ({operation}): not finite")
-        return result
-
-    return changed
+    result = function(**arguments)
+    if path == "score" and _bad(result):
+        raise _Found(f"{path} ({operation}): not finite")
+    return result
 
 
-@step_mutant("blackswan.impl.nonfinite", "torch.autograd.grad", "own")
-def origin_leaves_gradients(_: Step) -> Step:
+@_nonfinite("torch.autograd.grad", "own")
+def origin_leaves_gradients(_: Step, loss: Any, inputs: Any) -> None:
     """Asking leaves gradients behind for the next step."""
-    return lambda loss, inputs: loss.backward(inputs=inputs)
+    loss.backward(inputs=inputs)
 
 
-@step_mutant("blackswan.impl.optimiser", "AdamW.flat_gradient", "own")
-def training_swallows_bad_gradients(flat: Step) -> Step:
+@wrong_step("blackswan.impl.optimiser", "AdamW.flat_gradient", "own")
+def training_swallows_bad_gradients(flat: Step, self: Any) -> Any:
     """NaN gradients become zeros."""
-    return lambda self: torch.nan_to_num(flat(self), nan=0.0, posinf=0.0, neginf=0.0)
+    return torch.nan_to_num(flat(self), nan=0.0, posinf=0.0, neginf=0.0)
 
 
-@step_mutant("blackswan.impl.validation", "require_finite_norm", "own")
-def training_steps_on_bad_gradients(_: Step) -> Step:
+@wrong_step("blackswan.impl.validation", "require_finite_norm", "own")
+def training_steps_on_bad_gradients(*_: Any) -> None:
     """The norm is not looked at."""
-    return lambda *_arguments: None
 
 
 # to the device and back
 
 
-@step_mutant("blackswan.impl.optimiser", "AdamW.state", "own")
-def sync_lora_rounded(state: Step) -> Step:
+@wrong_step("blackswan.impl.optimiser", "AdamW.state", "own")
+def sync_lora_rounded(state: Step, self: Any) -> Any:
     """LoRA comes back rounded to bfloat16."""
-    return lambda self: {
-        name: value.bfloat16().to(value.dtype) if name.startswith("trainable/") else value for name, value in state(self).items()
-    }
+    return {name: value.bfloat16().to(value.dtype) if name.startswith("trainable/") else value for name, value in state(self).items()}
 
 
-@step_mutant("blackswan.impl.decoder", "Layer", "S29")
-def sync_layers_swapped(layer: Step) -> Step:
+@wrong_step("blackswan.impl.decoder", "Layer", "S29")
+def sync_layers_swapped(layer: Step, config: Any, path: str, tensors: Any, nf4: bool) -> Any:
     """Output projections of two layers change places at upload."""
-
-    def changed(config: Any, path: str, tensors: Any, nf4: bool) -> Any:
-        made = layer(config, path, tensors, nf4)
-        other = f"model.layers.{config.layers - 1 - int(path.rpartition('.')[2])}"
-        made.self_attn.o_proj.weight = torch.nn.Parameter(tensors[f"{other}.self_attn.o_proj.weight"], requires_grad=False)
-        return made
-
-    return changed
+    made = layer(config, path, tensors, nf4)
+    other = f"model.layers.{config.layers - 1 - int(path.rpartition('.')[2])}"
+    made.self_attn.o_proj.weight = torch.nn.Parameter(tensors[f"{other}.self_attn.o_proj.weight"], requires_grad=False)
+    return made
 
 
-@step_mutant("blackswan.impl.classifier", "Head.__init__", "own")
-def sync_head_bias_dropped(init: Step) -> Step:
+@wrong_step("blackswan.impl.classifier", "Head.__init__", "own")
+def sync_head_bias_dropped(init: Step, self: Any, weight: Any, bias: Any) -> None:
     """The head's bias starts at zero."""
-
-    def changed(self: Any, weight: Any, bias: Any) -> None:
-        init(self, weight, torch.zeros_like(bias))
-
-    return changed
+    init(self, weight, torch.zeros_like(bias))

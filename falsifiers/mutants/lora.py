@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from blackswan.falsifiers.mutants.changes import Arguments, call, dropped, in_bfloat16, pull, scaled_input, with_arguments, with_gradients
-from blackswan.falsifiers.mutants.registry import mutant, named_step, step_mutant
+from blackswan.falsifiers.mutants.registry import mutant, wrong_step
 from blackswan.reference.rows import as_rows, outer
 from blackswan.reference.table import Array, Operation
 
@@ -143,73 +144,56 @@ def lora_unmerge_scale_one(correct: Operation) -> Operation:
     return _scale_one(correct)
 
 
-def _starting(change: Callable[[Any, bool, Any], Any]) -> Callable[[Any], Any]:
-    """Another start of a factor: (the right one, whether it is A, the generator after it was drawn)."""
-    return lambda initial: lambda name, shape, generator: change(initial(name, shape, generator), "lora_A" in name, generator)
+_factor = partial(wrong_step, "blackswan.impl.classifier", "initial_factor", "own")
+
+
+def _starting(name: str, doc: str, change: Callable[[Any, bool], Any]) -> None:
+    """Another start of a factor: (the right one, whether it is A)."""
+    _factor(name=name, doc=doc)(lambda initial, path, *given: change(initial(path, *given), "lora_A" in path))
 
 
 def _bound(factor: Any) -> float:
     return 1 / math.sqrt(factor.shape[-1])
 
 
-FACTOR = ("blackswan.impl.classifier", "initial_factor")
-named_step(
-    "lora_initial_all_zero",
-    "own",
-    "A and B start at zero, where neither has a gradient: LoRA never moves.",
-    _starting(lambda factor, *_: 0 * factor),
-    *FACTOR,
-)
-named_step(
-    "lora_initial_b_not_zero",
-    "own",
-    "B starts at 0.05: a fresh adapter changes the base.",
-    _starting(lambda factor, is_a, _: factor if is_a else factor + 0.05),
-    *FACTOR,
-)
-named_step(
+_starting("lora_initial_all_zero", "A and B start at zero, where neither has a gradient: LoRA never moves.", lambda factor, _: 0 * factor)
+_starting("lora_initial_b_not_zero", "B starts at 0.05: a fresh adapter changes the base.", lambda factor, is_a: factor + 0.05 * (not is_a))
+_starting(
     "lora_initial_a_constant",
-    "own",
     "All of A is half its bound: rank 1.",
-    _starting(lambda factor, is_a, _: factor.new_full(factor.shape, _bound(factor) / 2) if is_a else factor),
-    *FACTOR,
+    lambda factor, is_a: factor.new_full(factor.shape, _bound(factor) / 2) if is_a else factor,
 )
-named_step(
-    "lora_initial_a_normal",
-    "own",
-    "A normal, of the same variance.",
-    _starting(lambda factor, is_a, generator: factor.normal_(0, _bound(factor) / math.sqrt(3), generator=generator) if is_a else factor),
-    *FACTOR,
-)
-named_step("lora_initial_a_positive", "own", "A uniform in 0 … 1/√in.", _starting(lambda factor, *_: factor.abs()), *FACTOR)
-named_step("lora_initial_a_narrow", "own", "A within half its bound.", _starting(lambda factor, *_: factor / 2), *FACTOR)
-named_step(
+_starting("lora_initial_a_positive", "A uniform in 0 … 1/√in.", lambda factor, _: factor.abs())
+_starting("lora_initial_a_narrow", "A within half its bound.", lambda factor, _: factor / 2)
+_starting(
     "lora_initial_a_by_rank",
-    "own",
     "A within ±1/√rank, the fan of B.",
-    _starting(lambda factor, is_a, _: factor * math.sqrt(factor.shape[1] / factor.shape[0]) if is_a else factor),
-    *FACTOR,
-)
-named_step(
-    "lora_initial_a_repeated",
-    "own",
-    "Every factor from the beginning of the seed's numbers.",
-    lambda initial: lambda name, shape, generator: initial(name, shape, generator.manual_seed(generator.initial_seed())),
-    *FACTOR,
-)
-named_step(
-    "lora_initial_seed_ignored",
-    "own",
-    "The same start for every seed.",
-    lambda initial: lambda config, adaptation, _: initial(config, adaptation, 0),
-    "blackswan.impl.pipeline",
-    "initial_trainable",
+    lambda factor, is_a: factor * math.sqrt(factor.shape[1] / factor.shape[0]) if is_a else factor,
 )
 
 
-@step_mutant(*FACTOR, "own")
-def lora_initial_from_global_state(initial: Any) -> Any:
+@_factor()
+def lora_initial_a_normal(initial: Any, path: str, shape: Any, generator: Any) -> Any:
+    """A normal, of the same variance."""
+    factor = initial(path, shape, generator)
+    return factor.normal_(0, _bound(factor) / math.sqrt(3), generator=generator) if "lora_A" in path else factor
+
+
+@_factor()
+def lora_initial_a_repeated(initial: Any, path: str, shape: Any, generator: Any) -> Any:
+    """Every factor from the beginning of the seed's numbers."""
+    return initial(path, shape, generator.manual_seed(generator.initial_seed()))
+
+
+@wrong_step("blackswan.impl.pipeline", "initial_trainable", "own")
+def lora_initial_seed_ignored(initial: Any, config: Any, adaptation: Any, _: int) -> Any:
+    """The same start for every seed."""
+    return initial(config, adaptation, 0)
+
+
+@_factor()
+def lora_initial_from_global_state(initial: Any, path: str, shape: Any, _: Any) -> Any:
     """The start depends on what drew random numbers before."""
     import torch
 
-    return lambda name, shape, _: initial(name, shape, torch.default_generator)
+    return initial(path, shape, torch.default_generator)

@@ -20,6 +20,7 @@ from blackswan.falsifiers.numeric.precision import CUDA_ONLY, UNIT_ROUNDOFF, sig
 from blackswan.falsifiers.runner.engine import Examination, Falsified, Options, Source, cases
 from blackswan.falsifiers.runner.verdict import State
 from blackswan.falsifiers.runner.workers import workers
+from blackswan.falsifiers.subjects.doors import Lacks
 from blackswan.falsifiers.subjects.protocol import Subject
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
 from blackswan.reference import TABLE
@@ -180,6 +181,8 @@ def cell(attack: RememberingAttack, drawn: Sequence[Case], name: str | None, due
             first, reason = (first, reason) if first else (number, str(falsified))
             if not due or falsified.comparison.headroom >= ENOUGH:
                 break
+        except Lacks as lacking:
+            return Cell(claim.id, attack.dtype, name, due, State.NOT_RUN.value, 0, 0.0, 0.0, str(lacking))
     tally = examination.tally
     state = State.FALSIFIED if first else State.HELD if tally.compared and not examination.stopped else State.VACUOUS
     reason = reason if first else examination.stopped

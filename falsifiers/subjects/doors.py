@@ -3,10 +3,10 @@
 A subject opens by `subject.door(name)` those that it has; for another it raises Lacks, and the claim is NOT_RUN with that reason.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from blackswan.reference.table import Array
 
@@ -171,26 +171,203 @@ class Files(Protocol):
         """The number of ids of a checkpoint's tokenizer."""
 
 
+@dataclass(frozen=True)
+class Workload:
+    """A classifier on tied random weights with alpha twice the rank, and a batch [batch, seq] of its training; no label is the last class.
+
+    `micro` samples are computed at a time (0: all), `accumulation` such batches make a step; `engine` is torch, by automatic
+    differentiation, or fused, by hand-written layers.
+    """
+
+    family: str
+    vocab: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    classes: int
+    rank: int
+    targets: str
+    nf4: bool
+    dtype: str
+    batch: int
+    seq: int
+    seed: int = 0
+    micro: int = 0
+    accumulation: int = 1
+    engine: str = "torch"
+    theta: float = 1e4
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The kind of a device by its torch name, its index, and how many warnings there were."""
+
+    kind: str
+    index: int
+    warnings: int
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A value that is not finite: the last number of the parameter `name`, or (`where` is output or gradient) the first number that the
+    `nth` of the `calls` that a forward pass makes of the operation `name` gives out, or passes back to its first input with a gradient."""
+
+    where: str
+    name: str
+    value: float
+    nth: int = 0
+    calls: int = 1
+
+
+class PlacedTrainer(Protocol):
+    """A session: a trainer whose tensors are on the device, with one batch."""
+
+    def content(self) -> dict[str, bytes]:
+        """What each parameter and buffer and the optimiser's moments (`optimiser.exp_avg`, `optimiser.exp_avg_sq`) hold, by name."""
+
+    def reported(self) -> dict[str, bytes]:
+        """The trained parameters as the trainer's state reports them, which checkpoints are made of."""
+
+    def gradients(self) -> list[str]:
+        """The parameters that have a gradient."""
+
+    def move(self, name: str) -> None:
+        """Puts that tensor of `content` on another device."""
+
+    def require_resident(self) -> None:
+        """The subject's own proof that all is on the device; raises where a tensor is not."""
+
+    def plant(self, plant: Plant) -> None:
+        """Spoils the parameter, or every forward pass from here on."""
+
+    def step(self) -> None:
+        """A training step."""
+
+    def origin(self, part: int) -> str | None:
+        """Where a value that is not finite comes from, in words; parameters are searched `part` numbers at a time."""
+
+
 class Devices(Protocol):
-    """Devices by their names."""
+    """Where the subject computes."""
 
     def resolve(self, name: str) -> str:
         """The device of a name in the grammar cpu | cuda | cuda:N | auto."""
 
+    def choose(self, name: str, present: Mapping[str, int]) -> Chosen:
+        """The device that a name gives on a host with so many devices of each kind."""
 
-__all__ = [
-    "AdapterSettings",
-    "Batch",
-    "Corpora",
-    "CorpusFile",
-    "Devices",
-    "Files",
-    "Label",
-    "Lacks",
-    "LoadedAdapter",
-    "Session",
-    "Split",
-    "Statistics",
-    "TokenRows",
-    "Tokenizing",
-]
+    def trainer(self, work: Workload, weights: Mapping[str, Array]) -> PlacedTrainer:
+        """A trainer that starts from those float32 weights."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """Bytes of a GPU: in all, free, and allocated by this process of what is not free."""
+
+    total: int
+    free: int
+    own: int = 0
+
+
+class Ledger(Protocol):
+    """A session: the reservations of device memory on a host, kept in a folder."""
+
+    def acquire(self, card: int, count: int) -> int:
+        """Reserves bytes of that card for this process; the number of the reservation."""
+
+    def update(self, reservation: int, count: int) -> None:
+        """Another number of bytes."""
+
+    def release(self, reservation: int) -> None:
+        """Gives them back."""
+
+    def reserved(self) -> list[int]:
+        """The bytes that living processes have reserved of each card."""
+
+    def run(self, card: int, count: int, block: Callable[[], object]) -> None:
+        """Calls `block`, which needs so many bytes of the card, as a run is started."""
+
+    def restart(self) -> None:
+        """As after a restart of the host: all entries are those of earlier processes that had the same ids."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes of each part of a training step, of all at the peak, and of what stays after a step."""
+
+    parts: dict[str, int]
+    total: int
+    resident: int
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Bytes at the peak of loading and training and after it, without libraries' workspaces, and frozen tensors that require a gradient
+    or have one."""
+
+    peak: int
+    resident: int
+    thawed: int
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The steps made, and after them and not before: bytes live; bytes and segments that the allocator holds, given out or not."""
+
+    made: int
+    live: int
+    reserved: int
+    segments: int
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """Bytes that the host's allocator gave out at the peak of loading, those that stay, and the absmax of each projection in NF4."""
+
+    peak: int
+    resident: int
+    absmax: dict[str, Array]
+
+
+class Memory(Protocol):
+    """Memory of devices. Lacks where the bytes of a kind of device are not known."""
+
+    def ledger(self, folder: Path, cards: Sequence[Card]) -> Ledger:
+        """The ledger in a folder, on a host with those cards."""
+
+    def require_kernels(self) -> None:
+        """Lacks where the kernels by which a GPU's memory is estimated are not installed."""
+
+    def estimate(self, work: Workload, kind: str | None = None) -> Estimate:
+        """What a step takes on a device of that kind, which need not be here; None is the subject's own."""
+
+    def measure(self, work: Workload, steps: int = 3) -> Usage:
+        """What the device's allocator gives out over loading and steps: the first may capture a graph, the next have all state."""
+
+    def saved(self, work: Workload) -> int:
+        """Bytes that automatic differentiation saves in a forward pass, without the model's own."""
+
+    def grown(self, work: Workload, lengths: Sequence[int], warm_up: int, steps: int) -> Growth:
+        """What steps leave behind after others that warm up, on batches of those lengths in turn."""
+
+    def load_nf4(self, folder: Path) -> Quantised:
+        """A checkpoint loaded into a classifier with NF4."""
+
+
+@dataclass(frozen=True)
+class FreshClassifier:
+    """Trainable tensors by name, the logits of some texts, and those of the same decoder and head without an update."""
+
+    trainable: dict[str, Array]
+    logits: Array
+    plain: Array
+
+
+class Classifiers(Protocol):
+    """Classifiers as a run starts from them."""
+
+    def fresh(self, model: Path | Mapping[str, Any], settings: Mapping[str, Any], texts: Sequence[str]) -> FreshClassifier:
+        """On a checkpoint, or on random weights of an architecture, with a run's settings."""

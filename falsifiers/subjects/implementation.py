@@ -14,7 +14,6 @@ from blackswan.contracts.model import Signature
 from blackswan.falsifiers.numeric.precision import CUDA_ONLY, signatures
 from blackswan.falsifiers.subjects.impl import open_door
 from blackswan.falsifiers.subjects.procedures import PROCEDURES, RECORDED, default_configurations
-from blackswan.falsifiers.subjects.procedures import why_not as procedure_why_not
 from blackswan.falsifiers.subjects.protocol import Interrupted, TracedCall
 from blackswan.falsifiers.subjects.tensors import to_numpy as to_numpy
 from blackswan.impl import dispatch, kernels
@@ -73,8 +72,6 @@ class Implementation:
             return CUDA_ONLY[dtype]
         if operation not in OPERATIONS and operation not in _COMPOSITIONS and operation not in PROCEDURES:
             return f"impl has no operation {operation}"
-        if reason := procedure_why_not(operation, self._device):
-            return reason
         return None if self.path in (None, "torch") else self._without_kernels(operation, dtype)
 
     def _without_kernels(self, operation: str, dtype: str) -> str | None:

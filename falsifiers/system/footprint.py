@@ -1,72 +1,167 @@
-"""Memory over many steps, and at most: bytes that a run keeps, and the peak of one model's step."""
+"""Memory that training takes: the estimate against the architecture and against measures, loading, many steps, and one model's peak."""
 
+import json
+import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
-from blackswan.falsifiers.numeric.attack import Attack
-from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.comparison import Comparison, compare_exactly, value_at_most
-from blackswan.falsifiers.numeric.generators import generator_for
+from blackswan.falsifiers.numeric.comparison import (
+    Comparison,
+    compare_exactly,
+    value_at_least,
+    value_at_most,
+    value_inside,
+    value_within_factor,
+)
 from blackswan.falsifiers.numeric.whole_model import SHAPES
+from blackswan.falsifiers.subjects.doors import Estimate, Workload
 from blackswan.falsifiers.system.engines import engines
 from blackswan.falsifiers.system.resident import stays
+from blackswan.falsifiers.system.trial import Trial
+from blackswan.falsifiers.system.workloads import BYTES, FAMILIES, counts, drawn, small, split
+from blackswan.reference.table import Array
 
-STEPS = {"cpu": 30, "cuda": 1000}
+BLOCK, ROUNDED = 64, 512
+"""Weights of an absmax; bytes that CUDA's allocator rounds a tensor up to."""
+TRANSIENT = ("activations", "gradients", "update", "batch", "working", "logits")
+STEPS_AT_THE_PEAK = {"torch": 1, "fused": 3}
+"""The hand-written layers capture their graph in the first, and the next have the state of all before."""
 LENGTHS = 3
+STEPS = {"cpu": 30, "cuda": 1000}
 GIB = 2**30
-FAMILIES = ("llama", "qwen2", "qwen3")
 LIMITS = {"torch": 4.0, "fused": 3.5}
 """GiB at most for a QLoRA step of a 0.5B model, 16 samples of 256 tokens. The first is what its card was said to need; the second is the
 engine's that a GPU runs by default, which keeps less for the backward pass."""
-RUN = {"classes": 5, "rank": 16, "targets": "q_v", "nf4": True, "dtype": "bfloat16"}
-LARGE: Mapping[str, Any] = {**SHAPES["qwen2.5-0.5b"], **RUN, "batch": 16, "seq": 256}
-SMALL: Mapping[str, Any] = {
-    "vocab": 40, "hidden": 64, "intermediate": 128, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, **RUN, "batch": 3, "seq": 16,
-}  # fmt: skip
+RUN: Mapping[str, Any] = {"classes": 5, "rank": 16, "targets": "q_v", "nf4": True, "dtype": "bfloat16"}
+LARGE = Workload(**SHAPES["qwen2.5-0.5b"], **RUN, batch=16, seq=256)
+SMALL = Workload("llama", 40, 64, 128, 2, 4, 2, 16, **RUN, batch=3, seq=16)
 """What is measured without a GPU, in one of the families."""
 
 
-def steps_keep_nothing(attack: Attack, case: Case) -> list[Comparison]:
-    """Steps on batches of a few lengths, each seen several times before: no byte more is live after them, or held in reserve."""
-    kind = attack.subject.device.split(":")[0]
-    found = []
-    for engine in engines(attack):
-        scalars = _small(case) | {"engine": engine, "steps": STEPS[kind], "warm_up": 4 * LENGTHS}
-        answer = attack.answer(case, scalars=scalars)
-        found.append(compare_exactly(f"{engine}: steps made", np.asarray(scalars["steps"] + scalars["warm_up"]), answer["made"]))
-        found += [
-            compare_exactly(f"{engine}: {name} beyond those before", np.asarray(0), answer[name])
-            for name in ("live", "reserved", "segments")
-        ]
+def _on_gpu(trial: Trial) -> bool:
+    return trial.subject.device.startswith("cuda")
+
+
+def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
+    """Parts of the estimate against a count of the architecture's bytes; each is there where the run has it."""
+    rng = trial.rng("parts")
+    work = small(rng, trial.seed, nf4=bool(rng.integers(2)))
+    found = trial.memory.estimate(work)
+    rounding = ROUNDED * (work.layers * 30 + 20) if _on_gpu(trial) else 0
+    expected = _weights_and_moments(work)
+    parts = {name: float(count) for name, count in found.parts.items()}
+    compared = [value_inside(name, parts.get(name, np.nan), count, count + rounding) for name, count in expected.items()]
+    compared += [value_at_least(name, parts.get(name, 0.0), 1.0) for name in TRANSIENT]
+    if work.nf4:
+        largest = max(count for name, count in counts(work).items() if name.endswith(("q_proj.weight", "v_proj.weight")))
+        compared.append(value_at_least("dequantised_weights", parts.get("dequantised_weights", 0.0), BYTES[work.dtype] * largest))
+    resident = sum(expected.values()) + parts.get("activations", 0.0)
+    return [*compared, value_at_least("total over its parts", found.total, resident - rounding)]
+
+
+def _weights_and_moments(work: Workload) -> dict[str, int]:
+    """Bytes of weights and moments, from the sizes of the architecture alone."""
+    base, trained = split(work, counts(work))
+    width, projections = BYTES[work.dtype], [count for name, count in base.items() if name.endswith("_proj.weight")]
+
+    def of(pattern: str) -> int:
+        return sum(count for name, count in {**base, **trained}.items() if fnmatchcase(name, pattern))
+
+    found = {"embedding": width * of("*.embed_tokens.weight"), "norms": width * of("*norm.weight")}
+    if work.family == "qwen2":
+        found["biases"] = width * of("*_proj.bias")
+    if work.nf4:
+        found["nf4_codes"] = sum((count + 1) // 2 for count in projections)
+        found["nf4_absmax"] = 4 * sum(-(-count // BLOCK) for count in projections)
+    else:
+        found["projections"] = width * sum(projections)
+    return found | {"lora": 4 * of("*.lora_?.weight"), "head": 4 * of("score.*"), "moments": 2 * 4 * sum(trained.values())}
+
+
+def estimate_equals_measure(trial: Trial) -> list[Comparison]:
+    """The estimate's total, and what it says that autograd saves, against the device's allocator and autograd's hooks in real steps; on
+    a GPU by each engine, of which the hand-written one has no hooks."""
+    rng = trial.rng("measure")
+    work = replace(small(rng, trial.seed, nf4=bool(rng.integers(2))), batch=12, seq=24, accumulation=int(rng.integers(1, 3)))
+    if _on_gpu(trial):  # so much larger than the workspaces of libraries that these do not matter
+        work = replace(work, batch=32, seq=256, hidden=512, intermediate=1536, head_dim=512 // work.heads, layers=8)
+    factor, found = 1.0 + float(trial.literal(np.ones(1)).max), []
+    for engine in engines(trial):
+        asked = replace(work, engine=engine)
+        estimate, usage = trial.memory.estimate(asked), trial.memory.measure(asked, STEPS_AT_THE_PEAK[engine])
+        found.append(value_within_factor(f"{engine}: total", estimate.total / usage.peak, factor))
+        if engine == "torch":
+            kept = estimate.parts.get("activations", 0) + estimate.parts.get("dequantised_weights", 0)
+            found.append(value_within_factor("saved for backward", kept / trial.memory.saved(asked), factor))
     return found
 
 
-def _small(case: Case) -> dict[str, Any]:
-    """A small classifier, micro-batches that do not divide the batch, and lengths in three classes of what is packed."""
-    rng = generator_for(case.seed, "leak")
-    nf4, layers, seq = bool(rng.integers(2)), int(rng.integers(1, 3)), 200
+def quantised_one_at_a_time(trial: Trial) -> list[Comparison]:
+    """Sharded weights loaded with NF4: what the host allocates beyond what stays, against the largest tensor; absmax of every block."""
+    rng = trial.rng("shards")
+    hidden, intermediate = 64 * int(rng.integers(1, 3)), 64 * int(rng.integers(2, 4))
+    work = replace(SMALL, vocab=16, hidden=hidden, intermediate=intermediate, layers=6, head_dim=hidden // 4)
+    tensors, _ = split(work, drawn(rng, work))
+    with tempfile.TemporaryDirectory() as folder:
+        _write_shards(Path(folder), tensors, work, shards=int(rng.integers(2, 4)))
+        loaded = trial.memory.load_nf4(Path(folder))
+    projections = {name.removesuffix(".weight"): value for name, value in tensors.items() if name.endswith("_proj.weight")}
+    absmax = {name: np.abs(value.reshape(-1, BLOCK)).max(axis=1) for name, value in projections.items()}
+    found = [compare_exactly(name, value, loaded.absmax.get(name, np.zeros(0))) for name, value in absmax.items()]
+    # One weight, and what quantising it takes: scaled copies in float32 and its codes in int64 before they are packed.
+    beyond = max(0, loaded.peak - loaded.resident) / max(weight.nbytes for weight in projections.values())
+    return [*found, value_at_most("beyond what stays, in largest projections", beyond, 6)]
+
+
+def _write_shards(folder: Path, tensors: Mapping[str, Array], work: Workload, shards: int) -> None:
+    weight_map = {name: f"model-{index % shards}.safetensors" for index, name in enumerate(tensors)}
+    for file in sorted(set(weight_map.values())):
+        save_file({name: value for name, value in tensors.items() if weight_map[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    config = {"model_type": work.family, "vocab_size": work.vocab, "num_hidden_layers": work.layers, "head_dim": work.head_dim}
+    config |= {"hidden_size": work.hidden, "intermediate_size": work.intermediate, "num_attention_heads": work.heads}
+    config |= {"num_key_value_heads": work.kv_heads, "tie_word_embeddings": True, "rms_norm_eps": 1e-6, "rope_theta": work.theta}
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64, "hidden_act": "silu"}))
+
+
+def steps_keep_nothing(trial: Trial) -> list[Comparison]:
+    """Steps on batches of a few lengths, each seen several times before: no byte more is live after them, or held in reserve.
+
+    A small classifier, micro-batches that do not divide the batch, and lengths in three classes of what is packed.
+    """
+    rng = trial.rng("leak")
+    seq, warm_up, steps = 200, 4 * LENGTHS, STEPS["cuda" if _on_gpu(trial) else "cpu"]
     lengths = [int(rng.integers(seq * part // LENGTHS, seq * (part + 1) // LENGTHS)) + 1 for part in range(LENGTHS)]
-    sizes = {"vocab": 40, "hidden": 64, "intermediate": 96, "layers": layers, "heads": 4, "kv_heads": 2, "head_dim": 16}
-    adapted = {"classes": 3, "rank": 2, "targets": str(rng.choice(["q_v", "all"])), "nf4": nf4}
-    run = {"dtype": "float32", "seed": int(case.seed) % 2**31, "batch": 5, "micro": int(rng.choice([2, 5])), "seq": seq, "lengths": lengths}
-    return {"family": str(rng.choice(FAMILIES)), **sizes, **adapted, **run}
+    sizes = (str(rng.choice(FAMILIES)), 40, 64, 96, int(rng.integers(1, 3)), 4, 2, 16)
+    adapted = (3, 2, str(rng.choice(["q_v", "all"])), bool(rng.integers(2)), "float32")
+    work = Workload(*sizes, *adapted, batch=5, seq=seq, micro=int(rng.choice([2, 5])), seed=trial.seed % 2**31)
+    found = []
+    for engine in engines(trial):
+        grown = vars(trial.memory.grown(replace(work, engine=engine), lengths, warm_up, steps))
+        expected = {"made": steps + warm_up, "live": 0, "reserved": 0, "segments": 0}
+        found += [compare_exactly(f"{engine}: {name}", np.asarray(count), np.asarray(grown[name])) for name, count in expected.items()]
+    return found
 
 
-def step_stays_below(attack: Attack, case: Case) -> list[Comparison]:
+def step_stays_below(trial: Trial) -> list[Comparison]:
     """Loading a model with NF4 and training it, by each engine: the peak against its limit, and what stays of a projection's weight.
 
     On a GPU both are measured. Elsewhere they are estimated for one, and what stays is measured of a small model too.
     """
-    kind, found = attack.subject.device.split(":")[0], []
+    trial.memory.require_kernels()
+    found = []
     for engine, limit in LIMITS.items():
-        run = {**LARGE, "engine": engine, "measured_on": "cuda" if kind == "cuda" else None, "seed": int(case.seed) % 2**31}
-        answer = attack.answer(case, scalars=run)
-        found.append(value_at_most(f"{engine}: GiB at the peak", float(answer["peak"]) / GIB, limit))
-        found += stays(run, answer)
-    if kind != "cuda":
-        family = str(generator_for(case.seed, "family").choice(FAMILIES))
-        run = {**SMALL, "family": family, "engine": "torch", "measured_on": "cpu", "seed": int(case.seed) % 2**31}
-        found += stays(run, attack.answer(case, scalars=run))
+        work = replace(LARGE, engine=engine, seed=trial.seed % 2**31)
+        taken = trial.memory.measure(work) if _on_gpu(trial) else trial.memory.estimate(work, "cuda")
+        peak = taken.total if isinstance(taken, Estimate) else taken.peak
+        found += [value_at_most(f"{engine}: GiB at the peak", peak / GIB, limit), *stays(work, taken, "cuda")]
+    if not _on_gpu(trial):
+        work = replace(SMALL, family=str(trial.rng("family").choice(FAMILIES)), seed=trial.seed % 2**31)
+        found += stays(work, trial.memory.measure(work), "cpu")
     return found

@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from blackswan.falsifiers.data import CHECKPOINT
-from blackswan.falsifiers.numeric.attack import Attack
-from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_at_most, value_inside
-from blackswan.falsifiers.numeric.generators import Generator, generator_for
-from blackswan.falsifiers.system.written import renamed
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.system.trial import Trial
+from blackswan.falsifiers.system.workloads import FAMILIES
 from blackswan.reference.table import Array
 
 FACTORS = {"q_v": 2, "all": 7}
@@ -21,42 +22,40 @@ LOG = math.log(2 / 1e-12)
 """Of two over the probability that the mean of independent numbers is outside Hoeffding's interval."""
 
 
-def fresh_update_is_zero_and_random(attack: Attack, case: Case) -> list[Comparison]:
+def update_is_zero_and_random(trial: Trial) -> list[Comparison]:
     """B zero and the logits those without an update, bit for bit; A within ±1/√in, spread as a uniform distribution; the same again.
 
     Numbers t in [−1, 1] have t² in [0, 1], so that Hoeffding's inequality bounds the mean of n of them by √(2 ln(2/δ)/n) around its
     expectation, and that of their squares by half of it. Two factors, of one seed or two, are held to be independent by the mean of the
     products of their elements, of which 1/3 would be left if they were the same: n is at least 1024, so that the bound is below 1/4.
     """
-    rng = generator_for(case.seed, "fresh")
+    rng = trial.rng("fresh")
     found = []
-    for family in ("llama", "qwen2", "qwen3"):
+    for family in FAMILIES:
         for targets in FACTORS:
-            found += _fresh(attack, case, f"{family}, {targets}", {"architecture": _architecture(rng, family)}, _settings(rng, targets))
-    targets = list(FACTORS)[case.seed % 2]
-    return found + _fresh(attack, case, f"checkpoint, {targets}", {"folder": str(CHECKPOINT)}, _settings(rng, targets))
+            found += _fresh(trial, f"{family}, {targets}", _architecture(rng, family), _settings(rng, targets))
+    targets = list(FACTORS)[trial.seed % 2]
+    return found + _fresh(trial, f"checkpoint, {targets}", CHECKPOINT, _settings(rng, targets))
 
 
-def _fresh(attack: Attack, case: Case, name: str, model: Mapping[str, Any], settings: dict[str, Any]) -> list[Comparison]:
-    def answer(seed: int) -> dict[str, Array]:
-        return attack.answer(case, scalars={**model, "settings": {**settings, "seed": seed}, "texts": ["rm -rf", "date +%s"]})
-
-    first, again, other = (answer(settings["seed"] + step) for step in (0, 0, 1))
-    found = [compare_exactly("logits", first["plain"], first["logits"])]
-    found += [compare_exactly(f"{tensor}, again", value, again[tensor]) for tensor, value in first.items()]
-    scaled = []
+def _fresh(trial: Trial, name: str, model: Path | Mapping[str, Any], settings: dict[str, Any]) -> list[Comparison]:
+    first, again, other = (
+        trial.classifiers.fresh(model, {**settings, "seed": settings["seed"] + step}, ["rm -rf", "date +%s"]) for step in (0, 0, 1)
+    )
+    found = [compare_exactly("logits", first.plain, first.logits), compare_exactly("logits, again", first.logits, again.logits)]
+    found += [compare_exactly(f"{tensor}, again", value, again.trainable[tensor]) for tensor, value in first.trainable.items()]
+    scaled: list[Array] = []
     for label, part in (("", first), (" of the next seed", other)):
-        factors = {tensor: value for tensor, value in part.items() if ".lora_" in tensor}
-        for tensor, value in factors.items():
+        for tensor, value in part.trainable.items():
             if tensor.endswith("lora_B.weight"):
                 found.append(compare_exactly(f"{tensor}{label}", np.zeros_like(value), value))
-            else:
+            elif ".lora_" in tensor:
                 found += _uniform(f"{tensor}{label}", value)
                 scaled.append(_scaled(value))
         if len(scaled) % FACTORS[settings["lora_targets"]] or not scaled:
             found.append(broken(f"factors{label}", "their number", FACTORS[settings["lora_targets"]], len(scaled)))
     found += _unlike(scaled)
-    return [renamed(f"{name}: {each.tensor}", each) for each in found]
+    return [replace(each, tensor=f"{name}: {each.tensor}") for each in found]
 
 
 def _uniform(name: str, factor: Array) -> list[Comparison]:

@@ -94,8 +94,18 @@ class Trial:
 
     @cached_property
     def devices(self) -> doors.Devices:
-        """The subject's devices."""
+        """Where the subject computes."""
         return cast(doors.Devices, self._door("devices"))
+
+    @cached_property
+    def memory(self) -> doors.Memory:
+        """What the subject takes of a device, and what it knows about that."""
+        return cast(doors.Memory, self._door("memory"))
+
+    @cached_property
+    def classifiers(self) -> doors.Classifiers:
+        """Classifiers as the subject's runs start from them."""
+        return cast(doors.Classifiers, self._door("classifiers"))
 
     def _door(self, name: str) -> object:
         return _Asked(self.subject.door(name), getattr(check_of(self.claim), "non_finite", ()))

@@ -73,7 +73,7 @@ def refuses(attack: Attack, case: Case) -> list[Comparison]:
 
 
 def refusal(ask: Callable[[], object], error: str, message: str) -> Comparison:
-    """Whether `ask` raises the error with the message (a regular expression, any case)."""
+    """Whether `ask` raises the error (one of several between `|`) with the message (a regular expression, any case)."""
     try:
         answer = ask()
     except SubjectError as raised:
@@ -81,7 +81,7 @@ def refusal(ask: Callable[[], object], error: str, message: str) -> Comparison:
         if cause is None:
             return broken("refusal", str(raised))
         name, text = type(cause).__name__, str(cause)
-        accepted = error in {kind.__name__ for kind in type(cause).__mro__}
+        accepted = not {kind.__name__ for kind in type(cause).__mro__}.isdisjoint(error.split("|"))
         if accepted and re.search(message, text, re.IGNORECASE):
             return Comparison("refusal", True, 0.0, "refusal")
         return broken("refusal", "another error", f"{error} mentioning {message!r}", f"{name}: {text}")

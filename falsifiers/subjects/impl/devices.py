@@ -1,17 +1,173 @@
-"""Devices, as `impl` finds them by their names."""
+"""Devices, and trainers on them, as `impl` chooses and makes them."""
+
+import itertools
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+from unittest import mock
 
 import torch
+from torch import Tensor
 
-from blackswan.impl import device as devices
+from blackswan.falsifiers.subjects.doors import Chosen, Plant, Session, Workload
+from blackswan.impl import device, nonfinite, residency
+from blackswan.impl.classifier import Adaptation, Classifier, trainable_shapes
+from blackswan.impl.config import DecoderConfig
+from blackswan.impl.dispatch import replaced
+from blackswan.impl.fused.step import FusedTrainer
+from blackswan.impl.operations import OPERATIONS
+from blackswan.impl.trainer import Batch, Trainer
+from blackswan.reference.table import Array
+
+SIZES = ("family", "vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "theta")
 
 
 class Devices:
     """See `doors.Devices`."""
 
-    def __init__(self, device: torch.device, path: str | None) -> None:
+    def __init__(self, place: torch.device, path: str | None) -> None:
         del path
-        self._device = device
+        self._device = place
 
     def resolve(self, name: str) -> str:
         """The device of a name."""
-        return str(devices.resolve_device(name))
+        return str(device.resolve_device(name))
+
+    def choose(self, name: str, present: Mapping[str, int]) -> Chosen:
+        """The device of a name, where torch says that so many GPUs are there."""
+        cards = present.get("cuda", 0)
+        with (
+            warnings.catch_warnings(record=True) as caught,
+            mock.patch("torch.cuda.is_available", return_value=cards > 0),
+            mock.patch("torch.cuda.device_count", return_value=cards),
+        ):
+            warnings.simplefilter("always")
+            found = device.resolve_device(name)
+        return Chosen(found.type, found.index or 0, len(caught))
+
+    def trainer(self, work: Workload, weights: Mapping[str, Array]) -> "PlacedTrainer":
+        """A trainer on the device."""
+        return PlacedTrainer(work, weights, self._device)
+
+
+class PlacedTrainer(Session):
+    """See `doors.PlacedTrainer`."""
+
+    def __init__(self, work: Workload, weights: Mapping[str, Array], place: torch.device) -> None:
+        self._place, self._planted = place, dict[str, Callable[..., Any]]()
+        tensors = {name: torch.from_numpy(value.copy()) for name, value in weights.items()}
+        trained = {name: tensors.pop(name) for name in trainable_shapes(config_of(work), adaptation_of(work))}
+        self._trainer = trainer_of(work, tensors, trained, place)
+        self._batch = batch_of(work, place)
+
+    def content(self) -> dict[str, bytes]:
+        """What every tensor holds."""
+        model, optimiser = self._trainer.classifier, self._trainer.optimiser
+        moments = {f"optimiser.{name}": getattr(optimiser, name) for name in ("exp_avg", "exp_avg_sq")}
+        return _bytes({**dict(model.named_parameters()), **dict(model.named_buffers()), **moments})
+
+    def reported(self) -> dict[str, bytes]:
+        """The trained parameters of the trainer's state."""
+        state = self._trainer.state().items()
+        return _bytes({name.removeprefix("trainable/"): value for name, value in state if name.startswith("trainable/")})
+
+    def gradients(self) -> list[str]:
+        """The parameters that have one."""
+        return [name for name, value in self._trainer.classifier.named_parameters() if value.grad is not None]
+
+    def move(self, name: str) -> None:
+        """To the CPU from a GPU, to no device from elsewhere."""
+        to = torch.device("cpu" if self._place.type == "cuda" else "meta")
+        owner, _, kind = name.rpartition(".")
+        if owner == "optimiser":
+            setattr(self._trainer.optimiser, kind, getattr(self._trainer.optimiser, kind).to(to))
+            return
+        module = self._trainer.classifier.get_submodule(owner)
+        if kind in module._parameters:
+            before = module.get_parameter(kind)
+            module._parameters[kind] = torch.nn.Parameter(before.detach().to(to), requires_grad=before.requires_grad)
+        else:
+            module._buffers[kind] = module.get_buffer(kind).to(to)
+
+    def require_resident(self) -> None:
+        """Raises NotResident where a tensor is elsewhere."""
+        residency.require_residency(self._trainer.classifier, self._trainer.optimiser, self._place)
+
+    def plant(self, plant: Plant) -> None:
+        """In the parameter, or in an operation that replaces the right one in each pass."""
+        if plant.where == "parameter":
+            with torch.no_grad():
+                self._trainer.classifier.get_parameter(plant.name).view(-1)[-1] = plant.value
+        else:
+            self._planted[plant.name] = _spoiling(plant)
+
+    def step(self) -> None:
+        """On the batch."""
+        with replaced(self._planted):
+            self._trainer.train_batch(self._batch)
+
+    def origin(self, part: int) -> str | None:
+        """On the batch."""
+        with replaced(self._planted), mock.patch.object(nonfinite, "_PART", part):
+            return nonfinite.origin(self._trainer.classifier, self._batch)
+
+
+def _bytes(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
+    return {name: value.detach().flatten().view(torch.uint8).cpu().numpy().tobytes() for name, value in tensors.items()}
+
+
+def _spoiling(plant: Plant) -> Callable[..., Any]:
+    correct, calls = OPERATIONS[plant.name], itertools.count()
+
+    def planted(**arguments: Any) -> Any:
+        if next(calls) % plant.calls != plant.nth:
+            return correct(**arguments)
+        if plant.where == "output":
+            return _spoiled(correct(**arguments), plant.value)
+        name = next(name for name, value in arguments.items() if isinstance(value, Tensor) and value.requires_grad)
+        return correct(**{**arguments, name: _Spoiled.apply(arguments[name], plant.value)})  # type: ignore[no-untyped-call]  # torch
+
+    return planted
+
+
+def _spoiled(value: Tensor, bad: float) -> Tensor:
+    moved = value.clone()
+    moved.view(-1)[0] = bad
+    return moved
+
+
+class _Spoiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, bad: float) -> Tensor:
+        ctx.bad = bad
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        return _spoiled(cotangents[0].contiguous(), ctx.bad), None
+
+
+def config_of(work: Workload) -> DecoderConfig:
+    """The decoder's architecture."""
+    return DecoderConfig(**{name: getattr(work, name) for name in SIZES}, eps=1e-6, tied=True, max_positions=2**20)
+
+
+def adaptation_of(work: Workload) -> Adaptation:
+    """What is added to the decoder."""
+    return Adaptation(work.classes, work.rank, 2.0 * work.rank, work.targets, nf4=work.nf4)
+
+
+def trainer_of(work: Workload, base: Mapping[str, Tensor], trained: Mapping[str, Tensor], place: torch.device) -> Trainer:
+    """A trainer of those weights on the device, by the engine."""
+    made = Classifier(config_of(work), adaptation_of(work), base, trained, dtype=getattr(torch, work.dtype), device=place)
+    settings: dict[str, Any] = {"total_steps": None, "micro_batch": work.micro or work.batch, "learning_rate": 1e-3}
+    return FusedTrainer(made, longest=work.seq, **settings) if work.engine == "fused" else Trainer(made, **settings)
+
+
+def batch_of(work: Workload, place: torch.device, length: int | None = None) -> Batch:
+    """The batch, with so many real tokens in each sample where not all are real."""
+    generator = torch.Generator().manual_seed(work.seed)
+    ids = torch.randint(0, work.vocab, (work.batch, work.seq), generator=generator)
+    mask = torch.arange(work.seq).expand_as(ids) < (length or work.seq)
+    labels = torch.randint(0, work.classes - 1, (work.batch,), generator=generator)
+    return Batch(ids.to(place), mask.to(place), labels.to(place))

@@ -6,9 +6,6 @@ from typing import Any
 import torch
 
 from blackswan.falsifiers.subjects.procedures import (
-    devices,
-    footprint,
-    fresh,
     parallel,
     parallel_runs,
     pretraining,
@@ -30,9 +27,6 @@ PROCEDURES: dict[str, Procedure] = {
     "train_in_parallel": parallel.train_in_parallel,
     "fault_in_parallel": parallel.train_in_parallel,
     "run_in_parallel": parallel_runs.run_in_parallel,
-    **devices.PROCEDURES,
-    **footprint.PROCEDURES,
-    "fresh_classifier": fresh.fresh_classifier,
     "run_on_corpus": split_runs.run_on_corpus,
     "fit_run": training.fit_run,
     "fit_run_killed": training.fit_run_killed,
@@ -51,9 +45,6 @@ PROCEDURES: dict[str, Procedure] = {
 
 RECORDED: dict[str, Callable[[Scalars, torch.device], list[dispatch.Call]]] = {"whole_classifier": whole_model.record}
 """Procedures whose calls can be recorded."""
-
-why_not = footprint.why_not
-
 
 _CONFIGURED = (
     "num_classes",

@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from blackswan.falsifiers.subjects.doors import Lacks
+
 
 @contextmanager
 def allocated(place: torch.device, mapped: Collection[int] = ()) -> Iterator[dict[str, int]]:
     """After the block: `peak`, the most bytes given out beyond those at its start, and `kept`, those at its end beyond those.
 
-    Mapping a file, of a size in `mapped`, takes none.
+    Mapping a file, of a size in `mapped`, takes none. Lacks where nothing counts the bytes of that kind of device.
     """
+    if place.type not in ("cpu", "cuda"):
+        raise Lacks(f"nothing counts the bytes of {place.type}")
     found: dict[str, int] = {}
     gc.collect()
     if place.type == "cuda":

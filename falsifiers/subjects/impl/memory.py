@@ -1,0 +1,205 @@
+"""Memory of devices as `impl` reserves, estimates and takes it."""
+
+import gc
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from blackswan.falsifiers.subjects.doors import Card, Estimate, Growth, Lacks, Quantised, Session, Usage, Workload
+from blackswan.falsifiers.subjects.impl.allocator import allocated
+from blackswan.falsifiers.subjects.impl.devices import adaptation_of, batch_of, config_of, trainer_of
+from blackswan.impl import checkpoint, classifier, kernels, ledger, memory
+from blackswan.impl.fused.memory import estimate_fused
+from blackswan.impl.tensors import LazyTensors, Shapes
+from blackswan.impl.trainer import Batch, Trainer
+
+
+class Memory:
+    """See `doors.Memory`."""
+
+    def __init__(self, place: torch.device, path: str | None) -> None:
+        del path
+        self._device = place
+
+    def ledger(self, folder: Path, cards: Sequence[Card]) -> "Ledger":
+        """A ledger that asks the cards, and not torch, what they have."""
+        return Ledger(folder, cards)
+
+    def require_kernels(self) -> None:
+        """Lacks where Triton is not installed."""
+        if missing := kernels.missing():
+            raise Lacks(f"the estimate for a GPU counts what the kernels allocate there: {missing}")
+
+    def estimate(self, work: Workload, kind: str | None = None) -> Estimate:
+        """Of the engine; that of the hand-written layers is for CUDA."""
+        model = config_of(work), adaptation_of(work), work.batch, work.seq, getattr(torch, work.dtype)
+        if work.engine == "fused":
+            found = estimate_fused(*model, accumulation=work.accumulation)
+        else:
+            found = memory.estimate(*model, accumulation=work.accumulation, device=kind or self._device)
+        return Estimate(dict(found.parts), found.total, found.resident)
+
+    def measure(self, work: Workload, steps: int = 3) -> Usage:
+        """By the allocator; on CUDA what stays is what tensors asked for, without its rounding."""
+        before = _requested(self._device)
+        with allocated(self._device) as taken:
+            trainer = self._trainer(work)
+            _accumulate(trainer, batch_of(work, self._device), work.accumulation, steps)  # the batch goes with it
+            stays = _requested(self._device) - before
+        return Usage(taken["peak"], stays if self._device.type == "cuda" else taken["kept"], _thawed(trainer.classifier))
+
+    def saved(self, work: Workload) -> int:
+        """By autograd's hooks, each storage once."""
+        model, batch = self._trainer(work).classifier, batch_of(work, self._device)
+        own = {value.untyped_storage()._cdata for value in (*model.parameters(), *model.buffers())}
+        alive: dict[int, Tensor] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            if tensor.untyped_storage()._cdata not in own:
+                alive[tensor.untyped_storage()._cdata] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model.loss(model(batch.input_ids, batch.mask), batch.labels)
+        return sum(tensor.untyped_storage().nbytes() for tensor in alive.values())
+
+    def grown(self, work: Workload, lengths: Sequence[int], warm_up: int, steps: int) -> Growth:
+        """By the allocator."""
+        if self._device.type == "cuda":
+            trainer, batches = self._trainer(work), self._batches(work, lengths)
+            _train(trainer, batches, warm_up)
+            before = _held(self._device)
+            _train(trainer, batches, steps)
+            return Growth(trainer.optimiser.steps, *(now - then for now, then in zip(_held(self._device), before, strict=True)))
+        # That a tensor goes which was there before is not counted: so runs with and without the steps, each from its beginning, after one
+        # that makes what a process keeps.
+        runs = [self._kept(work, lengths, count) for count in (len(lengths), warm_up, warm_up + steps)]
+        return Growth(runs[-1][0], runs[-1][1] - runs[-2][1], 0, 0)
+
+    def _kept(self, work: Workload, lengths: Sequence[int], steps: int) -> tuple[int, int]:
+        with allocated(self._device) as taken:
+            trainer = self._trainer(work)
+            _train(trainer, self._batches(work, lengths), steps)
+            gc.collect()
+        return trainer.optimiser.steps, taken["kept"]
+
+    def load_nf4(self, folder: Path) -> Quantised:
+        """Its files are mapped, which takes none of the allocator's memory."""
+        with allocated(torch.device("cpu"), [path.stat().st_size for path in folder.glob("*.safetensors")]) as taken:
+            stored = checkpoint.load_checkpoint(folder)
+            adaptation = classifier.Adaptation(2, 1, 2.0, nf4=True)
+            trainable = classifier.initial_trainable(stored.config, adaptation, 0)
+            made = classifier.Classifier(stored.config, adaptation, stored.tensors, trainable, dtype=torch.float32, device=self._device)
+            del stored, trainable
+        tensors = dict([*made.named_parameters(), *made.named_buffers()])
+        absmax = {name: value.cpu().numpy() for name, value in tensors.items() if name.endswith(".quantized.absmax")}
+        resident = sum(value.nbytes for value in tensors.values() if value.device.type == "cpu")
+        return Quantised(taken["peak"], resident, {name.removesuffix(".quantized.absmax"): value for name, value in absmax.items()})
+
+    def _trainer(self, work: Workload) -> Trainer:
+        """Of base weights that are drawn on the device."""
+        config, dtype = config_of(work), getattr(torch, work.dtype)
+        base = RandomTensors(classifier.base_shapes(config), dtype, self._device)
+        return trainer_of(work, base, classifier.initial_trainable(config, adaptation_of(work), work.seed), self._device)
+
+    def _batches(self, work: Workload, lengths: Sequence[int]) -> list[Batch]:
+        return [batch_of(work, self._device, length) for length in lengths]
+
+
+class RandomTensors(LazyTensors):
+    """A model's tensors drawn on the device, one at a time."""
+
+    def __init__(self, shapes: Shapes, dtype: torch.dtype, device: torch.device) -> None:
+        self._shapes, self._dtype, self._device = shapes, dtype, device
+
+    @property
+    def shapes(self) -> Shapes:
+        """Name and shape of every tensor."""
+        return self._shapes
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Norms and biases one, all else N(0, 0.02²)."""
+        tensor = torch.ones(self._shapes[name], dtype=self._dtype, device=self._device)
+        return tensor if tensor.ndim == 1 else tensor.normal_(std=0.02)
+
+
+class Ledger(Session):
+    """See `doors.Ledger`."""
+
+    def __init__(self, folder: Path, cards: Sequence[Card]) -> None:
+        self._held: list[ledger.Reservation] = []
+        self._keys = [f"card {index}" for index in range(len(cards))]
+        self._book = ledger.Ledger(folder, lambda at: ledger.DeviceMemory(self._keys[at.index], **vars(cards[at.index])))
+
+    def acquire(self, card: int, count: int) -> int:
+        """Raises InsufficientMemory where it does not fit."""
+        self._held.append(self._book.acquire(torch.device("cuda", card), count))
+        return len(self._held) - 1
+
+    def update(self, reservation: int, count: int) -> None:
+        """Raises InsufficientMemory where it does not fit."""
+        self._held[reservation].update(count)
+
+    def release(self, reservation: int) -> None:
+        """For the others."""
+        self._held[reservation].release()
+
+    def reserved(self) -> list[int]:
+        """Of each card."""
+        entries = self._book.entries()
+        return [sum(entry.bytes for entry in entries if entry.device == key) for key in self._keys]
+
+    def run(self, card: int, count: int, block: Callable[[], object]) -> None:
+        """Raises InsufficientMemory where it does not fit."""
+        with ledger.reserve(torch.device("cuda", card), count, self._book):
+            block()
+
+    def restart(self) -> None:
+        """Another boot in every entry of the file."""
+        path = self._book.folder / ledger.FILE
+        path.write_text(json.dumps([{**entry, "started": "another boot/1"} for entry in json.loads(path.read_text())]))
+
+
+def _train(trainer: Trainer, batches: Sequence[Batch], steps: int) -> None:
+    for step in range(steps):
+        trainer.train_batch(batches[step % len(batches)])
+
+
+def _accumulate(trainer: Trainer, batch: Batch, accumulation: int, steps: int) -> None:
+    for _ in range(steps):
+        if accumulation == 1:
+            trainer.train_batch(batch)
+            continue
+        for _ in range(accumulation):
+            trainer.accumulate(batch)
+        trainer.apply()
+
+
+def _held(place: torch.device) -> tuple[int, int, int]:
+    """Live bytes, and bytes and segments that CUDA's allocator holds."""
+    gc.collect()
+    torch.cuda.synchronize(place)
+    return torch.cuda.memory_allocated(place), torch.cuda.memory_reserved(place), torch.cuda.memory_stats(place)["segment.all.current"]
+
+
+def _requested(place: torch.device) -> int:
+    """Bytes of what is live on a GPU, without what the allocator rounds up and without cuBLAS's workspaces; 0 elsewhere.
+
+    The workspaces go: a captured graph must not run after this.
+    """
+    gc.collect()
+    if place.type != "cuda":
+        return 0
+    torch.cuda.synchronize(place)
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    return int(torch.cuda.memory_stats(place)["requested_bytes.all.current"])
+
+
+def _thawed(model: classifier.Classifier) -> int:
+    trained = model.trainable_parameters()
+    tensors: Mapping[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return sum(value.requires_grad or value.grad is not None for name, value in tensors.items() if name not in trained)

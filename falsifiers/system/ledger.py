@@ -1,0 +1,152 @@
+"""The ledger of device memory: what is granted and refused to one process, to several at once, and after one has died."""
+
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from blackswan.falsifiers.numeric.answers import SubjectError
+from blackswan.falsifiers.numeric.comparison import Comparison, compare_exactly, value_at_least, value_inside
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.subjects.doors import Card, Ledger
+from blackswan.falsifiers.system.trial import Trial
+
+GIB = 2**30
+PROCESSES, ROUNDS = 6, 5
+
+
+@contextmanager
+def _ledger(trial: Trial, cards: Sequence[Card]) -> Iterator[Ledger]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield trial.memory.ledger(Path(folder), cards)
+
+
+def _equal(name: str, expected: object, actual: object) -> Comparison:
+    return compare_exactly(name, np.asarray(expected), np.asarray(actual))
+
+
+def keeps_account(trial: Trial) -> list[Comparison]:
+    """A random sequence of reservations of two cards against an account of its own: what is refused, and what is reserved after each."""
+    rng = trial.rng("reservations")
+    cards, found = [_card(rng), _card(rng)], []
+    held: dict[int, tuple[int, int]] = {}  # number of a reservation: its card and bytes
+    with _ledger(trial, cards) as ledger:
+        for turn in range(20):
+            verb = str(rng.choice(["acquire", "update", "update", "release"])) if held else "acquire"
+            chosen = int(rng.choice(list(held))) if verb != "acquire" else -1
+            card, before = held.get(chosen, (int(rng.integers(2)), 0))
+            others = sum(count for at, count in held.values() if at == card) - before
+            # The most bytes that fit: most of what goes wrong by a byte goes wrong there.
+            limit = min(cards[card].free + min(cards[card].own, before), cards[card].total - others)
+            count = int(rng.choice([limit, limit + 1, int(rng.integers(1, cards[card].total * 3 // 4))]))
+            ask = partial(ledger.acquire, card, count) if verb == "acquire" else partial(ledger.update, chosen, count)
+            if verb == "release":
+                ledger.release(chosen)
+                del held[chosen]
+            elif count > max(before, limit):
+                found.append(trial.refuses(f"{verb} in turn {turn}", ask, "needed", "InsufficientMemory"))
+            else:
+                answer = ask()
+                held[chosen if answer is None else answer] = (card, count)
+            wanted = [sum(count for at, count in held.values() if at == each) for each in (0, 1)]
+            found.append(_equal(f"reserved after {verb} in turn {turn}", wanted, ledger.reserved()))
+    return found
+
+
+def _card(rng: Generator) -> Card:
+    total = int(rng.integers(50, 200)) * GIB + int(rng.integers(GIB))
+    free = total if rng.random() < 0.5 else int(rng.integers(total // 4, total // 2))
+    return Card(total, free, int(rng.integers(total - free + 1)))
+
+
+def race_stays_within_capacity(trial: Trial) -> list[Comparison]:
+    """Processes that reserve at once never hold more than the device has; each ends, some of them got memory, and nothing is left."""
+    fitting = int(trial.rng("race").integers(1, 3))
+    room = fitting * GIB + GIB // 2
+    context = multiprocessing.get_context("fork")
+    held, peak, gained = (context.Value("q", 0) for _ in range(3))
+    start = context.Barrier(PROCESSES, timeout=30)
+
+    def hold(ledger: Ledger) -> None:
+        start.wait()
+        for _ in range(ROUNDS):
+            reservation = _granted(partial(ledger.acquire, 0, GIB))
+            if reservation is None:
+                continue
+            with held.get_lock():
+                held.value += 1
+                peak.value = max(peak.value, held.value)
+                gained.value += 1
+            time.sleep(0.01)
+            with held.get_lock():
+                held.value -= 1
+            ledger.release(reservation)
+
+    with _ledger(trial, [Card(room, room)]) as ledger:
+        processes = [context.Process(target=hold, args=(ledger,)) for _ in range(PROCESSES)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        left = ledger.reserved()
+    return [
+        value_inside("held together", peak.value, 0, fitting),
+        _equal("exit status of each process", [0] * PROCESSES, [process.exitcode for process in processes]),
+        value_at_least("reservations", gained.value, fitting),
+        _equal("left over", [0], left),
+    ]
+
+
+def _granted(ask: Callable[[], int]) -> int | None:
+    """The reservation; None where it is refused for want of memory."""
+    try:
+        return ask()
+    except SubjectError as error:
+        if type(error.__cause__).__name__ == "InsufficientMemory":
+            return None
+        raise
+
+
+def the_dead_hold_nothing(trial: Trial) -> list[Comparison]:
+    """A killed holder's memory is free at once, and an earlier process of the same id holds none; a living one keeps its own."""
+    count = int(trial.rng("holder").integers(1, 10)) * GIB
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+
+    def hold(ledger: Ledger) -> None:
+        ledger.acquire(0, count)
+        ready.set()
+        time.sleep(60)
+
+    with _ledger(trial, [Card(20 * GIB, 20 * GIB)]) as ledger:
+        process = context.Process(target=hold, args=(ledger,))
+        process.start()
+        ready.wait(30)
+        found = [_equal("while its holder lives", [count], ledger.reserved())]
+        process.kill()
+        os.waitid(os.P_PID, int(process.pid or 0), os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not taken note
+        found.append(_equal("after its holder was killed", [0], ledger.reserved()))
+        process.join()
+        ledger.acquire(0, count)
+        ledger.restart()
+        return [*found, _equal("of an earlier process of the same id", [0], ledger.reserved())]
+
+
+def too_little_memory_is_refused(trial: Trial) -> list[Comparison]:
+    """More than is free: refused with what is needed, available, free and in all, and the block is not entered. What is free is given."""
+    rng = trial.rng("too little")
+    total = int(rng.integers(40, 200))
+    free = int(rng.integers(5, total))
+    needed, entered = free + int(rng.integers(1, 300)), list[int]()
+    numbers = rf"{needed}\.00 GiB needed.*{free}\.00 GiB available.*{free}\.00 GiB of {total}\.00 GiB.*free"
+    with _ledger(trial, [Card(total * GIB, free * GIB)]) as ledger:
+        ask = partial(ledger.run, 0, needed * GIB, partial(entered.append, needed))
+        found = [trial.refuses("more than is free", ask, numbers, "InsufficientMemory")]
+        ledger.run(0, free * GIB, partial(entered.append, free))
+    return [*found, _equal("bytes of the blocks that were entered, in GiB", [free], entered)]
