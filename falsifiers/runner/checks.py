@@ -22,7 +22,6 @@ from blackswan.falsifiers.system import (
     scores,
     split_runs,
     token_ids,
-    token_streams,
 )
 
 Check = Callable[[Attack, Case], list[Comparison]]
@@ -127,10 +126,6 @@ CHECKS: dict[str, Check] = {
         entry_points.empty_batch_has_accuracy_zero,
         scores.scores_are_of_the_largest_logits,
         runs.non_finite_value_stops_the_run,
-        token_streams.epoch_predicts_every_token_once,
-        token_streams.position_is_restored,
-        token_streams.refuses_shards,
-        token_streams.stream_too_short,
         pretraining.exhausted_stream_ends_the_epoch,
         pretraining.gradient_norms_are_real,
         pretraining.interrupted_run_goes_on,

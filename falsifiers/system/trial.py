@@ -82,6 +82,11 @@ class Trial:
         """The subject's reading of corpora, and its plan of an epoch."""
         return cast(doors.Corpora, self._door("corpora"))
 
+    @cached_property
+    def pretrainer(self) -> doors.Pretrainer:
+        """The subject's pre-training of language models."""
+        return cast(doors.Pretrainer, self._door("pretrainer"))
+
     def _door(self, name: str) -> object:
         return _Asked(self.subject.door(name), getattr(check_of(self.claim), "non_finite", ()))
 

@@ -69,7 +69,6 @@ PROCEDURES: dict[str, Procedure] = {
     "fit_run_killed": training.fit_run_killed,
     "fit_continued": training.fit_continued,
     "pipeline_steps": training.pipeline_steps,
-    "read_token_batches": pretraining.read_token_batches,
     "pretrain_run": pretraining.pretrain_run,
     "validate_tokens": pretraining.validate_tokens,
     "optimiser_state": pretraining.optimiser_state,
