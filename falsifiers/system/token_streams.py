@@ -97,7 +97,9 @@ def position_is_restored(trial: Trial) -> list[Comparison]:
         if len(whole.mask) >= 12:  # two orders of twelve rows are the same once in 479 million
             others = {"epoch": ask(tokens, epoch + 1), "seed": ask(replace(tokens, seed=(tokens.seed or 0) + 1), epoch)}
             for name, other in others.items():
-                found.append(value_at_most(f"another {name} has the same order", float(np.array_equal(other.input_ids, whole.input_ids)), 0))
+                found.append(
+                    value_at_most(f"another {name} has the same order", float(np.array_equal(other.input_ids, whole.input_ids)), 0)
+                )
     return found
 
 

@@ -15,7 +15,6 @@ from blackswan.falsifiers.subjects.procedures import (
     fresh,
     parallel,
     parallel_runs,
-    pretraining,
     split_runs,
     training,
     whole_model,
@@ -69,13 +68,6 @@ PROCEDURES: dict[str, Procedure] = {
     "fit_run_killed": training.fit_run_killed,
     "fit_continued": training.fit_continued,
     "pipeline_steps": training.pipeline_steps,
-    "pretrain_run": pretraining.pretrain_run,
-    "validate_tokens": pretraining.validate_tokens,
-    "optimiser_state": pretraining.optimiser_state,
-    "step_on_bad_weights": pretraining.step_on_bad_weights,
-    "save_pretrain_checkpoint": pretraining.save_pretrain_checkpoint,
-    "initial_decoder": pretraining.initial_decoder,
-    "default_architecture": pretraining.default_architecture,
     **whole_model.PROCEDURES,
 }
 
