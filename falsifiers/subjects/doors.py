@@ -113,39 +113,26 @@ class PretrainingRecord:
     state_hash: str
 
 
-@dataclass(frozen=True)
-class PretrainingState:
-    """Steps made, parameters, and both moments of each: `exp_avg/<parameter>` and `exp_avg_sq/<parameter>`."""
-
-    steps: int
-    parameters: Parameters
-    moments: Mapping[str, Array]
-
-
 class TrainedDecoder(Protocol):
-    """A session: a decoder that can be validated and saved."""
+    """A session: a decoder that can be trained, validated and saved."""
 
     def parameters(self) -> Parameters:
         """The parameters as they are now."""
+
+    def overwrite(self, parameter: str, index: int, value: float) -> None:
+        """Puts a value into the flattened parameter."""
+
+    def train(self, input_ids: Array) -> float:
+        """The loss of an optimiser step on all parameters, on rows [batch, seq] without padding."""
+
+    def moments(self) -> tuple[int, Mapping[str, Array]]:
+        """Steps made, and both moments of each parameter: `exp_avg/<parameter>` and `exp_avg_sq/<parameter>`."""
 
     def validate(self, tokens: Tokens, micro_batch: int) -> float:
         """The mean loss over all tokens of an epoch that are predicted; NaN where none is."""
 
     def save(self, output: Path, tokenizer: Path, step: int) -> Path:
         """Writes the checkpoint after a step, and returns its folder."""
-
-
-class PretrainingSteps(Protocol):
-    """A session: optimiser steps on all parameters of a decoder."""
-
-    def train(self, input_ids: Array) -> float:
-        """The loss of a step on rows [batch, seq] without padding."""
-
-    def overwrite(self, parameter: str, index: int, value: float) -> None:
-        """Puts a value into the flattened parameter."""
-
-    def state(self) -> PretrainingState:
-        """Where the optimiser stands."""
 
 
 class Pretrainer(Protocol):
@@ -169,10 +156,7 @@ class Pretrainer(Protocol):
     def default_architecture(self) -> tuple[Architecture, int]:
         """What is trained where none is given, and the number of its parameters."""
 
-    def steps(self, architecture: Architecture, seed: int, total: int) -> PretrainingSteps:
-        """At most `total` steps of a decoder with random weights."""
-
-    def state_hash(self, moments: Mapping[str, Array], steps: int) -> str:
+    def state_hash(self, steps: int, moments: Mapping[str, Array]) -> str:
         """The hash of an optimiser's state, in hexadecimal."""
 
 
@@ -185,9 +169,7 @@ __all__ = [
     "Pretrainer",
     "Pretraining",
     "PretrainingRecord",
-    "PretrainingState",
     "PretrainingStep",
-    "PretrainingSteps",
     "Session",
     "Split",
     "TokenRows",

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,6 @@ from blackswan.falsifiers.subjects.doors import (
     Parameters,
     Pretraining,
     PretrainingRecord,
-    PretrainingState,
     PretrainingStep,
     Session,
     TokenRows,
@@ -25,6 +25,9 @@ from blackswan.impl.decoder import Decoder, parameter_count
 from blackswan.impl.token_shards import TokenBatch, TokenBatches, TokenShards
 from blackswan.impl.tokens import load_tokenizer
 from blackswan.reference.table import Array
+
+STEPS = 8
+"""No check trains a decoder for longer, outside a run."""
 
 
 class Pretrainer:
@@ -76,12 +79,7 @@ class Pretrainer:
         """What is trained where none is given."""
         return vars(pretrain.LLAMA_370M), parameter_count(pretrain.LLAMA_370M)
 
-    def steps(self, architecture: Architecture, seed: int, total: int) -> "_Steps":
-        """Steps of a decoder with random weights, at a constant rate after the warm-up."""
-        decoder = self._random(architecture, seed)
-        return _Steps(pretrain.StepFn(decoder, total_steps=total, micro_batch=2, learning_rate=1e-2, schedule="constant"))
-
-    def state_hash(self, moments: Mapping[str, Array], steps: int) -> str:
+    def state_hash(self, steps: int, moments: Mapping[str, Array]) -> str:
         """The hash of a state."""
         return decoder_optimiser.state_hash({name: torch.tensor(value, device=self._device) for name, value in moments.items()}, steps)
 
@@ -99,6 +97,23 @@ class _Decoder(Session):
         """The parameters as they are now."""
         return _parameters(self._decoder)
 
+    def overwrite(self, parameter: str, index: int, value: float) -> None:
+        """Puts a value into a parameter."""
+        self._decoder.get_parameter(parameter).data.view(-1)[index] = value
+
+    def train(self, input_ids: Array) -> float:
+        """The loss of a step."""
+        return self._step.train(TokenBatch(torch.from_numpy(input_ids), torch.ones(input_ids.shape, dtype=torch.bool))).loss
+
+    def moments(self) -> tuple[int, Mapping[str, Array]]:
+        """Copies of the moments."""
+        optimiser = self._step.optimiser
+        return optimiser.steps, {name: _copy(value) for name, value in optimiser.state().items() if not name.startswith("trainable/")}
+
+    @cached_property
+    def _step(self) -> pretrain.StepFn:
+        return pretrain.StepFn(self._decoder, total_steps=STEPS, micro_batch=2, learning_rate=1e-2, schedule="constant")
+
     def validate(self, tokens: Tokens, micro_batch: int) -> float:
         """The mean held-out loss."""
         return pretrain.ValFn(self._decoder, micro_batch)(_batches(tokens).epoch(0))
@@ -106,27 +121,6 @@ class _Decoder(Session):
     def save(self, output: Path, tokenizer: Path, step: int) -> Path:
         """The folder of the checkpoint."""
         return pretrain.CheckpointFn(self._decoder, tokenizer, output)(step)
-
-
-class _Steps(Session):
-    """See `doors.PretrainingSteps`."""
-
-    def __init__(self, step: pretrain.StepFn) -> None:
-        self._step = step
-
-    def train(self, input_ids: Array) -> float:
-        """The loss of a step."""
-        return self._step.train(TokenBatch(torch.from_numpy(input_ids), torch.ones(input_ids.shape, dtype=torch.bool))).loss
-
-    def overwrite(self, parameter: str, index: int, value: float) -> None:
-        """Puts a value into a parameter."""
-        self._step.optimiser.parameters[parameter].data.view(-1)[index] = value
-
-    def state(self) -> PretrainingState:
-        """Copies of parameters and moments."""
-        optimiser = self._step.optimiser
-        moments = {name: _copy(value) for name, value in optimiser.state().items() if not name.startswith("trainable/")}
-        return PretrainingState(optimiser.steps, _parameters(self._step.decoder), moments)
 
 
 class _KilledError(Exception):
