@@ -108,24 +108,28 @@ def gradient_norms_are_real(trial: Trial) -> list[Comparison]:
 def interrupted_run_goes_on(trial: Trial) -> list[Comparison]:
     """A run killed after a step and resumed against one that was not: every later step, every parameter and the hash, bit for bit.
 
-    It is killed before its state was saved for the first time, and after.
+    It is killed before its state was saved for the first time, after, and after the last step; its checkpoints have the same names.
     """
     rng, found = trial.rng("kill"), []
     with _run(trial, 2) as (problem, _):
         whole = trial.pretrainer.run(problem)
-        late = int(rng.integers(1, len(whole.steps)))
-        for stop, interval in ((1, None), (late, int(rng.integers(1, min(late, 3) + 1)))):
+        last = len(whole.steps)
+        stop = int(rng.integers(1, last))
+        for kill, interval in ((1, None), (stop, int(rng.integers(1, min(stop, 3) + 1))), (last, None)):
+            when = f"killed after {kill} of {last}"
             settings = {**problem.settings, "save_every": interval}
-            killed = replace(problem, output=problem.output.with_name(f"killed-{interval}"), settings=settings)
-            trial.pretrainer.run(killed, stop_after=stop)
+            killed = replace(problem, output=problem.output.with_name(when), settings=settings)
+            trial.pretrainer.run(killed, stop_after=kill)
             rest = trial.pretrainer.run(killed, resume=True)
-            done = len(whole.steps) - len(rest.steps)
+            done = last - len(rest.steps)
             expected, actual = (np.asarray([astuple(step) for step in steps]) for steps in (whole.steps[max(done, 0) :], rest.steps))
+            one, other = ({path.name for path in each.output.glob("checkpoints/*")} for each in (problem, killed))
             found += [
-                value_inside(f"steps that are not made again, killed after {stop}", done, 0, stop),
-                compare_exactly(f"later steps, killed after {stop}", expected, actual),
-                *_same(f"at the end, killed after {stop}", whole.parameters, rest.parameters),
-                value_at_most(f"state hashes that differ, killed after {stop}", int(whole.state_hash != rest.state_hash), 0),
+                value_inside(f"steps that are not made again, {when}", done, 0, kill),
+                compare_exactly(f"later steps, {when}", expected, actual),
+                *_same(f"at the end, {when}", whole.parameters, rest.parameters),
+                value_at_most(f"state hashes that differ, {when}", int(whole.state_hash != rest.state_hash), 0),
+                value_at_most(f"checkpoints that differ, {when}", len(one ^ other), 0),
             ]
     return found
 
