@@ -118,7 +118,7 @@ def interrupted_run_goes_on(trial: Trial) -> list[Comparison]:
         for kill, interval in ((1, None), (stop, int(rng.integers(1, min(stop, 3) + 1))), (last, None)):
             when = f"killed after {kill} of {last}"
             settings = {**problem.settings, "save_every": interval}
-            killed = replace(problem, output=problem.output.with_name(when), settings=settings)
+            killed = replace(problem, output=problem.output.with_name(f"{when}, {interval}"), settings=settings)
             trial.pretrainer.run(killed, stop_after=kill)
             rest = trial.pretrainer.run(killed, resume=True)
             done = last - len(rest.steps)
