@@ -30,7 +30,7 @@ CLEAR = 10.0
 
 def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: Subject, left_out: Collection[str] = ()) -> Culprit | None:
     """The culprit of a falsified claim on a case; mutants in `left_out` are not tried. None for a claim without a reference."""
-    if claim.operation == "whole_classifier" and comparison is not None:
+    if (claim.check or "").startswith("whole_models.") and comparison is not None:
         return layer_trace.culprit(claim, case, comparison, subject)
     if claim.operation is None or signatures()[claim.operation].procedure:
         return None

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.whole_model import WholeModel, chosen
 from blackswan.falsifiers.numeric.whole_model_reference import by_layer
 from blackswan.falsifiers.runner.verdict import Culprit
+from blackswan.falsifiers.subjects.doors import Models
 from blackswan.falsifiers.subjects.protocol import Subject, TracedCall
 
 CLEAR = 10.0
@@ -22,21 +24,21 @@ CLEAR = 10.0
 def culprit(claim: Claim, case: Case, comparison: Comparison, subject: Subject) -> Culprit:
     """The first wrong call of the layer that the comparison names; the layer where it has no calls or none is wrong by itself."""
     label, _, tensor = comparison.tensor.partition(" ")
-    path, operation = _place(tensor), claim.operation or ""
+    path, what = _place(tensor), "whole model"
     plain = chosen(claim, case.seed, subject.device)
     whole = replace(plain, nf4=label.endswith("NF4"))
     if path not in whole.blocks:
-        return Culprit(operation, path, f"{tensor} is the first to leave its noise")
+        return Culprit(what, path, f"{tensor} is the first to leave its noise")
     dtype = "float64" if label.startswith("float64") else case.dtype
-    calls = subject.record(operation, {}, {**whole.scalars, "dtype": dtype, "block": path}, dtype)
+    calls = cast(Models, subject.door("models")).calls(whole, dtype, path)
     if not calls:
         return Culprit(
-            operation, path, f"{tensor} is the first to leave its noise; these layers make no calls that could be held to the reference"
+            what, path, f"{tensor} is the first to leave its noise; these layers make no calls that could be held to the reference"
         )
     found = list(_suspicions(whole, path, calls, Local(claim, subject, dtype, case.seed), backward=tensor.startswith("gradient/")))
     clear = next((each for each in found if each.times >= CLEAR), found[0] if found else None)
     if clear is None:
-        return Culprit(operation, path, f"{tensor} is the first to leave its noise; every call of the layer is right by itself")
+        return Culprit(what, path, f"{tensor} is the first to leave its noise; every call of the layer is right by itself")
     return Culprit(clear.operation, clear.path, clear.explanation)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.checks import layers, lora, losses, models, nf4, optimiser, refusals, relations, slopes, whole_models
+from blackswan.falsifiers.numeric.checks import layers, lora, losses, models, nf4, optimiser, refusals, relations, slopes
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.system import (
     adapter_damage,
@@ -126,7 +126,5 @@ CHECKS: dict[str, Check] = {
         scores.scores_are_of_the_largest_logits,
         runs.non_finite_value_stops_the_run,
         optimiser.decay_reaches_matrices_only,
-        whole_models.whole_model_follows_the_reference,
-        whole_models.whole_model_follows_float64,
     )
 }

@@ -7,7 +7,7 @@ a door is a question to the subject: what the subject raises there, or a number 
 import difflib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from importlib import import_module
@@ -18,6 +18,7 @@ import numpy as np
 from blackswan.contracts.model import Claim, Location
 from blackswan.contracts.problems import ContractError, Problem
 from blackswan.falsifiers.numeric.answers import NotFiniteError, SubjectError
+from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.checks.refusals import refusal
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, compare
 from blackswan.falsifiers.numeric.generators import Generator, generator_for
@@ -68,6 +69,12 @@ class Trial:
     subject: Subject
     seed: int
     dtype: str = "float32"
+    attack: Attack | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def judge(self) -> Attack:
+        """What holds arrays to the claim's tolerance of noise floors: the attack that this is an attempt of, or one of its own."""
+        return self.attack or Attack(self.claim, self.subject, self.dtype)
 
     def run(self) -> list[Comparison]:
         """What the claim's check compares. SubjectError where the subject fails a question, doors.Lacks where it has no such door."""
@@ -81,6 +88,11 @@ class Trial:
     def corpora(self) -> doors.Corpora:
         """The subject's reading of corpora, and its plan of an epoch."""
         return cast(doors.Corpora, self._door("corpora"))
+
+    @cached_property
+    def models(self) -> doors.Models:
+        """The subject's whole classifiers."""
+        return cast(doors.Models, self._door("models"))
 
     @cached_property
     def pretrainer(self) -> doors.Pretrainer:
@@ -149,8 +161,8 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, Array]]:
         for key, entry in value.items():
             yield from _numbers(f"{name}.{key}", entry)
     elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from _numbers(f"{name}.{field.name}", getattr(value, field.name))
+        for entry in fields(value):
+            yield from _numbers(f"{name}.{entry.name}", getattr(value, entry.name))
     elif isinstance(value, list | tuple):
         for index, entry in enumerate(value):
             yield from _numbers(f"{name}.{index}", entry)

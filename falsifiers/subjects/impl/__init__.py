@@ -8,7 +8,7 @@ from blackswan.falsifiers.subjects.doors import Lacks
 if TYPE_CHECKING:
     import torch
 
-DOORS = {"corpora": "Corpora", "pretrainer": "Pretrainer"}
+DOORS = {"corpora": "Corpora", "models": "Models", "pretrainer": "Pretrainer"}
 """Name of a door, which is its module's too → its class, made with the device and the path of the computation."""
 
 

@@ -17,9 +17,7 @@ from blackswan.falsifiers.subjects.procedures import (
     parallel_runs,
     split_runs,
     training,
-    whole_model,
 )
-from blackswan.impl import dispatch
 from blackswan.impl.checkpoint import load_checkpoint, load_decoder
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.device import resolve_device
@@ -68,11 +66,8 @@ PROCEDURES: dict[str, Procedure] = {
     "fit_run_killed": training.fit_run_killed,
     "fit_continued": training.fit_continued,
     "pipeline_steps": training.pipeline_steps,
-    **whole_model.PROCEDURES,
 }
 
-RECORDED: dict[str, Callable[[Scalars, torch.device], list[dispatch.Call]]] = {"whole_classifier": whole_model.record}
-"""Procedures whose calls can be recorded."""
 
 why_not = footprint.why_not
 
