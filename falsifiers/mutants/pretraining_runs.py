@@ -13,27 +13,15 @@ from typing import Any
 import numpy as np
 
 from blackswan.falsifiers.mutants.changes import without_keyword
-from blackswan.falsifiers.mutants.registry import step_mutant
+from blackswan.falsifiers.mutants.registry import called_instead, step_mutant
 from blackswan.reference.table import Array
 
 Step = Callable[..., Any]
 
 
-def _wrong(module: str, attribute: str, pedigree: str) -> Callable[[Step], Step]:
-    """Enters a function that is called instead of a step of that module of `impl`: with the correct step, then as the step is."""
-
-    def register(wrong: Step) -> Step:
-        enter = step_mutant(f"blackswan.impl.{module}", attribute, pedigree, name=wrong.__name__, doc=wrong.__doc__)
-        enter(lambda correct: lambda *given, **named: wrong(correct, *given, **named))
-        return wrong
-
-    return register
-
-
 SHARDS, OPTIMISER, PRETRAIN = "blackswan.impl.token_shards", "blackswan.impl.decoder_optimiser", "blackswan.impl.pretrain"
-_of_shards, _of_optimiser, _of_pretrain, _of_run = (
-    partial(_wrong, module) for module in ("token_shards", "decoder_optimiser", "pretrain", "pretrain_run")
-)
+_of_shards, _of_optimiser, _of_pretrain = (partial(called_instead, module) for module in (SHARDS, OPTIMISER, PRETRAIN))
+_of_run = partial(called_instead, "blackswan.impl.pretrain_run")
 
 
 @step_mutant(SHARDS, "TokenBatches.rows", "own")

@@ -17,7 +17,7 @@ from blackswan.reference import COMPOSITIONS, TABLE
 from blackswan.reference.table import Composition, Operation, Table
 
 Entry = Operation | Composition
-Change = Callable[[Any], Any]
+Change = Callable[..., Any]
 M = TypeVar("M", bound=Change)
 P = TypeVar("P", bound=Callable[[Subject], Subject])
 R = TypeVar("R", bound=Callable[[Rule], Rule])
@@ -124,6 +124,17 @@ def step_mutant(module: str, attribute: str, *pedigree: str, name: str | None = 
         called, said = _said(change, name, doc)
         STEPS[called] = StepMutant(called, module, attribute, pedigree, said, change)
         return change
+
+    return register
+
+
+def called_instead(module: str, attribute: str, *pedigree: str) -> Callable[[M], M]:
+    """Enters a function that is called instead of a step: with the correct step, and then as the step is."""
+
+    def register(wrong: M) -> M:
+        enter = step_mutant(module, attribute, *pedigree, name=wrong.__name__, doc=wrong.__doc__)
+        enter(lambda correct: lambda *given, **named: wrong(correct, *given, **named))
+        return wrong
 
     return register
 
