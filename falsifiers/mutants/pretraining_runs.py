@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from blackswan.falsifiers.mutants.changes import without_keyword
-from blackswan.falsifiers.mutants.registry import called_instead, step_mutant
+from blackswan.falsifiers.mutants.registry import step_mutant, wrong_step
 from blackswan.reference.table import Array
 
 Step = Callable[..., Any]
 
 
 SHARDS, OPTIMISER, PRETRAIN = "blackswan.impl.token_shards", "blackswan.impl.decoder_optimiser", "blackswan.impl.pretrain"
-_of_shards, _of_optimiser, _of_pretrain = (partial(called_instead, module) for module in (SHARDS, OPTIMISER, PRETRAIN))
-_of_run = partial(called_instead, "blackswan.impl.pretrain_run")
+_of_shards, _of_optimiser, _of_pretrain = (partial(wrong_step, module) for module in (SHARDS, OPTIMISER, PRETRAIN))
+_of_run = partial(wrong_step, "blackswan.impl.pretrain_run")
 
 
 @step_mutant(SHARDS, "TokenBatches.rows", "own")

@@ -17,8 +17,8 @@ from blackswan.reference import COMPOSITIONS, TABLE
 from blackswan.reference.table import Composition, Operation, Table
 
 Entry = Operation | Composition
-Change = Callable[..., Any]
-M = TypeVar("M", bound=Change)
+Change = Callable[[Any], Any]
+M = TypeVar("M", bound=Callable[..., Any])
 P = TypeVar("P", bound=Callable[[Subject], Subject])
 R = TypeVar("R", bound=Callable[[Rule], Rule])
 
@@ -128,20 +128,22 @@ def step_mutant(module: str, attribute: str, *pedigree: str, name: str | None = 
     return register
 
 
-def called_instead(module: str, attribute: str, *pedigree: str) -> Callable[[M], M]:
-    """Enters a function that is called instead of a step: with the correct step, and then as the step is."""
-
-    def register(wrong: M) -> M:
-        enter = step_mutant(module, attribute, *pedigree, name=wrong.__name__, doc=wrong.__doc__)
-        enter(lambda correct: lambda *given, **named: wrong(correct, *given, **named))
-        return wrong
-
-    return register
-
-
 def named_step(name: str, pedigree: str, doc: str, change: Change, module: str, attribute: str) -> None:
     """Enters a change that is an expression, as `step_mutant` does a function."""
     step_mutant(module, attribute, *pedigree.split(", "), name=name, doc=doc)(change)
+
+
+def wrong_step(module: str, attribute: str, *pedigree: str, name: str | None = None, doc: str | None = None) -> Callable[[M], M]:
+    """Enters a wrong function or method, which is given the correct one before its own arguments."""
+
+    def register(wrong: M) -> M:
+        called, said = _said(wrong, name, doc)
+        step_mutant(module, attribute, *pedigree, name=called, doc=said)(
+            lambda correct: lambda *own, **named: wrong(correct, *own, **named)
+        )
+        return wrong
+
+    return register
 
 
 def procedure_mutant(*pedigree: str, of: str | None = None, name: str | None = None, doc: str | None = None) -> Callable[[P], P]:

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from blackswan.falsifiers.mutants.registry import called_instead, step_mutant
+from blackswan.falsifiers.mutants.registry import step_mutant, wrong_step
 
 Step = Callable[..., Any]
 DECODER = "blackswan.impl.decoder"
-_of_decoder = partial(called_instead, DECODER)
+_of_decoder = partial(wrong_step, DECODER)
 
 
 @_of_decoder("Body.__init__", "S1", "P4")
@@ -66,7 +66,7 @@ def whole_first_layer_detached(forward: Step, self: Any, *given: Any, **options:
     return result.detach() if self.path == "model.layers.0" else result
 
 
-@called_instead("blackswan.impl.projection", "Projection.attach", "own")
+@wrong_step("blackswan.impl.projection", "Projection.attach", "own")
 def whole_later_layers_unscaled(attach: Step, self: Any, lora_a: Any, lora_b: Any, alpha: float) -> None:
     """Updates are scaled by alpha / rank in the first layer only."""
     attach(self, lora_a, lora_b, alpha if ".layers.0." in self.path else float(len(lora_a)))

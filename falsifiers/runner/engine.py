@@ -90,7 +90,7 @@ class Examination:
 
     def __init__(self, attack: Attack, source: "Source | None" = None) -> None:
         self.attack, self.tally, self.source = attack, Tally(), source
-        self.compare = attempt if attack.claim.system else KINDS[attack.claim.kind]
+        self.compare = comparing(attack.claim)
         self.stopped: str | None = None
         self.last: Falsified | None = None
 
@@ -215,7 +215,12 @@ def _unfalsified(examination: Examination) -> tuple[State, str | None]:
     return State.HELD, None
 
 
-def attempt(attack: Attack, case: Case) -> list[Comparison]:
+def comparing(claim: Claim) -> Callable[[Attack, Case], list[Comparison]]:
+    """How the claim is attacked on a case."""
+    return _try if claim.system else KINDS[claim.kind]
+
+
+def _try(attack: Attack, case: Case) -> list[Comparison]:
     """One attempt at a system claim."""
     return Trial(attack.claim, attack.subject, case.seed, case.dtype, attack).run()
 

@@ -7,7 +7,7 @@ a door is a question to the subject: what the subject raises there, or a number 
 import difflib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from importlib import import_module
@@ -69,11 +69,12 @@ class Trial:
     subject: Subject
     seed: int
     dtype: str = "float32"
-    attack: Attack | None = field(default=None, repr=False, compare=False)
+    attack: Attack | None = None
+    """What judges by noise floors, and keeps what it needs for them; a plain one where there is none."""
 
     @cached_property
     def judge(self) -> Attack:
-        """What holds arrays to the claim's tolerance of noise floors: the attack that this is an attempt of, or one of its own."""
+        """What holds arrays to the claim's factors times a noise floor."""
         return self.attack or Attack(self.claim, self.subject, self.dtype)
 
     def run(self) -> list[Comparison]:
