@@ -59,7 +59,7 @@ def _check(raw: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[Fault]:
 
 
 def _operation(raw: Mapping[str, Any], signature: Signature) -> Iterator[Fault]:
-    if "path" in raw and not signature.paths:
+    if "path" in raw and signature.procedure:
         yield ("path",), f"the procedure {signature.name!r} has no path of its own"
     if raw.get("path") in ("triton", "fused") and "float64" in raw["domain"].get("dtype", ()):
         yield ("path",), f"{raw['path']}: its kernels have no float64; leave that out of the domain"

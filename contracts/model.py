@@ -84,7 +84,6 @@ class Signature:
     intermediates: str
     composition: bool
     procedure: bool
-    paths: bool
     calls: tuple[str, ...]
     location: Location
 

@@ -62,7 +62,6 @@ def _signature(name: str, raw: Mapping[str, Any], location: Location) -> Signatu
         intermediates=raw.get("intermediates", "float32"),
         composition=raw.get("composition", False),
         procedure=raw.get("procedure", False),
-        paths=raw.get("paths", not raw.get("procedure", False)),
         calls=tuple(raw.get("calls", ())),
         location=location,
     )

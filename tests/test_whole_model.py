@@ -12,18 +12,16 @@ from blackswan.contracts.model import Claim
 from blackswan.falsifiers.diagnosis.blame import diagnose
 from blackswan.falsifiers.mutants.registry import applied
 from blackswan.falsifiers.mutants.whole_models import rounded_attention_scaled
-from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.checks import whole_models
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors
 from blackswan.falsifiers.numeric.whole_model import SHAPES, chosen, dtypes, in_order, model, of_the_reference
+from blackswan.falsifiers.subjects.impl import models
 from blackswan.falsifiers.subjects.implementation import Implementation
-from blackswan.falsifiers.subjects.procedures import whole_model as procedure
+from blackswan.falsifiers.system import whole_models
+from blackswan.falsifiers.system.trial import Trial
 from blackswan.impl import decoder
 from blackswan.reference.nf4 import dequantize
 from blackswan.reference.table import Array
-
-OPERATION = "whole_classifier"
 
 
 @cache
@@ -31,20 +29,17 @@ def claim(name: str) -> Claim:
     return next(claim for contract in contracts.load() for claim in contract.claims if claim.id == name)
 
 
-def case(seed: int = 0) -> Case:
-    return Case(OPERATION, "bfloat16", {}, {}, seed, "normal", {})
+def case() -> Case:
+    return Case("", "bfloat16", {}, {}, 0, "normal", {})
 
 
-def attack(name: str) -> Attack:
-    found = claim(name)
-    subject = Implementation("cpu")
-    return Attack(found, subject.using("torch"), "bfloat16")
+def trial(name: str, seed: int = 0) -> Trial:
+    return Trial(claim(name), Implementation("cpu").using("torch"), seed, "bfloat16")
 
 
 def failing(name: str, mutant: str | None, seed: int = 0) -> Comparison | None:
-    check = {"WHOLE-QWEN3": whole_models.whole_model_follows_float64}.get(name, whole_models.whole_model_follows_the_reference)
     with applied(mutant):
-        return next((each for each in check(attack(name), case(seed)) if not each.held), None)
+        return next((each for each in trial(name, seed).run() if not each.held), None)
 
 
 @pytest.mark.parametrize("name", ["WHOLE-TORCH", "WHOLE-QWEN3-BLOCK", "WHOLE-QWEN3"])
@@ -148,8 +143,8 @@ def test_the_subjects_own_noise_has_to_be_the_references_first() -> None:
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_noise_that_only_replays_have_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    moved = procedure._Rounding._moved
-    monkeypatch.setattr(procedure._Rounding, "_moved", lambda self, value, step: moved(self, value, max(step, 2.0**-5)))
+    moved = models._Rounding._moved
+    monkeypatch.setattr(models._Rounding, "_moved", lambda self, value, step: moved(self, value, max(step, 2.0**-5)))
     found = failing("WHOLE-QWEN3", None)
     assert found is not None
     assert found.tensor == "rounded-plain hidden/model.embed_tokens"
@@ -159,7 +154,7 @@ def test_rounded_runs_of_torch_have_the_references_noise() -> None:
     """Rounding to nearest has no chance in it but the order of sums; the median over the outputs of the ratio of the noise is one."""
     for nf4 in (False, True):
         whole = replace(chosen(claim("WHOLE-QWEN3"), 0, "cpu"), nf4=nf4)
-        ours = whole_models._oracle(attack("WHOLE-QWEN3"), case(), whole)
+        ours = whole_models._oracle(trial("WHOLE-QWEN3"), whole)
         theirs = of_the_reference(whole, "bfloat16")
         for replays, low, high in ((0, 0.85, 1.15), (2, 0.75, 1.35)):
             one, other = ours.floors(replays), theirs.floors(replays)

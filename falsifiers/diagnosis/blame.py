@@ -6,6 +6,7 @@ own inputs, so an error does not travel (`local`), and what it reads to the refe
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.precision import is_real, signatures
 from blackswan.falsifiers.numeric.whole_model import WholeModel, by_layer, chosen
 from blackswan.falsifiers.runner.verdict import Culprit
+from blackswan.falsifiers.subjects.doors import Models
 from blackswan.falsifiers.subjects.protocol import Interrupted, Subject, TracedCall
 from blackswan.reference.table import Array
 
@@ -30,7 +32,7 @@ CLEAR = 10.0
 
 def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: Subject, left_out: Collection[str] = ()) -> Culprit | None:
     """The culprit of a falsified claim on a case; mutants in `left_out` are not tried. None for a claim without a reference."""
-    if claim.operation == "whole_classifier" and comparison is not None:
+    if (claim.check or "").startswith("whole_models.") and comparison is not None:
         return _in_a_layer(claim, case, comparison, subject)
     if claim.operation is None or signatures()[claim.operation].procedure:
         return None
@@ -159,13 +161,13 @@ def _identical(one: Array, other: Array) -> bool:
 def _in_a_layer(claim: Claim, case: Case, comparison: Comparison, subject: Subject) -> Culprit:
     """The first wrong call of the layer that the comparison names; the layer where it has no calls or none is wrong by itself."""
     label, _, tensor = comparison.tensor.partition(" ")
-    path, operation = _place(tensor), claim.operation or ""
+    path, operation = _place(tensor), "whole model"
     plain = chosen(claim, case.seed, subject.device)
     whole = replace(plain, nf4=label.endswith("NF4"))
     if path not in whole.blocks:
         return Culprit(operation, path, f"{tensor} is the first to leave its noise")
     dtype = "float64" if label.startswith("float64") else case.dtype
-    calls = subject.record(operation, {}, {**whole.scalars, "dtype": dtype, "block": path}, dtype)
+    calls = cast(Models, subject.door("models")).calls(whole, dtype, path)
     if not calls:
         return Culprit(
             operation, path, f"{tensor} is the first to leave its noise; these layers make no calls that could be held to the reference"

@@ -12,16 +12,32 @@ from blackswan.reference.training import flatten, split
 
 STATE = ("parameter", "exp_avg", "exp_avg_sq")
 EMBEDDING = "model.embed_tokens.weight"
+Wrong = Callable[[Made, Scalars], str]
 
 
-def _on(operation: str, change: Change, chosen: Callable[[str], bool] = bool) -> Change:
-    """The change, where a call of the operation stands at a chosen path."""
-    return lambda made: change(made) if made.operation == operation and chosen(made.path) else made.run()
+def _wrong(operation: str, pedigree: str, at: Callable[[str], bool] = bool) -> Callable[[Wrong], Wrong]:
+    """Enters a function that makes, of the loop with those scalars, the calls of an operation whose paths are chosen."""
+
+    def register(wrong: Wrong) -> Wrong:
+        def change(scalars: Scalars) -> Change:
+            return lambda made: wrong(made, scalars) if made.operation == operation and at(made.path) else made.run()
+
+        def make(correct: Composition) -> Composition:
+            return varied(correct, change)
+
+        mutant("pretrain_steps", pedigree, name=wrong.__name__, doc=wrong.__doc__)(make)
+        return wrong
+
+    return register
 
 
-def _is_average(path: str) -> bool:
-    """Whether the call averages the loss or the gradient of a step, rather than the validation loss."""
-    return path.startswith("steps.")
+def _of_gradient(path: str) -> bool:
+    return path.endswith(".gradient")
+
+
+def _of_validation(path: str) -> bool:
+    """Whether the call averages the validation loss, rather than the loss or the gradient of a step."""
+    return not path.startswith("steps.")
 
 
 def _frozen(made: Made) -> str:
@@ -32,163 +48,112 @@ def _frozen(made: Made) -> str:
     return result
 
 
-def _unweighted(made: Made) -> str:
-    """A mean of the micro-batches' means, whatever they count."""
+def _averaged(made: Made, average: Callable[[Array], Array]) -> str:
+    """Another average of the micro-batches' gradients or losses, [micro-batches, …]."""
     result = made.run()
-    made.tape.values[result] = made.tape.values[made.arguments["gradients"]].mean(axis=0)
+    made.tape.values[result] = average(made.tape.values[made.arguments["gradients"]])
     return result
 
 
-@mutant("pretrain_steps", "own")
-def pretrain_embedding_frozen(correct: Composition) -> Composition:
+@_wrong("adamw_step", "own", lambda path: path.endswith(EMBEDDING))
+def pretrain_embedding_frozen(made: Made, _: Scalars) -> str:
     """The embedding is not trained."""
-    return varied(correct, lambda _: _on("adamw_step", _frozen, lambda path: path.endswith(EMBEDDING)))
+    return _frozen(made)
 
 
-@mutant("pretrain_steps", "own")
-def pretrain_norms_frozen(correct: Composition) -> Composition:
+@_wrong("adamw_step", "own", lambda path: path.endswith("norm.weight"))
+def pretrain_norms_frozen(made: Made, _: Scalars) -> str:
     """The weights of norms are not trained."""
-    return varied(correct, lambda _: _on("adamw_step", _frozen, lambda path: path.endswith("norm.weight")))
+    return _frozen(made)
 
 
-@mutant("pretrain_steps", "own")
-def pretrain_biases_frozen(correct: Composition) -> Composition:
+@_wrong("adamw_step", "own", lambda path: path.endswith(".bias"))
+def pretrain_biases_frozen(made: Made, _: Scalars) -> str:
     """The biases of queries, keys and values are not trained."""
-    return varied(correct, lambda _: _on("adamw_step", _frozen, lambda path: path.endswith(".bias")))
+    return _frozen(made)
 
 
-@mutant("pretrain_steps", "own")
-def pretrain_tied_head_updated_twice(correct: Composition) -> Composition:
+@_wrong("adamw_step", "own", lambda path: path.endswith(EMBEDDING))
+def pretrain_tied_head_updated_twice(made: Made, scalars: Scalars) -> str:
     """A tied head takes a step of its own, on the matrix of the embedding."""
-
-    def twice(made: Made) -> str:
-        result, tape = made.run(), made.tape
+    result, tape = made.run(), made.tape
+    if scalars["tied"]:
         state = {name: tape.values[f"{made.path}.{name}"] for name in STATE}
         update = {name: made.arguments[name] for name in ("step", "learning_rate", "weight_decay")}
         again = tape.operation("adamw_step").run({**state, "gradient": tape.values[made.arguments["gradient"]], **update})
         tape.values |= {f"{made.path}.{name}": again[name] for name in STATE}
-        return result
-
-    def change_for(scalars: Scalars) -> Change:
-        return _on("adamw_step", twice, lambda path: bool(scalars["tied"]) and path.endswith(EMBEDDING))
-
-    return varied(correct, change_for)
+    return result
 
 
-@mutant("pretrain_steps", "S7")
-def pretrain_last_micro_batch_only(correct: Composition) -> Composition:
+@_wrong("average_gradients", "S7", _of_gradient)
+def pretrain_last_micro_batch_only(made: Made, _: Scalars) -> str:
     """Only the last micro-batch's gradient counts."""
-
-    def last(made: Made) -> str:
-        result = made.run()
-        made.tape.values[result] = made.tape.values[made.arguments["gradients"]][-1]
-        return result
-
-    return varied(correct, lambda _: _on("average_gradients", last, lambda path: path.endswith(".gradient")))
+    return _averaged(made, lambda parts: parts[-1])
 
 
-@mutant("pretrain_steps", "P31")
-def pretrain_micro_batches_weighted_alike(correct: Composition) -> Composition:
+@_wrong("average_gradients", "P31", lambda path: not _of_validation(path))
+def pretrain_micro_batches_weighted_alike(made: Made, _: Scalars) -> str:
     """Micro-batches weighted alike that predict different numbers of tokens."""
-    return varied(correct, lambda _: _on("average_gradients", _unweighted, _is_average))
+    return _averaged(made, lambda parts: parts.mean(axis=0))
 
 
-@mutant("pretrain_steps", "P32")
-def pretrain_micro_batches_summed(correct: Composition) -> Composition:
+@_wrong("average_gradients", "P32", _of_gradient)
+def pretrain_micro_batches_summed(made: Made, _: Scalars) -> str:
     """Gradients of micro-batches summed, not averaged."""
-
-    def summed(made: Made) -> str:
-        result = made.run()
-        made.tape.values[result] = made.tape.values[made.arguments["gradients"]].sum(axis=0)
-        return result
-
-    return varied(correct, lambda _: _on("average_gradients", summed, lambda path: path.endswith(".gradient")))
+    return _averaged(made, lambda parts: parts.sum(axis=0))
 
 
-@mutant("pretrain_steps", "S12")
-def pretrain_validation_mean_of_batch_means(correct: Composition) -> Composition:
+@_wrong("average_gradients", "S12", _of_validation)
+def pretrain_validation_mean_of_batch_means(made: Made, _: Scalars) -> str:
     """Validation loss as mean of the means of unequal batches."""
-    return varied(correct, lambda _: _on("average_gradients", _unweighted, lambda path: not _is_average(path)))
+    return _averaged(made, lambda parts: parts.mean(axis=0))
 
 
-@mutant("pretrain_steps", "own")
-def pretrain_validation_of_last_batch(correct: Composition) -> Composition:
+@_wrong("average_gradients", "own", _of_validation)
+def pretrain_validation_of_last_batch(made: Made, _: Scalars) -> str:
     """Validation loss of the last batch alone."""
-
-    def last(made: Made) -> str:
-        result = made.run()
-        made.tape.values[result] = made.tape.values[made.arguments["gradients"]][-1]
-        return result
-
-    return varied(correct, lambda _: _on("average_gradients", last, lambda path: not _is_average(path)))
+    return _averaged(made, lambda parts: parts[-1])
 
 
-@mutant("pretrain_steps", "own")
-def pretrain_decays_vectors(correct: Composition) -> Composition:
+@_wrong("adamw_step", "own")
+def pretrain_decays_vectors(made: Made, scalars: Scalars) -> str:
     """Weight decay on norms and biases too."""
-
-    def change_for(scalars: Scalars) -> Change:
-        return _on("adamw_step", lambda made: made.run(weight_decay=scalars.get("weight_decay", 0.1)))
-
-    return varied(correct, change_for)
+    return made.run(weight_decay=scalars.get("weight_decay", 0.1))
 
 
-@mutant("pretrain_steps", "own")
-def pretrain_decays_seen_rows_only(correct: Composition) -> Composition:
+@_wrong("adamw_step", "own")
+def pretrain_decays_seen_rows_only(made: Made, _: Scalars) -> str:
     """Lazy AdamW: no weight decay where there never was a gradient."""
-
-    def lazy(made: Made) -> str:
-        before = made.tape.values[made.arguments["parameter"]]
-        moments = (made.tape.values[made.arguments[name]] for name in ("gradient", "exp_avg"))
-        seen = np.any([moment != 0 for moment in moments], axis=0)
-        result = made.run()
-        made.tape.values[result] = np.where(seen, made.tape.values[result], before)
-        return result
-
-    return varied(correct, lambda _: _on("adamw_step", lazy))
+    before = made.tape.values[made.arguments["parameter"]]
+    moments = (made.tape.values[made.arguments[name]] for name in ("gradient", "exp_avg"))
+    seen = np.any([moment != 0 for moment in moments], axis=0)
+    result = made.run()
+    made.tape.values[result] = np.where(seen, made.tape.values[result], before)
+    return result
 
 
-@mutant("pretrain_steps", "S4")
-def pretrain_clips_each_tensor(correct: Composition) -> Composition:
+@_wrong("clip_by_global_norm", "S4")
+def pretrain_clips_each_tensor(made: Made, scalars: Scalars) -> str:
     """Each tensor clipped by its own norm."""
-
-    def change_for(scalars: Scalars) -> Change:
-        shapes, limit = list(parameter_shapes(scalars).values()), scalars.get("max_norm", 1.0)
-
-        def clipped(part: Array) -> Array:
-            norm = np.sqrt((part * part).sum())
-            return part * (limit / norm) if norm > limit else part
-
-        def each(made: Made) -> str:
-            result, tape = made.run(), made.tape
-            parts = split(tape.values[made.arguments["gradients"]][0], shapes)
-            tape.values[f"{made.path}.gradients"] = flatten([clipped(part) for part in parts])[None]
-            return result
-
-        return _on("clip_by_global_norm", each)
-
-    return varied(correct, change_for)
+    result, limit = made.run(), scalars.get("max_norm", 1.0)
+    parts = split(made.tape.values[made.arguments["gradients"]][0], list(parameter_shapes(scalars).values()))
+    factors = [limit / max(np.sqrt((part * part).sum()), limit) for part in parts]
+    made.tape.values[f"{made.path}.gradients"] = flatten([part * factor for part, factor in zip(parts, factors, strict=True)])[None]
+    return result
 
 
-@mutant("pretrain_steps", "own")
-def pretrain_reports_clipped_norm(correct: Composition) -> Composition:
+@_wrong("clip_by_global_norm", "own")
+def pretrain_reports_clipped_norm(made: Made, scalars: Scalars) -> str:
     """Gradient norm recorded after clipping."""
-
-    def change_for(scalars: Scalars) -> Change:
-        def after(made: Made) -> str:
-            result, norm = made.run(), f"{made.path}.norm"
-            made.tape.values[norm] = np.minimum(made.tape.values[norm], made.tape.values[norm].dtype.type(scalars.get("max_norm", 1.0)))
-            return result
-
-        return _on("clip_by_global_norm", after)
-
-    return varied(correct, change_for)
+    result, norm = made.run(), f"{made.path}.norm"
+    made.tape.values[norm] = np.minimum(made.tape.values[norm], made.tape.values[norm].dtype.type(scalars.get("max_norm", 1.0)))
+    return result
 
 
-@mutant("pretrain_steps", "P35")
-def pretrain_step_count_stuck(correct: Composition) -> Composition:
+@_wrong("adamw_step", "P35")
+def pretrain_step_count_stuck(made: Made, _: Scalars) -> str:
     """Every step is corrected as the first."""
-    return varied(correct, lambda _: _on("adamw_step", lambda made: made.run(step=1)))
+    return made.run(step=1)
 
 
 @mutant("pretrain_steps", "S6")
@@ -201,12 +166,14 @@ def pretrain_moments_shared(correct: Composition) -> Composition:
 
         def shared(made: Made) -> str:
             """Tensors of one name in different layers read and write one pair of moments."""
+            if made.operation != "adamw_step":
+                return made.run()
             name = ".".join(part for part in made.path.partition(".adamw.")[2].split(".") if not part.isdecimal())
             found = {f"{made.path}.shared.{moment}": value for moment, value in written.get(name, {}).items()}
             result = made.run(**{path.rpartition(".")[2]: made.tape.put(path, value) for path, value in found.items()})
             written[name] = {moment: made.tape.values[f"{made.path}.{moment}"] for moment in STATE[1:]}
             return result
 
-        return _on("adamw_step", shared)
+        return shared
 
     return varied(correct, change_for)

@@ -1,149 +1,87 @@
 """Wrong whole models: each operation is right, and one layer of several is put together wrongly."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from blackswan.falsifiers.mutants.registry import named_step, step_mutant
+from blackswan.falsifiers.mutants.registry import step_mutant, wrong_step
 
 Step = Callable[..., Any]
+DECODER = "blackswan.impl.decoder"
+_of_decoder = partial(wrong_step, DECODER)
 
 
-def _after_building(change: Callable[[Any], None]) -> Callable[[Step], Step]:
-    """The model's body is built, and then changed."""
-
-    def make(build: Step) -> Step:
-        def changed(self: Any, *arguments: Any, **options: Any) -> None:
-            build(self, *arguments, **options)
-            change(self)
-
-        return changed
-
-    return make
-
-
-def _without_biases(body: Any) -> None:
-    attention = body.layers[-1].self_attn
+@_of_decoder("Body.__init__", "S1", "P4")
+def whole_last_layer_without_biases(build: Step, self: Any, *given: Any, **options: Any) -> None:
+    """The last layer's queries, keys and values without bias."""
+    build(self, *given, **options)
+    attention = self.layers[-1].self_attn
     for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
         projection.bias = None
 
 
-def _last_value_bias_dropped(body: Any) -> None:
-    body.layers[-1].self_attn.v_proj.bias = None
+@_of_decoder("Body.__init__", "S1")
+def whole_last_value_bias_dropped(build: Step, self: Any, *given: Any, **options: Any) -> None:
+    """One bias of the last layer is left out."""
+    build(self, *given, **options)
+    self.layers[-1].self_attn.v_proj.bias = None
 
 
-def _first_mlp_everywhere(body: Any) -> None:
-    for layer in list(body.layers)[1:]:
+@_of_decoder("Body.__init__", "own")
+def whole_first_mlp_everywhere(build: Step, self: Any, *given: Any, **options: Any) -> None:
+    """Every layer computes with the first one's feed-forward weights."""
+    build(self, *given, **options)
+    for layer in list(self.layers)[1:]:
         for name in ("gate_proj", "up_proj", "down_proj"):
-            own, first = getattr(layer.mlp, name), getattr(body.layers[0].mlp, name)
+            own, first = getattr(layer.mlp, name), getattr(self.layers[0].mlp, name)
             own.weight, own.quantized = first.weight, first.quantized
 
 
-def _head_norms_swapped(body: Any) -> None:
-    for layer in body.layers:
+@_of_decoder("Body.__init__", "S16")
+def whole_head_norms_swapped(build: Step, self: Any, *given: Any, **options: Any) -> None:
+    """The norm of the queries applied to the keys, and the other way round."""
+    build(self, *given, **options)
+    for layer in self.layers:
         queries, keys = layer.self_attn.q_norm, layer.self_attn.k_norm
         queries.weight, keys.weight = keys.weight, queries.weight
 
 
-named_step(
-    "whole_last_layer_without_biases",
-    "S1, P4",
-    "The last layer's queries, keys and values without bias.",
-    _after_building(_without_biases),
-    "blackswan.impl.decoder",
-    "Body.__init__",
-)
-named_step(
-    "whole_last_value_bias_dropped",
-    "S1",
-    "One bias of the last layer is left out.",
-    _after_building(_last_value_bias_dropped),
-    "blackswan.impl.decoder",
-    "Body.__init__",
-)
-named_step(
-    "whole_first_mlp_everywhere",
-    "own",
-    "Every layer computes with the first one's feed-forward weights.",
-    _after_building(_first_mlp_everywhere),
-    "blackswan.impl.decoder",
-    "Body.__init__",
-)
-named_step(
-    "whole_head_norms_swapped",
-    "S16",
-    "The norm of the queries applied to the keys, and the other way round.",
-    _after_building(_head_norms_swapped),
-    "blackswan.impl.decoder",
-    "Body.__init__",
-)
-
-
-@step_mutant("blackswan.impl.decoder", "Body.forward", "own")
-def whole_layers_in_reverse(forward: Step) -> Step:
+@_of_decoder("Body.forward", "own")
+def whole_layers_in_reverse(forward: Step, self: Any, *given: Any, **options: Any) -> Any:
     """The last layer comes first."""
-
-    def changed(self: Any, *arguments: Any, **options: Any) -> Any:
-        before = self.layers
-        self.layers = type(before)(list(before)[::-1])
-        try:
-            return forward(self, *arguments, **options)
-        finally:
-            self.layers = before
-
-    return changed
+    before = self.layers
+    self.layers = type(before)(list(before)[::-1])
+    try:
+        return forward(self, *given, **options)
+    finally:
+        self.layers = before
 
 
-@step_mutant("blackswan.impl.decoder", "Layer.forward", "S10")
-def whole_first_layer_detached(forward: Step) -> Step:
+@_of_decoder("Layer.forward", "S10")
+def whole_first_layer_detached(forward: Step, self: Any, *given: Any, **options: Any) -> Any:
     """No gradient reaches the first layer."""
-
-    def changed(self: Any, *arguments: Any, **options: Any) -> Any:
-        result = forward(self, *arguments, **options)
-        return result.detach() if self.path == "model.layers.0" else result
-
-    return changed
+    result = forward(self, *given, **options)
+    return result.detach() if self.path == "model.layers.0" else result
 
 
-@step_mutant("blackswan.impl.projection", "Projection.attach", "own")
-def whole_later_layers_unscaled(attach: Step) -> Step:
+@wrong_step("blackswan.impl.projection", "Projection.attach", "own")
+def whole_later_layers_unscaled(attach: Step, self: Any, lora_a: Any, lora_b: Any, alpha: float) -> None:
     """Updates are scaled by alpha / rank in the first layer only."""
-
-    def changed(self: Any, lora_a: Any, lora_b: Any, alpha: float) -> None:
-        attach(self, lora_a, lora_b, alpha if ".layers.0." in self.path else float(len(lora_a)))
-
-    return changed
+    attach(self, lora_a, lora_b, alpha if ".layers.0." in self.path else float(len(lora_a)))
 
 
-def _quantising(where: Callable[[str], bool]) -> Callable[[Step], Step]:
-    """With NF4 only the layers at some paths are quantised."""
-
-    def make(build: Step) -> Step:
-        def changed(self: Any, config: Any, path: str, tensors: Any, nf4: bool) -> None:
-            build(self, config, path, tensors, nf4 and where(path))
-
-        return changed
-
-    return make
+@_of_decoder("Layer.__init__", "S27")
+def whole_first_layer_unquantised(build: Step, self: Any, config: Any, path: str, tensors: Any, nf4: bool) -> None:
+    """With NF4 the first layer computes with plain weights."""
+    build(self, config, path, tensors, nf4 and not path.endswith(".layers.0"))
 
 
-named_step(
-    "whole_first_layer_unquantised",
-    "S27",
-    "With NF4 the first layer computes with plain weights.",
-    _quantising(lambda path: not path.endswith(".layers.0")),
-    "blackswan.impl.decoder",
-    "Layer.__init__",
-)
-named_step(
-    "whole_first_layer_alone_quantised",
-    "S27",
-    "With NF4 the layers after the first compute with plain weights.",
-    _quantising(lambda path: path.endswith(".layers.0")),
-    "blackswan.impl.decoder",
-    "Layer.__init__",
-)
+@_of_decoder("Layer.__init__", "S27")
+def whole_first_layer_alone_quantised(build: Step, self: Any, config: Any, path: str, tensors: Any, nf4: bool) -> None:
+    """With NF4 the layers after the first compute with plain weights."""
+    build(self, config, path, tensors, nf4 and path.endswith(".layers.0"))
 
 
 def rounded_attention_scaled(by: float) -> Callable[[Step], Step]:
@@ -159,11 +97,7 @@ def rounded_attention_scaled(by: float) -> Callable[[Step], Step]:
     return make
 
 
-named_step(
-    "whole_rounded_attention_scaled",
-    "own",
-    "Attention is 0.9 of what it is, in every dtype but float64.",
-    rounded_attention_scaled(0.9),
-    "blackswan.impl.decoder",
-    "call",
-)
+@step_mutant(DECODER, "call", "own")
+def whole_rounded_attention_scaled(correct: Step) -> Step:
+    """Attention is 0.9 of what it is, in every dtype but float64."""
+    return rounded_attention_scaled(0.9)(correct)

@@ -206,7 +206,7 @@ class Attack:
 
     def _held_to(self, noise: Mapping[str, Errors], expected: Arrays, actual: Arrays, reach: float) -> list[Comparison]:
         with self.watch.on("comparison"):
-            left_open = sign_ambiguity(self.signature, expected, noise)
+            left_open = sign_ambiguity(self.signature, expected, noise) if self.claim.operation else {}
             wanted = {**expected, **{name: mask_ambiguous(expected[name], actual[name], where, reach) for name, where in left_open.items()}}
             nothing_left = {name for name, where in left_open.items() if where.all() and np.array_equal(wanted[name], actual[name])}
             return [
@@ -251,7 +251,7 @@ class Attack:
         return output_dtypes(self.signature, expected, self.dtype)
 
     def _unit(self, name: str) -> float:
-        known = name.split("/", 1)[0] in self.signature.outputs
+        known = self.claim.operation is not None and name.split("/", 1)[0] in self.signature.outputs
         held = str(output_dtypes(self.signature, [name], self.dtype)[name]) if known else self.dtype
         return UNIT_ROUNDOFF.get(held, UNIT_ROUNDOFF["float32"])
 

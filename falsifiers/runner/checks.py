@@ -4,17 +4,15 @@ from collections.abc import Callable
 
 from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.checks import layers, lora, losses, models, nf4, optimiser, refusals, relations, slopes, whole_models
+from blackswan.falsifiers.numeric.checks import layers, lora, losses, models, nf4, optimiser, refusals, relations, slopes
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.system import (
     entry_points,
     parallel,
     parallel_runs,
-    pretraining,
     runs,
     scores,
     split_runs,
-    token_streams,
 )
 
 Check = Callable[[Attack, Case], list[Comparison]]
@@ -84,26 +82,6 @@ CHECKS: dict[str, Check] = {
         entry_points.empty_batch_has_accuracy_zero,
         scores.scores_are_of_the_largest_logits,
         runs.non_finite_value_stops_the_run,
-        token_streams.epoch_predicts_every_token_once,
-        token_streams.position_is_restored,
-        token_streams.refuses_shards,
-        token_streams.stream_too_short,
-        pretraining.exhausted_stream_ends_the_epoch,
-        pretraining.gradient_norms_are_real,
-        pretraining.interrupted_run_goes_on,
-        pretraining.run_has_its_own_settings,
-        pretraining.loss_falls,
-        pretraining.random_weights_know_nothing,
-        pretraining.validation_is_pure,
-        pretraining.nothing_to_average_is_nan,
-        pretraining.decay_reaches_matrices_only,
-        pretraining.state_hash_tells_states_apart,
-        pretraining.checkpoint_is_usable,
-        pretraining.refuses_checkpoint_without_tokenizer,
-        pretraining.refuses_to_start,
-        pretraining.non_finite_stops_the_run,
-        pretraining.default_architecture_is_370m,
-        whole_models.whole_model_follows_the_reference,
-        whole_models.whole_model_follows_float64,
+        optimiser.decay_reaches_matrices_only,
     )
 }

@@ -13,7 +13,7 @@ from blackswan import contracts
 from blackswan.contracts.model import Signature
 from blackswan.falsifiers.numeric.precision import CUDA_ONLY, signatures
 from blackswan.falsifiers.subjects.impl import open_door
-from blackswan.falsifiers.subjects.procedures import PROCEDURES, RECORDED, default_configurations
+from blackswan.falsifiers.subjects.procedures import PROCEDURES, default_configurations
 from blackswan.falsifiers.subjects.protocol import Interrupted, TracedCall
 from blackswan.falsifiers.subjects.tensors import to_numpy as to_numpy
 from blackswan.impl import dispatch, kernels
@@ -36,7 +36,7 @@ Scalars = Mapping[str, Any]
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype.storage) for name, dtype in contracts.DTYPES.items() if name != "float16"}
 PARAMETERS = "parameters/"
 TRAINING = ("train_steps", "multi_label_steps", "pretrain_steps")
-FUSED = ("train_steps", "multi_label_steps", "whole_classifier")
+FUSED = ("train_steps", "multi_label_steps")
 _CONFIG = ("family", "vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "eps", "theta")
 
 
@@ -77,15 +77,14 @@ class Implementation:
     def _without_kernels(self, operation: str, dtype: str) -> str | None:
         if self.path == "fused":
             return why_not(DTYPES[dtype], self._device) if operation in FUSED else f"impl has no fused {operation}"
-        if dtype == "float64" or operation not in (*kernels.NAMES, *_COMPOSITIONS, "whole_classifier"):
+        if dtype == "float64" or operation not in (*kernels.NAMES, *_COMPOSITIONS):
             return f"impl has no Triton kernel for {operation} in {dtype}"
         return kernels.why_not()
 
     def run(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str) -> dict[str, Array]:
         """The operation's outputs."""
         if operation in PROCEDURES:
-            given = {"path": self.path, **scalars} if signatures()[operation].paths else scalars
-            return PROCEDURES[operation](given, self._device)
+            return PROCEDURES[operation](scalars, self._device)
         with self._products(dtype), torch.set_grad_enabled(operation in TRAINING):
             outputs, _ = self._forward(operation, inputs, scalars, dtype, ())
         return {name: to_numpy(value) for name, value in outputs.items()}
@@ -103,12 +102,7 @@ class Implementation:
         return {name: to_numpy(value) for name, value in zip(wrt, gradients, strict=True)}
 
     def record(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str, cotangents: Arrays | None = None) -> list[TracedCall]:
-        """The calls that the operation makes, in order, with local gradients when cotangents are given. Interrupted where it raises.
-
-        Of a whole classifier those of the block that the scalars name.
-        """
-        if operation in RECORDED:
-            return [_traced(call) for call in RECORDED[operation]({"path": self.path, **scalars}, self._device)]
+        """The calls that the operation makes, in order, with local gradients when cotangents are given. Interrupted where it raises."""
         wrt = [] if cotangents is None else self._differentiable(operation, inputs, scalars)
         with self._products(dtype), dispatch.recording() as calls:
             try:
@@ -117,8 +111,8 @@ class Implementation:
                 if roots:
                     torch.autograd.backward(roots, upstream)
             except Exception as error:  # whatever it raises, what was recorded before says why
-                raise Interrupted([_traced(call) for call in calls]) from error
-        return [_traced(call) for call in calls]
+                raise Interrupted([traced(call) for call in calls]) from error
+        return [traced(call) for call in calls]
 
     def door(self, name: str) -> object:
         """What answers the system claims of a subject matter. Lacks where there is none."""
@@ -196,7 +190,8 @@ class Implementation:
         return names
 
 
-def _traced(call: dispatch.Call) -> TracedCall:
+def traced(call: dispatch.Call) -> TracedCall:
+    """A recorded call with its tensors on the host."""
     return TracedCall(
         path=call.path,
         operation=call.operation,

@@ -12,23 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from blackswan.falsifiers.numeric.attack import Attack
-from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.checks.refusals import refusal
-from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_inside
-from blackswan.falsifiers.numeric.generators import Generator, generator_for
+from blackswan.falsifiers.numeric.comparison import Comparison, compare_exactly, value_at_most
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.subjects.doors import StreamRows, Tokens
+from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
 
 VOCAB = 4096
 INDEX = "index.json"
+DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 
 
 def write_shards(folder: Path, pieces: Sequence[Array], dtype: str = "uint16") -> Path:
     """Shards as the format has them, written without `impl`: plain little-endian ids, and an index with count and SHA-256 of each."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     entries = []
     for number, piece in enumerate(pieces):
-        content = piece.astype({"uint16": "<u2", "uint32": "<u4"}[dtype]).tobytes()
+        content = piece.astype(DTYPES[dtype]).tobytes()
         file = f"part-{number}.bin"
         (folder / file).write_bytes(content)
         entries.append({"file": file, "tokens": len(piece), "sha256": hashlib.sha256(content).hexdigest()})
@@ -43,74 +43,76 @@ def pieces_of(stream: Array, rng: Generator) -> list[Array]:
 
 
 @contextmanager
-def _stream(case: Case) -> Iterator[tuple[Array, dict[str, Any]]]:
-    """A stream whose tokens all differ, on disk, and the scalars that read it."""
-    rng = generator_for(case.seed, "stream")
+def _stream(trial: Trial) -> Iterator[tuple[Array, Tokens, int]]:
+    """A stream whose tokens all differ, how it is read from disk, and an epoch of it."""
+    rng = trial.rng("stream")
     stream = rng.permutation(VOCAB)[: int(rng.integers(2, 400))]
     with tempfile.TemporaryDirectory() as parent:
-        path = write_shards(Path(parent) / "shards", pieces_of(stream, rng), str(rng.choice(["uint16", "uint32"])))
-        sizes = {"batch": int(rng.integers(1, 6)), "seq": int(rng.integers(2, 24))}
-        order = {"seed": int(rng.integers(100)), "epoch": int(rng.integers(5)), "start": 0}
-        yield stream, {"path": str(path), "vocab": VOCAB, **sizes, **order}
+        folder = write_shards(Path(parent), pieces_of(stream, rng), str(rng.choice([*DTYPES])))
+        batch, seq, seed = int(rng.integers(1, 6)), int(rng.integers(2, 24)), int(rng.integers(100))
+        yield stream, Tokens(folder, VOCAB, batch, seq, seed), int(rng.integers(5))
 
 
-def epoch_predicts_every_token_once(attack: Attack, case: Case) -> list[Comparison]:
+def epoch_predicts_every_token_once(trial: Trial) -> list[Comparison]:
     """The pairs (token, next token) within rows, over an epoch, against those of the stream: each once. And rows and batches."""
-    with _stream(case) as (stream, scalars):
-        found = []
-        for order in (scalars, {**scalars, "seed": None}):
-            answer = attack.answer(case, scalars=order)
-            ids, mask = answer["input_ids"], answer["mask"]
-            both = mask[:, :-1] & mask[:, 1:]
-            pairs = np.stack([ids[:, :-1][both], ids[:, 1:][both]], axis=1)
-            wanted = np.stack([stream[:-1], stream[1:]], axis=1)
-            name = "in order" if order["seed"] is None else "shuffled"
-            if order["seed"] is None:
-                found.append(compare_exactly(f"pairs {name}", wanted, pairs))
-            else:
-                found.append(compare_exactly(f"pairs {name}", _sorted(wanted), _sorted(pairs)))
-            found.append(compare_exactly(f"rows begin with real tokens, {name}", np.sort(~mask, axis=1), ~mask))
-            found += _batches(answer, scalars["batch"], len(stream), scalars["seq"])
-        return found
+    found = []
+    with _stream(trial) as (stream, tokens, epoch):
+        wanted = np.stack([stream[:-1], stream[1:]], axis=1)
+        shuffled, in_order = (trial.pretrainer.epoch(given, epoch) for given in (tokens, replace(tokens, seed=None)))
+    found += [
+        compare_exactly("pairs in order", wanted, _pairs(in_order)),
+        compare_exactly("pairs shuffled", _sorted(wanted), _sorted(_pairs(shuffled))),
+    ]
+    rows = -(-len(wanted) // (tokens.seq - 1))
+    sizes = [min(tokens.batch, rows - first) for first in range(0, rows, tokens.batch)]
+    for name, answer in (("shuffled", shuffled), ("in order", in_order)):
+        found += [
+            compare_exactly(f"rows begin with real tokens, {name}", np.sort(~answer.mask, axis=1), ~answer.mask),
+            compare_exactly(f"rows of each batch, {name}", np.asarray(sizes), np.asarray(answer.batches)),
+            compare_exactly(f"batches announced, {name}", np.asarray(len(sizes)), np.asarray(answer.length)),
+        ]
+    return found
+
+
+def _pairs(answer: StreamRows) -> Array:
+    """The neighbours in a row that are both real tokens, [pairs, 2]."""
+    both = answer.mask[:, :-1] & answer.mask[:, 1:]
+    return np.stack([answer.input_ids[:, :-1][both], answer.input_ids[:, 1:][both]], axis=1)
 
 
 def _sorted(pairs: Array) -> Array:
     return np.asarray(pairs[np.lexsort(pairs.T[::-1])])
 
 
-def _batches(answer: dict[str, Array], batch: int, tokens: int, seq: int) -> list[Comparison]:
-    """All batches full but the last, none empty, and their number as announced."""
-    rows = -(-(tokens - 1) // (seq - 1))
-    expected = np.minimum(batch, rows - batch * np.arange(-(-rows // batch)))
-    sizes = np.bincount(answer["batches"]) if answer["batches"].size else np.zeros(0, np.int64)
-    return [compare_exactly("rows of each batch", expected, sizes), compare_exactly("length", np.asarray(len(expected)), answer["length"])]
-
-
-def position_is_restored(attack: Attack, case: Case) -> list[Comparison]:
+def position_is_restored(trial: Trial) -> list[Comparison]:
     """An epoch from any batch on is the rest of the epoch; the same twice; and another order in another epoch and with another seed."""
-    with _stream(case) as (_, scalars):
-        whole = attack.answer(case, scalars=scalars)
-        batches = int(whole["length"])
-        found = [compare_exactly("the epoch again", whole["input_ids"], attack.answer(case, scalars=scalars)["input_ids"])]
-        for start in sorted({0, batches // 2, batches - 1, batches}):
-            rest = attack.answer(case, scalars={**scalars, "start": start})
+    with _stream(trial) as (_, tokens, epoch):
+        ask = trial.pretrainer.epoch
+        whole = ask(tokens, epoch)
+        found = [compare_exactly("the epoch again", whole.input_ids, ask(tokens, epoch).input_ids)]
+        for start in sorted({0, whole.length // 2, whole.length - 1, whole.length}):
+            rest, first = ask(tokens, epoch, start), sum(whole.batches[:start])
             for name in ("input_ids", "mask"):
-                found.append(compare_exactly(f"{name} from batch {start} of {batches}", whole[name][whole["batches"] >= start], rest[name]))
-        if len(whole["mask"]) >= 12:  # two orders of twelve rows are the same once in 479 million
-            for name in ("epoch", "seed"):
-                other = attack.answer(case, scalars={**scalars, name: scalars[name] + 1})
-                same = other["input_ids"].shape == whole["input_ids"].shape and bool((other["input_ids"] == whole["input_ids"]).all())
-                found.append(value_inside(f"another {name} has the same order", float(same), 0.0, 0.0))
-        return found
+                found.append(compare_exactly(f"{name} from batch {start}", getattr(whole, name)[first:], getattr(rest, name)))
+        if len(whole.mask) >= 12:  # two orders of twelve rows are the same once in 479 million
+            others = {"epoch": ask(tokens, epoch + 1), "seed": ask(replace(tokens, seed=(tokens.seed or 0) + 1), epoch)}
+            for name, other in others.items():
+                found.append(
+                    value_at_most(f"another {name} has the same order", float(np.array_equal(other.input_ids, whole.input_ids)), 0)
+                )
+    return found
 
 
-Damage = Callable[[Path, Generator], None]
+Damage = Callable[[Path, Generator], object]
 
 
-def _changed(change: Callable[[dict[str, Any], Generator], None]) -> Damage:
+def _index(change: Callable[[dict[str, Any]], object]) -> Damage:
+    """The index changed."""
+
     def damage(folder: Path, rng: Generator) -> None:
+        del rng
         index = json.loads((folder / INDEX).read_text())
-        change(index, rng)
+        change(index)
         (folder / INDEX).write_text(json.dumps(index))
 
     return damage
@@ -118,20 +120,13 @@ def _changed(change: Callable[[dict[str, Any], Generator], None]) -> Damage:
 
 def _out_of_range(folder: Path, rng: Generator) -> None:
     """An id that is not below the vocabulary, in a shard that is what its index says."""
-    ids = np.fromfile(folder / "part-1.bin", "<u2")
-    ids[37] = rng.integers(VOCAB, 2**16)
-    ids.tofile(folder / "part-1.bin")
-    _rehash(folder, 1)
-
-
-def _rehash(folder: Path, number: int) -> None:
-    index = json.loads((folder / INDEX).read_text())
-    entry = index["shards"][number]
-    entry["sha256"] = hashlib.sha256((folder / entry["file"]).read_bytes()).hexdigest()
-    (folder / INDEX).write_text(json.dumps(index))
+    pieces = [np.fromfile(folder / f"part-{number}.bin", "<u2") for number in (0, 1)]
+    pieces[1][37] = rng.integers(VOCAB, 2**16)
+    write_shards(folder, pieces)
 
 
 def _bit(folder: Path, rng: Generator) -> None:
+    """A flipped bit that leaves the id below the vocabulary."""
     content = bytearray((folder / "part-0.bin").read_bytes())
     content[2 * int(rng.integers(len(content) // 2))] ^= 1 << int(rng.integers(8))
     (folder / "part-0.bin").write_bytes(content)
@@ -142,48 +137,35 @@ def _cut(folder: Path, rng: Generator) -> None:
     (folder / "part-1.bin").write_bytes(content[: int(rng.integers(len(content)))])
 
 
-def _broken_index(folder: Path, rng: Generator) -> None:
-    del rng
-    (folder / INDEX).write_text("{")
-
-
-def _twice(index: dict[str, Any], rng: Generator) -> None:
-    index["shards"].append(index["shards"][int(rng.integers(len(index["shards"])))])
-
-
 DAMAGE: dict[str, tuple[Damage, str]] = {
     "id out of range": (_out_of_range, r"part-1\.bin.*token 37"),
     "flipped bit": (_bit, r"part-0\.bin"),
     "truncated shard": (_cut, r"part-1\.bin"),
     "missing shard": (lambda folder, _: (folder / "part-0.bin").unlink(), r"part-0\.bin"),
     "missing index": (lambda folder, _: (folder / INDEX).unlink(), r"index\.json"),
-    "index is no JSON": (_broken_index, r"index\.json"),
-    "unknown dtype": (_changed(lambda index, _: index.update(dtype="int8")), r"index\.json.*dtype"),
-    "no shards": (_changed(lambda index, _: index.pop("shards")), r"index\.json.*shards"),
-    "negative count": (_changed(lambda index, _: index["shards"][0].update(tokens=-1)), r"index\.json.*tokens"),
-    "shard listed twice": (_changed(_twice), r"index\.json.*twice"),
-    "file elsewhere": (_changed(lambda index, _: index["shards"][0].update(file="../part-0.bin")), r"index\.json.*file"),
+    "index is no JSON": (lambda folder, _: (folder / INDEX).write_text("{"), r"index\.json"),
+    "unknown dtype": (_index(lambda index: index.update(dtype="int8")), r"index\.json.*dtype"),
+    "no shards": (_index(lambda index: index.pop("shards")), r"index\.json.*shards"),
+    "negative count": (_index(lambda index: index["shards"][0].update(tokens=-1)), r"index\.json.*tokens"),
+    "shard listed twice": (_index(lambda index: index["shards"].append(index["shards"][0])), r"index\.json.*twice"),
+    "file elsewhere": (_index(lambda index: index["shards"][0].update(file="../part-0.bin")), r"index\.json.*file"),
 }
 
 
-def refuses_shards(attack: Attack, case: Case) -> list[Comparison]:
+def refuses_shards(trial: Trial) -> list[Comparison]:
     """Each damage on its own; file, and offset of a bad id, in the message."""
-    rng, found = generator_for(case.seed, "damage"), []
-    scalars = {"vocab": VOCAB, "batch": 2, "seq": 8, "seed": None, "epoch": 0, "start": 0}
+    rng, found = trial.rng("damage"), []
     for name, (damage, message) in DAMAGE.items():
         with tempfile.TemporaryDirectory() as parent:
-            folder = write_shards(Path(parent) / "shards", [rng.integers(0, VOCAB, count) for count in (50, 60)])
+            folder = write_shards(Path(parent), [rng.integers(0, VOCAB, count) for count in (50, 60)])
             damage(folder, rng)
-            given = {**scalars, "path": str(folder)}
-            found.append(replace(refusal(partial(attack.answer, case, scalars=given), "Exception", message), tensor=name))
+            found.append(trial.refuses(name, partial(trial.pretrainer.epoch, Tokens(folder, VOCAB, batch=2, seq=8), 0), message))
     return found
 
 
-def stream_too_short(attack: Attack, case: Case) -> list[Comparison]:
+def stream_too_short(trial: Trial) -> list[Comparison]:
     """A stream of one token predicts nothing: an epoch without batches, and no row made up."""
     with tempfile.TemporaryDirectory() as parent:
-        folder = write_shards(Path(parent) / "shards", [np.array([case.seed % VOCAB])])
-        answer = attack.answer(case, scalars={"path": str(folder), "vocab": VOCAB, "batch": 2, "seq": 8, "seed": 0, "epoch": 0, "start": 0})
-        if answer["input_ids"].size:
-            return [broken("input_ids", "rows from a stream that predicts nothing", 0, float(len(answer["input_ids"])))]
-        return [compare_exactly("length", np.asarray(0), answer["length"])]
+        folder = write_shards(Path(parent), [np.array([trial.seed % VOCAB])])
+        answer = trial.pretrainer.epoch(Tokens(folder, VOCAB, batch=2, seq=8, seed=0), 0)
+    return [value_at_most("rows from a stream that predicts nothing", len(answer.input_ids), 0), value_at_most("batches", answer.length, 0)]

@@ -74,6 +74,11 @@ class Trial:
     attack: Attack | None = None
     """What judges by noise floors, and keeps what it needs for them; a plain one where there is none."""
 
+    @cached_property
+    def judge(self) -> Attack:
+        """What holds arrays to the claim's factors times a noise floor."""
+        return self.attack or Attack(self.claim, self.subject, self.dtype)
+
     def run(self) -> list[Comparison]:
         """What the claim's check compares. SubjectError where the subject fails a question, doors.Lacks where it has no such door."""
         return check_of(self.claim)(self)
@@ -106,6 +111,16 @@ class Trial:
     def classifiers(self) -> doors.Classifiers:
         """Classifiers as the subject's runs start from them."""
         return cast(doors.Classifiers, self._door("classifiers"))
+
+    @cached_property
+    def models(self) -> doors.Models:
+        """The subject's whole classifiers."""
+        return cast(doors.Models, self._door("models"))
+
+    @cached_property
+    def pretrainer(self) -> doors.Pretrainer:
+        """The subject's pre-training of language models."""
+        return cast(doors.Pretrainer, self._door("pretrainer"))
 
     def _door(self, name: str) -> object:
         return _Asked(self.subject.door(name), getattr(check_of(self.claim), "non_finite", ()))
@@ -178,8 +193,8 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, Array]]:
         for key, entry in value.items():
             yield from _numbers(f"{name}.{key}", entry)
     elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from _numbers(f"{name}.{field.name}", getattr(value, field.name))
+        for entry in fields(value):
+            yield from _numbers(f"{name}.{entry.name}", getattr(value, entry.name))
     elif isinstance(value, list | tuple):
         for index, entry in enumerate(value):
             yield from _numbers(f"{name}.{index}", entry)

@@ -9,6 +9,7 @@ from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, compare, compare_exactly, value_at_most, value_inside
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF, round_to
+from blackswan.reference.decoder import parameter_shapes
 from blackswan.reference.table import Array
 
 U = UNIT_ROUNDOFF["float32"]
@@ -57,6 +58,23 @@ def converges_on_a_quadratic(attack: Attack, case: Case) -> list[Comparison]:
         answer = attack.answer(case, inputs={**state, "gradient": state["parameter"]}, scalars={"step": step})
         state = {name: np.asarray(answer[name], np.float64) for name in state}
     return [value_at_most("max|θ| / lr", float(np.abs(state["parameter"]).max() / case.scalars["learning_rate"]), 10.0)]
+
+
+def decay_reaches_matrices_only(attack: Attack, case: Case) -> list[Comparison]:
+    """One step with decay and without: θ'(λ) − θ'(0) = −lr λ θ for a matrix, within rounding; vectors bit for bit the same."""
+    rate, decay = float(case.scalars["learning_rate"]), float(case.scalars["weight_decay"])
+    with_decay, without = attack.answer(case), attack.answer(case, scalars={"weight_decay": 0.0})
+    found = []
+    for name in parameter_shapes(case.scalars):
+        start, key = case.inputs[f"parameters/{name}"], f"trainable/{name}"
+        moved = np.asarray(with_decay[key], np.float64) - np.asarray(without[key], np.float64)
+        if start.ndim == 1:
+            found.append(compare_exactly(name, without[key], with_decay[key]))
+        else:
+            # Each of the two parameters carries the rounding of its products, of θ and of the step, which is at most the rate.
+            limit = 8 * U * (float(np.abs(start).max()) + rate)
+            found.append(compare(name, -rate * decay * start, moved, Errors.flat(limit), U))
+    return found
 
 
 def clipped_norm_is_bounded(attack: Attack, case: Case) -> list[Comparison]:

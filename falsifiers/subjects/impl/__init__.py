@@ -8,7 +8,15 @@ from blackswan.falsifiers.subjects.doors import Lacks
 if TYPE_CHECKING:
     import torch
 
-DOORS = {"classifiers": "Classifiers", "corpora": "Corpora", "devices": "Devices", "files": "Files", "memory": "Memory"}
+DOORS = {
+    "classifiers": "Classifiers",
+    "corpora": "Corpora",
+    "devices": "Devices",
+    "files": "Files",
+    "memory": "Memory",
+    "models": "Models",
+    "pretrainer": "Pretrainer",
+}
 """Name of a door, which is its module's too → its class, made with the device and the path of the computation."""
 
 

@@ -8,12 +8,9 @@ import torch
 from blackswan.falsifiers.subjects.procedures import (
     parallel,
     parallel_runs,
-    pretraining,
     split_runs,
     training,
-    whole_model,
 )
-from blackswan.impl import dispatch
 from blackswan.impl.config import ClassifyConfig
 from blackswan.reference.table import Array
 
@@ -32,19 +29,8 @@ PROCEDURES: dict[str, Procedure] = {
     "fit_run_killed": training.fit_run_killed,
     "fit_continued": training.fit_continued,
     "pipeline_steps": training.pipeline_steps,
-    "read_token_batches": pretraining.read_token_batches,
-    "pretrain_run": pretraining.pretrain_run,
-    "validate_tokens": pretraining.validate_tokens,
-    "optimiser_state": pretraining.optimiser_state,
-    "step_on_bad_weights": pretraining.step_on_bad_weights,
-    "save_pretrain_checkpoint": pretraining.save_pretrain_checkpoint,
-    "initial_decoder": pretraining.initial_decoder,
-    "default_architecture": pretraining.default_architecture,
-    **whole_model.PROCEDURES,
 }
 
-RECORDED: dict[str, Callable[[Scalars, torch.device], list[dispatch.Call]]] = {"whole_classifier": whole_model.record}
-"""Procedures whose calls can be recorded."""
 
 _CONFIGURED = (
     "num_classes",

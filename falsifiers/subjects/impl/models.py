@@ -1,8 +1,7 @@
-"""Loss and gradients of a whole classifier as a subject computes them, with the hidden states on the way."""
+"""Whole classifiers as `impl` computes them: hidden states, logits, loss and gradients, and the calls of a block."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import fields
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,16 @@ from torch import Tensor
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF, signatures
 from blackswan.falsifiers.numeric.rounding import dithered, moved, nearest
 from blackswan.falsifiers.numeric.whole_model import Stored, WholeModel
-from blackswan.impl import dispatch
+from blackswan.falsifiers.subjects.doors import Lacks, ModelOutputs, Rounded
+from blackswan.falsifiers.subjects.implementation import to_numpy, traced
+from blackswan.falsifiers.subjects.protocol import TracedCall
+from blackswan.impl import dispatch, kernels
 from blackswan.impl.classifier import Adaptation, Classifier
 from blackswan.impl.config import DecoderConfig
+from blackswan.impl.fused.step import why_not
 from blackswan.impl.tensors import LazyTensors
 from blackswan.impl.trainer import Batch
-from blackswan.reference.table import Array
 
-Scalars = Mapping[str, Any]
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 _CONFIG = ("family", "vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "eps", "theta")
 _ADAPTATION = ("classes", "rank", "alpha", "targets", "pooling", "nf4")
@@ -45,74 +46,76 @@ class _Tensors(LazyTensors):
         return torch.tensor(value)
 
 
-def run(scalars: Scalars, device: torch.device) -> dict[str, Array]:
-    """`hidden/<path>` [batch, seq, hidden], `logits`, `loss` and `gradient/<name>` of the model that the scalars describe.
+class Models:
+    """See `doors.Models`."""
 
-    `dtype`: that of the model. `path`: torch, triton or fused; None leaves the choice to `impl`. `rounded` and `replay`: every operation's
-    inputs, results and gradients under the rounding of that dtype, in one of its random replays where there is a number.
-    """
-    whole, classifier, batch = _built(scalars, device)
-    path = scalars.get("path")
-    if path == "fused":
-        return _on_the_host(_fused(classifier, batch, whole))
-    with nullcontext() if path is None else dispatch.kernels(path):
-        return _on_the_host(_dispatched(classifier, batch, whole, scalars))
+    def __init__(self, device: torch.device, path: str | None) -> None:
+        self._device, self._path = device, path
+        if path == "fused" and (reason := why_not(torch.bfloat16, device)):
+            raise Lacks(reason)
+        if path == "triton" and (reason := kernels.why_not()):
+            raise Lacks(reason)
 
+    def outputs(self, whole: WholeModel, dtype: str, rounded: Rounded | None = None) -> ModelOutputs:
+        """Through the hand-written layers on the path fused; in float64, and under rounding, by torch, which alone has both."""
+        classifier, batch = self._built(whole, dtype)
+        exact = dtype == "float64" or rounded is not None
+        if self._path == "fused" and not exact:
+            return _fused(classifier, batch, whole)
+        with self._kernels("torch" if exact else self._path):
+            return _dispatched(classifier, batch, whole, rounded)
 
-def record(scalars: Scalars, device: torch.device) -> list[dispatch.Call]:
-    """The calls that the block at the path `block` makes in a forward and backward pass; none by the hand-written layers."""
-    if scalars.get("path") == "fused":
-        return []
-    _, classifier, batch = _built(scalars, device)
-    path = scalars.get("path")
-    with nullcontext() if path is None else dispatch.kernels(path), dispatch.recording() as calls:
-        classifier.loss(classifier(batch.input_ids, batch.mask), batch.labels).backward()  # type: ignore[no-untyped-call]  # torch
-    return [call for call in calls if call.path.startswith(f"{scalars['block']}.")]
+    def calls(self, whole: WholeModel, dtype: str, block: str) -> list[TracedCall]:
+        """The calls of a block; none by the hand-written layers."""
+        if self._path == "fused":
+            return []
+        classifier, batch = self._built(whole, dtype)
+        with self._kernels(self._path), dispatch.recording() as calls:
+            classifier.loss(classifier(batch.input_ids, batch.mask), batch.labels).backward()  # type: ignore[no-untyped-call]  # torch
+        return [traced(call) for call in calls if call.path.startswith(f"{block}.")]
 
+    def _kernels(self, path: str | None) -> AbstractContextManager[None]:
+        return nullcontext() if path in (None, "fused") else dispatch.kernels(path)
 
-def _built(scalars: Scalars, device: torch.device) -> tuple[WholeModel, Classifier, Batch]:
-    whole = WholeModel(**{field.name: scalars[field.name] for field in fields(WholeModel)})
-    stored = whole.parameters()
-    config = DecoderConfig(**{name: scalars[name] for name in _CONFIG}, tied=True, max_positions=2**31)
-    adaptation = Adaptation(**{name: scalars[name] for name in _ADAPTATION})
-    base, trainable = (_Tensors(stored, trainable=kind) for kind in (False, True))
-    classifier = Classifier(config, adaptation, base, trainable, dtype=DTYPES[scalars["dtype"]], device=device)
-    given = [torch.tensor(whole.inputs[name], device=device) for name in ("input_ids", "mask", "labels")]
-    return whole, classifier, Batch(*given)
-
-
-def _on_the_host(outputs: Mapping[str, Tensor]) -> dict[str, Array]:
-    from blackswan.falsifiers.subjects.implementation import to_numpy  # which imports this module
-
-    return {name: to_numpy(value) for name, value in outputs.items()}
+    def _built(self, whole: WholeModel, dtype: str) -> tuple[Classifier, Batch]:
+        stored = whole.parameters()
+        config = DecoderConfig(**{name: getattr(whole, name) for name in _CONFIG}, tied=True, max_positions=2**31)
+        adaptation = Adaptation(**{name: getattr(whole, name) for name in _ADAPTATION})
+        base, trainable = (_Tensors(stored, trainable=kind) for kind in (False, True))
+        classifier = Classifier(config, adaptation, base, trainable, dtype=DTYPES[dtype], device=self._device)
+        return classifier, Batch(*(torch.tensor(whole.inputs[name], device=self._device) for name in ("input_ids", "mask", "labels")))
 
 
-def _dispatched(classifier: Classifier, batch: Batch, whole: WholeModel, scalars: Scalars) -> dict[str, Tensor]:
+def _dispatched(classifier: Classifier, batch: Batch, whole: WholeModel, rounded: Rounded | None) -> ModelOutputs:
     """Through the model's own modules and automatic differentiation."""
     paths = {"model.embed_tokens": "model.embed_tokens", "model.norm": "model.norm"}
     paths |= {f"{block}.mlp_residual": block for block in whole.blocks}
-    found: dict[str, Tensor] = {}
-    rounding = _Rounding.asked(scalars, batch.labels.device)
+    states: dict[str, Tensor] = {}
+    rounding = rounded and _Rounding.asked(rounded, whole.seed, batch.labels.device)
 
     def keep(path: str, operation: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         result = rounding(operation, function, arguments) if rounding else function(**arguments)
         if path in paths:
-            found[f"hidden/{paths[path]}"] = result.detach()
+            states[paths[path]] = result.detach()
         return result
 
     with dispatch.wrapping(keep):
         logits = classifier(batch.input_ids, batch.mask)
         loss = classifier.loss(logits, batch.labels)
         loss.backward()  # type: ignore[no-untyped-call]  # torch
-    gradients = {name: _gradient(value) for name, value in classifier.trainable_parameters().items()}
-    return found | {"logits": logits, "loss": loss} | {f"gradient/{name}": value for name, value in gradients.items()}
+    return _answered(states, logits, loss, {name: _gradient(value) for name, value in classifier.trainable_parameters().items()})
+
+
+def _answered(states: Mapping[str, Tensor], logits: Tensor, loss: Tensor, gradients: Mapping[str, Tensor]) -> ModelOutputs:
+    hidden, slopes = ({name: to_numpy(value) for name, value in given.items()} for given in (states, gradients))
+    return ModelOutputs(hidden, to_numpy(logits), to_numpy(loss), slopes)
 
 
 def _gradient(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
-def _fused(classifier: Classifier, batch: Batch, whole: WholeModel) -> dict[str, Tensor]:
+def _fused(classifier: Classifier, batch: Batch, whole: WholeModel) -> ModelOutputs:
     """Through the hand-written layers, which pack the real tokens; the places of padding are zero."""
     from blackswan.impl.fused.model import FusedClassifier  # imports Triton, which need not be installed
     from blackswan.impl.fused.packing import pack
@@ -125,9 +128,9 @@ def _fused(classifier: Classifier, batch: Batch, whole: WholeModel) -> dict[str,
         outcome = model.loss_and_gradients(pack(batch, len(batch.labels), total))
     model.factors.gradient(flat := torch.zeros_like(masters))
     parts = torch.split(flat, [value.numel() for value in trainable.values()])
-    found = {f"hidden/{name}": _spread(value[:total], batch.mask) for name, value in zip(_names(whole), states, strict=True)}
-    found |= {f"gradient/{name}": part.view_as(trainable[name]) for name, part in zip(trainable, parts, strict=True)}
-    return found | {"logits": outcome.logits, "loss": outcome.loss}
+    hidden = {name: _spread(value[:total], batch.mask) for name, value in zip(_names(whole), states, strict=True)}
+    gradients = {name: part.view_as(trainable[name]) for name, part in zip(trainable, parts, strict=True)}
+    return _answered(hidden, outcome.logits, outcome.loss, gradients)
 
 
 def _names(whole: WholeModel) -> list[str]:
@@ -178,13 +181,10 @@ class _Rounding:
         self.dtype, self.generator = DTYPES[dtype], generator
 
     @classmethod
-    def asked(cls, scalars: Scalars, device: torch.device) -> "_Rounding | None":
-        """The rounding that the scalars ask for; None where they ask for none."""
-        if scalars.get("rounded") is None:
-            return None
-        replay = scalars["replay"]
-        seeded = None if replay is None else torch.Generator(device).manual_seed(2 * int(scalars["seed"]) + 1000 * (1 + int(replay)))
-        return cls(scalars["rounded"], seeded)
+    def asked(cls, rounded: Rounded, seed: int, device: torch.device) -> "_Rounding":
+        """The rounding of a run of the model of that seed."""
+        number = None if rounded.replay is None else 2 * seed + 1000 * (1 + rounded.replay)
+        return cls(rounded.dtype, None if number is None else torch.Generator(device).manual_seed(number))
 
     def __call__(self, operation: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         """The function's result."""
@@ -224,6 +224,3 @@ class _Pass(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """The gradient after `backward`."""
         return ctx.back(gradients[0]), None, None
-
-
-PROCEDURES = {"whole_classifier": run}

@@ -1,12 +1,10 @@
 """Whole classifiers, layer by layer: hidden states, logits, loss and every gradient against float64."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from blackswan.falsifiers.numeric.attack import FEW_ELEMENTS, Attack
-from blackswan.falsifiers.numeric.case import Case
+from blackswan.falsifiers.numeric.attack import FEW_ELEMENTS
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare, value_at_most
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
 from blackswan.falsifiers.numeric.whole_model import (
@@ -18,6 +16,8 @@ from blackswan.falsifiers.numeric.whole_model import (
     in_true_shape,
     of_the_reference,
 )
+from blackswan.falsifiers.subjects.doors import Rounded
+from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array, Arrays
 
 REPLAYS, THOROUGH_REPLAYS, THOROUGH_REPLAYS_OF_SMALL = 2, 4, 48
@@ -31,78 +31,80 @@ FLOAT64 = 1e-9
 """Relative; the two float64 computations of a block differ by 1e-13, and one that rounds to float32 anywhere by 1e-8 at least."""
 
 
-def whole_model_follows_the_reference(attack: Attack, case: Case) -> list[Comparison]:
-    """Every output against the reference, with plain base weights and with NF4, up to the first that is outside."""
-    found = []
-    for whole in _chosen(attack, case):
-        with attack.watch.on("reference"):
-            known = of_the_reference(whole, attack.dtype)
-        found += _judged(attack, case, known)
-    return found
+def follows_the_reference(trial: Trial) -> list[Comparison]:
+    """Every output against the reference, with plain base weights and with NF4, up to the first that is outside.
+
+    The claim's `model` is in its true shape on a GPU, and a small one of its family elsewhere; it is cut to `layers`.
+    """
+    return [each for whole in _chosen(trial) for each in _judged(trial, _of_the_reference(trial, whole))]
 
 
-def whole_model_follows_float64(attack: Attack, case: Case) -> list[Comparison]:
+def follows_float64(trial: Trial) -> list[Comparison]:
     """Every output against the subject's own float64 and its own noise, both held to the reference's on one block of the true size.
 
     Of a small model the float64 of all layers is held to the reference's, and the noise is the reference's.
     """
     found = []
-    for whole in _chosen(attack, case):
-        held = _held(attack, case, whole)
+    for whole in _chosen(trial):
+        held = _held(trial, whole)
         found += held
         if all(each.held for each in held):
-            found += _judged(attack, case, _oracle(attack, case, whole) if _true_size(attack) else of_the_reference(whole, attack.dtype))
+            found += _judged(trial, _oracle(trial, whole) if _true_size(trial) else _of_the_reference(trial, whole))
     return found
 
 
-def _held(attack: Attack, case: Case, whole: WholeModel) -> list[Comparison]:
+def _held(trial: Trial, whole: WholeModel) -> list[Comparison]:
     """What the subject's answer will be compared with, held to the reference, up to the first that is outside."""
-    if not _true_size(attack):
-        return _float64_held(attack, case, whole)
+    if not _true_size(trial):
+        return _float64_held(trial, whole)
     block = replace(whole, layers=1)
-    found = _float64_held(attack, case, block)
-    return found + _noise_held(attack, case, block) if all(each.held for each in found) else found
+    found = _float64_held(trial, block)
+    return found + _noise_held(trial, block) if all(each.held for each in found) else found
 
 
-def _true_size(attack: Attack) -> bool:
-    return in_true_shape(attack.subject.device)
+def _true_size(trial: Trial) -> bool:
+    return in_true_shape(trial.subject.device)
 
 
-def _chosen(attack: Attack, case: Case) -> list[WholeModel]:
+def _chosen(trial: Trial) -> list[WholeModel]:
     """The claim's model, plain and with NF4."""
-    whole = chosen(attack.claim, case.seed, attack.subject.device)
+    whole = chosen(trial.claim, trial.seed, trial.subject.device)
     return [replace(whole, nf4=nf4) for nf4 in (False, True)]
 
 
-def _asked(attack: Attack, case: Case, whole: WholeModel, dtype: str, **rounding: Any) -> dict[str, Array]:
-    """The subject's outputs; for float64, and under rounding, by torch, which alone has both."""
-    exact = {"path": "torch"} if dtype == "float64" or rounding else {}
-    return attack.answer(case, scalars={**whole.scalars, "dtype": dtype, **rounding, **exact})
+def _asked(trial: Trial, whole: WholeModel, dtype: str, rounded: Rounded | None = None) -> dict[str, Array]:
+    """The subject's outputs by the names that the reference gives them."""
+    with trial.judge.watch.on("subject"):
+        answer = trial.models.outputs(whole, dtype, rounded)
+    states = {f"hidden/{path}": value for path, value in answer.hidden.items()}
+    slopes = {f"gradient/{name}": value for name, value in answer.gradients.items()}
+    return {**states, "logits": answer.logits, "loss": answer.loss, **slopes}
 
 
-def _oracle(attack: Attack, case: Case, whole: WholeModel) -> WholeModelReference:
+def _of_the_reference(trial: Trial, whole: WholeModel) -> WholeModelReference:
+    with trial.judge.watch.on("reference"):
+        return of_the_reference(whole, trial.dtype)
+
+
+def _oracle(trial: Trial, whole: WholeModel) -> WholeModelReference:
     """The oracle of a true size by the subject alone, kept for the other claims: mutants are tried on small ones, which need none."""
-    key = (whole, attack.dtype, attack.subject.device)
-    if key in _kept:
-        return _kept[key]
-
-    def rounded(replay: int | None) -> dict[str, Array]:
-        return _asked(attack, case, whole, "float32", rounded=attack.dtype, replay=replay)
-
-    whole.parameters().make(codes=False)
-    known = WholeModelReference(whole, attack.dtype, _asked(attack, case, whole, "float64"), rounded)
-    _kept[key] = known
-    return known
+    key = (whole, trial.dtype, trial.subject.device)
+    if key not in _kept:
+        whole.parameters().make(codes=False)
+        float64 = _asked(trial, whole, "float64")
+        _kept[key] = WholeModelReference(
+            whole, trial.dtype, float64, lambda replay: _asked(trial, whole, "float32", Rounded(trial.dtype, replay))
+        )
+    return _kept[key]
 
 
 _kept: dict[tuple[WholeModel, str, str], WholeModelReference] = {}
 
 
-def _float64_held(attack: Attack, case: Case, whole: WholeModel) -> list[Comparison]:
+def _float64_held(trial: Trial, whole: WholeModel) -> list[Comparison]:
     """The subject's float64 against the reference's, up to the first output that is outside."""
-    with attack.watch.on("reference"):
-        expected = of_the_reference(whole, attack.dtype).expected
-    answer, odd = _ordered(expected, whole, _asked(attack, case, whole, "float64"))
+    expected = _of_the_reference(trial, whole).expected
+    answer, odd = _ordered(expected, whole, _asked(trial, whole, "float64"))
     if odd:
         return odd
     found = []
@@ -112,47 +114,44 @@ def _float64_held(attack: Attack, case: Case, whole: WholeModel) -> list[Compari
     return _up_to_the_first(found)
 
 
-def _noise_held(attack: Attack, case: Case, whole: WholeModel) -> list[Comparison]:
+def _noise_held(trial: Trial, whole: WholeModel) -> list[Comparison]:
     """The subject's rounded runs against the reference, up to the first output that is outside.
 
     Rounded to nearest it is an answer in this dtype, and is held as one. A replay may also err by the noise that is put into it, which is
     that of the reference's replays: one floor more, by the triangle inequality. Over few elements a floor is small by luck now and then:
     those get one floor more when rounded to nearest, and their replays tell nothing.
     """
-    known = of_the_reference(whole, attack.dtype)
-    with attack.watch.on("noise"):
-        floors = known.floors(_thorough_replays(attack))
+    oracle = _of_the_reference(trial, whole)
+    floors = _floors(trial, oracle, thorough=True)
     found: list[Comparison] = []
     for replay in (None, *range(REPLAYS)):
-        answer, odd = _ordered(known.expected, whole, _asked(attack, case, whole, "float32", rounded=attack.dtype, replay=replay))
+        answer, odd = _ordered(oracle.expected, whole, _asked(trial, whole, "float32", Rounded(trial.dtype, replay)))
         if odd:
             return found + odd
-        for name, value in known.expected.items():
+        for name, value in oracle.expected.items():
             few = value.size <= FEW_ELEMENTS
             if replay is None or not few:
-                limit = floors[name].times(attack.factors().plus(Errors.flat(0.0 if replay is None and not few else 1.0)))
+                limit = floors[name].times(trial.judge.factors().plus(Errors.flat(0.0 if replay is None and not few else 1.0)))
                 found.append(compare(f"rounded-{_label(whole)} {name}", value, answer[name], limit, UNIT_ROUNDOFF["float32"]))
     return _up_to_the_first(found)
 
 
-def _thorough_replays(attack: Attack) -> int:
-    return THOROUGH_REPLAYS if _true_size(attack) else THOROUGH_REPLAYS_OF_SMALL
+def _floors(trial: Trial, oracle: WholeModelReference, thorough: bool) -> dict[str, Errors]:
+    replays = (THOROUGH_REPLAYS if _true_size(trial) else THOROUGH_REPLAYS_OF_SMALL) if thorough else REPLAYS
+    with trial.judge.watch.on("noise"):
+        return oracle.floors(replays)
 
 
-def _judged(attack: Attack, case: Case, known: WholeModelReference) -> list[Comparison]:
+def _judged(trial: Trial, oracle: WholeModelReference) -> list[Comparison]:
     """The outputs against the oracle's, up to the first that is outside; one whose noise drowns it proves nothing of a whole model."""
-
-    def floors() -> dict[str, Errors]:
-        with attack.watch.on("noise"):
-            return known.floors(_thorough_replays(attack) if attack.thorough else REPLAYS)
-
-    answer, odd = _ordered(known.expected, known.whole, _asked(attack, case, known.whole, attack.dtype))
+    answer, odd = _ordered(oracle.expected, oracle.whole, _asked(trial, oracle.whole, trial.dtype))
     if odd:
         return odd
-    found = attack.judge(known.expected, answer, floors, dtypes(known.expected, attack.dtype))
+    judge = trial.judge
+    found = judge.judge(oracle.expected, answer, lambda: _floors(trial, oracle, judge.thorough), dtypes(oracle.expected, trial.dtype))
     drowned = sum(each.rejected for each in found) / len(found)
     found = [*_up_to_the_first(found), value_at_most("share of outputs that noise drowns", drowned, DROWNED)]
-    return [replace(each, tensor=f"{_label(known.whole)} {each.tensor}") for each in found]
+    return [replace(each, tensor=f"{_label(oracle.whole)} {each.tensor}") for each in found]
 
 
 def _label(whole: WholeModel) -> str:
