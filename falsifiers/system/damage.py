@@ -133,7 +133,7 @@ CHECKPOINT_DAMAGE: dict[str, Damage] = {
     "unknown model type": _checkpoint(model_type="mystery"),
     "no hidden size": _checkpoint(hidden_size=ABSENT),
     "hidden size as text": _checkpoint(hidden_size="many"),
-    "fewer layers than stored": _checkpoint(r"model\.layers", num_hidden_layers=1),
+    "fewer layers than stored": _checkpoint(r"model\.layers|layer_types", num_hidden_layers=1),
     "truncated config": _truncated(CONFIG),
     "no config": _removed(CONFIG),
     "no weights": _removed(WEIGHTS),
