@@ -21,6 +21,7 @@ Change = Callable[[Any], Any]
 M = TypeVar("M", bound=Change)
 P = TypeVar("P", bound=Callable[[Subject], Subject])
 R = TypeVar("R", bound=Callable[[Rule], Rule])
+S = TypeVar("S", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -117,15 +118,32 @@ def mutant(
     return register
 
 
-def step_mutant(module: str, attribute: str, *pedigree: str, name: str | None = None, doc: str | None = None) -> Callable[[M], M]:
-    """Enters a function from one step of a program (a function, method or constant) to the wrong one."""
+def step_mutant(module: str, attribute: str, *pedigree: str, name: str | None = None, doc: str | None = None) -> Callable[[S], S]:
+    """Enters a wrong step of a program in place of a right one: a function, method or constant. Its pedigree is `own` where none is given.
 
-    def register(change: M) -> M:
+    A function of the right step alone makes the wrong one. A function of more than that is the wrong one: it is given the right one first.
+    """
+
+    def register(change: S) -> S:
         called, said = _said(change, name, doc)
-        STEPS[called] = StepMutant(called, module, attribute, pedigree, said, change)
+        STEPS[called] = StepMutant(called, module, attribute, pedigree or ("own",), said, _making(change))
         return change
 
     return register
+
+
+def _making(change: Callable[..., Any]) -> Change:
+    """The function from the right step to the wrong one."""
+    if len(inspect.signature(change).parameters) == 1:
+        return change
+
+    def make(right: Any) -> Any:
+        def wrong(*given: Any, **named: Any) -> Any:
+            return change(right, *given, **named)
+
+        return wrong
+
+    return make
 
 
 def named_step(name: str, pedigree: str, doc: str, change: Change, module: str, attribute: str) -> None:

@@ -24,6 +24,7 @@ from blackswan.falsifiers.numeric.generators import Generator, generator_for
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
 from blackswan.falsifiers.subjects import doors
 from blackswan.falsifiers.subjects.protocol import Subject
+from blackswan.falsifiers.subjects.training import Trainer
 from blackswan.reference.table import Array
 
 Check = Callable[["Trial"], list[Comparison]]
@@ -81,6 +82,11 @@ class Trial:
     def corpora(self) -> doors.Corpora:
         """The subject's reading of corpora, and its plan of an epoch."""
         return cast(doors.Corpora, self._door("corpora"))
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """The subject's training runs."""
+        return cast(Trainer, self._door("trainer"))
 
     def _door(self, name: str) -> object:
         return _Asked(self.subject.door(name), getattr(check_of(self.claim), "non_finite", ()))

@@ -8,7 +8,7 @@ from blackswan.falsifiers.subjects.doors import Lacks
 if TYPE_CHECKING:
     import torch
 
-DOORS = {"corpora": "Corpora"}
+DOORS = {"corpora": "Corpora", "trainer": "Trainer"}
 """Name of a door, which is its module's too → its class, made with the device and the path of the computation."""
 
 

@@ -1,4 +1,4 @@
-"""Forks the ranks of a run: `python -m falsifiers.subjects.procedures.forking FD`, where FD is a connection of `Workers`."""
+"""Forks the ranks of a run: `python -m blackswan.falsifiers.subjects.impl.forking FD`, where FD is a connection of `Workers`."""
 
 import os
 import signal
@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 import torch
 
+from blackswan.falsifiers.subjects.impl.workers import RUN_SECONDS, Outcome, Task
 from blackswan.falsifiers.subjects.patching import replanted
-from blackswan.falsifiers.subjects.procedures.workers import RUN_SECONDS, Outcome, Run
 from blackswan.impl.group import ALONE, connected
 
 GROUP_SECONDS = 20.0
@@ -28,20 +28,20 @@ def serve(pipe: Channel) -> None:
     pipe.send("ready")
     while True:
         try:
-            run = pipe.recv()
+            task = pipe.recv()
         except (EOFError, ConnectionResetError):
             return
-        pipe.send(_outcomes(run, pipe))
+        pipe.send(_outcomes(task, pipe))
 
 
-def _outcomes(run: Run, parent: Channel) -> list[Outcome]:
+def _outcomes(task: Task, parent: Channel) -> list[Outcome]:
     """What each rank ended with. Ranks that are late, or whose asker has gone, are killed."""
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [_forked(run, rank, folder, parent) for rank in range(run.size)]
+        ranks = [_forked(task, rank, folder, parent) for rank in range(task.size)]
         results: dict[int, Outcome] = {}
         end = time.monotonic() + RUN_SECONDS
-        while len(results) < run.size:
-            waiting = {ranks[rank][1]: rank for rank in range(run.size) if rank not in results}
+        while len(results) < task.size:
+            waiting = {ranks[rank][1]: rank for rank in range(task.size) if rank not in results}
             ready = wait([*waiting, parent], max(0.0, end - time.monotonic()))
             if not ready or parent in ready:
                 for rank in waiting.values():
@@ -50,7 +50,7 @@ def _outcomes(run: Run, parent: Channel) -> list[Outcome]:
             for pipe in ready:
                 rank = waiting[pipe]  # type: ignore[index]  # `wait` is typed for sockets and handles as well
                 results[rank] = _received(ranks[rank][0], ranks[rank][1])
-        return [results[rank] for rank in range(run.size)]
+        return [results[rank] for rank in range(task.size)]
 
 
 def _received(process: int, pipe: Channel) -> Outcome:
@@ -63,7 +63,7 @@ def _received(process: int, pipe: Channel) -> Outcome:
     return outcome or Outcome(error="Died", message=f"exit status {status}", signal=-status if status < 0 else None)
 
 
-def _forked(run: Run, rank: int, folder: str, parent: Channel) -> tuple[int, Channel]:
+def _forked(task: Task, rank: int, folder: str, parent: Channel) -> tuple[int, Channel]:
     """The process of a rank and the pipe of its outcome."""
     receiving, sending = Pipe(duplex=False)
     process = os.fork()
@@ -71,27 +71,25 @@ def _forked(run: Run, rank: int, folder: str, parent: Channel) -> tuple[int, Cha
         try:
             parent.close()
             receiving.close()
-            sending.send(_outcome(run, rank, folder))
+            sending.send(_outcome(task, rank, folder))
         finally:
             os._exit(0)
     sending.close()
     return process, receiving
 
 
-def _outcome(run: Run, rank: int, folder: str) -> Outcome:
-    device = torch.device(run.device)
-    several = device.type == "cuda" and torch.cuda.device_count() >= run.size
+def _outcome(task: Task, rank: int, folder: str) -> Outcome:
+    device = torch.device(task.device)
+    several = device.type == "cuda" and torch.cuda.device_count() >= task.size
     own = torch.device("cuda", rank) if several else device
     try:
-        module, _, name = run.function.partition(":")
-        function = getattr(import_module(module), name)
-        with replanted(run.mutant):
-            if run.size == 1:
-                return Outcome(function(ALONE, own, run.scalars))
+        with replanted(task.mutant):
+            if task.size == 1:
+                return Outcome(task.function(ALONE, own, *task.arguments))
             # gloo on the host where there is no GPU for each rank: NCCL refuses two ranks on one
             exchange = own if several else torch.device("cpu")
-            with connected(rank, run.size, exchange, f"file://{folder}/group", timeout=GROUP_SECONDS) as group:
-                return Outcome(function(group, own, run.scalars))
+            with connected(rank, task.size, exchange, f"file://{folder}/group", timeout=GROUP_SECONDS) as group:
+                return Outcome(task.function(group, own, *task.arguments))
     except Exception as error:  # whatever a rank raises is its outcome
         return Outcome(error=type(error).__name__, message=str(error))
 

@@ -1,21 +1,22 @@
-"""Groups of workers for the procedures that run in several processes.
+"""Groups of workers for what runs in several processes.
 
 One process, started once, imports everything and computes nothing; for each run it forks as many ranks as are wanted, which are gone when
 the run ends. A rank may be killed without harm to the next run, and a run costs no start of Python. See `forking` for the other end.
 """
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
 import blackswan
-from blackswan.reference.table import Array
+from blackswan.falsifiers.subjects.patching import planted
 
 START_SECONDS = 120.0
 """What the process may take to import everything."""
@@ -24,24 +25,39 @@ RUN_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Run:
-    """A function `module:name` of (group, device, scalars) on `size` ranks, with a mutant's step of `impl` in place of the right one."""
+class Task:
+    """A function of (group, device, *arguments) for `size` ranks, with a mutant's step of `impl` in place of the right one.
 
-    function: str
+    The function is found by its module and name; arguments and answers travel by pickle.
+    """
+
+    function: Callable[..., Any]
     size: int
-    scalars: Mapping[str, Any]
+    arguments: tuple[Any, ...] = ()
     device: str = "cpu"
     mutant: str | None = None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rank ended with: arrays by name, or the error that it raised (its type and text), or the signal that ended it."""
+    """What a rank ended with: its answer, or the error that it raised (its type and text), or the signal that ended it."""
 
-    arrays: Mapping[str, Array] = field(default_factory=dict)
+    answer: Any = None
     error: str | None = None
     message: str = ""
     signal: int | None = None
+
+    @property
+    def ended(self) -> str:
+        """How, in words: "" with an answer, "killed" by SIGKILL, else the error and its text."""
+        if self.signal == signal.SIGKILL:
+            return "killed"
+        return "" if self.error is None else f"{self.error}: {self.message}"
+
+
+def on_ranks(function: Callable[..., Any], size: int, arguments: tuple[Any, ...], device: object) -> list[Outcome]:
+    """The outcome of that function on each rank, with the mutant that is planted here planted there."""
+    return WORKERS.run(Task(function, size, arguments, str(device), planted()))
 
 
 class Workers:
@@ -51,18 +67,18 @@ class Workers:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection[Any, Any] | None = None
 
-    def run(self, run: Run) -> list[Outcome]:
+    def run(self, task: Task) -> list[Outcome]:
         """The outcome of each rank. Raises a RuntimeError where the forking process itself gives none."""
         pipe = self._started()
         try:
-            pipe.send(run)
+            pipe.send(task)
             if pipe.poll(RUN_SECONDS + 10.0):
                 outcomes: list[Outcome] = pipe.recv()
                 return outcomes
         except (EOFError, OSError):
             pass
         self.close()
-        raise RuntimeError(f"the process that forks the workers died or hung in {run.function}")
+        raise RuntimeError(f"the process that forks the workers died or hung in {task.function.__name__}")
 
     def close(self) -> None:
         """Ends the process, where there is one."""
@@ -81,7 +97,7 @@ class Workers:
             self.close()
         if self._pipe is None:
             self._pipe, theirs = Pipe()
-            command = [sys.executable, "-m", "blackswan.falsifiers.subjects.procedures.forking", str(theirs.fileno())]
+            command = [sys.executable, "-m", "blackswan.falsifiers.subjects.impl.forking", str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=_environment(), stdin=subprocess.DEVNULL)  # noqa: S603  # this program's own module
             theirs.close()
             self._await_start(self._pipe)
