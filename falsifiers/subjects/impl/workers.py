@@ -1,41 +1,34 @@
-"""Groups of workers for what runs in several processes.
+"""Groups of workers: a function runs on several ranks, each a process of its own that is gone when the run ends.
 
-One process, started once, imports everything and computes nothing; for each run it forks as many ranks as are wanted, which are gone when
-the run ends. A rank may be killed without harm to the next run, and a run costs no start of Python. See `forking` for the other end.
+A server imports everything once and computes nothing; every rank is forked from it. So a rank may be killed without harm to the next run,
+and a run costs no start of Python.
 """
 
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, Pipe
-from multiprocessing.util import Finalize
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import torch
 
 import blackswan
-from blackswan.falsifiers.subjects.patching import planted
+from blackswan.falsifiers.subjects.patching import planted, replanted
+from blackswan.impl.group import ALONE, connected
 
-START_SECONDS = 120.0
-"""What the process may take to import everything."""
 RUN_SECONDS = 60.0
 """What a run may take; its ranks are killed then."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """A function of (group, device, *arguments) for `size` ranks, with a mutant's step of `impl` in place of the right one.
-
-    The function is found by its module and name; arguments and answers travel by pickle.
-    """
-
-    function: Callable[..., Any]
-    size: int
-    arguments: tuple[Any, ...] = ()
-    device: str = "cpu"
-    mutant: str | None = None
+GROUP_SECONDS = 20.0
+"""What a rank waits for the others."""
+_FORKS = multiprocessing.get_context("forkserver")
 
 
 @dataclass(frozen=True)
@@ -56,69 +49,69 @@ class Outcome:
 
 
 def on_ranks(function: Callable[..., Any], size: int, arguments: tuple[Any, ...], device: object) -> list[Outcome]:
-    """The outcome of that function on each rank, with the mutant that is planted here planted there."""
-    return WORKERS.run(Task(function, size, arguments, str(device), planted()))
+    """What `function(group, device, *arguments)` gives on each rank, with the mutant's step that is planted here planted there.
+
+    The function is found by its module and name; arguments and answers travel by pickle.
+    """
+    _serve()
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = []
+        for rank in range(size):
+            receiving, sending = _FORKS.Pipe(duplex=False)
+            given = (sending, function, arguments, rank, size, str(device), Path(folder) / "group", planted())
+            process = _FORKS.Process(target=_run, args=given, daemon=True)
+            with mock.patch.dict(multiprocessing.current_process()._config, daemon=False):  # type: ignore[attr-defined]
+                process.start()  # as the child of a daemon too, such as the watchdog's process: it is gone with the run
+            sending.close()
+            ranks.append((process, receiving))
+        end = time.monotonic() + RUN_SECONDS
+        return [_received(process, pipe, end) for process, pipe in ranks]
 
 
-class Workers:
-    """The process that forks the ranks: started by the first run, and again where it died."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pipe: Connection[Any, Any] | None = None
-
-    def run(self, task: Task) -> list[Outcome]:
-        """The outcome of each rank. Raises a RuntimeError where the forking process itself gives none."""
-        pipe = self._started()
-        try:
-            pipe.send(task)
-            if pipe.poll(RUN_SECONDS + 10.0):
-                outcomes: list[Outcome] = pipe.recv()
-                return outcomes
-        except (EOFError, OSError):
-            pass
-        self.close()
-        raise RuntimeError(f"the process that forks the workers died or hung in {task.function.__name__}")
-
-    def close(self) -> None:
-        """Ends the process, where there is one."""
-        if self._pipe is not None:
-            self._pipe.close()
-        if self._process is not None:
-            try:
-                self._process.wait(5.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._process = self._pipe = None
-
-    def _started(self) -> "Connection[Any, Any]":
-        if self._process is not None and self._process.poll() is not None:
-            self.close()
-        if self._pipe is None:
-            self._pipe, theirs = Pipe()
-            command = [sys.executable, "-m", "blackswan.falsifiers.subjects.impl.forking", str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=_environment(), stdin=subprocess.DEVNULL)  # noqa: S603  # this program's own module
-            theirs.close()
-            self._await_start(self._pipe)
-        return self._pipe
-
-    def _await_start(self, pipe: "Connection[Any, Any]") -> None:
-        try:
-            if pipe.poll(START_SECONDS):
-                pipe.recv()
-                return
-        except (EOFError, OSError):
-            pass
-        self.close()
-        raise RuntimeError(f"the process that forks the workers did not start within {START_SECONDS:g} s, or ended at once")
-
-
-def _environment() -> dict[str, str]:
-    """One thread a rank: threads do not survive a fork, and each rank is one of several on the machine."""
+def _serve() -> None:
+    """Starts the server, where none runs, with the path of this process. One thread a rank: threads do not survive a fork."""
     path = [str(Path(blackswan.__file__).parent.parent), *filter(None, sys.path)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+    _FORKS.set_forkserver_preload(["blackswan.falsifiers.subjects.implementation", "blackswan.falsifiers.mutants"])
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(path), OMP_NUM_THREADS="1"):
+        forkserver.ensure_running()
 
 
-WORKERS = Workers()
-Finalize(None, WORKERS.close, exitpriority=10)  # at the end of a main program and of a multiprocessing child, where atexit is not heeded
+def _received(process: Any, pipe: "Connection[Any, Any]", end: float) -> Outcome:
+    if not pipe.poll(max(0.0, end - time.monotonic())):
+        process.kill()
+    try:
+        outcome: Outcome | None = pipe.recv()
+    except EOFError:
+        outcome = None
+    pipe.close()
+    process.join()
+    code = process.exitcode
+    return outcome or Outcome(error="Died", message=f"exit status {code}", signal=-code if code < 0 else None)
+
+
+def _run(
+    pipe: "Connection[Any, Any]",
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    rank: int,
+    size: int,
+    device: str,
+    meeting: Path,
+    mutant: str | None,
+) -> None:
+    """One rank. Ctrl-C is the parent's business."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    several = device.startswith("cuda") and torch.cuda.device_count() >= size
+    own = torch.device("cuda", rank) if several else torch.device(device)
+    # gloo on the host where there is no GPU for each rank: NCCL refuses two ranks on one
+    exchange = own if several else torch.device("cpu")
+    try:
+        with replanted(mutant):
+            if size == 1:
+                outcome = Outcome(function(ALONE, own, *arguments))
+            else:
+                with connected(rank, size, exchange, f"file://{meeting}", timeout=GROUP_SECONDS) as group:
+                    outcome = Outcome(function(group, own, *arguments))
+    except Exception as error:  # whatever a rank raises is its outcome
+        outcome = Outcome(error=type(error).__name__, message=str(error))
+    pipe.send(outcome)
