@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from blackswan.falsifiers.mutants.registry import step_mutant
+from blackswan.falsifiers.mutants.registry import step_mutant, wrong_step
 from blackswan.falsifiers.mutants.runs import unclipped
 
-in_trainer = partial(step_mutant, "blackswan.impl.trainer")
-in_evaluation = partial(step_mutant, "blackswan.impl.evaluation")
+in_trainer = partial(wrong_step, "blackswan.impl.trainer")
+in_evaluation = partial(wrong_step, "blackswan.impl.evaluation")
 
 
 @in_trainer("Trainer.apply_gradient_vector", "S17")
@@ -34,7 +34,7 @@ def gradient_vector_not_clipped(apply: Any, trainer: Any, vector: Any) -> Any:
     return unclipped(trainer, apply, vector)
 
 
-step_mutant("blackswan.impl.pipeline", "trainable_shapes", name="trainable_count_without_bias", doc="The head's bias is not counted.")(
+wrong_step("blackswan.impl.pipeline", "trainable_shapes", name="trainable_count_without_bias", doc="The head's bias is not counted.")(
     lambda trainable_shapes, *arguments: {name: shape for name, shape in trainable_shapes(*arguments).items() if name != "score.bias"}
 )
 
@@ -68,14 +68,10 @@ in_trainer("classes_of", name="scores_of_the_least_probable", doc="The class of 
 
 
 @in_evaluation("_score")
-def scores_swap_precision_and_recall(score: Any) -> Any:
+def scores_swap_precision_and_recall(score: Any, **counts: int) -> Any:
     """Precision for recall."""
-
-    def swapped(**counts: int) -> Any:
-        right = score(**counts)
-        return replace(right, precision=right.recall, recall=right.precision)
-
-    return swapped
+    right = score(**counts)
+    return replace(right, precision=right.recall, recall=right.precision)
 
 
 @in_trainer("Trainer._correct")
@@ -90,6 +86,6 @@ in_evaluation("_count", name="scores_transpose_the_confusion", doc="Predicted cl
 in_evaluation("_score", name="scores_without_f1_of_empty_classes", doc="A class that is neither there nor claimed has the F1 1.")(
     lambda score, **counts: replace(score(**counts), f1=1.0) if not counts["claimed"] + counts["support"] else score(**counts)
 )
-in_trainer("BatchResult.accuracy", name="empty_batch_accuracy_undefined", doc="The accuracy of an empty batch is 0 / 0.")(
-    lambda accuracy: property(lambda result: accuracy.fget(result) if result.total else math.nan)
-)
+step_mutant(
+    "blackswan.impl.trainer", "BatchResult.accuracy", name="empty_batch_accuracy_undefined", doc="The accuracy of an empty batch is 0 / 0."
+)(lambda accuracy: property(lambda result: accuracy.fget(result) if result.total else math.nan))

@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from blackswan.falsifiers.mutants.registry import step_mutant
+from blackswan.falsifiers.mutants.registry import wrong_step
 
-in_group = partial(step_mutant, "blackswan.impl.group")
-in_trainer = partial(step_mutant, "blackswan.impl.trainer")
-in_fit = partial(step_mutant, "blackswan.impl.fit")
+in_group = partial(wrong_step, "blackswan.impl.group")
+in_trainer = partial(wrong_step, "blackswan.impl.trainer")
+in_fit = partial(wrong_step, "blackswan.impl.fit")
 
 
 @in_group("shard")
@@ -95,16 +95,10 @@ def parallel_faulty_worker_not_named(_: Any, __: Any) -> None:
 
 
 @in_trainer("together")
-def parallel_stops_alone(together: Any) -> Any:
+@contextmanager
+def parallel_stops_alone(_: Any, __: Any) -> Iterator[None]:
     """A worker with an error stops and the others wait for it."""
-    del together
-
-    @contextmanager
-    def alone(group: Any) -> Iterator[None]:
-        del group
-        yield
-
-    return alone
+    yield
 
 
 @in_trainer("Trainer._mean")
@@ -119,26 +113,23 @@ def parallel_moments_decay_before_the_stop(mean: Any, trainer: Any) -> Any:
 in_trainer("require_equal", name="parallel_drift_unnoticed", doc="Weights are not compared over the workers.")(lambda _, *__: None)
 
 
-@step_mutant("blackswan.impl.agreement", "fingerprint")
-def parallel_hashes_the_first_chunk(fingerprint: Any) -> Any:
+@wrong_step("blackswan.impl.agreement", "fingerprint")
+def parallel_hashes_the_first_chunk(fingerprint: Any, tensor: Any) -> Any:
     """Of the weights that are compared over the workers the first chunk alone."""
     from blackswan.impl import agreement
 
-    return lambda tensor: fingerprint(tensor.detach().flatten()[: agreement._CHUNK])
+    return fingerprint(tensor.detach().flatten()[: agreement._CHUNK])
 
 
 @in_group("DistributedGroup.sum")
-def parallel_sums_the_first_chunk(summed: Any) -> Any:
+def parallel_sums_the_first_chunk(summed: Any, group: Any, tensor: Any) -> Any:
     """Of the gradient the first chunk alone is summed over the workers."""
     import torch
 
-    from blackswan.impl import group
+    from blackswan.impl.group import _CHUNK
 
-    def wrong(self: Any, tensor: Any) -> Any:
-        first, rest = tensor.detach().flatten().tensor_split([group._CHUNK])
-        return torch.cat([summed(self, first), rest]).view(tensor.shape)
-
-    return wrong
+    first, rest = tensor.detach().flatten().tensor_split([_CHUNK])
+    return torch.cat([summed(group, first), rest]).view(tensor.shape)
 
 
 in_fit("shard", name="parallel_every_worker_takes_all", doc="Every worker trains on the whole batch, so that each sample counts twice.")(
@@ -149,7 +140,7 @@ in_fit("epoch_order", name="parallel_each_its_own_order", doc="Every worker shuf
 )
 
 
-@step_mutant("blackswan.impl.pipeline", "initial_trainable")
+@wrong_step("blackswan.impl.pipeline", "initial_trainable")
 def parallel_each_its_own_start(initial_trainable: Any, config: Any, adaptation: Any, seed: Any) -> Any:
     """Initial weights depend on the worker."""
     return initial_trainable(config, adaptation, seed + os.getpid())

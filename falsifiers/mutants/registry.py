@@ -18,10 +18,9 @@ from blackswan.reference.table import Composition, Operation, Table
 
 Entry = Operation | Composition
 Change = Callable[[Any], Any]
-M = TypeVar("M", bound=Change)
+M = TypeVar("M", bound=Callable[..., Any])
 P = TypeVar("P", bound=Callable[[Subject], Subject])
 R = TypeVar("R", bound=Callable[[Rule], Rule])
-S = TypeVar("S", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -118,37 +117,33 @@ def mutant(
     return register
 
 
-def step_mutant(module: str, attribute: str, *pedigree: str, name: str | None = None, doc: str | None = None) -> Callable[[S], S]:
-    """Enters a wrong step of a program in place of a right one: a function, method or constant. Its pedigree is `own` where none is given.
+def step_mutant(module: str, attribute: str, *pedigree: str, name: str | None = None, doc: str | None = None) -> Callable[[M], M]:
+    """Enters a function from one step of a program (a function, method or constant) to the wrong one; `own` where it has no pedigree."""
 
-    A function of the right step alone makes the wrong one. A function of more than that is the wrong one: it is given the right one first.
-    """
-
-    def register(change: S) -> S:
+    def register(change: M) -> M:
         called, said = _said(change, name, doc)
-        STEPS[called] = StepMutant(called, module, attribute, pedigree or ("own",), said, _making(change))
+        STEPS[called] = StepMutant(called, module, attribute, pedigree or ("own",), said, change)
         return change
 
     return register
 
 
-def _making(change: Callable[..., Any]) -> Change:
-    """The function from the right step to the wrong one."""
-    if len(inspect.signature(change).parameters) == 1:
-        return change
-
-    def make(right: Any) -> Any:
-        def wrong(*given: Any, **named: Any) -> Any:
-            return change(right, *given, **named)
-
-        return wrong
-
-    return make
-
-
 def named_step(name: str, pedigree: str, doc: str, change: Change, module: str, attribute: str) -> None:
     """Enters a change that is an expression, as `step_mutant` does a function."""
     step_mutant(module, attribute, *pedigree.split(", "), name=name, doc=doc)(change)
+
+
+def wrong_step(module: str, attribute: str, *pedigree: str, name: str | None = None, doc: str | None = None) -> Callable[[M], M]:
+    """Enters a wrong function or method, which is given the correct one before its own arguments."""
+
+    def register(wrong: M) -> M:
+        called, said = _said(wrong, name, doc)
+        step_mutant(module, attribute, *pedigree, name=called, doc=said)(
+            lambda correct: lambda *own, **named: wrong(correct, *own, **named)
+        )
+        return wrong
+
+    return register
 
 
 def procedure_mutant(*pedigree: str, of: str | None = None, name: str | None = None, doc: str | None = None) -> Callable[[P], P]:

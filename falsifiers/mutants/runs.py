@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from blackswan.falsifiers.mutants.changes import without_keyword
-from blackswan.falsifiers.mutants.registry import step_mutant
+from blackswan.falsifiers.mutants.registry import step_mutant, wrong_step
 
-in_fit = partial(step_mutant, "blackswan.impl.fit")
-in_trainer = partial(step_mutant, "blackswan.impl.trainer")
-in_training_state = partial(step_mutant, "blackswan.impl.training_state")
+in_fit = partial(wrong_step, "blackswan.impl.fit")
+in_trainer = partial(wrong_step, "blackswan.impl.trainer")
+in_training_state = partial(wrong_step, "blackswan.impl.training_state")
 
 
 # Batches, order, schedule
@@ -40,27 +40,28 @@ in_fit("epoch_order", name="fit_order_not_reshuffled", doc="Every epoch in the o
 
 
 @in_trainer("Trainer._mean", "P31", "P32")
-def fit_loss_by_full_batch(mean: Any) -> Any:
+def fit_loss_by_full_batch(mean: Any, trainer: Any) -> Any:
     """Loss and gradient of the smaller last batch divided by the size of a full one."""
-    full: dict[int, int] = {}
-
-    def divided(trainer: Any) -> Any:
-        right = mean(trainer)
-        largest = full[id(trainer)] = max(right.count, full.get(id(trainer), 0))
-        share = right.count / largest
-        return replace(right, loss=right.loss * share, gradient=right.gradient * share)
-
-    return divided
+    right = mean(trainer)
+    largest = trainer.__dict__["_largest"] = max(right.count, trainer.__dict__.get("_largest", 0))
+    share = right.count / largest
+    return replace(right, loss=right.loss * share, gradient=right.gradient * share)
 
 
 in_fit("balanced_weights", name="fit_balanced_weights_dropped", doc="Balanced class weights asked for, and all of them one.")(
     lambda _, samples: (1.0,) * samples.num_classes
 )
-in_trainer("Trainer.__init__", name="fit_weight_decay_left_out", doc="The trainer's own weight decay, whatever the settings say.")(
-    without_keyword("weight_decay")
-)
-in_trainer(
-    "Trainer.__init__", name="fit_clip_norm_left_out", doc="The trainer's own limit of the gradient's norm, whatever the settings say."
+step_mutant(
+    "blackswan.impl.trainer",
+    "Trainer.__init__",
+    name="fit_weight_decay_left_out",
+    doc="The trainer's own weight decay, whatever the settings say.",
+)(without_keyword("weight_decay"))
+step_mutant(
+    "blackswan.impl.trainer",
+    "Trainer.__init__",
+    name="fit_clip_norm_left_out",
+    doc="The trainer's own limit of the gradient's norm, whatever the settings say.",
 )(without_keyword("max_norm"))
 
 
@@ -235,9 +236,12 @@ def resume_state_counts_an_unfinished_epoch(validate: Any, run: Any) -> Any:
 in_fit("_differences", name="resume_ignores_what_differs", doc="A run is continued with other settings and samples without a word.")(
     lambda _, *__: iter(())
 )
-in_fit("_FREE", name="resume_ignores_most_settings", doc="A run is continued with another alpha, schedule or seed without a word.")(
-    lambda free: (*free, "lora_alpha", "schedule", "seed")
-)
+step_mutant(
+    "blackswan.impl.fit",
+    "_FREE",
+    name="resume_ignores_most_settings",
+    doc="A run is continued with another alpha, schedule or seed without a word.",
+)(lambda free: (*free, "lora_alpha", "schedule", "seed"))
 in_training_state("_digest", name="resume_trusts_damage", doc="The state's checksum is not looked at.")(lambda _, *__: "")
 in_training_state("_digest", name="resume_trusts_progress", doc="The state's checksum is that of its tensors alone.")(
     lambda digest, text, tensors: digest(text[:0], tensors)

@@ -14,7 +14,7 @@ from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import METRICS, Comparison, Errors
 from blackswan.falsifiers.numeric.kinds import KINDS
 from blackswan.falsifiers.runner import environment
-from blackswan.falsifiers.runner.engine import Options, Source, search
+from blackswan.falsifiers.runner.engine import Options, Source, comparing, search
 from blackswan.falsifiers.subjects.protocol import Subject, asked_by
 from blackswan.reference.table import Array
 
@@ -98,7 +98,7 @@ def calibrate(claim: Claim, dtype: str, subject: Subject, cases: int, seed: int,
     """Runs the correct implementation on boundary cases and on draws of the domain, guided to large ratios as a deep attack is."""
     attack = Calibrating(claim, asked_by(claim, subject), dtype)
     # An ablation asks for a change of several tolerances of its operation, so it is the operation's own parity that is measured.
-    compare = KINDS["parity" if claim.check == "ablation_shows" else claim.kind]
+    compare = KINDS["parity"] if claim.check == "ablation_shows" else comparing(claim)
     count = 0
 
     def measure(case: Case) -> float:

@@ -90,7 +90,7 @@ class Examination:
 
     def __init__(self, attack: Attack, source: "Source | None" = None) -> None:
         self.attack, self.tally, self.source = attack, Tally(), source
-        self.compare = _try if attack.claim.system else KINDS[attack.claim.kind]
+        self.compare = comparing(attack.claim)
         self.stopped: str | None = None
         self.last: Falsified | None = None
 
@@ -215,9 +215,14 @@ def _unfalsified(examination: Examination) -> tuple[State, str | None]:
     return State.HELD, None
 
 
+def comparing(claim: Claim) -> Callable[[Attack, Case], list[Comparison]]:
+    """How the claim is attacked on a case."""
+    return _try if claim.system else KINDS[claim.kind]
+
+
 def _try(attack: Attack, case: Case) -> list[Comparison]:
     """One attempt at a system claim."""
-    return Trial(attack.claim, attack.subject, case.seed, case.dtype).run()
+    return Trial(attack.claim, attack.subject, case.seed, case.dtype, attack).run()
 
 
 def _seeds(examination: Examination, options: Options) -> Falsified | None:
@@ -310,6 +315,10 @@ def search(claim: Claim, dtype: str, options: Options, measure: Callable[[Case],
 
     Of an elementary operation follow many small cases: an error of few numbers is the largest beside its noise, and shrinking looks there.
     """
+    if claim.system:
+        for case in cases(claim, dtype, options):
+            measure(case)
+        return
     for case in _boundary_cases(claim, dtype, options, source or build):
         measure(case)
 

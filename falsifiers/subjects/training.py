@@ -233,7 +233,7 @@ class Steps:
 
     outputs: dict[str, Array]
     stopped: str = ""
-    step: int = -1
+    step: int | None = None
     before: State = field(default_factory=dict)
     after: State = field(default_factory=dict)
 

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from blackswan import reference
-from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_inside
 from blackswan.falsifiers.numeric.generators import Generator
@@ -44,20 +42,15 @@ def shards_are_complete_and_disjoint(trial: Trial) -> list[Comparison]:
 def workers_follow_the_reference(trial: Trial) -> list[Comparison]:
     """Losses, norms, trainable tensors and moments of rank 0 within the tolerance; of the others equal to rank 0's, bit for bit."""
     training = _training(trial)
-    judge = _reference(trial, training)
-    return _by_each_engine(trial, training, lambda _, ranks: [*judge(ranks[0].outputs), *_alike(ranks)])
-
-
-def _reference(trial: Trial, training: Case) -> Callable[[Arrays], list[Comparison]]:
-    """Judges outputs of `train_steps` by the reference's and their noise."""
-    attack = Attack(replace(trial.claim, operation=STEPS), trial.subject, trial.dtype)
-    expected = attack.expect(training)
 
     def rounded(inputs: Arrays, table: Table) -> dict[str, Array]:
         return reference.evaluate(STEPS, inputs, training.scalars, table)
 
-    floors = partial(attack.floor, training, rounded, expected)
-    return lambda outputs: attack.judge(expected, outputs, floors, attack.dtypes(expected), attack.reach(training))
+    def judge(_: str, ranks: list[Steps]) -> list[Comparison]:
+        expected = reference.evaluate(STEPS, training.inputs, training.scalars)
+        return [*trial.within_noise(training, rounded, expected, ranks[0].outputs), *_alike(ranks)]
+
+    return _by_each_engine(trial, training, judge)
 
 
 def workers_hold_the_same_weights(trial: Trial) -> list[Comparison]:
@@ -108,7 +101,7 @@ def _stopped(name: str, steps: Steps, fault: Fault, error: str, word: str) -> Co
     text = steps.stopped or "trained to the end"
     if not text.startswith(f"{error}: ") or word not in text:
         return broken(name, "did not stop, or for another reason", f"{error} naming {word}", text)
-    return compare_exactly(f"{name}, step of the stop", np.asarray(fault.step), np.asarray(steps.step))
+    return same(f"{name}, step of the stop", fault.step, steps.step)[0]
 
 
 def _training(trial: Trial) -> Case:
@@ -142,11 +135,7 @@ def _by_each_engine(trial: Trial, training: Case, judge: Callable[[str, list[Ste
     found: list[Comparison] = []
     for engine in trial.trainer.engines:
         ranks = trial.trainer.steps_in_parallel(training, engine, WORKERS, _chunk(trial), None)
-        failed = [
-            broken(f"{engine}: rank {rank}, step {each.step}", "failed", "an answer", each.stopped)
-            for rank, each in enumerate(ranks)
-            if each.stopped
-        ]
+        failed = [broken(f"{engine}: rank {rank}", "failed", "an answer", each.stopped) for rank, each in enumerate(ranks) if each.stopped]
         found += failed or [replace(each, tensor=f"{engine}: {each.tensor}") for each in judge(engine, ranks)]
     return found
 

@@ -18,6 +18,8 @@ import numpy as np
 from blackswan.contracts.model import Claim, Location
 from blackswan.contracts.problems import ContractError, Problem
 from blackswan.falsifiers.numeric.answers import NotFiniteError, SubjectError
+from blackswan.falsifiers.numeric.attack import Attack
+from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.checks.refusals import refusal
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, compare
 from blackswan.falsifiers.numeric.generators import Generator, generator_for
@@ -25,9 +27,10 @@ from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
 from blackswan.falsifiers.subjects import doors
 from blackswan.falsifiers.subjects.protocol import Subject
 from blackswan.falsifiers.subjects.training import Trainer
-from blackswan.reference.table import Array
+from blackswan.reference.table import Array, Arrays, Table
 
 Check = Callable[["Trial"], list[Comparison]]
+Rounded = Callable[[Arrays, Table], dict[str, Array]]
 C = TypeVar("C", bound=Check)
 
 
@@ -69,6 +72,8 @@ class Trial:
     subject: Subject
     seed: int
     dtype: str = "float32"
+    attack: Attack | None = None
+    """What judges by noise floors, and keeps what it needs for them; a plain one where there is none."""
 
     def run(self) -> list[Comparison]:
         """What the claim's check compares. SubjectError where the subject fails a question, doors.Lacks where it has no such door."""
@@ -104,6 +109,16 @@ class Trial:
         """Within the claim's literal tolerance."""
         wanted = np.asarray(expected, np.float64)
         return compare(name, wanted, np.asarray(actual), self.literal(wanted), UNIT_ROUNDOFF["float32"])
+
+    def within_noise(self, case: Case, run: Rounded, expected: Mapping[str, Array], actual: Mapping[str, Array]) -> list[Comparison]:
+        """Within the claim's factors times the noise floor of an operation on a case, where `run` computes that with a rounding table."""
+        attack = self.attack or Attack(self.claim, self.subject, self.dtype)
+        attack.claim = replace(self.claim, operation=case.operation)
+        try:
+            dtypes, reach = attack.dtypes(expected), attack.reach(case)
+            return attack.judge(expected, actual, lambda: attack.floor(case, run, expected), dtypes, reach)
+        finally:
+            attack.claim = self.claim
 
     def refuses(self, name: str, ask: Callable[[], object], message: str, error: str = "Exception") -> Comparison:
         """Whether a question raises that error with that message (a regular expression, any case)."""
