@@ -25,7 +25,7 @@ from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.falsifiers.subjects.training import Epoch, Fault, Kept, Plan, Problem, Read, Run, State, Step, Steps
 from blackswan.impl import group as groups
 from blackswan.impl.classifier import Adaptation, trainable_shapes
-from blackswan.impl.commands import train
+from blackswan.impl.commands import train as train_command
 from blackswan.impl.config import ClassifyConfig, DecoderConfig
 from blackswan.impl.corpus import load_corpus
 from blackswan.impl.fit import EpochRecord, FitResult
@@ -58,7 +58,7 @@ class Trainer:
         if not plan.processes:
             return _joined([_fit(ALONE, self._device, problem, folder, plan, None)])
         with tempfile.TemporaryDirectory() as journals:
-            outcomes = on_ranks(_fit_as_rank, plan.processes, (problem, folder, plan, Path(journals)), self._device)
+            outcomes = on_ranks(_fit, plan.processes, (problem, folder, plan, Path(journals)), self._device)
             return _joined([_survived(outcome, Path(journals) / str(rank)) for rank, outcome in enumerate(outcomes)])
 
     def kept(self, folder: Path) -> Kept:
@@ -91,11 +91,11 @@ class Trainer:
 
     def _by_command(self, settings: dict[str, Any], output: Path, files: Mapping[str, Path]) -> None:
         parser = argparse.ArgumentParser()
-        train.add_options(parser)
+        train_command.add_options(parser)
         config = output.with_suffix(".yaml")
         config.write_text(json.dumps(settings))
         options = {**files, "output": output, "config": config, "device": self._device}
-        train.run(parser.parse_args([f"--{name}={value}" for name, value in options.items()]))
+        train_command.run(parser.parse_args([f"--{name}={value}" for name, value in options.items()]))
 
     def shares(self, samples: Sequence[int], workers: int) -> list[list[int]]:
         """What each worker takes of a batch."""
@@ -169,32 +169,23 @@ class _Part:
     answer: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def _fit_as_rank(group: Group, device: torch.device, problem: Problem, folder: Path, plan: Plan, journals: Path) -> _Part:
-    """In a process of its own, which ends with the run."""
-    return _fit(group, device, problem, folder, plan, journals / str(group.rank))
-
-
-def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, plan: Plan, journal: Path | None) -> _Part:
+def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, plan: Plan, journals: Path | None) -> _Part:
+    """One worker's part; where its notes go to a folder, in a process of its own, which ends with the run."""
     pipeline = _pipeline(problem, device, group)
     kill = plan.kill if plan.kill and plan.kill.rank == group.rank else None
     event = KillPoints(kill.event, kill.times) if kill else KillPoints()
-    if journal is not None:
+    if journals is not None:
         file_events(folder, event)
         if group.size > 1:
             sums(group, event)
-    watch = Watch(pipeline, plan, event, journal)
+    watch = Watch(pipeline, plan, event, journals and journals / str(group.rank))
     before, quantised, result, stopped = _frozen(pipeline), _quantised(pipeline), None, ""
+    train = _samples(problem, problem.training)
     validation = None if problem.validation is None else _samples(problem, problem.validation)
     with reading(watch.read):
         try:
             result = pipeline.fit(
-                _samples(problem, problem.training),
-                validation,
-                folder,
-                resume=plan.resume,
-                save_every=plan.save_every,
-                on_step=watch.step,
-                on_epoch=watch.epoch,
+                train, validation, folder, resume=plan.resume, save_every=plan.save_every, on_step=watch.step, on_epoch=watch.epoch
             )
         except Stopped:
             pass

@@ -10,11 +10,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -60,8 +62,8 @@ def on_ranks(function: Callable[..., Any], size: int, arguments: tuple[Any, ...]
             receiving, sending = _FORKS.Pipe(duplex=False)
             given = (sending, function, arguments, rank, size, str(device), Path(folder) / "group", planted())
             process = _FORKS.Process(target=_run, args=given, daemon=True)
-            with mock.patch.dict(multiprocessing.current_process()._config, daemon=False):  # type: ignore[attr-defined]
-                process.start()  # as the child of a daemon too, such as the watchdog's process: it is gone with the run
+            with _free_to_start():
+                process.start()
             sending.close()
             ranks.append((process, receiving))
         end = time.monotonic() + RUN_SECONDS
@@ -74,6 +76,21 @@ def _serve() -> None:
     _FORKS.set_forkserver_preload(["blackswan.falsifiers.subjects.implementation", "blackswan.falsifiers.mutants"])
     with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(path), OMP_NUM_THREADS="1"):
         forkserver.ensure_running()
+
+
+@contextmanager
+def _free_to_start() -> Iterator[None]:
+    """Inside the block a daemon, such as the watchdog's process, may start processes too, which are gone with the run.
+
+    And they do not import this program's main module, which they do not need, and which might begin its work again there.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        with mock.patch.dict(multiprocessing.current_process()._config, daemon=False):  # type: ignore[attr-defined]
+            yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _received(process: Any, pipe: "Connection[Any, Any]", end: float) -> Outcome:
