@@ -59,22 +59,13 @@ def _check(raw: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[Fault]:
 
 
 def _operation(raw: Mapping[str, Any], signature: Signature) -> Iterator[Fault]:
-    if "path" in raw and signature.procedure:
-        yield ("path",), f"the procedure {signature.name!r} has no path of its own"
     if raw.get("path") in ("triton", "fused") and "float64" in raw["domain"].get("dtype", ()):
         yield ("path",), f"{raw['path']}: its kernels have no float64; leave that out of the domain"
-    kind, source = raw["kind"], raw["domain"].get("input", "generated")
-    if kind == "gradient" and not signature.gradients:
+    if raw["kind"] == "gradient" and not signature.gradients:
         yield ("kind",), f"gradient: the operation {signature.name!r} has no gradients"
-    if signature.procedure and kind in ("parity", "gradient", "trajectory"):
-        yield ("kind",), f"{kind}: the procedure {signature.name!r} has no reference"
-    if signature.procedure and source == "generated":
-        yield ("domain",), f"the procedure {signature.name!r} has no inputs to generate; expected input: none or checkpoint"
 
 
 def _domain(raw: Mapping[str, Any], signature: Signature) -> Iterator[Fault]:
-    if signature.procedure:
-        return
     found = [*_sizes(raw, signature), *_scalars(raw, signature), *_optional(raw, signature)]
     found += [] if any("sizes" in key for key, _ in found) else _require(raw, signature)
     if not found and "sizes" in raw:

@@ -68,7 +68,7 @@ class Output:
 class Signature:
     """An operation of operations.yaml.
 
-    `calls` are those that a composition calls for some of its scalars, or by which a procedure is judged.
+    `calls` are those that a composition calls for some of its scalars.
     """
 
     name: str
@@ -83,7 +83,6 @@ class Signature:
     precision: str
     intermediates: str
     composition: bool
-    procedure: bool
     calls: tuple[str, ...]
     location: Location
 

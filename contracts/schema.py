@@ -123,7 +123,7 @@ def _situation(error: ValidationError, data: Any) -> str:
     place, settings = data, ""
     for part in (None, *error.absolute_path):
         place = place if part is None else place[part]
-        for name in ("kind", "basis", "input", "procedure", "group", "type"):
+        for name in ("kind", "basis", "input", "group", "type"):
             if isinstance(place, dict) and isinstance(place.get(name), str | bool):
                 settings = f" ({name}: {shown(place[name]).strip(chr(39))})"
     return settings

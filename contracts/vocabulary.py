@@ -61,7 +61,6 @@ def _signature(name: str, raw: Mapping[str, Any], location: Location) -> Signatu
         precision=raw.get("precision", "storage"),
         intermediates=raw.get("intermediates", "float32"),
         composition=raw.get("composition", False),
-        procedure=raw.get("procedure", False),
         calls=tuple(raw.get("calls", ())),
         location=location,
     )

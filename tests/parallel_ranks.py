@@ -28,19 +28,17 @@ def rounding_sum(group: Group, *_: Any) -> dict[str, Any]:
     return {"sum": group.sum(torch.tensor([1.0 if group.rank == 0 else 2.0**-24])).numpy()}
 
 
-def failing(group: Group, _: torch.device, scalars: Any) -> dict[str, Any]:
+def failing(group: Group, _: torch.device, error: Exception, ranks: list[int]) -> None:
     with together(group):
-        if group.rank in scalars["ranks"]:
-            raise scalars["error"]
-    return {}
+        if group.rank in ranks:
+            raise error
 
 
-def dying(group: Group, *_: Any) -> dict[str, Any]:
+def dying(group: Group, *_: Any) -> None:
     group.sum(torch.zeros(3))  # rank 0 has found the group too
     if group.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     group.sum(torch.zeros(3))
-    return {}
 
 
 def disagreeing(group: Group, *_: Any) -> dict[str, Any]:

@@ -24,8 +24,8 @@ def described(operation: str, **changes: Any) -> Vocabulary:
     [
         ("swiglu", "OP-SWIGLU"),
         ("lm_cross_entropy", "PRE-TRAJECTORY"),
-        ("weighted_cross_entropy", "DP-TRAJECTORY"),
-        ("train_steps", "DP-TRAJECTORY"),
+        ("weighted_cross_entropy", "TRN-TWENTY-STEPS"),
+        ("train_steps", "TRN-TWENTY-STEPS"),
     ],
 )
 def test_the_digest_sees_the_operation_and_what_it_calls(operation: str, name: str) -> None:
@@ -40,6 +40,6 @@ def test_the_digest_is_blind_to_docs() -> None:
 
 
 def test_the_digest_sees_what_a_check_may_answer() -> None:
-    check = replace(VOCABULARY.checks["empty_batch_has_accuracy_zero"], non_finite=("*",))
+    check = replace(VOCABULARY.checks["loss_is_lipschitz"], non_finite=("*",))
     before, after = digests(VOCABULARY), digests(replace(VOCABULARY, checks={**VOCABULARY.checks, check.name: check}))
-    assert {name for name in before if before[name] != after[name]} == {"TRN-EMPTY-BATCH"}
+    assert {name for name in before if before[name] != after[name]} == {"LOSS-CE-LIPSCHITZ"}

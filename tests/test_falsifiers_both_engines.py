@@ -2,18 +2,17 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from blackswan import contracts
-from blackswan.falsifiers.numeric.attack import Attack
-from blackswan.falsifiers.numeric.case import Case
+from blackswan.falsifiers.mutants import applied
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.subjects.doors import Estimate, Usage, Workload
+from blackswan.falsifiers.subjects.impl.trainer import Trainer
 from blackswan.falsifiers.subjects.implementation import Implementation
-from blackswan.falsifiers.system import devices, footprint, parallel
+from blackswan.falsifiers.system import devices, footprint
 from blackswan.falsifiers.system.engines import ENGINES
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.impl.fused import model as model_module
@@ -26,7 +25,7 @@ CLAIMS = {claim.id: claim for contract in contracts.load() for claim in contract
 
 
 def few_tokens(monkeypatch: pytest.MonkeyPatch, engines: tuple[str, ...]) -> None:
-    for check in (devices, footprint, parallel):
+    for check in (devices, footprint):
         monkeypatch.setattr(check, "engines", lambda _: engines)
     for module in (packing, model_module, step_module):
         monkeypatch.setattr(module, "GRAIN", 16)  # the interpreter takes its time for every block of tokens
@@ -37,11 +36,8 @@ def trial_by(name: str, monkeypatch: pytest.MonkeyPatch, engines: tuple[str, ...
     return Trial(CLAIMS[name], Implementation("cpu"), seed=1)
 
 
-def attack_by(name: str, monkeypatch: pytest.MonkeyPatch, engines: tuple[str, ...] = ENGINES, seed: int = 1) -> tuple[Attack, Case]:
-    few_tokens(monkeypatch, engines)
-    claim = CLAIMS[name]
-    assert claim.operation is not None
-    return Attack(claim, Implementation("cpu"), "float32"), Case(claim.operation, "float32", {}, {}, seed, "normal", {})
+def names(found: list[Comparison]) -> list[str]:
+    return [comparison.tensor for comparison in found]
 
 
 def missed(found: list[Comparison]) -> set[str]:
@@ -100,26 +96,24 @@ def test_an_estimate_of_either_engine_that_is_off_is_found(wrong: str | None, mo
     assert missed(footprint.estimate_equals_measure(trial)) == ({f"{wrong}: total"} if wrong else set())
 
 
+def trial_in_processes(name: str, monkeypatch: pytest.MonkeyPatch, engines: tuple[str, ...], seed: int) -> Trial:
+    """Processes of their own, which know nothing of a small GRAIN, and so small cases: a sample for each worker, in two steps."""
+    monkeypatch.setattr(Trainer, "engines", engines)
+    return Trial(CLAIMS[name], Implementation("cpu"), seed)
+
+
 def test_workers_train_alike_by_either_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes of their own, which know nothing of a small GRAIN, and so a small case: a sample for each, in two steps."""
-    attack, case = attack_by("DP-TRAJECTORY", monkeypatch, seed=29)
-    asked: list[str] = []
-    answer = attack.answer
-
-    def noted(case: Case, **changes: Any) -> dict[str, np.ndarray]:
-        asked.append(changes["scalars"]["engine"])
-        return answer(case, **changes)
-
-    monkeypatch.setattr(attack, "answer", noted)
-    found = parallel.workers_follow_the_reference(attack, case)
-    assert asked == list(ENGINES)
+    found = trial_in_processes("DP-TRAJECTORY", monkeypatch, ENGINES, seed=29).run()
     assert not missed(found)
-    assert len(found) % 2 == 0, "the same of each"
+    by_torch, fused = ([name.removeprefix(engine) for name in names(found) if name.startswith(engine)] for engine in ENGINES)
+    assert by_torch == fused, "the same of each"
 
 
 def test_a_bad_value_stops_workers_by_the_hand_written_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    attack, case = attack_by("DP-FAULT-STOPS", monkeypatch, ("fused",), seed=20)
-    found = parallel.fault_stops_every_worker(attack, case)
+    trial = trial_in_processes("DP-FAULT-STOPS", monkeypatch, ("fused",), seed=20)
+    found = trial.run()
     assert not missed(found)
-    stopped = [comparison.tensor for comparison in found if comparison.tensor.endswith("step of the stop")]
-    assert stopped == [f"fused: rank {rank}, step of the stop" for rank in (0, 1)] * 2, "by a gradient, then by a label"
+    stopped = [name for name in names(found) if name.endswith("step of the stop")]
+    assert [name.partition(",")[0] for name in stopped] == ["fused: rank 0", "fused: rank 1"] * 2, "by a gradient, then by a label"
+    with applied("parallel_nan_becomes_zero"):
+        assert missed(trial.run())

@@ -9,16 +9,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import parallel_ranks
 import pytest
 import torch
 
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
-from blackswan.falsifiers.subjects.procedures.workers import WORKERS, Outcome, Run
+from blackswan.falsifiers.subjects.impl import workers
+from blackswan.falsifiers.subjects.impl.workers import Outcome
 from blackswan.impl.agreement import fingerprint, require_finite, together
 from blackswan.impl.device import DeviceUnavailable
 from blackswan.impl.group import ALONE, WorkerLost, joined, restarted, shard
@@ -27,24 +29,24 @@ ROOT = Path(__file__).parents[1]
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
-def on_ranks(name: str, size: int = 2, **scalars: Any) -> list[Outcome]:
-    return WORKERS.run(Run(f"parallel_ranks:{name}", size, scalars))
+def on_ranks(function: Callable[..., Any], *arguments: Any, size: int = 2) -> list[Outcome]:
+    return workers.on_ranks(function, size, arguments, "cpu")
 
 
 def test_collectives_of_three() -> None:
-    outcomes = on_ranks("collectives", 3)
+    outcomes = on_ranks(parallel_ranks.collectives, size=3)
     assert [outcome.error for outcome in outcomes] == [None] * 3
     for outcome in outcomes:
-        arrays = outcome.arrays
-        np.testing.assert_array_equal(arrays["sum"], np.arange(6).reshape(2, 3) * 111.0)
-        np.testing.assert_array_equal(arrays["rows"], [[0, -1], [1, -1], [2, -1]])
-        np.testing.assert_array_equal(arrays["broadcast"], np.arange(6).reshape(2, 3) + 5.0)
-        assert arrays["texts"].tolist() == ["", "ä", "ää"]
-        assert arrays["empty"].shape == (0,)
+        answer = outcome.answer
+        np.testing.assert_array_equal(answer["sum"], np.arange(6).reshape(2, 3) * 111.0)
+        np.testing.assert_array_equal(answer["rows"], [[0, -1], [1, -1], [2, -1]])
+        np.testing.assert_array_equal(answer["broadcast"], np.arange(6).reshape(2, 3) + 5.0)
+        assert answer["texts"].tolist() == ["", "ä", "ää"]
+        assert answer["empty"].shape == (0,)
 
 
 def test_terms_are_added_in_the_order_of_the_ranks() -> None:
-    assert [outcome.arrays["sum"].tolist() for outcome in on_ranks("rounding_sum", 3)] == [[1.0]] * 3
+    assert [outcome.answer["sum"].tolist() for outcome in on_ranks(parallel_ranks.rounding_sum, size=3)] == [[1.0]] * 3
 
 
 @pytest.mark.parametrize(
@@ -58,20 +60,20 @@ def test_terms_are_added_in_the_order_of_the_ranks() -> None:
     ],
 )
 def test_an_error_of_one_rank_is_raised_on_all(error: Exception, ranks: list[int], expected: str, message: str) -> None:
-    for outcome in on_ranks("failing", error=error, ranks=ranks):
+    for outcome in on_ranks(parallel_ranks.failing, error, ranks):
         assert (outcome.error, outcome.message) == (expected, message)
 
 
 def test_a_dead_worker_is_noticed_and_the_next_run_works() -> None:
-    alive, dead = on_ranks("dying")
+    alive, dead = on_ranks(parallel_ranks.dying)
     assert dead.signal == signal.SIGKILL
     assert alive.error == "WorkerLost"
     assert "rank 0 of 2 lost another worker during a gather" in alive.message
-    assert [outcome.error for outcome in on_ranks("collectives")] == [None, None]
+    assert [outcome.error for outcome in on_ranks(parallel_ranks.collectives)] == [None, None]
 
 
 def test_another_corpus_on_one_worker_is_refused_by_all() -> None:
-    for outcome in on_ranks("disagreeing"):
+    for outcome in on_ranks(parallel_ranks.disagreeing):
         assert (outcome.error, outcome.message) == ("ValueError", "rank 1: another corpus than that of rank 0")
 
 

@@ -18,10 +18,10 @@ from blackswan.falsifiers.mutants import MUTANTS, Mutant, power, power_report
 from blackswan.falsifiers.mutants.power import Cell, Task
 from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
+from blackswan.falsifiers.numeric.checks import CHECKS
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.kinds import KINDS
 from blackswan.falsifiers.numeric.precision import CUDA_ONLY, signatures
-from blackswan.falsifiers.runner.checks import CHECKS
 from blackswan.falsifiers.runner.engine import Options, cases, falsify, replay
 from blackswan.falsifiers.runner.verdict import State
 from blackswan.falsifiers.subjects.reference import ReferenceSubject

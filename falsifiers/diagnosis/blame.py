@@ -34,7 +34,7 @@ def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: S
     """The culprit of a falsified claim on a case; mutants in `left_out` are not tried. None for a claim without a reference."""
     if (claim.check or "").startswith("whole_models.") and comparison is not None:
         return _in_a_layer(claim, case, comparison, subject)
-    if claim.operation is None or signatures()[claim.operation].procedure:
+    if claim.operation is None:
         return None
     asked = questions(claim, case, subject)
     found = _first(suspicions(claim, asked, subject))

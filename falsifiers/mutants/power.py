@@ -160,7 +160,7 @@ def _against(claim: Claim, name: str | None) -> tuple[Subject, Claim]:
     """The subject of a cell, and the claim as it is attacked: a rule mutant changes the rule."""
     if name is not None and name not in mutants.RULES:
         return mutants.subject(name), claim
-    if claim.rule is not None or claim.system or signatures()[claim.operation or ""].procedure:
+    if claim.rule is not None or claim.system:
         from blackswan.falsifiers.subjects.implementation import Implementation  # imports torch, which most claims do without here
 
         rule = mutants.RULES[name].make(claim.rule) if name is not None and claim.rule is not None else claim.rule
@@ -186,8 +186,7 @@ def cell(attack: RememberingAttack, drawn: Sequence[Case], name: str | None, due
     tally = examination.tally
     state = State.FALSIFIED if first else State.HELD if tally.compared and not examination.stopped else State.VACUOUS
     reason = reason if first else examination.stopped
-    measured = claim.operation is not None and not attack.signature.procedure  # others have no noise floor
-    literal = measured and claim.tolerance is not None and claim.tolerance.basis == "literal"
+    literal = claim.operation is not None and claim.tolerance is not None and claim.tolerance.basis == "literal"
     loose = looseness(attack, drawn) if name is None and literal else None
     power = tally.worst.headroom if tally.worst else 0.0
     spent = time.perf_counter() - start
@@ -222,7 +221,7 @@ def first_tasks(claims: Sequence[Claim], every: bool, only: Sequence[str] = ()) 
     tasks = []
     for claim in claims:
         signature = signatures()[claim.operation] if claim.operation is not None else None
-        elementary = signature is not None and not signature.composition and not signature.procedure
+        elementary = signature is not None and not signature.composition
         names = candidate_mutants(claim) if every or elementary or claim.rule is not None else list(must_catch(claim))
         chosen = [name for name in names if not only or name in only]
         if chosen or not only:
@@ -254,8 +253,7 @@ def _longest_first(tasks: Iterable[Task]) -> list[Task]:
     def weight(task: Task) -> float:
         operation = task.claim.operation or ""
         sizes = {"train_steps": 20, "pretrain_steps": 20, "multi_label_steps": 20, "classifier_loss": 5, "language_model_loss": 4}
-        runs = task.claim.rule is None and (not operation or signatures()[operation].procedure)  # a system, not an array
-        size = 20 if runs else sizes.get(operation, 2 if operation.endswith("_forward") else 1)
+        size = 20 if task.claim.system else sizes.get(operation, 2 if operation.endswith("_forward") else 1)
         return -size * len(task.subjects) * (3 if task.claim.domain.input == "checkpoint" else 1)
 
     return sorted(tasks, key=weight)

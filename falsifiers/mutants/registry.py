@@ -104,11 +104,11 @@ def mutant(
 
 
 def step_mutant(module: str, attribute: str, *pedigree: str, name: str | None = None, doc: str | None = None) -> Callable[[M], M]:
-    """Enters a function from one step of a program (a function, method or constant) to the wrong one."""
+    """Enters a function from one step of a program (a function, method or constant) to the wrong one; `own` where it has no pedigree."""
 
     def register(change: M) -> M:
         called, said = _said(change, name, doc)
-        STEPS[called] = StepMutant(called, module, attribute, pedigree, said, change)
+        STEPS[called] = StepMutant(called, module, attribute, pedigree or ("own",), said, change)
         return change
 
     return register

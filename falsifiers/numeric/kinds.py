@@ -11,9 +11,9 @@ from blackswan.contracts.fields import split, variables
 from blackswan.contracts.model import Claim, Rule
 from blackswan.falsifiers.numeric.attack import Attack, rounded_gradients, rounded_outputs
 from blackswan.falsifiers.numeric.case import Case, differentiable
+from blackswan.falsifiers.numeric.checks import CHECKS
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF, gradient_dtypes
-from blackswan.falsifiers.runner.checks import CHECKS
 from blackswan.reference.table import Arrays
 
 

@@ -74,14 +74,14 @@ def targets(contracts: Sequence[Contract], selection: Selection, here: str) -> l
 def _wholeness(claim: Claim) -> tuple[bool, bool, int, int]:
     """How much has to be right for a claim to hold: what calls nothing and is called by much comes first.
 
-    Among claims on compositions, those that run more operations come later; behind them procedures, which run whole programs.
+    Among claims on compositions, those that run more operations come later; behind them claims on systems, which run whole programs.
     """
     known = signatures()
     signature = known[claim.operation] if claim.operation else None
     if signature is None:
-        return False, False, 0, 0
+        return claim.system, False, 0, 0
     callers = sum(signature.name in one.calls for one in known.values())
-    return signature.procedure, claim.domain.input == "checkpoint", len(_called(signature, known)), -callers
+    return False, claim.domain.input == "checkpoint", len(_called(signature, known)), -callers
 
 
 def _called(signature: Signature, known: Mapping[str, Signature]) -> set[str]:

@@ -75,7 +75,7 @@ class Options:
 def same_sizes(claim: Claim, draw: Draw) -> list[Draw]:
     """The draw, and for an elementary operation the same sizes with further seeds."""
     signature = signatures()[claim.operation] if claim.operation else None
-    alone = signature is None or signature.composition or signature.procedure or claim.domain.input != "generated"
+    alone = signature is None or signature.composition or claim.domain.input != "generated"
     return [replace(draw, seed=draw.seed + step) for step in range(1 if alone else SEEDS_OF_A_DRAW)]
 
 

@@ -56,7 +56,7 @@ def require(claim: Claim, case: Case) -> None:
             field = FIELDS[name]
             if not (field.optional and case.scalars.get(name, "") is None):
                 _scalar(case, name, *_TYPES[field.type])
-    elif not signature.procedure:
+    else:
         _sizes(claim, signature, case)
         _scalars(signature, case)
         _arrays(signature, case)

@@ -13,12 +13,11 @@ from blackswan import contracts
 from blackswan.contracts.model import Signature
 from blackswan.falsifiers.numeric.precision import CUDA_ONLY, signatures
 from blackswan.falsifiers.subjects.impl import open_door
-from blackswan.falsifiers.subjects.procedures import PROCEDURES, default_configurations
 from blackswan.falsifiers.subjects.protocol import Interrupted, TracedCall
 from blackswan.falsifiers.subjects.tensors import to_numpy as to_numpy
 from blackswan.impl import dispatch, kernels
 from blackswan.impl.classifier import Adaptation, Classifier, trainable_shapes
-from blackswan.impl.config import DecoderConfig
+from blackswan.impl.config import ClassifyConfig, DecoderConfig
 from blackswan.impl.decoder import Decoder
 from blackswan.impl.device import resolve_device, set_tf32
 from blackswan.impl.fused.step import FusedTrainer, why_not
@@ -38,6 +37,23 @@ PARAMETERS = "parameters/"
 TRAINING = ("train_steps", "multi_label_steps", "pretrain_steps")
 FUSED = ("train_steps", "multi_label_steps")
 _CONFIG = ("family", "vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "eps", "theta")
+
+
+_CONFIGURED = (
+    "num_classes",
+    "lora_rank",
+    "lora_alpha",
+    "learning_rate",
+    "epochs",
+    "batch_size",
+    "accumulation_steps",
+    "gradient_clip_norm",
+    "quantize_nf4",
+    "warmup_fraction",
+    "weight_decay",
+    "pooling",
+)
+"""The settings that hyperparameter rules speak of."""
 
 
 class Implementation:
@@ -70,7 +86,7 @@ class Implementation:
             return f"impl has no {dtype}; it has {', '.join(DTYPES)}"
         if dtype in CUDA_ONLY and self._device.type != "cuda":
             return CUDA_ONLY[dtype]
-        if operation not in OPERATIONS and operation not in _COMPOSITIONS and operation not in PROCEDURES:
+        if operation not in OPERATIONS and operation not in _COMPOSITIONS:
             return f"impl has no operation {operation}"
         return None if self.path in (None, "torch") else self._without_kernels(operation, dtype)
 
@@ -83,8 +99,6 @@ class Implementation:
 
     def run(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str) -> dict[str, Array]:
         """The operation's outputs."""
-        if operation in PROCEDURES:
-            return PROCEDURES[operation](scalars, self._device)
         with self._products(dtype), torch.set_grad_enabled(operation in TRAINING):
             outputs, _ = self._forward(operation, inputs, scalars, dtype, ())
         return {name: to_numpy(value) for name, value in outputs.items()}
@@ -120,7 +134,8 @@ class Implementation:
 
     def default_configurations(self, model_params: float) -> list[dict[str, Any]]:
         """The settings that `impl` gives a user who asked for none."""
-        return default_configurations(model_params)
+        defaults = (ClassifyConfig(), ClassifyConfig.qlora_default(model_params))
+        return [{name: getattr(config, name) for name in _CONFIGURED} for config in defaults]
 
     def prepare(self, inputs: Arrays, scalars: Scalars, dtype: str, group: Group) -> tuple[Trainer, list[Batch]]:
         """The trainer of `train_steps` as a member of a group, and the whole batch of each step."""

@@ -1,12 +1,16 @@
 """What an evaluation counts: classes, accuracy, confusion, and the scores of each class."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from blackswan import reference
-from blackswan.falsifiers.numeric.attack import Attack
-from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.comparison import Comparison, compare_exactly
-from blackswan.falsifiers.system.run_problem import Problem, near
+from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.subjects.doors import Label
+from blackswan.falsifiers.subjects.doors.training import Corpus
+from blackswan.falsifiers.system.run_problem import SmallRun, small_run
+from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
 
 UNDECIDED = 1e-4
@@ -15,44 +19,38 @@ UNLIKELY = -20.0
 """Bias of a class whose logit is then below all others."""
 
 
-def scores_are_of_the_largest_logits(attack: Attack, case: Case) -> list[Comparison]:
+def scores_are_of_the_largest_logits(trial: Trial) -> list[Comparison]:
     """Classes, confusion, accuracy, precision, recall and F1 counted here, from the reference's logits; and the share of the first class
     of a sample on which two logits are too close, which the subject decides."""
-    problem = Problem(attack, case, multi_label=case.seed % 2 == 1)
+    problem = small_run(trial, multi_label=trial.seed % 2 == 1)
     # A text of these bytes has these bytes as its tokens.
-    rows = [[number % 128 for number in row] for row in problem.train[0]]
-    problem.train = rows, problem.train[1]
-    if case.seed % 4 < 2:
-        _forget_the_last_class(problem)
-    every = list(range(len(rows)))
-    answer = attack.answer(case, scalars=problem.request(calls=[("predict", every), ("evaluate", every)]))
-    labels = np.asarray(problem.train[1])
-    given = answer["0/classes"]
-    expected = _classes(problem, rows, given)
+    rows = [[number % 128 for number in row] for row in problem.training.rows]
+    problem = replace(problem, training=Corpus(rows, problem.training.labels))
+    if trial.seed % 4 < 2:
+        problem = _without_the_last_class(problem)
+    every = range(len(rows))
+    pipeline = trial.trainer.pipeline(problem)
+    given, evaluation = pipeline.predict(every), pipeline.evaluate(every)
+    labels, expected = np.asarray(problem.training.labels), _classes(problem, given)
     confusion = _confusion(problem, labels, expected)
-    found = [
-        compare_exactly("classes", expected, given),
-        compare_exactly("confusion", confusion, answer["1/confusion"]),
-        near(attack, "accuracy", np.mean((expected == labels).reshape(len(rows), -1).all(axis=1)), answer["1/accuracy"]),
-    ]
-    for name, value in _scores(confusion, problem.several).items():
-        found.append(near(attack, name, value, answer[f"1/{name}"]))
-    return found
+    accuracy = np.mean((expected == labels).reshape(len(rows), -1).all(axis=1))
+    found = [*same("classes", expected, given), *same("confusion", confusion, evaluation.confusion)]
+    found.append(trial.near("accuracy", accuracy, evaluation.accuracy))
+    return found + [trial.near(name, value, getattr(evaluation, name)) for name, value in _scores(confusion, problem.several).items()]
 
 
-def _forget_the_last_class(problem: Problem) -> None:
+def _without_the_last_class(problem: SmallRun) -> SmallRun:
     """No sample has it, and none is taken for it."""
-    rows, labels = problem.train
     last = problem.classes - 1
-    problem.train = rows, [[*label[:last], 0] if problem.several else min(label, last - 1) for label in labels]
-    bias = problem.parameters["parameters/score.bias"].copy()
+    labels: list[Label] = [[*label[:last], 0] if isinstance(label, list) else min(label, last - 1) for label in problem.training.labels]
+    bias = problem.parameters["score.bias"].copy()
     bias[last] = UNLIKELY
-    problem.parameters["parameters/score.bias"] = bias
+    return replace(problem, training=Corpus(problem.training.rows, labels), parameters={**problem.parameters, "score.bias": bias})
 
 
-def _classes(problem: Problem, rows: list[list[int]], given: Array) -> Array:
+def _classes(problem: SmallRun, given: Array) -> Array:
     """By the reference's logits; the subject's own where these are undecided."""
-    inputs = problem.inputs(problem.parameters, rows, problem.train[1])
+    inputs = problem.inputs({}, problem.training.samples())
     logits = reference.evaluate("classifier_forward", inputs, problem.scalars)["logits"]
     near_by = UNDECIDED * np.abs(logits).max()
     if problem.several:
@@ -61,7 +59,7 @@ def _classes(problem: Problem, rows: list[list[int]], given: Array) -> Array:
     return np.where(ordered[:, -1] - ordered[:, -2] < near_by, given, logits.argmax(axis=1)).astype(np.int64)
 
 
-def _confusion(problem: Problem, labels: Array, classes: Array) -> Array:
+def _confusion(problem: SmallRun, labels: Array, classes: Array) -> Array:
     """[true class, class], or with several labels [class, (absent or present) · 2 + (not found or found)]."""
     if problem.several:
         cells = 2 * labels + classes

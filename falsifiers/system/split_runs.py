@@ -5,67 +5,67 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from blackswan.falsifiers.data import CHECKPOINT
-from blackswan.falsifiers.numeric.attack import Attack
-from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.comparison import Comparison, compare_exactly
-from blackswan.falsifiers.numeric.generators import Generator, generator_for
+from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.subjects.doors import Label
+from blackswan.falsifiers.subjects.doors.training import Read, Sample
 from blackswan.falsifiers.system.adapter_files import TOKENIZER, generated
-from blackswan.falsifiers.system.run_problem import same_texts
-from blackswan.reference.table import Arrays
+from blackswan.falsifiers.system.same import same, same_samples
+from blackswan.falsifiers.system.trial import Trial
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 CLASSES, EPOCHS = 3, 2
 Rows = list[tuple[str, int]]
+SETTINGS: dict[str, Any] = {
+    **{"num_classes": CLASSES, "lora_rank": 2, "batch_size": 2, "accumulation_steps": 2, "epochs": EPOCHS, "max_seq_len": 16},
+    **{"quantize_nf4": False, "dtype": "float32", "engine": "torch"},
+}
 
 
-def validation_samples_are_not_trained_on(attack: Attack, case: Case) -> list[Comparison]:
-    """Every epoch trains on each sample that `split_validation` does not hold out, once, and validates on each that it does, once.
+def validation_samples_are_not_trained_on(trial: Trial) -> list[Comparison]:
+    """Every epoch trains on each sample that the split does not hold out, once, and validates on each that it does, once.
 
     Where a validation corpus is given, on all of the corpus and on that one. By either entry to a run.
     """
-    rng = generator_for(case.seed, "split run")
+    rng = trial.rng("split run")
     fraction, seed = float(rng.choice([0.1, 0.2, 0.25])), int(rng.integers(0, 2**31))
+    settings = SETTINGS | {"validation_fraction": fraction, "seed": seed}
     own, other = _rows(rng, "rm", int(rng.integers(18, 31))), _rows(rng, "date", int(rng.integers(3, 8)))
+    labels: list[Label] = [label for _, label in own]
+    split = trial.corpora.split(labels, CLASSES, fraction, seed)
+    parts = [own[place] for place in split.training], [own[place] for place in split.validation]
     found = []
     with tempfile.TemporaryDirectory() as parent:
-        model = generated(rng, case.seed, "float32", vocab=_tokenizer().get_vocab_size()).write_checkpoint(Path(parent) / "model")
+        model = generated(rng, trial.seed, "float32", vocab=_tokenizer().get_vocab_size()).write_checkpoint(Path(parent) / "model")
         shutil.copy(CHECKPOINT / TOKENIZER, model)
-        places = {"model": str(model), "corpus": _written(Path(parent) / "corpus.jsonl", own), "labels": [label for _, label in own]}
-        validation = {"validation": _written(Path(parent) / "validation.jsonl", other)}
+        files = {"model": model, "corpus": _written(Path(parent) / "corpus.jsonl", own)}
+        given = files | {"validation": _written(Path(parent) / "validation.jsonl", other)}
         for entry in ("pipeline", "command"):
-            for name, more in (("split", {}), ("given", validation)):
-                output = {"entry": entry, "output": str(Path(parent) / f"{entry} {name}"), "settings": _settings(fraction, seed)}
-                answer = attack.answer(case, scalars={**places, **more, **output})
-                parts = (own, other) if more else _parts(own, set(answer["held_out"].tolist()))
-                found += _epochs(f"{entry}, validation {name}", answer, *parts)
+            for name, places, expected in (("split", files, parts), ("given", given, (own, other))):
+                reads = trial.trainer.fit_files(entry, settings, Path(parent) / f"{entry} {name}", **places)
+                found += _epochs(f"{entry}, validation {name}", reads, *expected)
     return found
 
 
-def _parts(rows: Rows, held_out: set[int]) -> tuple[Rows, Rows]:
-    return [row for index, row in enumerate(rows) if index not in held_out], [row for index, row in enumerate(rows) if index in held_out]
-
-
-def _epochs(name: str, answer: Arrays, train: Rows, validate: Rows) -> list[Comparison]:
+def _epochs(name: str, reads: Sequence[Read], train: Rows, validate: Rows) -> list[Comparison]:
     """Training and validation take turns: where one begins after the other, a part of an epoch ends."""
-    trained = answer["trained"].astype(bool)
-    parts = np.split(answer["text"], np.flatnonzero(np.diff(trained)) + 1)
-    found = [compare_exactly(f"{name}: parts of epochs", np.asarray(2 * EPOCHS), np.asarray(len(parts)))]
+    parts = [[read.sample for read in part] for _, part in groupby(reads, key=lambda read: read.trained)]
+    found = same(f"{name}: parts of epochs", 2 * EPOCHS, len(parts))
     for index, part in enumerate(parts):
         what, expected = ("validated on", validate) if index % 2 else ("trained on", train)
-        found.append(same_texts(f"{name}: {what} in epoch {index // 2 + 1}", _texts(expected), sorted(part.tolist())))
+        found.append(same_samples(f"{name}: {what} in epoch {index // 2 + 1}", _samples(expected), part))
     return found
 
 
-def _texts(rows: Rows) -> list[str]:
-    return sorted(json.dumps([_tokenizer().encode(text).ids, label]) for text, label in rows)
+def _samples(rows: Rows) -> list[Sample]:
+    return [(tuple(_tokenizer().encode(text).ids), label) for text, label in rows]
 
 
 @cache
@@ -81,22 +81,6 @@ def _rows(rng: Generator, word: str, count: int) -> Rows:
     return [(f"{word} {index}", label) for index, label in enumerate(labels)]
 
 
-def _written(path: Path, rows: Rows) -> str:
+def _written(path: Path, rows: Rows) -> Path:
     path.write_text("\n".join(json.dumps({"input": text, "label": label}) for text, label in rows))
-    return str(path)
-
-
-def _settings(fraction: float, seed: int) -> dict[str, Any]:
-    return {
-        "num_classes": CLASSES,
-        "lora_rank": 2,
-        "batch_size": 2,
-        "accumulation_steps": 2,
-        "epochs": EPOCHS,
-        "max_seq_len": 16,
-        "validation_fraction": fraction,
-        "seed": seed,
-        "quantize_nf4": False,
-        "dtype": "float32",
-        "engine": "torch",
-    }
+    return path

@@ -25,6 +25,7 @@ from blackswan.falsifiers.numeric.comparison import Comparison, Errors, compare
 from blackswan.falsifiers.numeric.generators import Generator, generator_for
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
 from blackswan.falsifiers.subjects import doors
+from blackswan.falsifiers.subjects.doors.training import Trainer
 from blackswan.falsifiers.subjects.protocol import Subject
 from blackswan.reference.table import Array, Arrays, Table
 
@@ -122,6 +123,11 @@ class Trial:
         """The subject's pre-training of language models."""
         return cast(doors.Pretrainer, self._door("pretrainer"))
 
+    @cached_property
+    def trainer(self) -> Trainer:
+        """The subject's training runs."""
+        return cast(Trainer, self._door("trainer"))
+
     def _door(self, name: str) -> object:
         return _Asked(self.subject.door(name), getattr(check_of(self.claim), "non_finite", ()))
 
@@ -144,7 +150,8 @@ class Trial:
         attack = self.attack or Attack(self.claim, self.subject, self.dtype)
         attack.claim = replace(self.claim, operation=case.operation)
         try:
-            return attack.judge(expected, actual, lambda: attack.floor(case, run, expected), attack.dtypes(expected))
+            dtypes, reach = attack.dtypes(expected), attack.reach(case)
+            return attack.judge(expected, actual, lambda: attack.floor(case, run, expected), dtypes, reach)
         finally:
             attack.claim = self.claim
 

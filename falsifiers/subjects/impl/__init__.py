@@ -16,6 +16,7 @@ DOORS = {
     "memory": "Memory",
     "models": "Models",
     "pretrainer": "Pretrainer",
+    "trainer": "Trainer",
 }
 """Name of a door, which is its module's too → its class, made with the device and the path of the computation."""
 

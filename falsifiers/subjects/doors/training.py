@@ -1,0 +1,267 @@
+"""What claims on training runs ask of a subject: a trainer, which is handed a whole problem and says what every step did.
+
+The protocol is `Trainer`; what is handed over and answered are plain Python objects and NumPy arrays. See also `doors`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from blackswan.falsifiers.numeric.case import Case
+from blackswan.falsifiers.subjects.doors.corpora import Label
+from blackswan.reference.table import Array
+
+Sample = tuple[tuple[int, ...], int | tuple[int, ...]]
+"""Token ids and the label."""
+State = dict[str, Array]
+"""What the next steps depend on: `trainable/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME`, `step`, and the `learning_rates` of all steps."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Samples as token ids, and their labels."""
+
+    rows: list[list[int]]
+    labels: list[Label]
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.rows)
+
+    def samples(self) -> list[Sample]:
+        """Each sample as a value that can be compared."""
+        labels = (tuple(label) if isinstance(label, list) else label for label in self.labels)
+        return list(zip(map(tuple, self.rows), labels, strict=True))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A run: a decoder's sizes and the names of its parameters are the reference's, settings have the names of the hyperparameter rules.
+
+    `parameters` are those of decoder, LoRA and head; None leaves them to the trainer, which draws them from the settings' seed.
+    """
+
+    architecture: dict[str, Any]
+    parameters: dict[str, Array] | None
+    settings: dict[str, Any]
+    training: Corpus
+    validation: Corpus | None
+
+
+@dataclass(frozen=True)
+class Kill:
+    """SIGKILL for a worker that comes to an event of that name for that many times."""
+
+    event: str
+    times: int
+    rank: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run goes, and what happens to it on the way.
+
+    `processes` is 0 for a run in this process, else the number of workers, each a process of its own. `next_rate`: each step sets the
+    rate of the next one to that share of the schedule's. The run is broken off after step `stop_after`; after `poison_after` the first
+    element of the head's bias is NaN.
+    """
+
+    resume: bool = False
+    processes: int = 0
+    save_every: int | None = None
+    next_rate: float | None = None
+    stop_after: int | None = None
+    poison_after: int | None = None
+    kill: Kill | None = None
+
+
+@dataclass(frozen=True)
+class Read:
+    """A sample that a pass reads, to train on it or to evaluate it, while that step (from 1) is the next or the current one."""
+
+    step: int
+    trained: bool
+    sample: Sample
+
+
+@dataclass(frozen=True)
+class Step:
+    """An optimiser step, counted from 1: mean loss over its samples, norm before clipping, rate, and the state after it."""
+
+    number: int
+    epoch: int
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+    samples: int
+    state: State
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch, counted from 1: mean losses, whether it is called the best so far, and the state after it."""
+
+    number: int
+    train_loss: float
+    validation_loss: float | None
+    best: bool
+    state: State
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run that came to its end answers, its parts before an interruption among it; `epochs` are the fields of each but the time."""
+
+    steps: int
+    epochs: list[dict[str, Any]]
+    best_epoch: int | None
+    best_loss: float | None
+    stopped_early: bool
+
+
+@dataclass(frozen=True)
+class Rank:
+    """How a worker ended ("" at the end, "killed", or error and text), its last state, and its events: what a kill can be aimed at."""
+
+    ended: str
+    state: State
+    events: list[str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was noted of a run up to its end, or to the kill: steps and epochs by rank 0, samples by all workers.
+
+    `frozen` is what the model holds beside the trainable tensors, before and after; `quantised` the weights that its projections
+    compute with where they are stored in fewer bits. `stopped` is the error that ended it because a number was not finite.
+    """
+
+    reads: list[Read]
+    steps: list[Step]
+    epochs: list[Epoch]
+    ranks: list[Rank]
+    result: Result | None = None
+    stopped: str = ""
+    frozen: tuple[dict[str, Array], dict[str, Array]] = field(default_factory=lambda: ({}, {}))
+    quantised: dict[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What lies in a run's folder, read without the trainer: state and progress, and the trainable tensors of both adapters."""
+
+    state: State
+    progress: dict[str, Any]
+    best: dict[str, Array]
+    last: dict[str, Array]
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What a call on a batch reports; the norm is None where no step was made."""
+
+    loss: float
+    gradient_norm: float | None
+    total: int
+    correct: int
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Mean loss, accuracy, confusion, and the scores of each class, [classes] each."""
+
+    loss: float
+    accuracy: float
+    confusion: Array
+    precision: Array
+    recall: Array
+    f1: Array
+    support: Array
+
+
+class Pipeline(Protocol):
+    """The calls of a model that is trained by hand; samples are given by their places in the problem's training corpus."""
+
+    def train_batch(self, places: Sequence[int]) -> Passed:
+        """One optimiser step."""
+
+    def accumulate(self, places: Sequence[int]) -> Passed:
+        """Adds to what the next step averages."""
+
+    def apply(self) -> Passed:
+        """The step on what was accumulated."""
+
+    def forward_only(self, places: Sequence[int]) -> Passed:
+        """Loss and accuracy."""
+
+    def evaluate(self, places: Sequence[int]) -> Evaluation:
+        """Loss and scores."""
+
+    def predict(self, places: Sequence[int]) -> Array:
+        """The classes of the samples as texts of their bytes; of several labels 0 or 1 for each."""
+
+    def gradient_vector(self) -> Array:
+        """The mean gradient of what was accumulated."""
+
+    def apply_gradient_vector(self, vector: Array) -> Passed:
+        """The step with a gradient."""
+
+    def state(self) -> State:
+        """What the next steps depend on."""
+
+    def summary(self) -> str:
+        """What it says of itself."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong on one rank in one step (from 0): a `gradient` with that value, a `label` out of range, or a weight that `drift`s."""
+
+    kind: str
+    rank: int
+    step: int
+    tensor: int
+    element: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a worker answers after steps on its shares: outputs of `train_steps`, or the error, its step, and the state before and after."""
+
+    outputs: dict[str, Array]
+    stopped: str = ""
+    step: int | None = None
+    before: State = field(default_factory=dict)
+    after: State = field(default_factory=dict)
+
+
+class Trainer(Protocol):
+    """Training runs, by one worker or several."""
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The ways in which it computes a step here: what is claimed of a step is asked of each."""
+
+    def fit(self, problem: Problem, folder: Path, plan: Plan) -> Run:
+        """A run in that folder, or its continuation."""
+
+    def kept(self, folder: Path) -> Kept:
+        """What lies in the folder of a run."""
+
+    def settings(self, problem: Problem) -> dict[str, Any]:
+        """Every setting of the run, those that the problem leaves open too."""
+
+    def pipeline(self, problem: Problem) -> Pipeline:
+        """The model as the run would begin with it."""
+
+    def fit_files(self, entry: str, settings: dict[str, Any], output: Path, **files: Path) -> list[Read]:
+        """A run on the checkpoint `model`, the corpus `corpus` and perhaps `validation`; by the `pipeline`, or by the `command`."""
+
+    def shares(self, samples: Sequence[int], workers: int) -> list[list[int]]:
+        """What each worker takes of a batch."""
+
+    def steps_in_parallel(self, training: Case, engine: str, workers: int, chunk: int | None, fault: Fault | None) -> list[Steps]:
+        """A case of `train_steps` by workers, each with its share of every batch; `chunk` elements are summed or compared at a time."""

@@ -1,0 +1,62 @@
+"""The events of a process at which a kill could hurt: what it does to the files of a folder, and what else is told to it."""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_RANDOM = re.compile(r"\.[A-Za-z0-9_]{8}(?=$|/)")
+"""What makes the name of a temporary file its own."""
+
+Event = Callable[[str], None]
+
+
+class KillPoints:
+    """Counts events by their names, and kills this process when the one has come that often."""
+
+    def __init__(self, name: str | None = None, times: int = 0) -> None:
+        self.name, self.times, self.seen = name, times, list[str]()
+
+    def __call__(self, name: str) -> None:
+        """Something of that name is about to happen."""
+        self.seen.append(name)
+        if name == self.name and self.seen.count(name) == self.times:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def file_events(folder: Path, event: Event) -> None:
+    """For the life of this process from here on, an event before a file in the folder is opened to be written, flushed, renamed or removed.
+
+    Nothing is flushed: a killed process loses nothing that it has written; a power failure is another matter.
+    """
+
+    def name(path: Any) -> str:
+        return _RANDOM.sub("", os.path.relpath(path, folder))
+
+    def hook(kind: str, arguments: tuple[Any, ...]) -> None:
+        opened = kind == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if (opened or kind in ("os.rename", "os.remove", "os.mkdir", "os.rmdir")) and str(arguments[0]).startswith(str(folder)):
+            event(f"{kind} {name(arguments[0])}")
+
+    def flushed(fd: Any) -> None:
+        descriptor = fd if isinstance(fd, int) else fd.fileno()
+        event(f"flush {name(Path(f'/proc/self/fd/{descriptor}').readlink())}")
+
+    sys.addaudithook(hook)
+    os.fsync = flushed
+
+
+def sums(group: Any, event: Event) -> None:
+    """From here on an event before and after each sum over the workers."""
+    add = group.sum
+
+    def summed(tensor: Any) -> Any:
+        event("before the sum")
+        total = add(tensor)
+        event("after the sum")
+        return total
+
+    group.sum = summed

@@ -1,0 +1,79 @@
+"""Steps of `impl` by workers on shares of given batches, and what becomes of a fault on one of them."""
+
+from dataclasses import replace
+
+import torch
+
+from blackswan.falsifiers.numeric.case import Case
+from blackswan.falsifiers.subjects.doors.training import Fault, Steps
+from blackswan.falsifiers.subjects.impl.watching import state_of
+from blackswan.impl import agreement
+from blackswan.impl import group as groups
+from blackswan.impl.fused.step import FusedTrainer
+from blackswan.impl.group import Group
+from blackswan.impl.trainer import Batch, MicroResult, Trainer
+
+
+def train(group: Group, device: torch.device, training: Case, engine: str, chunk: int | None, fault: Fault | None) -> Steps:
+    """One rank's part, in a process that is gone afterwards: nothing is put back."""
+    from blackswan.falsifiers.subjects.implementation import Implementation, to_numpy, trained  # imports this package
+
+    if chunk is not None:
+        groups._CHUNK = agreement._CHUNK = chunk
+    subject = Implementation(str(device), "fused" if engine == "fused" else None)
+    trainer, batches = subject.prepare(training.inputs, training.scalars, training.dtype, group)
+    results = []
+    for step, batch in enumerate(batches):
+        before, own = state_of(trainer), _own(batch, group)
+        if fault is not None and (fault.rank, fault.step) == (group.rank, step):
+            own = FAULTS[fault.kind](trainer, own, fault)
+        try:
+            results.append(trainer.train_batch(own))
+        except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
+            return Steps({}, f"{type(error).__name__}: {error}", step, before, state_of(trainer))
+    return Steps({name: to_numpy(value) for name, value in trained(trainer, results).items()})
+
+
+def _own(batch: Batch, group: Group) -> Batch:
+    rows = torch.tensor(groups.shard(range(len(batch.labels)), group.rank, group.size), dtype=torch.int64, device=batch.labels.device)
+    return Batch(batch.input_ids[rows], batch.mask[rows], batch.labels[rows])
+
+
+def _bad_gradient(trainer: Trainer, batch: Batch, fault: Fault) -> Batch:
+    """One element of one parameter's gradient is the value, as autograd makes it, or as the hand-written layers give it."""
+    parameters = list(trainer.optimiser.parameters.values())
+    chosen = fault.tensor % len(parameters)
+
+    def spoil(gradient: torch.Tensor, at: int = 0) -> torch.Tensor:
+        spoilt = gradient.clone()
+        spoilt.view(-1)[at] = fault.value
+        return spoilt
+
+    if not isinstance(trainer, FusedTrainer):
+        parameters[chosen].register_hook(spoil)  # type: ignore[no-untyped-call]  # torch
+        return batch
+    first, micro_batch = sum(parameter.numel() for parameter in parameters[:chosen]), trainer._micro_batch
+
+    def spoilt(index: int, part: Batch) -> MicroResult:
+        result = micro_batch(index, part)
+        return replace(result, gradient=spoil(result.gradient, first))
+
+    trainer._micro_batch = spoilt  # type: ignore[method-assign]
+    return batch
+
+
+def _bad_label(trainer: Trainer, batch: Batch, fault: Fault) -> Batch:
+    """A label out of range."""
+    del fault
+    return Batch(batch.input_ids, batch.mask, torch.full_like(batch.labels, trainer.classifier.adaptation.classes))
+
+
+def _drift(trainer: Trainer, batch: Batch, fault: Fault) -> Batch:
+    """One element of one parameter is 2⁻¹⁰ away: a unit in the last place may vanish in the rounding of the step."""
+    parameters = list(trainer.optimiser.parameters.values())
+    elements = parameters[fault.tensor % len(parameters)].data.view(-1)
+    elements[fault.element % len(elements)] += 2.0**-10
+    return batch
+
+
+FAULTS = {"gradient": _bad_gradient, "label": _bad_label, "drift": _drift}

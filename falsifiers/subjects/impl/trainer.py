@@ -1,0 +1,247 @@
+"""Training runs of `impl`: through its pipeline and its command, in this process or by workers in processes of their own."""
+
+import argparse
+import dataclasses
+import io
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from blackswan.falsifiers.numeric.case import Case
+from blackswan.falsifiers.subjects import training as told
+from blackswan.falsifiers.subjects.doors import Session
+from blackswan.falsifiers.subjects.doors.training import Epoch, Fault, Kept, Plan, Problem, Read, Run, State, Step, Steps
+from blackswan.falsifiers.subjects.impl import parallel_steps
+from blackswan.falsifiers.subjects.impl.kill_points import KillPoints, file_events, sums
+from blackswan.falsifiers.subjects.impl.watching import Note, Stopped, Watch, on_host, read_notes, reading, state_of
+from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
+from blackswan.impl import group as groups
+from blackswan.impl.classifier import Adaptation, trainable_shapes
+from blackswan.impl.commands import train as train_command
+from blackswan.impl.config import ClassifyConfig, DecoderConfig
+from blackswan.impl.corpus import load_corpus
+from blackswan.impl.fit import EpochRecord, FitResult
+from blackswan.impl.group import ALONE, Group
+from blackswan.impl.pipeline import ClassifyPipeline
+from blackswan.impl.samples import Samples
+from blackswan.impl.tokens import ByteTokens
+from blackswan.impl.trainer import BatchResult
+from blackswan.reference.table import Array
+
+PREFIX = "base_model.model."
+"""Before the names of an adapter's tensors, as PEFT writes them."""
+PROGRESS = ("step", "epoch", "position", "best_loss", "best_epoch", "stale_epochs", "finished")
+
+
+class Trainer:
+    """See `training.Trainer`."""
+
+    def __init__(self, device: torch.device, path: str | None) -> None:
+        del path
+        self._device = device
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Automatic differentiation, and the hand-written layers, which need a GPU and are the default there."""
+        return ("torch", "fused") if self._device.type == "cuda" else ("torch",)
+
+    def fit(self, problem: Problem, folder: Path, plan: Plan) -> Run:
+        """A run in that folder, or its continuation."""
+        if not plan.processes:
+            return _joined([_fit(ALONE, self._device, problem, folder, plan, None)])
+        with tempfile.TemporaryDirectory() as journals:
+            outcomes = on_ranks(_fit, plan.processes, (problem, folder, plan, Path(journals)), self._device)
+            return _joined([_survived(outcome, Path(journals) / str(rank)) for rank, outcome in enumerate(outcomes)])
+
+    def kept(self, folder: Path) -> Kept:
+        """What lies in the folder of a run, read without `impl`."""
+        with safe_open(folder / "state" / "state.safetensors", framework="numpy") as file:
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  safe_open cannot be iterated
+            progress = json.loads(file.metadata()["progress"])
+        return Kept(state, {name: progress[name] for name in PROGRESS}, _adapter(folder / "best"), _adapter(folder / "last"))
+
+    def settings(self, problem: Problem) -> dict[str, Any]:
+        """Every setting of the run."""
+        return dataclasses.asdict(ClassifyConfig.from_mapping(problem.settings))
+
+    def pipeline(self, problem: Problem) -> "Pipeline":
+        """The model as the run would begin with it."""
+        return Pipeline(_pipeline(problem, self._device, ALONE), _samples(problem, problem.training))
+
+    def fit_files(self, entry: str, settings: dict[str, Any], output: Path, **files: Path) -> list[Read]:
+        """A run on files, by the pipeline or by the command."""
+        reads: list[Read] = []
+        with reading(reads.extend), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            {"pipeline": self._by_pipeline, "command": self._by_command}[entry](settings, output, files)
+        return reads
+
+    def _by_pipeline(self, settings: dict[str, Any], output: Path, files: Mapping[str, Path]) -> None:
+        config = ClassifyConfig.from_mapping(settings)
+        pipeline = ClassifyPipeline.from_pretrained(files["model"], config, device=self._device)
+        read = {name: load_corpus(path, config.num_classes, config.multi_label) for name, path in files.items() if name != "model"}
+        pipeline.fit(read["corpus"], read.get("validation"), output)
+
+    def _by_command(self, settings: dict[str, Any], output: Path, files: Mapping[str, Path]) -> None:
+        parser = argparse.ArgumentParser()
+        train_command.add_options(parser)
+        config = output.with_suffix(".yaml")
+        config.write_text(json.dumps(settings))
+        options = {**files, "output": output, "config": config, "device": self._device}
+        train_command.run(parser.parse_args([f"--{name}={value}" for name, value in options.items()]))
+
+    def shares(self, samples: Sequence[int], workers: int) -> list[list[int]]:
+        """What each worker takes of a batch."""
+        return [list(groups.shard(list(samples), rank, workers)) for rank in range(workers)]
+
+    def steps_in_parallel(self, training: Case, engine: str, workers: int, chunk: int | None, fault: Fault | None) -> list[Steps]:
+        """A case of `train_steps` by workers."""
+        outcomes = on_ranks(parallel_steps.train, workers, (training, engine, chunk, fault), self._device)
+        return [outcome.answer or Steps({}, outcome.ended) for outcome in outcomes]
+
+
+class Pipeline(Session):
+    """See `training.Pipeline`."""
+
+    def __init__(self, pipeline: ClassifyPipeline, samples: Samples) -> None:
+        self._pipeline, self._samples = pipeline, samples
+
+    def train_batch(self, places: Sequence[int]) -> told.Passed:
+        """One optimiser step."""
+        return _passed(self._pipeline.train_batch(self._samples.select(places)))
+
+    def accumulate(self, places: Sequence[int]) -> told.Passed:
+        """Adds to what the next step averages."""
+        return _passed(self._pipeline.accumulate(self._samples.select(places)))
+
+    def apply(self) -> told.Passed:
+        """The step on what was accumulated."""
+        return _passed(self._pipeline.apply())
+
+    def forward_only(self, places: Sequence[int]) -> told.Passed:
+        """Loss and accuracy."""
+        return _passed(self._pipeline.forward_only(self._samples.select(places)))
+
+    def evaluate(self, places: Sequence[int]) -> told.Evaluation:
+        """Loss and scores."""
+        found = self._pipeline.evaluate(self._samples.select(places))
+        scores = (np.asarray([getattr(each, name) for each in found.per_class]) for name in ("precision", "recall", "f1", "support"))
+        return told.Evaluation(found.loss, found.accuracy, np.asarray(found.confusion), *scores)
+
+    def predict(self, places: Sequence[int]) -> Array:
+        """The classes of texts of the samples' bytes."""
+        return np.asarray(self._pipeline.predict([bytes(self._samples.rows[place]).decode("latin-1") for place in places]))
+
+    def gradient_vector(self) -> Array:
+        """The mean gradient of what was accumulated."""
+        return np.array(self._pipeline.gradient_vector().cpu())
+
+    def apply_gradient_vector(self, vector: Array) -> told.Passed:
+        """The step with a gradient."""
+        return _passed(self._pipeline.apply_gradient_vector(torch.tensor(vector, device=self._pipeline.device)))
+
+    def state(self) -> State:
+        """What the next steps depend on."""
+        return state_of(self._pipeline.trainer)
+
+    def summary(self) -> str:
+        """What the pipeline says of itself."""
+        return self._pipeline.summary()
+
+
+def _passed(result: BatchResult) -> told.Passed:
+    return told.Passed(result.loss, result.gradient_norm, result.total, result.correct, result.accuracy)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """One worker's part of a run: all that it noted, and what it answers apart from that."""
+
+    notes: list[Note]
+    rank: told.Rank
+    answer: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, plan: Plan, journals: Path | None) -> _Part:
+    """One worker's part; where its notes go to a folder, in a process of its own, which ends with the run."""
+    pipeline = _pipeline(problem, device, group)
+    kill = plan.kill if plan.kill and plan.kill.rank == group.rank else None
+    event = KillPoints(kill.event, kill.times) if kill else KillPoints()
+    if journals is not None:
+        file_events(folder, event)
+        if group.size > 1:
+            sums(group, event)
+    watch = Watch(pipeline, plan, event, journals and journals / str(group.rank))
+    before, quantised, result, stopped = _frozen(pipeline), _quantised(pipeline), None, ""
+    train = _samples(problem, problem.training)
+    validation = None if problem.validation is None else _samples(problem, problem.validation)
+    with reading(watch.read):
+        try:
+            result = pipeline.fit(
+                train, validation, folder, resume=plan.resume, save_every=plan.save_every, on_step=watch.step, on_epoch=watch.epoch
+            )
+        except Stopped:
+            pass
+        except FloatingPointError as error:
+            stopped = str(error)
+    answer = {"result": result and _result(result), "stopped": stopped, "frozen": (before, _frozen(pipeline)), "quantised": quantised}
+    return _Part(watch.notes, told.Rank("", watch.state, event.seen), answer)
+
+
+def _survived(outcome: Outcome, journal: Path) -> _Part:
+    """A worker's part, or what is left of it."""
+    return outcome.answer or _Part(list(read_notes(journal)), told.Rank(outcome.ended, {}, []))
+
+
+def _joined(parts: list[_Part]) -> Run:
+    first, ranks = parts[0].notes, [part.rank for part in parts]
+    steps, epochs = [note for note in first if isinstance(note, Step)], [note for note in first if isinstance(note, Epoch)]
+    reads = [note for part in parts for note in part.notes if isinstance(note, Read)]
+    return Run(reads, steps, epochs, ranks, **parts[0].answer)
+
+
+def _result(result: FitResult) -> told.Result:
+    names = [field.name for field in dataclasses.fields(EpochRecord) if field.name != "seconds"]
+    epochs = [{name: getattr(record, name) for name in names} for record in result.epochs]
+    return told.Result(result.steps, epochs, result.best_epoch, result.best_validation_loss, result.stopped_early)
+
+
+def _adapter(folder: Path) -> dict[str, Array]:
+    path = folder / "adapter_model.safetensors"
+    return {name.removeprefix(PREFIX): value for name, value in load_file(path).items()} if path.exists() else {}
+
+
+def _pipeline(problem: Problem, device: torch.device, group: Group) -> ClassifyPipeline:
+    config = ClassifyConfig.from_mapping(problem.settings)
+    architecture = DecoderConfig(**problem.architecture, max_positions=1024)
+    if problem.parameters is None:
+        return ClassifyPipeline.from_random(architecture, config, device=device, group=group)
+    names = trainable_shapes(architecture, Adaptation.of(config))
+    given = {name: torch.tensor(value, dtype=torch.float32) for name, value in problem.parameters.items()}
+    base, trainable = ({name: value for name, value in given.items() if (name in names) == wanted} for wanted in (False, True))
+    tokens = ByteTokens(config.max_seq_len, config.padding_side)
+    return ClassifyPipeline(architecture, config, base, trainable, tokens, device=device, group=group)
+
+
+def _samples(problem: Problem, corpus: told.Corpus) -> Samples:
+    rows, labels = zip(*corpus.samples(), strict=True)
+    return Samples(rows, labels, problem.settings["num_classes"], bool(problem.settings.get("multi_label", False)))
+
+
+def _frozen(pipeline: ClassifyPipeline) -> dict[str, Array]:
+    """What the model holds besides the trainable tensors."""
+    trainable = pipeline.classifier.trainable_parameters()
+    return on_host({name: value for name, value in pipeline.classifier.state_dict().items() if name not in trainable})
+
+
+def _quantised(pipeline: ClassifyPipeline) -> dict[str, Array]:
+    """The weight that each quantised projection computes with."""
+    held = {name: getattr(module, "quantized", None) for name, module in pipeline.classifier.named_modules()}
+    return on_host({f"{name}.weight": weight.dequantized(torch.float32) for name, weight in held.items() if weight is not None})

@@ -1,0 +1,117 @@
+"""What a run of `impl` says and does, noted while it goes on; the notes of a process that is killed are there up to the kill."""
+
+import contextlib
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blackswan.falsifiers.subjects.doors.training import Epoch, Plan, Read, State, Step
+from blackswan.falsifiers.subjects.impl.kill_points import Event
+from blackswan.impl.fit import EpochRecord, StepRecord
+from blackswan.impl.fused.step import FusedTrainer
+from blackswan.impl.pipeline import ClassifyPipeline
+from blackswan.impl.trainer import Trainer
+from blackswan.reference.table import Array
+
+Note = Read | Step | Epoch
+
+
+class Stopped(BaseException):
+    """Breaks a run off, as a plan asks."""
+
+
+class Watch:
+    """Notes samples, steps and epochs of a run, in a file where there is one, and does to the run what its plan says."""
+
+    def __init__(self, pipeline: ClassifyPipeline, plan: Plan, event: Event, journal: Path | None) -> None:
+        self.pipeline, self.plan, self.event, self.journal = pipeline, plan, event, journal
+        self.notes: list[Note] = []
+        self.state: State = {}
+
+    def note(self, note: Note) -> None:
+        """Keeps a note."""
+        self.notes.append(note)
+        if self.journal is not None:
+            with self.journal.open("ab") as file:
+                pickle.dump(note, file)
+
+    def read(self, samples: list[Read]) -> None:
+        """A pass begins."""
+        for sample in samples:
+            self.note(sample)
+        if any(sample.trained for sample in samples):
+            self.event("read")
+
+    def step(self, record: StepRecord) -> None:
+        """A step was made."""
+        self.state = state_of(self.pipeline.trainer)
+        numbers = (record.step, record.epoch, record.loss, record.gradient_norm, record.learning_rate, record.samples)
+        self.note(Step(*numbers, self.state))
+        if self.plan.next_rate is not None:
+            with contextlib.suppress(IndexError):  # after the last step there is no next one
+                self.pipeline.learning_rate *= self.plan.next_rate
+        self.event("step")
+        if record.step == self.plan.poison_after:
+            self.pipeline.classifier.score.bias.data[0] = float("nan")
+        if record.step == self.plan.stop_after:
+            raise Stopped
+
+    def epoch(self, record: EpochRecord) -> None:
+        """An epoch is over."""
+        self.state = state_of(self.pipeline.trainer)
+        self.note(Epoch(record.epoch, record.train_loss, record.validation_loss, record.best, self.state))
+        self.event("epoch")
+
+
+def read_notes(journal: Path) -> Iterator[Note]:
+    """The notes in a file. A kill comes between two notes."""
+    if journal.exists():
+        with journal.open("rb") as file, contextlib.suppress(EOFError):
+            while True:
+                yield pickle.load(file)  # noqa: S301  # written by this program
+
+
+@contextlib.contextmanager
+def reading(tell: Callable[[list[Read]], None]) -> Iterator[None]:
+    """Inside the block every batch that a trainer is given is told, before anything is computed on it."""
+    inside = False
+
+    def around(method: Any, trained: bool) -> Any:
+        def told(trainer: Trainer, batch: Any, *given: Any, **named: Any) -> Any:
+            nonlocal inside
+            if inside:  # one engine's method calls the other's
+                return method(trainer, batch, *given, **named)
+            rows = [tuple(ids[real].tolist()) for ids, real in zip(batch.input_ids, batch.mask, strict=True)]
+            labels = [tuple(map(int, label)) if isinstance(label, list) else label for label in batch.labels.tolist()]
+            tell([Read(trainer.optimiser.steps + 1, trained, sample) for sample in zip(rows, labels, strict=True)])
+            inside = True
+            try:
+                return method(trainer, batch, *given, **named)
+            finally:
+                inside = False
+
+        return told
+
+    calls = {"train_batch": True, "accumulate": True, "forward_only": False}
+    kept = [(owner, name, vars(owner)[name]) for owner in (Trainer, FusedTrainer) for name in calls if name in vars(owner)]
+    for owner, name, method in kept:
+        setattr(owner, name, around(method, calls[name]))
+    try:
+        yield
+    finally:
+        for owner, name, method in kept:
+            setattr(owner, name, method)
+
+
+def state_of(trainer: Trainer) -> State:
+    """What the trainer's next steps depend on."""
+    return on_host(trainer.state())
+
+
+def on_host(tensors: Any) -> dict[str, Array]:
+    """Copies of tensors, bfloat16 as float32: NumPy has no bfloat16, whose values are all float32's."""
+    wide = {name: value.float() if value.dtype == torch.bfloat16 else value for name, value in tensors.items()}
+    return {name: value.detach().cpu().clone().numpy() for name, value in wide.items()}

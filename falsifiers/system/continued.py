@@ -1,0 +1,149 @@
+"""Runs that are killed or broken off, and continued."""
+
+import json
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from blackswan.falsifiers.numeric.comparison import Comparison, broken
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.subjects.doors.training import Corpus, Kill, Plan, Run
+from blackswan.falsifiers.system.run_problem import SmallRun, small_run
+from blackswan.falsifiers.system.same import content, same
+from blackswan.falsifiers.system.trial import Trial
+
+KILLED = "killed"
+
+
+def killed_run_goes_on(trial: Trial) -> list[Comparison]:
+    """Processes killed (SIGKILL) at random moments, writes to the folder and steps, and continued, against one that is not.
+
+    Every step that any of them made, and in the end parameters, moments, rates, progress and both adapters, bit for bit. The rates are no
+    longer the schedule's: each step sets that of the next one.
+    """
+    rng = trial.rng("kills")
+    problem = small_run(trial, epochs=4, learning_rate=0.1, early_stop_patience=2 + trial.seed % 2)
+    plan = Plan(processes=1, save_every=[None, 1, 2][int(rng.integers(3))], next_rate=0.5)
+    with tempfile.TemporaryDirectory() as parent:
+        whole = trial.trainer.fit(problem, Path(parent) / "whole", plan)
+        kills = _kills(rng, whole.ranks[0].events, int(trial.claim.arguments["kills"]))
+        parts = _continued(trial, problem, Path(parent) / "killed", plan, kills)
+        if parts[-1].ranks[0].ended:
+            return [broken(f"after {len(parts) - 1} kills", "the run did not go on", "its end", parts[-1].ranks[0].ended)]
+        steps = {step.number: step for step in whole.steps}
+        made = {step.number: step for run in parts for step in run.steps}
+        found = same("steps made", sorted(steps), sorted(made))
+        for number, run in enumerate(parts, start=1):
+            found += [each for step in run.steps for each in same(f"process {number}, step {step.number}", steps.get(step.number), step)]
+        found += same("result", whole.result, parts[-1].result)
+        return found + same("folder", *(trial.trainer.kept(Path(parent) / name) for name in ("whole", "killed")))
+
+
+def _continued(trial: Trial, problem: SmallRun, folder: Path, plan: Plan, kills: Sequence[Kill]) -> list[Run]:
+    """A process for each kill and one without, up to the first that comes to its own end."""
+    parts: list[Run] = []
+    for kill in (*kills, None):
+        parts.append(trial.trainer.fit(problem, folder, replace(plan, kill=kill, resume=(folder / "run.json").exists())))
+        if parts[-1].ranks[0].ended != KILLED and (kill is None or parts[-1].ranks[0].ended):
+            break
+    return parts
+
+
+def _kills(rng: Generator, events: Sequence[str], count: int) -> list[Kill]:
+    """Random moments after the run has begun, one of the names of the state's file and one of the others by turns; early ones more often,
+    since a continued process has fewer.
+    """
+    names = sorted({name for name in events if "run.json" not in name and not name.startswith("os.mkdir")})
+    chosen = []
+    for turn in range(count):
+        name = str(rng.choice([name for name in names if ("state" in name) == (turn % 2 == 0)]))
+        chosen.append(Kill(name, int(rng.integers(1, max(1, events.count(name) // (turn + 1)) + 1))))
+    return chosen
+
+
+FREE = "log_interval"
+"""The setting that a continuation may change: it changes no step."""
+_OTHERS: dict[str, tuple[Any, ...]] = {
+    "lora_targets": ("q_v", "all"),
+    "schedule": ("linear", "cosine"),
+    "pooling": ("mean", "last"),
+    "padding_side": ("right", "left"),
+    "dtype": ("float32", "bfloat16"),
+    "engine": ("auto", "torch"),
+    "class_weights": ("balanced",),
+    "early_stop_patience": (1,),
+}
+"""Values of the settings that are neither numbers nor true or false."""
+
+
+def refuses_to_continue_another_run(trial: Trial) -> list[Comparison]:
+    """Another value of each setting but the free one, other samples, a damaged state: each is refused by its name.
+
+    The folder is as it was, and with another value of the free setting the run goes on to its end.
+    """
+    problem, rng = small_run(trial), trial.rng("changes")
+    settings = trial.trainer.settings(problem)
+    others = {f"settings.{name} was": _with_another(trial, name, value) for name, value in settings.items() if name != FREE}
+    others |= _with_other_samples(problem, rng)
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "run"
+        trial.trainer.fit(problem, folder, Plan(save_every=1, stop_after=2))
+        found = [each for name, other in others.items() for each in _refused(trial, name, other, folder, re.escape(name))]
+        (file,) = (folder / "state").iterdir()
+        whole = file.read_bytes()
+        for place in ("file", "tensors", "progress"):
+            file.write_bytes(_damaged(whole, place, float(rng.random())))
+            found += _refused(trial, f"a damaged state, in its {place}", problem, folder, "state.*damaged")
+        file.write_bytes(whole)
+        free = replace(problem, settings={**problem.settings, FREE: settings[FREE] + 1})
+        run = trial.trainer.fit(free, folder, Plan(resume=True))
+    steps = problem.settings["epochs"] * len(problem.batches)
+    return [*found, *same(f"steps with another {FREE}", steps, run.result and run.result.steps)]
+
+
+def _refused(trial: Trial, name: str, problem: SmallRun, folder: Path, message: str) -> list[Comparison]:
+    before = content(folder)
+    refused = trial.refuses(name, partial(trial.trainer.fit, problem, folder, Plan(resume=True)), message, "ValueError")
+    changed = sorted(file for file, _ in content(folder).items() ^ before.items())
+    return [refused, *(broken(f"{name}: {file}", "the refusal changed the folder") for file in changed)]
+
+
+def _damaged(whole: bytes, place: str, share: float) -> bytes:
+    """A safetensors file with one bit changed, a share of the way through the `file`, its `tensors`, or the digits of its `progress`.
+
+    A digit with its last bit changed is another one, so that the file can still be read.
+    """
+    content, end = bytearray(whole), 8 + int.from_bytes(whole[:8], "little")
+    places: Sequence[int] = range(end if place == "tensors" else 0, len(content))
+    if place == "progress":
+        text = json.dumps(json.loads(content[8:end])["__metadata__"]["progress"])[1:-1].encode()
+        start = content.index(text)
+        places = [start + at for at, byte in enumerate(text) if chr(byte).isdigit()]
+    content[places[int(share * len(places))]] ^= 1
+    return bytes(content)
+
+
+def _with_another(trial: Trial, name: str, value: Any) -> SmallRun:
+    """The same run but for one setting, with the parameters and labels that go with it."""
+    if name in _OTHERS:
+        other = next(each for each in _OTHERS[name] if each != value)
+    else:
+        other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else value / 2
+    return small_run(trial, **{name: other})
+
+
+def _with_other_samples(problem: SmallRun, rng: Generator) -> dict[str, SmallRun]:
+    """One token of a training sample, and one label of a validation sample; by what refuses it."""
+    assert problem.validation is not None
+    rows, labels = [list(row) for row in problem.training.rows], list(problem.validation.labels)
+    rows[int(rng.integers(len(rows)))][-1] ^= 1
+    at = int(rng.integers(len(labels)))
+    labels[at] = (int(labels[at]) + 1) % problem.classes  # type: ignore[arg-type]  # a sample has one label here
+    return {
+        "data.training": replace(problem, training=Corpus(rows, problem.training.labels)),
+        "data.validation": replace(problem, validation=Corpus(problem.validation.rows, labels)),
+    }
