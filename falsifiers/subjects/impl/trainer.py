@@ -16,8 +16,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.subjects import training as told
 from blackswan.falsifiers.subjects.doors import Session
+from blackswan.falsifiers.subjects.doors import training as told
 from blackswan.falsifiers.subjects.doors.training import Epoch, Fault, Kept, Plan, Problem, Read, Run, State, Step, Steps
 from blackswan.falsifiers.subjects.impl import parallel_steps
 from blackswan.falsifiers.subjects.impl.kill_points import KillPoints, file_events, sums
