@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 PARTIAL, LOCK = ".partial-", ".lock"
@@ -49,14 +48,17 @@ def naming(path: Path) -> Iterator[None]:
     """An error of the disk inside is an OSError that names the path, also where a library raises an error of its own for it."""
     try:
         yield
-    except SafetensorError as error:
-        if (code := re.search(r"os error (\d+)", str(error))) is None:
-            raise
-        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error
+    except Exception as error:
+        from safetensors import SafetensorError  # here: commands import this module for their help too
+
+        code = re.search(r"os error (\d+)", str(error)) if isinstance(error, SafetensorError) else None
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
 
 
 def remove_left_over(folder: Path, prefix: str) -> None:

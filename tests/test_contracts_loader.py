@@ -240,8 +240,6 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"path": "cuda"}, "path", "unknown path 'cuda'; expected one of fused, torch, triton"),
     ({"path": "triton", "domain__dtype": ["float32", "float64"]}, "path", "its kernels have no float64"),
     ({"kind": "gradient", "operation": "clip_by_global_norm"}, "kind", "the operation 'clip_by_global_norm' has no gradients"),
-    ({"operation": "whole_classifier"}, "kind", "parity: the procedure 'whole_classifier' has no reference"),
-    ({"operation": "whole_classifier"}, "domain", "expected input: none or checkpoint"),
     ({"domain__size": {}}, "domain.size", "did you mean 'sizes'?"),
     ({"domain__sizes": ...}, "domain", "missing key 'sizes'"),
     ({"domain__dtype": ...}, "domain", "missing key 'dtype'"),
@@ -380,13 +378,6 @@ def test_checkpoint_input_needs_neither_sizes_nor_mutants(tmp_path: Path) -> Non
         tolerance=...,
     )
     assert load([write(tmp_path, content)], VOCABULARY)[0].claims[0].domain.sizes == {}
-
-
-def test_procedures_take_no_generated_input(tmp_path: Path) -> None:
-    content = changed(
-        kind="rejection", check="loads_twice_alike", operation="whole_classifier", domain={"input": "none"}, tolerance=..., must_catch=...
-    )
-    assert load([write(tmp_path, content)], VOCABULARY)[0].claims[0].must_catch == ()
 
 
 def test_a_size_that_follows_from_others_is_not_given(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_a_signature_is_read_completely(tmp_path: Path) -> None:
     signature = load_operations(write(tmp_path, operation()))["identity"]
     assert signature.inputs["x"].shape == ("rows", "width")
     assert signature.outputs["y"].dtype == "storage"
-    assert (signature.precision, signature.composition, signature.procedure) == ("storage", False, False)
+    assert (signature.precision, signature.composition) == ("storage", False)
     assert signature.location.line == 2
 
 
@@ -142,7 +142,6 @@ def test_a_signature_is_read_completely(tmp_path: Path) -> None:
         ({"scalars": {"eps": {"type": "choice"}}}, "scalars.eps", "missing key 'of'"),
         ({"scalars": {"eps": {"type": "real", "default": "x"}}}, "scalars.eps.default", "is 'x'; expected a number"),
         ({"scalars": {"x": {"type": "real"}}}, "scalars.x", "'x' is an input too"),
-        ({"procedure": True}, "sizes", "is not allowed here"),
         ({"precision": "double"}, "precision", "unknown precision 'double'"),
     ],
 )

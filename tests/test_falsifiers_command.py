@@ -1,6 +1,5 @@
 """The main door by its command: exit statuses, one clear message for bad input and nothing written, planted breaks."""
 
-import json
 import re
 import shlex
 import shutil
@@ -9,17 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from falsifiers_claims import claim
-from safetensors.numpy import load_file, save_file
 from terminal_processes import ENVIRONMENT, PLAIN, ROOT, command, interrupted, listing, records, several, started
 
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from blackswan.falsifiers.runner import engine, options
 from blackswan.falsifiers.runner.plugin import EXIT_NO_DEVICE, EXIT_NOTHING_HELD, EXIT_USAGE
-from blackswan.falsifiers.runner.real_input import RealInput
 from blackswan.reports.__main__ import main as check_reports
 
 FOLDERS = ("contracts", "reference", "impl", "falsifiers", "reports")
@@ -101,23 +97,6 @@ def model(folder: Path, damage: Any) -> str:
     return str(folder)
 
 
-def config(**changes: Any) -> Any:
-    def damage(folder: Path) -> None:
-        content = json.loads((folder / "config.json").read_text()) | changes
-        (folder / "config.json").write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
-
-    return damage
-
-
-def tensors(change: Any) -> Any:
-    def damage(folder: Path) -> None:
-        found = load_file(folder / "model.safetensors")
-        change(found)
-        save_file(found, folder / "model.safetensors")
-
-    return damage
-
-
 def truncated(name: str) -> Any:
     return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-200])
 
@@ -128,50 +107,19 @@ def replay_file(folder: Path, name: str) -> str:
     return str(path)
 
 
-NORM = "model.norm.weight"
 BAD_MODELS: dict[str, tuple[Any, str]] = {
-    "empty": (lambda folder: [path.unlink() for path in folder.iterdir()], "config.json: no such file"),
-    "no_config": (lambda folder: (folder / "config.json").unlink(), "config.json: no such file"),
-    "no_weights": (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: no such file"),
-    "no_tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json: no such file"),
-    "encoder": (config(model_type="bert"), "model_type is 'bert'; expected a decoder"),
-    "no_hidden": (config(hidden_size=None), "'hidden_size' is missing"),
-    "no_heads": (config(num_attention_heads=0), "'num_attention_heads' is 0"),
-    "text_layers": (config(num_hidden_layers="four"), "'num_hidden_layers' is 'four'"),
-    "no_eps": (config(rms_norm_eps=None), "rms_norm_eps"),
-    "rope_text": (config(rope_parameters="default"), "rope_parameters is 'default'"),
-    "scaled_rope": (config(rope_scaling={"rope_type": "yarn", "factor": 4.0}), "scaled rotary"),
-    "config_list": (lambda folder: write(folder / "config.json", "[1]"), "expected a JSON object"),
-    "config_nested": (lambda folder: write(folder / "config.json", "[" * 100_000), "config.json: not JSON"),
-    "truncated_config": (truncated("config.json"), "config.json: not JSON"),
-    "truncated_weights": (truncated("model.safetensors"), "model.safetensors: not a readable safetensors file"),
+    "no_weights": (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors nor model.safetensors.index.json"),
+    "truncated_weights": (truncated("model.safetensors"), "model.safetensors: not a whole safetensors file"),
     "truncated_tokenizer": (truncated("tokenizer.json"), "tokenizer.json: not a usable tokenizer"),
-    "missing_tensor": (tensors(lambda found: found.pop(NORM)), f"tensor {NORM} has shape none (missing)"),
-    "surplus_tensor": (tensors(lambda found: found.update(extra=np.zeros(1, np.float32))), "unexpected tensor extra"),
-    "other_shape": (
-        tensors(lambda found: found.update({NORM: found[NORM][:-1].copy()})),
-        f"tensor {NORM} has shape (127,); expected (128,)",
-    ),
-    "bad_index": (lambda folder: write(folder / "model.safetensors.index.json", '{"weight_map": 3}'), "'weight_map'"),
-    "no_index_map": (lambda folder: write(folder / "model.safetensors.index.json", "{}"), "'weight_map'"),
 }
+"""What else is wrong with a checkpoint CLS-CHECKPOINT-REFUSES asks of the same reader, and test_architecture of this door."""
 GOOD_LINE = '{"input": "ls", "label": 1}\n'
-BAD_CORPORA: dict[str, tuple[str | bytes, str]] = {
+BAD_CORPORA = {
     "empty": ("", "the corpus is empty"),
-    "broken_line": (GOOD_LINE + '{"input": "ls", "lab', "broken_line.jsonl:2: expected"),
-    "blank_line": (GOOD_LINE + "\n" + GOOD_LINE, "blank_line.jsonl:2: expected"),
-    "text_label": (GOOD_LINE * 2 + '{"input": "ls", "label": "safe"}', "text_label.jsonl:3: input must be text and label an integer"),
-    "truth_label": ('{"input": "ls", "label": true}', "truth_label.jsonl:1:"),
-    "negative_label": ('{"input": "ls", "label": -1}', "negative_label.jsonl:1:"),
-    "huge_label": (
-        '{"input": "ls", "label": 99999999999999999999}',
-        "huge_label.jsonl:1: input must be text and label an integer from 0 to",
-    ),
-    "number_input": ('{"input": 3, "label": 1}', "number_input.jsonl:1:"),
-    "list_line": ("[1, 2]", "list_line.jsonl:1:"),
-    "nested_line": ("[" * 100_000, "nested_line.jsonl:1:"),
-    "not_utf8": (b'{"input": "\xff", "label": 1}', "not_utf8.jsonl:1:"),
+    "broken_line": (GOOD_LINE + '{"input": "ls", "lab', "broken_line.jsonl:2: "),
+    "text_label": (GOOD_LINE * 2 + '{"input": "ls", "label": "safe"}', "text_label.jsonl:3: label is 'safe'"),
 }
+"""What else is wrong with a corpus CLS-CORPUS-REFUSES asks of the same reader."""
 
 
 def bad_lines(folder: Path) -> list[tuple[list[str], str]]:
@@ -205,8 +153,8 @@ def bad_lines(folder: Path) -> list[tuple[list[str], str]]:
         (["--verdicts", str(Path(write(folder / "README.md", "# Blackswan\n")).with_suffix(".jsonl"))], "README.md is no page"),
         (["--verdicts", str(Path(write(folder / "m.json" / "x", "")).parent.with_suffix(".jsonl"))], "m.json is no page of a report"),
         (["--resume", "--replay", replay_file(folder, "OP-RMSNORM")], "--resume goes on with a run, and --replay"),
-        (["--model", str(folder / "nowhere")], "config.json: no such file"),
-        (["--model", taken], "no such file"),
+        (["--model", str(folder / "nowhere")], "nowhere: no such folder"),
+        (["--model", taken], "no such folder"),
         (["--corpus", str(folder / "nowhere.jsonl")], "nowhere.jsonl: no such file"),
         (["--corpus", str(folder)], "no such file"),
         (["--replay", str(folder / "nowhere.npz")], "nowhere.npz: no such file"),
@@ -215,29 +163,8 @@ def bad_lines(folder: Path) -> list[tuple[list[str], str]]:
         (["--replay", replay_file(folder, "OP-RMSNORN")], "unknown claim 'OP-RMSNORN'"),
         (["--replay", replay_file(folder, "OP-LINEAR")], "a case of rms_norm, but OP-LINEAR is a claim on linear"),
     ]
-    models = {name: BAD_MODELS[name] for name in ("encoder", "truncated_weights", "truncated_tokenizer", "missing_tensor")}
-    corpora = {name: BAD_CORPORA[name] for name in ("empty", "broken_line", "text_label")}
-    found += [(["--model", model(folder / f"model_{name}", damage)], words) for name, (damage, words) in models.items()]
-    return found + [(["--corpus", write(folder / f"{name}.jsonl", text)], words) for name, (text, words) in corpora.items()]
-
-
-@pytest.mark.parametrize("name", BAD_MODELS)
-def test_a_bad_checkpoint_is_refused_with_its_file(name: str, tmp_path: Path) -> None:
-    damage, words = BAD_MODELS[name]
-    folder = Path(model(tmp_path / "checkpoint", damage))
-    with pytest.raises((ValueError, OSError), match=re.escape(words)) as refused:
-        RealInput(folder, CORPUS_HELDOUT).check()
-    assert str(folder) in str(refused.value)
-    assert "Errno" not in str(refused.value)
-
-
-@pytest.mark.parametrize("name", BAD_CORPORA)
-def test_a_bad_corpus_is_refused_with_file_and_line(name: str, tmp_path: Path) -> None:
-    text, words = BAD_CORPORA[name]
-    path = write(tmp_path / f"{name}.jsonl", text)
-    with pytest.raises((ValueError, OSError), match=re.escape(words)) as refused:
-        RealInput(CHECKPOINT, Path(path)).check()
-    assert path in str(refused.value)
+    found += [(["--model", model(folder / f"model_{name}", damage)], words) for name, (damage, words) in BAD_MODELS.items()]
+    return found + [(["--corpus", write(folder / f"{name}.jsonl", text)], words) for name, (text, words) in BAD_CORPORA.items()]
 
 
 def test_bad_input_is_one_message_status_4_and_nothing_written(tmp_path: Path) -> None:
@@ -318,8 +245,8 @@ def test_a_rule_that_cannot_be_evaluated_is_one_message(tree: Path, edited: Any,
 def test_what_only_a_gpu_could_show_is_not_run_and_nothing_held_is_no_success(tree: Path, edited: Any, tmp_path: Path) -> None:
     file = tmp_path / "verdicts.jsonl"
     text = (tree / "contracts" / "decoder-operations-v1.yaml").read_text(encoding="utf-8")
-    start = text.index("      sizes:", text.index("- id: OP-RMSNORM\n"))
-    line = text[start : text.index("\n", start)]
+    start = text.index("      use: rms_norm", text.index("- id: OP-RMSNORM\n"))
+    line = text[start : text.index("    tolerance", start)].rstrip()
     edited("contracts/decoder-operations-v1.yaml", line, f"      device: [cuda]\n{line}")
     only, mixed = several(
         [[*names, "--verdicts", str(file)] for names in (["--claim", "OP-RMSNORM"], ["--claim", "OP-RMSNORM", "--claim", "OP-SOFTMAX"])],
@@ -350,7 +277,7 @@ def test_claims_are_shared_out_and_one_file_holds_the_verdicts(tmp_path: Path) -
     assert (shared.status, alone.status) == (0, 0), shared.text + alone.text
     found = [{record["claim"]: record for record in records(tmp_path / f"{name}.jsonl")[1:-1]} for name in ("shared", "alone")]
     for one in (*found[0].values(), *found[1].values()):
-        del one["seconds"]
+        del one["seconds"], one["digest"]  # which is of the seconds too
     assert found[0] == found[1]
     for words in ("decoder-operations     3", "verdicts: "):
         assert words in shared.text

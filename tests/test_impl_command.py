@@ -92,7 +92,7 @@ def adapter(run: Path, name: str = "last") -> bytes:
 
 def test_a_run_leaves_what_is_said(trained: Path) -> None:
     assert {path.name for path in trained.iterdir()} == {
-        *("run.json", "state", "last", "best", "metrics.jsonl", "config.yaml", "statistics.yaml"),
+        *("run.json", "state", "last", "best", "metrics.jsonl", "config.yaml", "statistics.yaml", ".lock"),
     }
     steps = [line for line in metrics(trained) if line["kind"] == "step"]
     epochs = [line for line in metrics(trained) if line["kind"] == "epoch"]

@@ -160,7 +160,7 @@ def test_without_validation_there_is_no_best(tmp_path: Path) -> None:
     result = run(tmp_path / "run", Watch(), validation=None)
     assert (result.best_epoch, result.best_validation_loss) == (None, None)
     assert [record.validation_loss for record in result.epochs] == [None] * 3
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["last", "run.json", "state"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".lock", "last", "run.json", "state"]
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(tmp_path: Path) -> None:

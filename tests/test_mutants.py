@@ -363,11 +363,6 @@ def test_record_gives_local_gradients() -> None:
     assert not any(call.gradients or call.cotangents for call in plain)
 
 
-def test_procedures_are_unsupported() -> None:
-    assert "procedure" in str(ReferenceSubject().unsupported("whole_classifier", "float32"))
-    assert ReferenceSubject().unsupported("train_steps", "float32") is None
-
-
 class _Watching(dict[str, Any]):
     """A table that notes what is looked up."""
 

@@ -1,8 +1,5 @@
 """The reference's elementary operations against the libraries that define them: bitsandbytes, torch, transformers."""
 
-import ast
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -381,25 +378,11 @@ def test_only_what_leads_to_a_wanted_value_is_differentiated() -> None:
     np.testing.assert_array_equal(head["score.weight"], every["score.weight"])
 
 
-def test_the_reference_imports_numpy_alone() -> None:
-    allowed = {"reference", "numpy", "ml_dtypes", *sys.stdlib_module_names}
-    folder = Path(__file__).parent.parent / "reference"
-    files = sorted(folder.glob("**/*.py"))
-    assert len(files) > 15
-    for file in files:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert {name.partition(".")[0] for name in names} <= allowed, file
-    script = "import sys, reference; sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'impl', 'contracts')))"
-    assert subprocess.run([sys.executable, "-c", script], cwd=folder.parent, check=False).returncode == 0
-
-
 def test_every_operation_of_the_vocabulary_has_a_reference() -> None:
     import yaml
 
     document = yaml.safe_load((Path(__file__).parent.parent / "contracts" / "operations.yaml").read_text(encoding="utf-8"))["operations"]
-    entries = {name: entry for name, entry in document.items() if not entry.get("procedure")}
+    entries = dict(document)
     assert set(TABLE) | set(COMPOSITIONS) == set(entries)
     for name, operation in TABLE.items():
         entry = entries[name]

@@ -44,6 +44,12 @@ class Target:
     device: str
 
     @property
+    def group(self) -> str | None:
+        """What runs in one process on a GPU: claims on one whole model, whose expected answers they share and which fills the memory."""
+        on_gpu = self.device == "cuda" and (self.claim.check or "").startswith("whole_models.")
+        return str(self.claim.arguments["model"]) if on_gpu else None
+
+    @property
     def key(self) -> Key:
         """Claim, dtype and device."""
         return self.claim.id, self.dtype, self.device

@@ -33,7 +33,7 @@ VERDICT = "blackswan verdict"
 """The user property of a report that carries the record of a verdict from the process that reached it to the one that writes it."""
 CRASHED = "???"
 """What pytest-xdist calls the phase of a test in which its process ended."""
-_ASKED = re.compile(r"test_claims\.py::test_(?:holds|replay)\[(.*)\]$", re.DOTALL)
+_ASKED = re.compile(r"test_claims\.py::test_(?:holds|replay)\[(.*)\](?:@[^]]*)?$", re.DOTALL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,7 +56,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if option.limit is not None and not option.tx:
         option.numprocesses = option.numprocesses or 1
     if option.numprocesses and option.dist == "no":
-        option.dist, option.maxschedchunk = "load", option.maxschedchunk or 1
+        option.dist, option.maxschedchunk = "load" if option.device == "cpu" else "loadgroup", option.maxschedchunk or 1
 
 
 def _targets(config: pytest.Config) -> int:
@@ -138,7 +138,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test a target; with --replay only the stored case."""
     campaign, replayed = metafunc.config.stash[CAMPAIGN], metafunc.config.option.replay
     if "target" in metafunc.fixturenames:
-        metafunc.parametrize("target", [] if replayed else list(campaign.targets()), ids=str)
+        found = [] if replayed else list(campaign.targets())
+        marks = [[pytest.mark.xdist_group(target.group)] if target.group else [] for target in found]
+        every = [pytest.param(target, id=str(target), marks=own) for target, own in zip(found, marks, strict=True)]
+        metafunc.parametrize("target", every)
     if "stored" in metafunc.fixturenames:
         stored = [metafunc.config.stash[STORED]] if replayed else []
         metafunc.parametrize("stored", stored, ids=lambda pair: f"{pair[0].id} {pair[1].digest}")

@@ -234,5 +234,7 @@ NO_DEVICES = ("", "gpu", "cuda:16", "cuda:-1", "cuda:", "CUDA", "cpu:0", "cuda:0
 
 def refuses_device(trial: Trial) -> list[Comparison]:
     """Names outside the grammar; and CUDA where there is none."""
-    names = (*NO_DEVICES, "cuda", "cuda:0") if trial.subject.device == "cpu" else NO_DEVICES
+    import torch
+
+    names = NO_DEVICES if torch.cuda.is_available() else (*NO_DEVICES, "cuda", "cuda:0")
     return [trial.refuses(repr(name), partial(trial.devices.resolve, name), "device") for name in names]

@@ -82,7 +82,7 @@ def reading(tell: Callable[[list[Read]], None]) -> Iterator[None]:
     def around(method: Any, trained: bool) -> Any:
         def told(trainer: Trainer, batch: Any, *given: Any, **named: Any) -> Any:
             nonlocal inside
-            if inside:  # one engine's method calls the other's
+            if inside or batch.input_ids.is_meta:  # one engine's method calls the other's; an estimate of memory has no samples
                 return method(trainer, batch, *given, **named)
             rows = [tuple(ids[real].tolist()) for ids, real in zip(batch.input_ids, batch.mask, strict=True)]
             labels = [tuple(map(int, label)) if isinstance(label, list) else label for label in batch.labels.tolist()]
