@@ -144,7 +144,8 @@ from blackswan.impl.operations import OPERATIONS
 known_failures.FILE = Path(sys.argv[1])
 if sys.argv[2] == "wrong":
     OPERATIONS["residual_add"] = lambda x, branch: branch * 1.0
-sys.exit(pytest.main(["falsifiers", "-q", "--claim", "OP-RESIDUAL", "--claim", "OP-EMBEDDING", "--verdicts", sys.argv[3]]))
+quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # this script imports what pytest would rewrite
+sys.exit(pytest.main(["falsifiers", "-q", *quiet, "--claim", "OP-RESIDUAL", "--claim", "OP-EMBEDDING", "--verdicts", sys.argv[3]]))
 """
 
 
