@@ -63,7 +63,8 @@ def test_an_operation_stays_in_float32(name: str) -> None:
         assert any(value.dtype.kind == "f" for value in outputs.values())
         if TABLE[name].backward is not None:
             (output,) = outputs.values()
-            gradients = _gradients(name, single, scalars, np.ones_like(output))
+            with np.errstate(invalid="ignore"):  # BLAS raised the flag once in single precision; what is asked here are dtypes
+                gradients = _gradients(name, single, scalars, np.ones_like(output))
             assert {value.dtype for value in gradients.values()} == {np.dtype(np.float32)}
 
 
