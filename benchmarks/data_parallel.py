@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 benchmarks/data_parallel.py --device cuda --model qwen2.5-0.5b --output FILE.json
 
 Rank 0 first trains alone, on the whole batches that all workers then train on together. `weak` gives each worker as many samples as the
-one had. A GPU trains through the hand-written layers, as `python -m impl train` does, unless `--engine torch` asks for automatic
+one had. A GPU trains through the hand-written layers, as `python -m impl train` does, unless `--backend torch` asks for automatic
 differentiation. Exit status 1 where the workers end with different weights, or where a loss is further from one worker's than --tolerance.
 """
 
@@ -55,14 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seq", type=command.positive, default=128, help="tokens of a sample (default: 128)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of base weights and activations (default: float32)")
     parser.add_argument("--nf4", action="store_true", help="base weights in NF4")
-    parser.add_argument("--engine", choices=("auto", "torch", "fused"), default="auto", help="as for training (default: auto)")
+    parser.add_argument("--backend", choices=("auto", "torch", "fused"), default="auto", help="as for training (default: auto)")
     parser.add_argument("--tolerance", type=command.positive_number, default=0.01, help="relative difference of a loss (default: 0.01)")
     parser.add_argument("--output", type=command.output, metavar="FILE", help="write the figures as JSON")
     options = parser.parse_args(arguments)
     if options.steps <= WARM_UP:
         parser.error(f"--steps {options.steps}: expected more than the {WARM_UP} of the warm-up")
     with joined(options.device) as (group, device):
-        options.engine = _engine(options, device)
+        options.backend = _backend(options, device)
         report = _compared(options, group, device)
         if group.rank == 0:
             _print(report)
@@ -71,13 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if report["weights_equal"] and report["largest_loss_difference"] <= options.tolerance else 1
 
 
-def _engine(options: argparse.Namespace, device: torch.device) -> str:
-    """The engine that `auto` stands for, or the one that was asked for. Raises a CannotRun where it cannot run."""
+def _backend(options: argparse.Namespace, device: torch.device) -> str:
+    """The backend that `auto` stands for, or the one that was asked for. Raises a CannotRun where it cannot run."""
     reason = why_not(DTYPES[options.dtype], device)
-    if options.engine == "fused" and reason:
-        raise command.CannotRun(f"--engine fused: {reason}")
-    if options.engine != "auto":
-        return str(options.engine)
+    if options.backend == "fused" and reason:
+        raise command.CannotRun(f"--backend fused: {reason}")
+    if options.backend != "auto":
+        return str(options.backend)
     return "fused" if device.type == "cuda" and reason is None else "torch"
 
 
@@ -90,7 +90,7 @@ def _compared(options: argparse.Namespace, group: Group, device: torch.device) -
         trainable = initial_trainable(config, adaptation, 0)
         classifier = Classifier(config, adaptation, tensors, trainable, dtype=DTYPES[options.dtype], device=device)
         settings: dict[str, Any] = {"total_steps": options.steps, "micro_batch": options.micro, "learning_rate": RATE, "group": members}
-        make = Trainer if options.engine == "torch" else partial(FusedTrainer, longest=options.seq)
+        make = Trainer if options.backend == "torch" else partial(FusedTrainer, longest=options.seq)
         trainer = make(classifier, **settings)
         return _run(trainer, members, options, samples, config.vocab)
 
@@ -108,7 +108,7 @@ def _compared(options: argparse.Namespace, group: Group, device: torch.device) -
         "backend": torch.distributed.get_backend() if group.size > 1 else None,
         "torch": torch.__version__,
         "workers": group.size,
-        **{name: getattr(options, name) for name in ("steps", "batch", "micro", "seq", "dtype", "nf4", "engine")},
+        **{name: getattr(options, name) for name in ("steps", "batch", "micro", "seq", "dtype", "nf4", "backend")},
         "weights_equal": all(len(set(each)) == 1 for each in digests),
         "digests": digests,
         "losses_alone": losses,
@@ -145,7 +145,7 @@ def _digest(trainer: Trainer) -> str:
 def _print(report: dict[str, Any]) -> None:
     rates, scaling = report["samples_per_second"], report["scaling"]
     print(f"{report['model']} on {report['workers']} × {report['device']} ({report['backend']}), torch {report['torch']}")
-    held = f"{report['dtype']}{', NF4' * report['nf4']}, engine {report['engine']}"
+    held = f"{report['dtype']}{', NF4' * report['nf4']}, backend {report['backend']}"
     print(f"{report['steps']} steps of {report['batch']} samples of {report['seq']} tokens, {held}")
     print(f"weights and moments on all workers: {'equal, bit for bit' if report['weights_equal'] else 'DIFFERENT'}")
     print(f"loss of the last step: alone {report['losses_alone'][-1]:.6f}, together {report['losses_together'][-1]:.6f}")

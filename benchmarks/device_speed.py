@@ -3,7 +3,7 @@
     python -m benchmarks.device_speed [--device cuda] [--json FILE]
 
 Both forward passes are of random weights in NF4 and the same 32 samples of 128 tokens, in bfloat16; the CPU computes on all its cores, or
-on `--threads` of them. Training is one optimiser step on such a batch, by both engines. Times are the median of some runs after others
+on `--threads` of them. Training is one optimiser step on such a batch, by both backends. Times are the median of some runs after others
 that warm up. Ends with 6 on a host without a CUDA device.
 """
 
@@ -61,25 +61,25 @@ def forward_seconds(setting: Setting, device: torch.device) -> float:
 
 
 def step_seconds(setting: Setting, device: torch.device) -> float:
-    """One optimiser step on a batch, by the setting's engine."""
+    """One optimiser step on a batch, by the setting's backend."""
     trainer, batch = _trainer(setting, classifier_on(setting, device)), batch_on(setting, device)
     return seconds(lambda: trainer.train_batch(batch), device)
 
 
 def _trainer(setting: Setting, classifier: Classifier) -> Trainer:
     settings: dict[str, Any] = {"total_steps": None, "micro_batch": BATCH, "learning_rate": 1e-4}
-    return FusedTrainer(classifier, longest=SEQ, **settings) if setting.engine == "fused" else Trainer(classifier, **settings)
+    return FusedTrainer(classifier, longest=SEQ, **settings) if setting.backend == "fused" else Trainer(classifier, **settings)
 
 
 def measured(model: str, device: torch.device) -> dict[str, Any]:
     """Seconds of a forward pass on either device and their ratio; samples a second of training on the GPU."""
     forward = {where.type: forward_seconds(Setting(model, True, "bfloat16"), where) for where in (torch.device("cpu"), device)}
-    engines = {engine: step_seconds(Setting(model, True, "bfloat16", engine=engine), device) for engine in ("torch", "fused")}
+    backends = {backend: step_seconds(Setting(model, True, "bfloat16", backend=backend), device) for backend in ("torch", "fused")}
     return {
         "forward_seconds": forward,
         "forward_ratio": forward["cpu"] / forward[device.type],
-        "step_seconds": engines,
-        "samples_per_second": {engine: BATCH / taken for engine, taken in engines.items()},
+        "step_seconds": backends,
+        "samples_per_second": {backend: BATCH / taken for backend, taken in backends.items()},
     }
 
 
@@ -121,8 +121,8 @@ def _print(report: dict[str, Any]) -> None:
     where = f"{report['device']} and {report['cpu']} ({report['threads']} threads)"
     print(f"{report['model']}, NF4, bfloat16, {BATCH} samples of {SEQ} tokens; {where}")
     print(f"forward   CPU {forward['cpu'] * 1e3:10.1f} ms   GPU {forward['cuda'] * 1e3:8.2f} ms   ratio {report['forward_ratio']:8.1f}")
-    for engine, rate in report["samples_per_second"].items():
-        print(f"training  {engine:6} {report['step_seconds'][engine] * 1e3:10.2f} ms a step   {rate:10.0f} samples/s")
+    for backend, rate in report["samples_per_second"].items():
+        print(f"training  {backend:6} {report['step_seconds'][backend] * 1e3:10.2f} ms a step   {rate:10.0f} samples/s")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from benchmarks import command
 from blackswan import contracts
 from blackswan.contracts.model import Claim
 from blackswan.falsifiers.numeric.comparison import Errors
-from blackswan.falsifiers.runner.workers import workers
+from blackswan.falsifiers.runner.workers import answers
 from blackswan.reference.table import Array
 
 if TYPE_CHECKING:
@@ -138,10 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start, results = time.perf_counter(), []
     names = options.mutant or list(MUTANTS)
     print(f"{'mutant':42} {'claim falsified':25} {'to blame':24} {'named':24} path: why")
-    with workers(options.processes) as pool:
-        for result in pool.in_order([partial(examine, name, options.dtype) for name in names]):
-            results.append(result)
-            print(_row(result), flush=True)
+    for result in answers([partial(examine, name, options.dtype) for name in names], options.processes, in_order=True):
+        results.append(result)
+        print(_row(result), flush=True)
     return _totals(results, time.perf_counter() - start)
 
 

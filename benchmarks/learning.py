@@ -37,7 +37,7 @@ from benchmarks.learning_table import replaced, table
 from benchmarks.shipped_data.make import corpus_text
 from benchmarks.unseen import UNSEEN_COUNTS, UNSEEN_SEED, unseen_scripts
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT, CORPUS_TRAIN
-from blackswan.falsifiers.runner.workers import workers
+from blackswan.falsifiers.runner import workers
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, CHOICE = (ROOT / "benchmarks" / "results" / name for name in ("learning.json", "learning-choice.json"))
@@ -99,10 +99,9 @@ def measure(given: Input, choice: Mapping[str, Any], seeds: Sequence[int], proce
     settings, tf_idf = choice["settings"], baselines.TfIdf(**choice["tf_idf"][0])
     asked = [each for each, _ in questions.values()]
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes to come
-    with workers(processes) as pool:
-        runs = [partial(trained, given.checkpoint, given.train, asked, settings | {"seed": seed}) for seed in seeds]
-        baseline = [partial(baselines.predictions, tf_idf, texts, labels, each) for each in asked]
-        answers: list[Any] = list(pool.in_order([*runs, *baseline]))
+    runs = [partial(trained, given.checkpoint, given.train, asked, settings | {"seed": seed}) for seed in seeds]
+    baseline = [partial(baselines.predictions, tf_idf, texts, labels, each) for each in asked]
+    answers = list[Any](workers.answers([*runs, *baseline], processes, in_order=True))
     predicted, features = dict(zip(seeds, answers, strict=False)), answers[len(seeds) :]
     compared = {
         name: compare({seed: found[index] for seed, found in predicted.items()}, features[index], labels, *questions[name])
@@ -197,7 +196,8 @@ def findings(settings: Mapping[str, Any], checkpoint: Path, labels: Sequence[int
     config = {name: value for name, value in settings.items() if name not in ("lora_targets", "max_seq_len")}
     config |= {"lora_targets": list(target_modules(settings["lora_targets"])), "model_params": parameter_count(checkpoint)}
     counts = [labels.count(index) for index in range(settings["num_classes"])]
-    statistics = {"imbalance_ratio": max(counts) / min(counts), "minority_count": min(counts)} if min(counts) else {"minority_count": 0}
+    statistics = {"minority_count": min(counts), "sample_count": len(labels)}
+    statistics |= {"imbalance_ratio": max(counts) / min(counts)} if min(counts) else {}
     return [f"{found.rule} ({found.severity}): {found.message}" for found in check(config, statistics)]
 
 

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import baselines, command, paired
 from benchmarks.learning import CHOICE, Input, cpu_seconds, digests, read, say, trained, versions
-from blackswan.falsifiers.runner.workers import workers
+from blackswan.falsifiers.runner import workers
 
 SETTINGS: dict[str, Any] = {
     "num_classes": 5, "lora_rank": 16, "lora_alpha": 32.0, "lora_targets": "q_v", "batch_size": 16, "max_seq_len": 256, "pooling": "mean",
@@ -49,12 +49,12 @@ def choose(given: Input, settings: dict[str, Any], rates: Sequence[float], proce
     groups = paired.families(texts)
     inner, outer = _fifth(labels, groups)
     os.environ["OMP_NUM_THREADS"] = "1"  # of the processes to come
-    with tempfile.TemporaryDirectory() as folder, workers(processes) as pool:
+    with tempfile.TemporaryDirectory() as folder:
         part = _write_part(Path(folder), given.train, inner)
         asked = [[texts[index] for index in outer]]
         trials = [partial(trained, given.checkpoint, part, asked, settings | {"learning_rate": rate}) for rate in rates]
         features = partial(baselines.candidates, texts, labels, groups)
-        *answers, found = list[Any](pool.in_order([*trials, features]))
+        *answers, found = list[Any](workers.answers([*trials, features], processes, in_order=True))
     right = [paired.accuracy(answer[0], [labels[index] for index in outer]) for answer in answers]
     rate = rates[right.index(max(right))]
     say(f"learning rate {rate:g}, by accuracy on {len(outer)} training scripts left out: {dict(zip(rates, right, strict=True))}")

@@ -2,7 +2,7 @@
 
     python -m benchmarks.memory [--device cuda] [--models toy qwen2.5-0.5b qwen3-4b] [--json FILE]
 
-Of both engines: automatic differentiation (`Trainer`) and hand-written layers (`FusedTrainer`), the latter on a CUDA device only. There
+Of both backends: automatic differentiation (`Trainer`) and hand-written layers (`FusedTrainer`), the latter on a CUDA device only. There
 the measure is torch.cuda.max_memory_allocated over loading and some optimiser steps; the command ends with 1 where an estimate is more
 than TOLERANCE away from it. On the CPU the measure is a count of the step's allocations, for the toy model only.
 benchmarks/results/memory-h200.json holds what was measured (`--json` writes a file like it), and tests/test_memory_benchmark.py the
@@ -55,7 +55,7 @@ class Setting:
     dtype: str
     targets: str = "q_v"
     accumulation: int = 1
-    engine: str = "torch"
+    backend: str = "torch"
     pooling: str = "mean"
 
     def adaptation(self) -> Adaptation:
@@ -65,13 +65,13 @@ class Setting:
     def estimate(self, device: torch.device) -> Estimate:
         """What the step is estimated to need."""
         dtype = DTYPES[self.dtype]
-        if self.engine == "fused":
+        if self.backend == "fused":
             return estimate_fused(MODELS[self.model], self.adaptation(), BATCH, SEQ, dtype)
         return estimate(MODELS[self.model], self.adaptation(), BATCH, SEQ, dtype, accumulation=self.accumulation, device=device)
 
 
 def settings(models: list[str], device: torch.device) -> Iterator[Setting]:
-    """Each model with NF4 and without, in both dtypes; and all targets, and accumulation, once. On CUDA the other engine as well."""
+    """Each model with NF4 and without, in both dtypes; and all targets, and accumulation, once. On CUDA the other backend as well."""
     for model in models:
         for dtype in DTYPES:
             yield Setting(model, True, dtype)
@@ -81,7 +81,7 @@ def settings(models: list[str], device: torch.device) -> Iterator[Setting]:
             yield Setting(model, True, "bfloat16", targets="all")
         if device.type == "cuda":
             for nf4 in (True, False):
-                yield Setting(model, nf4, "bfloat16", engine="fused", pooling="last")
+                yield Setting(model, nf4, "bfloat16", backend="fused", pooling="last")
 
 
 def classifier_on(setting: Setting, device: torch.device) -> Classifier:
@@ -134,7 +134,7 @@ def measured(setting: Setting, device: torch.device) -> Mapping[str, int]:
         torch._C._cuda_clearCublasWorkspaces()  # they outlive a step, and each setting is measured as if alone in its process
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-        if setting.engine == "fused":
+        if setting.backend == "fused":
             fused_steps(setting, device)
             return {"peak": torch.cuda.max_memory_allocated(device)}
         saved = step(setting, device)
@@ -166,7 +166,7 @@ def main() -> int:
         set_tf32(False)
     rows = []
     print(
-        f"{'model':13} {'engine':8} {'base':5} {'dtype':9} {'targets':7} {'pooling':7} {'accum':>5} {'estimate':>10} {'measured':>10} "
+        f"{'model':13} {'backend':8} {'base':5} {'dtype':9} {'targets':7} {'pooling':7} {'accum':>5} {'estimate':>10} {'measured':>10} "
         f"{'ratio':>6}  largest parts, MiB"
     )
     for setting in settings(arguments.models, device):
@@ -194,7 +194,7 @@ def _line(found: Mapping[str, Any]) -> str:
     peak = f"{found['peak'] / 2**20:10.1f} {found['ratio']:6.3f}" if "ratio" in found else f"{'-':>10} {'-':>6}"
     base = "nf4" if found["nf4"] else "plain"
     return (
-        f"{found['model']:13} {found['engine']:8} {base:5} {found['dtype']:9} {found['targets']:7} {found['pooling']:7} "
+        f"{found['model']:13} {found['backend']:8} {base:5} {found['dtype']:9} {found['targets']:7} {found['pooling']:7} "
         f"{found['accumulation']:5} "
         f"{found['estimate'] / 2**20:10.1f} {peak}  {parts}{saved}"
     )

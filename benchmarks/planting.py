@@ -88,7 +88,7 @@ FIRST_WRONG = {
 """By mutant, the operation of the first recorded call that is wrong. Here stand those that change no call; the others are entered when
 they are planted and run."""
 READER = {"average_gradients": "clip_by_global_norm", "learning_rate_schedule": "adamw_step"}
-"""What reads the result of an operation of the training loop: a result that changes after its call was recorded is wrong there first."""
+"""Operation of the training loop → the one that reads its result, which is the first wrong one if that result changes after its call."""
 
 
 def planting(mutant: str, dtype: str) -> Callable[[], Planted] | str:

@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 @dataclass(frozen=True)
 class Door:
-    """A sub-command: the module with its `parser(prog)` and `main(arguments, prog)`, and what precedes the user's arguments there."""
+    """A sub-command: the module that has its `parser(prog)` and `main(arguments, prog)`, and the words put before the user's arguments."""
 
     help: str
     module: str
@@ -22,11 +22,14 @@ class Door:
 
 DOORS = {
     "falsify": Door("attack the implementation with every claim: pytest falsifiers", "falsifiers.runner.options"),
+    "vet": Door("ask your own code every claim on what it has", "falsifiers.runner.vet"),
+    "vet-checkpoint": Door("hold a published checkpoint to the reference, layer by layer", "falsifiers.__main__", ("vet-checkpoint",)),
     "contracts": Door("check, list and show claims; judge a configuration by the rules", "contracts.__main__"),
     "power": Door("show that every claim can fail: run the claims on wrong programs", "falsifiers.__main__", ("power",)),
     "calibrate": Door("measure error / noise floor of the correct implementation", "falsifiers.__main__", ("calibrate",)),
-    "catalogue": Door("write the catalogue of wrong programs from their decorators", "falsifiers.__main__", ("catalogue",)),
+    "catalogue": Door("write the names of wrong programs and of checks of systems from the code", "falsifiers.__main__", ("catalogue",)),
     "train": Door("train an adapter and head on a corpus", "impl.__main__", ("train",)),
+    "pretrain": Door("train a decoder to predict the next token", "impl.__main__", ("pretrain",)),
     "evaluate": Door("loss, accuracy and confusion on a corpus", "impl.__main__", ("evaluate",)),
     "predict": Door("classes and probabilities of texts", "impl.__main__", ("predict",)),
     "merge": Door("write the base model with the adapter merged into it", "impl.__main__", ("merge",)),
@@ -62,7 +65,7 @@ class DoorCommand(click.Command):
 
 
 def known(parser: argparse.ArgumentParser, typed: Sequence[str]) -> list[tuple[str, str]]:
-    """What may come next, with its help: the sub-commands of a parser, or the options where `typed` names one already."""
+    """The words that may come next, with their help: a parser's sub-commands, or its options where `typed` names a sub-command already."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             chosen = next((word for word in typed if word in action.choices), None)

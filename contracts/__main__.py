@@ -1,25 +1,37 @@
-"""The contracts' own door: lint, list, show, check. Exit status 0: nothing found, 1: findings, 2: bad usage, 130: interrupted."""
+"""The command `python -m contracts`. Exit status 0: nothing found, 1: findings, 2: bad usage, 130: interrupted."""
 
 import argparse
-import math
+import json
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from blackswan.contracts import FLAVOURS, KINDS, Claim, ContractError, Range, Tolerance, Vocabulary, load, load_vocabulary
+from blackswan.contracts import (
+    FLAVOURS,
+    KINDS,
+    Claim,
+    Contract,
+    ContractError,
+    Range,
+    Tolerance,
+    Vocabulary,
+    load,
+    load_operations,
+    load_vocabulary,
+)
 from blackswan.contracts.document import read
 from blackswan.contracts.problems import KeyPath, shown_path, unknown
-from blackswan.contracts.schema import shown
+from blackswan.contracts.vocabulary import use_folder
+
+if TYPE_CHECKING:
+    from blackswan.contracts.advice import Finding
 
 INTERRUPTED = 130
-_WIDTH = 72
-_LARGEST = 10**15
-_LARGEST_SEED = 2**63 - 1
-"""Rules do not compute with seeds, and `python -m impl train` takes as large ones."""
+_WIDTH, _LINE = 72, 140
 _BITS = 4096
-"""Python writes no integer of more than 4,300 digits."""
+"""Python refuses to write integers of more than 4,300 digits."""
 
 
 class UsageError(Exception):
@@ -30,12 +42,13 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m contract
     """Runs a command and returns its exit status."""
     try:
         options = parser(prog).parse_args(arguments)
+        use_folder(getattr(options, "contracts", None))
         command: Callable[[argparse.Namespace], int] = options.command
         return command(options)
     except ContractError as error:
         print(f"{error}\n{_count(error)}", file=sys.stderr)
         return 1
-    except (UsageError, OSError) as error:
+    except (UsageError, ValueError, OSError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -62,9 +75,15 @@ def parser(prog: str) -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="show everything about a claim")
     show.add_argument("claim", metavar="CLAIM")
     show.set_defaults(command=_show)
+    calls = commands.add_parser("calls", help="print what a call of each operation receives and returns, as markdown")
+    calls.set_defaults(command=_calls)
+    for command in (lint, listing, show, calls):
+        command.add_argument("--contracts", metavar="DIR", type=Path, help="read this folder of contracts of your own too")
+    origins = commands.add_parser("origins", help="list the claims of the system that this one is modelled on, with ours or the refusal")
+    origins.set_defaults(command=_origins)
     check = commands.add_parser("check", help="hold a configuration to the hyperparameter rules")
     check.add_argument("config", metavar="CONFIG.yaml", type=Path)
-    check.add_argument("--statistics", metavar="FILE.yaml", type=Path, help="p99_length, imbalance_ratio, minority_count")
+    check.add_argument("--statistics", metavar="FILE.yaml", type=Path, help="p99_length, imbalance_ratio, minority_count, sample_count")
     check.set_defaults(command=_check)
     return found
 
@@ -108,9 +127,15 @@ def _show(options: argparse.Namespace) -> int:
 
 def _fields(claim: Claim, vocabulary: Vocabulary) -> Iterator[tuple[str, str]]:
     yield "statement", claim.statement
-    optional = {"path": claim.path, "formula": claim.formula, "correction": claim.correction, "cases": claim.cases, "check": claim.check}
+    optional = {
+        "backend": claim.backend,
+        "formula": claim.formula,
+        "correction": claim.correction,
+        "cases": claim.cases,
+        "check": claim.check,
+    }
     yield from ((name, str(value)) for name, value in optional.items() if value is not None)
-    if claim.check and not claim.system:
+    if claim.check:
         yield "", vocabulary.checks[claim.check].doc
     yield from ((f"argument {name}", str(value)) for name, value in claim.arguments.items())
     if claim.operation:
@@ -176,20 +201,66 @@ def _tolerance(tolerance: Tolerance) -> str:
     return "exact"
 
 
+def _calls(_options: argparse.Namespace) -> int:
+    from blackswan.contracts.calls import page
+
+    print(page(load_operations()), end="")
+    return 0
+
+
+def _origins(_options: argparse.Namespace) -> int:
+    from blackswan.contracts.origins import origins
+
+    found, problems = origins(load())
+    for origin in found:
+        print(f"{origin.id}: {origin.statement}")
+        answer = f"refused: {origin.refused}" if origin.refused else f"claims: {', '.join(origin.claims)}"
+        print(textwrap.fill(answer, _LINE, initial_indent=" " * 4, subsequent_indent=" " * 6, break_on_hyphens=False))
+    refused = sum(origin.refused is not None for origin in found)
+    print(f"{len(found)} origins, {len(found) - refused} with claims, {refused} refused")
+    if problems:
+        raise ContractError(problems)
+    return 0
+
+
 def _check(options: argparse.Namespace) -> int:
-    from blackswan.contracts.advice import check
-    from blackswan.contracts.fields import CONFIG, STATISTICS
+    from blackswan.contracts.advice import advised, check, unjudged
+    from blackswan.contracts.fields import CONFIG, STATISTICS, ConfigError
 
     config = _values(options.config, CONFIG)
     statistics = _values(options.statistics, STATISTICS) if options.statistics else {}
-    found = check(config, statistics)
+    contracts = {contract.name: contract for contract in load()}
+    rules = [claim for contract in contracts.values() for claim in contract.claims if claim.rule]
+    try:
+        found = check(config, statistics, rules)
+    except ConfigError as error:
+        raise UsageError(f"the values cannot be used together: {error}") from error
     for finding in found:
-        print(f"{finding.severity:<5} {finding.rule}: {finding.message}")
-        for name, value in finding.recommendation.items():
-            print(f"      recommended: {name}: {value}")
+        _print_finding(finding, contracts[finding.contract])
     errors = sum(finding.severity == "error" for finding in found)
     print(f"{len(found)} findings, {errors} of them errors" if found else "no findings")
+    if found:
+        left = [finding.rule for finding in check(advised(config, found), statistics, rules)]
+        print(f"all recommendations together leave {', '.join(left) or 'no finding'}")
+    for missing, names in _by_missing(unjudged(config, statistics, rules)).items():
+        print(textwrap.fill(f"not judged, for want of {missing}: {', '.join(names)}", _LINE, subsequent_indent=" " * 6))
     return 1 if errors else 0
+
+
+def _print_finding(finding: "Finding", contract: Contract) -> None:
+    print(f"{finding.severity:<5} {finding.rule}: {finding.message}")
+    for name, value in finding.recommendation.items():
+        print(f"      recommended: {name}: {json.dumps(value)}")
+    said = [("source", f"{contract.sources[key].cite}; {locator}") for key, locator in finding.sources.items()]
+    for label, text in [*said, *([("note", finding.correction)] if finding.correction else [])]:
+        print(textwrap.fill(f"{label}: {text}", _LINE, initial_indent=" " * 6, subsequent_indent=" " * 8))
+
+
+def _by_missing(rules: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for rule, missing in rules.items():
+        found.setdefault(", ".join(missing), []).append(rule)
+    return found
 
 
 def _values(path: Path, fields: Any) -> dict[str, Any]:
@@ -204,7 +275,7 @@ def _values(path: Path, fields: Any) -> dict[str, Any]:
         raise UsageError(str(error)) from error
     problems = []
     for name, value in document.data.items():
-        if outside := list(_outside(name, value, fields)):
+        if outside := list(_outside(name, value)):
             problems += [str(document.problem(key, message)) for key, message in outside]
             continue
         try:
@@ -216,24 +287,11 @@ def _values(path: Path, fields: Any) -> dict[str, Any]:
     return dict(document.data)
 
 
-def _outside(name: str, value: Any, fields: Any) -> Iterator[tuple[KeyPath, str]]:
-    """Numbers that the rules cannot compute with. Of an empty class the imbalance is infinite, and `python -m impl train` writes it so."""
+def _outside(name: str, value: Any) -> Iterator[tuple[KeyPath, str]]:
+    """Integers that no message could show."""
     for key, item in [((name,), value), *(((name, index), item) for index, item in enumerate(value if isinstance(value, list) else ()))]:
         if isinstance(item, int) and item.bit_length() > _BITS:
-            yield key, f"is a whole number of {item.bit_length()} bits; expected none beyond {_LARGEST:g}"
-            return
-    kind = fields[name].type if name in fields else None
-    numbers: list[tuple[KeyPath, Any]] = [((name,), value)] if kind in ("int", "real") else []
-    if kind == "reals" and isinstance(value, list):
-        numbers = [((name, index), item) for index, item in enumerate(value)]
-    largest = _LARGEST_SEED if name == "seed" else _LARGEST
-    for key, number in numbers:
-        if not isinstance(number, int | float) or isinstance(number, bool) or (name == "imbalance_ratio" and number == math.inf):
-            continue
-        if isinstance(number, float) and not math.isfinite(number):
-            yield key, f"is {shown(number)}; expected a finite number"
-        elif abs(number) > largest:
-            yield key, f"is {shown(number)}; expected a number from -{largest:g} to {largest:g}"
+            yield key, f"is a whole number of {item.bit_length()} bits; expected none of more than {_BITS}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What can be said about a claim without running it. Every fault is a key path within the claim and a message."""
+"""Checks of a claim that do not run it. Every fault is a key path within the claim and a message."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ _METRICS = ("rms", "row", "max")
 
 
 def faults(raw: Mapping[str, Any], vocabulary: Vocabulary, sources: Iterable[str]) -> Iterator[Fault]:
-    """Everything wrong with a claim that fits the schema."""
+    """All faults of a claim that fits the schema."""
     for name in raw.get("sources", {}):
         if name not in sources:
             yield ("sources", name), unknown("source", name, sources)
@@ -27,10 +27,10 @@ def faults(raw: Mapping[str, Any], vocabulary: Vocabulary, sources: Iterable[str
 
         yield from rule_faults(raw)
         return
+    yield from _check(raw, vocabulary)
     if is_system(raw):
         yield from [*_tolerance(raw.get("tolerance", {})), *_factors(raw, vocabulary)]
         return
-    yield from _check(raw, vocabulary)
     signature = vocabulary.operations.get(raw["operation"])
     if signature is None:
         yield ("operation",), unknown("operation", raw["operation"], vocabulary.operations)
@@ -42,25 +42,35 @@ def faults(raw: Mapping[str, Any], vocabulary: Vocabulary, sources: Iterable[str
 
 
 def is_system(raw: Mapping[str, Any]) -> bool:
-    """Whether the check is `module.function` of falsifiers/system: a claim about runs, files, data or devices."""
+    """Whether the claim is about runs, files, data or devices. Its check is then `module.function` of falsifiers/system."""
     return "." in raw.get("check", "")
 
 
 def _check(raw: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[Fault]:
+    """The check exists, fits the claim's kind, and takes the arguments and the backend that the claim gives it."""
     name = raw.get("check")
     if name is None:
+        yield from ((("arguments", argument), "is read by nothing: the claim has no check") for argument in raw.get("arguments", {}))
         return
     check = vocabulary.checks.get(name)
     if check is None:
-        fitting = [other for other, entry in vocabulary.checks.items() if raw["kind"] in entry.kinds]
-        yield ("check",), unknown("check", name, fitting or vocabulary.checks)
-    elif raw["kind"] not in check.kinds:
+        alike = [other for other in vocabulary.checks if ("." in other) is is_system(raw)]
+        fitting = [other for other in alike if raw["kind"] in vocabulary.checks[other].kinds]
+        yield ("check",), unknown("check", name, fitting or alike)
+        return
+    if raw["kind"] not in check.kinds:
         yield ("check",), f"the check {name!r} is for {', '.join(check.kinds)}; the claim's kind is {raw['kind']}"
+    given, accepted = raw.get("arguments", {}), (*check.arguments, *check.optional)
+    yield from ((("arguments", argument), unknown("argument", argument, accepted)) for argument in given if argument not in accepted)
+    yield from ((("check",), f"{name} needs the argument {argument!r}") for argument in check.arguments if argument not in given)
+    if is_system(raw) and "backend" in raw and not check.backends:
+        able = ", ".join(other for other, entry in vocabulary.checks.items() if entry.backends)
+        yield ("backend",), f"{name} has no choice of backends; expected none here, or a check that has one: {able}"
 
 
 def _operation(raw: Mapping[str, Any], signature: Signature) -> Iterator[Fault]:
-    if raw.get("path") in ("triton", "fused") and "float64" in raw["domain"].get("dtype", ()):
-        yield ("path",), f"{raw['path']}: its kernels have no float64; leave that out of the domain"
+    if raw.get("backend") in ("triton", "fused") and "float64" in raw["domain"].get("dtype", ()):
+        yield ("backend",), f"{raw['backend']}: its kernels have no float64; leave that out of the domain"
     if raw["kind"] == "gradient" and not signature.gradients:
         yield ("kind",), f"gradient: the operation {signature.name!r} has no gradients"
 

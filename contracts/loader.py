@@ -27,18 +27,18 @@ from blackswan.contracts.model import (
 from blackswan.contracts.named_domains import expanded
 from blackswan.contracts.problems import ContractError, Problem, shown_path
 from blackswan.contracts.schema import violations
-from blackswan.contracts.vocabulary import FOLDER, VOCABULARY_FILES, factors, load_vocabulary
+from blackswan.contracts.vocabulary import VOCABULARY_FILES, factors, folders, load_vocabulary
 
 _PATTERN = "*-v*.yaml"
 
 
 def load(paths: Iterable[Path | str] | None = None, vocabulary: Vocabulary | None = None) -> list[Contract]:
-    """The contracts of files and folders, by default of this folder.
+    """The contracts of files and folders, by default of this folder and the user's own.
 
     ContractError holds every problem of every file: nothing is loaded unless all of it can be.
     """
     problems: list[Problem] = []
-    files = _files([FOLDER] if paths is None else [Path(path) for path in paths], problems)
+    files = _files(folders() if paths is None else [Path(path) for path in paths], problems)
     documents = [document for path in files if (document := _read(path, problems))]
     try:
         vocabulary = vocabulary or load_vocabulary()
@@ -162,7 +162,7 @@ def _claim(raw: Mapping[str, Any], contract: str, vocabulary: Vocabulary, locati
         examples=_examples(raw.get("examples", {})),
         location=location,
         content=raw,
-        path=raw.get("path"),
+        backend=raw.get("backend"),
         resolved_signature=_resolved_signature(raw, vocabulary),
     )
 
@@ -179,7 +179,7 @@ def _resolved_signature(raw: Mapping[str, Any], vocabulary: Vocabulary) -> dict[
 
 
 def _said(entry: Signature | Check) -> dict[str, Any]:
-    return {name: value for name, value in asdict(entry).items() if name not in ("doc", "location")}
+    return {name: value for name, value in asdict(entry).items() if name not in ("doc", "location", "conventions")}
 
 
 def _domain(raw: Mapping[str, Any], vocabulary: Vocabulary) -> Domain:

@@ -1,4 +1,4 @@
-"""What contract files say, as frozen objects. Mappings are plain dictionaries; nobody may change them."""
+"""The content of contract files as frozen objects. Mappings are plain dictionaries; nobody may change them."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ ScalarValue = float | int | bool | str | None | list[float] | list[str]
 
 
 class Location(NamedTuple):
-    """Where a definition stands; lines count from 1."""
+    """The file and the line in which a definition stands; lines count from 1."""
 
     file: str
     line: int
@@ -68,7 +68,8 @@ class Output:
 class Signature:
     """An operation of operations.yaml.
 
-    `calls` are those that a composition calls for some of its scalars.
+    `calls` are those that a composition calls for some of its scalars. `conventions` are the values of what honest implementations
+    do in more than one way, the default first.
     """
 
     name: str
@@ -84,26 +85,31 @@ class Signature:
     intermediates: str
     composition: bool
     calls: tuple[str, ...]
+    conventions: Mapping[str, tuple[str, ...]]
     location: Location
 
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """A named check of checks.yaml and the claim kinds that may use it.
+    """A check that claims may name: one of checks.yaml, with the claim kinds that may use it, or one of system_checks.json, for any kind.
 
-    `non_finite` names the outputs that may be NaN or infinite, `*` for any part of a name.
+    A claim gives it all of `arguments` and may give those of `optional`. `non_finite` names the outputs that may be NaN or
+    infinite, with `*` for any part of a name. `backends` says whether a claim about a system may name the backend of the computation.
     """
 
     name: str
     kinds: tuple[str, ...]
     doc: str
-    location: Location
+    location: Location | None = None
     non_finite: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    backends: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Mutant:
-    """A wrong program of mutants.json, and the defects that it comes from; `operation` is what it replaces, of one that replaces any.
+    """A wrong program of mutants.json, and the defects that it comes from. `operation` is what it replaces; None for a changed step.
 
     `hidden_in` names the dtypes whose rounding is as large as the mutant's error.
     """
@@ -148,11 +154,11 @@ class Boundary:
 
 @dataclass(frozen=True)
 class Domain:
-    """Where a claim is made.
+    """The cases that a claim speaks of.
 
     For generated input `sizes`, `scalars` (with the signature's defaults) and `optional` are complete; a choice is a tuple of values, and
     presence is `absent` or `present`. A claim without dtypes of its own has float32; one without flavours has normal. `device` names the
-    kinds of device that the claim speaks of; none means whichever a run has.
+    kinds of device that the claim speaks of; an empty tuple means the device of the run, whichever it is.
     """
 
     input: str = "generated"
@@ -219,10 +225,10 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """One statement that can be false. `content` is the claim as the file has it, `terms` what the vocabulary says of its operation and
-    its check.
+    """One statement that can be false.
 
-    `path` names the code that it speaks of, torch's or Triton's, where the subject has both; none means what the subject uses by itself.
+    `content` is the claim as the file has it, and `resolved_signature` holds the vocabulary's entries of its operation and its check.
+    `backend` names the code that it speaks of, such as Triton's, where the subject has several; None leaves the choice to the subject.
     """
 
     id: str
@@ -245,12 +251,12 @@ class Claim:
     examples: Examples
     location: Location
     content: Mapping[str, Any] = field(repr=False)
-    path: str | None = None
+    backend: str | None = None
     resolved_signature: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def system(self) -> bool:
-        """Whether the claim is about runs, files, data or devices: its check is `module.function` of falsifiers/system."""
+        """Whether the claim is about runs, files, data or devices. Its check is then `module.function` of falsifiers/system."""
         return "." in (self.check or "")
 
 
@@ -267,7 +273,7 @@ class Contract:
 
 
 def contract_digest(claim: Claim) -> str:
-    """SHA-256 over the claim's content and terms, blind to comments, docs, key order and formatting."""
+    """SHA-256 over the claim's content and resolved signature, blind to comments, docs, key order and formatting."""
     canonical = json.dumps(
         [claim.contract, claim.content, claim.resolved_signature], sort_keys=True, ensure_ascii=False, separators=(",", ":")
     )

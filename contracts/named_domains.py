@@ -14,7 +14,7 @@ from blackswan.contracts.problems import KeyPath, Problem, unknown
 _BY_ENTRY = ("sizes", "scalars", "optional")
 
 Places = dict[KeyPath, KeyPath]
-"""Where in the file a key of a complete domain stands."""
+"""Maps the path of a key in a complete domain to the path at which the file has it."""
 
 
 class _UseError(Exception):

@@ -1,4 +1,4 @@
-"""What is wrong with a file, said for people: where, what, what was expected, the nearest valid name."""
+"""Problems of files, told to people: the place, the fault, what was expected, and the nearest valid name."""
 
 import difflib
 from collections.abc import Iterable, Sequence

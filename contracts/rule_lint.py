@@ -7,10 +7,10 @@ import string
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from blackswan.contracts.fields import CLIPPING, DERIVED, FIELDS, FUNCTIONS, SAMPLES, VARIABLES, ConfigError, checked, split, variables
+from blackswan.contracts.fields import CLIPPING, FIELDS, FUNCTIONS, SAMPLES, VARIABLES, ConfigError, checked, fields_of, split, variables
 from blackswan.contracts.model import Range, Rule
 from blackswan.contracts.problems import KeyPath, unknown
-from blackswan.contracts.rules import UNFORESEEN, RuleError, compiled, evaluate
+from blackswan.contracts.rules import LimitError, RuleError, compiled, evaluate, require_few_steps
 
 Fault = tuple[KeyPath, str]
 
@@ -19,9 +19,9 @@ _CASES = 24
 
 
 def faults(raw: Mapping[str, Any]) -> Iterator[Fault]:
-    """What is wrong with a claim of kind rule, by key path within the claim."""
+    """All faults of a claim of kind rule, by key path within the claim."""
     rule = raw["rule"]
-    found = [*_domain(raw["domain"]["scalars"]), *_expressions(rule), *_message(rule["message"]), *_examples(raw.get("examples", {}))]
+    found = [*_domain(raw["domain"]["scalars"]), *_expressions(raw), *_message(rule["message"]), *_examples(raw.get("examples", {}))]
     yield from found
     if not found:
         yield from _undrawn(rule, raw["domain"]["scalars"])
@@ -64,10 +64,15 @@ def _all_expressions(rule: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
         yield ("rule", "recommend", name), expression
 
 
-def _expressions(rule: Mapping[str, Any]) -> Iterator[Fault]:
+def _expressions(raw: Mapping[str, Any]) -> Iterator[Fault]:
+    rule, largest = raw["rule"], _largest(raw)
     for path, expression in _all_expressions(rule):
         try:
             program, names = compiled(expression)
+            require_few_steps(expression, largest)
+        except LimitError as error:
+            yield path, str(error)
+            continue
         except ValueError as error:
             yield path, f"is not CEL: {_syntax(str(error))}"
             continue
@@ -80,6 +85,18 @@ def _expressions(rule: Mapping[str, Any]) -> Iterator[Fault]:
         allowed = [field for field, spec in FIELDS.items() if spec.recommendable]
         if name not in allowed:
             yield ("rule", "recommend", name), unknown("field to recommend", name, allowed)
+
+
+def _largest(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The longest list or text that the domain and the examples give each field."""
+    given = [(name, value) for listed in raw.get("examples", {}).values() for example in listed for name, value in example.items()]
+    for name, choices in raw["domain"]["scalars"].items():
+        given += [(name, value) for value in (choices if isinstance(choices, list) else [choices])]
+    found: dict[str, Any] = {}
+    for name, value in given:
+        if isinstance(value, list | str) and len(value) >= len(found.get(name, "")):
+            found[name] = value
+    return found
 
 
 def _syntax(message: str) -> str:
@@ -99,6 +116,8 @@ def _message(message: str) -> Iterator[Fault]:
             continue
         if name not in VARIABLES:
             yield path, unknown("placeholder", name, VARIABLES)
+        elif re.search(r"\d{3}", spec or ""):
+            yield path, f"the format {spec!r} has a number above 99; expected a shorter width or precision"
         elif conversion:
             yield path, f"the placeholder {{{name}}} has a conversion !{conversion}; expected {{name}} or {{name:format}}"
         else:
@@ -106,8 +125,6 @@ def _message(message: str) -> Iterator[Fault]:
                 format(_sample(name), spec or "")
             except (ValueError, TypeError) as error:
                 yield path, f"the format {spec!r} does not fit {name}: {error}"
-            except UNFORESEEN as error:
-                yield _unevaluable(RuleError(error))
 
 
 def _sample(name: str) -> Any:
@@ -127,9 +144,8 @@ def _undrawn(rule: Mapping[str, Any], scalars: Mapping[str, Any]) -> Iterator[Fa
     """A rule that reads what its domain never gives is never put to the test."""
     for path, expression in _all_expressions(rule):
         for name in compiled(expression)[1]:
-            needs = DERIVED[name].needs if name in DERIVED else ("gradient_clip_norm",) if name == CLIPPING else (name,)
-            for need in needs:
-                if need in FIELDS and need not in scalars:
+            for need in sorted(fields_of([name], optional=True)):
+                if need not in scalars:
                     yield path, f"reads {name!r}, and domain.scalars does not draw {need!r}"
 
 
@@ -142,18 +158,16 @@ def _failures(raw: Mapping[str, Any]) -> Iterator[Fault]:
             try:
                 evaluate(rule, variables(config, statistics))
             except RuleError as error:
-                yield _unevaluable(error)
+                yield (
+                    ("rule",),
+                    f"cannot be evaluated ({error}); expected expressions and a message that give a value on all of domain.scalars",
+                )
                 return
             except ValueError as error:
                 missing = f"; a missing field is null: guard with `{left_out} != null`"
                 hint = missing if left_out else "; numbers are doubles: write 2.0, not 2"
                 yield ("rule",), f"{error}{hint}"
                 return
-
-
-def _unevaluable(error: RuleError) -> Fault:
-    expected = "expressions and a message that give a value on all of domain.scalars"
-    return ("rule",), f"cannot be evaluated ({error}); expected {expected}"
 
 
 def _cases(choices: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

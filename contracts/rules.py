@@ -1,5 +1,6 @@
-"""Hyperparameter rules in CEL: their compilation and their evaluation on the fields of one configuration."""
+"""Hyperparameter rules in CEL: their limits, their compilation and their evaluation on the fields of one configuration."""
 
+import re
 import string
 from collections.abc import Mapping
 from functools import lru_cache
@@ -7,11 +8,34 @@ from typing import Any, Final
 
 import cel
 
-from blackswan.contracts.fields import CONFIG, ConfigError, as_double, checked
+from blackswan.contracts.fields import CONFIG, ConfigError, as_double, checked, from_double
 from blackswan.contracts.model import Rule
 
-UNFORESEEN: Final = (ArithmeticError, LookupError, MemoryError)
-"""How CEL and the formatting of a message end where a rule divides by zero, indexes past a list or asks for a line of many gigabytes."""
+_UNFORESEEN: Final = (ArithmeticError, LookupError)
+"""The errors that CEL raises where a rule divides by zero or indexes past a list."""
+
+LONGEST: Final = 1_000
+"""Characters of an expression. The CEL engine recurses by its terms: 2,000 characters overflow a stack of 512 KiB, 200,000 one of 8 MiB."""
+DEEPEST: Final = 16
+"""Brackets within brackets of an expression."""
+MOST_STEPS: Final = 200_000
+"""Steps of evaluating an expression, as `steps` bounds them: a tenth of a second."""
+_PASSES: Final = {"all": 1, "exists": 1, "exists_one": 1, "existsOne": 1, "map": 2, "filter": 2}
+"""Macros that go through a list, with the power of its length that they take: map and filter copy their result at each entry."""
+_PATTERN_STEPS: Final = 20_000
+"""Steps of compiling a regular expression that is as large as the engine allows."""
+_OPEN, _CLOSED = frozenset("([{"), frozenset(")]}")
+_TOKEN: Final = re.compile(
+    r"""//[^\n]* | [bB]?[rR][bB]?(?:\"{3}[\s\S]*?\"{3} | '{3}[\s\S]*?'{3} | "[^"\n]*" | '[^'\n]*')
+    | [bB]?(?:"{3}(?:\\[\s\S]|[^\\])*?"{3} | '{3}(?:\\[\s\S]|[^\\])*?'{3} | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*')
+    | (\w+ | [^\w\s])""",
+    re.VERBOSE,
+)
+"""Comments and texts, which have no group, and what an expression is made of beside them."""
+
+
+class LimitError(ValueError):
+    """A rule that asks for more than an evaluation may take; the message says of what, and how much it may be."""
 
 
 class RuleError(ValueError):
@@ -30,19 +54,64 @@ class _Message(string.Formatter):
 
 @lru_cache(maxsize=1024)
 def compiled(expression: str) -> tuple[cel.Program, tuple[str, ...]]:
-    """A CEL program and the names in it, those bound by all, exists, map or filter included. ValueError on bad syntax."""
+    """A CEL program and the names in it, those bound by all, exists, map or filter included.
+
+    ValueError on bad syntax, LimitError on an expression that is too long or too deep, before the engine sees it.
+    """
+    if len(expression) > LONGEST:
+        raise LimitError(f"is an expression of {len(expression):,} characters; expected at most {LONGEST:,}")
+    deepest = depth = 0
+    for token in _tokens(expression):
+        depth += (token in _OPEN) - (token in _CLOSED)
+        deepest = max(deepest, depth)
+    if deepest > DEEPEST:
+        raise LimitError(f"has brackets nested {deepest} deep; expected at most {DEEPEST}")
     program = cel.compile(expression)
     return program, tuple(program.variables())
+
+
+def _tokens(expression: str) -> list[str]:
+    return [token for token in _TOKEN.findall(expression) if token]
+
+
+def steps(expression: str, values: Mapping[str, Any]) -> int:
+    """An upper bound of the steps that an evaluation takes, from the lengths of the lists and texts that it names, without making any.
+
+    Every list of the evaluation is at most as long as all that the expression names together. A macro that goes through one multiplies what
+    stands in its brackets by that length, once for each macro around it.
+    """
+    tokens = _tokens(expression)
+    sizes = [_PATTERN_STEPS if word == "matches" else _size(values.get(word)) for word in tokens]
+    longest, factors, total = sum(sizes), [1], 0
+    for before, token, size in zip(["", *tokens], tokens, sizes, strict=False):
+        if token in _OPEN:
+            factors.append(factors[-1] * longest ** _PASSES.get(before, 0))
+        elif token in _CLOSED and len(factors) > 1:
+            factors.pop()
+        total += factors[-1] * size
+    return total
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, list):
+        return 1 + sum(map(_size, value))
+    return 1 + len(value) if isinstance(value, str) else 1
+
+
+def require_few_steps(expression: str, values: Mapping[str, Any]) -> None:
+    """LimitError where evaluating an expression on these values may take too many steps."""
+    if (most := steps(expression, values)) > MOST_STEPS:
+        raise LimitError(f"may take {most:.2g} steps, by the lengths of its lists and texts; expected at most {MOST_STEPS:,}")
 
 
 def evaluate(rule: Rule, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
     """Message and recommendation where the rule is violated, none where it holds or does not apply.
 
-    Raises a ValueError on a faulty rule, and of these a RuleError on one that has no value here.
+    Raises a ValueError on a faulty rule, and of these a RuleError on one that has no value here, a LimitError on one that takes too long.
     """
     try:
         return _evaluated(rule, values)
-    except UNFORESEEN as error:
+    except _UNFORESEEN as error:
         raise RuleError(error) from error
 
 
@@ -57,6 +126,10 @@ def _evaluated(rule: Rule, values: Mapping[str, Any]) -> tuple[str, dict[str, An
 def _run(place: str, expression: str, doubles: Mapping[str, Any]) -> Any:
     program, names = compiled(expression)
     used = {name: doubles[name] for name in names if name in doubles}
+    try:
+        require_few_steps(expression, used)
+    except LimitError as error:
+        raise LimitError(f"{place} {expression!r} {error}") from None
     try:
         return program.execute(used)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -73,11 +146,11 @@ def _truth(place: str, expression: str, doubles: Mapping[str, Any]) -> bool:
 
 def _recommended(name: str, expression: str, doubles: Mapping[str, Any]) -> Any:
     try:
-        return checked(name, _run("recommend", expression, doubles), fields=CONFIG)
+        return checked(name, from_double(name, _run("recommend", expression, doubles)), fields=CONFIG)
     except ConfigError as error:
         raise ValueError(f"recommend {expression!r}: {error}") from error
 
 
 def apply(config: Mapping[str, Any], recommendation: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with recommended values in place. ConfigError on a field that does not exist or a wrong type."""
-    return {**config, **{name: checked(name, value, fields=CONFIG) for name, value in recommendation.items()}}
+    return {**config, **{name: checked(name, from_double(name, value), fields=CONFIG) for name, value in recommendation.items()}}

@@ -1,7 +1,7 @@
 """Checks documents against the schemas, and says what is wrong in the document's words instead of the schema's."""
 
 import json
-import math
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -23,18 +23,19 @@ _NAMES = {
     "array": "a list",
     "string": "text",
     "number": "a finite number",
-    "integer": "an integer",
+    "integer": "an integer of 64 bits",
     "boolean": "true or false",
     "null": "null",
 }
 
 
 def _is_integer(_checker: object, value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 64
 
 
-def _is_number(_checker: object, value: object) -> bool:
-    return _is_integer(_checker, value) or (isinstance(value, float) and math.isfinite(value))
+def _is_number(_checker: object, value: Any) -> bool:
+    """Whether a float can hold the value. Nothing can be computed with an integer beyond that."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 # JSON Schema counts 1.0 as an integer and lets NaN pass every bound.
@@ -116,7 +117,7 @@ def _translate(error: ValidationError, path: KeyPath, data: Any) -> Iterator[tup
 
 
 def _situation(error: ValidationError, data: Any) -> str:
-    """Why a conditional part of the schema applies: the claim's kind, the tolerance's basis, the domain's input."""
+    """The reason why a conditional part of the schema applies: the claim's kind, the tolerance's basis or the domain's input."""
     conditional = {"then", "else"} & set(map(str, error.absolute_schema_path))
     if not conditional:
         return ""

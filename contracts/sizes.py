@@ -30,6 +30,8 @@ _COMPARE: dict[type[ast.AST], Callable[[int, int], bool]] = {
 }
 _NODES = (ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare, ast.Name, ast.Load, ast.And, ast.Or, ast.Not, ast.USub, *_BINARY, *_COMPARE)
 _ALLOWED = "+ - * // %, comparisons, and, or, not, integers and size names"
+_LONGEST = 300
+"""Characters of an expression: its evaluation recurses by its terms."""
 _EXHAUSTIVE = 20_000
 _SAMPLED = 4_000
 
@@ -40,6 +42,8 @@ class SizeError(ValueError):
 
 @lru_cache(maxsize=4096)
 def _parse(expression: str) -> ast.expr:
+    if len(expression) > _LONGEST:
+        raise SizeError(f"{expression[:40]!r}… is an expression of {len(expression):,} characters; expected at most {_LONGEST}")
     try:
         tree = ast.parse(expression.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""The dtypes and the flavours of inputs that claims may name. Whatever needs another property of a dtype derives it from this table."""
+"""The dtypes and the flavours of inputs that claims may name. Other properties of a dtype are derived from this table."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,4 +39,4 @@ FLAVOURS: Mapping[str, str] = {
     "right_padded": "normal, with shorter samples padded at the end",
     "left_padded": "normal, with shorter samples padded at the start",
 }
-"""How the values of a case are drawn."""
+"""Each flavour says how the values of a case are drawn."""

@@ -1,22 +1,67 @@
-"""The names that claims may use, in operations.yaml, checks.yaml and mutants.json, and the factors in calibration.json."""
+"""The names that claims may use, from operations.yaml, checks.yaml and the generated JSON files; the factors of calibration.json.
+
+A folder of a user's own may hold more of each, beside contracts of its own. The variable BLACKSWAN_CONTRACTS names it, which the processes
+that are started from one inherit; the option `--contracts` sets it.
+"""
 
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from blackswan.contracts.document import Document, read
 from blackswan.contracts.model import Check, Factors, Input, Location, Mutant, Output, Scalar, Signature, Vocabulary
-from blackswan.contracts.problems import ContractError, KeyPath, Problem, unknown
-from blackswan.contracts.schema import shown, violations
+from blackswan.contracts.problems import ContractError, KeyPath, Problem, shown_path, unknown
+from blackswan.contracts.schema import kinds, shown, violations
 from blackswan.contracts.sizes import SizeError, is_condition, names
 
 FOLDER = Path(__file__).resolve().parent
 CALIBRATION = FOLDER / "calibration.json"
-VOCABULARY_FILES = ("operations.yaml", "checks.yaml")
+ORIGINS = FOLDER / "origins.yaml"
+OWN_FOLDER = "BLACKSWAN_CONTRACTS"
+VOCABULARY_FILES = ("operations.yaml", "checks.yaml", ORIGINS.name)
 
 
-def _read(path: Path, kind: str) -> Document:
+def own_folder() -> Path | None:
+    """The folder of a user's own contracts; None where none is named. ValueError where it is no folder."""
+    named = os.environ.get(OWN_FOLDER)
+    return _folder(named) if named else None
+
+
+def use_folder(path: Path | None) -> None:
+    """From here on this process and those that it starts read that folder too; None changes nothing. ValueError where it is no folder."""
+    if path is not None:
+        os.environ[OWN_FOLDER] = str(_folder(path))
+
+
+def _folder(named: str | Path) -> Path:
+    if not Path(named).is_dir():
+        raise ValueError(f"{named}: no such folder; expected one with contracts, as --contracts or {OWN_FOLDER} names it")
+    return Path(named).resolve()
+
+
+def folders() -> list[Path]:
+    """The folders that contracts and their vocabulary are read from."""
+    own = own_folder()
+    return [FOLDER] if own is None else [FOLDER, own]
+
+
+def _entries(file: str, load: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """What every folder that has such a file gives. ContractError where two give the same name."""
+    found: dict[str, Any] = {}
+    for path in [folder / file for folder in folders()]:
+        new = load(path) if path.is_file() else {}
+        if twice := sorted(found.keys() & new.keys()):
+            raise ContractError(
+                [Problem(shown_path(path), 1, name, f"{name!r} is Blackswan's own already; expected another name") for name in twice]
+            )
+        found |= new
+    return found
+
+
+def read_vocabulary(path: Path, kind: str) -> Document:
+    """A file of vocabulary.schema.json's `kind`. ContractError where the file is wrong."""
     document = read(path)
     problems = [document.problem(key, message) for key, message in violations(document, f"vocabulary.schema.json#/$defs/{kind}")]
     if problems:
@@ -28,9 +73,11 @@ def _location(document: Document, path: KeyPath) -> Location:
     return Location(document.file, document.line(path))
 
 
-def load_operations(path: Path = FOLDER / "operations.yaml") -> dict[str, Signature]:
-    """The signature of every operation. ContractError where the file is wrong."""
-    document = _read(path, "operations")
+def load_operations(path: Path | None = None) -> dict[str, Signature]:
+    """The signature of every operation, of those of one file where it is given. ContractError where a file is wrong."""
+    if path is None:
+        return _entries("operations.yaml", load_operations)
+    document = read_vocabulary(path, "operations")
     operations = {
         name: _signature(name, raw, _location(document, ("operations", name))) for name, raw in document.data["operations"].items()
     }
@@ -62,6 +109,7 @@ def _signature(name: str, raw: Mapping[str, Any], location: Location) -> Signatu
         intermediates=raw.get("intermediates", "float32"),
         composition=raw.get("composition", False),
         calls=tuple(raw.get("calls", ())),
+        conventions={key: tuple(values) for key, values in raw.get("conventions", {}).items()},
         location=location,
     )
 
@@ -114,7 +162,7 @@ def _expression(path: KeyPath, expression: str, known: Iterable[str]) -> Iterabl
 
 
 def scalar_fault(scalar: Scalar, value: Any) -> str | None:
-    """What is wrong with a value for a scalar, None where nothing is."""
+    """The fault of a value for a scalar; None where it fits."""
     is_int = isinstance(value, int) and not isinstance(value, bool)
     if scalar.type == "choice":
         return None if value in scalar.of else unknown("choice", value, scalar.of)
@@ -123,29 +171,44 @@ def scalar_fault(scalar: Scalar, value: Any) -> str | None:
     return None if fits else f"is {shown(value)}; expected {expected}"
 
 
-def load_checks(path: Path = FOLDER / "checks.yaml") -> dict[str, Check]:
-    """The checks that claims may name. ContractError where the file is wrong."""
-    document = _read(path, "checks")
+def load_checks(path: Path | None = None) -> dict[str, Check]:
+    """The checks that claims may name. ContractError where a file is wrong."""
+    if path is None:
+        return _entries("checks.yaml", load_checks)
+    document = read_vocabulary(path, "checks")
     return {
-        name: Check(name, tuple(raw["kinds"]), raw["doc"], _location(document, ("checks", name)), tuple(raw.get("non_finite", ())))
+        name: Check(name, location=_location(document, ("checks", name)), **_lists_as_tuples(raw))
         for name, raw in document.data["checks"].items()
     }
 
 
-def load_mutants(path: Path = FOLDER / "mutants.json") -> dict[str, Mutant]:
+def load_system_checks(path: Path = FOLDER / "system_checks.json") -> dict[str, Check]:
+    """The functions of falsifiers/system that claims may name, from the catalogue that `python -m falsifiers catalogue` makes."""
+    return {name: Check(name, kinds(), **_lists_as_tuples(raw)) for name, raw in json.loads(path.read_text(encoding="utf-8")).items()}
+
+
+def _lists_as_tuples(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}
+
+
+def load_mutants(path: Path | None = None) -> dict[str, Mutant]:
     """The mutants that claims may name, from the catalogue that `python -m falsifiers catalogue` makes."""
+    if path is None:
+        return _entries("mutants.json", load_mutants)
     return {
         name: Mutant(name, raw["operation"], tuple(raw["pedigree"]), raw["doc"], tuple(raw.get("hidden_in", ())))
         for name, raw in json.loads(path.read_text(encoding="utf-8")).items()
     }
 
 
-def load_factors(path: Path = CALIBRATION) -> dict[str, dict[str, Factors]]:
+def load_factors(path: Path | None = None) -> dict[str, dict[str, Factors]]:
     """The factors of rounding tolerances by claim and dtype, as `python -m falsifiers calibrate` writes them.
 
-    ContractError where the file is wrong.
+    ContractError where a file is wrong.
     """
-    measured = _read(path, "calibration").data
+    if path is None:
+        return _entries(CALIBRATION.name, load_factors)
+    measured = read_vocabulary(path, "calibration").data
     return {claim: {dtype: factors(raw) for dtype, raw in by_dtype.items()} for claim, by_dtype in measured.items()}
 
 
@@ -165,4 +228,5 @@ def load_vocabulary() -> Vocabulary:
             problems += error.problems
     if problems:
         raise ContractError(problems)
-    return Vocabulary(*found)
+    operations, checks, mutants, measured = found
+    return Vocabulary(operations, {**checks, **load_system_checks()}, mutants, measured)

@@ -21,9 +21,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m falsifie
 def _run(arguments: Sequence[str] | None, prog: str) -> int:
     options = parser(prog).parse_args(arguments)
     from blackswan import contracts
+    from blackswan.contracts.vocabulary import use_folder
     from blackswan.impl.device import EXIT_STATUS, DeviceUnavailable
 
     try:
+        use_folder(getattr(options, "contracts", None))
         status: int = options.run(options)
     except (contracts.ContractError, ValueError, OSError) as error:
         print(f"falsifiers {options.command}: {error}", file=sys.stderr)
@@ -36,14 +38,17 @@ def _run(arguments: Sequence[str] | None, prog: str) -> int:
 
 def parser(prog: str) -> argparse.ArgumentParser:
     """The parser of all commands. What runs them is imported when they run."""
-    from blackswan.falsifiers.runner import calibrate_command
+    from blackswan.falsifiers.runner import calibrate_command, checkpoint_command
 
     found = argparse.ArgumentParser(prog=prog, description="Measures of the falsifiers themselves.")
     commands = found.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    calibrate_command.add_parser(commands)
+    calibrate_command.add_parsers(commands)
+    checkpoint_command.add_parser(commands)
     _add_power(commands)
-    said = "write contracts/mutants.json, by which contracts are linted, from the mutants' decorators"
-    commands.add_parser("catalogue", help=said, description=said).set_defaults(run=_catalogue)
+    said = "write the names of mutants and of checks of systems, by which contracts are linted, from the code"
+    catalogue = commands.add_parser("catalogue", help=said, description=said)
+    catalogue.add_argument("--contracts", metavar="DIR", type=Path, help="write the mutants of this folder of your own, and no others")
+    catalogue.set_defaults(run=_catalogue)
     return found
 
 
@@ -54,6 +59,7 @@ def _add_power(commands: Any) -> None:
     power = commands.add_parser("power", help=said, description=said)
     power.add_argument("--claim", action="append", default=[], metavar="ID", help="this claim only; may be repeated")
     power.add_argument("--mutant", action="append", default=[], metavar="NAME", help="this mutant only; may be repeated")
+    power.add_argument("--contracts", metavar="DIR", type=Path, help="the claims and mutants of this folder of your own, and no others")
     power.add_argument("--full", action="store_true", help="every cell, not only those that decide something")
     power.add_argument("--processes", type=positive, default=cores(), metavar="N", help="processes to run in (default: one a core)")
     power.add_argument("--output", type=Path, metavar="FILE", help="write the cells as JSON lines")

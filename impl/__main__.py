@@ -1,4 +1,4 @@
-"""`python -m impl`: train, evaluate, predict, merge, summary."""
+"""`python -m impl`: train, pretrain, evaluate, predict, merge, export, summary."""
 
 import argparse
 import difflib
@@ -34,7 +34,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m impl") -
 
 def parser(prog: str) -> argparse.ArgumentParser:
     """The parser of all commands."""
-    found = _Parser(prog=prog, description="Trains and runs a classifier: a decoder with LoRA and a head.", allow_abbrev=False)
+    found = _Parser(
+        prog=prog, description="Trains and runs a classifier, a decoder with LoRA and a head; pre-trains a decoder.", allow_abbrev=False
+    )
     commands = found.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     for name, command in COMMANDS.items():
         one = commands.add_parser(name, help=command.help, description=command.description, allow_abbrev=False)

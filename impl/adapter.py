@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 import torch
@@ -30,7 +31,11 @@ from blackswan.impl.folder import whole_folder
 ADAPTER_CONFIG, ADAPTER_WEIGHTS, BESIDE, HEAD = "adapter_config.json", "adapter_model.safetensors", "blackswan.json", "head.safetensors"
 PREFIX = "base_model.model."
 HEAD_WEIGHT, HEAD_BIAS = "score.weight", "score.bias"
-_BESIDE_KEYS = ("classes", "pooling", "nf4", "architecture", "extra")
+_BESIDE = {
+    **{"transformers": str, "classes": int, "pooling": str, "nf4": bool},
+    **{"architecture": dict, "extra": dict, "checksums": dict, "digest": str},
+}
+"""The keys that every blackswan.json has, and their types; that of an adapter has `lora` too."""
 # They say how training went, or from where, and nothing about what the adapter computes.
 _IRRELEVANT = (
     *("auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "inference_mode", "lora_dropout", "peft_version", "revision"),
@@ -127,11 +132,10 @@ def load_adapter(folder: Path, config: DecoderConfig) -> Adapter:
         return Adapter(adaptation, trainable, settings.base())
     kept = own["checksums"]
     require(trainable, kept["tensors"], str(folder / ADAPTER_WEIGHTS))
-    for key, value in own.get("lora", {}).items():
-        if value != getattr(adaptation, key):
-            raise ValueError(
-                f"{folder}: {key} is {getattr(adaptation, key)!r} in {ADAPTER_CONFIG} and {value!r} in {BESIDE}; one was edited"
-            )
+    for key in ("rank", "alpha", "targets"):
+        here, there = getattr(adaptation, key), own.get("lora", {}).get(key)
+        if here != there:
+            raise ValueError(f"{folder}: {key} is {here!r} in {ADAPTER_CONFIG} and {there!r} in {BESIDE}; one was edited")
     return Adapter(adaptation, trainable, settings.base(), own["extra"], kept["base"])
 
 
@@ -192,21 +196,25 @@ def _digest(values: Mapping[str, Any]) -> str:
 
 def read_beside(path: Path, config: DecoderConfig) -> dict[str, Any]:
     """The content of a blackswan.json, checked; a ValueError for a base of another architecture than `config`."""
-    values = {"checksums": {"tensors": {}, "base": {}}, **read_object(path)}  # which folders of earlier versions do not have
-    for key in _BESIDE_KEYS:
+    values = read_object(path)
+    for key in _BESIDE:
         if key not in values:
-            raise ValueError(f"{path}: no key {key!r}")
-    expected = {"classes": int, "nf4": bool, "architecture": dict, "extra": dict}
-    for key, kind in expected.items():
+            raise ValueError(f"{path}: no key {key!r}; it is damaged or was edited; restore it from a copy")
+    for key in values:
+        if key not in _BESIDE and key != "lora":
+            raise ValueError(f"{path}: unknown key {key!r}; expected {', '.join(_BESIDE)} and lora")
+    for key, kind in (_BESIDE | ({"lora": dict} if "lora" in values else {})).items():
         if type(values[key]) is not kind:
             raise ValueError(f"{path}: {key} is {values[key]!r}; expected {kind.__name__}")
+    if [type(values["checksums"].get(part)) for part in ("tensors", "base")] != [dict, dict]:
+        raise ValueError(f"{path}: checksums is {short(values['checksums'])}; expected those of tensors and of the base")
     if values["pooling"] not in POOLINGS:
         raise ValueError(f"{path}: pooling is {values['pooling']!r}; expected one of {', '.join(POOLINGS)}")
     for key, value in _architecture(config).items():
         if values["architecture"].get(key) != value:
             stored = values["architecture"].get(key)
             raise ValueError(f"{path}: trained on a decoder with {key} {stored!r}, this one has {value!r}; use its own base")
-    if "digest" in values and values["digest"] != _digest(read_object(path)):
+    if values["digest"] != _digest(values):
         raise ValueError(f"{path}: is not what was saved: it is damaged or was edited; restore it from a copy")
     return values
 

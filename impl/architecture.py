@@ -47,12 +47,12 @@ LARGEST = 2**40
 """Of a size: no tensor is as large, and layers are refused long before by the tensors that they would need."""
 
 
-def read_architecture(values: Mapping[str, Any], path: Path) -> DecoderConfig:
-    """The architecture in the content of a config.json; `path` is named in errors.
+def read_architecture(values: Mapping[str, Any], path: Path, names: Mapping[str, str] | None = None) -> DecoderConfig:
+    """The architecture in the content of a config.json; `path` is named in errors, and the keys as the file calls them in `names`.
 
     Raises a ValueError for an encoder, an unknown model type, a missing key and anything that the decoder does not compute.
     """
-    return _Reading(values, path).decoder()
+    return _Reading(values, path, names or {}).decoder()
 
 
 def to_huggingface(config: DecoderConfig) -> dict[str, Any]:
@@ -79,8 +79,8 @@ def to_huggingface(config: DecoderConfig) -> dict[str, Any]:
 class _Reading:
     """A config.json whose every reading names the file and the key in its errors."""
 
-    def __init__(self, values: Mapping[str, Any], path: Path) -> None:
-        self.values, self.path = values, path
+    def __init__(self, values: Mapping[str, Any], path: Path, names: Mapping[str, str]) -> None:
+        self.values, self.path, self.names = values, path, names
 
     def decoder(self) -> DecoderConfig:
         family = self._family()
@@ -189,11 +189,11 @@ class _Reading:
     def _present(self, key: str) -> Any:
         if key not in self.values:
             near = difflib.get_close_matches(key, list(self.values), n=1)
-            raise ValueError(f"{self.path}: no key {key!r}" + (f"; the nearest is {near[0]!r}" if near else ""))
+            raise ValueError(f"{self.path}: no key {self.names.get(key, key)!r}" + (f"; the nearest is {near[0]!r}" if near else ""))
         return self.values[key]
 
     def _refuse(self, key: str, expected: str) -> NoReturn:
-        raise ValueError(f"{self.path}: {key} is {self.values.get(key)!r}; expected {expected}")
+        raise ValueError(f"{self.path}: {self.names.get(key, key)} is {self.values.get(key)!r}; expected {expected}")
 
 
 def _same(value: Any, allowed: Any) -> bool:

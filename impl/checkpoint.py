@@ -1,4 +1,7 @@
-"""Hugging Face checkpoint folders: config.json and safetensors, whole and matching, or an error that names the file and the key."""
+"""Checkpoints, whole and matching, or an error that names the file and the key.
+
+They are Hugging Face folders (config.json and safetensors) or `.apr` files. Everything that takes a model asks here, so that both serve.
+"""
 
 import json
 import math
@@ -14,15 +17,22 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from blackswan.impl import strict_json
+from blackswan.impl.apr import is_apr
+from blackswan.impl.apr_checkpoint import read_apr
 from blackswan.impl.architecture import read_architecture, to_huggingface
 from blackswan.impl.config import DecoderConfig
-from blackswan.impl.decoder import Decoder, parameter_shapes, require_shapes, require_tensors
+from blackswan.impl.decoder import EMBEDDING, HEAD, Decoder, parameter_shapes, require_shapes, require_tensors
 from blackswan.impl.folder import whole_folder
+from blackswan.impl.spans import FileState, read_span, state_of
 from blackswan.impl.tensors import LazyTensors, Shapes, Tensors
 
-CONFIG, WEIGHTS, INDEX, TOKENIZER = "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER_FILES = (
+    *(TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+    *("tokenizer.model", "chat_template.jinja", "generation_config.json"),
+)
 STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
@@ -30,7 +40,7 @@ _NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "fl
 class Checkpoint:
     """A decoder's architecture and its tensors, as stored, which match each other.
 
-    Those of `load_checkpoint` are read from the folder each time that they are asked for: the folder has to stay as it is until then.
+    Those of `load_checkpoint` are read from the disk each time that they are asked for: the files have to stay as they are until then.
     """
 
     config: DecoderConfig
@@ -45,7 +55,7 @@ class _Stored:
     shape: tuple[int, ...]
     dtype: torch.dtype
     start: int
-    state: tuple[int, int]
+    state: FileState
 
 
 class StoredTensors(LazyTensors):
@@ -63,24 +73,20 @@ class StoredTensors(LazyTensors):
         """The tensor as stored. Raises a ValueError where its file is no longer what it was when its header was read."""
         entry = self._stored[name]
         # Not the library's reader: it maps the whole file for each tensor, and its tensors change with the file.
-        content = torch.empty(math.prod(entry.shape) * entry.dtype.itemsize, dtype=torch.uint8)
-        try:
-            with entry.file.open("rb") as file:
-                file.seek(entry.start)
-                whole = file.readinto(content.numpy().data) == len(content) and _state(entry.file) == entry.state
-        except FileNotFoundError:
-            whole = False
-        if not whole:
-            raise ValueError(f"{entry.file}: changed since its header was read; leave it alone until the model is loaded, and start again")
+        content = read_span(entry.file, entry.start, math.prod(entry.shape) * entry.dtype.itemsize, entry.state)
         return content.view(entry.dtype).view(entry.shape)
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
-    """Architecture and tensors of a folder. A tensor is read when it is asked for; a stored copy of a tied embedding is left out.
+    """Architecture and tensors of a folder, or of an .apr file as `read_apr` says.
+
+    A tensor is read when it is asked for; a stored copy of a tied embedding is left out.
 
     Raises a FileNotFoundError for a missing file, and a ValueError for an architecture that is not supported, a tensor that is missing,
     unexpected, stored twice or of another shape or type, and a damaged file. Every file's header is checked before a tensor is read.
     """
+    if is_apr(folder):
+        return Checkpoint(*read_apr(folder))
     config = read_config(folder)
     stored = _stored_tensors(folder)
     if config.layers > len(stored):
@@ -103,17 +109,25 @@ def load_decoder(folder: Path, *, dtype: torch.dtype, device: torch.device | str
 
 
 def read_config(folder: Path) -> DecoderConfig:
-    """The architecture in a folder's config.json."""
+    """The architecture in a folder's config.json, or in an .apr file, whose checksum is left to `load_checkpoint`."""
+    if is_apr(folder):
+        return read_apr(folder, checksum=False)[0]
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: no such folder; expected a Hugging Face checkpoint with {CONFIG}, {WEIGHTS} and {TOKENIZER}")
+        raise FileNotFoundError(f"{folder}: no such folder; expected one with {CONFIG}, {WEIGHTS} and {TOKENIZER}, or a file MODEL.apr")
     path = folder / CONFIG
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; it holds the architecture, copy it from where the weights came from")
     return read_architecture(_read_object(path), path)
 
 
+def belonging(model: Path, name: str) -> Path:
+    """Where a file of that name, `tokenizer.json` say, is for a model: in its folder, or beside `MODEL.apr` as `MODEL.tokenizer.json`."""
+    return model.with_suffix(f".{name}") if is_apr(model) else model / name
+
+
 def save_checkpoint(folder: Path, config: DecoderConfig, tensors: Tensors, tokenizer: Path | None = None) -> None:
-    """Writes a folder that `load_checkpoint` and transformers read; `tokenizer` is a tokenizer.json to copy.
+    """Writes a folder that `load_checkpoint` and transformers read; `tokenizer` is a tokenizer.json to copy, with the
+    tokenizer_config.json beside it, if there is one.
 
     The folder appears whole or not at all. Raises a FileExistsError where it exists and a ValueError where the tensors are not the
     architecture's.
@@ -126,6 +140,9 @@ def save_checkpoint(folder: Path, config: DecoderConfig, tensors: Tensors, token
         (partial / CONFIG).write_text(json.dumps({**to_huggingface(config), "dtype": _NAMES[dtype]}, indent=2) + "\n")
         if tokenizer is not None:
             shutil.copyfile(tokenizer, partial / TOKENIZER)
+            settings = tokenizer.with_name(tokenizer.name.removesuffix(TOKENIZER) + TOKENIZER_CONFIG)
+            if settings.is_file():
+                shutil.copyfile(settings, partial / TOKENIZER_CONFIG)
 
 
 def _stored_tensors(folder: Path) -> dict[str, _Stored]:
@@ -174,7 +191,7 @@ def _header(path: Path) -> dict[str, _Stored]:
     try:
         with safe_open(path, framework="pt"):
             pass
-        state = _state(path)
+        state = state_of(path)
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = strict_json.loads(file.read(length))
@@ -188,11 +205,6 @@ def _header(path: Path) -> dict[str, _Stored]:
         name: _Stored(path, tuple(entry["shape"]), STORED_DTYPES[entry["dtype"]], 8 + length + entry["data_offsets"][0], state)
         for name, entry in entries.items()
     }
-
-
-def _state(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
 
 
 def _require_stored(expected: Shapes, stored: Mapping[str, _Stored], folder: Path) -> None:

@@ -20,9 +20,9 @@ def checksum(tensor: Tensor) -> str:
 
 
 def require(tensors: Tensors, expected: Checksums, what: str) -> None:
-    """ValueError that begins with `what` and names the first tensor that differs; one without a checksum is not asked."""
-    for name, wanted in expected.items():
-        if name in tensors and checksum(tensors[name]) != wanted:
+    """ValueError that begins with `what` and names the first tensor that differs, or that has no checksum."""
+    for name, tensor in tensors.items():
+        if expected.get(name) != checksum(tensor):
             raise ValueError(f"{what}: tensor {name!r} is not what was saved: the file is damaged or was edited; restore it from a copy")
 
 

@@ -12,12 +12,15 @@ TARGETS = {
     "q_v": ("q_proj", "v_proj"),
     "all": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
 }
+FULL = "full"
+"""Of all parameters, as `lora_targets`: other trainers offer it, and it is refused with the reason."""
 POOLINGS = ("mean", "last", "first")
 SCHEDULES = ("constant", "linear", "cosine")
-ENGINES = ("auto", "torch", "fused")
+BACKENDS = ("auto", "torch", "fused")
 PADDING_SIDES = ("right", "left")
 DTYPES = ("float32", "bfloat16")
-BALANCED = "balanced"
+BALANCED = ("balanced", "balanced_over_classes")
+"""Class weights from the training samples, inverse to their number a class, with a mean of 1 over the samples or over the classes."""
 LARGEST = 2**63 - 1
 """Of what a setting counts, and of seeds: what torch takes."""
 
@@ -67,9 +70,9 @@ class ClassifyConfig:
     """Settings of a classification run. Raises a ValueError that names the field, its value and what was expected.
 
     A micro-batch holds `batch_size` samples, an optimiser step `batch_size * accumulation_steps`; the last step of an epoch takes what is
-    left. `class_weights` are one a class or "balanced", from the training data. `validation_fraction` is used where no validation corpus is
-    given; 0 leaves validation out. `early_stop_patience` is a number of epochs without a lower validation loss. `dtype` is that of base
-    weights and activations, `engine` what makes the steps (`impl.fused.step.engine_of`).
+    left. `class_weights` are numbers, one a class, used as they are, or one of `BALANCED`. `validation_fraction` is used where no
+    validation corpus is given; 0 leaves validation out. `early_stop_patience` is a number of epochs without a lower validation loss.
+    `dtype` is that of base weights and activations, `backend` what makes the steps (`impl.fused.step.backend_of`).
     """
 
     num_classes: int = 5
@@ -95,7 +98,7 @@ class ClassifyConfig:
     early_stop_patience: int | None = None
     padding_side: str = "right"
     dtype: str = "float32"
-    engine: str = "auto"
+    backend: str = "auto"
 
     def __post_init__(self) -> None:
         """Checks the settings."""
@@ -126,7 +129,7 @@ class ClassifyConfig:
         _require_choice("pooling", self.pooling, POOLINGS)
         _require_choice("padding_side", self.padding_side, PADDING_SIDES)
         _require_choice("dtype", self.dtype, DTYPES)
-        _require_choice("engine", self.engine, ENGINES)
+        _require_choice("backend", self.backend, BACKENDS)
         self._check_class_weights()
 
     def _check_class_weights(self) -> None:
@@ -138,16 +141,11 @@ class ClassifyConfig:
                 f"class_weights is {weights!r} with multi_label: they weight the cross-entropy of single labels; leave them out"
             )
         if isinstance(weights, str):
-            _require_choice("class_weights", weights, (BALANCED,))
+            _require_choice("class_weights", weights, BALANCED)
             return
         numbers = isinstance(weights, tuple | list) and all(_is_number(w) and math.isfinite(w) and w > 0 for w in weights)
         if not numbers or len(weights) != self.num_classes:
             raise ValueError(f"class_weights is {weights!r}: expected {self.num_classes} positive numbers, one a class")
-        if not math.isclose(sum(weights), self.num_classes, rel_tol=1e-3):
-            raise ValueError(
-                f"class_weights add up to {sum(weights):g}: expected {self.num_classes}, the number of classes; "
-                f"multiply each by {self.num_classes / sum(weights):g}"
-            )
 
     @classmethod
     def qlora_default(cls, model_params: float) -> "ClassifyConfig":
@@ -183,10 +181,15 @@ class ClassifyConfig:
 def target_modules(targets: str) -> tuple[str, ...]:
     """The projections that a name of `TARGETS`, or names of projections with commas between, stand for; none for the empty text.
 
-    Raises a ValueError for an unknown name.
+    Raises a ValueError for an unknown name, and with the reason for `FULL`.
     """
     if targets in TARGETS or not targets:
         return TARGETS.get(targets, ())
+    if targets == FULL:
+        raise ValueError(
+            f"lora_targets is {FULL!r}: a classifier's base weights are not trained here. They stay as they are, bit for bit, so that "
+            f"NF4 can hold them and an adapter fits every copy of its base; expected {', '.join(TARGETS)} or names of projections"
+        )
     names = targets.split(",")
     for name in names:
         if name not in TARGETS["all"]:

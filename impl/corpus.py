@@ -1,10 +1,16 @@
 """Classification corpora in JSONL, and their statistics."""
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from reprlib import repr as short
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from blackswan.impl import strict_json
 
@@ -12,6 +18,7 @@ PERCENTILES = (50, 90, 95, 99)
 LONGEST_LINE = 10_000_000
 """Bytes: far more than any model reads of one text, and less than what ends a tokenizer."""
 Label = int | tuple[int, ...]
+Integers = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
@@ -44,45 +51,59 @@ class Statistics:
 
 
 def load_corpus(path: Path, num_classes: int, multi_label: bool = False) -> list[Sample]:
+    """All that `read_corpus` gives, at once: for a corpus that fits into memory."""
+    return list(read_corpus(path, num_classes, multi_label))
+
+
+def read_corpus(path: Path, num_classes: int, multi_label: bool = False) -> Iterator[Sample]:
     """The samples of a JSONL file, one `{"input": str, "label": int}` or `{"input": str, "labels": [0 or 1, …]}` a line.
 
-    With `multi_label` every label is one 0 or 1 a class, and a single label is read so. Raises a FileNotFoundError, and a ValueError that
-    names the file and the line for a bad line, or the file for an empty corpus. Nothing is left out.
+    With `multi_label` every label is one 0 or 1 a class, and a single label is read so. One line is held at a time. Raises a
+    FileNotFoundError, and a ValueError that names the file and the line for a bad line, or the file where it is empty or changes while it
+    is read. Nothing is left out.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; expected a corpus in JSONL")
-    samples = []
+    number = 0
     for number, line in enumerate(_lines(path), start=1):
-        if len(line) > LONGEST_LINE:
-            raise ValueError(f"{path}:{number}: a line of {len(line):,} bytes; expected {LONGEST_LINE:,} at most")
         try:
-            samples.append(_sample(strict_json.loads(line), num_classes, multi_label))
+            yield _sample(strict_json.loads(line), num_classes, multi_label)
         except ValueError as error:
             raise ValueError(f"{path}:{number}: {error}") from None
-    if not samples:
+    if not number:
         raise ValueError(f"{path}: the corpus is empty; expected one JSON object a line")
-    return samples
 
 
-def statistics(labels: Sequence[Label], num_classes: int, lengths: Sequence[int], truncated: int = 0) -> Statistics:
-    """Statistics of samples with those labels and lengths in tokens; percentiles by nearest rank.
+def statistics(labels: Integers, num_classes: int, lengths: Integers, truncated: int = 0) -> Statistics:
+    """Statistics of samples with those labels, [samples] or 0 and 1 [samples, num_classes], and those lengths in tokens [samples].
 
-    A sample of several classes counts for each of them. Raises a ValueError where there is no sample or not a length for each.
+    Percentiles are by nearest rank. A sample of several classes counts for each of them. Raises a ValueError where there is no sample or
+    not a length for each.
     """
-    if not labels or len(lengths) != len(labels):
+    if not len(labels) or len(lengths) != len(labels):
         raise ValueError(f"{len(labels)} samples and {len(lengths)} lengths: expected as many, and at least one")
-    counts = [0] * num_classes
-    for label in labels:
-        for index in (label,) if isinstance(label, int) else [i for i, on in enumerate(label) if on]:
-            counts[index] += 1
-    ranked = sorted(lengths)
-    percentiles = {percent: ranked[-(-percent * len(ranked) // 100) - 1] for percent in PERCENTILES}
-    return Statistics(len(labels), tuple(counts), percentiles, ranked[-1], truncated)
+    counts = np.bincount(labels, minlength=num_classes) if labels.ndim == 1 else labels.sum(axis=0, dtype=np.int64)
+    ranked = np.sort(lengths)
+    percentiles = {percent: int(ranked[-(-percent * len(ranked) // 100) - 1]) for percent in PERCENTILES}
+    return Statistics(len(labels), tuple(counts.tolist()), percentiles, int(ranked[-1]), truncated)
 
 
-def _lines(path: Path) -> list[bytes]:
-    lines = path.read_bytes().split(b"\n")
-    return lines[:-1] if lines[-1] == b"" else lines
+def lines_of(file: IO[bytes], name: str) -> Iterator[bytes]:
+    """The lines of a file without their newlines, one at a time. A ValueError names file and line where one is longer than LONGEST_LINE."""
+    for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE + 1), b""), start=1):
+        if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
+            raise ValueError(f"{name}:{number}: a line of more than {LONGEST_LINE:,} bytes; expected that many at most")
+        yield line.removesuffix(b"\n")
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines of a corpus, while it stays as it is."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; expected a corpus in JSONL")
+    with path.open("rb") as file:
+        before = os.fstat(file.fileno())
+        yield from lines_of(file, str(path))
+        after = os.fstat(file.fileno())
+    if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        raise ValueError(f"{path}: changed while it was read; wait until it is written, and start again")
 
 
 def _sample(value: Any, num_classes: int, multi_label: bool) -> Sample:
@@ -90,15 +111,15 @@ def _sample(value: Any, num_classes: int, multi_label: bool) -> Sample:
         raise ValueError("expected a JSON object")
     key = "labels" if "labels" in value else "label"
     if set(value) != {"input", key}:
-        raise ValueError(f"keys {', '.join(map(repr, value)) or '(none)'}; expected 'input' and either 'label' or 'labels'")
+        raise ValueError(f"keys {', '.join(map(short, value)) or '(none)'}; expected 'input' and either 'label' or 'labels'")
     text, label = value["input"], value[key]
     if not isinstance(text, str):
-        raise ValueError(f"input is {text!r}; expected a string")
+        raise ValueError(f"input is {short(text)}; expected a string")
     text.encode()  # half of a surrogate pair is valid JSON, but no text
     if key == "labels":
         return Sample(text, _multi_hot(label, num_classes, multi_label))
     if not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < num_classes:
-        raise ValueError(f"label is {label!r}; expected an integer from 0 to {num_classes - 1}")
+        raise ValueError(f"label is {short(label)}; expected an integer from 0 to {num_classes - 1}")
     return Sample(text, tuple(int(index == label) for index in range(num_classes)) if multi_label else label)
 
 
@@ -107,5 +128,5 @@ def _multi_hot(labels: Any, num_classes: int, multi_label: bool) -> tuple[int, .
         raise ValueError("labels (several a sample), but one label a sample was asked for")
     valid = isinstance(labels, list) and all(isinstance(entry, int) and not isinstance(entry, bool) and entry in (0, 1) for entry in labels)
     if not valid or len(labels) != num_classes:
-        raise ValueError(f"labels is {labels!r}; expected a list of {num_classes} entries 0 or 1")
+        raise ValueError(f"labels is {short(labels)}; expected a list of {num_classes} entries 0 or 1")
     return tuple(labels)

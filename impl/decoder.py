@@ -10,15 +10,17 @@ from blackswan.impl.dispatch import call
 from blackswan.impl.projection import Projection, frozen
 from blackswan.impl.tensors import Converted, Shapes, Tensors, shapes_of
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
 
 def parameter_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of the decoder, in the order of the model."""
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab, config.hidden)}
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab, config.hidden)}
     for index in range(config.layers):
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in _layer_shapes(config).items()}
     shapes["model.norm.weight"] = (config.hidden,)
     if not config.tied:
-        shapes["lm_head.weight"] = (config.vocab, config.hidden)
+        shapes[HEAD] = (config.vocab, config.hidden)
     return shapes
 
 

@@ -1,4 +1,4 @@
-"""Device names: `cpu | cuda | cuda:N | auto`."""
+"""Device names: `cpu | auto | KIND | KIND:N`, where KIND is a kind of accelerator by its torch name."""
 
 import re
 import warnings
@@ -6,7 +6,11 @@ import warnings
 import torch
 
 EXIT_STATUS = 6
-_GRAMMAR = re.compile(r"cpu|auto|cuda(:(?P<index>0|[1-9][0-9]?))?")
+KINDS = ("cuda", "xpu", "mps", "hip")
+"""The kinds with names here; a kind that `torch.accelerator` names on this host is one too. ROCm's devices, `hip`, are `cuda` to torch."""
+TESTED = ("cpu", "cuda")
+"""Claims were asked on these. On others training is torch's automatic differentiation, which no verdict speaks of."""
+_GRAMMAR = re.compile(r"(?P<kind>[a-z][a-z_0-9]*?)(:(?P<index>0|[1-9][0-9]?))?")
 MAX_INDEX = 15
 
 
@@ -15,32 +19,49 @@ class DeviceUnavailable(RuntimeError):  # noqa: N818  a state of the host, not a
 
 
 def parse_device(name: str) -> tuple[str, int | None]:
-    """`cpu`, `cuda` or `auto` and the index, if any. Raises a ValueError for anything outside the grammar."""
-    match = _GRAMMAR.fullmatch(name)
+    """`cpu`, `auto` or the kind of accelerator, and the index, if any. Raises a ValueError for anything outside the grammar."""
+    match, kinds = _GRAMMAR.fullmatch(name), _kinds()
     index = match["index"] if match else None
-    if match is None or (index is not None and int(index) > MAX_INDEX):
-        raise ValueError(f"device {name!r}: expected cpu, cuda, cuda:N with N from 0 to {MAX_INDEX}, or auto")
-    return name.partition(":")[0], None if index is None else int(index)
+    alone = match is not None and index is None and match["kind"] in ("cpu", "auto")
+    if match is None or not (alone or match["kind"] in kinds) or (index is not None and int(index) > MAX_INDEX):
+        expected = f"cpu, {', '.join(f'{kind}, {kind}:N' for kind in kinds)} with N from 0 to {MAX_INDEX}, or auto"
+        raise ValueError(f"device {name!r}: expected {expected}")
+    return match["kind"], None if index is None else int(index)
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device of that name. Only `auto` falls back to the CPU, with one warning.
+    """The device of that name. Only `auto`, which means CUDA, falls back to the CPU, with one warning.
 
-    Raises a ValueError for anything outside the grammar and DeviceUnavailable for a CUDA device that is not there.
+    Raises a ValueError for anything outside the grammar and DeviceUnavailable for a device that is not there.
     """
     kind, index = parse_device(name)
     if kind == "cpu":
         return torch.device("cpu")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = _present("cuda" if kind == "auto" else kind)
     if kind == "auto" and count == 0:
         warnings.warn("device auto: no CUDA device is available, using the CPU", stacklevel=2)
         return torch.device("cpu")
     if (index or 0) >= count:
-        raise DeviceUnavailable(f"device {name!r}: this host has {count or 'no'} usable CUDA devices; use cpu or auto")
+        shown = "CUDA" if kind == "cuda" else kind
+        raise DeviceUnavailable(f"device {name!r}: this host has {count or 'no'} usable {shown} devices; use cpu or auto")
     # cuBLAS may otherwise add up the parts of a split sum in bfloat16, an error of the size of the terms and not of the result.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-    return torch.device("cuda", index or 0)
+    return torch.device("cuda" if kind in ("auto", "hip") else kind, index or 0)
+
+
+def _kinds() -> tuple[str, ...]:
+    here = torch.accelerator.current_accelerator()
+    return KINDS if here is None or here.type in KINDS else (*KINDS, here.type)
+
+
+def _present(kind: str) -> int:
+    """The number of usable devices of a kind."""
+    if kind in ("cuda", "hip"):
+        built = kind == "cuda" or torch.version.hip is not None
+        return torch.cuda.device_count() if built and torch.cuda.is_available() else 0
+    here = torch.accelerator.current_accelerator()
+    return torch.accelerator.device_count() if here is not None and here.type == kind and torch.accelerator.is_available() else 0
 
 
 def set_tf32(allowed: bool) -> None:

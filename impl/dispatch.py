@@ -53,7 +53,7 @@ _replacements: Mapping[str, Callable[..., Any]] = {}
 _calls: list[Call] | None = None
 _around: Around | None = None
 _prefix = ""
-_kernels = "auto"
+_backend = "auto"
 
 
 def call(path: str, operation: str, /, **arguments: Any) -> Any:
@@ -122,60 +122,60 @@ def scope(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def kernels(choice: str) -> Iterator[None]:
+def backend(choice: str) -> Iterator[None]:
     """What computes the operations inside the block that have Triton kernels (`impl.kernels.NAMES`), float64 aside: torch does that.
 
     `auto`, the default: Triton on tensors of a CUDA device, where it is installed, and else torch. `torch` and `triton`: that one.
     Raises a ValueError for another choice and a RuntimeError for `triton` where that cannot run.
     """
-    global _kernels
+    global _backend
     if choice not in ("auto", "torch", "triton"):
-        raise ValueError(f"kernels {choice!r}: expected auto, torch or triton")
+        raise ValueError(f"backend {choice!r}: expected auto, torch or triton")
     if choice == "triton" and (reason := triton_kernels.why_not()):
         raise RuntimeError(reason)
-    before, _kernels = _kernels, choice
+    before, _backend = _backend, choice
     try:
         yield
     finally:
-        _kernels = before
+        _backend = before
 
 
 @contextmanager
 def without_content(device: torch.device) -> Iterator[None]:
     """Tensors that have shapes and no content (`meta`) go the way that those of `device` would, which need not be here.
 
-    Where `kernels` has not chosen, that is Triton's for a CUDA device if Triton can be imported, and torch's if not.
+    Where `backend` has not chosen, that is Triton's for a CUDA device if Triton can be imported, and torch's if not.
     """
-    global _kernels
+    global _backend
     automatic = "triton" if device.type == "cuda" and triton_kernels.missing() is None else "torch"
-    before, _kernels = _kernels, automatic if _kernels == "auto" else _kernels
+    before, _backend = _backend, automatic if _backend == "auto" else _backend
     try:
         yield
     finally:
-        _kernels = before
+        _backend = before
 
 
-def kernels_on(device: torch.device) -> str:
+def backend_on(device: torch.device) -> str:
     """What computes those operations here on tensors of the device: `triton` or `torch`."""
     automatic = "triton" if device.type == "cuda" and triton_kernels.why_not() is None else "torch"
-    return automatic if _kernels == "auto" else _kernels
+    return automatic if _backend == "auto" else _backend
 
 
-def describe_kernels(device: torch.device) -> str:
-    """`kernels_on` in words, with the reason where Triton's would have been expected."""
-    chosen = kernels_on(device)
+def describe_backend(device: torch.device) -> str:
+    """`backend_on` in words, with the reason where Triton's would have been expected."""
+    chosen = backend_on(device)
     if chosen == "triton":
         return f"Triton for {', '.join(triton_kernels.NAMES)}; torch for the others"
-    reason = triton_kernels.why_not() if device.type == "cuda" and _kernels == "auto" else None
+    reason = triton_kernels.why_not() if device.type == "cuda" and _backend == "auto" else None
     return f"torch ({reason})" if reason else "torch"
 
 
 def _kernel(operation: str, arguments: Mapping[str, Any]) -> Callable[..., Any] | None:
     """The kernel that computes the operation on these arguments; None where torch does."""
-    if _kernels == "torch" or operation not in triton_kernels.NAMES:
+    if _backend == "torch" or operation not in triton_kernels.NAMES:
         return None
     tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
-    if torch.float64 in (arguments.get("dtype"), *(value.dtype for value in tensors)) or kernels_on(tensors[0].device) == "torch":
+    if torch.float64 in (arguments.get("dtype"), *(value.dtype for value in tensors)) or backend_on(tensors[0].device) == "torch":
         return None
     from blackswan.impl.kernels.functions import OPERATIONS as STAND_INS  # imports Triton
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -31,13 +32,13 @@ from torch import Tensor
 from blackswan.impl import strict_json
 from blackswan.impl.agreement import fingerprint, require_equal, require_same, together
 from blackswan.impl.classifier import Classifier
-from blackswan.impl.config import BALANCED, ClassifyConfig, DecoderConfig
+from blackswan.impl.config import ClassifyConfig, DecoderConfig
 from blackswan.impl.evaluation import Evaluation, evaluate
 from blackswan.impl.folder import sole_writer
 from blackswan.impl.group import Group, shard
 from blackswan.impl.nonfinite import origin
 from blackswan.impl.optimiser import require_a_rate
-from blackswan.impl.samples import Samples, balanced_weights, effective_batches, epoch_order
+from blackswan.impl.samples import Indices, Samples, balanced_weights, effective_batches, epoch_order
 from blackswan.impl.tokens import Tokens
 from blackswan.impl.trainer import Batch, BatchResult, Trainer
 from blackswan.impl.training_state import Progress, load_state, save_state, write_atomically
@@ -168,7 +169,8 @@ class _Run:
         self.pipeline, self.train_samples, self.validation, self.output = pipeline, train, validation, output
         self.config, self.group = pipeline.config, pipeline.group
         self._require_fitting_samples()
-        weights = balanced_weights(train) if self.config.class_weights == BALANCED else None
+        kind = self.config.class_weights
+        weights = balanced_weights(train, kind) if isinstance(kind, str) else None
         self.trainer = pipeline.start(total_steps(self.config, len(train)), weights)
         require_a_rate(self.trainer.learning_rates)
         self.identity = self._identity()
@@ -218,7 +220,7 @@ class _Run:
             "settings": {name: value for name, value in dataclasses.asdict(self.config).items() if name not in _FREE},
             "architecture": dataclasses.asdict(self.pipeline.architecture),
             "base_weights": _weights_digest(self.pipeline.classifier),
-            "data": {name: {"samples": len(each), "digest": _samples_digest(each)} for name, each in corpora.items() if each is not None},
+            "data": {name: {"samples": len(each), "digest": each.digest()} for name, each in corpora.items() if each is not None},
         }
 
     def _begin_or_compare(self, resume: bool) -> None:
@@ -252,7 +254,7 @@ class _Run:
         progress = self.progress
         order = epoch_order(len(self.train_samples), self.config.seed, progress.epoch)
         batches = effective_batches(order, self.config.batch_size * self.config.accumulation_steps)
-        for indices in batches[progress.position :]:
+        for indices in islice(batches, progress.position, None):
             self._step(indices)
             if self.interrupted():
                 self._save()
@@ -261,7 +263,7 @@ class _Run:
                 self._save()
         self._finish_epoch()
 
-    def _step(self, indices: list[int]) -> None:
+    def _step(self, indices: Indices) -> None:
         start, rate, step = time.perf_counter(), self.trainer.learning_rate, self.progress.step + 1
         result = self._update(indices, step)
         seconds = time.perf_counter() - start
@@ -279,7 +281,7 @@ class _Run:
             epoch, total = progress.epoch + 1, result.total
             self.on_step(StepRecord(step, epoch, result.loss, result.accuracy, result.gradient_norm, rate, total, seconds))
 
-    def _update(self, indices: list[int], step: int) -> BatchResult:
+    def _update(self, indices: Indices, step: int) -> BatchResult:
         """Zero, accumulate this worker's share, then average, clip and step together; in one piece where there is nothing to gather."""
         own, size = shard(indices, self.group.rank, self.group.size), self.config.batch_size
         parts = effective_batches(own, size)
@@ -391,10 +393,6 @@ def _weights_digest(classifier: torch.nn.Module) -> str:
     every = {**frozen, **dict(classifier.named_buffers())}
     text = "\n".join(f"{name} {value.dtype} {list(value.shape)} {int(fingerprint(value))}" for name, value in sorted(every.items()))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _samples_digest(samples: Samples) -> str:
-    return hashlib.sha256(json.dumps([samples.rows, samples.targets]).encode()).hexdigest()
 
 
 def _differences(own: Any, stored: Any, name: str = "") -> Iterator[str]:

@@ -91,19 +91,51 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     """
     if folder.exists() and not (replace and folder.is_dir()):
         raise FileExistsError(f"{folder} exists; choose another name or move it away")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    remove_left_over(folder.parent, f"{PARTIAL}{folder.name}.")
-    partial = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{folder.name}.", dir=folder.parent))
+    with _partial(folder) as partial:
+        yield partial
+        _settle(partial)
+        _put(partial, folder)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A new folder for a file and what belongs beside it; they move beside each other to where `path` is, `path` itself last.
+
+    They do so when the block ends without an error, and are removed when it ends with one. A FileExistsError where `path` exists, or at
+    the end another one of them.
+    """
+    if path.exists():
+        raise FileExistsError(f"{path} exists; choose another name or move it away")
+    with _partial(path) as partial:
+        yield partial
+        _settle(partial)
+        written = sorted(partial.iterdir(), key=lambda each: each.name == path.name)
+        for each in written:
+            if (there := path.with_name(each.name)).exists():
+                raise FileExistsError(f"{there} exists; choose another name or move it away")
+        for each in written:
+            each.rename(path.with_name(each.name))
+
+
+@contextmanager
+def _partial(target: Path) -> Iterator[Path]:
+    """A folder beside `target`, locked while it is written, removed afterwards with what is still in it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_left_over(target.parent, f"{PARTIAL}{target.name}.")
+    partial = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{target.name}.", dir=target.parent))
     try:
-        with _locked(partial), naming(folder):
+        with _locked(partial), naming(target):
             yield partial
-            for path in [*partial.rglob("*"), partial]:
-                path.chmod(0o755 if path.is_dir() else 0o644)  # some libraries write files that only their owner may read
-                _flush(path)
-            _put(partial, folder)
-        _flush(folder.parent)
+        _flush(target.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _settle(partial: Path) -> None:
+    """What was written is on the disk, and may be read by everybody: some libraries write files that only their owner may read."""
+    for path in [*partial.rglob("*"), partial]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+        _flush(path)
 
 
 def _put(new: Path, folder: Path) -> None:

@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch import distributed as dist
@@ -24,7 +25,7 @@ TIMEOUT_SECONDS = 600.0
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 _CHUNK = 1 << 22
-T = TypeVar("T")
+S = TypeVar("S", bound="Sequence[Any] | npt.NDArray[Any]")
 
 
 class WorkerLost(ConnectionError):  # noqa: N818  a state of the run, not a defect of the program
@@ -146,14 +147,14 @@ def _cause(error: Exception) -> str:
     return re.sub(r"^\[/\S+\] ", "", str(error).strip().splitlines()[0]).split(". ")[0]
 
 
-def shard(indices: Sequence[T], rank: int, size: int) -> list[T]:
+def shard(indices: S, rank: int, size: int) -> S:
     """What the rank takes of a batch: consecutive, complete and disjoint over the ranks; lengths differ by at most one.
 
     Raises a ValueError for a rank that the group does not have.
     """
     if not 0 <= rank < size:
         raise ValueError(f"rank {rank} of {size} workers: expected a rank from 0 to {size - 1}")
-    return list(indices[len(indices) * rank // size : len(indices) * (rank + 1) // size])
+    return indices[len(indices) * rank // size : len(indices) * (rank + 1) // size]  # type: ignore[return-value]  # a slice is of its kind
 
 
 def restarted(environment: Mapping[str, str] = os.environ) -> bool:
@@ -233,6 +234,8 @@ def _own_device(name: str, local_rank: int, size: int) -> torch.device:
     kind, index = parse_device(name)
     if size == 1 or kind == "cpu" or (kind == "auto" and not torch.cuda.is_available()):
         return resolve_device(name)
+    if kind not in ("auto", "cuda", "hip"):
+        raise ValueError(f"device {name!r}: several workers exchange gradients on cpu or cuda only; use one of these, or one worker")
     if index is not None:
         raise ValueError(f"device {name!r} names one GPU for {size} workers: use cuda, which gives each worker the GPU of its LOCAL_RANK")
     return resolve_device(f"cuda:{local_rank}")

@@ -185,8 +185,8 @@ class Reservation:
 
 
 def reserve(device: torch.device, count: int, ledger: Ledger | None = None) -> AbstractContextManager[Reservation | None]:
-    """Reserves `count` bytes of a CUDA device for the block; nothing on the CPU. Raises InsufficientMemory before anything is allocated."""
-    return nullcontext() if device.type == "cpu" else (ledger or Ledger()).acquire(device, count)
+    """Reserves `count` bytes of a CUDA device for the block; nothing elsewhere. Raises InsufficientMemory before anything is allocated."""
+    return nullcontext() if device.type != "cuda" else (ledger or Ledger()).acquire(device, count)
 
 
 def process_start(pid: int) -> str | None:

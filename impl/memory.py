@@ -64,7 +64,7 @@ def estimate(
     """What one optimiser step of `Trainer` over `accumulation` micro-batches [batch, seq] needs; base weights, activations in `dtype`.
 
     For a CUDA device, which need not be here, it is assumed that Triton is installed there as it is here: where it cannot be imported, or
-    inside `dispatch.kernels("torch")`, torch's own operations are counted, which save up to twice as much. Nothing is allocated.
+    inside `dispatch.backend("torch")`, torch's own operations are counted, which save up to twice as much. Nothing is allocated.
     Raises a ValueError for a count below one.
     """
     require_counts(batch=batch, seq=seq, accumulation=accumulation)

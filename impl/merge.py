@@ -26,20 +26,16 @@ from blackswan.impl.adapter import (
     require_named,
     write_beside,
 )
+from blackswan.impl.apr import is_apr
 from blackswan.impl.architecture import to_huggingface
-from blackswan.impl.checkpoint import CONFIG, EMBEDDING, TOKENIZER, WEIGHTS, Checkpoint, load_checkpoint
+from blackswan.impl.checkpoint import CONFIG, TOKENIZER_FILES, WEIGHTS, Checkpoint, belonging, load_checkpoint
 from blackswan.impl.checksums import Checked, checksum, require
 from blackswan.impl.classifier import Adaptation, trainable_shapes
 from blackswan.impl.config import DecoderConfig
-from blackswan.impl.decoder import projection_shapes
+from blackswan.impl.decoder import EMBEDDING, projection_shapes
 from blackswan.impl.folder import whole_folder
 from blackswan.impl.nf4 import Nf4Weight
 from blackswan.impl.operations.lora import lora_merge
-
-TOKENIZER_FILES = (
-    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
-    *("tokenizer.model", "chat_template.jinja", "generation_config.json"),
-)
 
 
 def merge_adapter(checkpoint: Checkpoint, adapter: Adapter, *, nf4: bool, quantized_as: torch.dtype | None = None) -> dict[str, Tensor]:
@@ -83,8 +79,8 @@ def save_merged(
 ) -> None:
     """Writes the merged checkpoint of an adapter and its base; NF4 as the adapter was trained.
 
-    `source` is the base's folder: what else its config.json says (special tokens among it) and its tokenizer come along. The folder
-    appears whole or not at all. Raises a FileExistsError where it exists.
+    `source` is the base's folder or .apr file: what else its config.json says (special tokens among it) and its tokenizer come along.
+    The folder appears whole or not at all. Raises a FileExistsError where it exists.
     """
     adaptation = adapter.adaptation
     tensors = merge_adapter(checkpoint, adapter, nf4=adaptation.nf4, quantized_as=quantized_as)
@@ -99,8 +95,8 @@ def save_merged(
         kept = {name: checksum(tensor) for name, tensor in stored.items()}
         write_beside(partial / BESIDE, checkpoint.config, unquantized, adapter.extra, head, kept)
         for name in TOKENIZER_FILES:
-            if source is not None and (source / name).is_file():
-                shutil.copyfile(source / name, partial / name)
+            if source is not None and belonging(source, name).is_file():
+                shutil.copyfile(belonging(source, name), partial / name)
 
 
 def load_merged(folder: Path) -> tuple[Checkpoint, Adapter]:
@@ -121,7 +117,7 @@ def load_merged(folder: Path) -> tuple[Checkpoint, Adapter]:
 
 def _config(config: DecoderConfig, source: Path | None) -> dict[str, Any]:
     """The base's config.json as a language model's, or the architecture's own."""
-    values = {} if source is None else read_object(source / CONFIG)
+    values = {} if source is None or is_apr(source) else read_object(source / CONFIG)
     kept = {key: value for key, value in values.items() if key not in ("torch_dtype", "num_labels", "id2label", "label2id")}
     plain = to_huggingface(config)
     return plain | kept | {"architectures": plain["architectures"]}

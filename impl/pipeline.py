@@ -12,16 +12,17 @@ from torch import Tensor
 
 from blackswan.impl import dispatch
 from blackswan.impl.adapter import Adapter, save_adapter
+from blackswan.impl.apr import is_apr
 from blackswan.impl.checkpoint import Checkpoint, load_checkpoint
 from blackswan.impl.checksums import Checked, Checksums
 from blackswan.impl.classifier import Adaptation, Classifier, base_shapes, initial_trainable, trainable_shapes
-from blackswan.impl.config import BALANCED, ClassifyConfig, DecoderConfig, target_modules
+from blackswan.impl.config import ClassifyConfig, DecoderConfig, target_modules
 from blackswan.impl.corpus import Sample
 from blackswan.impl.decoder import random_tensors
-from blackswan.impl.device import resolve_device
+from blackswan.impl.device import TESTED, resolve_device
 from blackswan.impl.evaluation import Evaluation, evaluate
 from blackswan.impl.fit import FitResult, OnEpoch, OnStep, fit
-from blackswan.impl.fused.step import FusedTrainer, engine_of
+from blackswan.impl.fused.step import FusedTrainer, backend_of
 from blackswan.impl.group import ALONE, Group
 from blackswan.impl.merge import save_merged
 from blackswan.impl.nonfinite import spoiled_parameter
@@ -41,9 +42,9 @@ Given = Samples | Sequence[Sample]
 class ClassifyPipeline:
     """Architecture, base weights and trainable tensors on a device, with the tokens and settings of a run.
 
-    Made by one of the class methods. `source` is the checkpoint's folder, None for random weights; `merged` says that the updates are in
-    the base weights, so that there is nothing to train. Steps outside `fit` are made by `trainer`, at the settings' learning rate until
-    another is set.
+    Made by one of the class methods. `source` is the checkpoint's folder or .apr file, None for random weights; `merged` says that the
+    updates are in the base weights, so that there is nothing to train. Steps outside `fit` are made by `trainer`, at the settings'
+    learning rate until another is set.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class ClassifyPipeline:
     def from_pretrained(
         cls, folder: Path, config: ClassifyConfig, *, device: torch.device | str = "cpu", group: Group = ALONE
     ) -> "ClassifyPipeline":
-        """A fresh adapter and head on a Hugging Face checkpoint.
+        """A fresh adapter and head on a Hugging Face checkpoint's folder or an .apr file.
 
         Raises what `load_checkpoint` and `load_tokenizer` raise, and a ValueError for weights that are not finite.
         """
@@ -87,6 +88,18 @@ class ClassifyPipeline:
         if (found := spoiled_parameter(pipeline.classifier)) is not None:
             raise ValueError(f"{folder}: {found}; every weight must be finite")
         return pipeline
+
+    @classmethod
+    def from_apr(
+        cls, path: Path, config: ClassifyConfig, *, device: torch.device | str = "cpu", group: Group = ALONE
+    ) -> "ClassifyPipeline":
+        """A fresh adapter and head on the decoder in `MODEL.apr`, with the tokenizer in `MODEL.tokenizer.json` beside it.
+
+        Raises as `from_pretrained` does, and a ValueError for a path that does not end with .apr.
+        """
+        if not is_apr(path):
+            raise ValueError(f"{path}: expected a file whose name ends with .apr; folders are for from_pretrained")
+        return cls.from_pretrained(path, config, device=device, group=group)
 
     @classmethod
     def from_random(
@@ -141,12 +154,12 @@ class ClassifyPipeline:
     def start(self, total_steps: int | None, class_weights: Sequence[float] | None = None) -> Trainer:
         """A new trainer, with moments of zero, at the settings' schedule over that many steps, or at their rate without an end.
 
-        `class_weights` are what "balanced" stands for.
+        `class_weights` are what one of `BALANCED` stands for.
         """
         config = self.config
         if class_weights is not None:
             self.class_weights = tuple(class_weights)
-        make = partial(FusedTrainer, longest=config.max_seq_len) if self._engine()[0] else Trainer
+        make = partial(FusedTrainer, longest=config.max_seq_len) if self._backend()[0] else Trainer
         self.trainer = make(
             self.classifier,
             total_steps=total_steps,
@@ -265,27 +278,35 @@ class ClassifyPipeline:
         shape, config = self.architecture, self.config
         trainable = sum(math.prod(each) for each in trainable_shapes(shape, self.adaptation).values())
         frozen = sum(math.prod(each) for each in base_shapes(shape).values())
+        held = sum(tensor.nbytes for tensor in (*self.classifier.parameters(), *self.classifier.buffers()))
+        own = sum(tensor.nbytes for tensor in self.classifier.trainable_parameters().values())
         lines = {
             "model": f"{shape.family}, {shape.layers} layers, hidden {shape.hidden}, {self.source or 'random weights'}",
-            "device": f"{self.device}, {config.dtype}, base weights in {'NF4' if config.quantize_nf4 else config.dtype}",
-            "kernels": dispatch.describe_kernels(self.device),
+            "device": f"{self.device}{self._untested()}, {config.dtype}, base weights in {'NF4' if config.quantize_nf4 else config.dtype}",
+            "kernels": dispatch.describe_backend(self.device),
             "steps": self._steps(),
             "tokens": f"{self.tokens.description}, at most {config.max_seq_len}, padded on the {config.padding_side}",
             "LoRA": f"rank {config.lora_rank}, alpha {config.lora_alpha:g}, on {', '.join(target_modules(config.lora_targets))}"
             + (", merged into the base weights" if self.merged else ""),
             "head": f"{config.num_classes} {'labels' if config.multi_label else 'classes'}, {config.pooling} pooling",
             "parameters": f"{trainable:,} trainable, {frozen:,} frozen",
+            "weights": f"{own:,} bytes trainable, {held - own:,} bytes frozen",
         }
         return "\n".join(f"{name + ':':<12}{text}" for name, text in lines.items())
 
-    def _engine(self) -> tuple[bool, str | None]:
-        return (False, None) if self.merged else engine_of(self.config, self.architecture, self.device)
+    def _untested(self) -> str:
+        return (
+            "" if self.device.type in TESTED else " (no claim was ever asked on this kind of device, and its memory figures are not known)"
+        )
+
+    def _backend(self) -> tuple[bool, str | None]:
+        return (False, None) if self.merged else backend_of(self.config, self.architecture, self.device)
 
     def _steps(self) -> str:
         """What computes training steps, in words."""
         if self.merged:
             return "none: a merged model is not trained"
-        fused, reason = self._engine()
+        fused, reason = self._backend()
         if fused:
             return "hand-written layers in CUDA graphs" if self.device.type == "cuda" else "hand-written layers"
         return f"automatic differentiation ({reason})" if reason else "automatic differentiation"
@@ -294,7 +315,7 @@ class ClassifyPipeline:
         return {name: parameter.detach().cpu() for name, parameter in self.classifier.trainable_parameters().items()}
 
     def _extra(self) -> dict[str, Any]:
-        """What comes back with a saved adapter or merged model: the settings, with what "balanced" stood for as numbers."""
+        """What comes back with a saved adapter or merged model: the settings, with class weights as numbers."""
         extra: dict[str, Any] = {"settings": {**dataclasses.asdict(self.config), "class_weights": self.class_weights}}
         return extra if self.source is not None else extra | {RANDOM: dataclasses.asdict(self.architecture)}
 
@@ -313,8 +334,9 @@ class ClassifyPipeline:
 
     def _ready(self) -> Trainer:
         self._require_updates()
-        if self.config.class_weights == BALANCED and self.class_weights is None:
-            raise ValueError("class_weights is 'balanced', which fit() takes from the training samples; single steps need numbers")
+        if isinstance(self.config.class_weights, str) and self.class_weights is None:
+            kind = self.config.class_weights
+            raise ValueError(f"class_weights is {kind!r}, which fit() takes from the training samples; single steps need numbers")
         return self.trainer
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from blackswan.impl.checkpoint import CONFIG, TOKENIZER, load_checkpoint, read_config, save_checkpoint
+from blackswan.impl.checkpoint import TOKENIZER, load_checkpoint, read_config, save_checkpoint
 from blackswan.impl.config import DecoderConfig
 from blackswan.impl.decoder import Decoder, parameter_count, random_tensors
 from blackswan.impl.decoder_optimiser import DecoderAdamW
@@ -162,7 +162,9 @@ class CheckpointFn:
 def initial_decoder(
     architecture: Path | None = None, weights: Path | None = None, *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Decoder:
-    """The decoder that a run starts from, in float32: architecture and weights of checkpoint folders, or neither and LLAMA_370M at random.
+    """The decoder that a run starts from, in float32: architecture and weights of checkpoints, or neither and LLAMA_370M at random.
+
+    A checkpoint is a Hugging Face folder or an .apr file, whose quantised tensors are taken as the numbers that they stand for.
 
     Raises a ValueError where only one of them is given, for an encoder, and where the weights are not those of the architecture; and what
     `load_checkpoint` raises.
@@ -178,9 +180,7 @@ def initial_decoder(
     config = read_config(architecture)
     checkpoint = load_checkpoint(weights)
     if config != checkpoint.config:
-        raise ValueError(
-            f"{weights / CONFIG} and {architecture / CONFIG} differ in {_difference(config, checkpoint.config)}; which is meant?"
-        )
+        raise ValueError(f"{weights} and {architecture} differ in {_difference(config, checkpoint.config)}; which is meant?")
     return Decoder(config, checkpoint.tensors, dtype=torch.float32, device=device)
 
 

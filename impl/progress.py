@@ -1,12 +1,16 @@
-"""Progress of a training run: one line that is redrawn on a terminal, plain lines elsewhere."""
+"""Progress of a training run: one line that is redrawn on a terminal, plain lines elsewhere; and of the reading of a large corpus."""
 
 import shutil
+import time
 from collections import deque
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from blackswan.impl.fit import EpochRecord, StepRecord
 
+READING_SECONDS = 10.0
 _WINDOW = 20
 _CLEAR = "\r\x1b[2K"
 
@@ -57,6 +61,20 @@ class Progress:
             f"epoch {record.epoch}/{self.epochs}  step {record.step}/{self.total_steps}  loss {record.loss:.4f}  gradient norm {norm}"
             f"  lr {record.learning_rate:.3g}  {samples / max(seconds, 1e-9):.1f} samples/s  {duration(left)} left"
         )
+
+
+def reading(path: Path, stream: TextIO | None) -> Callable[[int], None]:
+    """What is told how many samples of a file have been read, and says so on a stream every READING_SECONDS."""
+    said = time.monotonic()
+
+    def tell(count: int) -> None:
+        nonlocal said
+        if stream is not None and time.monotonic() >= said + READING_SECONDS:
+            stream.write(f"{path}: {count:,} samples read\n")
+            stream.flush()
+            said = time.monotonic()
+
+    return tell
 
 
 def duration(seconds: float) -> str:

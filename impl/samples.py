@@ -1,81 +1,232 @@
-"""A corpus as token ids: statistics, class weights, the validation part, and the order of an epoch."""
+"""A corpus as token ids: statistics, class weights, the validation part, and the order of an epoch.
 
+No sample of a file is a Python object: its tokens lie in a temporary file, and its place, length and label in arrays, so that millions of
+samples take some dozens of bytes of memory each.
+"""
+
+import errno
+import hashlib
 import math
-from collections.abc import Sequence
+import os
+import tempfile
+import weakref
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from blackswan.impl.corpus import Label, Sample, Statistics, load_corpus, statistics
+from blackswan.impl.corpus import Integers, Label, Sample, Statistics, read_corpus, statistics
+from blackswan.impl.folder import DISK_ERRORS
 from blackswan.impl.tokens import Tokens
 from blackswan.impl.trainer import Batch
 
 _ORDER, _SPLIT = 1, 2
 """Streams of random numbers of one seed, so that no draw repeats another one's."""
+_IDS = "I"
+_CHUNK_SAMPLES, _CHUNK_CHARACTERS = 1024, 1 << 20
+"""Texts that are tokenised at once: as many, or where they are long, as many characters."""
+Read = Callable[[int], None]
+Indices = Sequence[int] | Integers
 
 
-@dataclass(frozen=True)
+class _Ids(Protocol):
+    """Token ids one after another."""
+
+    def extend(self, ids: "array[int]", /) -> None:
+        """Adds ids at the end."""
+
+    def __getitem__(self, span: slice, /) -> "array[int]":
+        """The ids of a span."""
+
+
+class _IdsOnDisk:
+    """Token ids of a corpus in a temporary file, which has no name and is gone with the process, however that ends.
+
+    It is read and not mapped: mapped pages stay in the process's memory once they were touched. Raises an OSError that names the folder
+    where it cannot be written.
+    """
+
+    def __init__(self, corpus: Path) -> None:
+        self._corpus, self._file = corpus, tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  open as long as this object is
+        weakref.finalize(self, self._file.close)
+
+    def extend(self, ids: "array[int]") -> None:
+        content = memoryview(ids.tobytes())
+        try:
+            while content:
+                content = content[self._file.write(content) :]
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            why = f"{error.strerror} for the tokens of {self._corpus}; make room, or name another folder by TMPDIR"
+            raise OSError(error.errno, why, tempfile.gettempdir()) from None
+
+    def __getitem__(self, span: slice) -> "array[int]":
+        found = array(_IDS)
+        count, start = found.itemsize * (span.stop - span.start), found.itemsize * span.start
+        content = os.pread(self._file.fileno(), count, start)
+        if len(content) < count:
+            raise OSError(errno.EIO, f"{os.strerror(errno.EIO)} for the tokens of {self._corpus}", tempfile.gettempdir())
+        found.frombytes(content)
+        return found
+
+
+class Rows(Sequence[list[int]]):
+    """The token ids of each sample, read when they are asked for."""
+
+    def __init__(self, ids: _Ids, starts: Integers, lengths: Integers) -> None:
+        self._ids, self._starts, self.lengths = ids, starts, lengths
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> list[int]:  # type: ignore[override]  # slices are `select`'s
+        """The ids of a sample."""
+        start = int(self._starts[index])
+        return self._ids[start : start + int(self.lengths[index])].tolist()
+
+    def select(self, indices: Integers) -> "Rows":
+        """The rows at those indices, in that order."""
+        return Rows(self._ids, self._starts[indices], self.lengths[indices])
+
+
+@dataclass(frozen=True, eq=False)
 class Samples:
     """A corpus whose texts are token ids, 1 to max_seq_len a text.
 
-    A target is the class, or with `multi_label` one 0 or 1 a class. `text_lengths` are the lengths before truncation; without them
-    nothing was cut.
+    `targets` are the classes, int64 [samples], or with `multi_label` one 0 or 1 a class, uint8 [samples, num_classes]. `text_lengths` are
+    the lengths before truncation; without them nothing was cut.
     """
 
-    rows: tuple[tuple[int, ...], ...]
-    targets: tuple[Label, ...]
+    rows: Rows
+    targets: Integers
     num_classes: int
     multi_label: bool = False
-    text_lengths: tuple[int, ...] | None = None
+    text_lengths: Integers | None = None
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]], targets: Sequence[Label], num_classes: int, multi_label: bool = False) -> "Samples":
+        """Samples of those token ids and classes, in memory."""
+        kept = _Collected(array(_IDS), num_classes, multi_label)
+        kept.add([(ids, len(ids)) for ids in rows], targets)
+        return kept.samples()
 
     def __len__(self) -> int:
         """Number of samples."""
         return len(self.rows)
 
-    def lengths(self) -> list[int]:
-        """Tokens of each sample, as the model reads it."""
-        return [len(row) for row in self.rows]
+    def lengths(self) -> Integers:
+        """Tokens of each sample, as the model reads it, [samples]."""
+        return self.rows.lengths
 
     def statistics(self) -> Statistics:
         """Statistics of the corpus, the lengths before truncation. Raises a ValueError where there is no sample."""
         full = self.lengths() if self.text_lengths is None else self.text_lengths
-        truncated = sum(length > kept for length, kept in zip(full, self.lengths(), strict=True))
-        return statistics(self.targets, self.num_classes, full, truncated)
+        return statistics(self.targets, self.num_classes, full, int(np.sum(full > self.lengths())))
 
-    def select(self, indices: Sequence[int]) -> "Samples":
+    def select(self, indices: Indices) -> "Samples":
         """The samples at those indices, in that order."""
-        full = None if self.text_lengths is None else tuple(self.text_lengths[index] for index in indices)
-        rows, targets = tuple(self.rows[index] for index in indices), tuple(self.targets[index] for index in indices)
-        return Samples(rows, targets, self.num_classes, self.multi_label, full)
+        places = np.asarray(indices, np.int64)
+        full = None if self.text_lengths is None else self.text_lengths[places]
+        return Samples(self.rows.select(places), self.targets[places], self.num_classes, self.multi_label, full)
 
-    def batch(self, indices: Sequence[int], tokens: Tokens, device: torch.device | str = "cpu") -> Batch:
+    def batch(self, indices: Indices, tokens: Tokens, device: torch.device | str = "cpu") -> Batch:
         """The samples at those indices, padded to the longest of them.
 
         input_ids int64 and mask bool [batch, longest]; labels int64 [batch], with `multi_label` float32 [batch, num_classes].
         Raises a ValueError without an index.
         """
         input_ids, mask = tokens.pad([self.rows[index] for index in indices])
-        labels = torch.tensor([self.targets[index] for index in indices], dtype=torch.float32 if self.multi_label else torch.int64)
+        labels = torch.from_numpy(self.targets[np.asarray(indices, np.int64)]).to(torch.float32 if self.multi_label else torch.int64)
         return Batch(input_ids.to(device), mask.to(device), labels.to(device))
 
-
-def tokenize(samples: Sequence[Sample], tokens: Tokens, num_classes: int, multi_label: bool = False) -> Samples:
-    """Every sample's text as token ids, once. Raises a ValueError for a label of the other kind."""
-    for number, sample in enumerate(samples, start=1):
-        if isinstance(sample.label, tuple) != multi_label:
-            expected = f"a tuple of {num_classes} entries 0 or 1" if multi_label else "an integer"
-            raise ValueError(f"sample {number}: the label is {sample.label!r}; expected {expected}")
-    measured = [tokens.measure(sample.text) for sample in samples]
-    rows, full = tuple(tuple(ids) for ids, _ in measured), tuple(length for _, length in measured)
-    return Samples(rows, tuple(sample.label for sample in samples), num_classes, multi_label, full)
+    def digest(self) -> str:
+        """SHA-256 of tokens, lengths and classes."""
+        state = hashlib.sha256(f"{self.targets.shape}\n".encode())
+        for content in (self.targets, self.lengths()):
+            state.update(np.ascontiguousarray(content).data)
+        for row in self.rows:
+            state.update(array(_IDS, row))
+        return state.hexdigest()
 
 
-def read_samples(path: Path, tokens: Tokens, num_classes: int, multi_label: bool = False) -> Samples:
-    """The samples of a JSONL corpus as token ids. Raises what `load_corpus` raises."""
-    return tokenize(load_corpus(path, num_classes, multi_label), tokens, num_classes, multi_label)
+class _Collected:
+    """Samples while they are being read."""
+
+    def __init__(self, ids: _Ids, num_classes: int, multi_label: bool) -> None:
+        self._ids, self._classes, self._multi_label = ids, num_classes, multi_label
+        self._targets, self._lengths, self._full = array("B" if multi_label else "q"), array("i"), array("i")
+
+    def add(self, measured: Iterable[tuple[Sequence[int], int]], labels: Iterable[Label]) -> None:
+        """Adds token ids with their number before truncation, and labels."""
+        ids = array(_IDS)
+        for row, length in measured:
+            ids.extend(row)
+            self._lengths.append(len(row))
+            self._full.append(length)
+        self._ids.extend(ids)
+        for label in labels:
+            self._targets.extend(label if isinstance(label, tuple) else (label,))
+
+    def samples(self) -> Samples:
+        """All of them."""
+        lengths, full, targets = np.asarray(self._lengths), np.asarray(self._full), np.asarray(self._targets)
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths
+        targets = targets.reshape(-1, self._classes) if self._multi_label else targets
+        return Samples(Rows(self._ids, starts, lengths), targets, self._classes, self._multi_label, full)
+
+
+def tokenize(
+    samples: Iterable[Sample],
+    tokens: Tokens,
+    num_classes: int,
+    multi_label: bool = False,
+    *,
+    ids: _Ids | None = None,
+    tell: Read | None = None,
+) -> Samples:
+    """Every sample's text as token ids, once; they are added to `ids`, by default in memory. `tell` is told how many texts were read.
+
+    Raises a ValueError for a label of the other kind.
+    """
+    kept, count = _Collected(array(_IDS) if ids is None else ids, num_classes, multi_label), 0
+    for chunk in _chunks(samples):
+        for number, sample in enumerate(chunk, start=count + 1):
+            if isinstance(sample.label, tuple) != multi_label:
+                expected = f"a tuple of {num_classes} entries 0 or 1" if multi_label else "an integer"
+                raise ValueError(f"sample {number}: the label is {sample.label!r}; expected {expected}")
+        kept.add(tokens.measure([sample.text for sample in chunk]), (sample.label for sample in chunk))
+        count += len(chunk)
+        if tell is not None:
+            tell(count)
+    return kept.samples()
+
+
+def read_samples(path: Path, tokens: Tokens, num_classes: int, multi_label: bool = False, tell: Read | None = None) -> Samples:
+    """The samples of a JSONL corpus as token ids, read once and kept in a temporary file.
+
+    Raises what `read_corpus` raises, and an OSError that names the folder of temporary files where it has no room.
+    """
+    return tokenize(read_corpus(path, num_classes, multi_label), tokens, num_classes, multi_label, ids=_IdsOnDisk(path), tell=tell)
+
+
+def _chunks(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
+    chunk: list[Sample] = []
+    characters = 0
+    for sample in samples:
+        chunk.append(sample)
+        characters += len(sample.text)
+        if len(chunk) == _CHUNK_SAMPLES or characters >= _CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+    if chunk:
+        yield chunk
 
 
 def split_validation(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Samples]:
@@ -87,20 +238,23 @@ def split_validation(samples: Samples, fraction: float, seed: int) -> tuple[Samp
     """
     if not 0 <= fraction < 1:
         raise ValueError(f"validation_fraction is {fraction!r}: expected at least 0 and below 1")
-    strata: dict[Label, list[int]] = {}
-    for index in _shuffled(len(samples), _SPLIT, seed):
-        strata.setdefault(samples.targets[index], []).append(index)
+    order, count = _shuffled(len(samples), _SPLIT, seed), len(samples)
+    codes: dict[bytes, int] = {}
+    strata = np.fromiter((codes.setdefault(samples.targets[index].tobytes(), len(codes)) for index in order), np.int64, count)
+    sizes = np.bincount(strata, minlength=len(codes))
     exact = Fraction(repr(float(fraction)))  # as it was written: 0.1 of 30 is 3
-    total = min(max(1, round(exact * len(samples))), len(samples) - 1) if fraction else 0
-    counts = _shares([len(members) for members in strata.values()], exact, total, spare_last=not samples.multi_label)
-    held_out = {index for members, count in zip(strata.values(), counts, strict=True) for index in members[:count]}
-    if fraction and not held_out:
+    total = min(max(1, round(exact * count)), count - 1) if fraction else 0
+    shares = np.asarray(_shares(sizes.tolist(), exact, total, spare_last=not samples.multi_label), np.int64)
+    place = np.empty(count, np.int64)  # of each sample among those of its stratum, in the shuffled order
+    place[np.argsort(strata, kind="stable")] = np.arange(count) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    held_out = np.zeros(count, bool)
+    held_out[order] = place < shares[strata]
+    if fraction and not held_out.any():
         raise ValueError(
-            f"{len(samples)} samples of {len(strata)} classes leave none for validation; "
+            f"{count} samples of {len(codes)} classes leave none for validation; "
             "give a validation corpus, or validation_fraction 0 to train without validation"
         )
-    every = range(len(samples))
-    return samples.select([i for i in every if i not in held_out]), samples.select([i for i in every if i in held_out])
+    return samples.select(np.flatnonzero(~held_out)), samples.select(np.flatnonzero(held_out))
 
 
 def training_and_validation(samples: Samples, validation: Samples | None, fraction: float, seed: int) -> tuple[Samples, Samples | None]:
@@ -113,36 +267,38 @@ def training_and_validation(samples: Samples, validation: Samples | None, fracti
     return split_validation(samples, fraction, seed)
 
 
-def balanced_weights(samples: Samples) -> tuple[float, ...]:
-    """A weight a class, inversely proportional to its number of samples; they add up to num_classes.
+def balanced_weights(samples: Samples, kind: str) -> tuple[float, ...]:
+    """A weight a class, inversely proportional to its number of samples n_c; `kind` is one of `config.BALANCED` and says the scale.
 
-    Raises a ValueError that names a class without samples.
+    "balanced" is N / (K n_c) of N labels and K classes, as in scikit-learn: the mean over the labels is 1, so that the loss, a mean over
+    samples, and the clipping of its gradient keep their scale. "balanced_over_classes" has a mean of 1 over the classes instead; with one
+    class rare its mean over the labels is far below 1. Raises a ValueError that names a class without samples.
     """
     counts = samples.statistics().class_counts
     if 0 in counts:
         raise ValueError(
             f"class {counts.index(0)} has no sample: balanced class weights need at least one of each class, give weights instead"
         )
-    scale = samples.num_classes / math.fsum(1 / count for count in counts)
+    over_samples = kind == "balanced"
+    scale = sum(counts) / len(counts) if over_samples else len(counts) / math.fsum(1 / count for count in counts)
     return tuple(scale / count for count in counts)
 
 
-def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
-    """A random permutation of 0 … count − 1; a function of its arguments only, so that a resumed run needs no random state."""
+def epoch_order(count: int, seed: int, epoch: int) -> Integers:
+    """A random permutation of 0 … count − 1, [count]; a function of its arguments only, so that a resumed run needs no random state."""
     return _shuffled(count, _ORDER, seed, epoch)
 
 
-def effective_batches(order: Sequence[int], size: int) -> list[list[int]]:
+def effective_batches(order: Indices, size: int) -> Iterator[Indices]:
     """The order cut into batches of `size`; the last may be smaller. Raises a ValueError for a size below 1."""
     if size < 1:
         raise ValueError(f"the effective batch is {size}: expected at least 1")
-    return [list(order[start : start + size]) for start in range(0, len(order), size)]
+    return (order[start : start + size] for start in range(0, len(order), size))
 
 
-def _shuffled(count: int, *entropy: int) -> list[int]:
+def _shuffled(count: int, *entropy: int) -> Integers:
     # NumPy keeps the stream of a bit generator the same from version to version, but not those of Generator's methods (NEP 19)
-    order: list[int] = np.argsort(np.random.PCG64(list(entropy)).random_raw(count), kind="stable").tolist()
-    return order
+    return np.argsort(np.random.PCG64(list(entropy)).random_raw(count), kind="stable")
 
 
 def _shares(counts: Sequence[int], fraction: Fraction, total: int, *, spare_last: bool) -> list[int]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blackswan.impl.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BESIDE, HEAD, Adapter, load_adapter, read_object
+from blackswan.impl.apr import is_apr
 from blackswan.impl.checkpoint import CONFIG, load_checkpoint
 from blackswan.impl.checksums import Checked
 from blackswan.impl.config import ClassifyConfig, DecoderConfig
@@ -36,6 +37,8 @@ def is_merged(folder: Path) -> bool:
 
     Raises a FileNotFoundError where there is no such folder and a ValueError for one that is neither.
     """
+    if is_apr(folder):
+        raise ValueError(f"{folder}: an .apr file is a base model without a head; expected it beside the adapter that was trained on it")
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; expected an adapter or a merged model")
     if any((folder / name).exists() for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)):

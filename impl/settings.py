@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from blackswan.impl.config import DTYPES, ENGINES, PADDING_SIDES, POOLINGS, SCHEDULES, TARGETS, ClassifyConfig, target_modules
+from blackswan.impl.config import BACKENDS, BALANCED, DTYPES, PADDING_SIDES, POOLINGS, SCHEDULES, TARGETS, ClassifyConfig, target_modules
 
 HELP: Mapping[str, str] = {
     "num_classes": "number of classes",
@@ -30,7 +30,8 @@ HELP: Mapping[str, str] = {
     "batch_size": "samples in one forward and backward pass",
     "accumulation_steps": "passes for each optimiser step",
     "gradient_clip_norm": "largest global norm of the gradient; none: no clipping",
-    "class_weights": "one weight a class that add up to the number of classes; balanced: from the training samples; none: all alike",
+    "class_weights": "one weight a class, used as it is; balanced: N / (K n) of n training samples of the class, mean 1 over the samples; "
+    "balanced_over_classes: as inverse to n, mean 1 over the classes; none: all alike",
     "quantize_nf4": "NF4 base weights",
     "warmup_fraction": "share of the steps in which the learning rate rises",
     "weight_decay": "decoupled weight decay",
@@ -42,14 +43,14 @@ HELP: Mapping[str, str] = {
     "early_stop_patience": "epochs without a better validation loss after which training stops; none: never",
     "padding_side": "side on which shorter samples are padded",
     "dtype": "type of base weights and activations",
-    "engine": "what makes the steps; auto: hand-written layers on a GPU with Triton, else automatic differentiation",
+    "backend": "what makes the steps; auto: hand-written layers on a GPU with Triton, else automatic differentiation",
 }
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "schedule": SCHEDULES,
     "pooling": POOLINGS,
     "padding_side": PADDING_SIDES,
     "dtype": DTYPES,
-    "engine": ENGINES,
+    "backend": BACKENDS,
 }
 DERIVED = "model_params"  # of the hyperparameter rules; here the model itself says it
 _PREFIX = "setting "
@@ -66,7 +67,7 @@ class _Loader(_BASE):  # type: ignore[misc]  # the C one where it was built
 
 _Loader.add_implicit_resolver(f"{_TAG}bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 _Loader.add_implicit_resolver(f"{_TAG}null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""])
-_Loader.add_implicit_resolver(f"{_TAG}int", re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789"))
+_Loader.add_implicit_resolver(f"{_TAG}int", re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
     f"{_TAG}float",
     re.compile(r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"),
@@ -177,7 +178,7 @@ def _metavar(name: str) -> str:
         return "NAME[,NAME…]"
     kinds = _kinds(name)
     if tuple in kinds:
-        return "balanced|W1,W2,…|none"
+        return "balanced|balanced_over_classes|W1,W2,…|none"
     return ("N" if int in kinds else "X") + ("|none" if types.NoneType in kinds else "")
 
 
@@ -207,7 +208,8 @@ def _converted(name: str, value: Any) -> Any:
     """The value in the field's own type. Raises a ValueError that says what was expected."""
     kinds = _kinds(name)
     if name == "lora_targets" and isinstance(value, list):
-        value = next((group for group, members in TARGETS.items() if set(members) == set(value)), ",".join(map(str, value)))
+        listed = set(map(str, value))
+        value = next((group for group, members in TARGETS.items() if set(members) == listed), ",".join(map(str, value)))
     if tuple in kinds and isinstance(value, list) and all(_is_number(entry) for entry in value):
         return tuple(float(entry) for entry in value)
     if float in kinds and _is_number(value):
@@ -222,7 +224,7 @@ def _expected(name: str) -> str:
         return f"one of {', '.join(CHOICES[name])}"
     if name == "lora_targets":
         return f"{', '.join(TARGETS)}, or names of projections"
-    words = {tuple: "a list of numbers", float: "a number", int: "an integer", bool: "true or false", str: "balanced"}
+    words = {tuple: "a list of numbers", float: "a number", int: "an integer", bool: "true or false", str: " or ".join(BALANCED)}
     kinds = _kinds(name)
     expected = [word for kind, word in words.items() if kind in kinds]
     return " or ".join([*expected, "none (null in a file)"] if types.NoneType in kinds else expected)
@@ -273,7 +275,7 @@ def _plain(name: str, node: yaml.Node) -> Any:
     if kind == "bool":
         return value.lower() == "true"
     if kind == "int":
-        return int(value)
+        return int(value, 0) if value.startswith(("0x", "0o")) else int(value)
     if kind == "float":
         return float(value.lower().replace(".inf", "inf").replace(".nan", "nan"))
     return value

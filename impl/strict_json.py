@@ -4,14 +4,17 @@ import json
 from typing import Any
 
 
-def loads(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises a ValueError for bad syntax, text that is not UTF-8, NaN or Infinity, and a key given twice."""
+def loads(text: str | bytes, *, repeated: bool = False) -> Any:
+    """The value of a JSON text. Raises a ValueError for bad syntax, text that is not UTF-8, NaN or Infinity, and a key given twice.
+
+    With `repeated` the last value of a key counts, for formats that say so.
+    """
     if isinstance(text, bytes):
         text = text.decode("utf-8")  # json would guess UTF-16 and UTF-32 too
     if text.startswith("\ufeff"):
         raise ValueError("begins with a byte order mark; save it as UTF-8 without one")
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
+        return json.loads(text, object_pairs_hook=dict if repeated else _unique, parse_constant=_refuse)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

@@ -21,9 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from blackswan.impl import strict_json
-from blackswan.impl.checkpoint import CONFIG, TOKENIZER
+from blackswan.impl.apr import is_apr, open_apr
+from blackswan.impl.apr_checkpoint import EOS_KEY
+from blackswan.impl.checkpoint import CONFIG, TOKENIZER, belonging
+from blackswan.impl.corpus import lines_of
 from blackswan.impl.folder import whole_folder
-from blackswan.impl.samples import epoch_order
+from blackswan.impl.samples import Indices, epoch_order
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -111,15 +114,15 @@ class TokenBatches:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[TokenBatch]:
         """The batches of an epoch (a function of the seed and its number) from batch `start` on. It ends; it does not begin again."""
-        order = range(self.rows) if self.seed is None else epoch_order(self.rows, self.seed, epoch)
+        order: Indices = range(self.rows) if self.seed is None else epoch_order(self.rows, self.seed, epoch)
         for first in range(start * self.batch, self.rows, self.batch):
             yield self._rows(order[first : first + self.batch])
 
-    def _rows(self, rows: Sequence[int]) -> TokenBatch:
+    def _rows(self, rows: Indices) -> TokenBatch:
         input_ids = torch.zeros(len(rows), self.seq, dtype=torch.int64)
         mask = torch.zeros(len(rows), self.seq, dtype=torch.bool)
         for index, row in enumerate(rows):
-            start = row * (self.seq - 1)
+            start = int(row) * (self.seq - 1)
             ids = self.shards.read(start, min(start + self.seq, len(self.shards)))
             input_ids[index, : len(ids)] = torch.from_numpy(ids)
             mask[index, : len(ids)] = True
@@ -174,7 +177,7 @@ def _texts(corpus: Path) -> Iterator[str]:
             yield corpus.read_text(encoding="utf-8")
             return
         with corpus.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
+            for number, line in enumerate(lines_of(lines, str(corpus)), 1):
                 yield _text(line, f"{corpus}:{number}")
     except UnicodeDecodeError as error:
         raise ValueError(f"{corpus}: not UTF-8 ({error})") from None
@@ -188,6 +191,10 @@ def _text(line: bytes, where: str) -> str:
     text = value.get("text", value.get("input")) if isinstance(value, dict) else None
     if not isinstance(text, str):
         raise ValueError(f'{where}: no text; expected an object such as {{"text": "…"}} or {{"input": "…"}}')
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # half of a surrogate pair is valid JSON, but no text
+        raise ValueError(f"{where}: {error}") from None
     return text
 
 
@@ -269,13 +276,15 @@ def _is_entry(entry: Any) -> bool:
 
 
 def _end_token(model: Path) -> int:
-    """`eos_token_id` of the model's config.json."""
+    """`eos_token_id` of the model's config.json, or of the metadata in an .apr file."""
+    path, key = (model, EOS_KEY) if is_apr(model) else (model / CONFIG, "eos_token_id")
     try:
-        value = strict_json.loads((model / CONFIG).read_bytes()).get("eos_token_id")
+        values = open_apr(model).metadata if is_apr(model) else strict_json.loads(path.read_bytes())
+        value = values.get(key)
     except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"{model / CONFIG}: cannot be read ({error}); give --end-token ID") from None
+        raise ValueError(f"{path}: cannot be read ({error}); give --end-token ID") from None
     if type(value) is not int:
-        raise ValueError(f"{model / CONFIG}: eos_token_id is {value!r}: expected one id that ends a document; give --end-token ID")
+        raise ValueError(f"{path}: {key} is {value!r}: expected one id that ends a document; give --end-token ID")
     return value
 
 
@@ -285,14 +294,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m blackswan.impl.token_shards", description="Tokenize a corpus into shards for pre-training."
     )
     parser.add_argument("corpus", type=Path, help="JSONL with a `text` or `input` in each line, or a text file: one document")
-    parser.add_argument("--model", type=Path, required=True, help=f"folder with {TOKENIZER}")
+    parser.add_argument("--model", type=Path, required=True, help=f"folder with {TOKENIZER}, or MODEL.apr beside MODEL.{TOKENIZER}")
     parser.add_argument("--output", type=Path, required=True, help="folder to write, which must not exist")
-    parser.add_argument("--end-token", type=int, help=f"id that ends each document (default: eos_token_id of {CONFIG})")
+    parser.add_argument("--end-token", type=int, help="id that ends each document (default: the model's eos_token_id)")
     parser.add_argument("--shard-tokens", type=int, default=SHARD_TOKENS, help="tokens in a shard (default: %(default)s)")
     options = parser.parse_args(arguments)
     try:
         end = _end_token(options.model) if options.end_token is None else options.end_token
-        encoder = load_encoder(options.model / TOKENIZER)
+        encoder = load_encoder(belonging(options.model, TOKENIZER))
         vocab: int = encoder.get_vocab_size()
         count = write_shards(options.output, tokenize(options.corpus, encoder, end), vocab, options.shard_tokens)
     except (OSError, ValueError) as error:

@@ -1,16 +1,19 @@
 """Text to token ids: through a checkpoint's tokenizer.json, or as bytes where there is no checkpoint."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from blackswan.impl import strict_json
-from blackswan.impl.checkpoint import TOKENIZER
+from blackswan.impl.checkpoint import TOKENIZER, TOKENIZER_CONFIG, belonging
 
 SIDES = ("right", "left")
+_FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
+"""Of an added token: how texts are split at it."""
 
 
 class Tokens(ABC):
@@ -32,12 +35,12 @@ class Tokens(ABC):
         self.max_seq_len, self.padding_side = max_seq_len, padding_side
 
     @abstractmethod
-    def measure(self, text: str) -> tuple[list[int], int]:
-        """The ids of a text, 1 to max_seq_len of them with the end of a longer text cut off, and how many there were before."""
+    def measure(self, texts: Sequence[str]) -> list[tuple[list[int], int]]:
+        """The ids of each text, 1 to max_seq_len of them with the end of a longer text cut off, and how many there were before."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, 1 to max_seq_len of them; the end of a longer text is cut off."""
-        return self.measure(text)[0]
+        return self.measure([text])[0][0]
 
     def batch(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """input_ids (int64) and mask (true at real tokens), both [batch, longest]. Raises a ValueError for no texts."""
@@ -58,9 +61,9 @@ class Tokens(ABC):
 
 
 class CheckpointTokens(Tokens):
-    """The tokenizer of a checkpoint. `fill` is by default the padding or end token that tokenizer_config.json names, else 0."""
+    """The tokenizer of a checkpoint. `fill` is by default the padding or end token that the file `settings` names, else 0."""
 
-    def __init__(self, path: Path, max_seq_len: int, padding_side: str = "right", fill: int | None = None) -> None:
+    def __init__(self, path: Path, settings: Path, max_seq_len: int, padding_side: str = "right", fill: int | None = None) -> None:
         from tokenizers import Tokenizer
 
         super().__init__(max_seq_len, padding_side)
@@ -73,15 +76,19 @@ class CheckpointTokens(Tokens):
             self._whole.no_truncation()
         except Exception as error:  # tokenizers raises Exception itself
             raise ValueError(f"{path}: not a usable tokenizer ({error})") from None
-        self.fill = _fill_id(path.parent, self._tokenizer.token_to_id) if fill is None else fill
+        named = _settings(settings)
+        _require_alike(settings, named, {token.content: token for token in self._tokenizer.get_added_tokens_decoder().values()})
+        self.fill = _fill_id(named, self._tokenizer.token_to_id) if fill is None else fill
         self.vocab = self._tokenizer.get_vocab_size()
         self.description = f"{path} ({self.vocab} tokens)"
 
-    def measure(self, text: str) -> tuple[list[int], int]:
-        """The ids of a text and their number before truncation."""
-        ids = self._tokenizer.encode(text).ids or [self.fill]
+    def measure(self, texts: Sequence[str]) -> list[tuple[list[int], int]]:
+        """The ids of each text and their number before truncation."""
+        rows = [found.ids or [self.fill] for found in self._tokenizer.encode_batch_fast(texts)]
         # Not by what the library says has overflowed: versions 0.23.1 and 0.23.2 leave most of it out.
-        return ids, len(ids) if len(ids) < self.max_seq_len else max(len(ids), len(self._whole.encode(text).ids))
+        full = [text for text, ids in zip(texts, rows, strict=True) if len(ids) >= self.max_seq_len]
+        whole = iter(self._whole.encode_batch_fast(full))
+        return [(ids, len(ids) if len(ids) < self.max_seq_len else max(len(ids), len(next(whole)))) for ids in rows]
 
 
 class ByteTokens(Tokens):
@@ -94,35 +101,76 @@ class ByteTokens(Tokens):
     def __init__(self, max_seq_len: int, padding_side: str = "right") -> None:
         super().__init__(max_seq_len, padding_side)
 
-    def measure(self, text: str) -> tuple[list[int], int]:
-        """The bytes of a text and their number before truncation."""
-        ids = list(text.encode()) or [self.fill]
-        return ids[: self.max_seq_len], len(ids)
+    def measure(self, texts: Sequence[str]) -> list[tuple[list[int], int]]:
+        """The bytes of each text and their number before truncation."""
+        rows = (list(text.encode()) or [self.fill] for text in texts)
+        return [(ids[: self.max_seq_len], len(ids)) for ids in rows]
 
 
 def load_tokenizer(folder: Path, max_seq_len: int, padding_side: str = "right", fill: int | None = None) -> CheckpointTokens:
-    """The tokenizer of a checkpoint folder. Raises a FileNotFoundError without tokenizer.json and a ValueError for a damaged one."""
-    path = folder / TOKENIZER
+    """The tokenizer of a checkpoint folder, or the one beside an .apr file.
+
+    Raises a FileNotFoundError without tokenizer.json (`MODEL.tokenizer.json` for `MODEL.apr`) and a ValueError for a damaged one.
+    """
+    path = belonging(folder, TOKENIZER)
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; a checkpoint cannot be used without its own tokenizer, copy it into the folder")
-    return CheckpointTokens(path, max_seq_len, padding_side, fill)
+        raise FileNotFoundError(f"{path}: no such file; a checkpoint cannot be used without its own tokenizer, copy it there")
+    return CheckpointTokens(path, belonging(folder, TOKENIZER_CONFIG), max_seq_len, padding_side, fill)
 
 
-def _fill_id(folder: Path, token_to_id: Callable[[str], int | None]) -> int:
-    """The padding or end token that tokenizer_config.json names, else 0; the mask hides it wherever it pads."""
-    path = folder / "tokenizer_config.json"
+def _settings(path: Path) -> dict[str, Any]:
+    """The content of a tokenizer_config.json; empty where there is none."""
     if not path.is_file():
-        return 0
+        return {}
     try:
         settings = strict_json.loads(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(settings, dict):
         raise ValueError(f"{path}: expected a JSON object")
+    return settings
+
+
+def _require_alike(path: Path, settings: Mapping[str, Any], added: Mapping[str, Any]) -> None:
+    """Raises a ValueError for settings by which transformers would split texts otherwise than tokenizer.json says.
+
+    It adds every token that is named there and is no added token of tokenizer.json, and texts are then split at it.
+    """
+    if settings.get("split_special_tokens"):
+        raise ValueError(f"{path}: split_special_tokens is true; expected false or no such key: special tokens are never split here")
+    decoder, additional = settings.get("added_tokens_decoder"), settings.get("additional_special_tokens")
+    extra = settings.get("extra_special_tokens")
+    named = [(key, value) for key, value in settings.items() if key.endswith("_token") and not isinstance(value, bool)]
+    named += [("added_tokens_decoder", value) for value in (decoder.values() if isinstance(decoder, dict) else ())]
+    named += [("additional_special_tokens", value) for value in (additional if isinstance(additional, list) else ())]
+    named += [("extra_special_tokens", value) for value in (extra.values() if isinstance(extra, dict) else extra or ())]
+    for key, value in named:
+        token = _content(value)
+        if token is not None and token not in added:
+            raise ValueError(
+                f"{path}: {key} names {token!r}, which is not among the added_tokens of {TOKENIZER}: transformers would split texts at it; "
+                "add it there, or remove it here"
+            )
+        flags = [
+            name
+            for name in _FLAGS
+            if token is not None and isinstance(value, dict) and name in value and value[name] != getattr(added[token], name)
+        ]
+        if flags and key == "added_tokens_decoder":
+            raise ValueError(f"{path}: {key} gives {token!r} another {flags[0]} than {TOKENIZER} does; make them equal")
+
+
+def _fill_id(settings: Mapping[str, Any], token_to_id: Callable[[str], int | None]) -> int:
+    """The padding or end token that a tokenizer_config.json names, else 0; the mask hides it wherever it pads."""
     for key in ("pad_token", "eos_token"):
-        token = settings.get(key)
-        token = token.get("content") if isinstance(token, dict) else token
-        found = token_to_id(token) if isinstance(token, str) else None
+        token = _content(settings.get(key))
+        found = token_to_id(token) if token is not None else None
         if found is not None:
             return int(found)
     return 0
+
+
+def _content(token: Any) -> str | None:
+    """The text of a token as a tokenizer_config.json names it, plainly or as an object."""
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None

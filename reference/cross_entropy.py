@@ -4,6 +4,8 @@ With p = softmax(z): −log p_label = logsumexp(z) − z_label, and its gradient
 (Blanchard, Higham & Higham 2021, "Accurately computing the log-sum-exp and softmax functions").
 """
 
+from typing import Any
+
 import numpy as np
 
 import blackswan.reference.softmax as softmax
@@ -61,23 +63,29 @@ def _sample_weights(logits: Array, labels: Array, class_weights: Array | None) -
     return class_weights[labels]
 
 
-def weighted_forward(logits: Array, labels: Array, class_weights: Array | None = None) -> Array:
+def weighted_forward(logits: Array, labels: Array, class_weights: Array | None = None, reduction: str = "samples") -> Array:
     """(1/batch) Σ w[label] · (logsumexp(z) − z_label) for logits [batch, classes], labels [batch], class_weights [classes].
 
-    Divided by the number of samples, not by Σ w. ValueError for a non-finite logit, a label outside the classes, fewer than two classes, or
-    weights that are not one positive number for each class.
+    Divided by the number of samples; with `reduction` weights by Σ w[label]. ValueError for a non-finite logit, a label outside of them,
+    fewer than two classes, or weights that are not one positive number for each class.
     """
     weights = _sample_weights(logits, labels, class_weights)  # [batch]
     nll = _negative_log_likelihood(logits, labels)  # [batch]
-    loss: Array = (weights * nll).sum() / len(labels)
+    loss: Array = (weights * nll).sum() / _divisor(weights, reduction)
     return loss
 
 
-def weighted_backward(dloss: Array, logits: Array, labels: Array, class_weights: Array | None = None) -> dict[str, Array]:
-    """Gradient of logits: w[label] / batch · (p − onehot(label)); dloss []."""
+def weighted_backward(
+    dloss: Array, logits: Array, labels: Array, class_weights: Array | None = None, reduction: str = "samples"
+) -> dict[str, Array]:
+    """Gradient of logits: w[label] / batch · (p − onehot(label)), or with Σ w[label] for batch; dloss []."""
     weights = _sample_weights(logits, labels, class_weights)  # [batch]
     difference = _minus_onehot(softmax.forward(logits), labels)  # [batch, classes]
-    return {"logits": dloss * (weights / len(labels))[:, None] * difference}
+    return {"logits": dloss * (weights / _divisor(weights, reduction))[:, None] * difference}
+
+
+def _divisor(weights: Array, reduction: str) -> Any:
+    return weights.sum() if reduction == "weights" else len(weights)
 
 
 def _predicted(logits: Array, input_ids: Array, mask: Array) -> tuple[tuple[Array, Array], Array]:

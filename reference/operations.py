@@ -1,4 +1,8 @@
-"""The table of elementary operations, under the names of contracts/operations.yaml."""
+"""The table of elementary operations, under the names of contracts/operations.yaml, and the formulas of other conventions."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import blackswan.reference.attention as attention
 import blackswan.reference.bce as bce
@@ -15,7 +19,7 @@ import blackswan.reference.rms_norm as rms_norm
 import blackswan.reference.rope as rope
 import blackswan.reference.softmax as softmax
 import blackswan.reference.swiglu as swiglu
-from blackswan.reference.table import Operation
+from blackswan.reference.table import Array, Operation, Table
 
 TABLE: dict[str, Operation] = {
     "embedding": Operation(embedding.forward, embedding.backward),
@@ -44,3 +48,44 @@ TABLE: dict[str, Operation] = {
     "average_gradients": Operation(optimiser.average_gradients, None, ("gradient",)),
     "learning_rate_schedule": Operation(optimiser.learning_rate_schedule, None, ("rates",)),
 }
+
+CONVENTIONS: dict[tuple[str, str, str], Operation] = {
+    ("weighted_cross_entropy", "reduction", "weights"): Operation(
+        partial(cross_entropy.weighted_forward, reduction="weights"),
+        partial(cross_entropy.weighted_backward, reduction="weights"),
+        ("loss",),
+    ),
+    ("clip_by_global_norm", "eps", "1e-6"): Operation(partial(optimiser.clip_by_global_norm, eps=1e-6), None, ("gradients", "norm")),
+}
+"""Operation, convention, value → what is computed then. Conventions that are not here change dtypes and rounding alone."""
+
+
+def table_of(declared: Mapping[str, Mapping[str, str]]) -> Table:
+    """The table with the formulas that are declared of operations by name."""
+    chosen = {
+        operation: CONVENTIONS[operation, name, value]
+        for operation, declaration in declared.items()
+        for name, value in declaration.items()
+        if (operation, name, value) in CONVENTIONS
+    }
+    return {**TABLE, **chosen} if chosen else TABLE
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def reference_operation(
+    name: str, backward: Callable[..., dict[str, Array]] | None = None, outputs: tuple[str, ...] = ("y",)
+) -> Callable[[F], F]:
+    """Enters a function in NumPy as the forward pass of an operation of a user's own, which an operations.yaml declares.
+
+    forward and `backward` are those of `table.Operation`. ValueError where there is an operation of that name.
+    """
+    if name in TABLE:
+        raise ValueError(f"the reference has an operation {name!r} already; expected another name")
+
+    def enter(forward: F) -> F:
+        TABLE[name] = Operation(forward, backward, outputs)
+        return forward
+
+    return enter

@@ -23,8 +23,8 @@ def average_gradients(gradients: Array, counts: Array) -> Array:
     return gradient
 
 
-def clip_by_global_norm(gradients: Array, max_norm: float) -> tuple[Array, Array]:
-    """gradients [tensors, count] · min(1, max_norm / norm), and the L2 norm [] over all of them before clipping.
+def clip_by_global_norm(gradients: Array, max_norm: float, eps: float = 0.0) -> tuple[Array, Array]:
+    """gradients [tensors, count] · min(1, max_norm / (norm + eps)), and the L2 norm [] over all of them before clipping.
 
     Source: Pascanu, Mikolov & Bengio 2013, arXiv:1211.5063, algorithm 1. FloatingPointError where the norm is not finite.
     """
@@ -33,7 +33,8 @@ def clip_by_global_norm(gradients: Array, max_norm: float) -> tuple[Array, Array
         bad = np.flatnonzero(~np.isfinite(gradients).all(axis=1))
         reason = f"tensor {int(bad[0])} holds a non-finite gradient" if bad.size else "the sum of squares overflows"
         raise FloatingPointError(f"the gradient norm is {float(norm)}: {reason}")
-    return (gradients * (max_norm / norm) if norm > max_norm else gradients.copy()), norm
+    divisor = norm + eps
+    return (gradients * (max_norm / divisor) if divisor > max_norm else gradients.copy()), norm
 
 
 def adamw_step(

@@ -1,4 +1,4 @@
-"""What changed between two runs: states, and headroom by more than a factor."""
+"""The changes between two runs: states, and headroom by more than a factor."""
 
 import math
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ FACTOR: Final = 1.5
 
 _COMPARED: Final = ("subject", "device", "device_name", "dtypes", "effort", "seed", "replay", "model", "corpus", "versions")
 _CASES: Final = ("effort", "seed", "replay")
-"""What the cases are drawn by: those of another seed have another largest error, which is neither better nor worse."""
+"""Settings that cases are drawn by. Cases of another seed have another largest error, which is neither better nor worse."""
 _DATA: Final = ("model", "corpus")
 _RANK: Final = ("HELD", "STALE", "KNOWN FAILURES ONLY", "NOTHING RAN", "INTERRUPTED", "FAILED", "VACUOUS", "FLAKY", "FALSIFIED")
 
@@ -57,13 +57,13 @@ def results(old: Run, new: Run) -> tuple[bool, str] | None:
 
 
 def differences(old: Header, new: Header) -> list[str]:
-    """What was run differently, so that verdicts may differ for that reason alone."""
+    """The settings that differ between two runs, so that verdicts may differ for that reason alone."""
     left, right = _flat(old), _flat(new)
     return [f"{name}: {left.get(name)} → {right.get(name)}" for name in dict.fromkeys((*left, *right)) if left.get(name) != right.get(name)]
 
 
 def _flat(header: Header) -> dict[str, Any]:
-    """What is compared of a header; of a mapping each entry, as `versions.torch`."""
+    """The parts of a header that are compared. Each entry of a mapping is a part of its own, such as `versions.torch`."""
     found: dict[str, Any] = {}
     for name in _COMPARED:
         value = dict(header).get(name)
@@ -120,7 +120,7 @@ def _other(same: bool) -> str:
 
 
 def _digest(data: Any) -> Any:
-    """Of a model or a corpus, which may lie elsewhere; None where there is none."""
+    """The digest of a model or a corpus, which may lie elsewhere; None where there is none."""
     return data["digest"] if data else None
 
 

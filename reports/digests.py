@@ -1,16 +1,25 @@
-"""Digests of what a verdict depends on: the files of four folders, and the claim."""
+"""Digests of everything that a verdict depends on: the files of four folders, and the claim."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
 from blackswan.contracts.model import Claim, contract_digest
 
 FOLDERS: Final = ("contracts", "reference", "impl", "falsifiers")
-_COUNTED: Final = frozenset({".py", ".yaml", ".json", ".jsonl", ".safetensors", ".cu", ".cuh", ".cpp", ".h"})
+_DATA: Final = (
+    "contracts/*-v*.yaml",
+    *(f"contracts/{name}.yaml" for name in ("operations", "checks", "origins")),
+    *(f"contracts/{name}.json" for name in ("contract.schema", "vocabulary.schema", "calibration", "mutants", "system_checks")),
+    *(f"falsifiers/data/*.{suffix}" for suffix in ("json", "jsonl", "safetensors")),
+    "falsifiers/numeric/calibration_record.json",
+    "falsifiers/runner/known-failures.yaml",
+)
+"""The files that a run reads beside Python code. A file of another name changes no verdict, such as an export or an editor's backup."""
 
 
 class DigestError(ValueError):
@@ -18,7 +27,9 @@ class DigestError(ValueError):
 
 
 def folder_digest(folder: Path | str) -> str:
-    """SHA-256 over the bytes of a folder's code, contracts and data, and where in the folder they lie; other files do not count.
+    """SHA-256 over the bytes of a folder's code, contracts and data, and where in the folder they lie.
+
+    Python code counts, and the data that a run reads; hidden files and files of other names do not.
 
     Raises:
         DigestError: the folder is missing, or a file cannot be read.
@@ -26,12 +37,19 @@ def folder_digest(folder: Path | str) -> str:
     folder = Path(folder)
     if not folder.is_dir():
         raise DigestError(f"{folder}: no such folder; run from the root of the checkout")
-    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.suffix in _COUNTED and path.is_file()}
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    found = {name: path for name, path in files.items() if _counts(folder.name, name)}
     try:
-        files = [(name, hashlib.sha256(path.read_bytes()).hexdigest()) for name, path in sorted(found.items())]
+        content = [(name, hashlib.sha256(path.read_bytes()).hexdigest()) for name, path in sorted(found.items())]
     except OSError as error:
         raise DigestError(f"{error.filename}: cannot be read: {error.strerror}") from error
-    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _counts(folder: str, name: str) -> bool:
+    if any(part.startswith(".") for part in name.split("/")):
+        return False
+    return name.endswith(".py") or any(fnmatchcase(f"{folder}/{name}", pattern) for pattern in _DATA)
 
 
 def tree_digests(root: Path | str) -> dict[str, str]:
@@ -40,9 +58,9 @@ def tree_digests(root: Path | str) -> dict[str, str]:
 
 
 def claim_digest(claim: Claim) -> str:
-    """SHA-256 over a claim: its content and terms, and what the loader makes of them."""
+    """SHA-256 over a claim: its content, its resolved signature, and what the loader makes of them."""
     tolerance = None if claim.tolerance is None else asdict(claim.tolerance)
-    loaded = [claim.kind, claim.operation, claim.check, claim.path, claim.cases, asdict(claim.domain), tolerance, dict(claim.arguments)]
+    loaded = [claim.kind, claim.operation, claim.check, claim.backend, claim.cases, asdict(claim.domain), tolerance, dict(claim.arguments)]
     return hashlib.sha256(json.dumps([contract_digest(claim), loaded], sort_keys=True).encode()).hexdigest()
 
 

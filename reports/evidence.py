@@ -1,4 +1,4 @@
-"""Kept verdict files: what each says, and whether it still speaks about the tree."""
+"""Kept verdict files: their results, whether they still speak about the checkout, and which claims no current verdict holds."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,14 +12,14 @@ from blackswan.reports.staleness import Tree, stale_verdicts
 from blackswan.reports.summary import summarise
 
 _NAMED: Final = 12
-"""Of what lacks a verdict, so many are named."""
+"""How many claims without a current verdict are named."""
 Target = tuple[str, str, str | None]
 """Contract, claim and dtype."""
 SHIPPED: Final = {"model": "falsifiers/data/checkpoint", "corpus": "falsifiers/data/corpus/heldout.jsonl"}
-"""What a run reads where it is not told to read something else."""
+"""The model and the corpus that a run reads by default."""
 SUBJECT: Final = "impl"
 CUDA_ONLY: Final = frozenset(name for name, dtype in DTYPES.items() if dtype.cuda_only)
-"""What no other device computes in."""
+"""The dtypes that no other device computes in."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,10 @@ def collect(folder: Path, tree: Tree) -> list[Evidence]:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of the claims that speak of a device, in each of their dtypes, those that no kept run has held there as they are now."""
+    """How many claims and dtypes there are on a kind of device, and which of them no kept run has held there as they are now.
+
+    Those that a kept run has a verdict of count as well: a claim that was taken out of its contract, or went with it, is missed.
+    """
 
     device: str
     targets: int
@@ -69,7 +72,7 @@ class Coverage:
 
 
 def coverage(evidence: Sequence[Evidence], tree: Tree) -> list[Coverage]:
-    """For each kind of device that kept runs were made on."""
+    """The coverage of each kind of device that kept runs were made on."""
     devices = sorted({_kind(entry.run.header["device"]) for entry in evidence})
     own = [entry for entry in evidence if entry.run.header["subject"] == SUBJECT]
     return [_covered(device, own, tree) for device in devices]
@@ -77,21 +80,26 @@ def coverage(evidence: Sequence[Evidence], tree: Tree) -> list[Coverage]:
 
 def _covered(device: str, evidence: Sequence[Evidence], tree: Tree) -> Coverage:
     speaking = {name: domain for name, domain in tree.domains.items() if not domain.device or device in domain.device}
-    targets = {(*name, dtype) for name, domain in speaking.items() for dtype in domain.dtype if device == "cuda" or dtype not in CUDA_ONLY}
+    pairs = ((name, dtype) for name, domain in speaking.items() for dtype in domain.dtype)
+    targets: set[Target] = {(*name, dtype) for name, dtype in pairs if device == "cuda" or dtype not in CUDA_ONLY}
+    targets |= {_target(verdict) for entry in evidence for verdict in _on(device, entry) if verdict["state"] != "NOT_RUN"}
     held = set().union(*(_held(entry, device) for entry in evidence if _counts(entry.run)))
     failed = set().union(*(_failed(entry, device) for entry in evidence))
     lacking = targets - (held - failed)
-    return Coverage(device, len(targets), tuple(f"{claim} in {dtype}" for _, claim, dtype in sorted(lacking)))
+    gone = {target: "" if target[:2] in tree.domains else f" (gone from {target[0]})" for target in lacking}
+    return Coverage(device, len(targets), tuple(f"{target[1]} in {target[2]}{gone[target]}" for target in sorted(lacking)))
 
 
 def _counts(run: Run) -> bool:
-    """Whether a run attacked with more than a stored case or a quick look, and nothing but its verdicts failed. Of one that was interrupted
-    each verdict stands by itself."""
+    """Whether a run attacked with more than a stored case or a quick look, and nothing but its verdicts failed.
+
+    A run that was interrupted counts: each of its verdicts stands by itself.
+    """
     return "replay" not in run.header and run.header["effort"] != "quick" and summarise(run).result != "FAILED"
 
 
 def _held(entry: Evidence, device: str) -> set[Target]:
-    """What holds on the shipped model and corpus."""
+    """The claims that a run on the shipped model and corpus has held."""
     header = dict(entry.run.header)
     if any(isinstance(given := header.get(name), dict) and given["path"] != path for name, path in SHIPPED.items()):
         return set()
@@ -99,15 +107,18 @@ def _held(entry: Evidence, device: str) -> set[Target]:
 
 
 def _failed(entry: Evidence, device: str) -> set[Target]:
-    """What any run of the implementation failed, however short: one that holds beside it was lucky."""
+    """The claims that a run of the implementation failed, however short it was: a run that held them beside it was lucky."""
     return {_target(verdict) for verdict in _current(entry, device) if verdict["state"] not in ("HELD", "NOT_RUN")}
 
 
 def _current(entry: Evidence, device: str) -> Iterator[Verdict]:
-    """The verdicts on a kind of device that still speak of the tree."""
-    for verdict in entry.run.verdicts:
-        if _kind(verdict["device"] or entry.run.header["device"]) == device and identity(verdict) not in entry.stale:
-            yield verdict
+    """The verdicts on a kind of device that still speak about the checkout."""
+    return (verdict for verdict in _on(device, entry) if identity(verdict) not in entry.stale)
+
+
+def _on(device: str, entry: Evidence) -> Iterator[Verdict]:
+    """The verdicts on a kind of device."""
+    return (verdict for verdict in entry.run.verdicts if _kind(verdict["device"] or entry.run.header["device"]) == device)
 
 
 def _target(verdict: Verdict) -> Target:

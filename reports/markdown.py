@@ -59,7 +59,7 @@ def _counterexample(entry: Entry) -> str:
 
 
 def facts(entry: Entry) -> list[tuple[str, str]]:
-    """What is known of a falsified claim, as name and value, without the replay line."""
+    """The facts about a falsified claim, as name and value, without the replay line."""
     verdict = entry.verdict
     found = verdict["counterexample"]
     rows: list[tuple[str, str | None]] = [("Reason", verdict["reason"])]

@@ -14,7 +14,7 @@ _META = '<meta charset="utf-8"><meta name="viewport" content="width=device-width
 _STYLE = Path(__file__).with_name("page.css")
 _GLYPHS: Final = {"HELD": "✓", "FALSIFIED": "✕", "NOT_RUN": "–", "VACUOUS": "∅", "FLAKY": "≈"}
 _TOLERANCE_AT: Final = 70.0
-"""Where on a headroom bar, in per cent of its length, the error reaches the tolerance."""
+"""The place on a headroom bar, in per cent of its length, at which the error reaches the tolerance."""
 
 
 def render(summary: Summary) -> str:

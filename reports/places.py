@@ -1,4 +1,4 @@
-"""Where a run's verdicts and pages lie, and how its commands are called."""
+"""The places of a run's verdicts and pages, and the names of its commands."""
 
 from pathlib import Path
 from typing import Final

@@ -66,7 +66,7 @@ class Headroom(TypedDict):
 
 
 class Culprit(TypedDict):
-    """What a falsified claim was traced to; `distance` is how far the named mutant's answer is from the subject's."""
+    """The call that a falsified claim was traced to; `distance` is how far the named mutant's answer is from the subject's."""
 
     operation: str | None
     path: str | None
@@ -83,7 +83,7 @@ class KnownFailure(TypedDict):
 
 
 class Verdict(TypedDict):
-    """What came of one claim in one dtype on one device. `seconds` has one entry a phase, and their total."""
+    """The result of one claim in one dtype on one device. `seconds` has one entry a phase, and their total."""
 
     record: Literal["verdict"]
     claim: str
@@ -109,9 +109,9 @@ class Verdict(TypedDict):
 
 
 class Header(TypedDict):
-    """What ran: subject, device, versions, machine, and the digests of the folders that the verdicts depend on.
+    """The circumstances of a run: subject, device, versions, machine, and the digests of the folders that the verdicts depend on.
 
-    `replay` is the stored case of a run that attacked nothing else.
+    `replay` is the stored case of a run that attacked nothing else; `sources` are the files and packages of a subject that is not impl.
     """
 
     record: Literal["run"]
@@ -126,6 +126,7 @@ class Header(TypedDict):
     started: str
     command: str
     replay: NotRequired[str]
+    sources: NotRequired[dict[str, str]]
     versions: dict[str, Any]
     machine: dict[str, Any]
     model: NotRequired[dict[str, Any] | None]
@@ -135,7 +136,7 @@ class Header(TypedDict):
 
 
 class End(TypedDict):
-    """How the run ended; `totals` counts the verdicts by state, a state that is absent has none.
+    """The end of a run. `totals` counts the verdicts by state; a state that is absent has none.
 
     `lines` is a digest over all records before it.
     """
@@ -170,7 +171,7 @@ class Run:
 
 
 def identity(verdict: Verdict) -> Identity:
-    """What a verdict is about, unique within a run: contract, claim, operation, dtype, device."""
+    """The subject matter of a verdict, unique within a run: contract, claim, operation, dtype, device."""
     return (verdict["contract"], verdict["claim"], verdict["operation"] or "", verdict["dtype"] or "", verdict["device"] or "")
 
 
@@ -180,7 +181,7 @@ def number(value: Real) -> float:
 
 
 def problem(record: object) -> str | None:
-    """Why a record does not match the schema, in words, or None."""
+    """The reason, in words, why a record does not match the schema; None where it does."""
     if not isinstance(record, dict):
         return f"a record is a JSON object, this is {_shown(record)}"
     if record.get("record") == "run" and record.get("schema") != SCHEMA_VERSION:
@@ -243,7 +244,7 @@ def _records(path: Path, content: bytes) -> tuple[list[tuple[int, dict[str, Any]
 
 
 def _edited(record: Mapping[str, Any]) -> str | None:
-    """What is wrong with a record that is not what its digest was taken of."""
+    """The complaint about a record whose digest was taken of other content; None where it was not."""
     if record["digest"] == record_digest(record):
         return None
     return "the record was edited after the run: its digest is of other content. A verdict is never edited; run again"
@@ -338,7 +339,7 @@ def _validator() -> Draft202012Validator:
 
 
 def _is(kind: type[datetime.date], text: object) -> bool:
-    """Whether there is such a moment or day; ValueError where there is not. What is no text is left to the schema's types."""
+    """True for text that is such a moment or day; ValueError for other text. Other values are left to the schema's types."""
     return not isinstance(text, str) or bool(kind.fromisoformat(text))
 
 

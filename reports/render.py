@@ -22,7 +22,7 @@ _TITLES: Final = {"md": b"# Blackswan: ", "json": b'\n "headline": "', "html": b
 
 
 def is_page(path: Path, name: str) -> bool:
-    """Whether a file is a run's page of this format, or empty: another one is nobody's to replace."""
+    """Whether a file is a run's page of this format, or empty. No command replaces any other file."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

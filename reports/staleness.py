@@ -1,4 +1,4 @@
-"""Whether kept verdicts still speak about the tree: they do while the folders that a verdict depends on are what they were."""
+"""Staleness of kept verdicts. They are current while the folders that a verdict depends on are what they were."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ def current_tree(root: Path) -> Tree:
 
 def stale_verdicts(run: Run, tree: Tree) -> dict[Identity, str]:
     """The stale verdicts of a run, with the reason: a folder has changed, or the claim is no more."""
-    changed = [folder for folder in FOLDERS if run.header["digests"].get(folder) != tree.digests[folder]]
+    changed = [folder for folder in FOLDERS if run.header["digests"].get(folder) not in (None, tree.digests[folder])]
     reason = f"{', '.join(changed)} changed" if changed else None
     found = {}
     for verdict in run.verdicts:

@@ -1,4 +1,4 @@
-"""What every page says: the overall result, verdicts by contract, and what needs a person's attention."""
+"""The content of every page: the overall result, verdicts by contract, and what needs a person's attention."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class Entry:
 
     @property
     def remark(self) -> str | None:
-        """What a known failure has to say about the verdict."""
+        """The remark that a known failure adds to the verdict."""
         known = self.verdict["known_failure"]
         if known is None:
             return None
@@ -134,7 +134,7 @@ class Summary:
 
     @property
     def _status(self) -> int:
-        """The run's exit status. Where no verdict fails, it speaks of what has none, such as a claim that broke off."""
+        """The run's exit status. It may be a failure though no verdict is one, such as after a claim that broke off."""
         return self.run.end["exit_status"] if self.run.end else 0
 
     @property
@@ -160,12 +160,14 @@ def summarise(run: Run, stale: Mapping[Identity, str] | None = None) -> Summary:
 
 
 def environment(run: Run) -> list[tuple[str, str]]:
-    """What ran and where, as rows of name and value."""
+    """The circumstances of a run, as rows of name and value."""
     header = run.header
     device = header["device"] + (f" ({header['device_name']})" if header["device_name"] else "")
     rows = [("Subject", header["subject"]), ("Device", device), ("Element types", ", ".join(header["dtypes"]))]
     rows += [("Effort", header["effort"]), ("Seed", str(header["seed"])), ("Command", header["command"]), ("Started", header["started"])]
     rows += [("Finished", f"{run.end['finished']}, exit status {run.end['exit_status']}" if run.end else "did not finish")]
+    if "sources" in header:
+        rows += [("Subject's sources", _listed({name: value[:12] for name, value in header["sources"].items()}))]
     rows += [("Versions", _listed(header["versions"])), ("Machine", _listed(header["machine"]))]
     rows += [(name, _listed(value)) for name, value in (("Model", header.get("model")), ("Corpus", header.get("corpus"))) if value]
     rows += [("Digests", _listed({name: value and value[:12] for name, value in header["digests"].items()})), ("Run", header["run"])]

@@ -59,7 +59,7 @@ def excess(counterexample: Counterexample) -> str:
 
 
 def culprit(verdict: Verdict) -> str | None:
-    """What the falsified claim was traced to: operation, path, explanation, the mutant that answers alike."""
+    """The call that a falsified claim was traced to: operation, path, explanation, and the mutant that answers alike."""
     found = verdict["culprit"]
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Claims for the tests of the falsifiers, made by hand and valid unless a test changes them."""
+"""Claims for tests: those of the contracts, loaded once, and some made by hand, valid unless a test changes them."""
 
 import os
 import signal
@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from blackswan import contracts
 from blackswan.contracts.model import Boundary, Claim, Domain, Examples, Factors, Location, Range, Tolerance
-from blackswan.falsifiers.subjects.protocol import TracedCall
+from blackswan.falsifiers.subjects.protocol import Subject
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
 from blackswan.reference.table import Array
 
+LOADED = contracts.load()
+CLAIMS = {claim.id: claim for contract in LOADED for claim in contract.claims}
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 ROUNDING = Tolerance("rounding", {dtype: Factors(4.0, 8.0, 8.0) for dtype in DTYPES})
 EXACT = Tolerance("exact")
@@ -55,10 +58,10 @@ def boundary(hidden: int, flavour: str = "normal") -> Boundary:
     return Boundary({"rows": 1, "hidden": hidden}, {"eps": 1e-6}, {}, flavour)
 
 
-class Fake:
+class Fake(Subject):
     """The reference as a subject, with a chance for a test to step between question and answer."""
 
-    name, device = "fake", "cpu"
+    name, device, names_errors = "fake", "cpu", True
 
     def __init__(self) -> None:
         self.inner, self.asked = ReferenceSubject(), 0
@@ -81,15 +84,6 @@ class Fake:
         """The reference's gradients, through `answer`."""
         self.asked += 1
         return self.answer(inputs, self.inner.differentiate(operation, inputs, scalars, *rest))
-
-    def record(self, *_: Any) -> list[TracedCall]:
-        """Nothing."""
-        return []
-
-    def default_configurations(self, model_params: float) -> list[dict[str, Any]]:
-        """None."""
-        del model_params
-        return []
 
 
 def off(value: Array, by: float = 1.0) -> Array:

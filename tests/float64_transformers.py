@@ -40,7 +40,7 @@ def true_float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def build(scalars: Mapping[str, Any], parameters: Mapping[str, np.ndarray], attention: str = "eager") -> nn.Module:
+def build(scalars: Mapping[str, Any], parameters: Mapping[str, np.ndarray]) -> nn.Module:
     """The family's model in float64 with these parameters, by Hugging Face name; use it inside `true_float64`."""
     config_class, model_class = FAMILIES[scalars["family"]]
     config = config_class(
@@ -54,7 +54,7 @@ def build(scalars: Mapping[str, Any], parameters: Mapping[str, np.ndarray], atte
         rms_norm_eps=scalars["eps"],
         rope_parameters={"rope_type": "default", "rope_theta": scalars["theta"]},
         tie_word_embeddings=scalars["tied"],
-        attn_implementation=attention,
+        attn_implementation="eager",
     )
     with true_float64():
         model: nn.Module = model_class(config)

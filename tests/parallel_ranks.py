@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,17 @@ def rounding_sum(group: Group, *_: Any) -> dict[str, Any]:
     return {"sum": group.sum(torch.tensor([1.0 if group.rank == 0 else 2.0**-24])).numpy()}
 
 
-def failing(group: Group, _: torch.device, error: Exception, ranks: list[int]) -> None:
-    with together(group):
-        if group.rank in ranks:
-            raise error
+def failing(group: Group, _: torch.device, errors: Sequence[tuple[Exception, list[int]]]) -> dict[str, Any]:
+    """What is raised here where each of the errors in turn is raised on some ranks."""
+    raised = []
+    for error, ranks in errors:
+        try:
+            with together(group):
+                if group.rank in ranks:
+                    raise error
+        except Exception as found:
+            raised.append(f"{type(found).__name__}: {found}")
+    return {"raised": np.asarray(raised)}
 
 
 def dying(group: Group, *_: Any) -> None:

@@ -1,50 +1,21 @@
 """Every benchmark that is a command: how it ends when it is interrupted, and when what was given cannot be used."""
 
 import argparse
-import os
 import sys
-import time
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
-from terminal_processes import ROOT, interrupted, started
 
 from benchmarks import command, data_parallel, step_inputs
 from blackswan.impl.device import DeviceUnavailable
 
-COMMANDS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if "ArgumentParser(" in path.read_text(encoding="utf-8"))
 NEEDED = {"contenders": ["eager", "."]}
 ON_GPU = {"attention": [], "contenders": NEEDED["contenders"], "device_speed": [], "kernels": [], "step_parts": [], "train_step": []}
 OUTPUTS = {"attention": "--output", "data_parallel": "--output", "device_speed": "--json", "memory": "--json"} | {
     "reference_speed": "--output", "step_parts": "--output", "train_step": "--output",
 }  # fmt: skip
-
-
-def members(group: int) -> int:
-    """Processes of the group that run Python's workers."""
-    found = 0
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and os.getpgid(int(entry.name)) == group:
-                found += b"spawn_main" in (entry / "cmdline").read_bytes()
-        except OSError:  # it has ended
-            continue
-    return found
-
-
-def test_the_benchmarks_are_found() -> None:
-    assert set(COMMANDS) >= {*ON_GPU, *OUTPUTS, "diagnosis", "falsifier_overhead", "learning", "learning_choice"}
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="needs /proc")
-@pytest.mark.parametrize("name", ["diagnosis", "learning"])
-def test_an_interrupt_ends_the_workers(name: str) -> None:
-    process = started(str(ROOT / "benchmarks" / f"{name}.py"), "--processes", "2")
-    while members(process.pid) < 2 and process.poll() is None:
-        time.sleep(0.005)
-    assert interrupted(process) == (command.INTERRUPTED, "interrupted")
 
 
 def ended(name: str, options: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
@@ -73,17 +44,6 @@ def test_what_could_not_be_written_is_refused_at_once(
     for path, expected in ((tmp_path / "nowhere" / "x.json", "there is no folder"), (tmp_path, "is a folder")):
         assert ended(name, [OUTPUTS[name], str(path)], monkeypatch) == command.BAD_INPUT
         assert expected in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.parametrize("name", ["learning", "learning_choice"])
-def test_a_place_of_results_that_is_not_there(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    module = import_module(f"benchmarks.{name}")
-    monkeypatch.setattr(module, "RESULTS" if name == "learning" else "CHOICE", tmp_path / "nowhere" / "x.json")
-    assert ended(name, [], monkeypatch) == command.BAD_INPUT
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", f"benchmarks.{name}: there is no folder {tmp_path / 'nowhere'} to write x.json into\n")
 
 
 @pytest.mark.parametrize(
@@ -167,14 +127,14 @@ def test_a_contender_gets_the_options_of_the_comparison() -> None:
         ("fused", "cuda", None, "fused"),
     ],
 )
-def test_workers_train_by_the_engine_that_training_takes(
+def test_workers_train_by_the_backend_that_training_takes(
     asked: str, device: str, reason: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_parallel, "why_not", lambda *_: reason)
-    assert data_parallel._engine(argparse.Namespace(engine=asked, dtype="bfloat16"), torch.device(device)) == expected
+    assert data_parallel._backend(argparse.Namespace(backend=asked, dtype="bfloat16"), torch.device(device)) == expected
 
 
-def test_an_engine_that_cannot_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_cannot_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_parallel, "why_not", lambda *_: "no Triton")
-    with pytest.raises(command.CannotRun, match="--engine fused: no Triton"):
-        data_parallel._engine(argparse.Namespace(engine="fused", dtype="bfloat16"), torch.device("cuda"))
+    with pytest.raises(command.CannotRun, match="--backend fused: no Triton"):
+        data_parallel._backend(argparse.Namespace(backend="fused", dtype="bfloat16"), torch.device("cuda"))

@@ -138,6 +138,7 @@ def test_both_states_of_an_optional_input_are_drawn_unless_one_is_chosen(tmp_pat
         ("contract: [x\n", 2, "is not YAML"),
         ("a: 1\n---\nb: 2\n", 2, "is not YAML: but found another document"),
         ("a: *nowhere\n", 1, "is not YAML: found undefined alias"),
+        ("a: \x00\n", 1, "is not YAML"),
         ("a: 1\nb: 2\na: 3\n", 3, "duplicate key 'a'; first given in line 1"),
         ("a:\n  b: 1\n  b: 2\n", 3, "a.b: duplicate key 'b'; first given in line 2"),
         ("1: x\n", 1, "the key '1' is not text"),
@@ -161,10 +162,6 @@ def test_bytes_that_are_not_text_name_their_line(tmp_path: Path) -> None:
     path.write_bytes(b"contract: x\ntitle: \xff\n")
     (problem,) = problems(path)
     assert (problem.line, problem.message) == (2, "is not UTF-8: byte 0xff")
-
-
-def test_control_characters_are_refused(tmp_path: Path) -> None:
-    assert "is not YAML" in problems(write(tmp_path, "a: \x00\n"))[0].message
 
 
 def test_unreadable_and_missing_files(tmp_path: Path) -> None:
@@ -237,8 +234,8 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"kind": "invariant"}, "", "missing key 'check' (kind: invariant)"),
     ({"kind": "invariant", "check": "softmax_sum_to_one"}, "check", "did you mean 'softmax_sums_to_one'?"),
     ({"kind": "metamorphic", "check": "softmax_sums_to_one"}, "check", "is for invariant, bound; the claim's kind is metamorphic"),
-    ({"path": "cuda"}, "path", "unknown path 'cuda'; expected one of fused, torch, triton"),
-    ({"path": "triton", "domain__dtype": ["float32", "float64"]}, "path", "its kernels have no float64"),
+    ({"backend": "cuda"}, "backend", "unknown backend 'cuda'; expected one of fused, torch, triton"),
+    ({"backend": "triton", "domain__dtype": ["float32", "float64"]}, "backend", "its kernels have no float64"),
     ({"kind": "gradient", "operation": "clip_by_global_norm"}, "kind", "the operation 'clip_by_global_norm' has no gradients"),
     ({"domain__size": {}}, "domain.size", "did you mean 'sizes'?"),
     ({"domain__sizes": ...}, "domain", "missing key 'sizes'"),
@@ -257,6 +254,9 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"domain__sizes__rows": "many"}, "domain.sizes.rows", "is 'many'; expected a range {min, max}, a list of choices or one integer"),
     ({"domain__sizes__rows": []}, "domain.sizes.rows", "is empty"),
     ({"domain__require": ["hidden % 3 == 0 and hidden < 64"]}, "domain.require", "the domain is empty: none of the 128 size combinations"),
+    ({"domain__require": ["+".join(["hidden"] * 2_000) + ">1"]}, "domain.require[0]", "of 14,001 characters; expected at most 300"),
+    ({"domain__sizes__rows": {"min": 1, "max": 10**30}}, "domain.sizes.rows.max", "expected at most 1099511627776"),
+    ({"domain__sizes__rows": [10**30]}, "domain.sizes.rows[0]", "expected at most 1099511627776"),
     ({"domain__require": ["hiden > 1"]}, "domain.require[0]", "did you mean 'hidden'?"),
     ({"domain__require": ["hidden + 1"]}, "domain.require[0]", "is not a condition"),
     ({"domain__require": ["hidden ="]}, "domain.require[0]", "is not an expression"),
@@ -359,27 +359,6 @@ def test_every_problem_of_every_file_is_collected(tmp_path: Path) -> None:
     assert sum("duplicate key 'a'" in line for line in text) == 1
 
 
-def test_claim_ids_are_unique_over_files(tmp_path: Path) -> None:
-    write(tmp_path, GOOD)
-    write(tmp_path, {**GOOD, "contract": "second"}, "second-v1.yaml")
-    (problem,) = problems(tmp_path)
-    assert problem.file.endswith("second-v1.yaml")
-    assert "first given at" in problem.message
-    assert "forward-parity-v1.yaml:" in problem.message
-
-
-def test_checkpoint_input_needs_neither_sizes_nor_mutants(tmp_path: Path) -> None:
-    content = changed(
-        kind="bound",
-        check="softmax_sums_to_one",
-        operation="language_model_loss",
-        domain={"input": "checkpoint", "dtype": ["float32"]},
-        must_catch=...,
-        tolerance=...,
-    )
-    assert load([write(tmp_path, content)], VOCABULARY)[0].claims[0].domain.sizes == {}
-
-
 def test_a_size_that_follows_from_others_is_not_given(tmp_path: Path) -> None:
     domain = {
         "sizes": {"batch": 1, "seq": 1, "heads": 1, "half_dim": 2, "head_dim": 4},
@@ -424,7 +403,8 @@ def test_no_single_replaced_value_ends_in_a_traceback(tmp_path: Path) -> None:
         return [path, *itertools.chain.from_iterable(places(value, (*path, key)) for key, value in items)]
 
     accepted = tried = 0
-    strange: list[Any] = [None, True, -1, 0.5, float("nan"), "", "x", [], [None], [[]], {}, {"min": 1}, {"x": {"y": 1}}]
+    strange: list[Any] = [None, True, -1, 0.5, float("nan"), "", "x", [], [None], [[]], {}, {"min": 1}, {"x": {"y": 1}}, 10**400]
+    strange += [{"min": 0, "max": 10**400}, "+".join(["1"] * 2_000)]
     for path, value in itertools.product(places(GOOD)[1:], strange):
         tried += 1
         content = copy.deepcopy(GOOD)

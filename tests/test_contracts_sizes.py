@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackswan.contracts import ContractError, Range, load_checks, load_mutants, load_operations
-from blackswan.contracts.sizes import SizeError, combinations, evaluate, holds, names, resolve, shape
+from blackswan.contracts.sizes import SizeError, combinations, evaluate, holds, resolve
 from blackswan.contracts.vocabulary import load_factors
 
 OPERATIONS = load_operations()
@@ -65,19 +65,6 @@ def test_errors_show_expression_names_and_values() -> None:
         resolve(OPERATIONS["rope"], {"batch": 1, "seq": 1, "heads": 1})
     with pytest.raises(SizeError, match="rope: unknown size 'head_dim'"):
         resolve(OPERATIONS["rope"], {"batch": 1, "seq": 1, "heads": 1, "half_dim": 1, "head_dim": 2})
-
-
-def test_shapes_of_an_operation() -> None:
-    signature = OPERATIONS["attention"]
-    sizes = resolve(signature, {"batch": 2, "seq": 3, "kv_heads": 2, "groups": 4, "head_dim": 5})
-    assert shape(signature.inputs["q"].shape, sizes) == (2, 3, 8, 5)
-    assert shape(signature.inputs["k"].shape, sizes) == (2, 3, 2, 5)
-    assert shape([], sizes) == ()
-    assert shape([7, "2 * seq"], sizes) == (7, 6)
-
-
-def test_names() -> None:
-    assert names("(rows * columns + 63) // 64") == {"rows", "columns"}
 
 
 def test_combinations_are_complete_where_they_are_few() -> None:

@@ -5,9 +5,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from falsifiers_claims import CLAIMS
 
 from benchmarks.planting import COMPOSITIONS, FIRST_WRONG, NOT_PLANTED, culprit, planting
-from blackswan import contracts
 from blackswan.contracts.model import Factors, Tolerance
 from blackswan.falsifiers.diagnosis.blame import diagnose, suspicions
 from blackswan.falsifiers.diagnosis.mutant_match import questions
@@ -20,8 +20,8 @@ from blackswan.falsifiers.subjects.protocol import Interrupted
 from blackswan.impl.decoder import FeedForward
 from blackswan.impl.dispatch import replaced
 from blackswan.impl.operations import OPERATIONS
+from blackswan.impl.optimiser import AdamW
 
-CLAIMS = {claim.id: claim for contract in contracts.load() for claim in contract.claims}
 IMPL = Implementation()
 QUICK = Options(examples=3, shrink=False)
 
@@ -142,7 +142,16 @@ def test_an_honest_subject_under_a_tolerance_that_is_too_tight_is_not_blamed(nam
     assert verdict.state is State.FALSIFIED
     found = diagnose(claim, verdict.case, verdict.comparison, IMPL)
     assert (found.operation, found.path, found.mutant) == (claim.operation, claim.operation, None)
-    assert found.explanation.startswith("no operation is wrong by itself")
+    assert found.explanation.endswith("leaves the tolerance; no recorded call was found wrong")
+
+
+def test_an_optimiser_that_lacks_a_parameter_is_named(monkeypatch):
+    right = AdamW.__init__
+    monkeypatch.setattr(AdamW, "__init__", lambda self, named, decay: right(self, dict(list(named.items())[:-1]), decay))
+    verdict = falsify(CLAIMS["CLS-TRAJECTORY"], "float32", IMPL, QUICK)
+    found = diagnose(verdict.claim, verdict.case, verdict.comparison, IMPL)
+    assert (found.operation, found.path) == ("adamw_step", "steps.0.adamw")
+    assert "elements; the trainable parameters have" in found.explanation
 
 
 @pytest.mark.parametrize("name", ["FWD-PADDING", "CLS-GRADIENT", "CLS-TRAJECTORY", "LORA-MERGE-ROUNDTRIP", "OP-POOL-REFUSES-EMPTY"])

@@ -1,11 +1,12 @@
 """Options of `python -m falsifiers` that make no sense: one line, before anything is measured or written."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from falsifiers_claims import LOADED
 
+from blackswan import contracts
 from blackswan.falsifiers.__main__ import main
 from blackswan.falsifiers.mutants import power
 from blackswan.falsifiers.runner import calibrate_command
@@ -30,7 +31,7 @@ def test_nothing_to_measure_is_said(chosen: list[str], capsys: pytest.CaptureFix
     assert found.err.count("\n") == 1
 
 
-FOREIGN = ["# Somebody's own\n", "[1]\n", '{"claim": "OP-LINEAR"}\n', "\n"]
+FOREIGN = ["# Somebody's own\n", '{"claim": "OP-LINEAR"}\n', "\n"]
 
 
 @pytest.mark.parametrize("content", FOREIGN)
@@ -38,6 +39,7 @@ FOREIGN = ["# Somebody's own\n", "[1]\n", '{"claim": "OP-LINEAR"}\n', "\n"]
 def test_lines_go_into_no_other_file(
     tmp_path: Path, command: str, option: str, content: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(contracts, "load", lambda **_: LOADED)
     monkeypatch.setattr(calibrate_command, "_measured", lambda *_: pytest.fail("measured before it was refused"))
     monkeypatch.setattr(power, "run", lambda *_: pytest.fail("attacked before it was refused"))
     own = tmp_path / "own.md"
@@ -50,14 +52,6 @@ def test_lines_go_into_no_other_file(
         assert error.count("\n") == 1
     assert own.read_text() == content
     assert [path.name for path in tmp_path.iterdir()] == [own.name]
-
-
-def test_lines_go_behind_those_of_an_earlier_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = tmp_path / "lines.jsonl"
-    for seed in ("1", "2"):
-        assert main(["calibrate", "--claim", "OP-SWIGLU", "--dtype", "float32", "--cases", "2", "--seed", seed, "--lines", str(lines)]) == 0
-    capsys.readouterr()
-    assert [json.loads(line)["seed"] for line in lines.read_text().splitlines()] == [1, 2]
 
 
 def test_options_that_are_not_given_have_their_defaults(monkeypatch: pytest.MonkeyPatch) -> None:

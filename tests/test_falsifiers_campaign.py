@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from falsifiers_claims import Fake, Fickle, Wrong, claim, off, y_off
+from falsifiers_claims import LOADED, Fake, Fickle, Wrong, claim, off, y_off
 from terminal_processes import ROOT
 
-from blackswan import contracts
 from blackswan.contracts.model import Claim, Contract
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from blackswan.falsifiers.numeric.case import Case, load
@@ -164,7 +163,7 @@ def test_nothing_is_left_of_a_counterexample_that_a_full_disk_cut_off(tmp_path: 
 
 
 def test_claims_run_from_elementary_to_whole() -> None:
-    found = targets(contracts.load(), Selection(), "cpu")
+    found = targets(LOADED, Selection(), "cpu")
     order = [target.claim for target in found]
     first = {one.operation or one.check: index for index, one in reversed([*enumerate(order)])}
     before = [

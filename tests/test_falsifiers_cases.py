@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from falsifiers_claims import ROUNDING, boundary, claim
+from falsifiers_claims import CLAIMS, ROUNDING, boundary, claim
 
-from blackswan import contracts
 from blackswan.contracts.model import Claim, Domain, Range
 from blackswan.falsifiers.numeric.case import Case, load
 from blackswan.falsifiers.numeric.generators import FLAVOURS, generator_for, padding, predicting
@@ -20,8 +19,7 @@ from blackswan.falsifiers.runner.engine import SEEDS_OF_A_DRAW, Options, falsify
 from blackswan.falsifiers.runner.verdict import State
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
 
-LOADED = [one for contract in contracts.load() for one in contract.claims]
-GENERATED = [one for one in LOADED if one.domain.input == "generated" and one.operation]
+GENERATED = [one for one in CLAIMS.values() if one.domain.input == "generated" and one.operation]
 SAMPLE = Options(examples=2)
 LORA = claim("lora_linear", domain_changes={"sizes": {}, "scalars": {}})
 LORA_SIZES = {"rows": 3, "in_features": 5, "out_features": 4, "rank": 2}
@@ -74,17 +72,6 @@ def test_the_digest_sees_every_part_of_a_case() -> None:
 
 def vars_of(case: Case) -> dict[str, Any]:
     return {name: getattr(case, name) for name in case.__dataclass_fields__}
-
-
-@pytest.mark.parametrize("flavour", sorted(FLAVOURS))
-@pytest.mark.parametrize("dtype", sorted(STORAGE))
-def test_every_flavour_is_finite_and_representable(flavour: str, dtype: str) -> None:
-    for seed in range(3):
-        case = lora(seed, flavour, dtype, in_features=33)
-        for name, value in {**case.inputs, **{f"d {key}": value for key, value in case.cotangents.items()}}.items():
-            assert np.isfinite(value).all(), name
-            assert value.dtype == np.float64
-            np.testing.assert_array_equal(value, value.astype(STORAGE[dtype]).astype(np.float64), err_msg=name)
 
 
 def test_a_flavour_is_what_its_name_says() -> None:
@@ -157,7 +144,7 @@ def test_two_claims_and_two_dtypes_draw_different_examples() -> None:
 
 
 def test_claims_of_the_contracts_share_no_seed() -> None:
-    seeds = [engine.own_seed(one, dtype, 0) for one in LOADED for dtype in one.domain.dtype]
+    seeds = [engine.own_seed(one, dtype, 0) for one in CLAIMS.values() for dtype in one.domain.dtype]
     assert len(set(seeds)) == len(seeds)
 
 
@@ -204,28 +191,6 @@ def stored(tmp_path: Path, case: Case, name: str = "TEST-CLAIM") -> Path:
     path = tmp_path / "deep" / "case.npz"
     case.save(path, name)
     return path
-
-
-@pytest.mark.parametrize("one", [one for one in GENERATED if one.kind in ("parity", "gradient", "trajectory")], ids=lambda one: one.id)
-def test_a_case_comes_back_bit_for_bit(one: Claim, tmp_path: Path) -> None:
-    case = drawn(one, one.domain.dtype[-1], examples=1)[-1]
-    name, back = load(stored(tmp_path, case, one.id))
-    assert name == one.id
-    assert arrays(back) == arrays(case)
-    for field in ("inputs", "cotangents"):
-        for key, value in getattr(case, field).items():
-            assert getattr(back, field)[key].dtype == value.dtype
-            assert getattr(back, field)[key].shape == value.shape
-    assert (back.operation, back.dtype, back.seed, back.flavour, back.digest) == (
-        case.operation,
-        case.dtype,
-        case.seed,
-        case.flavour,
-        case.digest,
-    )
-    assert dict(back.scalars) == dict(case.scalars)
-    assert dict(back.sizes) == dict(case.sizes)
-    assert [type(value) for value in back.scalars.values()] == [type(value) for value in case.scalars.values()]
 
 
 def test_odd_values_survive_a_file(tmp_path: Path) -> None:
@@ -302,10 +267,6 @@ BAD_FILES: dict[str, Any] = {
     "no claim": lambda folder: damaged(folder, claim="drop"),
     "no seed": lambda folder: damaged(folder, seed="drop"),
     "a key too many": lambda folder: damaged(folder, colour="red"),
-    "an unknown dtype": lambda folder: damaged(folder, dtype="float8"),
-    "an unknown operation": lambda folder: damaged(folder, operation="rms_normal"),
-    "another operation": lambda folder: damaged(folder, operation="linear_x"),
-    "inputs of another operation": lambda folder: damaged(folder, operation="swiglu"),
 }
 
 

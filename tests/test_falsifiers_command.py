@@ -1,6 +1,5 @@
 """The main door by its command: exit statuses, one clear message for bad input and nothing written, planted breaks."""
 
-import re
 import shlex
 import shutil
 import time
@@ -76,7 +75,7 @@ def test_a_held_claim_is_success_from_any_folder_and_twice_in_a_row(tmp_path: Pa
 
 def test_a_run_of_other_tests_alone_is_no_run(tmp_path: Path) -> None:
     file = tmp_path / "verdicts.jsonl"
-    (run,) = several([["tests/test_import_rules.py", "-k", "table_names", "--verdicts", str(file)]])
+    (run,) = several([["tests/test_import_rules.py", "-k", "table_names", "-n", "0", "--verdicts", str(file)]])
     assert run.status == 0, run.text
     assert "1 passed" in run.text
     assert not file.exists()
@@ -109,14 +108,12 @@ def replay_file(folder: Path, name: str) -> str:
 
 BAD_MODELS: dict[str, tuple[Any, str]] = {
     "no_weights": (lambda folder: (folder / "model.safetensors").unlink(), "neither model.safetensors nor model.safetensors.index.json"),
-    "truncated_weights": (truncated("model.safetensors"), "model.safetensors: not a whole safetensors file"),
     "truncated_tokenizer": (truncated("tokenizer.json"), "tokenizer.json: not a usable tokenizer"),
 }
 """What else is wrong with a checkpoint CLS-CHECKPOINT-REFUSES asks of the same reader, and test_architecture of this door."""
 GOOD_LINE = '{"input": "ls", "label": 1}\n'
 BAD_CORPORA = {
     "empty": ("", "the corpus is empty"),
-    "broken_line": (GOOD_LINE + '{"input": "ls", "lab', "broken_line.jsonl:2: "),
     "text_label": (GOOD_LINE * 2 + '{"input": "ls", "label": "safe"}', "text_label.jsonl:3: label is 'safe'"),
 }
 """What else is wrong with a corpus CLS-CORPUS-REFUSES asks of the same reader."""
@@ -128,7 +125,6 @@ def bad_lines(folder: Path) -> list[tuple[list[str], str]]:
     case = replay_file(folder, "OP-RMSNORM")
     selections = (["--claim", "OP-RMSNORM"], ["--operation", "rms_norm"], ["--dtype", "float32"])
     found = [
-        (["--claim", "OP-RMSNROM"], "--claim: unknown claim 'OP-RMSNROM'"),
         (["--claim", "OP-RMSNROM"], "did you mean 'OP-RMSNORM'"),
         (["--claim", ""], "--claim: unknown claim ''"),
         (["--operation", "rmsnorm"], "did you mean 'rms_norm'"),
@@ -136,17 +132,14 @@ def bad_lines(folder: Path) -> list[tuple[list[str], str]]:
         (["--device", "cuda:-1"], "cuda:-1"),
         (["--dtype", "float8"], "invalid choice: 'float8'"),
         (["--effort", "high"], "invalid choice: 'high'"),
-        *((["--limit", limit], f"'{limit}': expected seconds above 0 and up to 1,000,000") for limit in ("0", "nan", "abc", "1e300", "-1")),
+        *((["--limit", limit], f"'{limit}': expected seconds above 0 and up to 1,000,000") for limit in ("0", "nan")),
         (["--dtype", "float64"], "--dtype float64: OP-RMSNORM can be attacked in float32, bfloat16 only"),
         (["--operation", "softmax"], "--operation softmax: OP-RMSNORM is on rms_norm"),
         *((["--replay", case, *other], f"{other[0]}: --replay attacks the one case") for other in selections),
         (["--seed", "x"], "--seed"),
         (["--verdicts", str(folder)], "cannot be written"),
         (["--verdicts", f"{taken}/verdicts.jsonl"], "cannot be written"),
-        *(
-            (["--verdicts", str(folder / f"v.{name}")], "expected another suffix, such as v.jsonl")
-            for name in ("json", "md", "html", "JSON")
-        ),
+        (["--verdicts", str(folder / "v.JSON")], "expected another suffix, such as v.jsonl"),
         (["--verdicts", "/dev/full"], "/dev/full cannot be written"),
         (["--verdicts", write(folder / "nf4.py", "import torch\n")], "nf4.py is no verdict file"),
         (["--corpus", (corpus := write(folder / "c.jsonl", GOOD_LINE)), "--verdicts", corpus], "c.jsonl is no verdict file"),
@@ -158,7 +151,6 @@ def bad_lines(folder: Path) -> list[tuple[list[str], str]]:
         (["--corpus", str(folder / "nowhere.jsonl")], "nowhere.jsonl: no such file"),
         (["--corpus", str(folder)], "no such file"),
         (["--replay", str(folder / "nowhere.npz")], "nowhere.npz: no such file"),
-        (["--replay", write(folder / "empty.npz", "")], "empty.npz: not a replay file"),
         (["--replay", str(CORPUS_HELDOUT)], "heldout.jsonl: not a replay file"),
         (["--replay", replay_file(folder, "OP-RMSNORN")], "unknown claim 'OP-RMSNORN'"),
         (["--replay", replay_file(folder, "OP-LINEAR")], "a case of rms_norm, but OP-LINEAR is a claim on linear"),
@@ -230,18 +222,6 @@ def test_bad_contracts_are_one_message_with_file_and_line(tree: Path, edited: An
     assert listing(tmp_path) == {}
 
 
-def test_a_rule_that_cannot_be_evaluated_is_one_message(tree: Path, edited: Any, tmp_path: Path) -> None:
-    edited("contracts/qlora-hyperparameters-v1.yaml", "require: minority_count >= 1.0", "require: 1 / 0 == 1")
-    (run,) = several([["--verdicts", str(tmp_path / "verdicts.jsonl")]], tree)
-    assert run.status == EXIT_USAGE, run.text
-    assert "Traceback" not in run.text
-    assert run.text.count("blackswan: ") == 1
-    assert re.search(r"blackswan: contracts/qlora-hyperparameters-v1\.yaml:\d+: claims\[\d+\]\.rule: cannot be evaluated", run.text), (
-        run.text
-    )
-    assert listing(tmp_path) == {}
-
-
 def test_what_only_a_gpu_could_show_is_not_run_and_nothing_held_is_no_success(tree: Path, edited: Any, tmp_path: Path) -> None:
     file = tmp_path / "verdicts.jsonl"
     text = (tree / "contracts" / "decoder-operations-v1.yaml").read_text(encoding="utf-8")
@@ -256,7 +236,7 @@ def test_what_only_a_gpu_could_show_is_not_run_and_nothing_held_is_no_success(tr
     assert "not run: 2 × the claim is about cuda" in only.text
     assert mixed.status == 0, mixed.text
     assert [record["state"] for record in records(file) if record["record"] == "verdict"].count("NOT_RUN") == 2
-    nothing = command("-k", "no_such_test", "--verdicts", tmp_path / "none.jsonl", tree=tree)
+    nothing = command("-k", "no_such_test", "-n", "0", "--verdicts", tmp_path / "none.jsonl", tree=tree)
     assert nothing.status == EXIT_NOTHING_HELD
     assert not (tmp_path / "none.jsonl").exists()
 
@@ -292,13 +272,12 @@ def test_the_cores_are_shared_by_default_where_there_is_enough_to_do(monkeypatch
 
 
 MARKS = {
-    "xfail": ("pytest.mark.xfail(reason='not today')", "FALSIFIED", 1),
-    "xfail unless it raises": ("pytest.mark.xfail(raises=ValueError)", "FALSIFIED", 1),
-    "not run": ("pytest.mark.xfail(run=False, reason='not today')", "NOT_RUN", EXIT_NOTHING_HELD),
-    "skip": ("pytest.mark.skip(reason='not today')", "NOT_RUN", EXIT_NOTHING_HELD),
+    "pytest.mark.xfail(reason='not today')": ("FALSIFIED", 1),
+    "pytest.mark.xfail(raises=ValueError)": ("FALSIFIED", 1),
+    "pytest.mark.xfail(run=False, reason='not today')": ("NOT_RUN", EXIT_NOTHING_HELD),
+    "pytest.mark.skip(reason='not today')": ("NOT_RUN", EXIT_NOTHING_HELD),
 }
 MARKING = """
-import os
 import pytest
 from blackswan.impl.operations import OPERATIONS
 
@@ -306,65 +285,51 @@ OPERATIONS["residual_add"] = lambda x, branch: branch * 1.0
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        item.add_marker(eval(os.environ["MARK"]))
+        item.add_marker(MARK)
 """
 
 
-@pytest.mark.parametrize(
-    ("processes", "mark", "state", "status"),
-    [*(("0", *found) for found in MARKS.values()), ("2", *MARKS["xfail"])],
-    ids=[*MARKS, "shared out"],
-)
-def test_marks_of_a_users_conftest_make_no_false_claim_green(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: str, mark: str, state: str, status: int
-) -> None:
-    planted(tmp_path, "marking", MARKING)
+def test_marks_of_a_users_conftest_make_no_false_claim_green(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by one in one process, and the first of them shared out."""
     monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(tmp_path))
-    monkeypatch.setitem(ENVIRONMENT, "MARK", mark)
-    file = tmp_path / "verdicts.jsonl"
-    run = command("-p", "marking", "--claim", "OP-RESIDUAL", "--dtype", "float32", "-n", processes, "--verdicts", file)
-    assert run.status == status, run.text
-    assert run.verdict(file)["state"] == state
-    assert records(file)[-1]["exit_status"] == status
+    lines = []
+    for number, mark in enumerate(MARKS):
+        planted(tmp_path, f"marking{number}", MARKING.replace("MARK", mark))
+        asked = ["--claim", "OP-RESIDUAL", "--dtype", "float32", "--verdicts", str(tmp_path / f"{number}.jsonl")]
+        lines.append(["-p", f"marking{number}", *asked])
+    runs = several([[*line, "-n", "0"] for line in lines])
+    for number, (run, (state, status)) in enumerate(zip(runs, MARKS.values(), strict=True)):
+        file = tmp_path / f"{number}.jsonl"
+        assert (run.status, run.verdict(file)["state"], records(file)[-1]["exit_status"]) == (status, state, status), run.text
+    shared = command(*lines[0], "-n", "2")
+    assert (shared.status, shared.verdict(tmp_path / "0.jsonl")["state"]) == (1, "FALSIFIED"), shared.text
 
 
 HANGING = """
 import os, time
 from blackswan.impl.operations import OPERATIONS
 
-def hangs(x, branch):
-    time.sleep(300)
-
-def dies(x, branch):
-    os.kill(os.getpid(), 11)
-
-OPERATIONS["residual_add"] = {"hangs": hangs, "dies": dies}[os.environ["HOW"]]
+OPERATIONS["residual_add"] = lambda x, branch: time.sleep(300)
+OPERATIONS["softmax"] = lambda x: os.kill(os.getpid(), 11)
 """
 
 
-@pytest.mark.parametrize(("how", "reason"), [("hangs", "no verdict within 20 s"), ("dies", "the attacking process died")])
-def test_a_claim_that_hangs_or_kills_its_process_is_vacuous_and_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, reason: str
-) -> None:
+def test_a_claim_that_hangs_or_kills_its_process_is_vacuous_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planted(tmp_path, "hanging", HANGING)
     monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(tmp_path))
-    monkeypatch.setitem(ENVIRONMENT, "HOW", how)
     file = tmp_path / "verdicts.jsonl"
     run = command("-p", "hanging", *SHARED, "--limit", "20", "--verdicts", file)
     assert run.status == 1, run.text
-    found = {record["claim"]: record for record in records(file)[1:-1]}
-    assert {name: record["state"] for name, record in found.items()} == {
-        "OP-RMSNORM": "HELD",
-        "OP-SOFTMAX": "HELD",
-        "OP-RESIDUAL": "VACUOUS",
-    }
-    assert reason in found["OP-RESIDUAL"]["reason"]
+    found = {record["claim"]: (record["state"], record["reason"]) for record in records(file)[1:-1]}
+    assert found["OP-RMSNORM"] == ("HELD", None)
+    for name, reason in (("OP-RESIDUAL", "no verdict within 20 s"), ("OP-SOFTMAX", "the attacking process died")):
+        assert found[name][0] == "VACUOUS"
+        assert reason in found[name][1]
 
 
-@pytest.mark.parametrize("processes", ["0", "2"])
-def test_ctrl_c_leaves_a_readable_verdict_file(tmp_path: Path, processes: str) -> None:
+def test_ctrl_c_leaves_a_readable_verdict_file(tmp_path: Path) -> None:
     file = tmp_path / "verdicts.jsonl"
-    asked = ["--verdicts", str(file), "--effort", "deep", "--claim", "OP-RESIDUAL", "--claim", "CLS-STEP", "-n", processes]
+    asked = ["--verdicts", str(file), "--effort", "deep", "--claim", "OP-RESIDUAL", "--claim", "CLS-STEP", "-n", "2"]
     process = started("-m", "pytest", "falsifiers", *PLAIN, *asked, environment=ENVIRONMENT)
     deadline = time.monotonic() + 90
     while process.poll() is None and time.monotonic() < deadline and '"verdict"' not in (file.read_text() if file.exists() else ""):

@@ -78,11 +78,6 @@ def test_a_limit_of_zero_passes_the_exact_answer_only() -> None:
     assert found.headroom == INF
 
 
-def test_a_negative_limit_never_passes() -> None:
-    assert not judged([1.0], [1.0], -1.0).held
-    assert Errors.flat(0.0).headroom(Errors.flat(-1.0))[0] == INF
-
-
 def test_the_limit_itself_passes_and_the_next_number_does_not() -> None:
     assert judged([0.0], [0.5], 0.5).held
     assert judged([0.0], [0.5], 0.5).headroom == 1.0
@@ -122,7 +117,7 @@ def test_measures_neither_overflow_nor_underflow() -> None:
 
 @pytest.mark.parametrize("bad", [NAN, INF])
 def test_a_difference_that_is_not_finite_has_no_finite_measure(bad: float) -> None:
-    for value in vars(Errors.of(np.array([0.0, bad]))).values():
+    for value in Errors.of(np.array([0.0, bad])):
         assert not value < INF
     joined = Errors.flat(1.0).at_least(Errors.flat(bad))
     assert not any(getattr(joined, metric) < INF for metric in METRICS)

@@ -6,27 +6,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from falsifiers_claims import CLAIMS
 
-from blackswan import contracts
 from blackswan.contracts.model import Claim
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from blackswan.falsifiers.numeric.answers import NOT_FINITE
 from blackswan.falsifiers.numeric.precision import checks, is_real
-from blackswan.falsifiers.runner.engine import Options, attackable, falsify
+from blackswan.falsifiers.runner.engine import Options, falsify
 from blackswan.falsifiers.runner.real_input import RealInput
 from blackswan.falsifiers.runner.verdict import State
 from blackswan.falsifiers.subjects.implementation import Implementation
-from blackswan.falsifiers.subjects.wrapped import Wrapped
 from blackswan.reference.table import Array, Arrays
 
 MINUTES = {"DEV-NO-LEAK", "DEV-MEMORY-BOUND"}
 
 
-class Spoiling(Wrapped):
+class Spoiling(Implementation):
     """The implementation, with NaN for the last element of everything real that it answers with."""
 
     def __init__(self, claim: Claim) -> None:
-        super().__init__(Implementation("cpu"))
+        super().__init__("cpu")
         self.may = checks()[claim.check].non_finite if claim.check else ()
         self.spoilt: list[str] = []
 
@@ -51,8 +50,7 @@ class Spoiling(Wrapped):
 
 def attacked() -> list[Claim]:
     """Those that run on the CPU in seconds."""
-    claims = [claim for contract in contracts.load() for claim in contract.claims]
-    here = [claim for claim in claims if attackable(claim) and not claim.system]
+    here = [claim for claim in CLAIMS.values() if claim.operation is not None]
     here = [claim for claim in here if not claim.domain.device or "cpu" in claim.domain.device]
     return [claim for claim in here if claim.id not in MINUTES]
 
@@ -77,7 +75,7 @@ class SpoilingZeros(Spoiling):
 
 @pytest.mark.parametrize(("value", "why"), [(np.nan, "non-finite"), (np.inf, "non-finite"), (1.0, None), (1e-4, None)])
 def test_noise_excuses_noise_alone(value: float, why: str | None) -> None:
-    (claim,) = (each for each in attacked() if each.id == "OP-ATTENTION-GRADIENT")
+    claim = CLAIMS["OP-ATTENTION-GRADIENT"]
     subject = SpoilingZeros(claim)
     subject.value = value
     found = falsify(claim, "float32", subject, Options(shrink=False))
@@ -87,11 +85,11 @@ def test_noise_excuses_noise_alone(value: float, why: str | None) -> None:
     assert found.comparison.reason == why
 
 
-class SpoilingDoor(Wrapped):
+class SpoilingDoor(Implementation):
     """The implementation, with a door whose one method answers with NaN."""
 
     def __init__(self, name: str, method: str, answer: Any) -> None:
-        super().__init__(Implementation("cpu"))
+        super().__init__("cpu")
         self.spoilt, self.method, self.answer = name, method, answer
 
     def door(self, name: str) -> object:
@@ -111,8 +109,7 @@ class SpoilingDoor(Wrapped):
     ],
 )
 def test_a_door_that_answers_with_nan_leaves_the_claim(name: str, door: str, method: str, answer: Any) -> None:
-    (claim,) = (claim for contract in contracts.load() for claim in contract.claims if claim.id == name)
-    found = falsify(claim, "float32", SpoilingDoor(door, method, answer), Options(examples=1, shrink=False))
+    found = falsify(CLAIMS[name], "float32", SpoilingDoor(door, method, answer), Options(examples=1, shrink=False))
     assert found.state is State.FALSIFIED
     assert found.comparison is not None
     assert found.comparison.reason == NOT_FINITE

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from falsifiers_claims import LOADED
 from reports_factory import reseal
 
-from blackswan import contracts
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from blackswan.falsifiers.runner.campaign import Campaign, Selection
 from blackswan.falsifiers.runner.engine import Options
@@ -16,14 +16,13 @@ from blackswan.falsifiers.runner.verdict_file import VerdictFile
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
 from blackswan.reports.records import read
 
-LOADED = contracts.load()
-CLAIMS = ("OP-SWIGLU", "OPT-CLIP", "OP-SOFTMAX")
+CHOSEN = ("OP-SWIGLU", "OPT-CLIP", "OP-SOFTMAX")
 
 
 def file(path: Path, **options: Any) -> VerdictFile:
     """The verdict file of a new run on three claims."""
     chosen = Options(**{"effort": "quick", **options})
-    return VerdictFile(Campaign(ReferenceSubject(), LOADED, chosen, Selection(CLAIMS), RealInput(CHECKPOINT, CORPUS_HELDOUT), path))
+    return VerdictFile(Campaign(ReferenceSubject(), LOADED, chosen, Selection(CHOSEN), RealInput(CHECKPOINT, CORPUS_HELDOUT), path))
 
 
 def resumed(path: Path) -> VerdictFile:

@@ -51,17 +51,10 @@ def test_a_moment_within_its_noise_leaves_its_parameter_open() -> None:
     found = sign_ambiguity(signatures()["train_steps"], EXPECTED, noise())
     assert list(found) == ["trainable/w"]
     np.testing.assert_array_equal(found["trainable/w"], [[False, False, True], [False, False, False]])
-
-
-def test_a_moment_that_is_zero_leaves_nothing_open() -> None:
-    expected = {"trainable/w": np.ones(3), "exp_avg/w": np.array([0.0, -0.0, 0.2 * NOISE])}
-    found = sign_ambiguity(signatures()["train_steps"], expected, noise())
-    np.testing.assert_array_equal(found["trainable/w"], [False, False, True])
-
-
-def test_no_noise_leaves_nothing_open() -> None:
-    found = sign_ambiguity(signatures()["train_steps"], EXPECTED, {name: Errors.flat(0.0) for name in EXPECTED})
-    assert not found["trainable/w"].any()
+    zero = {"trainable/w": np.ones(3), "exp_avg/w": np.array([0.0, -0.0, 0.2 * NOISE])}
+    np.testing.assert_array_equal(sign_ambiguity(signatures()["train_steps"], zero, noise())["trainable/w"], [False, False, True])
+    silent = {name: Errors.flat(0.0) for name in EXPECTED}
+    assert not sign_ambiguity(signatures()["train_steps"], EXPECTED, silent)["trainable/w"].any()
 
 
 def test_the_reach_of_some_steps() -> None:

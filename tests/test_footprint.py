@@ -1,4 +1,4 @@
-"""What stays between training steps, measured: of each engine, and where a step of `impl` is wrong."""
+"""What stays between training steps, measured: of each backend, and where a step of `impl` is wrong."""
 
 from dataclasses import replace
 
@@ -6,49 +6,41 @@ import pytest
 import torch
 
 from blackswan.falsifiers.mutants.registry import applied
-from blackswan.falsifiers.subjects.doors import Usage, Workload
+from blackswan.falsifiers.subjects.doors.devices import Usage, Workload
 from blackswan.falsifiers.subjects.impl.memory import Memory
 from blackswan.falsifiers.system.footprint import SMALL
 from blackswan.falsifiers.system.resident import BITS, TABLES, stays
 from blackswan.falsifiers.system.workloads import FAMILIES
-from blackswan.impl.fused import model as model_module
-from blackswan.impl.fused import packing
 from blackswan.impl.fused import step as step_module
 
+pytestmark = pytest.mark.usefixtures("few_tokens")
 DEVICE = torch.device("cpu")
 BEYOND, THAWED = f"bits of a projection's weight beyond {BITS}", "frozen tensors that require a gradient"
 
 
-@pytest.fixture(autouse=True)
-def _few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter takes its time for every block of tokens."""
-    for module in (packing, model_module, step_module):
-        monkeypatch.setattr(module, "GRAIN", 16)
-
-
-def run_of(engine: str, family: str = "llama") -> Workload:
-    if engine == "fused" and (reason := step_module.why_not(torch.float32, DEVICE)):
+def run_of(backend: str, family: str = "llama") -> Workload:
+    if backend == "fused" and (reason := step_module.why_not(torch.float32, DEVICE)):
         pytest.skip(reason)
-    return replace(SMALL, layers=1, seq=5, dtype="float32", family=family, engine=engine)
+    return replace(SMALL, layers=1, seq=5, dtype="float32", family=family, backend=backend)
 
 
 def measured(work: Workload) -> Usage:
-    return Memory(DEVICE, None).measure(work, steps=2)
+    return Memory(DEVICE).measure(work, steps=2)
 
 
 def failed(work: Workload, usage: Usage) -> set[str]:
     return {found.tensor.split(": ")[1] for found in stays(work, usage, "cpu") if not found.held}
 
 
-@pytest.mark.parametrize(("engine", "family"), [*(("torch", family) for family in FAMILIES), ("fused", "qwen2"), ("fused", "qwen3")])
-def test_what_stays_is_known_to_the_byte(engine: str, family: str) -> None:
-    work = run_of(engine, family)
+@pytest.mark.parametrize(("backend", "family"), [*(("torch", family) for family in FAMILIES), ("fused", "qwen3")])
+def test_what_stays_is_known_to_the_byte(backend: str, family: str) -> None:
+    work = run_of(backend, family)
     found = stays(work, measured(work), "cpu")
     assert {each.tensor.split(": ")[1]: each.held for each in found} == {BEYOND: True, THAWED: True}
 
 
 @pytest.mark.parametrize(
-    ("mutant", "engine", "expected"),
+    ("mutant", "backend", "expected"),
     [
         ("fused_stores_codes_twice", "fused", {BEYOND}),
         ("fused_keeps_what_it_dequantised", "fused", {BEYOND}),
@@ -57,8 +49,8 @@ def test_what_stays_is_known_to_the_byte(engine: str, family: str) -> None:
         ("embedding_not_frozen", "fused", {THAWED}),
     ],
 )
-def test_what_stays_beside_shows(mutant: str, engine: str, expected: set[str]) -> None:
-    work = run_of(engine)
+def test_what_stays_beside_shows(mutant: str, backend: str, expected: set[str]) -> None:
+    work = run_of(backend)
     with applied(mutant):
         assert failed(work, measured(work)) == expected
 

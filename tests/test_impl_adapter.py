@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.impl import folder as folders
-from blackswan.impl.adapter import Adapter, load_adapter, prepare_sequence_classifier, save_adapter
+from blackswan.impl.adapter import Adapter, _digest, load_adapter, prepare_sequence_classifier, save_adapter
 from blackswan.impl.architecture import to_huggingface
 from blackswan.impl.checkpoint import Checkpoint, load_checkpoint
 from blackswan.impl.classifier import Adaptation, Classifier, initial_trainable
@@ -128,30 +128,6 @@ def test_an_adapter_of_all_linear_layers_loads(tmp_path: Path, sequence_classifi
     assert load_adapter(tmp_path / "adapter", base.config).adaptation.targets == "all"
 
 
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        ({"use_rslora": True}, "use_rslora"),
-        ({"use_dora": True}, "use_dora"),
-        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
-        ({"alpha_pattern": {"q_proj": 8}}, "alpha_pattern"),
-        ({"layers_to_transform": [1]}, "layers_to_transform"),
-        ({"bias": "lora_only"}, "bias"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
-        ({"target_modules": r".*\.q_proj"}, "target_modules"),
-        ({"modules_to_save": ["embed_tokens"]}, "modules_to_save"),
-        ({"trainable_token_indices": [1, 2]}, "trainable_token_indices"),
-    ],
-)
-def test_other_methods_of_peft_are_refused(options: dict, key: str, tmp_path: Path, sequence_classifier, peft) -> None:
-    base = base_of("qwen2")
-    model = sequence_classifier(written(base, tmp_path / "base"), num_labels=2)
-    config = peft.LoraConfig(**{"task_type": "SEQ_CLS", "r": 4, "target_modules": ["q_proj", "v_proj"], **options})
-    peft.get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(ValueError, match=f"adapter_config.json: {key} is "):
-        load_adapter(tmp_path / "adapter", base.config)
-
-
 @pytest.mark.parametrize("pooling", ["mean", "first"])
 def test_transformers_cannot_pool_otherwise(pooling: str, tmp_path: Path) -> None:
     base, adaptation = base_of("qwen2"), Adaptation(5, 4, 10.0, "q_v", pooling)
@@ -235,11 +211,26 @@ def test_damaged_settings_are_refused(tmp_path: Path) -> None:
     config, path = FAMILIES["qwen2"], tmp_path / "best"
     save_adapter(path, config, LAST, trained(config), base=None, extra={})
     whole = json.loads((path / "blackswan.json").read_text())
-    for key in ("classes", "pooling", "nf4", "architecture", "extra"):
-        for change in ({}, {key: "nonsense"}):
-            (path / "blackswan.json").write_text(json.dumps({name: entry for name, entry in whole.items() if name != key} | change))
-            with pytest.raises(ValueError, match=f"blackswan.json: .*{key}"):
-                load_adapter(path, config)
+    absent = [(key, {}) for key in whole.keys() - {"lora"}]
+    wrong = [(key, {key: []}) for key in whole] + [
+        ("pooling", {"pooling": "none"}),
+        ("checksums", {"checksums": {}}),
+        ("step", {"step": 2}),
+    ]
+    for key, change in [*absent, *wrong]:
+        (path / "blackswan.json").write_text(json.dumps({name: entry for name, entry in whole.items() if name != key} | change))
+        with pytest.raises(ValueError, match=f"blackswan.json: .*{key}"):
+            load_adapter(path, config)
+
+
+def test_every_tensor_of_an_adapter_has_a_checksum(tmp_path: Path) -> None:
+    config, path = FAMILIES["qwen2"], tmp_path / "best"
+    save_adapter(path, config, LAST, trained(config), base=None, extra={})
+    whole = json.loads((path / "blackswan.json").read_text())
+    del whole["checksums"]["tensors"]["score.weight"]
+    (path / "blackswan.json").write_text(json.dumps(whole | {"digest": _digest(whole)}))
+    with pytest.raises(ValueError, match=r"tensor 'score\.weight' is not what was saved"):
+        load_adapter(path, config)
 
 
 def test_a_pickled_adapter_is_pointed_out(tmp_path: Path) -> None:

@@ -66,12 +66,8 @@ def duplicate_key(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "error", "message"),
     [
-        (change_tensors(lambda t: t.update({NAME: torch.zeros(48, 31)})), ValueError, rf"{NAME} has shape \[48, 31\].*\[48, 32\]"),
-        (change_tensors(lambda t: t.update({NAME: torch.zeros(48, 32, dtype=torch.int8)})), ValueError, f"'{NAME}' is stored as I8"),
         (change_tensors(lambda t: t.update({"lm_head.weight": torch.zeros(40, 32)})), ValueError, "lm_head.weight differs"),
         (duplicate_key, ValueError, "model.safetensors: not a whole safetensors file"),
-        (lambda f: (f / "model.safetensors").write_bytes(b"{}"), ValueError, "model.safetensors: not a whole safetensors file"),
-        (lambda f: (f / "model.safetensors").unlink(), FileNotFoundError, "neither model.safetensors nor"),
         (lambda f: (f / "config.json").write_text('{"a": 1, "a": 2}'), ValueError, "config.json: .*'a' is given twice"),
         (lambda f: shutil.rmtree(f), FileNotFoundError, "model: no such folder"),
     ],
@@ -125,45 +121,3 @@ def test_refuses_shards_that_disagree_with_the_index(folder: Path) -> None:
     (folder / "model-2.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"model-2.safetensors: no such file"):
         load_checkpoint(folder)
-
-
-@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("qwen2", True), ("qwen3", True)])
-def test_logits_are_those_of_transformers(family: str, tied: bool, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    settings = transformers.AutoConfig.for_model(
-        family,
-        vocab_size=40,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        tie_word_embeddings=tied,
-        initializer_range=0.3,
-    )
-    theirs = transformers.AutoModelForCausalLM.from_config(settings).eval()
-    for name, parameter in theirs.named_parameters():
-        if parameter.ndim == 1:  # biases are zero and norms one after initialisation: leaving them out would change nothing
-            torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.3)
-    theirs.save_pretrained(tmp_path / "theirs")
-    ours = load_decoder(tmp_path / "theirs", dtype=torch.float32)
-    input_ids = torch.randint(0, 40, (3, 9))
-    mask = torch.tensor([[1] * 9, [1] * 6 + [0] * 3, [1] * 2 + [0] * 7]).bool()
-    with torch.no_grad():
-        expected = theirs(input_ids=input_ids, attention_mask=mask.long()).logits[mask]
-        actual = ours.logits(ours(input_ids, mask))[mask]
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
-
-
-def test_transformers_reads_what_is_saved(folder: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    ours = load_decoder(folder, dtype=torch.float32)
-    input_ids = torch.arange(12).view(2, 6)
-    mask = torch.ones(2, 6, dtype=torch.bool)
-    with torch.no_grad():
-        expected, actual = theirs(input_ids=input_ids).logits, ours.logits(ours(input_ids, mask))
-    assert theirs.config.rope_parameters["rope_theta"] == CONFIG.theta
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)

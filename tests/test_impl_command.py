@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,11 +26,13 @@ from blackswan.impl.config import ClassifyConfig, DecoderConfig
 from blackswan.impl.decoder import random_tensors
 from blackswan.impl.evaluation import ClassScore, Evaluation
 from blackswan.impl.fit import EpochRecord, StepRecord
+from blackswan.impl.fused.step import backend_of
+from blackswan.impl.ledger import reserve
+from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.progress import Progress, duration
 from blackswan.impl.settings import HELP
 from blackswan.impl.trainer import Trainer
 
-ROOT = Path(__file__).resolve().parent.parent
 TINY = DecoderConfig("qwen2", 1024, 16, 24, 1, 2, 1, 8, 1e-6, 1e4, True, 128)
 WORDS = ("echo one", "rm -rf /", "cat two three", "sleep 1", "ls -l", "date +%s")
 SMALL = ("--num-classes", "2", "--lora-rank", "2", "--max-seq-len", "32", "--batch-size", "4", "--no-quantize-nf4", "--epochs", "2")
@@ -130,8 +131,12 @@ def test_the_command_line_comes_before_the_file(model: Path, place: Path) -> Non
 def test_balanced_weights_come_from_the_training_samples(model: Path, place: Path) -> None:
     (place / "corpus.jsonl").write_text("".join(line(f"text {i}", int(i % 4 == 0)) for i in range(20)))
     assert main(["train", *at(model, place), *SMALL, "--class-weights", "balanced", "--validation-fraction", "0"]) == 0
-    assert "class_weights: [0.5, 1.5]\n" in (place / "run" / "config.yaml").read_text()
-    assert (place / "run" / "statistics.yaml").read_text().splitlines()[1:] == ["imbalance_ratio: 3", "minority_count: 5"]
+    assert "class_weights: [0.6666666666666666, 2.0]\n" in (place / "run" / "config.yaml").read_text()
+    assert (place / "run" / "statistics.yaml").read_text().splitlines()[1:] == [
+        "imbalance_ratio: 3",
+        "minority_count: 5",
+        "sample_count: 20",
+    ]
     assert not (place / "run" / "best").exists()
 
 
@@ -179,6 +184,31 @@ def test_predict_reads_texts_files_and_standard_input(
         monkeypatch.setattr(sys, "stdin", stream)
         assert main([*command, "--input", "-"]) == 0
     assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize(("option", "line"), [("--corpus", b'{"input": 3}'), ("--input", b"caf\xe9")])
+def test_predict_prints_nothing_where_the_last_line_is_bad(
+    trained: Path, place: Path, capsys: pytest.CaptureFixture[str], option: str, line: bytes
+) -> None:
+    (place / "texts").write_bytes(b'{"input": "ls"}\n' * 9 + line)
+    capsys.readouterr()
+    assert main(["predict", "--adapter", str(trained), option, "texts"]) == 4
+    said = capsys.readouterr()
+    assert (said.out, "texts:10: " in said.err) == ("", True)
+
+
+def test_lines_of_a_text_file_may_end_as_on_windows(trained: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "texts").write_bytes(b"ls\r\n\r\nrm")
+    capsys.readouterr()
+    assert main(["predict", "--adapter", str(trained), "--input", "texts"]) == 0
+    assert [json.loads(text)["input"] for text in capsys.readouterr().out.splitlines()] == ["ls", "", "rm"]
+
+
+def test_training_does_not_validate_on_what_it_trains_on(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "corpus.jsonl").write_text(CORPUS)
+    (place / "link.jsonl").symlink_to("corpus.jsonl")
+    assert main(["train", *at(model, place), *SMALL, "--validation", "link.jsonl"]) == 4
+    assert "--validation: link.jsonl is what is trained on" in capsys.readouterr().err
 
 
 def test_several_labels_a_text(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -263,9 +293,6 @@ def test_progress_on_a_terminal_is_one_line_that_changes(monkeypatch: pytest.Mon
     monkeypatch.setenv("COLUMNS", "40")
     assert all(len(part) < 40 for part in shown(Terminal()).split(clear)[:3])
     assert shown(io.StringIO()) == f"{second}\n{last}"
-
-
-def test_durations() -> None:
     assert [duration(seconds) for seconds in (0.4, 59.6, 3599, 3600, 90061)] == ["0:00", "1:00", "59:59", "1:00:00", "25:01:01"]
 
 
@@ -292,13 +319,10 @@ def died() -> None:
     raise Died
 
 
-@pytest.mark.parametrize(("after", "save_every"), [(3, 2), (7, 100)])
-def test_a_run_that_died_goes_on_as_if_it_had_not(
-    after: int, save_every: int, trained: Path, model: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command = ["train", *at(model, place), *SMALL, "--learning-rate", "3e-2", "--save-every", str(save_every)]
+def test_a_run_that_died_goes_on_as_if_it_had_not(trained: Path, model: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["train", *at(model, place), *SMALL, "--learning-rate", "3e-2", "--save-every", "2"]
     with monkeypatch.context() as patch:
-        broken_off(patch, after, died)
+        broken_off(patch, 3, died)
         with pytest.raises(Died):
             main(command)
     with (place / "run" / "metrics.jsonl").open("a") as file:
@@ -350,28 +374,24 @@ def test_ctrl_c_stops_after_the_step_and_resume_goes_on(
     assert files(place / "run") == before
 
 
-def test_a_loss_that_is_not_finite_ends_the_run(
-    model: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FloatingPointError("the gradient norm is nan"), "impl train: step 4: the gradient norm is nan"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+    ],
+)
+def test_what_ends_a_run_is_one_line_and_no_bad_input(
+    error: Exception, said: str, model: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def poisoned() -> None:
-        raise FloatingPointError("the gradient norm is nan")
+    def raising(*_: object) -> None:
+        raise error
 
-    broken_off(monkeypatch, 3, poisoned)
+    full = isinstance(error, OSError)
+    broken_off(monkeypatch, 3, (lambda: monkeypatch.setattr(fitting, "save_state", raising)) if full else raising)
     assert main(["train", *at(model, place), *SMALL]) == 1
-    err = capsys.readouterr().err
-    assert "impl train: step 4: the gradient norm is nan" in err
-    assert [each["step"] for each in metrics(place / "run")] == [1, 2, 3]
-
-
-def test_a_disk_that_is_full_is_no_bad_input(
-    model: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    broken_off(monkeypatch, 3, lambda: monkeypatch.setattr(fitting, "save_state", full))
-    assert main(["train", *at(model, place), *SMALL]) == 1
-    assert "No space left on device" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
+    assert full or [each["step"] for each in metrics(place / "run")] == [1, 2, 3]
 
 
 # What goes wrong
@@ -400,11 +420,12 @@ TRAIN_FAULTS: dict[str, tuple[list[str], str]] = {
     "a rank of half": (["--lora-rank", "1.5"], "--lora-rank: lora_rank is 1.5; expected an integer"),
     "a rate in words": (["--learning-rate", "fast"], "--learning-rate: learning_rate is 'fast'; expected a number"),
     "weights that are no numbers": (["--class-weights", "1,heavy"], "--class-weights: class_weights is [1, 'heavy']; expected a list"),
-    "an unknown weighting": (["--class-weights", "balansed"], "expected one of balanced (nearest: balanced)"),
+    "an unknown weighting": (["--class-weights", "balansed"], "expected one of balanced, balanced_over_classes (nearest: balanced)"),
     "a length the model has not": (["--max-seq-len", "4096"], "max_seq_len is 4096: the model was made for at most 128 positions"),
     "patience without validation": (["--early-stop-patience", "2", "--validation-fraction", "0"], "early_stop_patience waits"),
     "a class without samples": (["--num-classes", "3", "--class-weights", "balanced"], "class 2 has no sample"),
     "one step, of rate 0": (["--epochs", "1", "--batch-size", "64"], "it would learn nothing; expected more steps"),
+    "training of all parameters": (["--lora-targets", "full"], "--lora-targets: lora_targets is 'full': a classifier's base weights"),
     "an unknown device": (["--device", "gpu"], "device 'gpu': expected cpu, cuda, cuda:N"),
     "states after every zero steps": (["--save-every", "0"], "argument --save-every: '0': expected a positive integer"),
     "nothing to go on with": (["--resume"], "run holds no run (it has no run.json)"),
@@ -459,6 +480,17 @@ def test_a_device_that_is_not_there(model: Path, place: Path, capsys: pytest.Cap
         assert main([*command, "--device", "cuda:15"]) == 6
         assert "device 'cuda:15': this host has" in capsys.readouterr().err
     assert files(place) == before
+
+
+def test_an_accelerator_that_no_claim_was_asked_on(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackswan.impl.pipeline.TESTED", ("cuda",))
+    pipeline = ClassifyPipeline.from_pretrained(model, ClassifyConfig(max_seq_len=32))
+    assert "device:     cpu (no claim was ever asked on this kind of device, and its memory figures are not known)" in pipeline.summary()
+    mps, config = torch.device("mps", 0), ClassifyConfig(backend="fused")
+    with pytest.raises(ValueError, match="backend fused: its kernels run on CUDA; choose backend torch"):
+        backend_of(config, pipeline.architecture, mps)
+    with reserve(mps, 10**18) as reservation:
+        assert reservation is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="auto takes the GPU here")
@@ -563,24 +595,7 @@ def test_weights_that_are_not_finite(
         assert files(place) == before
 
 
-# As a process
-
-
 def test_every_setting_is_explained_and_known_to_the_rules() -> None:
     names = [field.name for field in dataclasses.fields(ClassifyConfig)]
     assert list(HELP) == names
     assert set(CONFIG) == {*names, "model_params"}
-
-
-def test_help_needs_nothing_heavy() -> None:
-    program = (
-        "import sys\nfrom blackswan.impl.__main__ import main\n"
-        "for words in (['--help'], ['train', '--help']):\n"
-        "    try:\n        main(words)\n"
-        "    except SystemExit as stop:\n        assert stop.code == 0\n"
-        "assert main(['train', '--lora-rnk', '1']) == 4\n"
-        "print('heavy:', sorted({'torch', 'transformers', 'tokenizers', 'safetensors', 'numpy'} & set(sys.modules)))"
-    )
-    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert ran.stdout.splitlines()[-1] == "heavy: []", ran.stderr
-    assert "--gradient-clip-norm X|none" in ran.stdout

@@ -32,26 +32,10 @@ def read(**changes: Any) -> DecoderConfig:
     return read_architecture({key: value for key, value in values.items() if value != "absent"}, PATH)
 
 
-def test_reads_the_theta_of_both_generations_of_transformers() -> None:
-    assert read().theta == 1e6
-    assert read(rope_theta="absent", rope_parameters={"rope_theta": 5e5, "rope_type": "default"}).theta == 5e5
-
-
-def test_reads_sizes_and_derives_the_head_size() -> None:
-    config = read()
-    assert (config.family, config.head_dim, config.tied, config.qkv_bias, config.qk_norm) == ("qwen2", 8, True, True, False)
-    assert read(model_type="qwen3", head_dim=16).head_dim == 16
-
-
 @pytest.mark.parametrize(
     ("changes", "key", "value"),
     [
         ({"model_type": "qwen22"}, "model_type", "'qwen22'.*nearest: qwen2"),
-        ({"hidden_act": "gelu"}, "hidden_act", "'gelu'"),
-        ({"attention_bias": True}, "attention_bias", "True"),
-        ({"mlp_bias": True}, "mlp_bias", "True"),
-        ({"use_sliding_window": True}, "use_sliding_window", "True"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types", "sliding_attention"),
         ({"layer_types": 3}, "layer_types", "3; expected full attention in every layer"),
         ({"layer_types": [["full_attention"]]}, "layer_types", "expected full attention in every layer"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling", "yarn"),
@@ -96,7 +80,7 @@ def test_qlora_default_rate_by_model_size(parameters: float, rate: float) -> Non
         ({"warmup_fraction": 1.5}, "warmup_fraction is 1.5"),
         ({"pooling": "lst"}, "pooling is 'lst'.*nearest: last"),
         ({"class_weights": [1.0, 1.0]}, "class_weights.*expected 5 positive numbers"),
-        ({"class_weights": [1.0, 1.0, 1.0, 1.0, 5.0]}, "class_weights add up to 9: expected 5"),
+        ({"class_weights": [1.0, 1.0, 1.0, 1.0, 0.0]}, "class_weights.*expected 5 positive numbers"),
         ({"class_weights": "balancd"}, "class_weights is 'balancd'.*nearest: balanced"),
         ({"class_weights": "balanced", "multi_label": True}, "class_weights is 'balanced' with multi_label"),
         ({"validation_fraction": 1.0}, "validation_fraction is 1.0: expected a number from 0 to below 1"),

@@ -1,6 +1,5 @@
 """One writer a folder at a time, and what killed writers leave behind."""
 
-import errno
 import os
 import signal
 import subprocess
@@ -56,28 +55,3 @@ def test_files_can_be_read_by_all(tmp_path: Path) -> None:
     with whole_folder(tmp_path / "made") as made:
         (made / "file").touch(0o600)
     assert (tmp_path / "made" / "file").stat().st_mode & 0o777 == 0o644
-
-
-LIMITED = """
-import resource, signal, sys, torch
-from pathlib import Path
-from safetensors.torch import save_file
-from blackswan.impl.folder import whole_folder
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-try:
-    with whole_folder(Path(sys.argv[1])) as made:
-        if sys.argv[2] == "safetensors":
-            save_file({"a": torch.zeros(10_000)}, made / "a.safetensors")
-        (made / "b").write_bytes(bytes(10_000))
-except OSError as error:
-    print(error.errno, error.filename)
-"""
-
-
-@pytest.mark.parametrize("writer", ["safetensors", "bytes"])
-def test_a_disk_that_takes_no_more_is_an_error_that_names_the_folder_and_leaves_nothing(tmp_path: Path, writer: str) -> None:
-    command = [sys.executable, "-c", LIMITED, str(tmp_path / "made"), writer]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [str(errno.EFBIG), str(tmp_path / "made")]
-    assert list(tmp_path.iterdir()) == []

@@ -1,13 +1,10 @@
 """The ledger of device memory, among threads, processes, the dead and damaged files."""
 
-import json
+import contextlib
 import os
-import signal
-import subprocess
-import sys
 import tempfile
-import textwrap
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,11 +13,9 @@ import torch
 from blackswan.impl import ledger as module
 from blackswan.impl.ledger import (
     DeviceMemory,
-    Entry,
     InsufficientMemory,
     Ledger,
     ledger_folder,
-    process_start,
     reserve,
     size,
 )
@@ -75,60 +70,18 @@ def test_a_half_written_file_of_a_killed_process_is_not_looked_at(tmp_path: Path
         assert len(book(tmp_path).entries()) == 1
 
 
-def test_entries_of_the_dead_are_dropped(tmp_path: Path) -> None:
-    boot = (process_start(os.getpid()) or "").partition("/")[0]
-    entries = [
-        Entry("gone", 2**22 + 1, f"{boot}/1", "card 0", 9 * GIB),
-        Entry("reused", os.getpid(), f"{boot}/1", "card 0", 9 * GIB),
-        Entry("rebooted", os.getpid(), "another/1", "card 0", 9 * GIB),
-    ]
-    (tmp_path / module.FILE).write_text(json.dumps([vars(entry) for entry in entries]))
-    with book(tmp_path).acquire(CARD, 10 * GIB):
-        assert [entry.bytes for entry in book(tmp_path).entries()] == [10 * GIB]
-
-
-HOLD = """
-    import sys, time
-    from pathlib import Path
-    import torch
-    from blackswan.impl.ledger import DeviceMemory, Ledger
-    ledger = Ledger(Path(sys.argv[1]), lambda device: DeviceMemory("card 0", 10 * 2**30, 10 * 2**30))
-    reservation = ledger.acquire(torch.device("cuda", 0), 6 * 2**30)
-    with ledger._locked():
-        print("held", flush=True)
-        time.sleep(60)
-"""
-
-
-def test_a_killed_process_does_not_hold_the_lock(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(HOLD), str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        process.send_signal(signal.SIGKILL)
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, and not yet taken note of
-        with book(tmp_path).acquire(CARD, 10 * GIB):
-            pass
-
-
 def test_threads_do_not_oversubscribe(tmp_path: Path) -> None:
-    gained: list[bool] = []
     start = threading.Barrier(8)
 
-    def ask() -> None:
+    def granted(_: int) -> bool:
         start.wait()
-        try:
+        with contextlib.suppress(InsufficientMemory):
             book(tmp_path).acquire(CARD, 3 * GIB)
-            gained.append(True)
-        except InsufficientMemory:
-            gained.append(False)
+            return True
+        return False
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sum(gained) == 3
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(granted, range(8))) == 3
     assert sum(entry.bytes for entry in book(tmp_path).entries()) == 9 * GIB
 
 
@@ -155,14 +108,6 @@ def test_the_device_is_asked_what_it_has(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: type("Properties", (), {"uuid": "ab-12"})())
     assert module.device_memory(CARD) == module.device_memory(OTHER) == DeviceMemory("cuda-ab-12", 5, 7, 2)
-
-
-def test_a_process_is_told_from_others() -> None:
-    assert process_start(os.getpid()) == process_start(os.getpid())
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        assert process_start(os.getpid()) != process_start(other.pid)
-        other.communicate()
-    assert process_start(2**22 + 1) is None
 
 
 def test_sizes_are_readable() -> None:

@@ -17,22 +17,11 @@ from blackswan.impl.decoder import parameter_shapes, random_tensors, require_ten
 from blackswan.impl.fused.memory import estimate_fused
 from blackswan.impl.fused.step import FusedTrainer
 from blackswan.impl.memory import WORKSPACE_HOPPER, Estimate, estimate
-from blackswan.impl.tensors import Converted
 from blackswan.impl.trainer import HELD, Batch, Trainer
 from blackswan.impl.validation import unchecked
 
 CONFIG = DecoderConfig("qwen2", 40, 32, 48, 3, 4, 2, 8, 1e-6, 1e4, True, 128)
-UNTIED = DecoderConfig("llama", 40, 32, 48, 2, 4, 2, 8, 1e-6, 1e4, False, 128)
 ADAPTATION = Adaptation(5, 4, 8.0, nf4=True)
-
-
-def test_converted_tensors_leave_out_what_they_are_told_to() -> None:
-    tensors = Converted({"a": torch.ones(2), "b": torch.ones(3)}, dtype=torch.bfloat16, device="cpu", without=("b",))
-    assert list(tensors) == ["a"]
-    assert tensors["a"].dtype == torch.bfloat16
-    assert tensors.get("b") is None
-    with pytest.raises(KeyError):
-        tensors["b"]
 
 
 def test_headers_are_checked_before_a_tensor_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +119,7 @@ def test_a_host_without_triton_is_estimated_with_the_operations_of_torch(monkeyp
         return estimate(CONFIG, ADAPTATION, 8, 32, torch.bfloat16).parts["activations"]
 
     by_triton = activations()
-    with dispatch.kernels("torch"):
+    with dispatch.backend("torch"):
         by_torch = activations()
     monkeypatch.setattr(kernels, "missing", lambda: "no Triton here")
     assert by_triton < by_torch == activations()
@@ -178,7 +167,7 @@ def test_the_estimate_of_the_hand_written_layers_is_what_their_step_allocates(
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_run_is_estimated_by_its_own_largest_step(fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blackswan.impl.fused.step.engine_of", lambda *_: (fused, None))
+    monkeypatch.setattr("blackswan.impl.fused.step.backend_of", lambda *_: (fused, None))
     asked: list[tuple[int, int, bool]] = []
 
     def noted(_: object, __: object, batch: int, seq: int, *___: object, accumulation: int, multi_label: bool, **____: object) -> Estimate:

@@ -7,21 +7,12 @@ import pytest
 import torch
 
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
-from blackswan.impl.token_shards import INDEX, TokenBatch, TokenBatches, TokenShards, load_encoder, main, tokenize, write_shards
+from blackswan.impl.token_shards import TokenBatch, TokenBatches, TokenShards, load_encoder, main, tokenize, write_shards
 
 
 def stream(folder: Path, count: int, shard_tokens: int = 7) -> TokenShards:
     write_shards(folder, [list(range(count))], count, shard_tokens)
     return TokenShards(folder, count)
-
-
-def test_documents_come_back_across_shards(tmp_path: Path) -> None:
-    documents = [[1, 2, 3], [], [4], list(range(5, 20))]
-    assert write_shards(tmp_path / "tokens", documents, 20, 4) == 19
-    shards = TokenShards(tmp_path / "tokens", 20)
-    assert shards.read(0, len(shards)).tolist() == list(range(1, 20))
-    assert shards.read(3, 9).tolist() == [4, 5, 6, 7, 8, 9]
-    assert sorted(path.name for path in (tmp_path / "tokens").iterdir()) == [INDEX, *(f"shard-{n:05d}.bin" for n in range(5))]
 
 
 @pytest.mark.parametrize(("vocab", "width"), [(2**16, 2), (2**16 + 1, 4)])
@@ -63,7 +54,7 @@ def test_the_tokens_are_those_of_the_library(tmp_path: Path) -> None:
     assert list(tokenize(tmp_path / "plain.txt", load_encoder(CHECKPOINT / "tokenizer.json"), 1)) == expected[:1]
 
 
-@pytest.mark.parametrize("line", ['{"label": 1}', '{"text": 3}', "[]", "{"])
+@pytest.mark.parametrize("line", ['{"label": 1}', '{"text": 3}', "[]", "{", '{"text": "\\ud800"}'])
 def test_a_line_without_a_text_is_named(tmp_path: Path, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"text": "ls"}\n' + line + "\n")

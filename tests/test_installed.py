@@ -13,6 +13,7 @@ from terminal_processes import ENVIRONMENT, ROOT, records
 
 SHIPPED = (
     "contracts/mutants.json",
+    "contracts/system_checks.json",
     "contracts/contract.schema.json",
     "contracts/decoder-operations-v1.yaml",
     "falsifiers/data/README.md",

@@ -14,8 +14,9 @@ import pytest
 from blackswan import contracts, reference
 from blackswan.falsifiers import mutants
 from blackswan.falsifiers.mutants import MUTANTS, Mutant, reaching
-from blackswan.falsifiers.mutants.attention import _Attention
-from blackswan.falsifiers.mutants.registry import mutant
+from blackswan.falsifiers.mutants.changes import edited
+from blackswan.falsifiers.mutants.registry import StepMutant, wrong_step
+from blackswan.falsifiers.mutants.registry import mutants as enter
 from blackswan.falsifiers.numeric import strategies
 from blackswan.falsifiers.numeric.case import Case, differentiable
 from blackswan.falsifiers.numeric.precision import STORAGE, signatures
@@ -139,7 +140,15 @@ def _midpoints() -> Case:
     return replace(_case("nf4_quantize", ({"rows": 2, "columns": 8, "block_size": 16}, {}), "normal", 0), inputs={"weight": weight})
 
 
+def _heavier_weights() -> Case:
+    """Class weights that do not add up to the number of classes, as a claim's domain draws them."""
+    case = _case("weighted_cross_entropy", SETTINGS["weighted_cross_entropy"][0], "normal", 0)
+    classes = case.inputs["logits"].shape[1]
+    return replace(case, inputs={**case.inputs, "class_weights": np.full(classes, 4.0)})
+
+
 SHOWN_BY: dict[str, Callable[[], Case]] = {
+    "cross_entropy_weights_add_up_to_classes": _heavier_weights,
     "nf4_ties_to_upper": _midpoints,
     "cross_entropy_without_max_shift": _large_logits,
     "softmax_without_max_shift": lambda: _scaled_inputs("softmax", 1000),
@@ -215,7 +224,7 @@ def _spelt_otherwise(_: Operation) -> Operation:
 
 @pytest.mark.parametrize("operation", ["attention", "swiglu"])
 def test_an_equivalent_mutant_is_found(operation: str) -> None:
-    make = {"attention": lambda _: _Attention().operation(), "swiglu": _spelt_otherwise}[operation]
+    make = {"attention": edited(("QUERIES = 64", "QUERIES = 3")), "swiglu": _spelt_otherwise}[operation]
     assert not _shows(Mutant("equivalent", operation, ("own",), "correct", make), _cases(operation))
 
 
@@ -401,6 +410,54 @@ def test_reaching_lists_the_mutants_of_what_is_called() -> None:
 
 def test_a_mutant_has_a_line_and_a_name_of_its_own() -> None:
     with pytest.raises(ValueError, match="two mutants are called softmax_unnormalised"):
-        mutant("softmax", "own", name="softmax_unnormalised", doc="Another one.")(lambda entry: entry)
+        enter("softmax", softmax_unnormalised=("Another one.", lambda entry: entry))
     with pytest.raises(ValueError, match="nothing_said: needs a docstring"):
-        mutant("softmax", "own", name="nothing_said")(lambda entry: entry)
+        wrong_step("impl.fit:_FREE", name="nothing_said")(lambda free: free)
+
+
+@pytest.mark.parametrize(("old", "times"), [("exponential", 4), ("no such text", 0)])
+def test_an_edit_replaces_a_text_that_stands_in_the_source_once(old: str, times: int) -> None:
+    with pytest.raises(ValueError, match=rf"softmax\.py: a mutant replaces '{old}', which stands there {times} times, not once"):
+        edited((old, "1"))(TABLE["softmax"])
+
+
+def test_an_edit_of_one_pass_keeps_the_other() -> None:
+    correct, edit = TABLE["softmax"], ("np.exp(shifted)", "np.exp(2 * shifted)")
+    both, backward = edited(edit)(correct), edited(edit, only="backward")(correct)
+    assert both.forward is not correct.forward
+    assert backward.forward is correct.forward
+    assert both.backward is backward.backward is not correct.backward
+
+
+class _Program:
+    """A function, a method, a property, a class method and a constant."""
+
+    constant = 3
+
+    def method(self, x: int) -> int:
+        return x + self.constant
+
+    @property
+    def twice(self) -> int:
+        return 2 * self.constant
+
+    @classmethod
+    def of(cls, x: int) -> int:
+        return x * cls.constant
+
+
+@pytest.mark.parametrize(
+    ("attribute", "wrong", "asked", "answer"),
+    [
+        ("method", lambda method, self, x: -method(self, x), lambda: _Program().method(4), -7),
+        ("twice", lambda twice, self: -twice(self), lambda: _Program().twice, -6),
+        ("of", lambda of, x: -of(x), lambda: _Program.of(5), -15),
+        ("constant", lambda constant: -constant, lambda: _Program.constant, -3),
+    ],
+)
+def test_a_wrong_step_is_given_the_right_one(
+    attribute: str, wrong: Callable[..., Any], asked: Callable[[], int], answer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = StepMutant("wrong", "tests:_Program", ("own",), "It is negative.", wrong)
+    monkeypatch.setattr(_Program, attribute, step.make(vars(_Program)[attribute]))
+    assert asked() == answer

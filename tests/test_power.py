@@ -52,7 +52,7 @@ KILLED = {
     "CLS-CHECKPOINT-EXACT": "checkpoint_layers_swapped",
     "CLS-CORPUS-REFUSES": "corpus_line_not_named",
     "CLS-DEVICE-REFUSES": "device_falls_back_in_silence",
-    "C-HP-003-ALPHA": "defaults_of_the_ancestor",
+    "C-HP-003-ALPHA-TWICE": "defaults_of_the_ancestor",
     "C-HP-001-POSITIVE": "rule_never_reports",
     "C-HP-002-EFFECTIVE": "rule_recommends_what_is_there",
     "C-HP-006-NORM": "rule_always_reports",

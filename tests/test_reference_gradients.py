@@ -4,12 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference_cases import DRAW
+from reference_cases import drawn
 
 from blackswan.reference import TABLE, attention, differentiate, evaluate
 
 DIFFERENTIABLE = sorted(name for name, operation in TABLE.items() if operation.backward is not None)
-SEEDS = range(12)
 
 
 def _gradients(name: str, inputs: dict[str, Any], scalars: dict[str, Any], cotangent: np.ndarray) -> dict[str, np.ndarray]:
@@ -31,29 +30,27 @@ def _central_differences(name: str, inputs: dict[str, Any], scalars: dict[str, A
     return gradient
 
 
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_backward_equals_central_differences(name: str, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    inputs, scalars = DRAW[name](random)
-    (output,) = evaluate(name, inputs, scalars).values()
-    cotangent = np.asarray(random.standard_normal(output.shape))
-    gradients = _gradients(name, inputs, scalars, cotangent)
-    assert gradients
-    for wrt, gradient in gradients.items():
-        expected = _central_differences(name, inputs, scalars, cotangent, wrt)
-        # Truncation h²/6·f‴ ≈ 2e-11·f‴ and rounding u·|f|/h ≈ 1e-11·|f|; rms_norm's f‴ at a small row is what needs the rest.
-        scale = max(1.0, float(np.abs(expected).max()))
-        assert gradient.shape == expected.shape
-        assert np.abs(gradient - expected).max() <= 1e-7 * scale, wrt
+def test_backward_equals_central_differences(name: str) -> None:
+    for seed, (inputs, scalars) in enumerate(drawn(name)):
+        (output,) = evaluate(name, inputs, scalars).values()
+        cotangent = np.asarray(np.random.default_rng(seed).standard_normal(output.shape))
+        gradients = _gradients(name, inputs, scalars, cotangent)
+        assert gradients
+        for wrt, gradient in gradients.items():
+            expected = _central_differences(name, inputs, scalars, cotangent, wrt)
+            # Truncation h²/6·f‴ ≈ 2e-11·f‴ and rounding u·|f|/h ≈ 1e-11·|f|; rms_norm's f‴ at a small row is what needs the rest.
+            scale = max(1.0, float(np.abs(expected).max()))
+            assert gradient.shape == expected.shape
+            assert np.abs(gradient - expected).max() <= 1e-7 * scale, wrt
 
 
+# BLAS has set the flag of an invalid operation in products of finite matrices (numpy/numpy#24067, OpenMathLib/OpenBLAS#1924), here once.
+@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul:RuntimeWarning")
 @pytest.mark.parametrize("name", sorted(TABLE))
 def test_an_operation_stays_in_float32(name: str) -> None:
     """Lines that name no dtype can leave the inputs' dtype; only the schedule and integer codes are another by their signature."""
-    for seed in SEEDS:
-        random = np.random.default_rng(seed)
-        inputs, scalars = DRAW[name](random)
+    for inputs, scalars in drawn(name):
         single = {
             key: value.astype(np.float32) if value is not None and value.dtype == np.float64 else value for key, value in inputs.items()
         }
@@ -63,21 +60,20 @@ def test_an_operation_stays_in_float32(name: str) -> None:
         assert any(value.dtype.kind == "f" for value in outputs.values())
         if TABLE[name].backward is not None:
             (output,) = outputs.values()
-            with np.errstate(invalid="ignore"):  # BLAS raised the flag once in single precision; what is asked here are dtypes
-                gradients = _gradients(name, single, scalars, np.ones_like(output))
+            gradients = _gradients(name, single, scalars, np.ones_like(output))
             assert {value.dtype for value in gradients.values()} == {np.dtype(np.float32)}
+            assert all(np.isfinite(value).all() for value in gradients.values())
 
 
 @pytest.mark.parametrize("name", sorted(set(TABLE) - {"nf4_quantize", "nf4_double_quantize", "nf4_double_dequantize"}))
 def test_an_operation_stays_in_float64(name: str) -> None:
-    for seed in SEEDS:
-        inputs, scalars = DRAW[name](np.random.default_rng(seed))
+    for inputs, scalars in drawn(name):
         assert {value.dtype for value in evaluate(name, inputs, scalars).values()} == {np.dtype(np.float64)}
 
 
 @pytest.mark.parametrize("name", ["linear", "lora_linear", "rms_norm"])
 def test_a_backward_computes_only_what_is_needed(name: str) -> None:
-    inputs, scalars = DRAW[name](np.random.default_rng(0))
+    inputs, scalars = drawn(name)[-1]
     output = evaluate(name, inputs, scalars)["y"]
     every = differentiate(name, inputs, scalars, {"y": output}, wrt=[key for key, value in inputs.items() if value is not None])
     backward = TABLE[name].backward
@@ -101,11 +97,11 @@ def test_a_query_that_sees_no_key_gives_zero_and_takes_none() -> None:
     assert gradients["v"][:, 2:].all()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_gradient_of_attention_may_read_the_stored_result(seed: int) -> None:
+def test_the_gradient_of_attention_may_read_the_stored_result() -> None:
     """With y as it is nothing changes; a perturbed y enters through dy · y alone, which leaves the gradient of v."""
-    random = np.random.default_rng(seed)
-    inputs, _ = DRAW["attention"](random)
+    random = np.random.default_rng(0)
+    q, k, v = (random.standard_normal((2, 5, heads, 3)) for heads in (4, 2, 2))
+    inputs = {"q": q, "k": k, "v": v, "mask": random.random((2, 5)) < 0.6}
     y = evaluate("attention", inputs, {})["y"]
     cotangent = random.standard_normal(y.shape)
     plain = _gradients("attention", inputs, {}, cotangent)
@@ -161,8 +157,8 @@ def test_attention_takes_masks_of_numbers_and_narrows_nothing(queries: int, monk
 def test_unknown_operations_and_inputs_are_named() -> None:
     with pytest.raises(KeyError, match="rms_norm"):
         evaluate("rmsnorm", {}, {})
-    inputs, scalars = DRAW["softmax"](np.random.default_rng(0))
+    inputs, scalars = drawn("softmax")[0]
     with pytest.raises(KeyError, match="'z'"):
         differentiate("softmax", inputs, scalars, {"y": inputs["x"]}, wrt=["z"])
     with pytest.raises(ValueError, match="no gradient"):
-        differentiate("lora_merge", *DRAW["lora_merge"](np.random.default_rng(0)), {}, wrt=["weight"])
+        differentiate("lora_merge", *drawn("lora_merge")[0], {}, wrt=["weight"])

@@ -9,8 +9,9 @@ import pytest
 import torch
 import transformers
 from bitsandbytes import functional as bitsandbytes
-from reference_cases import DRAW, padding
+from reference_cases import drawn
 
+from blackswan.falsifiers.numeric.generators import padding
 from blackswan.reference import COMPOSITIONS, TABLE, Composition, Operation, Tape, evaluate, nf4, nf4_double, record
 from blackswan.reference.classifier import parameter_shapes
 
@@ -94,19 +95,6 @@ def test_nf4_of_a_tail(flavour: str) -> None:
         assert agree.mean() > 0.5
 
 
-def test_nf4_quantises_float64_as_its_float32() -> None:
-    weight = np.random.default_rng(1).standard_normal((8, 64))
-    for wide, narrow in zip(nf4.quantize(weight, 64), nf4.quantize(weight.astype(np.float32), 64), strict=True):
-        np.testing.assert_array_equal(wide, narrow)
-
-
-def test_a_zero_block_is_the_code_of_zero() -> None:
-    codes, absmax = nf4.quantize(np.zeros((2, 33)), 64)
-    assert set(codes) == {nf4.ZERO_CODE << 4 | nf4.ZERO_CODE}
-    assert not absmax.any()
-    assert not nf4.dequantize(codes, absmax, 2, 33, 64).any()
-
-
 def test_the_dynamic_codebook_equals_bitsandbytes_bit_for_bit() -> None:
     np.testing.assert_array_equal(nf4_double.CODEBOOK, bitsandbytes.create_dynamic_map().numpy())
 
@@ -160,30 +148,6 @@ def test_adamw_equals_torch(seed: int) -> None:
                 np.testing.assert_allclose(value, optimiser.state[theirs][moment].numpy(), rtol=1e-12, atol=1e-18)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_clipping_equals_torch(seed: int) -> None:
-    inputs, scalars = DRAW["clip_by_global_norm"](np.random.default_rng(seed))
-    outputs = evaluate("clip_by_global_norm", inputs, scalars)
-    parameters = [torch.nn.Parameter(torch.zeros(row.size, dtype=torch.float64)) for row in inputs["gradients"]]
-    for parameter, row in zip(parameters, inputs["gradients"], strict=True):
-        parameter.grad = torch.tensor(row)
-    norm = torch.nn.utils.clip_grad_norm_(parameters, scalars["max_norm"]).item()
-    # torch divides by norm + 1e-6.
-    correction = (norm + 1e-6) / norm if scalars["max_norm"] < norm + 1e-6 else 1.0
-    np.testing.assert_allclose(outputs["norm"], norm, rtol=1e-14)
-    np.testing.assert_allclose(outputs["gradients"], np.stack([p.grad.numpy() for p in parameters]) * correction, rtol=1e-13)
-
-
-def test_a_gradient_within_the_norm_is_left_alone() -> None:
-    gradients = np.array([[3.0, 0.0], [0.0, 4.0]])
-    for max_norm in (5.0, 5.1):
-        np.testing.assert_array_equal(
-            evaluate("clip_by_global_norm", {"gradients": gradients}, {"max_norm": max_norm})["gradients"], gradients
-        )
-    zero = evaluate("clip_by_global_norm", {"gradients": np.zeros((2, 2))}, {"max_norm": 1.0})
-    assert not zero["gradients"].any()
-
-
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
 @pytest.mark.parametrize(("total", "fraction"), [(1, 0.0), (7, 0.0), (7, 0.06), (50, 0.1), (33, 0.5), (4, 1.0)])
 def test_the_schedule_equals_transformers(kind: str, total: int, fraction: float) -> None:
@@ -201,37 +165,25 @@ def test_the_schedule_equals_transformers(kind: str, total: int, fraction: float
     np.testing.assert_allclose(rates, expected, rtol=1e-14, atol=1e-20)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_losses_equal_torch(seed: int) -> None:
+def test_losses_equal_torch() -> None:
     functional = torch.nn.functional
-    random = np.random.default_rng(seed)
-    inputs, _ = DRAW["weighted_cross_entropy"](random)
-    weights = None if inputs["class_weights"] is None else torch.tensor(inputs["class_weights"])
-    each = functional.cross_entropy(torch.tensor(inputs["logits"]), torch.tensor(inputs["labels"]), weights, reduction="none")
-    np.testing.assert_allclose(evaluate("weighted_cross_entropy", inputs, {})["loss"], each.mean(), rtol=1e-13)
-
-    inputs, _ = DRAW["bce_with_logits"](random)
-    inputs["logits"] *= 300
-    expected = functional.binary_cross_entropy_with_logits(torch.tensor(inputs["logits"]), torch.tensor(inputs["targets"]))
-    np.testing.assert_allclose(evaluate("bce_with_logits", inputs, {})["loss"], expected, rtol=1e-13)
-
-    x = 300 * random.standard_normal((3, 5))
-    np.testing.assert_allclose(evaluate("softmax", {"x": x}, {})["y"], torch.tensor(x).softmax(-1), rtol=1e-12, atol=1e-300)
-
-
-def test_the_mean_over_samples_is_not_the_mean_of_means() -> None:
-    inputs = {"gradients": np.array([[1.0], [4.0]]), "counts": np.array([3, 1])}
-    assert evaluate("average_gradients", inputs, {})["gradient"] == 1.75
+    for inputs, _ in drawn("weighted_cross_entropy"):
+        weights = None if inputs["class_weights"] is None else torch.tensor(inputs["class_weights"])
+        each = functional.cross_entropy(torch.tensor(inputs["logits"]), torch.tensor(inputs["labels"]), weights, reduction="none")
+        np.testing.assert_allclose(evaluate("weighted_cross_entropy", inputs, {})["loss"], each.mean(), rtol=1e-13)
+    for inputs, _ in drawn("bce_with_logits"):
+        logits = 300 * inputs["logits"]
+        expected = functional.binary_cross_entropy_with_logits(torch.tensor(logits), torch.tensor(inputs["targets"]))
+        np.testing.assert_allclose(evaluate("bce_with_logits", {**inputs, "logits": logits}, {})["loss"], expected, rtol=1e-13, atol=1e-13)
+    for inputs, _ in drawn("softmax"):
+        x = 300 * inputs["x"]
+        np.testing.assert_allclose(evaluate("softmax", {"x": x}, {})["y"], torch.tensor(x).softmax(-1), rtol=1e-12, atol=1e-300)
 
 
 NAN = np.array([[0.0, 1.0], [np.nan, 0.0]])
 LOGITS = np.zeros((2, 2))
 LABELS = np.array([0, 1])
 REJECTED: list[tuple[str, dict[str, Any], dict[str, Any], type[Exception], str]] = [
-    ("weighted_cross_entropy", {"logits": NAN, "labels": LABELS}, {}, ValueError, r"logits\[1, 0\] is nan"),
-    ("weighted_cross_entropy", {"logits": LOGITS, "labels": np.array([0, 2])}, {}, ValueError, r"labels\[1\] is 2; expected 0 to 1"),
-    ("weighted_cross_entropy", {"logits": LOGITS, "labels": np.array([-1, 0])}, {}, ValueError, r"labels\[0\] is -1"),
-    ("weighted_cross_entropy", {"logits": LOGITS[:, :1], "labels": LABELS * 0}, {}, ValueError, "at least 2"),
     ("weighted_cross_entropy", {"logits": LOGITS, "labels": LABELS, "class_weights": np.ones(3)}, {}, ValueError, r"\[3\]; expected \[2\]"),
     (
         "weighted_cross_entropy",
@@ -247,13 +199,6 @@ REJECTED: list[tuple[str, dict[str, Any], dict[str, Any], type[Exception], str]]
     ("bce_with_logits", {"logits": LOGITS, "targets": LOGITS[:1]}, {}, ValueError, "targets have shape"),
     (
         "lm_cross_entropy",
-        {"logits": np.zeros((1, 3, 2)), "input_ids": np.zeros((1, 3), int), "mask": np.array([[True, False, True]])},
-        {},
-        ValueError,
-        "no position",
-    ),
-    (
-        "lm_cross_entropy",
         {"logits": np.zeros((1, 2, 2)), "input_ids": np.array([[0, 2]]), "mask": np.ones((1, 2), bool)},
         {},
         ValueError,
@@ -266,13 +211,11 @@ REJECTED: list[tuple[str, dict[str, Any], dict[str, Any], type[Exception], str]]
         ValueError,
         r"logits\[0, 0, 0\] is inf",
     ),
-    ("pool", {"x": np.zeros((2, 1, 1)), "mask": np.array([[True], [False]])}, {"mode": "last"}, ValueError, "sample 1 has no real token"),
     ("pool", {"x": np.zeros((1, 1, 1)), "mask": np.array([[True]])}, {"mode": "max"}, ValueError, "'max'"),
-    ("clip_by_global_norm", {"gradients": NAN}, {"max_norm": 1.0}, FloatingPointError, "nan: tensor 1"),
     ("average_gradients", {"gradients": LOGITS, "counts": np.array([1, 0])}, {}, ValueError, r"counts\[1\] is 0"),
     ("embedding", {"input_ids": np.array([[0, 3]]), "weight": LOGITS}, {}, ValueError, r"input_ids\[0, 1\] is 3"),
     ("learning_rate_schedule", {}, {"total_steps": 1, "peak": 1.0, "warmup_fraction": 0.0, "kind": "step"}, ValueError, "'step'"),
-    ("adamw_step", DRAW["adamw_step"](np.random.default_rng(0))[0], {"step": 0, "learning_rate": 1.0}, ValueError, "counts from 1"),
+    ("adamw_step", drawn("adamw_step")[0][0], {"step": 0, "learning_rate": 1.0}, ValueError, "counts from 1"),
 ]
 
 
@@ -297,18 +240,8 @@ SCALARS |= {"eps": 1e-6, "theta": 1e4, "classes": 3, "rank": 2, "alpha": 2.0, "p
 def _classifier_inputs(dtype: type = np.float64) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
     parameters = {f"parameters/{name}": random.standard_normal(shape).astype(dtype) for name, shape in parameter_shapes(SCALARS).items()}
-    samples = {"input_ids": random.integers(0, 7, (4, 5)), "mask": padding(random, 4, 5), "labels": random.integers(0, 3, 4)}
+    samples = {"input_ids": random.integers(0, 7, (4, 5)), "mask": padding(random, (4, 5), "masked"), "labels": random.integers(0, 3, 4)}
     return {**samples, **parameters}
-
-
-def test_left_padding_changes_nothing() -> None:
-    inputs = _classifier_inputs() | {"mask": np.ones((4, 5), bool)}
-    del inputs["labels"]
-    padded = inputs | {name: np.pad(inputs[name], ((0, 0), (3, 0))) for name in ("input_ids", "mask")}
-    for pooling in ("mean", "last", "first"):
-        scalars = SCALARS | {"pooling": pooling}
-        outputs = [evaluate("classifier_forward", case, scalars)["logits"] for case in (inputs, padded)]
-        np.testing.assert_allclose(*outputs, rtol=1e-13)
 
 
 def test_every_intermediate_of_training_stays_in_float32() -> None:
@@ -389,10 +322,11 @@ def test_every_operation_of_the_vocabulary_has_a_reference() -> None:
         assert operation.outputs == tuple(entry["outputs"])
         assert (operation.backward is not None) == bool(entry.get("gradients"))
         code = operation.forward.__code__
-        expected = {*entry["inputs"], *entry.get("scalars", {}), *entry.get("attributes", [])}
+        conventions = {*entry.get("conventions", {})} - {"loss_dtype"}
+        expected = {*entry["inputs"], *entry.get("scalars", {}), *entry.get("attributes", []), *conventions}
         assert set(code.co_varnames[: code.co_argcount]) == expected, name
         if operation.backward is not None:
-            inputs, scalars = DRAW[name](np.random.default_rng(0))
+            inputs, scalars = drawn(name)[0]
             present = {key for key, value in inputs.items() if value is not None}
             (output,) = operation.run({**inputs, **scalars}).values()
             assert set(operation.backward(output, **inputs, **scalars)) == present.intersection(entry["gradients"]), name

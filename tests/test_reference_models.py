@@ -7,11 +7,11 @@ import pytest
 import torch
 import transformers
 from float64_transformers import adapt, build, classify, hidden_states, true_float64
-from reference_cases import padding
 
+from blackswan.falsifiers.numeric.generators import padding
 from blackswan.reference import classifier, decoder, differentiate, evaluate, record
 
-SEEDS = range(24)
+SEEDS = range(12)
 FAMILIES = ("llama", "qwen2", "qwen3")
 
 
@@ -36,7 +36,7 @@ def _draw(seed: int) -> tuple[np.random.Generator, dict[str, Any], dict[str, np.
         "tied": bool(random.integers(2)),
     }
     samples, seq = int(random.integers(1, 5)), int(random.integers(2, 12))
-    mask = padding(random, samples, seq)
+    mask = padding(random, (samples, seq), "masked")
     mask[0] = True
     return random, scalars, {"input_ids": random.integers(0, scalars["vocab"], (samples, seq)), "mask": mask}
 
@@ -59,12 +59,11 @@ def _assert_close(actual: np.ndarray, expected: torch.Tensor, bound: float, name
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_a_decoder_equals_transformers(seed: int, attention: str) -> None:
+def test_a_decoder_equals_transformers(seed: int) -> None:
     random, scalars, inputs = _draw(seed)
     parameters = _parameters(random, decoder.parameter_shapes(scalars))
     outputs = evaluate("decoder_forward", {**inputs, **_flat(parameters)}, scalars)
-    model = build(scalars, parameters, attention)
+    model = build(scalars, parameters)
     real = inputs["mask"]
     with true_float64(), torch.no_grad():
         hidden = hidden_states(model, inputs["input_ids"], real)
@@ -168,7 +167,7 @@ def test_training_equals_torch_on_whole_batches(seed: int) -> None:
     samples, seq = steps * batch, inputs["mask"].shape[1]
     inputs |= {
         "input_ids": random.integers(0, scalars["vocab"], (samples, seq)),
-        "mask": padding(random, samples, seq),
+        "mask": padding(random, (samples, seq), "masked"),
         "labels": random.integers(0, scalars["classes"], samples),
     }
     training = {"learning_rate": 1e-2, "weight_decay": 0.1, "max_norm": 0.5, "warmup_fraction": 0.3, "schedule": "cosine"}

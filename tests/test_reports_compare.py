@@ -71,14 +71,6 @@ def test_missing_and_new_verdicts(tmp_path: Path) -> None:
     assert found == {"GONE": True, "GONE-NOT-RUN": None, "NEW": None, "NEW-BROKEN": True}
 
 
-def test_dtypes_are_compared_apart(tmp_path: Path) -> None:
-    old = [verdict(), verdict(dtype="float32")]
-    new = [verdict(), verdict(dtype="float32", state="FALSIFIED")]
-    [(worse, text)] = changes(tmp_path, old, new)
-    assert worse is True
-    assert "float32" in text
-
-
 def test_exit_status_says_whether_something_got_worse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     held = str(write(tmp_path / "held.jsonl", verdict()))
     broken = str(write(tmp_path / "broken.jsonl", verdict(state="FALSIFIED"), header=run_record(seed=1)))

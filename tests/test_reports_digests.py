@@ -1,27 +1,46 @@
 """The digest of a folder: every byte of code, contracts and data counts, and nothing else."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from blackswan.reports import staleness
+from blackswan.reports import digests, staleness
 from blackswan.reports.digests import FOLDERS, DigestError, folder_digest, record_digest, tree_digests
 
+COUNTED = [
+    "contracts/a.py",
+    "contracts/a-v1.yaml",
+    "contracts/mutants.json",
+    "falsifiers/data/checkpoint/a.safetensors",
+    "falsifiers/data/corpus/a.jsonl",
+    "impl/kernels/a.py",
+]
 
-@pytest.mark.parametrize("name", ["a.py", "a.yaml", "a.json", "data/a.jsonl", "data/a.safetensors", "kernels/a.cu"])
+
+@pytest.mark.parametrize("name", COUNTED)
 def test_a_file_counts_by_its_bytes_and_its_place(tmp_path: Path, name: str) -> None:
-    file = tmp_path / name
-    found = {folder_digest(tmp_path)}
-    file.parent.mkdir(exist_ok=True)
+    folder, file = tmp_path / name.partition("/")[0], tmp_path / name
+    file.parent.mkdir(parents=True)
+    found = {folder_digest(folder)}
     for content in (b"x = 1\n", b"x = 2\n"):
         file.write_bytes(content)
-        found.add(folder_digest(tmp_path))
-    file.rename(file.with_stem("b"))
-    found.add(folder_digest(tmp_path))
+        found.add(folder_digest(folder))
+    moved = file.with_stem("b-v2" if file.suffix == ".yaml" else "calibration" if file.suffix == ".json" else "b")
+    file.rename(moved)
+    found.add(folder_digest(folder))
     assert len(found) == 4
-    file.with_stem("b").rename(file)
+    moved.rename(file)
     file.write_bytes(b"x = 1\n")
-    assert folder_digest(tmp_path) in found
+    assert folder_digest(folder) in found
+
+
+def test_every_tracked_file_counts_but_prose() -> None:
+    """Whoever adds data of another name enters it, or the evidence outlives its change."""
+    listed = subprocess.run(["git", "ls-files", "-z", *FOLDERS], cwd=staleness.ROOT, capture_output=True, check=True, text=True).stdout
+    tracked = [name for name in listed.split("\0") if name and not name.endswith(".md")]
+    assert len(tracked) > 100
+    assert [name for name in tracked if not digests._counts(*name.split("/", 1))] == []
 
 
 def test_two_files_that_change_places_count(tmp_path: Path) -> None:
@@ -34,12 +53,24 @@ def test_two_files_that_change_places_count(tmp_path: Path) -> None:
     assert digests[0] == digests[2] != digests[1]
 
 
-def test_notes_and_caches_do_not_count(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["export.json", "a-v1.yaml~", "a-v1.yaml.orig", ".a-v1.yaml", ".#a.py", ".ipynb_checkpoints/a.py", "notes.md", "data/a.json"]
+)
+def test_a_file_that_no_run_reads_does_not_count(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "contracts"
+    folder.mkdir()
+    (folder / "a-v1.yaml").write_text("contract: a\n")
+    before = folder_digest(folder)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("x")
+    assert folder_digest(folder) == before
+
+
+def test_caches_do_not_count(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\n")
     before = folder_digest(tmp_path)
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__" / "a.cpython-311.pyc").write_bytes(b"\0")
-    (tmp_path / "derivation.md").write_text("dx = dy")
     assert folder_digest(tmp_path) == before
 
 

@@ -93,6 +93,12 @@ def test_interrupted_run_has_not_held(tmp_path: Path) -> None:
         ([verdict(), verdict("N", "NOT_RUN")], 3, "FAILED: 1 held, 1 not run, exit status 3, which no verdict explains"),
         ([verdict(state="FALSIFIED", known_failure=KNOWN)], 1, "FAILED: 1 falsified, exit status 1, which no verdict explains"),
         ([verdict(state="FALSIFIED", known_failure=KNOWN)], 0, "KNOWN FAILURES ONLY: 1 falsified"),
+        ([verdict(state="FALSIFIED", known_failure=KNOWN)], NOTHING_HELD, "KNOWN FAILURES ONLY: 1 falsified"),
+        (
+            [verdict("K", "FALSIFIED", known_failure=KNOWN), verdict("H")],
+            NOTHING_HELD,
+            "FAILED: 1 falsified, 1 held, exit status 5, which no verdict explains",
+        ),
         ([verdict(state="FALSIFIED"), verdict("H")], 1, "FALSIFIED: 1 falsified, 1 held"),
         ([verdict(state="NOT_RUN")], 5, "NOTHING RAN: 1 not run"),
         ([], 1, "NOTHING RAN: no verdicts"),
@@ -107,6 +113,7 @@ def test_a_run_that_failed_without_a_failing_verdict_has_not_held(
     assert found.headline == headline
     for text in (markdown.render(found), parsed(page.render(found)).text):
         assert headline.partition(":")[0] in text
+    assert EXIT_NOTHING_HELD == NOTHING_HELD
 
 
 def test_not_run_is_counted_by_reason_and_never_as_held(tmp_path: Path) -> None:
@@ -132,7 +139,8 @@ def test_counts_of_contracts(tmp_path: Path) -> None:
 
 
 def test_falsified_claim_is_shown_in_full_and_first(tmp_path: Path) -> None:
-    found = summary(tmp_path, verdict("HOLDS"), verdict("BROKEN", "FALSIFIED"))
+    found = summary(tmp_path, verdict("HOLDS"), verdict("A", "FALSIFIED", severity="P2"), verdict("BROKEN", "FALSIFIED"))
+    assert [entry.verdict["claim"] for entry in found.falsified] == ["BROKEN", "A"], "the most severe first"
     for text in (markdown.render(found), re.sub(r"<[^>]+>", " ", page.render(found))):
         assert text.index("BROKEN") < text.index("HOLDS")
     tables = markdown.render(found)
@@ -144,11 +152,6 @@ def test_falsified_claim_is_shown_in_full_and_first(tmp_path: Path) -> None:
     command = str(COUNTEREXAMPLE["replay"])
     assert f"- **Replay**: `{command}`\n" in tables
     assert f"<code>{escape(command)}</code>" in page.render(found)
-
-
-def test_most_severe_falsified_claim_comes_first(tmp_path: Path) -> None:
-    found = summary(tmp_path, verdict("A", "FALSIFIED", severity="P2"), verdict("B", "FALSIFIED", severity="P0"))
-    assert [entry.verdict["claim"] for entry in found.falsified] == ["B", "A"]
 
 
 @pytest.mark.parametrize(
@@ -252,17 +255,6 @@ def test_stale_verdicts_are_marked(tmp_path: Path) -> None:
     assert [entry["stale"] for entry in document(found)["contracts"][0]["verdicts"]] == [None, "the claim has changed"]
 
 
-def test_a_run_of_known_failures_alone_is_no_failure_of_another_kind(tmp_path: Path) -> None:
-    known = verdict(state="FALSIFIED", known_failure={"reason": "slow", "expiry": "2099-01-01"})
-    for status, result in ((5, "KNOWN FAILURES ONLY"), (1, "FAILED")):
-        file = write_records(tmp_path / "run.jsonl", run_record(), known, end_record(known, exit_status=status))
-        assert summarise(read(file)).result == result
-    held = verdict("OTHER")
-    file = write_records(tmp_path / "run.jsonl", run_record(), known, held, end_record(known, held, exit_status=NOTHING_HELD))
-    assert summarise(read(file)).result == "FAILED", "something did hold"
-    assert EXIT_NOTHING_HELD == NOTHING_HELD
-
-
 def test_order_of_the_records_does_not_matter(tmp_path: Path) -> None:
     verdicts = [verdict(f"C-{place}", state) for place, state in enumerate(STATES)]
     one, other = summary(tmp_path, *verdicts), summary(tmp_path, *reversed(verdicts))
@@ -271,19 +263,19 @@ def test_order_of_the_records_does_not_matter(tmp_path: Path) -> None:
     assert document(one)["contracts"] == document(other)["contracts"]
 
 
-def test_case_without_digest_or_scalars() -> None:
+def test_what_a_record_does_not_say_is_left_out() -> None:
+    structure: Any = {
+        **COUNTEREXAMPLE,
+        "tensor": "loss",
+        "index": [],
+        "error": None,
+        "limit": None,
+        "metric": "shape (2, 3) instead of (3, 2)",
+    }
+    assert words.element(structure) == "loss: expected 1.25, got 1.5"
+    assert words.excess(structure) == "shape (2, 3) instead of (3, 2)"
     assert words.case({**CASE, "scalars": {}, "digest": None, "seed": None}) == "rows=2, hidden=64; flavour outliers"  # type: ignore[typeddict-item]
     assert words.case(None) == "–"
-
-
-def test_scalar_has_no_index_to_show() -> None:
-    found: Any = {**COUNTEREXAMPLE, "tensor": "loss", "index": []}
-    assert words.element(found) == "loss: expected 1.25, got 1.5"
-
-
-def test_failure_of_structure_has_no_error_to_show() -> None:
-    found: Any = {**COUNTEREXAMPLE, "error": None, "limit": None, "metric": "shape (2, 3) instead of (3, 2)"}
-    assert words.excess(found) == "shape (2, 3) instead of (3, 2)"
 
 
 def test_render_writes_pages_named_like_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -367,8 +359,3 @@ def test_failed_write_leaves_the_old_pages(tmp_path: Path, monkeypatch: pytest.M
     write(file, verdict(state="FALSIFIED"))
     assert main(["render", str(file), "--output", str(tmp_path / "out")]) == 2
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
-
-
-def test_no_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
-    assert "render" in capsys.readouterr().out

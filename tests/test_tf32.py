@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from falsifiers_claims import CLAIMS, LOADED
 
-from blackswan import contracts, reference
-from blackswan.contracts.model import Claim
+from blackswan import reference
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from blackswan.falsifiers.mutants import power
 from blackswan.falsifiers.numeric.precision import compute_dtype, rounded_table
@@ -27,12 +27,8 @@ from blackswan.falsifiers.subjects.reference import ReferenceSubject
 from blackswan.falsifiers.subjects.tf32 import Tf32Emulation
 from blackswan.reference.table import Array
 
-CLAIMS = [claim for contract in contracts.load() for claim in contract.claims if "tf32" in claim.domain.dtype]
+IN_TF32 = [claim for claim in CLAIMS.values() if "tf32" in claim.domain.dtype]
 TRIED = ("OP-LINEAR", "OP-LINEAR-GRADIENT", "OP-ATTENTION", "LORA-LINEAR-GRADIENT", "FWD-DECODER", "CLS-GRADIENT", "CLS-STEP")
-
-
-def claim_named(name: str) -> Claim:
-    return next(claim for claim in CLAIMS if claim.id == name)
 
 
 def to_bfloat16(operand: torch.Tensor) -> torch.Tensor:
@@ -122,13 +118,13 @@ def test_the_reference_under_the_policy_is_held(name: str) -> None:
 
 
 def held(name: str, subject: Subject) -> None:
-    verdict = falsify(claim_named(name), "tf32", subject, Options(effort="quick", seed=3))
+    verdict = falsify(CLAIMS[name], "tf32", subject, Options(effort="quick", seed=3))
     assert verdict.state is State.HELD, (verdict.reason, verdict.comparison)
 
 
 @pytest.mark.parametrize("name", TRIED)
 def test_operands_in_bfloat16_are_falsified(name: str) -> None:
-    assert falsify(claim_named(name), "tf32", Tf32Emulation(to_bfloat16), Options(shrink=False)).state is State.FALSIFIED
+    assert falsify(CLAIMS[name], "tf32", Tf32Emulation(to_bfloat16), Options(shrink=False)).state is State.FALSIFIED
 
 
 class Always(Tf32Emulation):
@@ -143,12 +139,12 @@ class Always(Tf32Emulation):
 
 @pytest.mark.parametrize("name", ["OP-LINEAR", "FWD-DECODER", "CLS-GRADIENT"])
 def test_tf32_that_nobody_asked_for_is_falsified(name: str) -> None:
-    assert falsify(claim_named(name), "float32", Always(to_tf32), Options(effort="quick", shrink=False)).state is State.FALSIFIED
+    assert falsify(CLAIMS[name], "float32", Always(to_tf32), Options(effort="quick", shrink=False)).state is State.FALSIFIED
 
 
 @pytest.mark.parametrize("name", ["OP-LINEAR", "OP-LINEAR-GRADIENT", "LORA-LINEAR-GRADIENT", "BWD-DECODER"])
 def test_wrong_programs_are_killed_under_the_policy(name: str) -> None:
-    claim = claim_named(name)
+    claim = CLAIMS[name]
     cells = list(power.attack(claim, "tf32", claim.must_catch))
     assert [cell.mutant for cell in cells if not cell.killed] == []
     assert len(cells) == len(claim.must_catch) > 0
@@ -157,7 +153,7 @@ def test_wrong_programs_are_killed_under_the_policy(name: str) -> None:
 def test_the_policy_is_not_run_and_never_held_without_cuda(tmp_path: Path) -> None:
     campaign = Campaign(
         Implementation("cpu"),
-        [contract for contract in contracts.load() if contract.name == "cuda-forward-parity"],
+        [contract for contract in LOADED if contract.name == "cuda-forward-parity"],
         Options(effort="quick"),
         Selection(dtypes=["tf32"]),
         RealInput(CHECKPOINT, CORPUS_HELDOUT),
@@ -165,14 +161,14 @@ def test_the_policy_is_not_run_and_never_held_without_cuda(tmp_path: Path) -> No
     )
     targets = list(campaign.targets())
     assert len(targets) >= 3
-    assert sorted(target.claim.id for target in targets) == sorted(claim.id for claim in CLAIMS if claim.contract == "cuda-forward-parity")
+    assert sorted(target.claim.id for target in targets) == sorted(claim.id for claim in IN_TF32 if claim.contract == "cuda-forward-parity")
     verdicts = [campaign.attack(target) for target in targets]
     assert {(verdict.state, verdict.reason) for verdict in verdicts} == {(State.NOT_RUN, "TF32 products exist on CUDA only")}
-    assert falsify(claim_named("OP-LINEAR"), "tf32", Implementation("cpu"), Options()).state is State.NOT_RUN
+    assert falsify(CLAIMS["OP-LINEAR"], "tf32", Implementation("cpu"), Options()).state is State.NOT_RUN
 
 
 def test_mutants_are_not_tried_in_a_policy_that_the_cpu_has_not() -> None:
-    tasks = power.first_tasks([claim_named("OP-LINEAR")], every=True)
+    tasks = power.first_tasks([CLAIMS["OP-LINEAR"]], every=True)
     assert sorted(task.dtype for task in tasks) == ["bfloat16", "float32"]
 
 
@@ -194,4 +190,4 @@ def test_a_run_on_cuda_turns_tf32_on_for_the_policy_alone(monkeypatch: pytest.Mo
 
 def test_every_claim_of_the_policy_is_about_a_product() -> None:
     products = {"linear", "lora_linear", "nf4_linear", "attention"}
-    assert [claim.id for claim in CLAIMS if products.isdisjoint(power.reachable_operations(claim))] == []
+    assert [claim.id for claim in IN_TF32 if products.isdisjoint(power.reachable_operations(claim))] == []

@@ -1,17 +1,16 @@
 """Whole models: claims' models follow from a seed, their noise is told the same way twice, and a wrong layer is named."""
 
 from dataclasses import replace
-from functools import cache
 
 import ml_dtypes
 import numpy as np
 import pytest
+from falsifiers_claims import CLAIMS
 
-from blackswan import contracts
-from blackswan.contracts.model import Claim
 from blackswan.falsifiers.diagnosis.blame import diagnose
 from blackswan.falsifiers.mutants.registry import applied
 from blackswan.falsifiers.mutants.whole_models import rounded_attention_scaled
+from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors
 from blackswan.falsifiers.numeric.whole_model import SHAPES, chosen, dtypes, in_order, model, of_the_reference
@@ -24,27 +23,17 @@ from blackswan.reference.nf4 import dequantize
 from blackswan.reference.table import Array
 
 
-@cache
-def claim(name: str) -> Claim:
-    return next(claim for contract in contracts.load() for claim in contract.claims if claim.id == name)
-
-
 def case() -> Case:
     return Case("", "bfloat16", {}, {}, 0, "normal", {})
 
 
 def trial(name: str, seed: int = 0) -> Trial:
-    return Trial(claim(name), Implementation("cpu").using("torch"), seed, "bfloat16")
+    return Trial(Attack(CLAIMS[name], Implementation("cpu").using("torch"), "bfloat16"), seed)
 
 
 def failing(name: str, mutant: str | None, seed: int = 0) -> Comparison | None:
     with applied(mutant):
         return next((each for each in trial(name, seed).run() if not each.held), None)
-
-
-@pytest.mark.parametrize("name", ["WHOLE-TORCH", "WHOLE-QWEN3-BLOCK", "WHOLE-QWEN3"])
-def test_the_correct_implementation_holds(name: str) -> None:
-    assert failing(name, None) is None
 
 
 def test_few_numbers_of_a_small_model_are_judged_by_many_replays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +77,7 @@ def test_the_first_output_that_is_outside_is_the_one_that_fails(mutant: str, ten
 def test_the_culprit_is_the_first_wrong_call_of_that_layer(mutant: str, place: str) -> None:
     found = failing("WHOLE-TORCH", mutant)
     with applied(mutant):
-        culprit = diagnose(claim("WHOLE-TORCH"), case(), found, Implementation("cpu").using("torch"))
+        culprit = diagnose(CLAIMS["WHOLE-TORCH"], case(), found, Implementation("cpu").using("torch"))
     assert culprit is not None
     assert culprit.path == place
     assert culprit.operation in ("linear", "lora_linear")
@@ -97,7 +86,7 @@ def test_the_culprit_is_the_first_wrong_call_of_that_layer(mutant: str, place: s
 def test_a_gradient_that_does_not_arrive_is_blamed_on_its_layer() -> None:
     found = failing("WHOLE-TORCH", "whole_first_layer_detached")
     with applied("whole_first_layer_detached"):
-        culprit = diagnose(claim("WHOLE-TORCH"), case(), found, Implementation("cpu").using("torch"))
+        culprit = diagnose(CLAIMS["WHOLE-TORCH"], case(), found, Implementation("cpu").using("torch"))
     assert culprit is not None
     assert culprit.path.startswith("model.layers.0")
 
@@ -153,7 +142,7 @@ def test_noise_that_only_replays_have_is_found(monkeypatch: pytest.MonkeyPatch) 
 def test_rounded_runs_of_torch_have_the_references_noise() -> None:
     """Rounding to nearest has no chance in it but the order of sums; the median over the outputs of the ratio of the noise is one."""
     for nf4 in (False, True):
-        whole = replace(chosen(claim("WHOLE-QWEN3"), 0, "cpu"), nf4=nf4)
+        whole = replace(chosen(CLAIMS["WHOLE-QWEN3"], 0, "cpu"), nf4=nf4)
         ours = whole_models._oracle(trial("WHOLE-QWEN3"), whole)
         theirs = of_the_reference(whole, "bfloat16")
         for replays, low, high in ((0, 0.85, 1.15), (2, 0.75, 1.35)):

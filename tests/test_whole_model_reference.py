@@ -244,17 +244,6 @@ def test_an_operation_with_passes_of_its_own_keeps_them_whatever_its_weights_are
         np.testing.assert_array_equal(value, early[name], err_msg=name)
 
 
-def test_a_block_needs_no_operation_that_it_does_not_call() -> None:
-    inputs, parameters, scalars = problem(targets="all")
-    stored = {name: value.astype(ml_dtypes.bfloat16) for name, value in parameters.items()}
-
-    def table_of(part: str) -> Table:
-        return {name: entry for name, entry in TABLE.items() if name != "linear" or not part.startswith("model.layers.")}
-
-    expected = ByLayer(inputs, stored, scalars).run()
-    np.testing.assert_array_equal(ByLayer(inputs, stored, scalars, table_of).run()["loss"], expected["loss"])
-
-
 def test_two_threads_may_run_one_classifier() -> None:
     inputs, parameters, scalars = problem(hidden=128, intermediate=256, head_dim=32)
     layers = ByLayer(inputs, {name: value.astype(np.float32) for name, value in parameters.items()}, scalars)

@@ -14,17 +14,20 @@ from blackswan import reference
 from blackswan.contracts.model import Claim
 from blackswan.falsifiers.diagnosis.local import Local, Suspicion
 from blackswan.falsifiers.diagnosis.mutant_match import Question, find, find_in_call, questions
-from blackswan.falsifiers.diagnosis.trace_check import NOT_CALLED, Section, Trace
+from blackswan.falsifiers.diagnosis.trace_check import NOT_CALLED, Section, Trace, same
 from blackswan.falsifiers.diagnosis.training_trace import Training
 from blackswan.falsifiers.mutants import MUTANTS
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison
-from blackswan.falsifiers.numeric.precision import is_real, signatures
+from blackswan.falsifiers.numeric.precision import signatures
 from blackswan.falsifiers.numeric.whole_model import WholeModel, by_layer, chosen
 from blackswan.falsifiers.runner.verdict import Culprit
-from blackswan.falsifiers.subjects.doors import Models
+from blackswan.falsifiers.subjects.doors.models import Model
 from blackswan.falsifiers.subjects.protocol import Interrupted, Subject, TracedCall
-from blackswan.reference.table import Array
+
+TRAINING = ("train_steps", "multi_label_steps")
+UNTRACED = ("pretrain_steps",)
+"""Micro-batches add up inside automatic differentiation: the answers tell what is wrong, the calls do not."""
 
 CLEAR = 10.0
 """Times its limit that a call's error is beyond doubt."""
@@ -37,7 +40,7 @@ def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: S
     if claim.operation is None:
         return None
     asked = questions(claim, case, subject)
-    found = _first(suspicions(claim, asked, subject))
+    found = first_clear(suspicions(claim, asked, subject))
     mutant, distance = find(claim, asked, subject, found.operation if found else claim.operation, left_out)
     if mutant is None and found is not None and found.call is not None:
         mutant, distance = find_in_call(claim, found.call, case, subject, left_out)
@@ -46,7 +49,7 @@ def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: S
     return Culprit(found.operation, found.path, found.explanation, mutant, distance)
 
 
-def _first(found: Iterator[Suspicion]) -> Suspicion | None:
+def first_clear(found: Iterator[Suspicion]) -> Suspicion | None:
     """The first that is clear; else the first: next to a wrong formula, a call that is a little outside its limit is noise."""
     doubtful: Suspicion | None = None
     for suspicion in found:
@@ -57,20 +60,20 @@ def _first(found: Iterator[Suspicion]) -> Suspicion | None:
 
 
 def _unexplained(claim: Claim, comparison: Comparison | None, mutant: str | None) -> Suspicion:
-    """What can be said where every recorded call is right by itself and reads what it should."""
+    """The statement to make where no recorded call is found wrong."""
     operation = claim.operation or ""
     where = comparison.tensor if comparison else "its answer"
     if not signatures()[operation].composition:
         return Suspicion(operation, operation, f"{where} leaves the tolerance")
     if mutant is not None:
-        return Suspicion(MUTANTS[mutant].operation, operation, "every recorded call is right by itself; the procedure around them is not")
-    return Suspicion(
-        operation, operation, f"no operation is wrong by itself, and each reads what it should; yet {where} leaves the tolerance"
-    )
+        return Suspicion(MUTANTS[mutant].operation, operation, "no call was found wrong by itself; the procedure around the calls is")
+    inside = "its calls cannot be held to the reference" if operation in UNTRACED else "no recorded call was found wrong"
+    return Suspicion(operation, operation, f"{where} leaves the tolerance; {inside}")
 
 
 def suspicions(claim: Claim, asked: Sequence[Question], subject: Subject) -> Iterator[Suspicion]:
-    """What is wrong in the answers to what the claim asked, in the order of the computation; then what is a little wrong always."""
+    """The wrong calls in the answers to the claim's questions, in the order of the computation; then operations that are always a little
+    wrong."""
     judges = []
     for question in asked:
         case = question.case
@@ -109,39 +112,28 @@ def _refused(question: Question) -> bool:
 
 
 def _composition(question: Question, local: Local) -> Iterator[Suspicion]:
-    case, subject = question.case, local.subject
+    """The wrong calls, then the wrong parts of the answer; where the subject raises, the first call that it did not get to."""
+    case, subject, cause = question.case, local.subject, None
     try:
         calls = subject.record(case.operation, case.inputs, case.scalars, case.dtype, None if question.wrt is None else case.cotangents)
     except Interrupted as interrupted:
-        yield from _broken_off(question, local, interrupted)
+        calls, cause = list(interrupted.calls), interrupted.__cause__ or interrupted
+    if cause is None and (case.operation in UNTRACED or not calls):  # fused layers make no calls
         return
-    trace = Trace(calls)
-    if case.operation == "pretrain_steps":
-        return  # its micro-batches add up inside automatic differentiation: the answers tell, its calls do not
-    if case.operation in ("train_steps", "multi_label_steps"):
-        training = Training(case, trace, local)
-        yield from training.suspicions()
-        yield from training.answers(question.ask(subject) or {}, question.floors(local.claim, subject, training.tape.result()))
-        return
-    section = Section(reference.record(case.operation, case.inputs, case.scalars), trace, local)
-    yield from section.forward()
-    if question.wrt is None:
-        yield from section.answers(question.ask(subject) or {}, question.floors(local.claim, subject, section.tape.result()))
+    traced: Training | Section
+    if case.operation in TRAINING:
+        traced = Training(case, Trace(calls), local)
     else:
-        yield from section.backward(case.cotangents, [name.removeprefix("parameters/") for name in question.wrt])
-
-
-def _broken_off(question: Question, local: Local, interrupted: Interrupted) -> Iterator[Suspicion]:
-    """What is wrong before the subject raises; else the first call of the reference that it did not get to."""
-    case, trace = question.case, Trace(interrupted.calls)
-    why = f"raises {type(interrupted.__cause__).__name__}: {interrupted.__cause__}"
-    if case.operation in ("train_steps", "multi_label_steps"):
-        found = Training(case, trace, local).suspicions()
+        traced = Section(reference.record(case.operation, case.inputs, case.scalars, local.table), Trace(calls), local)
+    why = f"raises {type(cause).__name__}: {cause}"
+    for suspicion in traced.forward():
+        yield replace(suspicion, explanation=why) if cause and suspicion.explanation == NOT_CALLED else suspicion
+    if cause is not None:
+        yield Suspicion(case.operation, case.operation, why)
+    elif question.wrt is not None and isinstance(traced, Section):
+        yield from traced.backward(case.cotangents, [name.removeprefix("parameters/") for name in question.wrt])
     else:
-        found = Section(reference.record(case.operation, case.inputs, case.scalars), trace, local).forward()
-    for suspicion in found:
-        yield replace(suspicion, explanation=why) if suspicion.explanation == NOT_CALLED else suspicion
-    yield Suspicion(case.operation, case.operation, why)
+        yield from traced.answers(question.ask(subject) or {}, question.floors(local.claim, subject, traced.tape.result()))
 
 
 def _unsteady(case: Case, subject: Subject) -> Iterator[Suspicion]:
@@ -149,34 +141,24 @@ def _unsteady(case: Case, subject: Subject) -> Iterator[Suspicion]:
     first, second = (Trace(subject.record(case.operation, case.inputs, case.scalars, case.dtype)) for _ in range(2))
     for call in first.calls:
         again = second.at(call.path)
-        if again is None or any(not _identical(value, again.outputs[name]) for name, value in call.outputs.items()):
+        if again is None or any(not same(value, again.outputs[name]) for name, value in call.outputs.items()):
             yield Suspicion(call.operation, call.path, "answers differently the second time")
-
-
-def _identical(one: Array, other: Array) -> bool:
-    a, b = (np.asarray(value, np.float64) if is_real(value) else value for value in (one, other))
-    return np.array_equal(a, b, equal_nan=is_real(one))
 
 
 def _in_a_layer(claim: Claim, case: Case, comparison: Comparison, subject: Subject) -> Culprit:
     """The first wrong call of the layer that the comparison names; the layer where it has no calls or none is wrong by itself."""
     label, _, tensor = comparison.tensor.partition(" ")
-    path, operation = _place(tensor), "whole model"
-    plain = chosen(claim, case.seed, subject.device)
-    whole = replace(plain, nf4=label.endswith("NF4"))
-    if path not in whole.blocks:
-        return Culprit(operation, path, f"{tensor} is the first to leave its noise")
-    dtype = "float64" if label.startswith("float64") else case.dtype
-    calls = cast(Models, subject.door("models")).calls(whole, dtype, path)
-    if not calls:
-        return Culprit(
-            operation, path, f"{tensor} is the first to leave its noise; these layers make no calls that could be held to the reference"
-        )
-    found = list(_in_layer_suspicions(whole, path, calls, Local(claim, subject, dtype, case.seed), backward=tensor.startswith("gradient/")))
-    clear = _first(iter(found))
-    if clear is None:
-        return Culprit(operation, path, f"{tensor} is the first to leave its noise; every call of the layer is right by itself")
-    return Culprit(clear.operation, clear.path, clear.explanation)
+    path, why = _place(tensor), f"{tensor} is the first to leave its noise"
+    whole = replace(chosen(claim, case.seed, subject.device), nf4=label.endswith("NF4"))
+    if path in whole.blocks:
+        dtype = "float64" if label.startswith("float64") else case.dtype
+        calls = cast(Model, subject.door("models")).calls(whole, dtype, path)
+        found = _in_layer_suspicions(whole, path, calls, Local(claim, subject, dtype, case.seed), backward=tensor.startswith("gradient/"))
+        if calls and (clear := first_clear(found)):
+            return Culprit(clear.operation, clear.path, clear.explanation)
+        inside = "every call of the layer is right by itself" if calls else "these layers make no calls that could be held to the reference"
+        why = f"{why}; {inside}"
+    return Culprit("whole model", path, why)
 
 
 def _place(tensor: str) -> str:
@@ -186,7 +168,7 @@ def _place(tensor: str) -> str:
 
 
 def _in_layer_suspicions(whole: WholeModel, path: str, calls: list[TracedCall], local: Local, backward: bool) -> Iterator[Suspicion]:
-    """What is wrong in the layer. The states and gradients that enter it are the subject's own: their errors are not the layer's."""
+    """The wrong calls of the layer. The states and gradients that enter it are the subject's own: their errors are not the layer's."""
     by_path = {call.path: call for call in calls}
     first, last = by_path.get(f"{path}.input_layernorm"), by_path.get(f"{path}.mlp_residual")
     index = int(path.rpartition(".")[2])

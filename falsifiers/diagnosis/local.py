@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ from blackswan.contracts.model import Claim
 from blackswan.falsifiers.numeric.attack import Attack, Run, rounded_gradients, rounded_outputs
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Errors
-from blackswan.falsifiers.numeric.precision import is_real, signatures
+from blackswan.falsifiers.numeric.precision import declared_by, is_real, signatures
 from blackswan.falsifiers.subjects.protocol import Subject, TracedCall
-from blackswan.reference.table import Array, Arrays
+from blackswan.reference.table import Array, Arrays, Table
 
 LIMIT = Errors(rms=5.0, row=8.0, max=8.0)
 """Multiples of a call's own noise floor. `python -m benchmarks.diagnosis --honest 20` measures how near the calls of the correct
@@ -22,7 +23,7 @@ implementation come, inside models; a wrong formula is tens to millions of floor
 
 @dataclass(frozen=True)
 class Suspicion:
-    """What is wrong with a call: its operation and path, and why; the call itself where it is wrong on its own inputs.
+    """A suspect call by operation and path, with the reason; and the call itself where it is wrong on its own inputs.
 
     `times` is how many times its limit a wrong result reaches; infinite where there is no limit to speak of.
     """
@@ -59,6 +60,11 @@ class Local:
     seed: int
     errors: dict[tuple[str, str], list[tuple[str, float]]] = field(default_factory=dict)
 
+    @cached_property
+    def table(self) -> Table:
+        """The reference's operations by the conventions that the subject declares."""
+        return reference.table_of(declared_by(self.subject))
+
     def systematic_errors(self) -> Iterator[Suspicion]:
         """The operations that are a little wrong in all of their calls, the worst one first."""
         averages = {key: float(np.sqrt(np.mean(np.square([error for _, error in errors])))) for key, errors in self.errors.items()}
@@ -69,33 +75,37 @@ class Local:
                 yield Suspicion(operation, errors[0][0], why, times=average / STEADY)
 
     def results(self, call: TracedCall) -> Iterator[Suspicion]:
-        """What is wrong with the call's results."""
-        inputs, scalars = own(call)
+        """A suspicion for each wrong result of the call."""
+        case = self._case(call)
         try:
-            expected = reference.evaluate(call.operation, inputs, scalars)
+            expected = reference.evaluate(call.operation, case.inputs, case.scalars, self.table)
         except (ValueError, FloatingPointError) as error:
             yield Suspicion(call.operation, call.path, f"answers where the reference refuses: {error}")
             return
-
-        case = Case(call.operation, self.dtype, {}, scalars, self.seed, "recorded", inputs)
         yield from self._judged(call, case, rounded_outputs(case), expected, call.outputs)
 
     def gradients(self, call: TracedCall, wrt: Sequence[str]) -> Iterator[Suspicion]:
-        """What is wrong with the call's own share of the gradients of its inputs in `wrt`."""
+        """A suspicion for each input in `wrt` of which the call's own gradient is wrong."""
         names = [name for name in wrt if name in call.gradients]
         if not names or not call.cotangents:
             return
-        inputs, scalars = own(call)
-        upstream = {name: np.asarray(value, np.float64) for name, value in call.cotangents.items()}
-        expected = reference.differentiate(call.operation, inputs, scalars, upstream, names)
-        case = Case(call.operation, self.dtype, {}, scalars, self.seed, "recorded", inputs, upstream)
+        case = self._case(call)
+        try:
+            expected = reference.differentiate(call.operation, case.inputs, case.scalars, case.cotangents, names, self.table)
+        except (ValueError, FloatingPointError) as error:
+            yield Suspicion(call.operation, call.path, f"has a gradient where the reference refuses: {error}")
+            return
         yield from self._judged(call, case, rounded_gradients(case, names), expected, call.gradients)
 
     def alone(self, call: TracedCall, name: str) -> Array:
         """The subject's gradient of one input where it differentiates the call's operation by itself, outside any model."""
+        case = self._case(call)
+        return self.subject.differentiate(case.operation, case.inputs, case.scalars, case.cotangents, [name], self.dtype)[name]
+
+    def _case(self, call: TracedCall) -> Case:
         inputs, scalars = own(call)
-        upstream = {key: np.asarray(value, np.float64) for key, value in call.cotangents.items()}
-        return self.subject.differentiate(call.operation, inputs, scalars, upstream, [name], self.dtype)[name]
+        upstream = {name: np.asarray(value, np.float64) for name, value in call.cotangents.items()}
+        return Case(call.operation, self.dtype, {}, scalars, self.seed, "recorded", inputs, upstream)
 
     def _judged(self, call: TracedCall, case: Case, rounded: Run, expected: Arrays, actual: Arrays) -> Iterator[Suspicion]:
         """The results or gradients that are further from the expected ones than LIMIT noise floors."""
@@ -132,8 +142,7 @@ def error_in_floors(expected: Array, actual: Array | None, floor: Errors) -> tup
     if not np.array_equal(np.isfinite(got), finite):
         return np.inf, np.inf
     error = Errors.of(np.subtract(got, expected, out=np.zeros_like(expected), where=finite))
-    rms = 0.0 if error.rms == 0 else (error.rms / floor.rms if floor.rms > 0 else np.inf)
-    return rms, error.headroom(floor.times(LIMIT))[0]
+    return error.over(floor).rms, error.headroom(floor.times(LIMIT))[0]
 
 
 def _multiple(times: float) -> str:

@@ -1,5 +1,6 @@
 """The mutant that errs as the subject does: the one whose answers to the same questions are the subject's, within noise."""
 
+import copy
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -19,11 +20,10 @@ from blackswan.falsifiers.numeric.attack import Attack, rounded_gradients, round
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Errors
 from blackswan.falsifiers.numeric.kinds import KINDS
-from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF, signatures
+from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF, declared_by, signatures
 from blackswan.falsifiers.numeric.sign_ambiguity import mask_ambiguous, reach, sign_ambiguity
 from blackswan.falsifiers.subjects.protocol import Subject, TracedCall
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
-from blackswan.falsifiers.subjects.wrapped import Wrapped
 from blackswan.reference.table import Array, Arrays, Table
 
 SAME_NOISE = 6.0
@@ -33,8 +33,8 @@ SAME_SHARE = 0.01
 """And the share of the error that they may be apart where the error is large: a wrong model has another noise than the right one."""
 
 CLEARLY_CLOSER = 3.0
-"""How many times closer to the subject's answer than the reference's a mutant's must be where the error is small: what is left of an honest
-error is shared by every mutant that does not show on the case."""
+"""Where the error is small, a mutant's answer must be this many times closer to the subject's than the reference's is: every mutant that
+does not show on the case shares what is left of an honest error."""
 
 SECONDS = 15.0
 """Time for each of the two rounds of mutants; on a large model not all of them get their turn."""
@@ -42,7 +42,7 @@ SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Question:
-    """What a claim asked of the subject: an operation on a case, or its gradients with respect to `wrt`."""
+    """A question of a claim to the subject: an operation on a case, or its gradients with respect to `wrt`."""
 
     case: Case
     wrt: tuple[str, ...] | None = None
@@ -68,36 +68,27 @@ class Question:
         return attack.floor(self.case, self.run, exact)
 
 
-class Listener(Wrapped):
-    """A subject that keeps what it is asked."""
-
-    def __init__(self, subject: Subject, case: Case) -> None:
-        super().__init__(subject)
-        self.case, self.questions = case, list[Question]()
-
-    def run(self, operation: str, inputs: Arrays, scalars: Any, dtype: str) -> dict[str, Array]:
-        """As the subject."""
-        self._keep(operation, inputs, scalars, {}, None)
-        return super().run(operation, inputs, scalars, dtype)
-
-    def differentiate(
-        self, operation: str, inputs: Arrays, scalars: Any, cotangents: Arrays, wrt: Sequence[str], dtype: str
-    ) -> dict[str, Array]:
-        """As the subject."""
-        self._keep(operation, inputs, scalars, cotangents, tuple(wrt))
-        return super().differentiate(operation, inputs, scalars, cotangents, wrt, dtype)
-
-    def _keep(self, operation: str, inputs: Arrays, scalars: Any, cotangents: Arrays, wrt: tuple[str, ...] | None) -> None:
-        asked = replace(self.case, operation=operation, inputs=dict(inputs), scalars=dict(scalars), cotangents=dict(cotangents))
-        self.questions.append(Question(asked, wrt))
-
-
 def questions(claim: Claim, case: Case, subject: Subject) -> list[Question]:
-    """What the claim asks of the subject on the case, up to the first question that it raises on."""
-    listener = Listener(subject, case)
+    """The claim's questions to the subject on the case, up to the first one that it raises on."""
+    found: list[Question] = []
+
+    def keep(operation: str, inputs: Arrays, scalars: Any, cotangents: Arrays, wrt: Sequence[str] | None) -> None:
+        asked = replace(case, operation=operation, inputs=dict(inputs), scalars=dict(scalars), cotangents=dict(cotangents))
+        found.append(Question(asked, None if wrt is None else tuple(wrt)))
+
+    def run(operation: str, inputs: Arrays, scalars: Any, dtype: str) -> dict[str, Array]:
+        keep(operation, inputs, scalars, {}, None)
+        return subject.run(operation, inputs, scalars, dtype)
+
+    def differentiate(operation: str, inputs: Arrays, scalars: Any, cotangents: Arrays, wrt: Sequence[str], dtype: str) -> dict[str, Array]:
+        keep(operation, inputs, scalars, cotangents, wrt)
+        return subject.differentiate(operation, inputs, scalars, cotangents, wrt, dtype)
+
+    listening = copy.copy(subject)
+    vars(listening).update(run=run, differentiate=differentiate)
     with suppress(SubjectError):
-        KINDS[claim.kind](Attack(claim, listener, case.dtype), case)
-    return listener.questions
+        KINDS[claim.kind](Attack(claim, listening, case.dtype), case)
+    return found
 
 
 @dataclass
@@ -108,7 +99,7 @@ class _Target:
     exact: dict[str, Array] | None
     floors: dict[str, float]
     left_open: dict[str, Array] = field(default_factory=dict)
-    """Where rounding alone says which way a parameter moved: two answers within `reach` of each other are there the same."""
+    """Places where rounding alone says which way a parameter moved: there two answers within `reach` of each other count as the same."""
     reach: float = 0.0
 
     def apart(self, answer: Arrays | None) -> float:
@@ -166,7 +157,7 @@ def find_in_call(
 
 
 def _limit(targets: Sequence[tuple[Question, "_Target"]]) -> float:
-    """How far apart, in noise floors, a mutant's answer and the subject's may be to count as one; 0 where an honest one may err so."""
+    """The largest distance, in noise floors, at which a mutant's answer counts as the subject's; 0 where an honest one may err so."""
     exact = max((target.apart(target.exact) for _, target in targets), default=0.0)
     rounded = max((target.apart(question.ask(ReferenceSubject())) for question, target in targets), default=0.0)
     wrong = min(exact, rounded)  # a mutant that changes nothing on the case is as close as the rounded reference
@@ -194,7 +185,7 @@ def _closest(names: Iterable[str], targets: Sequence[tuple[Question, _Target]], 
 
 def _target(claim: Claim, question: Question, subject: Subject, actual: dict[str, Array] | None) -> _Target:
     try:
-        exact = question.run(question.case.inputs, reference.TABLE)
+        exact = question.run(question.case.inputs, reference.table_of(declared_by(subject)))
     except (ValueError, FloatingPointError):
         return _Target(actual, None, {})
     noise, signature = question.floors(claim, subject, exact), signatures()[question.case.operation]

@@ -1,4 +1,4 @@
-"""What each recorded call reads, held to the reference's tape: the calls that must be there, their parameters, scalars and sources.
+"""Compares each recorded call with the reference's tape: whether it is there, and its parameters, scalars and sources.
 
 Only what can be compared bit for bit is: inputs and parameters of the case, and results of other recorded calls, in the coarser of the two
 dtypes. A value that the reference computes between two calls is compared where `Section.derived` says how the recorded calls give it.
@@ -88,7 +88,7 @@ class Section:
         return self._makers.get(self.base(value))
 
     def value(self, name: str) -> Array | None:
-        """What a recorded call must have read where the reference's reads the value of that name; None where it cannot be told."""
+        """The array that a recorded call must have read if the reference's reads the value of that name; None where it cannot be told."""
         made = self.maker(name)
         if made is not None:
             output = next(output for output, value in made.results.items() if value == self.base(name))
@@ -96,7 +96,7 @@ class Section:
         return self.derived[name]() if name in self.derived else self.tape.values[name]
 
     def forward(self) -> Iterator[Suspicion]:
-        """What is wrong with the calls, in their order: absent, reading something else, or giving a wrong result."""
+        """The calls that are absent, read something else or give a wrong result, in their order."""
         for call in self.calls:
             traced = self.traced(call)
             if traced is None:
@@ -134,7 +134,7 @@ class Section:
                 yield self._suspicion(call, f"is called with {name} = {_shown(given)} instead of {_shown(wanted)}")
 
     def backward(self, cotangents: Arrays, wrt: Sequence[str]) -> Iterator[Suspicion]:
-        """What is wrong with the gradients, the last call first: each call's own share, and the sum of its readers' shares on its result.
+        """The wrong gradients, the last call first: each call's own share, and the sum of its readers' shares on its result.
 
         `cotangents` are those of the tape's outputs; only calls on the way to the values in `wrt` are looked at.
         """
@@ -165,18 +165,20 @@ class Section:
     ) -> Iterator[Suspicion]:
         """Whether what reaches the call's result is the sum of its readers' shares and of the cotangent of the tape's output."""
         for output, value in call.results.items():
-            shares = [(reader, name, reader.gradients.get(name)) for reader, name in readers.get(value, ())]
-            for reader, name, share in shares:
+            wanted = traced.outputs[output]
+            given = [cotangents[name] for name, made in self.tape.outputs.items() if made == value and name in cotangents]
+            for reader, name in readers.get(value, ()):
+                share = reader.gradients.get(name)
                 if share is None and reader.cotangents:
                     yield self._lost(call, reader, name)
-            given = [np.asarray(share, np.float64) for _, _, share in shares if share is not None]
-            given += [
-                np.asarray(cotangents[name], np.float64) for name, made in self.tape.outputs.items() if made == value and name in cotangents
-            ]
-            wanted = traced.outputs[output]
-            total, size = np.zeros(wanted.shape), np.zeros(wanted.shape)
-            for share in given:
-                total, size = total + share.reshape(wanted.shape), size + np.abs(share.reshape(wanted.shape))
+                elif share is not None and share.size != wanted.size:
+                    yield Suspicion(
+                        reader.operation, reader.path, f"gives a gradient of its {name} of shape {share.shape} for {wanted.shape}"
+                    )
+                elif share is not None:
+                    given.append(share)
+            stacked = np.array([np.asarray(share, np.float64).reshape(wanted.shape) for share in given] or [np.zeros(wanted.shape)])
+            total, size = stacked.sum(axis=0), np.abs(stacked).sum(axis=0)
             got = np.asarray(traced.cotangents.get(output, np.zeros(wanted.shape)), np.float64)
             unit = UNIT_ROUNDOFF.get(str(wanted.dtype), 0.0)
             if not np.all(np.abs(got - total) <= 2 * len(given) * unit * size):
@@ -184,14 +186,13 @@ class Section:
 
     def _lost(self, call: Call, reader: TracedCall, name: str) -> Suspicion:
         """Who is to blame where a reader gives no gradient: the reader, if it gives none by itself either; else the call that it reads."""
-        alone = self.local.alone(reader, name)
-        if not np.any(alone):
+        if not np.any(self.local.alone(reader, name)):
             return Suspicion(reader.operation, reader.path, f"gives no gradient of its {name}")
         return self._suspicion(call, "no gradient reaches its result")
 
     def answers(self, actual: Arrays, floors: Mapping[str, Errors]) -> Iterator[Suspicion]:
-        """What of the composition's answer is not what its calls gave, within the noise of two runs: recording changes no formula, but
-        the order of sums."""
+        """The parts of the composition's answer that its calls did not give, within the noise of two runs: recording changes no formula,
+        but the order of sums."""
         operation = self.local.claim.operation or ""
         for name, value in self.tape.outputs.items():
             wanted = self.value(value)

@@ -1,6 +1,8 @@
 """The recorded calls of training: micro-batches on tapes of their own, between them the loop's averages, clipping and steps."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -33,11 +35,15 @@ class Training:
         self.case, self.trace, self.local = case, trace, local
         self.names = trainable_names(case.scalars)
         self.shapes = [case.inputs[f"parameters/{name}"].shape for name in self.names]
+        self.size = sum(map(math.prod, self.shapes))
         self.tape = reference.record(case.operation, case.inputs, case.scalars)
         self._micro: dict[int, list[Section]] = {}
 
-    def suspicions(self) -> Iterator[Suspicion]:
-        """What is wrong, in the order of the computation; a step's micro-batches first, forward and backward."""
+    def forward(self) -> Iterator[Suspicion]:
+        """The wrong calls, in the order of the computation; a step's micro-batches come first, forward and backward."""
+        given = self.trace.at("steps.0.adamw")
+        if given is not None and (size := given.inputs["parameter"].size) != self.size:
+            yield Suspicion("adamw_step", given.path, f"is called with {size} elements; the trainable parameters have {self.size}")
         loop = {step: self._loop(step) for step in range(-1, self.case.scalars["steps"])}
         yield from loop.pop(-1).forward()
         for step, section in loop.items():
@@ -61,7 +67,7 @@ class Training:
                         yield Suspicion("adamw_step", f"steps.{step - 1}.adamw", f"{value} is not what the step gave afterwards")
 
     def answers(self, actual: Arrays, floors: Mapping[str, Errors]) -> Iterator[Suspicion]:
-        """What of the answer is not what the calls gave; the call that gave it is named."""
+        """The parts of the answer that the calls did not give; the call that should have given them is named."""
         last = self.case.scalars["steps"] - 1
         for found in Section(self.tape, self.trace, self.local, derived=self._derived()).answers(actual, floors):
             group = found.path.partition("/")[0]
@@ -93,14 +99,13 @@ class Training:
     def _section(self, step: int, index: int, samples: slice) -> Section:
         inputs = dict(self.case.inputs)
         inputs |= {name: inputs[name][samples] for name in ("input_ids", "mask", "labels")}
-        moved = None if step == 0 else self.trace.result(f"steps.{step - 1}.adamw", "parameter")
-        if moved is not None:
-            inputs |= {f"parameters/{name}": value for name, value in zip(self.names, split(moved, self.shapes), strict=True)}
+        moved = self._parts(step - 1, "parameter") if step else {}
+        inputs |= {f"parameters/{name}": value for name, value in moved.items()}
         tape = reference.record("classifier_loss", inputs, self.case.scalars)
         return Section(tape, self.trace, self.local, f"steps.{step}.micro.{index}.")
 
     def _derived(self) -> Derived:
-        """What the loop computes between calls, from the recorded calls."""
+        """The values that the loop computes between calls, from the recorded calls."""
         derived: dict[str, Callable[[], Array | None]] = {}
         for step in range(self.case.scalars["steps"]):
             path = f"steps.{step}"
@@ -131,7 +136,14 @@ class Training:
 
     def _through(self, path: str, output: str, change: Callable[[Array, Any], Array]) -> Array | None:
         value = self.trace.result(path, output)
-        return None if value is None else change(value, self.shapes)
+        with suppress(ValueError):  # it is of another length where the optimiser lacks a parameter
+            return None if value is None else change(value, self.shapes)
+        return None
+
+    def _parts(self, step: int, output: str) -> dict[str, Array]:
+        """A result of a step of AdamW by parameter; empty where there is none, or one of another length."""
+        vector = self.trace.result(f"steps.{step}.adamw", output)
+        return dict(zip(self.names, split(vector, self.shapes), strict=True)) if vector is not None and vector.size == self.size else {}
 
     def _published(self) -> dict[str, Callable[[], Array | None]]:
         """The composition's own outputs."""
@@ -141,19 +153,13 @@ class Training:
             "norms": partial(self._curve, [f"steps.{step}.clip" for step in range(steps)], "norm"),
         }
         for group, output in STATE.items():
-            vector = self.trace.result(f"steps.{steps - 1}.adamw", output)
-            parts = split(vector, self.shapes) if vector is not None else [None] * len(self.names)
-            published |= {f"{group}/{name}": partial(_constant, part) for name, part in zip(self.names, parts, strict=True)}
+            parts = self._parts(steps - 1, output)
+            published |= {f"{group}/{name}": partial(parts.get, name) for name in self.names}
         for name in frozen_names(self.case.scalars):
-            stored = self.case.inputs[f"parameters/{name}"].astype(STORAGE[self.case.dtype])
-            published[f"frozen/{name}"] = partial(_constant, stored)
+            published[f"frozen/{name}"] = partial(self.case.inputs[f"parameters/{name}"].astype, STORAGE[self.case.dtype])
         return published
 
     def _curve(self, paths: list[str], output: str) -> Array | None:
         values = [self.trace.result(path, output) for path in paths]
         found = [value.reshape(()) for value in values if value is not None]
         return np.stack(found) if len(found) == len(paths) else None
-
-
-def _constant(value: Array | None) -> Array | None:
-    return value

@@ -1,40 +1,42 @@
-"""Wrong programs with a pedigree (README.md), each a decorated function, which a falsifier must report; and the kill matrix over them."""
+"""Mutants: wrong programs, each of which some claim must report, and the kill matrix, which shows that it does.
+
+README.md lists the defects that they come from; `registry` says how one is entered.
+"""
 
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from blackswan.falsifiers.mutants.registry import MUTANTS, RULES, STEPS, Mutant, applied, correct, every, mutant
+from blackswan.contracts.vocabulary import FOLDER, load_mutants, own_folder
+from blackswan.falsifiers.mutants.registry import MUTANTS, RULES, STEPS, Mutant, applied, correct, every
 from blackswan.falsifiers.numeric.precision import signatures
+from blackswan.falsifiers.subjects.isolated import module_at
 from blackswan.falsifiers.subjects.protocol import Subject
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
 
 for _module in (
-    "layers",
-    "norms",
-    "attention",
-    "losses",
-    "lora",
-    "nf4",
-    "optimiser",
-    "decoder",
-    "training",
-    "answers",
-    "data",
-    "parallel",
-    "adapters",
-    "devices",
-    "footprint",
-    "runs",
-    "entry_points",
-    "pretraining",
-    "pretraining_runs",
-    "whole_models",
+    *("layers", "norms", "attention", "losses", "lora", "nf4", "optimiser", "decoder", "training", "pretraining"),
+    *(
+        "answers",
+        "data",
+        "parallel",
+        "adapters",
+        "apr_files",
+        "devices",
+        "footprint",
+        "runs",
+        "entry_points",
+        "pretraining_runs",
+        "whole_models",
+    ),
 ):
     import_module(f"{__name__}.{_module}")
 
+for _file in sorted(_own.glob("*.py")) if (_own := own_folder()) else ():  # the user's own operations, checks and mutants
+    module_at(str(_file))
+
 USES: Mapping[str, frozenset[str]] = {name: frozenset(entry.calls) for name, entry in signatures().items() if entry.composition}
-"""What a composition calls, for some of its scalars."""
+"""Composition → the operations that it calls, for some of its scalars."""
 
 
 def reaching(operation: str) -> list[Mutant]:
@@ -53,26 +55,18 @@ def subject(name: str) -> Subject:
 
 
 def catalogue() -> dict[str, dict[str, Any]]:
-    """What contracts are linted by: of each mutant its operation if it is one, its pedigree, its line and where rounding hides it."""
+    """By mutant, what the linter of contracts reads: its operation or None, its pedigree, its line, and dtypes that hide it."""
     found = {}
     for name, entry in every().items():
-        hidden = list(getattr(entry, "hidden_in", ()))
-        said = {"operation": getattr(entry, "operation", None), "pedigree": list(entry.pedigree), "doc": entry.doc}
-        found[name] = said | ({"hidden_in": hidden} if hidden else {})
+        found[name] = {"operation": getattr(entry, "operation", None), "pedigree": list(entry.pedigree), "doc": entry.doc}
+        if hidden := getattr(entry, "hidden_in", ()):
+            found[name]["hidden_in"] = list(hidden)
     return found
 
 
-__all__ = [
-    "MUTANTS",
-    "RULES",
-    "STEPS",
-    "USES",
-    "Mutant",
-    "applied",
-    "catalogue",
-    "correct",
-    "every",
-    "mutant",
-    "reaching",
-    "subject",
-]
+def own_mutants() -> set[str]:
+    """The names of the mutants of the user's own folder."""
+    return every().keys() - load_mutants(FOLDER / "mutants.json").keys() if own_folder() else set()
+
+
+__all__ = ["MUTANTS", "RULES", "STEPS", "USES", "Mutant", "applied", "catalogue", "correct", "every", "own_mutants", "reaching", "subject"]

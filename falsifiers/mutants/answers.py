@@ -1,46 +1,42 @@
-"""Wrong answers of the implementation as a subject (unsteady ones, defaults, a device in the place of another), and rules that err."""
+"""Wrong answers of the implementation: unsteady ones, probabilities, defaults, a device in the place of another; and rules that err."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 from blackswan.contracts.model import Rule
-from blackswan.falsifiers.mutants.registry import named_step, rule_mutant, wrong_step
+from blackswan.falsifiers.mutants.registry import rule_mutant, wrong_step, wrong_steps
 
-IMPLEMENTATION = "blackswan.falsifiers.subjects.implementation"
+RUN = "falsifiers.subjects.implementation:Implementation.run"
 Step = Callable[..., Any]
 
 
-def _unsteady(operation: str, output: str) -> Callable[[Step], Step]:
-    """Every second answer is one unit in the last place away in one element."""
+def _unsteady(of: tuple[str, str]) -> Step:
+    """Every second answer of an operation is one unit in the last place away in the first element of an output."""
+    (operation, output), answers = of, count()
 
-    def change(run: Step) -> Step:
-        answers = 0
+    def wrong(run: Step, self: Any, asked: str, *arguments: Any) -> Any:
+        outputs = run(self, asked, *arguments)
+        if asked == operation and next(answers) % 2:
+            moved = outputs[output] = outputs[output].copy()
+            moved.reshape(-1)[0] = np.nextafter(moved.reshape(-1)[0], moved.dtype.type(np.inf))
+        return outputs
 
-        def changed(self: Any, asked: str, *arguments: Any) -> Any:
-            nonlocal answers
-            outputs = run(self, asked, *arguments)
-            answers += asked == operation
-            if asked == operation and answers % 2 == 0:
-                moved = outputs[output] = outputs[output].copy()
-                moved.reshape(-1)[0] = np.nextafter(moved.reshape(-1)[0], moved.dtype.type(np.inf))
-            return outputs
-
-        return changed
-
-    return change
+    return wrong
 
 
-RUN = IMPLEMENTATION, "Implementation.run"
-FORWARD = "Every second forward pass differs in the last place of one logit."
-TRAINING = "Every second training run differs in the last place of one loss."
-named_step("forward_not_deterministic", "own", FORWARD, _unsteady("decoder_forward", "logits"), *RUN)
-named_step("training_not_deterministic", "own", TRAINING, _unsteady("train_steps", "losses"), *RUN)
+wrong_steps(
+    RUN,
+    by=_unsteady,
+    forward_not_deterministic=("Every second forward pass differs in the last place of one logit.", ("decoder_forward", "logits")),
+    training_not_deterministic=("Every second training run differs in the last place of one loss.", ("train_steps", "losses")),
+)
 
 
-@wrong_step(*RUN, "S13")
+@wrong_step(RUN, "S13")
 def evaluation_trains(run: Step, self: Any, operation: str, inputs: Any, *others: Any) -> Any:
     """A forward pass writes into a parameter of its caller."""
     outputs = run(self, operation, inputs, *others)
@@ -49,14 +45,109 @@ def evaluation_trains(run: Step, self: Any, operation: str, inputs: Any, *others
     return outputs
 
 
-@wrong_step(IMPLEMENTATION, "Implementation.default_configurations", "S31")
+wrong_steps(
+    "impl.pipeline:class_probabilities",
+    probabilities_halved=("Half of each probability.", lambda right, *given: right(*given) / 2),
+    probabilities_of_twice_the_logits=("Surer than the model is.", lambda right, logits, several: right(2 * logits, several)),
+    probabilities_of_softmax=("The labels of a text share one probability.", lambda right, *given: right(given[0], False)),
+    probabilities_of_sigmoid=("The classes of a text each have their own.", lambda right, *given: right(given[0], True)),
+    probabilities_of_the_next_class=("Each class has that of its neighbour.", lambda right, *given: right(*given).roll(1, 1)),
+    probabilities_of_another_text=("Each text has those of the one before.", lambda right, *given: right(*given).roll(1, 0)),
+    probabilities_rounded=("Two digits after the point.", lambda right, *given: right(*given).round(decimals=2)),
+)
+wrong_steps(
+    "impl.trainer:class_probabilities",
+    evaluation_probabilities_halved=("Half of each probability in an evaluation.", lambda right, *given: right(*given) / 2),
+    evaluation_probabilities_of_another_text=("Each has those of the text before.", lambda right, *given: right(*given).roll(1, 0)),
+)
+wrong_steps(
+    "impl.pipeline:classes_of",
+    class_is_not_the_most_probable=("The neighbour of the most probable class.", lambda right, *given: right(*given).roll(1, -1)),
+)
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.answers")
+def merged_probabilities_halved(answers: Step, pipeline: Any, texts: Any) -> Any:
+    """Half of each probability where the updates are merged into the weights."""
+    classes, probabilities = answers(pipeline, texts)
+    return classes, probabilities / 2 if pipeline.merged else probabilities
+
+
+@wrong_step("impl.commands.predict:predictions")
+def command_answers_in_reverse(predictions: Step, pipeline: Any, texts: Any) -> Any:
+    """The command prints the answers of the last text first."""
+    return reversed(list(predictions(pipeline, texts)))
+
+
+def _other(**values: Any) -> Step:
+    """Settings with other values than the published ones."""
+    return lambda right, *given: replace(right(*given), **values)
+
+
+wrong_steps(
+    "impl.config:ClassifyConfig.qlora_default",
+    qlora_without_nf4=("NF4 off.", _other(quantize_nf4=False)),
+    qlora_of_another_rank=("Rank 64 with alpha 128.", _other(lora_rank=64, lora_alpha=128.0)),
+    qlora_alpha_of_the_rank=("Alpha is the rank.", _other(lora_alpha=16.0), "S31"),
+    qlora_rate_of_small_models=("One learning rate for models of every size.", _other(learning_rate=2e-4)),
+    qlora_rate_below_13b=("A model of exactly 13B parameters has the lower rate.", lambda right, size: right(size + 1)),
+    qlora_in_larger_batches=("Batches of 32.", _other(batch_size=32), "S31"),
+    qlora_without_clipping=("No clipping of the gradient.", _other(gradient_clip_norm=None)),
+    qlora_of_longer_texts=("Texts of 512 tokens.", _other(max_seq_len=512)),
+    qlora_of_one_epoch=("One epoch.", _other(epochs=1)),
+    qlora_on_all_projections=("LoRA on all projections.", _other(lora_targets="all")),
+)
+wrong_step("impl.settings:resolve", name="rank_keeps_the_default_alpha", doc="Alpha stays 32 where a rank is given alone.")(
+    lambda resolve, *given: replace(resolve(*given), lora_alpha=32.0)
+)
+
+
+@wrong_step("impl.config:target_modules")
+def full_fine_tuning_becomes_lora(targets_of: Step, targets: str) -> Any:
+    """LoRA on all projections where training of all parameters was asked for."""
+    return targets_of("all" if targets == "full" else targets)
+
+
+@wrong_step("impl.config:target_modules")
+def full_fine_tuning_without_a_reason(targets_of: Step, targets: str) -> Any:
+    """Training of all parameters is refused as a name that is unknown."""
+    return targets_of("every" if targets == "full" else targets)
+
+
+wrong_steps(
+    "impl.pipeline:base_shapes",
+    summary_counts_no_norms=("The norms' parameters are not counted.", lambda right, *given: _kept(right(*given), "norm")),
+    summary_counts_no_biases=("The biases are not counted.", lambda right, *given: _kept(right(*given), ".bias")),
+)
+wrong_step("impl.pipeline:ClassifyPipeline.summary", name="summary_of_other_bytes", doc="The frozen weights take ten times their bytes.")(
+    lambda summary, pipeline: summary(pipeline).replace(" bytes frozen", "0 bytes frozen")
+)
+wrong_steps(
+    "impl.commands.summary:memory_of_a_step",
+    summary_memory_of_one_sample=("The memory of one sample.", lambda right, model, config, _, *given: right(model, config, 1, *given)),
+    summary_memory_in_float32=(
+        "The memory in float32.",
+        lambda right, model, config, *given: right(model, replace(config, dtype="float32"), *given),
+    ),
+    summary_memory_without_nf4=(
+        "The memory of weights that are not in NF4.",
+        lambda right, model, config, *given: right(model, replace(config, quantize_nf4=False), *given),
+    ),
+)
+
+
+def _kept(shapes: Mapping[str, Any], left_out: str) -> dict[str, Any]:
+    return {name: shape for name, shape in shapes.items() if left_out not in name}
+
+
+@wrong_step("falsifiers.subjects.implementation:Implementation.default_configurations", "S31")
 def defaults_of_the_ancestor(configurations: Step, self: Any, model_params: float) -> list[dict[str, Any]]:
     """Rank 16 with alpha 16, rate 1e-4 and batches of 32, whatever the model."""
     ancestral = {"lora_rank": 16, "lora_alpha": 16.0, "learning_rate": 1e-4, "batch_size": 32}
     return [{**config, **ancestral} for config in configurations(self, model_params)]
 
 
-@wrong_step("blackswan.impl.device", "resolve_device", "S26")
+@wrong_step("impl.device:resolve_device", "S26")
 def device_falls_back_in_silence(resolve: Step, name: str) -> Any:
     """The CPU instead of a device that is not there or has no such name."""
     try:
@@ -65,13 +156,13 @@ def device_falls_back_in_silence(resolve: Step, name: str) -> Any:
         return resolve("cpu")
 
 
-@rule_mutant("own")
+@rule_mutant()
 def rule_never_reports(rule: Rule) -> Rule:
     """A rule that holds for everything."""
     return replace(rule, require="true")
 
 
-@rule_mutant("own")
+@rule_mutant()
 def rule_always_reports(rule: Rule) -> Rule:
     """A rule that holds for nothing."""
     return replace(rule, when="true", require="false", recommend={})
@@ -86,3 +177,27 @@ def rule_recommends_what_is_there(rule: Rule) -> Rule:
     asked = rule.when + rule.require
     recommend: Mapping[str, str] = {name: name if name in asked else advice for name, advice in rule.recommend.items()}
     return replace(rule, recommend=recommend)
+
+
+@rule_mutant("own")
+def rule_counts_unmixed_batches(rule: Rule) -> Rule:
+    """Updates for the rarest class counted as if every batch held nothing else, which asks for 44 epochs where 4 do."""
+    return replace(rule, require=rule.require.replace("required_epochs", "100.0 * effective_batch / minority_count"))
+
+
+@rule_mutant("own")
+def rule_for_every_model_size(rule: Rule) -> Rule:
+    """What holds for models of one size is asked of all."""
+    return replace(rule, when=rule.when.replace("model_params <= 13e9", "true").replace("model_params > 13e9", "true"))
+
+
+@rule_mutant("own")
+def rule_without_the_range_of_alpha(rule: Rule) -> Rule:
+    """Twice the rank or more is asked for where a quarter of it is known to work."""
+    return replace(rule, when=rule.when.replace("0.25 *", "2.0 *"), require=rule.require.replace("0.25 *", "2.0 *"))
+
+
+@rule_mutant("own")
+def rule_lets_zero_pass(rule: Rule) -> Rule:
+    """Zero where only a positive number trains anything."""
+    return replace(rule, require=rule.require.replace("> 0.0", ">= 0.0"))

@@ -1,24 +1,35 @@
-"""`python -m falsifiers catalogue`: writes contracts/mutants.json from the decorated mutants."""
+"""`python -m falsifiers catalogue`: writes the names that contracts may use and that code declares, mutants and checks of systems."""
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from blackswan import contracts
+from blackswan.contracts.vocabulary import own_folder
 
-FILE = Path(contracts.__file__).parent / "mutants.json"
+FOLDER = Path(contracts.__file__).parent
 
 
-def text() -> str:
-    """The catalogue's text, a line a mutant."""
-    from blackswan.falsifiers.mutants import catalogue
+def files() -> dict[Path, str]:
+    """The text of each catalogue, a line an entry."""
+    from blackswan.falsifiers.mutants import catalogue, own_mutants
+    from blackswan.falsifiers.system.catalogue import checks
 
-    lines = (f"  {json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}" for name, entry in catalogue().items())
+    if own := own_folder():
+        return {own / "mutants.json": _text({name: entry for name, entry in catalogue().items() if name in own_mutants()})}
+    return {FOLDER / "mutants.json": _text(catalogue()), FOLDER / "system_checks.json": _text(checks())}
+
+
+def _text(entries: Mapping[str, Any]) -> str:
+    lines = (f"  {json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}" for name, entry in entries.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def run(_options: argparse.Namespace) -> int:
     """Exit status 0."""
-    FILE.write_text(text(), encoding="utf-8")
-    print(f"wrote {FILE}")
+    for path, text in files().items():
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path}")
     return 0

@@ -1,7 +1,15 @@
-"""Ways to make a wrong operation from the correct one, so that its backward pass is the derivative of the wrong forward pass."""
+"""Ways to make a wrong operation from the correct one. Each returns a function from the correct operation to the wrong one.
 
+Unless it says otherwise, the backward pass of the wrong operation is the derivative of its wrong forward pass.
+"""
+
+import inspect
+import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import ml_dtypes
@@ -11,10 +19,16 @@ from blackswan.reference.table import Array, Operation
 
 Arguments = Mapping[str, Any]
 Gradients = dict[str, Array]
+Change = Callable[[Operation], Operation]
+
+
+def in_bfloat16(value: Array) -> Array:
+    """Rounded to bfloat16, in the dtype it came in."""
+    return nearest(value, ml_dtypes.bfloat16)
 
 
 def call(correct: Operation, arguments: Arguments) -> Any:
-    """What the operation returns for these arguments."""
+    """The result of the operation for these arguments."""
     return correct.forward(**arguments)
 
 
@@ -24,88 +38,116 @@ def pull(correct: Operation, cotangent: Array, arguments: Arguments) -> Gradient
     return correct.backward(cotangent, **arguments)
 
 
-def with_arguments(correct: Operation, **changes: Callable[[Arguments], Any]) -> Operation:
+@cache
+def _compiled(module: ModuleType, edits: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    """The names that the module defines when the texts in its source are replaced."""
+    source = inspect.getsource(module)
+    for old, new in edits:
+        if source.count(old) != 1:
+            raise ValueError(f"{module.__file__}: a mutant replaces {old!r}, which stands there {source.count(old)} times, not once")
+        source = source.replace(old, new)
+    names: dict[str, Any] = {"__name__": module.__name__, "in_bfloat16": in_bfloat16, "math": math}
+    exec(compile(source, str(module.__file__), "exec"), names)  # noqa: S102  the reference's own source, with a mutant's texts in it
+    return names
+
+
+def edited(*edits: tuple[str, str], only: str = "") -> Change:
+    """The operation compiled anew from the source of its module in the reference, with texts replaced: (old, new), …
+
+    `only` is `forward` or `backward` where the other pass stays the correct one. A new text may use `math` and `in_bfloat16`. ValueError
+    where an old text does not stand in the source exactly once.
+    """
+
+    def change(correct: Operation) -> Operation:
+        names = _compiled(sys.modules[correct.forward.__module__], edits)
+        passes = {name: getattr(correct, name) for name in ("forward", "backward") if only in ("", name)}
+        return replace(correct, **{name: names[function.__name__] for name, function in passes.items() if function})
+
+    return change
+
+
+def _on(changed: Callable[[Arguments], Arguments], back: Callable[[Gradients, Arguments], Gradients]) -> Change:
+    """The operation on changed arguments; `back` makes the gradients of the arguments as given."""
+
+    def change(correct: Operation) -> Operation:
+        def backward(*cotangents: Array, **arguments: Any) -> Gradients:
+            assert correct.backward is not None
+            return back(correct.backward(*cotangents, **changed(arguments)), arguments)
+
+        return replace(correct, forward=lambda **given: call(correct, changed(given)), backward=correct.backward and backward)
+
+    return change
+
+
+def with_arguments(**changes: Callable[[Arguments], Any]) -> Change:
     """The operation on changed arguments: scalars, indices, masks, or an input by a constant. Each change sees the arguments as given.
 
     An input that is changed to None has no gradient.
     """
-
-    def changed(arguments: Arguments) -> dict[str, Any]:
-        return {**arguments, **{name: change(arguments) for name, change in changes.items()}}
-
-    def forward(**arguments: Any) -> Any:
-        return call(correct, changed(arguments))
-
-    def backward(*cotangents: Array, **arguments: Any) -> Gradients:
-        assert correct.backward is not None
-        return correct.backward(*cotangents, **changed(arguments))
-
-    return Operation(forward, backward if correct.backward else None, correct.outputs)
+    return _on(lambda given: {**given, **{name: change(given) for name, change in changes.items()}}, lambda gradients, _: gradients)
 
 
-def through(
-    correct: Operation, apply: Callable[[Array, Arguments], Array], adjoint: Callable[[Array, Arguments], Array], *names: str
-) -> Operation:
-    """The operation with a linear map applied to some of its inputs; `adjoint` takes their gradients back through the map."""
-
-    def changed(arguments: Arguments) -> dict[str, Any]:
-        return {**arguments, **{name: apply(arguments[name], arguments) for name in names if arguments.get(name) is not None}}
-
-    def forward(**arguments: Any) -> Any:
-        return call(correct, changed(arguments))
-
-    def backward(cotangent: Array, **arguments: Any) -> Gradients:
-        gradients = pull(correct, cotangent, changed(arguments))
-        return gradients | {name: adjoint(gradients[name], arguments) for name in names if name in gradients}
-
-    return Operation(forward, backward, correct.outputs)
+def without(*names: str) -> Change:
+    """The operation without some optional inputs."""
+    return with_arguments(**dict.fromkeys(names, lambda _: None))
 
 
-def scaled_input(correct: Operation, name: str, factor: Callable[[Arguments], float]) -> Operation:
+def through(*names: str, by: Callable[[Array, Arguments], Array], back: Callable[[Array, Arguments], Array] | None = None) -> Change:
+    """The operation with a linear map applied to some inputs; `back` takes their gradients back, where the map is not its own adjoint."""
+
+    def mapped(values: Arguments, given: Arguments, linear: Callable[[Array, Arguments], Array]) -> dict[str, Any]:
+        return {**values, **{name: linear(values[name], given) for name in names if values.get(name) is not None}}
+
+    return _on(lambda given: mapped(given, given, by), lambda gradients, given: mapped(gradients, given, back or by))
+
+
+def scaled_input(name: str, factor: Callable[[Arguments], Any]) -> Change:
     """The operation with one input times a factor."""
-
-    def scale(value: Array, arguments: Arguments) -> Array:
-        return value * factor(arguments)
-
-    return through(correct, scale, scale, name)
+    return through(name, by=lambda value, arguments: value * factor(arguments))
 
 
-def scaled(correct: Operation, factor: Callable[[Arguments], float]) -> Operation:
+def scaled(factor: Callable[[Arguments], Any]) -> Change:
     """The operation's one output times a factor."""
 
-    def forward(**arguments: Any) -> Any:
-        return call(correct, arguments) * factor(arguments)
+    def change(correct: Operation) -> Operation:
+        def forward(**arguments: Any) -> Any:
+            return call(correct, arguments) * factor(arguments)
 
-    def backward(cotangent: Array, **arguments: Any) -> Gradients:
-        return pull(correct, cotangent * factor(arguments), arguments)
+        def backward(cotangent: Array, **arguments: Any) -> Gradients:
+            return pull(correct, cotangent * factor(arguments), arguments)
 
-    return Operation(forward, backward, correct.outputs)
+        return Operation(forward, backward, correct.outputs)
 
-
-def dropped(correct: Operation, *names: str) -> Operation:
-    """The operation without some optional inputs."""
-    return with_arguments(correct, **dict.fromkeys(names, lambda _: None))
+    return change
 
 
-def with_gradients(correct: Operation, change: Callable[[Gradients, Array, Arguments], Gradients]) -> Operation:
-    """The correct forward pass with some gradients replaced: `change` sees all gradients, the cotangent and the arguments."""
+def with_result(change: Callable[[Any, Arguments], Any]) -> Change:
+    """The operation with another result, made from its own and its arguments; the gradient, if there is one, stays the correct one."""
 
-    def backward(cotangent: Array, **arguments: Any) -> Gradients:
-        gradients = pull(correct, cotangent, arguments)
-        return gradients | change(gradients, cotangent, arguments)
+    def forward_of(correct: Operation) -> Callable[..., Any]:
+        return lambda **arguments: change(call(correct, arguments), arguments)
 
-    return replace(correct, backward=backward)
-
-
-def in_bfloat16(value: Array) -> Array:
-    """Rounded to bfloat16, in the dtype it came in."""
-    return nearest(value, ml_dtypes.bfloat16)
+    return lambda correct: replace(correct, forward=forward_of(correct))
 
 
-def without_keyword(option: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A function that is not told one of its keyword arguments: its default holds."""
+def with_gradients(**changes: Callable[[Array, Array, Arguments], Array]) -> Change:
+    """The correct forward pass, and other gradients where there are any: each change sees the gradient, the cotangent and the arguments."""
 
-    def wrap(correct: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given, **options: correct(*given, **{name: value for name, value in options.items() if name != option})
+    def change(correct: Operation) -> Operation:
+        def backward(cotangent: Array, **arguments: Any) -> Gradients:
+            gradients = pull(correct, cotangent, arguments)
+            return gradients | {name: made(gradients[name], cotangent, arguments) for name, made in changes.items() if name in gradients}
 
-    return wrap
+        return replace(correct, backward=backward)
+
+    return change
+
+
+def of_result(change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """A wrong step that changes the result of the right one."""
+    return lambda right, *given, **options: change(right(*given, **options))
+
+
+def without_keyword(option: str) -> Callable[..., Any]:
+    """A wrong step that is not told one of its keyword arguments: its default holds."""
+    return lambda correct, *given, **options: correct(*given, **{name: value for name, value in options.items() if name != option})

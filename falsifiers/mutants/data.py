@@ -13,21 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from blackswan.falsifiers.mutants.registry import named_step, wrong_step, wrong_steps
+from blackswan.falsifiers.mutants.changes import of_result
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
-CORPUS, TOKENS, SAMPLES = "blackswan.impl.corpus", "blackswan.impl.tokens", "blackswan.impl.samples"
 Step = Callable[..., Any]
 Indices = list[int]
 
 
-def _result(change: Step) -> Step:
-    """The result of the right step, changed."""
-    return lambda right, *given: change(right(*given))
-
-
 wrong_steps(
-    CORPUS,
-    "_lines",
+    "impl.corpus:_lines",
     corpus_lines_split_as_text=(
         "Lines cut at every Unicode line break, also inside a text.",
         lambda _, path: [line.encode() for line in path.read_bytes().decode(errors="surrogateescape").splitlines()],
@@ -39,9 +33,8 @@ wrong_steps(
     ),
 )
 wrong_steps(
-    CORPUS,
-    "load_corpus",
-    by=lambda change: _result(lambda samples: [changed for sample in samples for changed in change(sample)]),
+    "impl.corpus:read_corpus",
+    by=lambda change: of_result(lambda samples: [changed for sample in samples for changed in change(sample)]),
     corpus_text_stripped=("White space at both ends of a text removed.", lambda each: [replace(each, text=each.text.strip())]),
     corpus_empty_text_dropped=("A sample with an empty text is left out.", lambda each: [each] if each.text else []),
     corpus_labels_off_by_one=(
@@ -51,13 +44,13 @@ wrong_steps(
 )
 
 
-@wrong_step(CORPUS, "load_corpus", "own")
+@wrong_step("impl.corpus:read_corpus")
 def corpus_duplicates_dropped(load: Step, *given: Any) -> list[Any]:
     """A sample that is there twice is read once."""
     return list(dict.fromkeys(load(*given)))
 
 
-@wrong_step(CORPUS, "load_corpus", "own")
+@wrong_step("impl.corpus:read_corpus")
 def corpus_bad_line_skipped(load: Step, path: Path, *others: Any) -> list[Any]:
     """A line that cannot be used is left out in silence."""
     samples: list[Any] = []
@@ -70,7 +63,7 @@ def corpus_bad_line_skipped(load: Step, path: Path, *others: Any) -> list[Any]:
     return samples
 
 
-@wrong_step(CORPUS, "load_corpus", "own")
+@wrong_step("impl.corpus:read_corpus")
 def corpus_bad_multi_label_line_skipped(load: Step, path: Path, num_classes: int, multi_label: bool = False) -> list[Any]:
     """Bad lists of labels left out in silence."""
     try:
@@ -81,30 +74,30 @@ def corpus_bad_multi_label_line_skipped(load: Step, path: Path, num_classes: int
         return []
 
 
-@wrong_step(CORPUS, "load_corpus", "own")
+@wrong_step("impl.corpus:read_corpus")
 def corpus_line_not_named(load: Step, path: Path, *others: Any) -> Any:
     """The refusal names the file and not the line."""
     try:
-        return load(path, *others)
+        return list(load(path, *others))
     except ValueError as error:
         raise ValueError(f"{path}: not a corpus") from error
 
 
-@wrong_step(CORPUS, "_sample", "own")
+@wrong_step("impl.corpus:_sample")
 def corpus_single_label_all_zero(read: Step, value: Any, num_classes: int, multi_label: bool) -> Any:
     """A single label gives no class where several are asked for."""
     sample = read(value, num_classes, multi_label)
     return replace(sample, label=(0,) * num_classes) if multi_label and "label" in value else sample
 
 
-@wrong_step(CORPUS, "_sample", "own")
+@wrong_step("impl.corpus:_sample")
 def corpus_label_clamped(read: Step, value: Any, num_classes: int, multi_label: bool) -> Any:
     """A label out of range becomes the nearest class."""
     whole = isinstance(value, dict) and type(value.get("label")) is int
     return read({**value, "label": min(max(value["label"], 0), num_classes - 1)} if whole else value, num_classes, multi_label)
 
 
-@wrong_step(CORPUS, "_sample", "own")
+@wrong_step("impl.corpus:_sample")
 def corpus_first_of_several_labels(read: Step, value: Any, num_classes: int, multi_label: bool) -> Any:
     """The first of several labels where one was asked for."""
     if not multi_label and isinstance(value, dict) and "labels" in value:
@@ -118,8 +111,7 @@ def _repaired(repair: Callable[[Any, int], Any]) -> Step:
 
 
 wrong_steps(
-    CORPUS,
-    "_multi_hot",
+    "impl.corpus:_multi_hot",
     by=_repaired,
     corpus_multi_hot_reversed=("Classes of a list counted from its end.", lambda labels, _: labels[::-1]),
     corpus_multi_hot_cut=("Entries beyond the last class left out.", lambda labels, classes: labels[:classes]),
@@ -145,8 +137,7 @@ def _padded_as_in_the_file(tokens: Any, path: Path) -> None:
 
 
 wrong_steps(
-    TOKENS,
-    "CheckpointTokens.__init__",
+    "impl.tokens:CheckpointTokens.__init__",
     by=_made,
     tokens_cut_from_the_left=(
         "The beginning of a longer text is cut off.",
@@ -155,11 +146,15 @@ wrong_steps(
     tokens_with_bpe_dropout=("Merges left out at random.", lambda self, _: setattr(self._tokenizer.model, "dropout", 0.3)),
     tokens_padding_of_the_file_kept=("The padding that tokenizer.json asks for becomes tokens of the text.", _padded_as_in_the_file),
 )
-MEASURE = "CheckpointTokens.measure"
+
+
+def _measured(found: list[tuple[Indices, int]], texts: Sequence[str]) -> list[tuple[str, Indices, int]]:
+    return [(text, *each) for text, each in zip(texts, found, strict=True)]
+
+
 wrong_steps(
-    TOKENS,
-    MEASURE,
-    by=lambda change: lambda measure, self, text: change(self, text, *measure(self, text)),
+    "impl.tokens:CheckpointTokens.measure",
+    by=lambda change: lambda measure, self, texts: [change(self, *each) for each in _measured(measure(self, texts), texts)],
     tokens_limit_exclusive=("One token fewer than max_seq_len.", lambda self, _, ids, n: (ids[: max(1, self.max_seq_len - 1)], n)),
     tokens_empty_text_gives_none=("An empty text has no token.", lambda _, text, ids, length: (ids if text else [], length)),
     statistics_of_characters=("Lengths in characters.", lambda _, text, ids, __: (ids, max(1, len(text)))),
@@ -170,21 +165,20 @@ wrong_steps(
 )
 
 
-@wrong_step(TOKENS, MEASURE, "own")
-def tokens_text_normalised(measure: Step, self: Any, text: str) -> Any:
+@wrong_step("impl.tokens:CheckpointTokens.measure")
+def tokens_text_normalised(measure: Step, self: Any, texts: Sequence[str]) -> Any:
     """Texts brought to NFC first."""
-    return measure(self, unicodedata.normalize("NFC", text))
+    return measure(self, [unicodedata.normalize("NFC", text) for text in texts])
 
 
-@wrong_step(TOKENS, MEASURE, "own")
-def tokens_end_token_cut_off(_: Step, self: Any, text: str) -> tuple[list[int], int]:
+@wrong_step("impl.tokens:CheckpointTokens.measure")
+def tokens_end_token_cut_off(_: Step, self: Any, texts: Sequence[str]) -> list[tuple[Indices, int]]:
     """Truncation takes the closing token."""
-    self._tokenizer.no_truncation()
-    ids = self._tokenizer.encode(text).ids or [self.fill]
-    return ids[: self.max_seq_len], len(ids)
+    rows = [self._whole.encode(text).ids or [self.fill] for text in texts]
+    return [(ids[: self.max_seq_len], len(ids)) for ids in rows]
 
 
-@wrong_step(TOKENS, "load_tokenizer", "own")
+@wrong_step("impl.tokens:load_tokenizer")
 def tokenizer_falls_back_to_bytes(load: Step, folder: Path, max_seq_len: int, padding_side: str = "right") -> Any:
     """Bytes instead of a tokenizer that is missing or broken."""
     from blackswan.impl.tokens import ByteTokens
@@ -195,22 +189,25 @@ def tokenizer_falls_back_to_bytes(load: Step, folder: Path, max_seq_len: int, pa
         return ByteTokens(max_seq_len, padding_side)
 
 
-@wrong_step(TOKENS, "ByteTokens.measure", "own")
-def byte_tokens_of_characters(_: Step, self: Any, text: str) -> tuple[list[int], int]:
+@wrong_step("impl.tokens:ByteTokens.measure")
+def byte_tokens_of_characters(_: Step, self: Any, texts: Sequence[str]) -> list[tuple[Indices, int]]:
     """Code points instead of bytes."""
-    return [min(ord(character), 255) for character in text][: self.max_seq_len] or [self.fill], max(1, len(text))
+    rows = ([min(ord(character), 255) for character in text] or [self.fill] for text in texts)
+    return [(ids[: self.max_seq_len], len(ids)) for ids in rows]
 
 
-NO_WORD = "No word that there is no tokenizer."
-named_step("byte_tokens_pad_with_a_byte", "own", "Padding is the byte 0.", lambda _: 0, TOKENS, "ByteTokens.fill")
-named_step("byte_tokens_say_nothing", "own", NO_WORD, lambda _: "tokenizer (257 tokens)", TOKENS, "ByteTokens.description")
+wrong_steps("impl.tokens:ByteTokens.fill", byte_tokens_pad_with_a_byte=("Padding is the byte 0.", lambda _: 0))
+wrong_steps(
+    "impl.tokens:ByteTokens.description",
+    byte_tokens_say_nothing=("No word that there is no tokenizer.", lambda _: "tokenizer (257 tokens)"),
+)
 
 
 def _percentiles(rank: Callable[[list[int], int], int]) -> Step:
     """Statistics with other percentiles: (sorted lengths, percent)."""
 
-    def changed(statistics: Step, labels: Any, classes: int, lengths: Sequence[int], *others: int) -> Any:
-        found, ranked = statistics(labels, classes, lengths, *others), sorted(lengths)
+    def changed(statistics: Step, labels: Any, classes: int, lengths: Any, *others: int) -> Any:
+        found, ranked = statistics(labels, classes, lengths, *others), sorted(lengths.tolist())
         return replace(found, length_percentiles={percent: rank(ranked, percent) for percent in found.length_percentiles})
 
     return changed
@@ -223,33 +220,28 @@ def _interpolated(ranked: list[int], percent: int) -> int:
 
 
 wrong_steps(
-    SAMPLES,
-    "statistics",
+    "impl.samples:statistics",
     by=_percentiles,
     statistics_interpolated=("Percentiles interpolated.", _interpolated),
     statistics_rank_rounded_down=("Percentiles one rank low.", lambda ranked, percent: ranked[max(0, percent * len(ranked) // 100 - 1)]),
 )
 
 
-@wrong_step(SAMPLES, "statistics", "own")
+@wrong_step("impl.samples:statistics")
 def statistics_first_of_several_labels(statistics: Step, labels: Any, *others: Any) -> Any:
     """A sample of several classes counts for the first."""
-    several = not isinstance(labels[0], int)
-    first = [tuple(int(on and not any(label[:i])) for i, on in enumerate(label)) for label in labels] if several else labels
-    return statistics(first, *others)
+    return statistics(labels * (labels.cumsum(axis=1) == 1) if labels.ndim == 2 else labels, *others)
 
 
-named_step(
-    "statistics_empty_class_ignored",
-    "own",
-    "The rarest class is the rarest that has samples.",
-    lambda _: property(lambda self: min(count for count in self.class_counts if count)),
-    CORPUS,
-    "Statistics.minority",
+wrong_steps(
+    "impl.corpus:Statistics.minority",
+    statistics_empty_class_ignored=(
+        "The rarest class is the rarest that has samples.",
+        lambda _, self: min(count for count in self.class_counts if count),
+    ),
 )
 wrong_steps(
-    SAMPLES,
-    "Samples.select",
+    "impl.samples:Samples.select",
     statistics_after_truncation_of_a_part=(
         "Lengths after truncation where samples were selected: the training part of a split is never said to be cut.",
         lambda select, self, indices: replace(select(self, indices), text_lengths=None),
@@ -260,8 +252,7 @@ wrong_steps(
     ),
 )
 wrong_steps(
-    TOKENS,
-    "Tokens.pad",
+    "impl.tokens:Tokens.pad",
     by=lambda change: lambda pad, self, rows: change(self, *pad(self, rows)),
     batch_padding_counts_as_real=("Padding is true in the mask.", lambda _, ids, mask: (ids, mask | True), "P11"),
     batch_mask_from_padding_id=("Mask from the padding id, which is also a token.", lambda self, ids, _: (ids, ids != self.fill), "P8"),
@@ -273,7 +264,7 @@ wrong_steps(
 )
 
 
-@wrong_step(TOKENS, "Tokens.pad", "own")
+@wrong_step("impl.tokens:Tokens.pad")
 def batch_padding_side_ignored(pad: Step, self: Any, rows: Any) -> Any:
     """Padded on the right whatever the settings say."""
     side, self.padding_side = self.padding_side, "right"
@@ -283,16 +274,15 @@ def batch_padding_side_ignored(pad: Step, self: Any, rows: Any) -> Any:
         self.padding_side = side
 
 
-@wrong_step(TOKENS, "Tokens.batch", "own")
+@wrong_step("impl.tokens:Tokens.batch")
 def batch_raw_text_stripped(batch: Step, self: Any, texts: Sequence[str]) -> Any:
     """Raw texts are not treated as pre-tokenised ones."""
     return batch(self, [text.strip() for text in texts])
 
 
 wrong_steps(
-    SAMPLES,
-    "Samples.batch",
-    by=_result,
+    "impl.samples:Samples.batch",
+    by=of_result,
     batch_labels_of_the_next_sample=("Labels one sample off.", lambda batch: replace(batch, labels=batch.labels.roll(1, 0))),
     batch_multi_hot_in_integers=("Multi-hot labels are integers.", lambda batch: replace(batch, labels=batch.labels.long())),
 )
@@ -304,8 +294,7 @@ def _shuffled(count: int, seed: int) -> Indices:
 
 
 wrong_steps(
-    SAMPLES,
-    "epoch_order",
+    "impl.samples:epoch_order",
     order_same_in_each_epoch=("Shuffled once.", lambda order, count, seed, _: order(count, seed, 0)),
     order_ignores_seed=("The same order for every seed.", lambda order, count, _, epoch: order(count, 0, epoch)),
     order_of_seed_plus_epoch=(
@@ -327,19 +316,18 @@ wrong_steps(
     order_without_the_last_sample=("The last sample of the corpus is never seen.", lambda order, n, *seeds: order(n - 1, *seeds)),
 )
 wrong_steps(
-    SAMPLES,
-    "effective_batches",
+    "impl.samples:effective_batches",
     batches_last_dropped=(
         "The last batch is left out when it is not full.",
         lambda batches, order, size: [batch for batch in batches(order, size) if len(batch) == size],
     ),
     batches_last_filled_up=(
         "The last batch repeats samples of the first.",
-        lambda batches, order, size: [(batch + list(order) * size)[:size] for batch in batches(order, size)],
+        lambda batches, order, size: [[*batch, *list(order) * size][:size] for batch in batches(order, size)],
     ),
     batches_empty_at_the_end=(
         "An empty batch where the epoch divides evenly.",
-        lambda batches, order, size: batches(order, size) + [[]] * (len(order) % size == 0),
+        lambda batches, order, size: [*batches(order, size), *[[]] * (len(order) % size == 0)],
     ),
 )
 
@@ -356,17 +344,16 @@ def _choosing(choose: Callable[[Any, float, int], set[int]]) -> Step:
 
 
 def _share_of_each_class(samples: Any, fraction: float, seed: int) -> set[int]:
-    """Of each class the first ones in the order of that seed, rounded down."""
+    """The first samples of each class in the order of that seed; their number is rounded down."""
     chosen: set[int] = set()
-    for label in set(samples.targets):
-        members = [index for index in _shuffled(len(samples), seed) if samples.targets[index] == label]
+    for label in np.unique(samples.targets, axis=0):
+        members = [index for index in _shuffled(len(samples), seed) if np.array_equal(samples.targets[index], label)]
         chosen.update(members[: math.floor(fraction * len(members))])
     return chosen
 
 
 wrong_steps(
-    SAMPLES,
-    "split_validation",
+    "impl.samples:split_validation",
     by=_choosing,
     split_not_stratified=(
         "Drawn from all samples alike.",
@@ -375,29 +362,28 @@ wrong_steps(
     split_shares_rounded_down=("Every class rounded down.", _share_of_each_class),
 )
 wrong_steps(
-    SAMPLES,
-    "_shuffled",
-    split_takes_the_first=("The first samples of each class.", lambda _, count, *__: list(range(count))),
+    "impl.samples:_shuffled",
+    split_takes_the_first=("The first samples of each class.", lambda _, count, *__: np.arange(count)),
     split_from_global_state=(
         "Another split after a resume: training samples in the validation part.",
-        lambda _, count, *__: random.sample(range(count), count),
+        lambda _, count, *__: np.asarray(random.sample(range(count), count)),
     ),
 )
 
 
-@wrong_step(SAMPLES, "_shares", "own")
+@wrong_step("impl.samples:_shares")
 def split_takes_the_last_of_a_class(shares: Step, counts: Sequence[int], *others: Any, **named: Any) -> list[int]:
     """The only sample of a class is held out."""
     return [1 if count == 1 else share for count, share in zip(counts, shares(counts, *others, **named), strict=True)]
 
 
-@wrong_step(SAMPLES, "split_validation", "own")
+@wrong_step("impl.samples:split_validation")
 def split_overlaps(split: Step, samples: Any, *others: Any) -> Any:
     """Validation samples are trained on as well."""
     return samples, split(samples, *others)[1]
 
 
-@wrong_step(SAMPLES, "split_validation", "own")
+@wrong_step("impl.samples:split_validation")
 def split_empty_in_silence(split: Step, samples: Any, *others: Any) -> Any:
     """An empty validation part where one was asked for."""
     try:
@@ -411,8 +397,7 @@ def _trains_on_all(divide: Step, samples: Any, *others: Any) -> Any:
 
 
 wrong_steps(
-    "blackswan.impl.pipeline",
-    "training_and_validation",
+    "impl.pipeline:training_and_validation",
     run_trains_on_its_validation=("The pipeline holds samples out for validation, and trains on them too.", _trains_on_all),
     run_split_swapped=("The part for validation is trained on, and the other validates.", lambda divide, *given: divide(*given)[::-1]),
     run_split_of_another_seed=("The split ignores the run's seed.", lambda divide, *given: divide(*given[:3], given[3] + 1)),
@@ -422,8 +407,7 @@ wrong_steps(
     ),
 )
 wrong_steps(
-    SAMPLES,
-    "training_and_validation",
+    "impl.samples:training_and_validation",
     command_trains_on_its_validation=("The command holds samples out for validation, and trains on them too.", _trains_on_all),
     command_ignores_validation_corpus=(
         "--validation is read, and a part of --corpus validates.",
@@ -433,9 +417,9 @@ wrong_steps(
 
 
 def _weighing(weigh: Callable[[int, Sequence[int]], float]) -> Step:
-    """Weights of each class: (samples of it, samples of all classes)."""
+    """Weights of each class, whatever the scale that was asked for: (samples of it, samples of all classes)."""
 
-    def weights(_: Step, samples: Any) -> tuple[float, ...]:
+    def weights(_: Step, samples: Any, *_kind: str) -> tuple[float, ...]:
         counts = samples.statistics().class_counts
         return tuple(weigh(count, counts) for count in counts)
 
@@ -443,17 +427,21 @@ def _weighing(weigh: Callable[[int, Sequence[int]], float]) -> Step:
 
 
 wrong_steps(
-    SAMPLES,
-    "balanced_weights",
+    "impl.samples:balanced_weights",
     by=_weighing,
     weights_proportional=("Frequent classes weigh more.", lambda count, counts: len(counts) * count / sum(counts)),
-    weights_not_normalised=(
-        "n / (classes · n_c), which does not add up to the number of classes.",
-        lambda count, counts: sum(counts) / (len(counts) * max(count, 1)),
+    weights_not_normalised=("1 / n_c, whose mean over the samples is K / N.", lambda count, _: 1 / max(count, 1)),
+    weights_sum_to_classes=(
+        "Weights that add up to the number of classes: with one class rare, the loss shrinks.",
+        lambda count, counts: len(counts) / (count * sum(1 / each for each in counts)),
+    ),
+    weights_over_samples_alone=(
+        "N / (K n_c) where a mean of 1 over the classes is asked for.",
+        lambda count, counts: sum(counts) / (len(counts) * count),
     ),
     weights_of_an_empty_class=("A class without samples gets a weight.", lambda count, _: 1 / max(count, 1)),
     weights_of_the_root=(
         "Inverse to the root of the number of samples.",
-        lambda count, counts: len(counts) * count**-0.5 / sum(each**-0.5 for each in counts),
+        lambda count, counts: sum(counts) * count**-0.5 / sum(each**0.5 for each in counts),
     ),
 )

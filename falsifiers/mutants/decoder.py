@@ -5,231 +5,124 @@ from typing import Any
 
 import numpy as np
 
-from blackswan.falsifiers.mutants.registry import mutant
-from blackswan.falsifiers.mutants.variation import Change, Made, varied
+from blackswan.falsifiers.mutants.registry import mutants
+from blackswan.falsifiers.mutants.variation import Made, wrong_calls
 from blackswan.reference.classifier import NF4_BLOCK
-from blackswan.reference.table import Composition, Scalars
 
-WEIGHT_NAME = re.compile(r"^model\.layers\.(\d+)\.")
-
-
-def _last_layer(scalars: Scalars) -> str:
-    return f"model.layers.{scalars['layers'] - 1}."
+WEIGHT_NAME = re.compile(r"^model\.layers\.(\d+)\.(?=.*(weight|bias)$)")
 
 
-def _always(change: Change) -> Any:
-    return lambda _: change
+def _in_last_layer(made: Made) -> bool:
+    return made.path.startswith(f"model.layers.{made.scalars['layers'] - 1}.")
 
 
-@mutant("decoder_forward", "P14")
-def decoder_final_norm_dropped(correct: Composition) -> Composition:
-    """No final norm."""
-    return varied(correct, _always(lambda made: made.arguments["x"] if made.path == "model.norm" else made.run()))
+def _passed(made: Made) -> str:
+    """The name of what the call was given, for its result."""
+    return str(made.arguments["x"])
 
 
-@mutant("decoder_forward", "S1", "P4")
-def decoder_qkv_biases_dropped(correct: Composition) -> Composition:
-    """Q/K/V biases loaded and not applied."""
-    return varied(correct, _always(lambda made: made.run(bias=None) if made.operation == "linear" else made.run()))
+def _last_passed(made: Made) -> str:
+    return _passed(made) if _in_last_layer(made) else made.run()
 
 
-@mutant("decoder_forward", "S29")
-def decoder_layers_swapped(correct: Composition) -> Composition:
-    """Weights of the first and the last layer swapped at upload."""
+def _mirrored(made: Made) -> str:
+    """The first layer reads the parameters of the last, and the last those of the first."""
+    last = made.scalars["layers"] - 1
 
-    def change_for(scalars: Scalars) -> Change:
-        """Every call reads the parameters of the layer at the mirrored place, the first of the last and the last of the first."""
+    def renamed(value: Any) -> Any:
+        found = WEIGHT_NAME.match(value) if isinstance(value, str) else None
+        layer = int(found[1]) if found else 0
+        return WEIGHT_NAME.sub(f"model.layers.{ {0: last, last: 0}.get(layer, layer) }.", value) if found else value
 
-        def renamed(value: Any) -> Any:
-            found = WEIGHT_NAME.match(value) if isinstance(value, str) and value.endswith((".weight", ".bias")) else None
-            layers = {0: scalars["layers"] - 1, scalars["layers"] - 1: 0}
-            return value if not found else WEIGHT_NAME.sub(f"model.layers.{layers.get(int(found[1]), int(found[1]))}.", value)
-
-        return lambda made: made.run(**{name: renamed(value) for name, value in made.arguments.items()})
-
-    return varied(correct, change_for)
-
-
-@mutant("decoder_forward", "S16")
-def decoder_qk_norm_missing_in_one_block(correct: Composition) -> Composition:
-    """The last block lacks its QK-norm weights."""
-
-    def change_for(scalars: Scalars) -> Change:
-        def missing(made: Made) -> bool:
-            return made.operation == "qk_norm" and made.path.startswith(_last_layer(scalars))
-
-        return lambda made: made.arguments["x"] if missing(made) else made.run()
-
-    return varied(correct, change_for)
-
-
-@mutant("decoder_forward", "own")
-def decoder_head_untied(correct: Composition) -> Composition:
-    """Logits from a row-shifted embedding."""
-
-    def shifted(made: Made) -> str:
-        if made.path != "lm_head":
-            return made.run()
-        weight = made.arguments["weight"]
-        return made.run(weight=made.tape.put(f"{weight}:shifted", np.roll(made.tape.values[weight], 1, axis=0)))
-
-    return varied(correct, _always(shifted))
-
-
-@mutant("decoder_forward", "S28")
-def decoder_logits_flat(correct: Composition) -> Composition:
-    """Logits of a fresh, almost zero head instead of the loaded one."""
-
-    def fresh(made: Made) -> str:
-        if made.path != "lm_head":
-            return made.run()
-        weight = made.arguments["weight"]
-        return made.run(weight=made.tape.put(f"{weight}:fresh", 1e-3 * made.tape.values[weight][::-1]))
-
-    return varied(correct, _always(fresh))
+    return made.run(**{name: renamed(value) for name, value in made.arguments.items()})
 
 
 def _positions_by_column(made: Made) -> str:
-    if made.operation != "rope":
-        return made.run()
-    mask = made.tape.values["mask"]
-    if "columns" not in made.tape.values:
-        made.tape.put("columns", np.broadcast_to(np.arange(mask.shape[1]), mask.shape))
-    return made.run(positions="columns")
+    positions = made.value("positions")
+    return made.run_on("positions", np.broadcast_to(np.arange(positions.shape[1]), positions.shape))
 
 
-@mutant("decoder_forward", "S21", "P9")
-def decoder_positions_count_padding(correct: Composition) -> Composition:
-    """Positions by column; shows with padding between real tokens."""
-    return varied(correct, _always(_positions_by_column))
-
-
-@mutant("decoder_forward", "own")
-def decoder_last_layer_skipped(correct: Composition) -> Composition:
-    """One layer fewer."""
-
-    def change_for(scalars: Scalars) -> Change:
-        def skipped(made: Made) -> bool:
-            return made.operation == "residual_add" and made.path.startswith(_last_layer(scalars))
-
-        return lambda made: made.arguments["x"] if skipped(made) else made.run()
-
-    return varied(correct, change_for)
-
-
-@mutant("decoder_forward", "own")
-def decoder_norms_swapped(correct: Composition) -> Composition:
-    """The two norm weights of a block swapped."""
+def _other_norm(made: Made) -> str:
     other = {"input_layernorm": "post_attention_layernorm", "post_attention_layernorm": "input_layernorm"}
-
-    def swapped(made: Made) -> str:
-        block, _, norm = made.path.rpartition(".")
-        return made.run(weight=f"{block}.{other[norm]}.weight") if norm in other else made.run()
-
-    return varied(correct, _always(swapped))
+    block, _, norm = made.path.rpartition(".")
+    return made.run(weight=f"{block}.{other[norm]}.weight") if norm in other else made.run()
 
 
-@mutant("decoder_forward", "own")
-def decoder_residual_from_norm(correct: Composition) -> Composition:
-    """The residual of the MLP taken after the norm."""
-
-    def from_norm(made: Made) -> str:
-        block, _, name = made.path.rpartition(".")
-        return made.run(x=f"{block}.post_attention_layernorm") if name == "mlp_residual" else made.run()
-
-    return varied(correct, _always(from_norm))
-
-
-@mutant("decoder_forward", "S21")
-def decoder_padding_ignored(correct: Composition) -> Composition:
-    """The mask not passed on to attention."""
-
-    def unmasked(made: Made) -> str:
-        if made.operation != "attention":
-            return made.run()
-        if "all_real" not in made.tape.values:
-            made.tape.put("all_real", np.ones_like(made.tape.values["mask"]))
-        return made.run(mask="all_real")
-
-    return varied(correct, _always(unmasked))
-
-
-@mutant("classifier_forward", "S27")
-def nf4_not_applied(correct: Composition) -> Composition:
-    """NF4 asked for, the weights stay unquantised."""
-    return varied(correct, _always(Made.run), nf4=False)
-
-
-@mutant("classifier_forward", "own")
-def classifier_head_bias_dropped(correct: Composition) -> Composition:
-    """Head bias not added."""
-    return varied(correct, _always(lambda made: made.run(bias=None) if made.path == "score" else made.run()))
-
-
-@mutant("classifier_forward", "P18", hidden_in=("bfloat16",))
-def classifier_head_quantised(correct: Composition) -> Composition:
-    """NF4 asked for, the head is quantised by accident as well."""
-
-    def change_for(scalars: Scalars) -> Change:
-        def quantised(made: Made) -> str:
-            if made.path != "score" or not scalars.get("nf4", False):
-                return made.run()
-            tape, weight, name = made.tape, made.arguments["weight"], "score.weight.nf4"
-            rows, columns = tape.values[weight].shape
-            tape.plainly(name, "nf4_quantize", weight=weight, block_size=NF4_BLOCK)
-            stored = {"codes": f"{name}.codes", "absmax": f"{name}.absmax"}
-            shape = {"rows": rows, "columns": columns, "block_size": NF4_BLOCK}
-            return made.run(weight=tape.plainly("score.weight.dequantized", "nf4_dequantize", **stored, **shape))
-
-        return quantised
-
-    return varied(correct, change_for)
+mutants(
+    "decoder_forward",
+    decoder_final_norm_dropped=("No final norm.", wrong_calls(_passed, at="model.norm".__eq__), "P14"),
+    decoder_qkv_biases_dropped=("Q/K/V biases loaded and not applied.", wrong_calls(lambda made: made.run(bias=None), "linear"), "S1, P4"),
+    decoder_layers_swapped=("Weights of the first and the last layer swapped at upload.", wrong_calls(_mirrored), "S29"),
+    decoder_qk_norm_missing_in_one_block=("The last block lacks its QK-norm weights.", wrong_calls(_last_passed, "qk_norm"), "S16"),
+    decoder_head_untied=(
+        "Logits from a row-shifted embedding.",
+        wrong_calls(lambda made: made.run_on("weight", np.roll(made.value("weight"), 1, axis=0)), at="lm_head".__eq__),
+    ),
+    decoder_logits_flat=(
+        "Logits of a fresh, almost zero head instead of the loaded one.",
+        wrong_calls(lambda made: made.run_on("weight", 1e-3 * made.value("weight")[::-1]), at="lm_head".__eq__),
+        "S28",
+    ),
+    decoder_positions_count_padding=(
+        "Positions by column; shows with padding between real tokens.",
+        wrong_calls(_positions_by_column, "rope"),
+        "S21, P9",
+    ),
+    decoder_last_layer_skipped=("One layer fewer.", wrong_calls(_last_passed, "residual_add")),
+    decoder_norms_swapped=("The two norm weights of a block swapped.", wrong_calls(_other_norm, "rms_norm")),
+    decoder_residual_from_norm=(
+        "The residual of the MLP taken after the norm.",
+        wrong_calls(
+            lambda made: made.run(x=made.path.replace("mlp_residual", "post_attention_layernorm")),
+            at=lambda path: path.endswith(".mlp_residual"),
+        ),
+    ),
+    decoder_padding_ignored=(
+        "The mask not passed on to attention.",
+        wrong_calls(lambda made: made.run_on("mask", made.value("mask") | True), "attention"),
+        "S21",
+    ),
+)
 
 
-@mutant("classifier_forward", "own")
-def classifier_targets_q_k(correct: Composition) -> Composition:
-    """Adapters of q and k: that of v is loaded and not applied."""
-
-    def without_v(made: Made) -> str:
-        if made.operation != "lora_linear" or not made.path.endswith("v_proj"):
-            return made.run()
-        return made.run(alpha=0.0)
-
-    return varied(correct, _always(without_v))
-
-
-@mutant("classifier_forward", "own")
-def classifier_adapters_of_last_layer_dropped(correct: Composition) -> Composition:
-    """The last layer runs without its adapters."""
-
-    def change_for(scalars: Scalars) -> Change:
-        def bare(made: Made) -> bool:
-            return made.operation == "lora_linear" and made.path.startswith(_last_layer(scalars))
-
-        return lambda made: made.run(alpha=0.0) if bare(made) else made.run()
-
-    return varied(correct, change_for)
-
-
-@mutant("classifier_forward", "S21", "P9")
-def classifier_positions_count_padding(correct: Composition) -> Composition:
-    """Positions by column; shows with padding between real tokens."""
-    return varied(correct, _always(_positions_by_column))
-
-
-@mutant("classifier_forward", "P14")
-def classifier_pools_before_final_norm(correct: Composition) -> Composition:
-    """Hidden states pooled before the final norm."""
-    return varied(correct, _always(lambda made: made.arguments["x"] if made.path == "model.norm" else made.run()))
-
-
-@mutant("classifier_forward", "S27", hidden_in=("bfloat16",))
-def classifier_one_projection_unquantised(correct: Composition) -> Composition:
-    """NF4 asked for, down_proj stays unquantised."""
-
-    def original(made: Made) -> str:
-        if made.operation == "nf4_dequantize" and made.path.endswith("down_proj.weight.dequantized"):
-            return made.path.removesuffix(".dequantized")
+def _quantised_head(made: Made) -> str:
+    if not made.scalars.get("nf4", False):
         return made.run()
+    tape, weight, name = made.tape, made.arguments["weight"], "score.weight.nf4"
+    rows, columns = tape.values[weight].shape
+    tape.plainly(name, "nf4_quantize", weight=weight, block_size=NF4_BLOCK)
+    stored = {"codes": f"{name}.codes", "absmax": f"{name}.absmax", "rows": rows, "columns": columns, "block_size": NF4_BLOCK}
+    return made.run(weight=tape.plainly("score.weight.dequantized", "nf4_dequantize", **stored))
 
-    return varied(correct, _always(original))
+
+mutants(
+    "classifier_forward",
+    nf4_not_applied=("NF4 asked for, the weights stay unquantised.", wrong_calls(Made.run, nf4=False), "S27"),
+    classifier_head_bias_dropped=("Head bias not added.", wrong_calls(lambda made: made.run(bias=None), at="score".__eq__)),
+    classifier_head_quantised=(
+        "NF4 asked for, the head is quantised by accident as well.",
+        wrong_calls(_quantised_head, at="score".__eq__),
+        "P18",
+        "bfloat16",
+    ),
+    classifier_targets_q_k=(
+        "Adapters of q and k: that of v is loaded and not applied.",
+        wrong_calls(lambda made: made.run(alpha=0.0), "lora_linear", at=lambda path: path.endswith("v_proj")),
+    ),
+    classifier_adapters_of_last_layer_dropped=(
+        "The last layer runs without its adapters.",
+        wrong_calls(lambda made: made.run(alpha=0.0) if _in_last_layer(made) else made.run(), "lora_linear"),
+    ),
+    classifier_positions_count_padding=(
+        "Positions by column; shows with padding between real tokens.",
+        wrong_calls(_positions_by_column, "rope"),
+        "S21, P9",
+    ),
+    classifier_pools_before_final_norm=("Hidden states pooled before the final norm.", wrong_calls(_passed, at="model.norm".__eq__), "P14"),
+    classifier_one_projection_unquantised=(
+        "NF4 asked for, down_proj stays unquantised.",
+        wrong_calls(lambda made: made.path.removesuffix(".dequantized"), "nf4_dequantize", lambda path: "down_proj" in path),
+        "S27",
+        "bfloat16",
+    ),
+)

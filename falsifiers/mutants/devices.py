@@ -5,28 +5,22 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
-from blackswan.falsifiers.mutants.registry import wrong_step
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
 Step = Callable[..., Any]
-_resolve = partial(wrong_step, "blackswan.impl.device", "resolve_device")
-_residency = partial(wrong_step, "blackswan.impl.residency", "_tensors", "own")
-_ledger = partial(wrong_step, "blackswan.impl.ledger")
-_required = partial(wrong_step, "blackswan.impl.ledger", "Ledger._require")
-_nonfinite = partial(wrong_step, "blackswan.impl.nonfinite")
 
 
-@wrong_step("blackswan.impl.device", "warnings.warn", "S26")
+@wrong_step("impl.device:warnings.warn", "S26")
 def auto_falls_back_in_silence(*_: Any, **_options: Any) -> None:
     """No warning when auto takes the CPU."""
 
 
-@_resolve("own")
+@wrong_step("impl.device:resolve_device")
 def auto_warns_of_every_device(resolve: Step, name: str) -> Any:
     """A warning for devices that were named as well."""
     found = resolve(name)
@@ -35,7 +29,7 @@ def auto_warns_of_every_device(resolve: Step, name: str) -> Any:
     return found
 
 
-@_resolve("S26")
+@wrong_step("impl.device:resolve_device", "S26")
 def device_explicit_falls_back(resolve: Step, name: str) -> Any:
     """The CPU or another card instead of one that is not there."""
     try:
@@ -44,35 +38,58 @@ def device_explicit_falls_back(resolve: Step, name: str) -> Any:
         return resolve("auto")
 
 
-@_resolve("own")
+@wrong_step("impl.device:resolve_device")
 def device_index_dropped(resolve: Step, name: str) -> Any:
     """The first card whatever the index."""
     found = resolve(name)
     return torch.device("cuda", 0) if found.type == "cuda" else found
 
 
+@wrong_step("impl.device:parse_device")
+def device_names_of_cuda_alone(parse: Step, name: str) -> Any:
+    """Accelerators other than CUDA's are refused, also where they are."""
+    if name.partition(":")[0] not in ("cpu", "auto", "cuda"):
+        raise ValueError(f"device {name!r}: expected cpu, cuda, cuda:N or auto")
+    return parse(name)
+
+
+@wrong_step("impl.device:_present")
+def device_of_any_kind(present: Step, kind: str) -> Any:
+    """Any accelerator counts as one of the kind that was asked for."""
+    return max(map(present, ("cuda", "xpu", "mps", kind)))
+
+
+@wrong_step("impl.device:resolve_device")
+def device_hip_by_its_own_name(resolve: Step, name: str) -> Any:
+    """ROCm's devices by a name that torch has no module for."""
+    return torch.device("hip", resolve(name).index) if name.startswith("hip") else resolve(name)
+
+
+@wrong_step("impl.device:resolve_device")
+def auto_takes_any_accelerator(resolve: Step, name: str) -> Any:
+    """The accelerator that torch names, which no claim was ever asked on, for auto."""
+    here = torch.accelerator.current_accelerator()
+    return torch.device(here.type, 0) if name == "auto" and here is not None else resolve(name)
+
+
 # proof of residency
 
 
-@_residency()
+@wrong_step("impl.residency:_tensors")
 def residency_of_trained_only(tensors: Step, *given: Any) -> Any:
     """LoRA, head and optimiser are not looked at."""
     return ((name, value) for name, value in tensors(*given) if not any(part in name for part in ("lora_", "score", "optimiser")))
 
 
-@_residency()
-def residency_without_buffers(tensors: Step, *given: Any) -> Any:
-    """NF4 codes and absmax are not looked at."""
-    return ((name, value) for name, value in tensors(*given) if "quantized" not in name)
+wrong_step("impl.residency:_tensors", name="residency_without_buffers", doc="NF4 codes and absmax are not looked at.")(
+    lambda tensors, *given: ((name, value) for name, value in tensors(*given) if "quantized" not in name)
+)
+wrong_step("impl.residency:_tensors", name="residency_without_optimiser", doc="Moments are not looked at.")(
+    lambda tensors, *given: ((name, value) for name, value in tensors(*given) if not name.startswith("optimiser"))
+)
 
 
-@_residency()
-def residency_without_optimiser(tensors: Step, *given: Any) -> Any:
-    """Moments are not looked at."""
-    return ((name, value) for name, value in tensors(*given) if not name.startswith("optimiser"))
-
-
-@wrong_step("blackswan.impl.residency", "require_residency", "S26")
+@wrong_step("impl.residency:require_residency", "S26")
 def residency_moves_in_silence(*_: Any) -> None:
     """No objection to a tensor elsewhere."""
 
@@ -80,7 +97,7 @@ def residency_moves_in_silence(*_: Any) -> None:
 # the ledger
 
 
-@_ledger("Ledger._locked", "own")
+@wrong_step("impl.ledger:Ledger._locked")
 @contextmanager
 def ledger_without_lock(locked: Step, self: Any) -> Iterator[None]:
     """Read and written without the lock."""
@@ -89,36 +106,38 @@ def ledger_without_lock(locked: Step, self: Any) -> Iterator[None]:
     yield
 
 
-@_required("S23")
-def ledger_capacity_hard_coded(require: Step, self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
-    """24 GB whatever the card has."""
-    return require(self, device, count, others, replace(memory or self._memory(device), free=24 * 2**30, total=24 * 2**30))
+def _asking(changes: Callable[[Any, Any, Any], Mapping[str, Any]]) -> Step:
+    """`Ledger._require` on other entries, memory or bytes: `changes` sees the entries, the memory and the bytes."""
+
+    def wrong(require: Step, self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
+        asked = {"count": count, "others": others, "memory": memory or self._memory(device)}
+        return require(self, device, *{**asked, **changes(others, asked["memory"], count)}.values())
+
+    return wrong
 
 
-@_required("own")
-def ledger_counts_own_only(require: Step, self: Any, device: Any, count: int, others: Any, *memory: Any) -> Any:
-    """Reservations of other processes are not counted."""
-    return require(self, device, count, [entry for entry in others if entry.pid == os.getpid()], *memory)
-
-
-@_required("own")
-def ledger_ignores_free(require: Step, self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
-    """What programs without a reservation take is not counted."""
-    memory = memory or self._memory(device)
-    return require(self, device, count, others, replace(memory, free=memory.total))
-
-
-@_required("own")
-def ledger_refuses_what_just_fits(require: Step, self: Any, device: Any, count: int, *given: Any) -> Any:
-    """A reservation of all that is left is refused."""
-    return require(self, device, count + 1, *given)
-
-
-@_required("own")
-def ledger_mixes_devices(require: Step, self: Any, device: Any, count: int, others: Any, *memory: Any) -> Any:
-    """What is reserved of one card counts against every card."""
-    key = self._memory(device).key
-    return require(self, device, count, [replace(entry, device=key) for entry in others], *memory)
+wrong_steps(
+    "impl.ledger:Ledger._require",
+    by=_asking,
+    ledger_capacity_hard_coded=(
+        "24 GB whatever the card has.",
+        lambda _, memory, __: {"memory": replace(memory, free=24 * 2**30, total=24 * 2**30)},
+        "S23",
+    ),
+    ledger_counts_own_only=(
+        "Reservations of other processes are not counted.",
+        lambda others, *_: {"others": [entry for entry in others if entry.pid == os.getpid()]},
+    ),
+    ledger_ignores_free=(
+        "What programs without a reservation take is not counted.",
+        lambda _, memory, __: {"memory": replace(memory, free=memory.total)},
+    ),
+    ledger_refuses_what_just_fits=("A reservation of all that is left is refused.", lambda _, __, count: {"count": count + 1}),
+    ledger_mixes_devices=(
+        "What is reserved of one card counts against every card.",
+        lambda others, memory, _: {"others": [replace(entry, device=memory.key) for entry in others]},
+    ),
+)
 
 
 def _growing(update: Step, self: Any, entry: Any, device: Any, count: int, own: int) -> Any:
@@ -129,25 +148,22 @@ def _growing(update: Step, self: Any, entry: Any, device: Any, count: int, own: 
         return update(self, entry, device, count)
 
 
-@_ledger("Ledger.update", "own")
+@wrong_step("impl.ledger:Ledger.update")
 def ledger_counts_all_allocated_as_free(update: Step, self: Any, entry: Any, device: Any, count: int) -> Any:
     """All that the process holds, also beyond the reservation, counts as free to it when it grows."""
     return _growing(update, self, entry, device, count, self._memory(device).own)
 
 
-@_ledger("Ledger.update", "own")
+@wrong_step("impl.ledger:Ledger.update")
 def ledger_counts_allocated_twice(update: Step, self: Any, entry: Any, device: Any, count: int) -> Any:
-    """What was allocated of a reservation is not free to it when it grows."""
+    """Bytes that were allocated of a reservation are not free to it when it grows."""
     return _growing(update, self, entry, device, count, 0)
 
 
-@_ledger("Ledger._living", "own")
-def ledger_keeps_the_dead(_: Step, self: Any) -> Any:
-    """Entries of ended processes stay."""
-    return self._read()
+wrong_step("impl.ledger:Ledger._living", name="ledger_keeps_the_dead", doc="Entries of ended processes stay.")(lambda _, self: self._read())
 
 
-@_ledger("Ledger._living", "own")
+@wrong_step("impl.ledger:Ledger._living")
 def ledger_by_process_id_only(_: Step, self: Any) -> Any:
     """A later process of the same id inherits the entry."""
     from blackswan.impl.ledger import process_start
@@ -155,13 +171,12 @@ def ledger_by_process_id_only(_: Step, self: Any) -> Any:
     return [entry for entry in self._read() if process_start(entry.pid) is not None]
 
 
-@_ledger("Ledger.update", "own")
-def ledger_update_forgotten(_: Step, _self: Any, entry: Any, _device: Any, count: int) -> Any:
-    """A new size is not written."""
-    return replace(entry, bytes=count)
+wrong_step("impl.ledger:Ledger.update", name="ledger_update_forgotten", doc="A new size is not written.")(
+    lambda _, _self, entry, _device, count: replace(entry, bytes=count)
+)
 
 
-@_ledger("Ledger.update", "own")
+@wrong_step("impl.ledger:Ledger.update")
 def ledger_update_unchecked(_: Step, self: Any, entry: Any, _device: Any, count: int) -> Any:
     """A reservation grows whatever is left."""
     grown = replace(entry, bytes=count)
@@ -170,19 +185,19 @@ def ledger_update_unchecked(_: Step, self: Any, entry: Any, _device: Any, count:
     return grown
 
 
-@_ledger("Ledger.release", "own")
+@wrong_step("impl.ledger:Ledger.release")
 def ledger_release_forgotten(*_: Any) -> None:
     """A released reservation stays."""
 
 
-@_ledger("Ledger.release", "own")
+@wrong_step("impl.ledger:Ledger.release")
 def ledger_releases_all_of_a_process(_: Step, self: Any, entry: Any) -> None:
     """One release takes out all of the process."""
     with self._locked():
         self._write([other for other in self._living() if other.pid != entry.pid])
 
 
-@_ledger("reserve", "own")
+@wrong_step("impl.ledger:reserve")
 @contextmanager
 def memory_refused_after_allocation(reserve: Step, *given: Any) -> Iterator[None]:
     """The block runs, then the memory is asked for."""
@@ -191,7 +206,7 @@ def memory_refused_after_allocation(reserve: Step, *given: Any) -> Iterator[None
         pass
 
 
-@_ledger("Ledger.acquire", "own")
+@wrong_step("impl.ledger:Ledger.acquire")
 def memory_refused_without_numbers(acquire: Step, *given: Any) -> Any:
     """The refusal says no bytes."""
     try:
@@ -204,25 +219,23 @@ def memory_refused_without_numbers(acquire: Step, *given: Any) -> Any:
 # what is not finite
 
 
-@_nonfinite("_bad", "own")
-def origin_of_nan_only(_: Step, value: Any) -> bool:
-    """Infinities pass."""
-    return value.is_floating_point() and bool(value.isnan().any())
+wrong_step("impl.nonfinite:_bad", name="origin_of_nan_only", doc="Infinities pass.")(
+    lambda _, value: value.is_floating_point() and bool(value.isnan().any())
+)
 
 
-@_nonfinite("torch.tensor_split", "own")
+@wrong_step("impl.nonfinite:torch.tensor_split")
 def origin_of_the_first_part(split: Step, *given: Any) -> Any:
-    """Of a parameter that is searched in parts the first alone."""
+    """A parameter is searched in parts, and only the first part is looked at."""
     return split(*given)[:1]
 
 
-@_nonfinite("_own", "own")
-def origin_of_forward_only(_: Step, _path: str, _operation: str, _name: str, value: Any) -> Any:
-    """Gradients are not looked at."""
-    return value
+wrong_step("impl.nonfinite:_own", name="origin_of_forward_only", doc="Gradients are not looked at.")(
+    lambda _, _path, _operation, _name, value: value
+)
 
 
-@_nonfinite("_watched", "own")
+@wrong_step("impl.nonfinite:_watched")
 def origin_names_the_logits(_: Step, path: str, operation: str, function: Step, arguments: Mapping[str, Any]) -> Any:
     """Only the logits are looked at."""
     from blackswan.impl.nonfinite import _bad, _Found
@@ -233,19 +246,15 @@ def origin_names_the_logits(_: Step, path: str, operation: str, function: Step, 
     return result
 
 
-@_nonfinite("torch.autograd.grad", "own")
-def origin_leaves_gradients(_: Step, loss: Any, inputs: Any) -> None:
-    """Asking leaves gradients behind for the next step."""
-    loss.backward(inputs=inputs)
+wrong_step("impl.nonfinite:torch.autograd.grad", name="origin_leaves_gradients", doc="Asking leaves gradients behind for the next step.")(
+    lambda _, loss, inputs: loss.backward(inputs=inputs)
+)
+wrong_step("impl.optimiser:AdamW.flat_gradient", name="training_swallows_bad_gradients", doc="NaN gradients become zeros.")(
+    lambda flat, self: torch.nan_to_num(flat(self), nan=0.0, posinf=0.0, neginf=0.0)
+)
 
 
-@wrong_step("blackswan.impl.optimiser", "AdamW.flat_gradient", "own")
-def training_swallows_bad_gradients(flat: Step, self: Any) -> Any:
-    """NaN gradients become zeros."""
-    return torch.nan_to_num(flat(self), nan=0.0, posinf=0.0, neginf=0.0)
-
-
-@wrong_step("blackswan.impl.validation", "require_finite_norm", "own")
+@wrong_step("impl.validation:require_finite_norm")
 def training_steps_on_bad_gradients(*_: Any) -> None:
     """The norm is not looked at."""
 
@@ -253,13 +262,13 @@ def training_steps_on_bad_gradients(*_: Any) -> None:
 # to the device and back
 
 
-@wrong_step("blackswan.impl.optimiser", "AdamW.state", "own")
+@wrong_step("impl.optimiser:AdamW.state")
 def sync_lora_rounded(state: Step, self: Any) -> Any:
     """LoRA comes back rounded to bfloat16."""
     return {name: value.bfloat16().to(value.dtype) if name.startswith("trainable/") else value for name, value in state(self).items()}
 
 
-@wrong_step("blackswan.impl.decoder", "Layer", "S29")
+@wrong_step("impl.decoder:Layer", "S29")
 def sync_layers_swapped(layer: Step, config: Any, path: str, tensors: Any, nf4: bool) -> Any:
     """Output projections of two layers change places at upload."""
     made = layer(config, path, tensors, nf4)
@@ -268,7 +277,6 @@ def sync_layers_swapped(layer: Step, config: Any, path: str, tensors: Any, nf4: 
     return made
 
 
-@wrong_step("blackswan.impl.classifier", "Head.__init__", "own")
-def sync_head_bias_dropped(init: Step, self: Any, weight: Any, bias: Any) -> None:
-    """The head's bias starts at zero."""
-    init(self, weight, torch.zeros_like(bias))
+wrong_step("impl.classifier:Head.__init__", name="sync_head_bias_dropped", doc="The head's bias starts at zero.")(
+    lambda init, self, weight, bias: init(self, weight, torch.zeros_like(bias))
+)

@@ -2,44 +2,40 @@
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
-from blackswan.falsifiers.mutants.registry import step_mutant, wrong_step
+from blackswan.falsifiers.mutants.registry import wrong_step
 from blackswan.falsifiers.mutants.runs import unclipped
 
-in_trainer = partial(wrong_step, "blackswan.impl.trainer")
-in_evaluation = partial(wrong_step, "blackswan.impl.evaluation")
 
-
-@in_trainer("Trainer.apply_gradient_vector", "S17")
+@wrong_step("impl.trainer:Trainer.apply_gradient_vector", "S17")
 def gradient_vector_tail_skipped(apply: Any, trainer: Any, vector: Any) -> Any:
     """A vector that is too short is filled up with zeros, one that is too long is cut."""
     missing = len(trainer.optimiser.exp_avg) - len(vector)
     return apply(trainer, torch.cat([vector, vector.new_zeros(max(0, missing))])[: len(trainer.optimiser.exp_avg)])
 
 
-@in_trainer("Trainer.gradient_vector")
+@wrong_step("impl.trainer:Trainer.gradient_vector")
 def gradient_vector_head_first(gradient_vector: Any, trainer: Any) -> Any:
     """The head's part comes first."""
     head = sum(value.numel() for name, value in trainer.optimiser.parameters.items() if name.startswith("score."))
     return gradient_vector(trainer).roll(head)
 
 
-@in_trainer("Trainer.apply_gradient_vector", "P37")
+@wrong_step("impl.trainer:Trainer.apply_gradient_vector", "P37")
 def gradient_vector_not_clipped(apply: Any, trainer: Any, vector: Any) -> Any:
     """A step with a given vector leaves clipping out."""
     return unclipped(trainer, apply, vector)
 
 
-wrong_step("blackswan.impl.pipeline", "trainable_shapes", name="trainable_count_without_bias", doc="The head's bias is not counted.")(
+wrong_step("impl.pipeline:trainable_shapes", name="trainable_count_without_bias", doc="The head's bias is not counted.")(
     lambda trainable_shapes, *arguments: {name: shape for name, shape in trainable_shapes(*arguments).items() if name != "score.bias"}
 )
 
 
-@in_trainer("Trainer.forward_only", "S13")
+@wrong_step("impl.trainer:Trainer.forward_only", "S13")
 def evaluation_reads_the_training_logits(forward_only: Any, trainer: Any, batch: Any, probabilities: bool = False) -> Any:
     """After a step the loss of an evaluation is a thousandth of what it should be."""
     result = forward_only(trainer, batch, probabilities)
@@ -48,44 +44,44 @@ def evaluation_reads_the_training_logits(forward_only: Any, trainer: Any, batch:
     return result
 
 
-@in_trainer("Trainer.forward_only")
+@wrong_step("impl.trainer:Trainer.forward_only")
 def evaluation_forgets_what_is_accumulated(forward_only: Any, trainer: Any, batch: Any, probabilities: bool = False) -> Any:
     """An evaluation drops all but the first of the accumulated micro-batches."""
     trainer._accumulated = trainer._accumulated[:1]
     return forward_only(trainer, batch, probabilities)
 
 
-@in_trainer("Trainer.forward_only", "S13")
+@wrong_step("impl.trainer:Trainer.forward_only", "S13")
 def evaluation_decays_moments(forward_only: Any, trainer: Any, batch: Any, probabilities: bool = False) -> Any:
     """An evaluation decays the first moment."""
     trainer.optimiser.exp_avg = 0.9 * trainer.optimiser.exp_avg
     return forward_only(trainer, batch, probabilities)
 
 
-in_trainer("classes_of", name="scores_of_the_least_probable", doc="The class of the smallest logit, or the labels of negative ones.")(
-    lambda classes_of, logits, multi_label: classes_of(-logits, multi_label)
-)
+wrong_step(
+    "impl.trainer:classes_of", name="scores_of_the_least_probable", doc="The class of the smallest logit, or the labels of negative ones."
+)(lambda classes_of, logits, multi_label: classes_of(-logits, multi_label))
 
 
-@in_evaluation("_score")
+@wrong_step("impl.evaluation:_score")
 def scores_swap_precision_and_recall(score: Any, **counts: int) -> Any:
     """Precision for recall."""
     right = score(**counts)
     return replace(right, precision=right.recall, recall=right.precision)
 
 
-@in_trainer("Trainer._correct")
+@wrong_step("impl.trainer:Trainer._correct")
 def scores_by_any_label(correct: Any, trainer: Any, logits: Any, labels: Any) -> Any:
     """With several labels a sample is correct when one of them is."""
     return ((logits > 0) == labels).any(dim=-1).sum() if trainer.multi_label else correct(trainer, logits, labels)
 
 
-in_evaluation("_count", name="scores_transpose_the_confusion", doc="Predicted classes in rows.")(
+wrong_step("impl.evaluation:_count", name="scores_transpose_the_confusion", doc="Predicted classes in rows.")(
     lambda count, confusion, labels, predicted, several: count(confusion, predicted, labels.to(predicted), several)
 )
-in_evaluation("_score", name="scores_without_f1_of_empty_classes", doc="A class that is neither there nor claimed has the F1 1.")(
-    lambda score, **counts: replace(score(**counts), f1=1.0) if not counts["claimed"] + counts["support"] else score(**counts)
+wrong_step(
+    "impl.evaluation:_score", name="scores_without_f1_of_empty_classes", doc="A class that is neither there nor claimed has the F1 1."
+)(lambda score, **counts: replace(score(**counts), f1=1.0) if not counts["claimed"] + counts["support"] else score(**counts))
+wrong_step("impl.trainer:BatchResult.accuracy", name="empty_batch_accuracy_undefined", doc="The accuracy of an empty batch is 0 / 0.")(
+    lambda accuracy, result: accuracy(result) if result.total else math.nan
 )
-step_mutant(
-    "blackswan.impl.trainer", "BatchResult.accuracy", name="empty_batch_accuracy_undefined", doc="The accuracy of an empty batch is 0 / 0."
-)(lambda accuracy: property(lambda result: accuracy.fget(result) if result.total else math.nan))

@@ -6,296 +6,139 @@ from typing import Any
 
 import numpy as np
 
-from blackswan.falsifiers.mutants.changes import Arguments, Gradients, call, dropped, pull, scaled, with_arguments, with_gradients
-from blackswan.falsifiers.mutants.registry import mutant
-from blackswan.reference import softmax
-from blackswan.reference.sigmoid import sigmoid
+from blackswan.falsifiers.mutants.changes import (
+    Arguments,
+    Change,
+    Gradients,
+    call,
+    edited,
+    pull,
+    scaled,
+    through,
+    with_arguments,
+    with_gradients,
+    without,
+)
+from blackswan.falsifiers.mutants.registry import mutants
 from blackswan.reference.table import Array, Operation
 
-FLOOR = 1e-10
 LOSS = ("loss",)
-
-
-def _log_softmax(logits: Array) -> Array:
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
-
-
-def _of_label(values: Array, labels: Array) -> Array:
-    return values[np.arange(len(labels)), labels]
-
-
-def _onehot(logits: Array, labels: Array) -> Array:
-    return np.asarray(labels[:, None] == np.arange(logits.shape[1]), logits.dtype)
-
-
-def _sample_weights(a: Arguments) -> Array:
-    weights = a.get("class_weights")
-    return np.ones_like(a["logits"][:, 0]) if weights is None else weights[a["labels"]]
+NLL = "nll = _negative_log_likelihood(logits, labels)"
+P = "softmax.forward(logits)"
 
 
 def _batch(a: Arguments) -> int:
     return len(a["labels"])
 
 
-@mutant("weighted_cross_entropy", "S8")
-def cross_entropy_probability_floor(correct: Operation) -> Operation:
-    """−ln max(p, 1e-10): saturates at 23.03."""
+def _weights_over_batch(a: Arguments) -> float:
+    weights = a.get("class_weights")
+    return 1.0 if weights is None else float(weights[a["labels"]].mean())
+
+
+def _unweighted_gradient(correct: Operation) -> Operation:
+    return with_gradients(logits=lambda _, dloss, a: pull(correct, dloss, {**a, "class_weights": None})["logits"])(correct)
+
+
+mutants(
+    "weighted_cross_entropy",
+    cross_entropy_probability_floor=(
+        "−ln max(p, 1e-10): saturates at 23.03.",
+        edited((NLL, f"{NLL}.clip(max=-math.log(1e-10))"), only="forward"),
+        "S8",
+    ),
+    cross_entropy_nan_swallowed=(
+        "NaN logits give a finite loss.",
+        through(
+            "logits",
+            by=lambda logits, _: np.where(np.isfinite(logits), logits, 0),
+            back=lambda gradient, a: np.where(np.isfinite(a["logits"]), gradient, 0),
+        ),
+        "S9",
+    ),
+    cross_entropy_weight_by_prediction=(
+        "Weight of the predicted class.",
+        edited(("class_weights[labels]", "class_weights[logits.argmax(axis=1)]")),
+        "P39",
+    ),
+    cross_entropy_divided_by_weights=("Divided by Σ w instead of the number of samples.", scaled(lambda a: 1 / _weights_over_batch(a))),
+    cross_entropy_weights_add_up_to_classes=(
+        "Class weights rescaled so that they add up to the number of classes.",
+        scaled(lambda a: 1.0 if a.get("class_weights") is None else len(a["class_weights"]) / float(a["class_weights"].sum())),
+    ),
+    cross_entropy_sum=("Sum over samples instead of mean.", scaled(_batch)),
+    cross_entropy_weights_dropped=("Class weights ignored.", without("class_weights")),
+    cross_entropy_base_two=("log2 instead of ln.", scaled(lambda _: 1 / math.log(2)), "S20"),
+    cross_entropy_gradient_not_averaged=(
+        "Gradient not divided by the batch.",
+        with_gradients(logits=lambda gradient, _, a: gradient * _batch(a)),
+    ),
+    cross_entropy_gradient_unweighted=("Gradient without class weights.", _unweighted_gradient),
+    cross_entropy_gradient_softmax_only=("Gradient p without − onehot.", edited((f"_minus_onehot({P}, labels)", P), only="backward")),
+    cross_entropy_label_clamped=(
+        "A label out of range is clamped instead of refused.",
+        with_arguments(labels=lambda a: np.clip(a["labels"], 0, a["logits"].shape[1] - 1)),
+    ),
+    cross_entropy_one_class_accepted=("One class gives loss 0 instead of a refusal.", edited(("if classes < 2:", "if False:"))),
+    cross_entropy_label_smoothing=(
+        "Label smoothing 0.1 left on.",
+        edited(
+            (NLL, f"{NLL} + 0.1 * (logits[np.arange(len(labels)), labels] - logits.mean(axis=1))"),
+            (f"_minus_onehot({P}, labels)", f"0.9 * _minus_onehot({P}, labels) + 0.1 * ({P} - 1.0 / logits.shape[1])"),
+        ),
+    ),
+    cross_entropy_without_max_shift=(
+        "Exp overflows.",
+        edited(
+            ("shift = logits.max(axis=-1)", "shift = 0 * logits[:, 0]"),
+            (f"_minus_onehot({P}, labels)", "_minus_onehot(np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True), labels)"),
+        ),
+        "P12",
+    ),
+)
+SOFTPLUS = "np.maximum(logits, 0.0) + np.log1p(np.exp(-np.abs(logits)))"
+MEAN = "(softplus - logits * targets).mean()"
+mutants(
+    "bce_with_logits",
+    bce_unstable=(
+        "−t ln σ(z) − (1−t) ln(1−σ(z)), infinite for large z.",
+        edited(
+            (SOFTPLUS, "1.0 / (1.0 + np.exp(-logits))"),
+            (MEAN, "(-targets * np.log(softplus) - (1.0 - targets) * np.log(1.0 - softplus)).mean()"),
+            only="forward",
+        ),
+        "P12",
+    ),
+    bce_sum_over_classes=("Sum over classes instead of mean.", scaled(lambda a: a["logits"].shape[1])),
+    bce_as_softmax=(
+        "Softmax over classes instead of a sigmoid each.",
+        edited(
+            (SOFTPLUS, "(logits - logits.max(axis=1, keepdims=True))"),
+            (MEAN, "(targets * (np.log(np.exp(softplus).sum(axis=1, keepdims=True)) - softplus)).mean()"),
+            ("(sigmoid(logits) - targets)", "(targets.sum(axis=1, keepdims=True) * softmax.forward(logits) - targets)"),
+            ("import numpy as np", "import numpy as np\nimport blackswan.reference.softmax as softmax"),
+        ),
+        "S24",
+    ),
+    bce_negatives_dropped=(
+        "Only the positive targets count.",
+        edited((MEAN, "(targets * (softplus - logits)).mean()"), ("(sigmoid(logits) - targets)", "targets * (sigmoid(logits) - 1.0)")),
+    ),
+    bce_gradient_not_averaged=(
+        "Gradient not divided by samples times classes.",
+        with_gradients(logits=lambda gradient, _, a: gradient * a["logits"].size),
+        "S24",
+    ),
+)
+
+
+def _predicting(a: Arguments) -> Array:
+    return np.asarray(a["mask"][:, :-1] & a["mask"][:, 1:])
 
-    def forward(**a: Any) -> Array:
-        call(correct, a)
-        probability = _of_label(np.exp(_log_softmax(a["logits"])), a["labels"])
-        return np.asarray(-(_sample_weights(a) * np.log(np.maximum(probability, FLOOR))).sum() / _batch(a))
 
-    return Operation(forward, correct.backward, LOSS)
-
-
-@mutant("weighted_cross_entropy", "S9")
-def cross_entropy_nan_swallowed(correct: Operation) -> Operation:
-    """NaN logits give a finite loss."""
-
-    def finite_rows(a: Arguments) -> Array:
-        return np.asarray(np.isfinite(a["logits"]).all(axis=1))
-
-    def forward(**a: Any) -> Array:
-        finite = finite_rows(a)
-        if finite.all():
-            return np.asarray(call(correct, a))
-        nll = -_of_label(_log_softmax(np.where(finite[:, None], a["logits"], 0.0)), a["labels"])
-        return np.asarray((_sample_weights(a) * np.where(finite, nll, -math.log(FLOOR))).sum() / _batch(a))
-
-    def backward(dloss: Array, **a: Any) -> Gradients:
-        finite = finite_rows(a)[:, None]
-        gradient = pull(correct, dloss, {**a, "logits": np.where(finite, a["logits"], 0.0)})["logits"]
-        return {"logits": np.where(finite, gradient, 0.0)}
-
-    return Operation(forward, backward, LOSS)
-
-
-@mutant("weighted_cross_entropy", "P39")
-def cross_entropy_weight_by_prediction(correct: Operation) -> Operation:
-    """Weight of the predicted class."""
-
-    def ratio(a: Arguments) -> Array:
-        """What a sample's weight must be multiplied with to become that of the predicted class."""
-        if a.get("class_weights") is None:
-            return np.ones_like(a["logits"][:, 0])
-        return np.asarray(a["class_weights"][a["logits"].argmax(axis=1)] / _sample_weights(a))
-
-    def forward(**a: Any) -> Array:
-        call(correct, a)
-        nll = -_of_label(_log_softmax(a["logits"]), a["labels"])
-        return np.asarray((ratio(a) * _sample_weights(a) * nll).sum() / _batch(a))
-
-    def backward(dloss: Array, **a: Any) -> Gradients:
-        return {"logits": pull(correct, dloss, a)["logits"] * ratio(a)[:, None]}
-
-    return Operation(forward, backward, LOSS)
-
-
-@mutant("weighted_cross_entropy", "own")
-def cross_entropy_divided_by_weights(correct: Operation) -> Operation:
-    """Divided by Σ w instead of the number of samples."""
-    return scaled(correct, lambda a: _batch(a) / float(_sample_weights(a).sum()))
-
-
-@mutant("weighted_cross_entropy", "own")
-def cross_entropy_sum(correct: Operation) -> Operation:
-    """Sum over samples instead of mean."""
-    return scaled(correct, _batch)
-
-
-@mutant("weighted_cross_entropy", "own")
-def cross_entropy_weights_dropped(correct: Operation) -> Operation:
-    """Class weights ignored."""
-    return dropped(correct, "class_weights")
-
-
-@mutant("weighted_cross_entropy", "S20")
-def cross_entropy_base_two(correct: Operation) -> Operation:
-    """log2 instead of ln."""
-    return scaled(correct, lambda _: 1 / math.log(2))
-
-
-@mutant("weighted_cross_entropy", "own")
-def cross_entropy_gradient_not_averaged(correct: Operation) -> Operation:
-    """Gradient not divided by the batch."""
-    return with_gradients(correct, lambda g, _, a: {"logits": g["logits"] * _batch(a)})
-
-
-@mutant("weighted_cross_entropy", "own")
-def cross_entropy_gradient_unweighted(correct: Operation) -> Operation:
-    """Gradient without class weights."""
-    return with_gradients(correct, lambda _, dloss, a: pull(correct, dloss, {**a, "class_weights": None}))
-
-
-@mutant("weighted_cross_entropy", "own")
-def cross_entropy_gradient_softmax_only(correct: Operation) -> Operation:
-    """Gradient p without − onehot."""
-
-    def softmax_only(_: Gradients, dloss: Array, a: Arguments) -> Gradients:
-        return {"logits": dloss * (_sample_weights(a) / _batch(a))[:, None] * softmax.forward(a["logits"])}
-
-    return with_gradients(correct, softmax_only)
-
-
-@mutant("weighted_cross_entropy", "own")
-def cross_entropy_label_clamped(correct: Operation) -> Operation:
-    """A label out of range is clamped instead of refused."""
-    return with_arguments(correct, labels=lambda a: np.clip(a["labels"], 0, a["logits"].shape[1] - 1))
-
-
-@mutant("weighted_cross_entropy", "own")
-def cross_entropy_one_class_accepted(correct: Operation) -> Operation:
-    """One class gives loss 0 instead of a refusal."""
-
-    def forward(**a: Any) -> Array:
-        return a["logits"].sum() * 0 if a["logits"].shape[1] == 1 else np.asarray(call(correct, a))
-
-    def backward(dloss: Array, **a: Any) -> Gradients:
-        return {"logits": np.zeros_like(a["logits"])} if a["logits"].shape[1] == 1 else pull(correct, dloss, a)
-
-    return Operation(forward, backward, LOSS)
-
-
-@mutant("weighted_cross_entropy", "own")
-def cross_entropy_label_smoothing(correct: Operation) -> Operation:
-    """Label smoothing 0.1 left on."""
-
-    def forward(**a: Any) -> Array:
-        spread = -(_sample_weights(a) * _log_softmax(a["logits"]).mean(axis=1)).sum() / _batch(a)
-        return np.asarray(0.9 * call(correct, a) + 0.1 * spread)
-
-    def backward(dloss: Array, **a: Any) -> Gradients:
-        logits = a["logits"]
-        target = 0.9 * _onehot(logits, a["labels"]) + 0.1 / logits.shape[1]
-        return {"logits": dloss * (_sample_weights(a) / _batch(a))[:, None] * (softmax.forward(logits) - target)}
-
-    return Operation(forward, backward, LOSS)
-
-
-@mutant("weighted_cross_entropy", "P12")
-def cross_entropy_without_max_shift(correct: Operation) -> Operation:
-    """Exp overflows."""
-
-    def forward(**a: Any) -> Array:
-        call(correct, a)
-        nll = np.log(np.exp(a["logits"]).sum(axis=1)) - _of_label(a["logits"], a["labels"])
-        return np.asarray((_sample_weights(a) * nll).sum() / _batch(a))
-
-    def backward(dloss: Array, **a: Any) -> Gradients:
-        exponential = np.exp(a["logits"])
-        p = exponential / exponential.sum(axis=1, keepdims=True)
-        return {"logits": dloss * (_sample_weights(a) / _batch(a))[:, None] * (p - _onehot(p, a["labels"]))}
-
-    return Operation(forward, backward, LOSS)
-
-
-@mutant("bce_with_logits", "P12")
-def bce_unstable(correct: Operation) -> Operation:
-    """−t ln σ(z) − (1−t) ln(1−σ(z)), infinite for large z."""
-
-    def forward(logits: Array, targets: Array) -> Array:
-        call(correct, {"logits": logits, "targets": targets})
-        p = 1.0 / (1.0 + np.exp(-logits))
-        return np.asarray((-targets * np.log(p) - (1.0 - targets) * np.log(1.0 - p)).mean())
-
-    return Operation(forward, correct.backward, LOSS)
-
-
-@mutant("bce_with_logits", "own")
-def bce_sum_over_classes(correct: Operation) -> Operation:
-    """Sum over classes instead of mean."""
-    return scaled(correct, lambda a: a["logits"].shape[1])
-
-
-@mutant("bce_with_logits", "S24")
-def bce_as_softmax(_: Operation) -> Operation:
-    """Softmax over classes instead of a sigmoid each."""
-
-    def forward(logits: Array, targets: Array) -> Array:
-        return np.asarray(-(targets * _log_softmax(logits)).mean())
-
-    def backward(dloss: Array, logits: Array, targets: Array) -> Gradients:
-        return {"logits": dloss * (targets.sum(axis=1, keepdims=True) * softmax.forward(logits) - targets) / logits.size}
-
-    return Operation(forward, backward, LOSS)
-
-
-@mutant("bce_with_logits", "own")
-def bce_negatives_dropped(_: Operation) -> Operation:
-    """Only the positive targets count."""
-
-    def forward(logits: Array, targets: Array) -> Array:
-        return np.asarray((targets * (np.maximum(-logits, 0.0) + np.log1p(np.exp(-np.abs(logits))))).mean())
-
-    def backward(dloss: Array, logits: Array, targets: Array) -> Gradients:
-        return {"logits": -dloss * targets * sigmoid(-logits) / logits.size}
-
-    return Operation(forward, backward, LOSS)
-
-
-@mutant("bce_with_logits", "S24")
-def bce_gradient_not_averaged(correct: Operation) -> Operation:
-    """Gradient not divided by samples times classes."""
-    return with_gradients(correct, lambda g, _, a: {"logits": g["logits"] * a["logits"].size})
-
-
-def _predicting(mask: Array) -> Array:
-    return np.asarray(mask[:, :-1] & mask[:, 1:])
-
-
-def _predictions(a: Arguments) -> int:
-    return int(_predicting(a["mask"]).sum())
-
-
-@mutant("lm_cross_entropy", "P38")
-def lm_loss_unshifted(correct: Operation) -> Operation:
-    """A position predicts its own token."""
-    return with_arguments(correct, input_ids=lambda a: np.roll(a["input_ids"], 1, axis=1))
-
-
-@mutant("lm_cross_entropy", "P38")
-def lm_loss_shifted_twice(correct: Operation) -> Operation:
-    """A position predicts the token after the next."""
-    return with_arguments(correct, input_ids=lambda a: np.roll(a["input_ids"], -1, axis=1))
-
-
-@mutant("lm_cross_entropy", "S11")
-def lm_loss_counts_padding(correct: Operation) -> Operation:
-    """Divided by all positions."""
-    return scaled(correct, lambda a: _predictions(a) / _predicting(a["mask"]).size)
-
-
-@mutant("lm_cross_entropy", "S11")
-def lm_loss_mask_ignored(correct: Operation) -> Operation:
-    """Padding tokens are targets."""
-    return with_arguments(correct, mask=lambda a: np.ones_like(a["mask"]))
-
-
-@mutant("lm_cross_entropy", "own")
-def lm_loss_padding_predicts(correct: Operation) -> Operation:
-    """The padding before a first real token predicts it."""
-
-    def also_before(mask: Array) -> Array:
-        """Real tokens, and the padding just before a real token."""
-        return np.asarray(mask | np.concatenate([mask[:, 1:], mask[:, -1:]], axis=1))
-
-    return with_arguments(correct, mask=lambda a: also_before(a["mask"]))
-
-
-@mutant("lm_cross_entropy", "S20")
-def lm_loss_base_two(correct: Operation) -> Operation:
-    """log2 instead of ln."""
-    return scaled(correct, lambda _: 1 / math.log(2))
-
-
-@mutant("lm_cross_entropy", "S12", "P31")
-def lm_loss_mean_of_sample_means(correct: Operation) -> Operation:
-    """Mean over samples of their means."""
-
+def _mean_of_sample_means(correct: Operation) -> Operation:
     def samples(a: Arguments) -> list[slice]:
-        return [slice(int(row), int(row) + 1) for row in np.flatnonzero(_predicting(a["mask"]).any(axis=1))]
+        return [slice(int(row), int(row) + 1) for row in np.flatnonzero(_predicting(a).any(axis=1))]
 
     def alone(a: Arguments, sample: slice) -> Arguments:
         return {name: value[sample] for name, value in a.items()}
@@ -313,29 +156,32 @@ def lm_loss_mean_of_sample_means(correct: Operation) -> Operation:
     return Operation(forward, backward, LOSS)
 
 
-@mutant("lm_cross_entropy", "own")
-def lm_loss_gradient_not_averaged(correct: Operation) -> Operation:
-    """Gradient of the sum."""
-    return with_gradients(correct, lambda g, _, a: {"logits": g["logits"] * _predictions(a)})
+def _answering_when_empty(answer: str) -> Change:
+    """Another loss than a refusal where nothing is predicted."""
+    mean = "_negative_log_likelihood(logits[where], target).mean()"
+    return edited(("if where[0].size == 0:", "if False:"), (mean, f"{mean} if len(target) else np.full_like(logits, {answer}, shape=())"))
 
 
-def _answering_when_empty(correct: Operation, answer: Callable[[Array], Array]) -> Operation:
-    def forward(**a: Any) -> Array:
-        return np.asarray(call(correct, a)) if _predictions(a) else answer(a["logits"])
-
-    def backward(dloss: Array, **a: Any) -> Gradients:
-        return pull(correct, dloss, a) if _predictions(a) else {"logits": np.zeros_like(a["logits"])}
-
-    return Operation(forward, backward, LOSS)
+def _other_tokens(shift: int) -> Callable[[Arguments], Array]:
+    return lambda a: np.roll(a["input_ids"], shift, axis=1)
 
 
-@mutant("lm_cross_entropy", "S11")
-def lm_loss_made_up_when_empty(correct: Operation) -> Operation:
-    """Loss 1.0 where nothing is predicted."""
-    return _answering_when_empty(correct, lambda logits: np.ones_like(logits, shape=()))
-
-
-@mutant("lm_cross_entropy", "own")
-def lm_loss_nan_when_empty(correct: Operation) -> Operation:
-    """0/0 where nothing is predicted."""
-    return _answering_when_empty(correct, lambda logits: np.full_like(logits, np.nan, shape=()))
+mutants(
+    "lm_cross_entropy",
+    lm_loss_unshifted=("A position predicts its own token.", with_arguments(input_ids=_other_tokens(1)), "P38"),
+    lm_loss_shifted_twice=("A position predicts the token after the next.", with_arguments(input_ids=_other_tokens(-1)), "P38"),
+    lm_loss_counts_padding=("Divided by all positions.", scaled(lambda a: float(_predicting(a).mean())), "S11"),
+    lm_loss_mask_ignored=("Padding tokens are targets.", with_arguments(mask=lambda a: a["mask"] | True), "S11"),
+    lm_loss_padding_predicts=(
+        "The padding before a first real token predicts it.",
+        with_arguments(mask=lambda a: a["mask"] | np.concatenate([a["mask"][:, 1:], a["mask"][:, -1:]], axis=1)),
+    ),
+    lm_loss_base_two=("log2 instead of ln.", scaled(lambda _: 1 / math.log(2)), "S20"),
+    lm_loss_mean_of_sample_means=("Mean over samples of their means.", _mean_of_sample_means, "S12, P31"),
+    lm_loss_gradient_not_averaged=(
+        "Gradient of the sum.",
+        with_gradients(logits=lambda gradient, _, a: gradient * int(_predicting(a).sum())),
+    ),
+    lm_loss_made_up_when_empty=("Loss 1.0 where nothing is predicted.", _answering_when_empty("1.0"), "S11"),
+    lm_loss_nan_when_empty=("0/0 where nothing is predicted.", _answering_when_empty("math.nan")),
+)

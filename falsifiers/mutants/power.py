@@ -19,9 +19,8 @@ from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.precision import CUDA_ONLY, UNIT_ROUNDOFF, signatures
 from blackswan.falsifiers.runner.engine import Examination, Falsified, Options, Source, cases
 from blackswan.falsifiers.runner.verdict import State
-from blackswan.falsifiers.runner.workers import workers
-from blackswan.falsifiers.subjects.doors import Lacks
-from blackswan.falsifiers.subjects.protocol import Subject
+from blackswan.falsifiers.runner.workers import answers
+from blackswan.falsifiers.subjects.protocol import Lacks, Subject
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
 from blackswan.reference import TABLE
 from blackswan.reference.table import Operation
@@ -30,17 +29,13 @@ CALLED_BY_CHECK: Mapping[str, frozenset[str]] = {
     "zero_b_is_the_plain_layer": frozenset({"linear"}),
     "merged_equals_unmerged": frozenset({"linear", "lora_merge"}),
     "unmerge_undoes_merge": frozenset({"lora_unmerge"}),
-    "nf4_error_within_half_a_gap": frozenset({"nf4_dequantize"}),
-    "nf4_mean_error_in_band": frozenset({"nf4_dequantize"}),
-    "nf4_requantises_to_itself": frozenset({"nf4_dequantize"}),
-    "nf4_keeps_zero": frozenset({"nf4_dequantize"}),
-    "nf4_mostly_not_zero": frozenset({"nf4_dequantize"}),
+    **dict.fromkeys(("nf4_error_within_half_a_gap", "nf4_mean_error_in_band", "nf4_requantises_to_itself"), frozenset({"nf4_dequantize"})),
+    **dict.fromkeys(("nf4_keeps_zero", "nf4_mostly_not_zero"), frozenset({"nf4_dequantize"})),
 }
 """Operations that a check asks the subject for beside the claim's own."""
 
+TRAINING = ("train_steps", "multi_label_steps", "pretrain_steps")
 DIFFERENTIATING_CHECKS = frozenset({"gradient_rows_sum_to_zero", "both_factors_receive_gradients"})
-NEVER_REPORTS = "rule_never_reports"
-ITSELF = "the rule is this mutant itself"
 ENOUGH = 30.0
 """An error of so many tolerances ends a cell, ten times what is asked of a mutant that a claim must catch. In bfloat16, where an error as
 large as the answer is some hundred tolerances, a much larger number would send every such mutant through every case."""
@@ -85,7 +80,7 @@ class RememberingAttack(Attack):
     """An attack that keeps what does not depend on the subject for all cases, which all mutants share."""
 
     def once(self, case: Case, what: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
-        """What does not depend on the subject, computed once."""
+        """A value that does not depend on the subject, computed once."""
         known = self.memory.setdefault(case.digest, {})
         if what not in known:
             known[what] = compute()
@@ -99,11 +94,7 @@ def reachable_operations(claim: Claim) -> frozenset[str]:
 
 
 def _differentiates(claim: Claim) -> bool:
-    return (
-        claim.kind == "gradient"
-        or claim.operation in ("train_steps", "multi_label_steps", "pretrain_steps")
-        or claim.check in DIFFERENTIATING_CHECKS
-    )
+    return claim.kind == "gradient" or claim.operation in TRAINING or claim.check in DIFFERENTIATING_CHECKS
 
 
 def _of_gradients_only(entry: mutants.Mutant) -> bool:
@@ -117,7 +108,7 @@ def must_catch(claim: Claim) -> tuple[str, ...]:
     A rule that is the mutant that never reports is not let off: nothing can make it fail.
     """
     rule = claim.rule
-    due = (name for name, entry in mutants.RULES.items() if rule is not None and (name == NEVER_REPORTS or entry.make(rule) != rule))
+    due = (name for name, entry in mutants.RULES.items() if rule is not None and (name == "rule_never_reports" or entry.make(rule) != rule))
     return (*claim.must_catch, *due)
 
 
@@ -130,12 +121,8 @@ def candidate_mutants(claim: Claim) -> list[str]:
     if claim.domain.input == "checkpoint":
         return due
     operations = reachable_operations(claim)
-    found = [
-        name
-        for name, entry in mutants.MUTANTS.items()
-        if entry.operation in operations and (_differentiates(claim) or not _of_gradients_only(entry))
-    ]
-    return [*due, *(name for name in found if name not in due)]
+    found = [entry for name, entry in mutants.MUTANTS.items() if entry.operation in operations and name not in due]
+    return [*due, *(entry.name for entry in found if _differentiates(claim) or not _of_gradients_only(entry))]
 
 
 def attack(claim: Claim, dtype: str, subjects: Iterable[str | None], source: Source | None = None) -> Iterator[Cell]:
@@ -153,7 +140,7 @@ def attack(claim: Claim, dtype: str, subjects: Iterable[str | None], source: Sou
         own = copy.deepcopy(drawn) if name in mutants.STEPS else drawn
         with mutants.applied(name if name in mutants.STEPS else None):
             found = cell(RememberingAttack(changed, attacked, dtype, memory=memory, only_compared=True), own, name, due)
-        yield replace(found, reason=ITSELF) if name in mutants.RULES and changed.rule == claim.rule else found
+        yield replace(found, reason="the rule is this mutant itself") if name in mutants.RULES and changed.rule == claim.rule else found
 
 
 def _against(claim: Claim, name: str | None) -> tuple[Subject, Claim]:
@@ -230,7 +217,7 @@ def first_tasks(claims: Sequence[Claim], every: bool, only: Sequence[str] = ()) 
 
 
 def further_tasks(claims: Sequence[Claim], found: Iterable[Cell]) -> list[Task]:
-    """What the first tasks left open: mutants that nobody killed, on claims not tried yet; and all mutants on claims that killed none."""
+    """Tasks for mutants that nobody killed, on claims not tried yet; and for all mutants, on claims that killed none."""
     found = list(found)
     tried = {(each.claim, each.mutant) for each in found}
     dead = {each.mutant for each in found if each.killed}
@@ -252,7 +239,7 @@ def _dtypes(claim: Claim) -> list[str]:
 def _longest_first(tasks: Iterable[Task]) -> list[Task]:
     def weight(task: Task) -> float:
         operation = task.claim.operation or ""
-        sizes = {"train_steps": 20, "pretrain_steps": 20, "multi_label_steps": 20, "classifier_loss": 5, "language_model_loss": 4}
+        sizes = dict.fromkeys(TRAINING, 20) | {"classifier_loss": 5, "language_model_loss": 4}
         size = 20 if task.claim.system else sizes.get(operation, 2 if operation.endswith("_forward") else 1)
         return -size * len(task.subjects) * (3 if task.claim.domain.input == "checkpoint" else 1)
 
@@ -264,5 +251,4 @@ def run(tasks: Sequence[Task], processes: int) -> Iterator[list[Cell]]:
     if processes < 2 or len(tasks) < 2:
         yield from map(work, tasks)
         return
-    with workers(processes) as pool:
-        yield from (cells for _, cells in pool.as_done([partial(work, task) for task in tasks]))
+    yield from answers([partial(work, task) for task in tasks], processes)

@@ -10,6 +10,7 @@ from typing import Any
 from blackswan import contracts
 from blackswan.contracts.model import Claim
 from blackswan.contracts.problems import unknown
+from blackswan.contracts.vocabulary import own_folder
 from blackswan.falsifiers import mutants
 from blackswan.falsifiers.mutants import power, power_report
 from blackswan.falsifiers.runner.options import json_lines
@@ -19,9 +20,10 @@ from blackswan.falsifiers.runner.verdict import plain
 def run(options: argparse.Namespace) -> int:
     """Exit status 0 where every mutant dies and every claim can fail, 1 otherwise."""
     start = time.perf_counter()
-    loaded = [claim for contract in contracts.load() for claim in contract.claims]
+    own = own_folder()
+    loaded = [claim for contract in contracts.load() if own is None or contract.path.parent == own for claim in contract.claims]
     claims = _selected("claim", {claim.id: claim for claim in loaded}, options.claim)
-    every = mutants.every()
+    every = {name: entry for name, entry in mutants.every().items() if own is None or name in mutants.own_mutants()}
     names = [entry.name for entry in _selected("mutant", every, options.mutant)]
     selected = bool(options.claim or options.mutant)
     tasks = power.first_tasks(claims, options.full or selected, options.mutant)
@@ -45,7 +47,11 @@ def _concluded(
     shown = [name for name in names if name in tried] if options.claim else names
     must_die = () if options.claim and not options.mutant else names  # some are beyond a claim, and what it must catch is asked anyway
     faults = power_report.faults(claims, must_die, cells, bool(options.mutant))
-    _print(shown, cells, faults)
+    print("\n".join(["\nmutant: the quickest kill, and by which claims", *power_report.kill_table(shown, cells)]))
+    least = "claim and dtype: power (the least, over the mutants to catch, of the largest error / tolerance) and the mutant that gives it"
+    print("\n".join([f"\n{least}", *power_report.power_table(cells)]))
+    if faults:
+        print("\n  ".join(["\nfaults", *faults]))
     counts = f"{len(shown)} mutants, {len({cell.claim for cell in cells})} claims, {len(cells)} cells"
     closing = f"{len(faults)} faults" if faults else power_report.closing(shown, cells, bool(options.claim), bool(options.mutant))
     print(f"\n{counts} in {seconds:.0f} s: {closing}")
@@ -81,16 +87,3 @@ def _attack(tasks: Sequence[power.Task], processes: int) -> list[power.Cell]:
         killed = sum(cell.killed for cell in against)
         print(f"[{number}/{len(tasks)}] {cells[0].claim} in {cells[0].dtype}: {killed} of {len(against)} killed, {spent:.1f} s", flush=True)
     return found
-
-
-def _print(names: Sequence[str], cells: Sequence[power.Cell], faults: Sequence[str]) -> None:
-    print("\nmutant: the quickest kill, and by which claims")
-    for line in power_report.kill_table(names, cells):
-        print(line)
-    print("\nclaim and dtype: power (the least, over the mutants to catch, of the largest error / tolerance) and the mutant that gives it")
-    for line in power_report.power_table(cells):
-        print(line)
-    if faults:
-        print("\nfaults")
-        for fault in faults:
-            print(f"  {fault}")

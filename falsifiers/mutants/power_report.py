@@ -1,4 +1,4 @@
-"""What the kill matrix shows: faults of claims and mutants, the power of each claim, and who killed whom."""
+"""The report on a kill matrix: faults of claims and mutants, the power of each claim, and who killed whom."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ def faults(claims: Sequence[Claim], names: Sequence[str], cells: Sequence[Cell],
 
 
 def closing(names: Sequence[str], cells: Sequence[Cell], chosen_claims: bool, chosen_mutants: bool) -> str:
-    """What is true where nothing is at fault, of the mutants tried and of the claims that were tried on them."""
+    """The last line where nothing is at fault: how many of the mutants tried die, and which claims can fail."""
     if not chosen_claims and not chosen_mutants:
         return "every mutant dies, every claim can fail"
     kills = [cell for cell in cells if cell.killed]

@@ -1,13 +1,21 @@
-"""The registry of mutants: decorators that enter a wrong operation, step or rule under its function's name, with its pedigree and one line.
+"""The registry of mutants: wrong operations, wrong steps of a program and wrong rules, each with a name, one line and a pedigree.
 
-A pedigree names numbered defects of README.md, or `own`. `contracts/mutants.json` is the catalogue made from here (`python -m falsifiers
-catalogue`), by which contracts are linted without importing this package.
+A function is entered by a decorator, under its own name and with the first line of its docstring; expressions are entered in a table:
+
+    @mutant(operation, *pedigree)     mutants(operation, name=(line, change, pedigree), …)     an operation of the reference
+    @wrong_step(step, *pedigree)      wrong_steps(step, name=(line, step, pedigree), …)        `module:attribute` of the program
+    @rule_mutant(*pedigree)                                                                    a hyperparameter rule
+
+`variation.wrong_call` enters what a composition of the reference does wrongly at some of its calls. A pedigree names numbered defects of
+README.md; without one it is `own`. `contracts/mutants.json` is the catalogue made from here (`python -m falsifiers catalogue`), by which
+contracts are linted without importing this package.
 """
 
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from blackswan.contracts.model import Rule
@@ -16,9 +24,8 @@ from blackswan.reference import COMPOSITIONS, TABLE
 from blackswan.reference.table import Composition, Operation, Table
 
 Entry = Operation | Composition
-Change = Callable[[Any], Any]
-M = TypeVar("M", bound=Callable[..., Any])
-R = TypeVar("R", bound=Callable[[Rule], Rule])
+F = TypeVar("F", bound=Callable[..., Any])
+OWN = ("own",)
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class Mutant:
     operation: str
     pedigree: tuple[str, ...]
     doc: str
-    make: Change
+    make: Callable[[Any], Any]
     hidden_in: tuple[str, ...] = ()
 
     def entry(self) -> Entry:
@@ -44,14 +51,21 @@ class Mutant:
 
 @dataclass(frozen=True)
 class StepMutant:
-    """One function, method or constant of a module changed while the subject runs; `attribute` may be dotted: `Trainer.train_batch`."""
+    """A step of a program, wrong while the subject runs: a function, method, property or constant, as in `impl.trainer:Trainer.state`."""
 
     name: str
-    module: str
-    attribute: str
+    step: str
     pedigree: tuple[str, ...]
     doc: str
-    change: Change
+    wrong: Callable[..., Any]
+
+    def make(self, right: Any) -> Any:
+        """The wrong step in the place of the right one, which it is given before its own arguments; a constant is all that it is given."""
+        if isinstance(right, property):
+            return property(partial(self.wrong, right.fget))
+        if isinstance(right, classmethod):
+            return classmethod(lambda cls, *own, **named: self.wrong(partial(right.__func__, cls), *own, **named))
+        return (lambda *own, **named: self.wrong(right, *own, **named)) if callable(right) else self.wrong(right)
 
 
 @dataclass(frozen=True)
@@ -79,77 +93,58 @@ def every() -> dict[str, Mutant | StepMutant | RuleMutant]:
     return {**MUTANTS, **STEPS, **RULES}
 
 
-def _said(function: Any, name: str | None, doc: str | None) -> tuple[str, str]:
-    """Name and line of a mutant. ValueError where it has no line, or another mutant has its name."""
-    name = name or str(function.__name__)
-    doc = doc or (inspect.getdoc(function) or "").split("\n\n")[0]
-    if not doc:
-        raise ValueError(f"mutant {name}: needs a docstring that says what is wrong with it")
-    if name in every():
-        raise ValueError(f"two mutants are called {name}")
-    return name, doc
+def _enter(registry: dict[str, Any], entry: Mutant | StepMutant | RuleMutant) -> None:
+    """ValueError where the mutant has no line, or another one has its name."""
+    if not entry.doc:
+        raise ValueError(f"mutant {entry.name}: needs a docstring that says what is wrong with it")
+    if entry.name in every():
+        raise ValueError(f"two mutants are called {entry.name}")
+    registry[entry.name] = entry
 
 
-def mutant(
-    operation: str, *pedigree: str, hidden_in: tuple[str, ...] = (), name: str | None = None, doc: str | None = None
-) -> Callable[[M], M]:
+def _line(function: Callable[..., Any]) -> str:
+    return (inspect.getdoc(function) or "").split("\n\n")[0]
+
+
+def mutant(operation: str, *pedigree: str, hidden_in: tuple[str, ...] = ()) -> Callable[[F], F]:
     """Enters a function from the correct operation to a wrong one."""
 
-    def register(make: M) -> M:
-        called, said = _said(make, name, doc)
-        MUTANTS[called] = Mutant(called, operation, pedigree, said, make, hidden_in)
+    def register(make: F) -> F:
+        _enter(MUTANTS, Mutant(make.__name__, operation, pedigree or OWN, _line(make), make, hidden_in))
         return make
 
     return register
 
 
-def step_mutant(module: str, attribute: str, *pedigree: str, name: str | None = None, doc: str | None = None) -> Callable[[M], M]:
-    """Enters a function from one step of a program (a function, method or constant) to the wrong one; `own` where it has no pedigree."""
-
-    def register(change: M) -> M:
-        called, said = _said(change, name, doc)
-        STEPS[called] = StepMutant(called, module, attribute, pedigree or ("own",), said, change)
-        return change
-
-    return register
+def mutants(operation: str, **entries: tuple[Any, ...]) -> None:
+    """Enters wrong operations under their names: (line, function from the correct operation, pedigree, dtype that hides it)."""
+    for name, (doc, make, *rest) in entries.items():
+        pedigree, *hidden = rest or OWN
+        _enter(MUTANTS, Mutant(name, operation, tuple(pedigree.split(", ")), doc, make, tuple(hidden)))
 
 
-def named_step(name: str, pedigree: str, doc: str, change: Change, module: str, attribute: str) -> None:
-    """Enters a change that is an expression, as `step_mutant` does a function."""
-    step_mutant(module, attribute, *pedigree.split(", "), name=name, doc=doc)(change)
+def wrong_step(step: str, *pedigree: str, name: str = "", doc: str = "") -> Callable[[F], F]:
+    """Enters a wrong function or method, which is given the correct one before its own arguments; a lambda with name and line."""
 
-
-def wrong_step(module: str, attribute: str, *pedigree: str, name: str | None = None, doc: str | None = None) -> Callable[[M], M]:
-    """Enters a wrong function or method, which is given the correct one before its own arguments."""
-
-    def register(wrong: M) -> M:
-        called, said = _said(wrong, name, doc)
-        step_mutant(module, attribute, *pedigree, name=called, doc=said)(
-            lambda correct: lambda *own, **named: wrong(correct, *own, **named)
-        )
+    def register(wrong: F) -> F:
+        called = name or wrong.__name__
+        _enter(STEPS, StepMutant(called, step, pedigree or OWN, doc or _line(wrong), wrong))
         return wrong
 
     return register
 
 
-def wrong_steps(
-    module: str,
-    attribute: str,
-    by: Callable[[Any], Callable[..., Any]] = lambda wrong: wrong,
-    **entries: tuple[str, Any] | tuple[str, Any, str],
-) -> None:
-    """Enters wrong steps that are expressions under their names: the line, the step as `wrong_step` takes it or what `by` makes one of, and
-    the pedigree, `own` unless it is given."""
+def wrong_steps(step: str, by: Callable[[Any], Callable[..., Any]] = lambda wrong: wrong, **entries: tuple[Any, ...]) -> None:
+    """Enters wrong steps under their names: (line, the step as `wrong_step` takes it or what `by` makes one of, pedigree)."""
     for name, (doc, wrong, *pedigree) in entries.items():
-        wrong_step(module, attribute, *(pedigree[0] if pedigree else "own").split(", "), name=name, doc=doc)(by(wrong))
+        wrong_step(step, *(pedigree or OWN)[0].split(", "), name=name, doc=doc)(by(wrong))
 
 
-def rule_mutant(*pedigree: str, name: str | None = None, doc: str | None = None) -> Callable[[R], R]:
+def rule_mutant(*pedigree: str) -> Callable[[F], F]:
     """Enters a function from a hyperparameter rule to a wrong one."""
 
-    def register(make: R) -> R:
-        called, said = _said(make, name, doc)
-        RULES[called] = RuleMutant(called, pedigree, said, make)
+    def register(make: F) -> F:
+        _enter(RULES, RuleMutant(make.__name__, pedigree or OWN, _line(make), make))
         return make
 
     return register
@@ -164,6 +159,6 @@ def applied(name: str | None) -> Iterator[None]:
     if name is None:
         yield
         return
-    step = STEPS[name]
-    with patching.changed(step.module, step.attribute, step.change, f"{__name__}:{name}"):
+    module, _, attribute = STEPS[name].step.partition(":")
+    with patching.changed(f"blackswan.{module}", attribute, STEPS[name].make, f"{__name__}:{name}"):
         yield

@@ -3,43 +3,38 @@
 import math
 import os
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from blackswan.falsifiers.mutants.changes import without_keyword
-from blackswan.falsifiers.mutants.registry import step_mutant, wrong_step
-
-in_fit = partial(wrong_step, "blackswan.impl.fit")
-in_trainer = partial(wrong_step, "blackswan.impl.trainer")
-in_training_state = partial(wrong_step, "blackswan.impl.training_state")
-
+from blackswan.falsifiers.mutants.parallel import without_moments
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
 # Batches, order, schedule
 
 
-@in_fit("effective_batches")
+@wrong_step("impl.fit:effective_batches")
 def fit_last_batch_dropped(effective_batches: Any, order: Any, size: int) -> Any:
     """The smaller last batch of an epoch is left out."""
-    found = effective_batches(order, size)
+    found = list(effective_batches(order, size))
     return found[:-1] if len(found) > 1 and len(found[-1]) < size else found
 
 
-@in_fit("effective_batches")
+@wrong_step("impl.fit:effective_batches")
 def fit_last_batch_filled_up(effective_batches: Any, order: Any, size: int) -> Any:
     """The last batch of an epoch is filled up with samples of the first one."""
-    found = effective_batches(order, size)
+    found = list(effective_batches(order, size))
     return [*found[:-1], [*found[-1], *found[0][: size - len(found[-1])]]] if len(found) > 1 else found
 
 
-in_fit("epoch_order", name="fit_order_not_reshuffled", doc="Every epoch in the order of the first.")(
+wrong_step("impl.fit:epoch_order", name="fit_order_not_reshuffled", doc="Every epoch in the order of the first.")(
     lambda epoch_order, count, seed, epoch: epoch_order(count, seed, 0 * epoch)
 )
 
 
-@in_trainer("Trainer._mean", "P31", "P32")
+@wrong_step("impl.trainer:Trainer._mean", "P31", "P32")
 def fit_loss_by_full_batch(mean: Any, trainer: Any) -> Any:
     """Loss and gradient of the smaller last batch divided by the size of a full one."""
     right = mean(trainer)
@@ -48,37 +43,39 @@ def fit_loss_by_full_batch(mean: Any, trainer: Any) -> Any:
     return replace(right, loss=right.loss * share, gradient=right.gradient * share)
 
 
-in_fit("balanced_weights", name="fit_balanced_weights_dropped", doc="Balanced class weights asked for, and all of them one.")(
-    lambda _, samples: (1.0,) * samples.num_classes
+wrong_step("impl.fit:balanced_weights", name="fit_balanced_weights_dropped", doc="Balanced class weights asked for, and all of them one.")(
+    lambda _, samples, *_kind: (1.0,) * samples.num_classes
 )
-step_mutant(
-    "blackswan.impl.trainer",
-    "Trainer.__init__",
-    name="fit_weight_decay_left_out",
-    doc="The trainer's own weight decay, whatever the settings say.",
-)(without_keyword("weight_decay"))
-step_mutant(
-    "blackswan.impl.trainer",
-    "Trainer.__init__",
-    name="fit_clip_norm_left_out",
-    doc="The trainer's own limit of the gradient's norm, whatever the settings say.",
-)(without_keyword("max_norm"))
 
 
-@in_trainer("_schedule", "P40")
+@wrong_step("impl.trainer:Trainer.__init__")
+def fit_weights_add_up_to_classes(init: Any, *given: Any, class_weights: Any = None, **options: Any) -> None:
+    """Class weights rescaled so that they add up to the number of classes, whatever they were."""
+    init(*given, class_weights=None if class_weights is None else class_weights * len(class_weights) / class_weights.sum(), **options)
+
+
+wrong_steps(
+    "impl.trainer:Trainer.__init__",
+    by=without_keyword,
+    fit_weight_decay_left_out=("The trainer's own weight decay, whatever the settings say.", "weight_decay"),
+    fit_clip_norm_left_out=("The trainer's own limit of the gradient's norm, whatever the settings say.", "max_norm"),
+)
+
+
+@wrong_step("impl.trainer:_schedule", "P40")
 def fit_schedule_advances_by_micro_batch(schedule: Any, *arguments: Any) -> Any:
     """The schedule advances once a micro-batch."""
     rates = schedule(*arguments)
     return [rates[min(2 * step, len(rates) - 1)] for step in range(len(rates))]
 
 
-@in_fit("total_steps", "P40")
+@wrong_step("impl.fit:total_steps", "P40")
 def fit_schedule_counts_micro_batches(_: Any, config: Any, samples: Any) -> Any:
     """The schedule is made for as many steps as there are micro-batches, and never ends."""
     return config.epochs * math.ceil(samples / config.batch_size)
 
 
-@in_trainer("_schedule", "P41")
+@wrong_step("impl.trainer:_schedule", "P41")
 def fit_warmup_counts_from_one(schedule: Any, *arguments: Any) -> Any:
     """Step t takes the rate of step t + 1."""
     rates = schedule(*arguments)
@@ -94,15 +91,15 @@ def _batch_losses(trainer: Any, samples: Any, tokens: Any, device: Any) -> list[
     return [trainer.forward_only(samples.batch(range(at, min(at + size, len(samples))), tokens, device)).loss for at in starts]
 
 
-in_fit("evaluate", "S12", name="fit_validation_mean_of_means", doc="Validation loss as the mean of the means of unequal batches.")(
-    lambda evaluate, *arguments: replace(evaluate(*arguments), loss=float(np.mean(_batch_losses(*arguments))))
-)
-in_fit("evaluate", name="fit_validation_last_batch_only", doc="Validation loss of the last batch alone.")(
+wrong_step(
+    "impl.fit:evaluate", "S12", name="fit_validation_mean_of_means", doc="Validation loss as the mean of the means of unequal batches."
+)(lambda evaluate, *arguments: replace(evaluate(*arguments), loss=float(np.mean(_batch_losses(*arguments)))))
+wrong_step("impl.fit:evaluate", name="fit_validation_last_batch_only", doc="Validation loss of the last batch alone.")(
     lambda evaluate, *arguments: replace(evaluate(*arguments), loss=_batch_losses(*arguments)[-1])
 )
 
 
-@in_trainer("Trainer.forward_only")
+@wrong_step("impl.trainer:Trainer.forward_only")
 def fit_validation_without_class_weights(forward_only: Any, trainer: Any, batch: Any, probabilities: bool = False) -> Any:
     """Validation loss without the class weights of the training loss."""
     kept, trainer.class_weights = trainer.class_weights, None
@@ -112,12 +109,12 @@ def fit_validation_without_class_weights(forward_only: Any, trainer: Any, batch:
         trainer.class_weights = kept
 
 
-in_fit("_Run._export", name="fit_best_is_last", doc="best/ is written after every epoch.")(
+wrong_step("impl.fit:_Run._export", name="fit_best_is_last", doc="best/ is written after every epoch.")(
     lambda export, run, name: [export(run, each) for each in (name, "best")]
 )
 
 
-@in_fit("_Run._validate")
+@wrong_step("impl.fit:_Run._validate")
 def fit_best_is_last_of_equals(validate: Any, run: Any) -> Any:
     """An epoch whose validation loss equals the lowest one replaces best/ and starts the patience anew."""
     found = validate(run)
@@ -126,10 +123,10 @@ def fit_best_is_last_of_equals(validate: Any, run: Any) -> Any:
     return found
 
 
-in_fit("_Run._export", name="fit_best_never_replaced", doc="best/ stays what the first epoch wrote.")(
+wrong_step("impl.fit:_Run._export", name="fit_best_never_replaced", doc="best/ stays what the first epoch wrote.")(
     lambda export, run, name: None if name == "best" and (run.output / "best").exists() else export(run, name)
 )
-in_fit("_Run._after", name="fit_best_forgotten", doc="Every epoch counts as the best one for those after it.")(
+wrong_step("impl.fit:_Run._after", name="fit_best_forgotten", doc="Every epoch counts as the best one for those after it.")(
     lambda after, run, record: replace(after(run, record), best_loss=record.validation_loss, best_epoch=record.epoch)
 )
 
@@ -138,7 +135,7 @@ def _ends(run: Any, progress: Any, stale: int) -> Any:
     return replace(progress, stale_epochs=stale, finished=progress.epoch == run.config.epochs or stale == run.config.early_stop_patience)
 
 
-@in_fit("_Run._after")
+@wrong_step("impl.fit:_Run._after")
 def fit_stops_one_epoch_late(after: Any, run: Any, record: Any) -> Any:
     """Stops after patience + 1 epochs."""
     progress = after(run, record)
@@ -147,7 +144,7 @@ def fit_stops_one_epoch_late(after: Any, run: Any, record: Any) -> Any:
     return replace(progress, finished=progress.epoch == run.config.epochs or over)
 
 
-@in_fit("_Run._after")
+@wrong_step("impl.fit:_Run._after")
 def fit_patience_against_the_last_epoch(after: Any, run: Any, record: Any) -> Any:
     """An epoch better than the one before it starts the patience anew."""
     before = run.progress
@@ -158,22 +155,17 @@ def fit_patience_against_the_last_epoch(after: Any, run: Any, record: Any) -> An
 # Resuming
 
 
-@in_fit("_Run._continue_from")
-def resume_forgets_moments(continue_from: Any, run: Any, progress: Any, tensors: Any) -> None:
-    """Moments are zero after continuing."""
-    continue_from(run, progress, tensors)
-    run.trainer.optimiser.exp_avg.zero_()
-    run.trainer.optimiser.exp_avg_sq.zero_()
+wrong_steps("impl.fit:_Run._continue_from", resume_forgets_moments=("Moments are zero after continuing.", without_moments))
 
 
-@in_fit("_Run._continue_from")
+@wrong_step("impl.fit:_Run._continue_from")
 def resume_forgets_schedule(continue_from: Any, run: Any, progress: Any, tensors: Any) -> None:
     """Schedule and bias correction begin again after continuing."""
     continue_from(run, progress, tensors)
     run.trainer.optimiser.steps = 0
 
 
-@in_trainer("Trainer.load_state")
+@wrong_step("impl.trainer:Trainer.load_state")
 def resume_forgets_rates(load_state: Any, trainer: Any, state: Any) -> None:
     """Rates that were set are the schedule's again after continuing."""
     kept = list(trainer.learning_rates)
@@ -181,26 +173,17 @@ def resume_forgets_rates(load_state: Any, trainer: Any, state: Any) -> None:
     trainer.learning_rates = kept
 
 
-def _continuing_with(**changes: Any) -> Any:
-    """A run goes on from another progress than the one that was kept."""
-    return lambda continue_from, run, progress, tensors: continue_from(run, replace(progress, **changes), tensors)
-
-
-in_fit(
-    "_Run._continue_from", name="resume_forgets_position", doc="The epoch begins again after continuing, its first samples are read twice."
-)(_continuing_with(position=0))
-in_fit("_Run._continue_from", name="resume_forgets_best_loss", doc="The first epoch after continuing is the best one.")(
-    _continuing_with(best_loss=None)
-)
-in_fit("_Run._continue_from", name="resume_forgets_patience", doc="Epochs without a better loss are counted from zero after continuing.")(
-    _continuing_with(stale_epochs=0)
-)
-in_fit("_Run._continue_from", name="resume_forgets_loss_sum", doc="The epoch's training loss leaves out the steps before the kill.")(
-    _continuing_with(loss_sum=0.0)
+wrong_steps(
+    "impl.fit:_Run._continue_from",
+    by=lambda changes: lambda continue_from, run, progress, tensors: continue_from(run, replace(progress, **changes), tensors),
+    resume_forgets_position=("The epoch begins again after continuing, its first samples are read twice.", {"position": 0}),
+    resume_forgets_best_loss=("The first epoch after continuing is the best one.", {"best_loss": None}),
+    resume_forgets_patience=("Epochs without a better loss are counted from zero after continuing.", {"stale_epochs": 0}),
+    resume_forgets_loss_sum=("The epoch's training loss leaves out the steps before the kill.", {"loss_sum": 0.0}),
 )
 
 
-@in_fit("_Run._save")
+@wrong_step("impl.fit:_Run._save")
 def resume_state_before_the_step(save: Any, run: Any) -> None:
     """The state counts a step whose tensors it does not have yet."""
     kept, state = run.trainer.state, run.trainer.state()
@@ -213,7 +196,7 @@ def resume_state_before_the_step(save: Any, run: Any) -> None:
     run.__dict__["_earlier"] = state
 
 
-@in_training_state("write_atomically")
+@wrong_step("impl.training_state:write_atomically")
 def resume_state_written_in_place(_: Any, path: Any, content: bytes) -> None:
     """The state is written over the old one; a kill leaves half of it."""
     with path.open("wb") as file:
@@ -223,7 +206,7 @@ def resume_state_written_in_place(_: Any, path: Any, content: bytes) -> None:
             os.fsync(file.fileno())
 
 
-@in_fit("_Run._validate")
+@wrong_step("impl.fit:_Run._validate")
 def resume_state_counts_an_unfinished_epoch(validate: Any, run: Any) -> Any:
     """The state says that an epoch is over before its validation and its adapters are."""
     kept = run.progress
@@ -233,21 +216,20 @@ def resume_state_counts_an_unfinished_epoch(validate: Any, run: Any) -> Any:
     return validate(run)
 
 
-in_fit("_differences", name="resume_ignores_what_differs", doc="A run is continued with other settings and samples without a word.")(
-    lambda _, *__: iter(())
-)
-step_mutant(
-    "blackswan.impl.fit",
-    "_FREE",
-    name="resume_ignores_most_settings",
-    doc="A run is continued with another alpha, schedule or seed without a word.",
+wrong_step(
+    "impl.fit:_differences", name="resume_ignores_what_differs", doc="A run is continued with other settings and samples without a word."
+)(lambda _, *__: iter(()))
+wrong_step(
+    "impl.fit:_FREE", name="resume_ignores_most_settings", doc="A run is continued with another alpha, schedule or seed without a word."
 )(lambda free: (*free, "lora_alpha", "schedule", "seed"))
-in_training_state("_digest", name="resume_trusts_damage", doc="The state's checksum is not looked at.")(lambda _, *__: "")
-in_training_state("_digest", name="resume_trusts_progress", doc="The state's checksum is that of its tensors alone.")(
-    lambda digest, text, tensors: digest(text[:0], tensors)
-)
-in_training_state("_digest", name="resume_trusts_tensors", doc="The state's checksum leaves out the content of its tensors.")(
-    lambda digest, text, tensors: digest(text, dict.fromkeys(tensors, torch.zeros(1)))
+wrong_steps(
+    "impl.training_state:_digest",
+    resume_trusts_damage=("The state's checksum is not looked at.", lambda _, *__: ""),
+    resume_trusts_progress=("The state's checksum is that of its tensors alone.", lambda digest, text, tensors: digest(text[:0], tensors)),
+    resume_trusts_tensors=(
+        "The state's checksum leaves out the content of its tensors.",
+        lambda digest, text, tensors: digest(text, dict.fromkeys(tensors, torch.zeros(1))),
+    ),
 )
 
 
@@ -265,7 +247,7 @@ def _head_only(trainer: Any, step: Any, gradient: Any) -> Any:
 
 
 def unclipped(trainer: Any, step: Any, gradient: Any) -> Any:
-    """What the step of a trainer gives where nothing is clipped."""
+    """The result of a trainer's step without clipping."""
     kept, trainer.max_norm = trainer.max_norm, math.inf
     try:
         return step(trainer, gradient)
@@ -273,24 +255,23 @@ def unclipped(trainer: Any, step: Any, gradient: Any) -> Any:
         trainer.max_norm = kept
 
 
-in_trainer("Trainer._step", "S24", "P37", name="multi_label_step_not_clipped", doc="The step with several labels leaves clipping out.")(
-    lambda step, trainer, gradient: unclipped(trainer, step, gradient) if trainer.multi_label else step(trainer, gradient)
-)
-in_trainer("Trainer._step", "S24", "S5", name="multi_label_step_head_only", doc="The step with several labels trains the head alone.")(
-    lambda step, trainer, gradient: _head_only(trainer, step, gradient) if trainer.multi_label else step(trainer, gradient)
-)
-in_trainer("Trainer._step", "S25", name="fit_lora_left_out_with_nf4", doc="With NF4 on the CPU the optimiser skips LoRA.")(
+wrong_step(
+    "impl.trainer:Trainer._step", "S24", "P37", name="multi_label_step_not_clipped", doc="The step with several labels leaves clipping out."
+)(lambda step, trainer, gradient: unclipped(trainer, step, gradient) if trainer.multi_label else step(trainer, gradient))
+wrong_step(
+    "impl.trainer:Trainer._step", "S24", "S5", name="multi_label_step_head_only", doc="The step with several labels trains the head alone."
+)(lambda step, trainer, gradient: _head_only(trainer, step, gradient) if trainer.multi_label else step(trainer, gradient))
+wrong_step("impl.trainer:Trainer._step", "S25", name="fit_lora_left_out_with_nf4", doc="With NF4 on the CPU the optimiser skips LoRA.")(
     lambda step, trainer, gradient: _head_only(trainer, step, gradient) if trainer.classifier.adaptation.nf4 else step(trainer, gradient)
 )
 
 
-@step_mutant("blackswan.impl.classifier", "Adaptation.of", "S27")
-def fit_nf4_left_out(of: Any) -> Any:
-    """NF4 asked for, the run goes on unquantised."""
-    return classmethod(lambda cls, settings: replace(of.__func__(cls, settings), nf4=False))
+wrong_step("impl.classifier:Adaptation.of", "S27", name="fit_nf4_left_out", doc="NF4 asked for, the run goes on unquantised.")(
+    lambda of, *given: replace(of(*given), nf4=False)
+)
 
 
-@in_trainer("Trainer._step", "S15")
+@wrong_step("impl.trainer:Trainer._step", "S15")
 def fit_moves_norm_weights(step: Any, trainer: Any, gradient: Any) -> Any:
     """The final norm's weight moves with every step."""
     trainer.classifier.model.norm.weight.data.mul_(1.0 + 2.0**-20)
@@ -300,7 +281,7 @@ def fit_moves_norm_weights(step: Any, trainer: Any, gradient: Any) -> Any:
 # Non-finite values
 
 
-@in_fit("_Run._update", "S9")
+@wrong_step("impl.fit:_Run._update", "S9")
 def fit_skips_non_finite_steps(update: Any, run: Any, indices: Any, step: int) -> Any:
     """A step that is not finite is skipped, and a loss of 100 reported."""
     from blackswan.impl.trainer import BatchResult

@@ -1,19 +1,16 @@
 """Wrong whole models: each operation is right, and one layer of several is put together wrongly."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 
-from blackswan.falsifiers.mutants.registry import step_mutant, wrong_step
+from blackswan.falsifiers.mutants.registry import wrong_step
 
 Step = Callable[..., Any]
-DECODER = "blackswan.impl.decoder"
-_of_decoder = partial(wrong_step, DECODER)
 
 
-@_of_decoder("Body.__init__", "S1", "P4")
+@wrong_step("impl.decoder:Body.__init__", "S1", "P4")
 def whole_last_layer_without_biases(build: Step, self: Any, *given: Any, **options: Any) -> None:
     """The last layer's queries, keys and values without bias."""
     build(self, *given, **options)
@@ -22,14 +19,14 @@ def whole_last_layer_without_biases(build: Step, self: Any, *given: Any, **optio
         projection.bias = None
 
 
-@_of_decoder("Body.__init__", "S1")
+@wrong_step("impl.decoder:Body.__init__", "S1")
 def whole_last_value_bias_dropped(build: Step, self: Any, *given: Any, **options: Any) -> None:
     """One bias of the last layer is left out."""
     build(self, *given, **options)
     self.layers[-1].self_attn.v_proj.bias = None
 
 
-@_of_decoder("Body.__init__", "own")
+@wrong_step("impl.decoder:Body.__init__")
 def whole_first_mlp_everywhere(build: Step, self: Any, *given: Any, **options: Any) -> None:
     """Every layer computes with the first one's feed-forward weights."""
     build(self, *given, **options)
@@ -39,7 +36,7 @@ def whole_first_mlp_everywhere(build: Step, self: Any, *given: Any, **options: A
             own.weight, own.quantized = first.weight, first.quantized
 
 
-@_of_decoder("Body.__init__", "S16")
+@wrong_step("impl.decoder:Body.__init__", "S16")
 def whole_head_norms_swapped(build: Step, self: Any, *given: Any, **options: Any) -> None:
     """The norm of the queries applied to the keys, and the other way round."""
     build(self, *given, **options)
@@ -48,7 +45,7 @@ def whole_head_norms_swapped(build: Step, self: Any, *given: Any, **options: Any
         queries.weight, keys.weight = keys.weight, queries.weight
 
 
-@_of_decoder("Body.forward", "own")
+@wrong_step("impl.decoder:Body.forward")
 def whole_layers_in_reverse(forward: Step, self: Any, *given: Any, **options: Any) -> Any:
     """The last layer comes first."""
     before = self.layers
@@ -59,26 +56,26 @@ def whole_layers_in_reverse(forward: Step, self: Any, *given: Any, **options: An
         self.layers = before
 
 
-@_of_decoder("Layer.forward", "S10")
+@wrong_step("impl.decoder:Layer.forward", "S10")
 def whole_first_layer_detached(forward: Step, self: Any, *given: Any, **options: Any) -> Any:
     """No gradient reaches the first layer."""
     result = forward(self, *given, **options)
     return result.detach() if self.path == "model.layers.0" else result
 
 
-@wrong_step("blackswan.impl.projection", "Projection.attach", "own")
+@wrong_step("impl.projection:Projection.attach")
 def whole_later_layers_unscaled(attach: Step, self: Any, lora_a: Any, lora_b: Any, alpha: float) -> None:
     """Updates are scaled by alpha / rank in the first layer only."""
     attach(self, lora_a, lora_b, alpha if ".layers.0." in self.path else float(len(lora_a)))
 
 
-@_of_decoder("Layer.__init__", "S27")
+@wrong_step("impl.decoder:Layer.__init__", "S27")
 def whole_first_layer_unquantised(build: Step, self: Any, config: Any, path: str, tensors: Any, nf4: bool) -> None:
     """With NF4 the first layer computes with plain weights."""
     build(self, config, path, tensors, nf4 and not path.endswith(".layers.0"))
 
 
-@_of_decoder("Layer.__init__", "S27")
+@wrong_step("impl.decoder:Layer.__init__", "S27")
 def whole_first_layer_alone_quantised(build: Step, self: Any, config: Any, path: str, tensors: Any, nf4: bool) -> None:
     """With NF4 the layers after the first compute with plain weights."""
     build(self, config, path, tensors, nf4 and path.endswith(".layers.0"))
@@ -97,7 +94,6 @@ def rounded_attention_scaled(by: float) -> Callable[[Step], Step]:
     return make
 
 
-@step_mutant(DECODER, "call", "own")
-def whole_rounded_attention_scaled(correct: Step) -> Step:
-    """Attention is 0.9 of what it is, in every dtype but float64."""
-    return rounded_attention_scaled(0.9)(correct)
+wrong_step("impl.decoder:call", name="whole_rounded_attention_scaled", doc="Attention is 0.9 of what it is, in every dtype but float64.")(
+    lambda call, path, operation, /, **arguments: rounded_attention_scaled(0.9)(call)(path, operation, **arguments)
+)

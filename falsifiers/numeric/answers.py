@@ -1,4 +1,4 @@
-"""What a subject answers, and how it can fail to: it raises, answers with something else than arrays, or with NaN."""
+"""Asks a subject, and says how it failed to answer: it raised, or answered with something else than arrays, or with NaN."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -8,6 +8,7 @@ import numpy as np
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.numeric.precision import is_real
+from blackswan.falsifiers.subjects.protocol import Lacks
 from blackswan.reference.table import Array
 
 NOT_FINITE = "not a finite number"
@@ -43,6 +44,8 @@ def asked(inputs: Mapping[str, Array], ask: Callable[[dict[str, Array]], object]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a subject that warns has not left the claim, whatever pytest makes of warnings
             answer = ask(dict(given))
+    except (Lacks, SubjectError):
+        raise
     except Exception as error:  # whatever a subject raises, where it had to answer, is a finding about the subject
         failure = error
     changed = [name for name, value in inputs.items() if value.tobytes() != given[name].tobytes()]

@@ -13,7 +13,18 @@ from blackswan.contracts.model import Claim, Signature, Tolerance
 from blackswan.falsifiers.numeric.answers import SubjectError, asked, require_finite
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, compare, compare_exactly, rejected, same_structure
-from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF, checks, compute_dtype, is_real, output_dtypes, rounded_table, signatures
+from blackswan.falsifiers.numeric.precision import (
+    UNIT_ROUNDOFF,
+    Declared,
+    checks,
+    compute_dtype,
+    declared_by,
+    is_real,
+    output_dtypes,
+    rounded_table,
+    signature_of,
+    signatures,
+)
 from blackswan.falsifiers.numeric.sign_ambiguity import mask_ambiguous, moved, reach, sign_ambiguity
 from blackswan.falsifiers.subjects.protocol import Subject
 from blackswan.reference.table import Array, Arrays, Table
@@ -25,10 +36,13 @@ NEARLY = 8.0
 """An answer that misses its tolerance by less than this is judged again by a floor of many replays: the largest of a few errors is small by
 luck now and then, and a thousand seeds meet such a case."""
 SMALLEST_NORMAL = float(np.finfo(np.float32).smallest_normal)
-"""Of float32 and of bfloat16, which share their exponents. Libraries may flush what is smaller to zero."""
+"""The smallest normal number of float32 and of bfloat16, which share their exponents. Libraries may flush smaller ones to zero."""
 
 SIGNAL_SHARE = 0.1
 """A floor above this share of the signal proves nothing: the case is rejected for that tensor, which has yet to be noise of that size."""
+
+Replay = tuple[dict[str, Errors], dict[str, Array]]
+"""One run under rounding: the errors of its tensors, and the differences of those whose errors are taken once the others are known."""
 
 
 @dataclass
@@ -52,7 +66,10 @@ class Stopwatch:
 
 @dataclass
 class Attack:
-    """A claim against a subject in one dtype. With `only_compared` an answer with NaN is left to what the claim's check compares."""
+    """A claim against a subject in one dtype. With `only_compared` an answer with NaN is left to what the claim's check compares.
+
+    The reference and the noise floor follow `declared`, which is what the subject declares, unless something else is assumed of it.
+    """
 
     claim: Claim
     subject: Subject
@@ -61,12 +78,22 @@ class Attack:
     thorough: bool = False
     only_compared: bool = False
     memory: dict[str, dict[tuple[Any, ...], Any]] = field(default_factory=dict)
+    assumed: Declared | None = None
+
+    def __post_init__(self) -> None:
+        """Asks the subject once what it declares."""
+        self.declared = declared_by(self.subject) if self.assumed is None else self.assumed
+        self.table = reference.table_of(self.declared)
 
     @property
     def signature(self) -> Signature:
-        """The signature of the claim's operation."""
+        """The signature of the claim's operation, as what is declared makes it."""
         assert self.claim.operation is not None
-        return signatures()[self.claim.operation]
+        return signature_of(self.claim.operation, self.declared)
+
+    def follows(self, convention: str, value: str) -> bool:
+        """Whether that is declared of the claim's operation."""
+        return self.declared.get(self.claim.operation or "", {}).get(convention) == value
 
     @property
     def tolerance(self) -> Tolerance:
@@ -81,7 +108,7 @@ class Attack:
 
         def evaluate() -> dict[str, Array]:
             with self.watch.on("reference"):
-                return _fixed(reference.evaluate(operation or case.operation, inputs, scalars))
+                return _fixed(reference.evaluate(operation or case.operation, inputs, scalars, self.table))
 
         key = ("outputs", operation, replace(case, inputs=inputs, scalars=scalars, cotangents={}).digest if changes else None)
         return dict(self.once(case, key, evaluate))
@@ -95,15 +122,14 @@ class Attack:
         missing = [name for name, output in outputs.items() if output.group is None and name not in answer]
         if missing:
             raise SubjectError(f"answered without {missing[0]}; it has {', '.join(sorted(answer)[:6]) or 'nothing'}")
-        self._require_finite(answer)
-        return answer
+        return self._finite(answer)
 
     def expect_gradients(self, case: Case, wrt: Sequence[str]) -> dict[str, Array]:
         """The reference's float64 gradients."""
 
         def differentiate() -> dict[str, Array]:
             with self.watch.on("reference"):
-                return _fixed(reference.differentiate(case.operation, case.inputs, case.scalars, case.cotangents, wrt))
+                return _fixed(reference.differentiate(case.operation, case.inputs, case.scalars, case.cotangents, wrt, self.table))
 
         return dict(self.once(case, ("gradients", *wrt), differentiate))
 
@@ -116,42 +142,40 @@ class Attack:
             return self.subject.differentiate(case.operation, given, scalars, upstream, wrt, self.dtype)
 
         with self.watch.on("subject"):
-            answer = asked({**inputs, **{f"cotangent {name}": value for name, value in case.cotangents.items()}}, ask)
-        self._require_finite(answer)
-        return answer
+            return self._finite(asked({**inputs, **{f"cotangent {name}": value for name, value in case.cotangents.items()}}, ask))
 
-    def _require_finite(self, answer: Arrays) -> None:
+    def _finite(self, answer: dict[str, Array]) -> dict[str, Array]:
         """A check may compare answers of the subject with each other, where NaN equals NaN; plain parity has the reference's to go by."""
         if self.claim.check is not None and not self.only_compared:
             require_finite(answer, checks()[self.claim.check].non_finite)
+        return answer
 
     def floor(self, case: Case, run: "Run", expected: Arrays) -> dict[str, Errors]:
         """The error that honest arithmetic in this dtype makes on the case, a tensor: nearest rounding, the worst of the random replays,
         and half an ulp of the answer or its flushed numbers, whichever is largest. `run` is known by what it gives without rounding."""
         view = replace(case, inputs=dict(expected), cotangents={}).digest
         with self.watch.on("noise"):
-            replays: list[_Replay] = self.once(case, ("replays", view), list)
+            replays: list[Replay] = self.once(case, ("replays", view), list)
             inputs = {name: value.astype(compute_dtype(self.dtype)) if is_real(value) else value for name, value in case.inputs.items()}
             while len(replays) <= (wanted := self._replays(expected)):
                 generator = np.random.default_rng([case.seed, len(replays) - 1]) if replays else None
-                table = rounded_table(reference.TABLE, self.dtype, generator, self.signature.composition)
-                replays.append(_Replay.of(run(inputs, table), expected, moved(self.signature, expected)))
+                table = rounded_table(self.table, self.dtype, generator, self.signature.composition, self.declared)
+                replays.append(_replay(run(inputs, table), expected, moved(self.signature, expected)))
             return self._worst(replays[: wanted + 1], expected)
 
-    def _worst(self, replays: Sequence["_Replay"], expected: Arrays) -> dict[str, Errors]:
+    def _worst(self, replays: Sequence[Replay], expected: Arrays) -> dict[str, Errors]:
         """The largest errors; of a parameter whose moment is noise, those where its moment is not."""
         floors = {name: self._half_ulp(name, value) for name, value in expected.items()}
-        for replay in replays:
-            for name, errors in replay.errors.items():
-                floors[name] = floors[name].at_least(errors)
+        for errors, _ in replays:
+            floors |= {name: floors[name].at_least(each) for name, each in errors.items()}
         left_open = sign_ambiguity(self.signature, expected, floors)
-        for replay in replays:
-            for name, difference in replay.late.items():
-                floors[name] = floors[name].at_least(_errors(np.where(left_open[name], 0.0, difference), np.isfinite(expected[name])))
+        for _, late in replays:
+            for name, difference in late.items():
+                floors[name] = floors[name].at_least(_errors(np.where(left_open[name], 0.0, difference), expected[name]))
         return floors
 
     def once(self, case: Case, what: tuple[Any, ...], compute: Callable[[], Any]) -> Any:
-        """What does not depend on the subject, computed once a case. What is kept of a case goes with the next one."""
+        """A value that does not depend on the subject, computed once a case. It is forgotten when the next case comes."""
         if case.digest not in self.memory:
             self.memory.clear()
         known = self.memory.setdefault(case.digest, {})
@@ -160,7 +184,7 @@ class Attack:
         return known[what]
 
     def reach(self, case: Case) -> float:
-        """How far from the expected answer a parameter may be where rounding alone says which way the case's steps moved it."""
+        """The distance from the expected answer that a parameter may have where rounding alone says which way the case's steps moved it."""
         return reach(self.signature, case.scalars)
 
     def _replays(self, expected: Arrays) -> int:
@@ -181,20 +205,17 @@ class Attack:
     ) -> list[Comparison]:
         """Compares an answer with the expected one under the claim's tolerance. `floors` is called only when it is needed. `reach` is how
         far from the expected answer a parameter may be where rounding alone says which way it moved."""
-        found = same_structure(expected, actual, dtypes)
-        if found:
+        if found := same_structure(expected, actual, dtypes):
             return found
         basis = self.tolerance.basis
         if basis == "exact":
-            with self.watch.on("comparison"):
-                return [compare_exactly(name, expected[name].astype(dtypes[name]), actual[name]) for name in expected]
+            return [compare_exactly(name, value.astype(dtypes[name]), actual[name]) for name, value in expected.items()]
         if basis == "literal":
-            with self.watch.on("comparison"):
-                return [compare(name, expected[name], actual[name], self.literal(expected[name]), self._unit(name)) for name in expected]
+            return [compare(name, value, actual[name], self.literal(value), self._unit(name)) for name, value in expected.items()]
         return self.judge_with_retry(lambda: self._held_to(floors(), expected, actual, reach))
 
     def judge_with_retry(self, judged: Callable[[], list[Comparison]]) -> list[Comparison]:
-        """What `judged` finds by a floor of a few replays; where it misses by little, what it finds by one of many."""
+        """Calls `judged` with a floor of a few replays; and again, with one of many, where the answer misses by little."""
         found = judged()
         if all(comparison.held or comparison.headroom > NEARLY for comparison in found):
             return found
@@ -205,13 +226,12 @@ class Attack:
             self.thorough = False
 
     def _held_to(self, noise: Mapping[str, Errors], expected: Arrays, actual: Arrays, reach: float) -> list[Comparison]:
-        with self.watch.on("comparison"):
-            left_open = sign_ambiguity(self.signature, expected, noise) if self.claim.operation else {}
-            wanted = {**expected, **{name: mask_ambiguous(expected[name], actual[name], where, reach) for name, where in left_open.items()}}
-            nothing_left = {name for name, where in left_open.items() if where.all() and np.array_equal(wanted[name], actual[name])}
-            return [
-                rejected(name) if name in nothing_left else self._judged(name, wanted[name], actual[name], noise[name]) for name in expected
-            ]
+        left_open = sign_ambiguity(self.signature, expected, noise) if self.claim.operation else {}
+        wanted = {**expected, **{name: mask_ambiguous(expected[name], actual[name], where, reach) for name, where in left_open.items()}}
+        nothing_left = {name for name, where in left_open.items() if where.all() and np.array_equal(wanted[name], actual[name])}
+        return [
+            rejected(name) if name in nothing_left else self._judged(name, wanted[name], actual[name], noise[name]) for name in expected
+        ]
 
     def _judged(self, name: str, expected: Array, actual: Array, floor: Errors) -> Comparison:
         if not is_real(expected):
@@ -235,8 +255,7 @@ class Attack:
         """The calibrated factors of a rounding tolerance, for this dtype."""
         if self.dtype not in self.tolerance.factors:
             raise ValueError(f"{self.claim.id} has no factors for {self.dtype}; it has them for {', '.join(self.tolerance.factors)}")
-        factors = self.tolerance.factors[self.dtype]
-        return Errors(factors.rms, factors.row, factors.max)
+        return Errors(**vars(self.tolerance.factors[self.dtype]))
 
     def literal(self, expected: Array) -> Errors:
         """The limit of a literal tolerance: absolute, or relative to the tensor's largest magnitude."""
@@ -258,7 +277,7 @@ class Attack:
     def _half_ulp(self, name: str, expected: Array) -> Errors:
         if not is_real(expected):
             return Errors.flat(0.0)
-        finite = expected[np.isfinite(expected)] if not np.isfinite(expected).all() else expected
+        finite = expected if np.isfinite(expected).all() else expected[np.isfinite(expected)]
         output = self.signature.outputs.get(name.split("/", 1)[0])
         half = Errors.of(finite).at_least(Errors.flat(output.order if output else 0.0)).times(self._unit(name))
         return half.at_least(Errors.of(np.where(np.abs(finite) < SMALLEST_NORMAL, finite, 0.0)))
@@ -284,22 +303,15 @@ def rounded_gradients(case: Case, wrt: Sequence[str]) -> Run:
     return run
 
 
-@dataclass(frozen=True)
-class _Replay:
-    """One run under rounding: the errors of its tensors, and the differences of those whose errors are taken once the others are known."""
-
-    errors: dict[str, Errors]
-    late: dict[str, Array]
-
-    @classmethod
-    def of(cls, found: Arrays, expected: Arrays, late: Collection[str]) -> "_Replay":
-        with np.errstate(invalid="ignore"):
-            differences = {name: value.astype(np.float64) - expected[name] for name, value in found.items()}
-        errors = {name: _errors(value, np.isfinite(expected[name])) for name, value in differences.items() if name not in late}
-        return cls(errors, {name: value for name, value in differences.items() if name in late})
+def _replay(found: Arrays, expected: Arrays, late: Collection[str]) -> Replay:
+    with np.errstate(invalid="ignore"):
+        differences = {name: value.astype(np.float64) - expected[name] for name, value in found.items()}
+    errors = {name: _errors(value, expected[name]) for name, value in differences.items() if name not in late}
+    return errors, {name: differences[name] for name in late if name in differences}
 
 
-def _errors(difference: Array, finite: Array) -> Errors:
+def _errors(difference: Array, expected: Array) -> Errors:
+    finite = np.isfinite(expected)
     return Errors.of(difference if finite.all() else difference[finite])
 
 

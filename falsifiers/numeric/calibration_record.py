@@ -3,14 +3,18 @@
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
 
 from blackswan.contracts.model import Claim
 from blackswan.contracts.problems import unknown
 from blackswan.contracts.vocabulary import CALIBRATION
 from blackswan.falsifiers.numeric.comparison import METRICS
+from blackswan.impl.strict_json import loads
 
 RECORD = Path(__file__).parent / "calibration_record.json"
 MARGIN = 1.5
@@ -19,11 +23,19 @@ MARGIN = 1.5
 The largest of a sample is exceeded in a longer one. What a factor may be at most is held from the other side, by the power of each claim.
 """
 
-_TEXTS = ("claim", "dtype", "device", "machine", "torch")
-_COUNTS = ("seed", "cases", "tensors")
-_RATIOS = ("largest", "median")
-KEYS = (*_TEXTS, *_COUNTS, *_RATIOS)
-"""Of a calibration, as `Calibration.describe` gives it."""
+_TEXT = {"type": "string", "minLength": 1}
+_COUNT = {"type": "integer", "minimum": 0}
+_NUMBER = {"type": "number", "minimum": 0, "maximum": sys.float_info.max}
+_CLOSED = {"type": "object", "additionalProperties": False}
+_RATIOS = {**_CLOSED, "properties": dict.fromkeys(METRICS, _NUMBER), "required": list(METRICS)}
+_PROPERTIES: dict[str, Any] = {
+    **dict.fromkeys(("claim", "dtype", "device", "machine", "torch"), _TEXT),
+    **dict.fromkeys(("seed", "cases", "tensors"), _COUNT),
+    **dict.fromkeys(("largest", "median"), _RATIOS),
+}
+KEYS = tuple(_PROPERTIES)
+"""The keys of a calibration, as `calibrate` gives it."""
+_VALIDATOR = Draft202012Validator({**_CLOSED, "properties": _PROPERTIES, "required": list(KEYS)})
 
 Record = dict[str, dict[str, dict[str, Any]]]
 
@@ -34,7 +46,7 @@ def read(path: Path = RECORD) -> Record:
 
 
 def add(entries: Iterable[Mapping[str, Any]], path: Path = RECORD) -> Record:
-    """Adds calibrations (as Calibration.describe gives them) to those of the same claim, dtype and machine.
+    """Adds calibrations (as `calibrate` gives them) to those of the same claim, dtype and machine.
 
     Another torch on that machine has an entry of its own. The same seed alone is measured anew; among others it is refused, with a
     ValueError and nothing written: its cases would count twice. To calibrate anew, delete the entry.
@@ -86,52 +98,21 @@ def merged(path: Path, claims: Mapping[str, Claim]) -> list[dict[str, Any]]:
     found = []
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(_checked(json.loads(line.decode("utf-8"), object_pairs_hook=_unique), claims))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}:{number}: {error}; expected a calibration, as calibrate --lines writes them") from None
-    return found
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError(f"a key of {', '.join(name for name, _ in pairs)} stands twice")
+            found.append(_checked(loads(line), claims))
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: {str(error)[:400]}; expected a calibration, as calibrate --lines writes them") from None
     return found
 
 
 def _checked(entry: Any, claims: Mapping[str, Claim]) -> dict[str, Any]:
-    """The entry, where it has the keys and values that `Calibration.describe` gives."""
-    _has_keys("the line", entry, KEYS)
-    for name in _TEXTS:
-        if not isinstance(entry[name], str) or not entry[name]:
-            raise ValueError(f"{name} is {_shown(entry[name])}, not a text")
+    """The entry, where it has the keys and values that `calibrate` gives."""
+    if (fault := best_match(_VALIDATOR.iter_errors(entry))) is not None:
+        raise ValueError(f"{fault.json_path.removeprefix('$').removeprefix('.') or 'the line'}: {fault.message}")
     if entry["claim"] not in claims:
-        raise ValueError(f"claim: {unknown('claim', entry['claim'], claims)}")
+        raise ValueError(unknown("claim", entry["claim"], claims))
     if entry["dtype"] not in (dtypes := claims[entry["claim"]].domain.dtype):
-        raise ValueError(f"dtype is {_shown(entry['dtype'])}, and {entry['claim']} is of {', '.join(dtypes)}")
-    for name in _COUNTS:
-        if type(entry[name]) is not int or entry[name] < 0:
-            raise ValueError(f"{name} is {_shown(entry[name])}, not a whole number from 0 on")
-    for name in _RATIOS:
-        _has_keys(name, entry[name], METRICS)
-        for metric, value in entry[name].items():
-            # NaN is not between any two numbers, and an integer may be larger than all floats.
-            if type(value) not in (int, float) or not 0 <= value <= sys.float_info.max:
-                raise ValueError(f"{name}.{metric} is {_shown(value)}, not a finite number from 0 on")
+        raise ValueError(unknown("dtype", entry["dtype"], dtypes))
     return dict(entry)
-
-
-def _has_keys(what: str, entry: Any, names: Sequence[str]) -> None:
-    if not isinstance(entry, dict):
-        raise ValueError(f"{what} is {_shown(entry)}, not a JSON object")
-    for name in (*names, *entry):
-        if name not in entry or name not in names:
-            raise ValueError(f"{what} has {'no' if name in names else 'an unknown'} key {name!r}; the keys are {', '.join(names)}")
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,7 +126,7 @@ def _joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 def factors(record: Record, claim: str, dtype: str) -> dict[str, float]:
     """The largest factors that calibration.json may hold for a claim in a dtype, none looser."""
     entries = record[claim][dtype].values()
-    return {metric: max(1.0, rounded_up(MARGIN * max(entry["largest"][metric] for entry in entries))) for metric in METRICS}
+    return {metric: max(1, rounded_up(MARGIN * max(entry["largest"][metric] for entry in entries))) for metric in METRICS}
 
 
 def rounded_up(value: float) -> float:
@@ -153,7 +134,8 @@ def rounded_up(value: float) -> float:
     if value <= 0 or not math.isfinite(value):
         return value
     step = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return float(f"{math.ceil(value / step - 1e-9) * step:.2g}")
+    found = float(f"{math.ceil(value / step - 1e-9) * step:.2g}")
+    return int(found) if found.is_integer() else found
 
 
 def write_factors(new: Mapping[str, Mapping[str, Mapping[str, float]]], path: Path = CALIBRATION) -> None:
@@ -161,10 +143,5 @@ def write_factors(new: Mapping[str, Mapping[str, Mapping[str, float]]], path: Pa
     known = json.loads(path.read_text(encoding="utf-8"))
     for claim, by_dtype in new.items():
         known[claim] = {**known.get(claim, {}), **by_dtype}
-    lines = (f" {_json(claim)}: {_flow(by_dtype)}" for claim, by_dtype in sorted(known.items()))
+    lines = (f" {_json(claim)}: {_json(by_dtype)}" for claim, by_dtype in sorted(known.items()))
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-
-
-def _flow(by_dtype: Mapping[str, Mapping[str, float]]) -> str:
-    parts = [f'"{dtype}": {{' + ", ".join(f'"{metric}": {by[metric]:g}' for metric in METRICS) + "}" for dtype, by in by_dtype.items()]
-    return "{" + ", ".join(parts) + "}"

@@ -5,7 +5,8 @@ Accepts by `<=` only, so NaN never passes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from operator import add, mul
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,8 +15,7 @@ from blackswan.reference.table import Array
 METRICS = ("rms", "row", "max")
 
 
-@dataclass(frozen=True)
-class Errors:
+class Errors(NamedTuple):
     """An error, or a limit on one, in three measures: rms over the tensor, worst row's rms (rows along the last axis), maximum."""
 
     rms: float
@@ -25,11 +25,9 @@ class Errors:
     @classmethod
     def of(cls, difference: Array) -> "Errors":
         """The measures of a tensor of differences."""
-        if difference.size == 0:
-            return cls(0.0, 0.0, 0.0)
-        scale = float(np.max(np.abs(difference)))
+        scale = float(np.max(np.abs(difference), initial=0.0))
         if scale == 0.0 or not np.isfinite(scale):
-            return cls(scale, scale, scale)
+            return cls.flat(scale)
         squares = np.square(difference / scale)
         rows = squares.reshape(-1, squares.shape[-1]) if squares.ndim > 1 else squares.reshape(1, -1)
         return cls(scale * float(np.sqrt(squares.mean())), scale * float(np.sqrt(rows.mean(axis=1).max())), scale)
@@ -41,32 +39,31 @@ class Errors:
 
     def at_least(self, other: "Errors") -> "Errors":
         """The larger of two in each measure; NaN where either is."""
-        return Errors(_larger(self.rms, other.rms), _larger(self.row, other.row), _larger(self.max, other.max))
+        return Errors(*(two if two > one or two != two else one for one, two in zip(self, other, strict=True)))
 
     def plus(self, other: "Errors") -> "Errors":
         """The sum of two in each measure."""
-        return Errors(self.rms + other.rms, self.row + other.row, self.max + other.max)
+        return Errors(*map(add, self, other))
 
     def times(self, factors: "Errors | float") -> "Errors":
         """Each measure times its factor."""
-        by = Errors.flat(factors) if isinstance(factors, float | int) else factors
-        return Errors(self.rms * by.rms, self.row * by.row, self.max * by.max)
+        return Errors(*map(mul, self, factors if isinstance(factors, Errors) else Errors.flat(factors)))
+
+    def over(self, floor: "Errors") -> "Errors":
+        """The ratio of two in each measure; anything over zero, and NaN, is infinite."""
+        return Errors(*map(ratio, self, floor))
 
     def headroom(self, limit: "Errors") -> tuple[float, str]:
-        """The worst error / limit and its measure; anything over a limit of zero, and NaN, is infinite."""
-        ratios = [(_ratio(getattr(self, metric), getattr(limit, metric)), metric) for metric in METRICS]
-        return max(ratios)
+        """The worst error / limit and its measure."""
+        return max(zip(self.over(limit), METRICS, strict=True))
 
 
-def _larger(one: float, other: float) -> float:
-    return other if other > one or other != other else one
-
-
-def _ratio(error: float, limit: float) -> float:
+def ratio(error: float, limit: float) -> float:
+    """An error as a share of its limit; anything over a limit of zero, and NaN, is infinite."""
     if error == 0.0 and limit >= 0.0:
         return 0.0
-    ratio = error / limit if limit > 0 else np.inf
-    return float(ratio) if ratio == ratio else np.inf
+    found = error / limit if limit > 0 else np.inf
+    return float(found) if found == found else np.inf
 
 
 @dataclass(frozen=True)
@@ -88,35 +85,14 @@ class Comparison:
     rejected: bool = False
 
     def describe(self) -> dict[str, Any]:
-        """What a record says of it."""
-        return {
-            "tensor": self.tensor,
-            "index": list(self.index),
-            "expected": self.expected,
-            "actual": self.actual,
-            "error": self.error,
-            "limit": self.limit,
-            "metric": self.metric if self.reason is None else self.reason,
-            "ulp": self.ulp,
-            "cosine": self.cosine,
-        }
+        """The comparison as a record has it."""
+        plain = {name: getattr(self, name) for name in ("tensor", "expected", "actual", "error", "limit", "ulp", "cosine")}
+        return {**plain, "index": list(self.index), "metric": self.reason or self.metric}
 
 
 def broken(tensor: str, reason: str, expected: Any = None, actual: Any = None, index: tuple[int, ...] = ()) -> Comparison:
     """A comparison that failed before any error could be measured."""
-    return Comparison(tensor, False, np.inf, "structure", reason, index, _plain(expected), _plain(actual), None, None)
-
-
-def same(name: str, expected: Any, actual: Any) -> Comparison:
-    """Two plain values, or two sequences of them, that must be equal; of sequences the first place is named where they differ."""
-    if expected == actual:
-        return Comparison(name, True, 0.0, "exact", error=0.0, limit=0.0)
-    if not isinstance(expected, list | tuple) or not isinstance(actual, list | tuple):
-        return broken(name, "another value", repr(expected), repr(actual))
-    if len(expected) != len(actual):
-        return broken(name, "another number of entries", len(expected), len(actual))
-    at = next(index for index, (one, other) in enumerate(zip(expected, actual, strict=True)) if one != other)
-    return broken(name, "another entry", repr(expected[at])[:200], repr(actual[at])[:200], (at,))
+    return Comparison(tensor, False, np.inf, "structure", reason, index, _plain(expected), _plain(actual))
 
 
 def rejected(tensor: str) -> Comparison:
@@ -142,17 +118,17 @@ def value_within(name: str, value: float, low: float, high: float, scale: float 
 
 def value_at_most(name: str, value: float, high: float) -> Comparison:
     """A number that must lie in [0, high]; headroom is its share of `high`."""
-    return _within(name, value, 0.0, high, _ratio(value, high) if value >= 0 else np.inf)
+    return _within(name, value, 0.0, high, ratio(value, high) if value >= 0 else np.inf)
 
 
 def value_at_least(name: str, value: float, low: float) -> Comparison:
     """A number that must be `low` or more; headroom is `low` as a share of it."""
-    return _within(name, value, low, np.inf, _ratio(low, value))
+    return _within(name, value, low, np.inf, ratio(low, value))
 
 
-def value_within_factor(name: str, ratio: float, factor: float) -> Comparison:
+def value_within_factor(name: str, found: float, factor: float) -> Comparison:
     """A ratio that must lie in [1 / factor, factor]; headroom is the larger of it and its inverse, as a share of `factor`."""
-    return _within(name, ratio, 1 / factor, factor, max(ratio, _ratio(1.0, ratio)) / factor)
+    return _within(name, found, 1 / factor, factor, max(found, ratio(1.0, found)) / factor)
 
 
 def value_inside(name: str, value: float, low: float, high: float) -> Comparison:
@@ -165,22 +141,12 @@ def _within(name: str, value: float, low: float, high: float, headroom: float) -
     if not held and not np.isnan(value):
         headroom = max(headroom, float(np.nextafter(1, 2)))
     limit = high if value > high or not np.isfinite(low) else low
-    return Comparison(
-        name,
-        held,
-        np.inf if np.isnan(headroom) else float(headroom),
-        "range",
-        None,
-        (),
-        f"in [{low:.6g}, {high:.6g}]",
-        _plain(value),
-        None,
-        float(limit),
-    )
+    headroom, wanted = np.inf if np.isnan(headroom) else float(headroom), f"in [{low:.6g}, {high:.6g}]"
+    return Comparison(name, held, headroom, "range", expected=wanted, actual=_plain(value), limit=float(limit))
 
 
 def same_structure(expected: Mapping[str, Array], actual: Mapping[str, Array], dtypes: Mapping[str, np.dtype[Any]]) -> list[Comparison]:
-    """What differs in names, shapes and dtypes; empty when nothing does. Nothing is zipped, so nothing is cut short."""
+    """The differences in names, shapes and dtypes; empty where there are none. Nothing is zipped, so nothing is cut short."""
     found = [broken(name, f"missing from the answer; it has {sorted(actual)[:6]}") for name in expected if name not in actual]
     found += [broken(name, "not asked for: an extra result") for name in actual if name not in expected]
     for name in sorted(set(expected) & set(actual)):
@@ -207,23 +173,12 @@ def compare(tensor: str, expected: Array, actual: Array, limit: Errors, unit_rou
     difference = np.where(finite, got - wanted, 0.0) if not finite.all() else got - wanted
     errors = Errors.of(difference)
     headroom, metric = errors.headroom(limit)
-    held = all(getattr(errors, name) <= getattr(limit, name) for name in METRICS)
+    held = all(error <= most for error, most in zip(errors, limit, strict=True))
     index = _index(np.argmax(np.abs(difference)), difference.shape)
-    at = float(wanted[index])
-    return Comparison(
-        tensor,
-        held,
-        headroom,
-        metric,
-        None,
-        index,
-        at,
-        float(got[index]),
-        getattr(errors, metric),
-        getattr(limit, metric),
-        abs(errors.max) / (2 * unit_roundoff * 2.0 ** np.floor(np.log2(abs(at)))) if at and np.isfinite(at) else None,
-        _cosine(wanted, got) if not held else None,
-    )
+    at, error, most = float(wanted[index]), getattr(errors, metric), getattr(limit, metric)
+    ulp = abs(errors.max) / (2 * unit_roundoff * 2.0 ** np.floor(np.log2(abs(at)))) if at and np.isfinite(at) else None
+    cosine = None if held else _cosine(wanted, got)
+    return Comparison(tensor, held, headroom, metric, None, index, at, float(got[index]), error, most, ulp, cosine)
 
 
 def compare_exactly(tensor: str, expected: Array, actual: Array) -> Comparison:

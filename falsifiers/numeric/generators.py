@@ -18,11 +18,6 @@ def generator_for(seed: int, name: str) -> Generator:
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
 
 
-def normal(rng: Generator, shape: Shape) -> Array:
-    """N(0, 1)."""
-    return rng.standard_normal(shape)
-
-
 def wide(rng: Generator, shape: Shape) -> Array:
     """Signs and magnitudes from 1e-3 to 1e3, uniform in the logarithm."""
     return np.asarray(rng.choice([-1.0, 1.0], shape) * 10.0 ** rng.uniform(-3, 3, shape))
@@ -34,17 +29,6 @@ def outliers(rng: Generator, shape: Shape) -> Array:
     if values.size:
         values[rng.choice(values.size, max(1, values.size // 100), replace=False)] *= 100
     return values.reshape(shape)
-
-
-def zeros(rng: Generator, shape: Shape) -> Array:
-    """All zero."""
-    del rng
-    return np.zeros(shape)
-
-
-def ties(rng: Generator, shape: Shape) -> Array:
-    """Few distinct values, so that maxima and midpoints tie."""
-    return rng.choice([-1.0, -0.5, 0.0, 0.5, 1.0], shape)
 
 
 def midpoints(rng: Generator, shape: Shape) -> Array:
@@ -60,11 +44,6 @@ def tiny_norm(rng: Generator, shape: Shape) -> Array:
     return np.asarray(rng.standard_normal(shape) * scale)
 
 
-def subnormal(rng: Generator, shape: Shape) -> Array:
-    """Below the smallest normal float32, 2^-126."""
-    return np.asarray(rng.standard_normal(shape) * 2.0**-130)
-
-
 def one_hot(rng: Generator, shape: Shape) -> Array:
     """One large value a row, the rest zero: a saturated softmax."""
     values = np.zeros(shape)
@@ -73,26 +52,19 @@ def one_hot(rng: Generator, shape: Shape) -> Array:
     return values
 
 
-def constant(rng: Generator, shape: Shape) -> Array:
-    """One value everywhere."""
-    return np.full(shape, float(rng.integers(1, 4)) / 2)
-
-
 FLAVOURS: dict[str, Callable[[Generator, Shape], Array]] = {
-    "normal": normal,
+    "normal": lambda rng, shape: rng.standard_normal(shape),
     "wide": wide,
     "outliers": outliers,
-    "zeros": zeros,
-    "ties": ties,
+    "zeros": lambda _, shape: np.zeros(shape),
+    "ties": lambda rng, shape: rng.choice([-1.0, -0.5, 0.0, 0.5, 1.0], shape),
     "midpoints": midpoints,
     "tiny_norm": tiny_norm,
-    "subnormal": subnormal,
+    "subnormal": lambda rng, shape: np.asarray(rng.standard_normal(shape) * 2.0**-130),
     "one_hot": one_hot,
-    "constant": constant,
-    "masked": normal,
-    "right_padded": normal,
-    "left_padded": normal,
+    "constant": lambda rng, shape: np.full(shape, float(rng.integers(1, 4)) / 2),
 }
+FLAVOURS |= dict.fromkeys(("masked", "right_padded", "left_padded"), FLAVOURS["normal"])
 """Real values by flavour; the last three shape the masks instead."""
 
 SHAPES_FIRST_INPUT_ONLY = frozenset({"zeros", "tiny_norm", "subnormal", "one_hot", "constant"})
@@ -176,7 +148,7 @@ def fill(spec: Input, shape: Shape, below: int | None, flavour: str, first_real:
     if spec.dtype == "int":
         return rng.integers(0, below or 1, shape, dtype=np.int64)
     if flavour in SHAPES_FIRST_INPUT_ONLY and not first_real:
-        return normal(rng, shape)
+        return rng.standard_normal(shape)
     return FLAVOURS[flavour](rng, shape)
 
 
@@ -191,7 +163,7 @@ def model_parameter(name: str, shape: Shape, flavour: str, rng: Generator) -> Ar
     if name.endswith("lora_A.weight"):
         return np.asarray(rng.standard_normal(shape) / np.sqrt(shape[-1]))
     if name.endswith("lora_B.weight"):
-        return zeros(rng, shape) if flavour == "zeros" else np.asarray(0.3 * rng.standard_normal(shape))
+        return np.zeros(shape) if flavour == "zeros" else np.asarray(0.3 * rng.standard_normal(shape))
     if name.endswith("embed_tokens.weight"):
         return np.asarray(outliers(rng, shape) / 10 if flavour == "outliers" else rng.standard_normal(shape))
     return np.asarray(rng.standard_normal(shape) / np.sqrt(shape[-1]))

@@ -1,4 +1,4 @@
-"""What a claim of each kind compares on a case: outputs, gradients, a hyperparameter rule, or what the check that it names compares."""
+"""The comparison that a claim of each kind makes on a case: of outputs, of gradients, of a hyperparameter rule, or by a named check."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -48,47 +48,39 @@ def _with_cancellation(floors: Mapping[str, Errors], expected: Arrays, dtype: st
 
 
 def run_check(attack: Attack, case: Case) -> list[Comparison]:
-    """What the claim's check compares on the case."""
+    """The comparisons of the check that the claim names."""
     assert attack.claim.check is not None
     return CHECKS[attack.claim.check](attack, case)
 
 
-_HELD = "rule"
 _ZERO_BILLION = re.compile(r"(?<![\d.])0(\.0*)?\s?B\b")
 
 
 def check_rule(attack: Attack, case: Case) -> list[Comparison]:
     """One drawn configuration; the examples and the defaults of the subject with it."""
-    assert attack.claim.rule is not None
+    rule, fields = attack.claim.rule, dict(case.scalars)
+    assert rule is not None
     with attack.watch.on("subject"):
-        found = [_drawn(attack.claim.rule, dict(case.scalars))]
-        found += [_without(attack.claim.rule, dict(case.scalars), name) for name in case.scalars]
-        found += _examples(attack.claim)
-        found += _defaults(attack, attack.claim.rule, dict(case.scalars))
-    return found
+        without = [_without(rule, fields, name) for name in fields]
+        return [_drawn(rule, fields), *without, *_examples(attack.claim, rule), *_defaults(attack, rule, fields)]
 
 
-def _evaluate(rule: Rule, fields: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    config, statistics = split(fields)
-    return rules.evaluate(rule, variables(config, statistics))
+def _finding(rule: Rule, fields: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """The message and the recommendation where a configuration violates the rule."""
+    return rules.evaluate(rule, variables(*split(fields)))
 
 
 def _held(name: str) -> Comparison:
-    return Comparison(name, True, 0.0, _HELD)
+    return Comparison(name, True, 0.0, "rule")
 
 
 def _drawn(rule: Rule, fields: dict[str, Any]) -> Comparison:
     """Not violated; or the message reads well and the recommendation heals."""
-    finding = _evaluate(rule, fields)
-    if finding is None:
-        return _held("configuration")
-    message, recommendation = finding
+    message, recommendation = _finding(rule, fields) or ("", {})
     if _ZERO_BILLION.search(message) or "{" in message or "nan" in message.split():
         return broken("message", "does not read well", "numbers as the configuration has them", message)
-    if not recommendation:
-        return _held("configuration")
     config, statistics = split(fields)
-    healed = rules.evaluate(rule, variables(rules.apply(config, recommendation), statistics))
+    healed = rules.evaluate(rule, variables(rules.apply(config, recommendation), statistics)) if recommendation else None
     if healed is not None:
         return broken("recommendation", "does not heal", f"no finding with {recommendation}", healed[0])
     return _held("configuration")
@@ -97,30 +89,27 @@ def _drawn(rule: Rule, fields: dict[str, Any]) -> Comparison:
 def _without(rule: Rule, fields: dict[str, Any], name: str) -> Comparison:
     """A field that is not given is no error."""
     try:
-        _evaluate(rule, {key: value for key, value in fields.items() if key != name})
+        _finding(rule, {key: value for key, value in fields.items() if key != name})
     except ValueError as error:
         return broken(f"without {name}", "raised", "no exception for a field that is not given", str(error))
     return _held(f"without {name}")
 
 
-def _examples(claim: Claim) -> list[Comparison]:
-    assert claim.rule is not None
+def _examples(claim: Claim, rule: Rule) -> list[Comparison]:
     found = []
     for label, examples, violated in (("holds", claim.examples.holds, False), ("violates", claim.examples.violates, True)):
         for index, example in enumerate(examples):
-            finding = rules.evaluate(claim.rule, variables(example.config, example.statistics))
-            name = f"examples.{label}[{index}]"
+            finding, name = rules.evaluate(rule, variables(example.config, example.statistics)), f"examples.{label}[{index}]"
             found.append(_held(name) if (finding is not None) is violated else broken(name, label, label, str(finding)))
     return found
 
 
 def _defaults(attack: Attack, rule: Rule, fields: dict[str, Any]) -> list[Comparison]:
     """The subject's own defaults pass, for the model size that was drawn."""
-    model_params = fields.get("model_params") or 494_000_000
-    found = []
+    model_params, found = fields.get("model_params") or 494_000_000, []
     for config in attack.subject.default_configurations(model_params):
         known = {**config, "model_params": int(model_params)} if config["num_classes"] == 2 or model_params <= 13e9 else config
-        finding = _evaluate(rule, known)
+        finding = _finding(rule, known)
         found.append(_held("defaults") if finding is None else broken("defaults", "violate the rule", "no finding", finding[0]))
     return found
 

@@ -10,6 +10,7 @@ results round stochastically: another summation order or another instruction mak
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -17,8 +18,10 @@ import ml_dtypes
 import numpy as np
 
 from blackswan import contracts
+from blackswan.contracts.conventions import Declaration, checked
 from blackswan.contracts.model import Check, Signature
-from blackswan.falsifiers.numeric.rounding import Tf32, dithered, moved, nearest
+from blackswan.falsifiers.numeric.rounding import Stored, Tf32, dithered, moved, nearest
+from blackswan.falsifiers.subjects.protocol import Subject
 from blackswan.reference.classifier import trainable_names
 from blackswan.reference.table import Array, Composition, Operation, Table
 
@@ -26,7 +29,7 @@ STORAGE: dict[str, np.dtype[Any]] = {
     name: np.dtype(getattr(ml_dtypes, dtype.storage, dtype.storage)) for name, dtype in contracts.DTYPES.items()
 }
 UNIT_ROUNDOFF = {name: dtype.unit_roundoff for name, dtype in contracts.DTYPES.items()}
-"""Of what is stored: under `tf32` that is float32."""
+"""The unit roundoff of stored values; under `tf32` they are float32."""
 CUDA_ONLY = {name: dtype.cuda_only for name, dtype in contracts.DTYPES.items() if dtype.cuda_only}
 """Policies that other devices do not have, and why."""
 
@@ -43,8 +46,38 @@ def checks() -> Mapping[str, Check]:
     return contracts.load_checks()
 
 
+Declared = Mapping[str, Declaration]
+"""What is declared of operations, by name."""
+
+
+def declared_by(subject: Subject) -> Declared:
+    """The operations of which a subject declares something. ValueError for a convention that an operation does not have."""
+    return {name: found for name in signatures() if (found := declaration(subject, name))}
+
+
+def declaration(subject: Subject, operation: str) -> Declaration:
+    """What a subject declares of an operation; nothing where it has no method for that. ValueError as above."""
+    declares = getattr(subject, "declares", None)
+    return checked(signatures()[operation], declares(operation)) if declares else {}
+
+
+def signature_of(operation: str, declared: Declared) -> Signature:
+    """The operation's signature, as what is declared of it makes it."""
+    signature, own = signatures()[operation], declared.get(operation, {})
+    if own.get("loss_dtype") == "storage":
+        signature = replace(signature, outputs={name: replace(output, dtype="storage") for name, output in signature.outputs.items()})
+    if own.get("intermediates") == "float32":
+        signature = replace(signature, intermediates="float32")
+    return signature
+
+
+def is_narrow(dtype: str) -> bool:
+    """Whether arithmetic runs in a wider dtype than values are stored in."""
+    return STORAGE[dtype] != compute_dtype(dtype)
+
+
 def compute_dtype(dtype: str) -> np.dtype[Any]:
-    """What arithmetic runs in when values are stored in `dtype`."""
+    """The dtype that arithmetic runs in when values are stored in `dtype`."""
     return STORAGE["float64" if dtype == "float64" else "float32"]
 
 
@@ -81,16 +114,24 @@ def round_to(array: Array, dtype: str) -> Array:
     return nearest(np.asarray(array), STORAGE[dtype], compute_dtype(dtype))
 
 
-def rounded_table(table: Table, dtype: str, replay: np.random.Generator | None = None, dither: bool = False) -> Table:
+def rounded_table(
+    table: Table, dtype: str, replay: np.random.Generator | None = None, dither: bool = False, declared: Declared | None = None
+) -> Table:
     """The same operations under the rounding of `dtype`; with a generator, one random replay of that rounding.
 
     In a replay inputs move by one unit roundoff of the dtype that the operation's intermediates are held in, for a rounded product of
     intermediates is the product of operands that moved; with `dither` results round stochastically as well.
 
+    Where `intermediates: storage` is declared of an operation, the result of each of its steps is rounded, and in a replay stochastically.
+
     A composition stays as it is: what it calls is rounded.
     """
+    given = declared or {}
+    steps = {name for name, own in given.items() if own.get("intermediates") == "storage"}
     return {
-        name: entry if isinstance(entry, Composition) else _Rounding(signatures()[name], entry, dtype, replay, dither).wrapped()
+        name: entry
+        if isinstance(entry, Composition)
+        else _Rounding(signature_of(name, given), entry, dtype, replay, dither, name in steps).wrapped()
         for name, entry in table.items()
     }
 
@@ -104,26 +145,23 @@ def reads_stored_output(backward: Callable[..., Any]) -> bool:
 class _Rounding:
     """One operation under rounding."""
 
-    def __init__(self, signature: Signature, entry: Operation, dtype: str, replay: np.random.Generator | None, dither: bool) -> None:
+    def __init__(
+        self, signature: Signature, entry: Operation, dtype: str, replay: np.random.Generator | None, dither: bool, stepwise: bool
+    ) -> None:
         self.signature, self.entry, self.dtype, self.replay, self.dither = signature, entry, dtype, replay, dither
         self.inner = dtype if signature.precision == "storage" else held_dtype("float32", dtype)
+        self.stepwise = stepwise and is_narrow(self.inner)
 
     def wrapped(self) -> Operation:
-        backward = None if self.entry.backward is None else self._guarded(self._backward)
-        return Operation(self._guarded(self._forward), backward, self.entry.outputs)
+        return Operation(self._forward, self.entry.backward and self._backward, self.entry.outputs)
 
-    def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def quiet(*arguments: Any, **keywords: Any) -> Any:
-            with np.errstate(all="ignore"):
-                return function(*arguments, **keywords)
-
-        return quiet
-
+    @np.errstate(all="ignore")
     def _forward(self, **arguments: Any) -> Any:
         results = self.entry.run(self._entering(arguments))
         rounded = tuple(self._leaving(value, self.signature.outputs[name].dtype) for name, value in results.items())
         return rounded if len(rounded) > 1 else rounded[0]
 
+    @np.errstate(all="ignore")
     def _backward(self, *cotangents: Array, **arguments: Any) -> dict[str, Array]:
         assert self.entry.backward is not None
         declared = [self.signature.outputs[name].dtype for name in self.entry.outputs]
@@ -173,6 +211,8 @@ class _Rounding:
         rounded = round_to(value, dtype)
         if self.replay is not None:
             rounded = moved(rounded, UNIT_ROUNDOFF[self._step(rounded)], self.replay)
+        if self.stepwise:
+            return Stored.of(rounded, STORAGE[self.inner], UNIT_ROUNDOFF[self.inner], self.replay)
         return Tf32.of(rounded, self.replay) if self.dtype == "tf32" else rounded
 
     def _step(self, value: Array) -> str:
@@ -182,9 +222,8 @@ class _Rounding:
         return "float64" if value.dtype == np.float64 else "float32"
 
     def _leaving(self, value: Array, declared: str) -> Array:
-        if not is_real(value):
-            return value
-        if declared == "float64":
+        value = np.asarray(value)
+        if not is_real(value) or declared == "float64":
             return value
         kept_in_float32 = declared == "float32" and value.dtype == np.float32
         if value.dtype != compute_dtype(self.inner) and not kept_in_float32:

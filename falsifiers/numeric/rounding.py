@@ -10,7 +10,7 @@ Values = TypeVar("Values")
 """NumPy arrays or torch tensors: what comes out is of the kind that went in."""
 
 OPERAND_ROUNDOFF = 2.0**-11
-"""Of an operand that is rounded to TF32: 10 bits of fraction, to nearest."""
+"""The unit roundoff of an operand that is rounded to TF32: 10 bits of fraction, to nearest."""
 
 
 def nearest(values: Values, storage: Any, compute: Any = None) -> Values:
@@ -78,16 +78,84 @@ def _library(values: Any) -> Any:
     return torch
 
 
-class Tf32(np.ndarray[Any, Any]):
+class Rounded(np.ndarray[Any, Any]):
+    """A float32 array whose computations, and those of what is computed from it, round somewhere; `replay` is the generator of a replay.
+
+    A result of NumPy's functions that are no ufuncs may be a plain array.
+    """
+
+    replay: np.random.Generator | None = None
+
+    def __array_finalize__(self, source: Any) -> None:
+        """NumPy's hook for views and copies."""
+        self.replay = getattr(source, "replay", None)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: Any, *inputs: Any, **options: Any) -> Any:
+        """NumPy's hook for ufuncs, `@` and sums among them."""
+        plain = [self._operand(ufunc, value) for value in inputs]
+        if "out" in options:
+            options["out"] = tuple(np.asarray(value) if isinstance(value, Rounded) else value for value in options["out"])
+        return self._result(getattr(ufunc, method)(*plain, **options))
+
+    def _operand(self, ufunc: np.ufunc, value: Any) -> Any:
+        """An operand as it enters, as a plain array."""
+        raise NotImplementedError
+
+    def _result(self, result: Any) -> Any:
+        """A result as it leaves."""
+        raise NotImplementedError
+
+
+class Stored(Rounded):
+    """An array in which every result is rounded to the dtype `storage`, stochastically in a replay, as where each step is stored.
+
+    So is a plain array that meets it, such as the cosines of angles, which come of no stored value and are computed in float32.
+    """
+
+    storage: np.dtype[Any]
+    unit: float
+
+    @classmethod
+    def of(cls, array: Array, storage: np.dtype[Any], unit: float, replay: np.random.Generator | None = None) -> "Stored":
+        """A view of the array; `unit` is the unit roundoff of `storage`."""
+        view = np.asarray(array).view(cls)
+        view.storage, view.unit, view.replay = storage, unit, replay
+        return view
+
+    def __array_finalize__(self, source: Any) -> None:
+        """NumPy's hook for views and copies."""
+        super().__array_finalize__(source)
+        if isinstance(source, Stored) and hasattr(source, "storage"):
+            self.storage, self.unit = source.storage, source.unit
+
+    def _operand(self, ufunc: np.ufunc, value: Any) -> Any:
+        del ufunc
+        if isinstance(value, Stored):
+            return np.asarray(value)
+        return nearest(value, self.storage) if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.ndim else value
+
+    def _result(self, result: Any) -> Any:
+        array = np.asarray(result)
+        if array.dtype.kind != "f":
+            return result
+        rounded = nearest(array, self.storage)
+        if self.replay is not None:
+            moving = nearest(dithered(array, self.unit, self.replay), self.storage)
+            rounded = np.where(rounded == array, array, moving)
+        if isinstance(result, np.ndarray):  # which may be the array that the caller wants written
+            array[...] = rounded
+            rounded = array
+        return Stored.of(rounded, self.storage, self.unit, self.replay)
+
+
+class Tf32(Rounded):
     """A float32 array whose matrix products, and those of what is computed from it, round both operands to TF32.
 
     With a generator in `replay` each element of an operand moves by a unit roundoff first. Hardware does not say whether it rounds to
     nearest or cuts off, and near a number of TF32 the one makes next to no error and the other a whole unit.
 
-    What NumPy makes of it by other means than its ufuncs may be a plain array; a product rounds as long as one of its operands is not.
+    A product rounds as long as one of its operands is no plain array.
     """
-
-    replay: np.random.Generator | None = None
 
     @classmethod
     def of(cls, array: Array, replay: np.random.Generator | None = None) -> "Tf32":
@@ -96,22 +164,13 @@ class Tf32(np.ndarray[Any, Any]):
         view.replay = replay
         return view
 
-    def __array_finalize__(self, source: Any) -> None:
-        """NumPy's hook for views and copies."""
-        self.replay = getattr(source, "replay", None)
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: Any, *inputs: Any, **options: Any) -> Any:
-        """NumPy's hook for ufuncs, `@` among them."""
-        plain = [np.asarray(value) if isinstance(value, Tf32) else value for value in inputs]
-        if ufunc is np.matmul:
-            plain = [self._operand(value) for value in plain]
-        if "out" in options:
-            options["out"] = tuple(np.asarray(value) if isinstance(value, Tf32) else value for value in options["out"])
-        result = getattr(ufunc, method)(*plain, **options)
-        return Tf32.of(result, self.replay) if isinstance(result, np.ndarray) else result
-
-    def _operand(self, value: Any) -> Array:
+    def _operand(self, ufunc: np.ufunc, value: Any) -> Any:
+        if ufunc is not np.matmul:
+            return np.asarray(value) if isinstance(value, Tf32) else value
         array = np.asarray(value)
         if self.replay is not None and array.dtype == np.float32:
             array = moved(array, OPERAND_ROUNDOFF, self.replay)
         return to_tf32(array)
+
+    def _result(self, result: Any) -> Any:
+        return Tf32.of(result, self.replay) if isinstance(result, np.ndarray) else result

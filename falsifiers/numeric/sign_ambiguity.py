@@ -19,7 +19,7 @@ SLACK = 1.01
 
 
 def reach(signature: Signature, scalars: Mapping[str, Any]) -> float:
-    """How far apart two answers may be that moved a parameter in opposite directions at every step; 0 where nothing is moved."""
+    """The distance of two answers that moved a parameter in opposite directions at every step; 0 where nothing is moved."""
     if not any(output.moved_by for output in signature.outputs.values()):
         return 0.0
     steps, rate = int(scalars["steps"]), float(scalars["learning_rate"])
@@ -39,7 +39,7 @@ def moved(signature: Signature, names: Iterable[str]) -> dict[str, str]:
 
 
 def sign_ambiguity(signature: Signature, expected: Mapping[str, Array], noise: Mapping[str, Errors]) -> dict[str, Array]:
-    """Where tensors of `expected` cannot be compared as others are: name → booleans of the tensor's shape.
+    """Marks the elements of `expected` that cannot be compared as others are: name → booleans of the tensor's shape.
 
     Adam divides the first moment by the root of the second (Kingma and Ba 2015, algorithm 1): its first step moves each number by the
     learning rate towards the sign of its gradient, however small that is. Where the gradient is noise so is the sign, and an honest answer

@@ -19,12 +19,12 @@ from blackswan.reference.decoder import parameter_shapes as decoder_shapes
 from blackswan.reference.table import Array
 
 SEEDS = 2**31
-"""How many seeds there are."""
+"""The number of seeds."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """What Hypothesis draws: everything of a case but the numbers."""
+    """A draw of Hypothesis: everything of a case but the numbers."""
 
     sizes: Mapping[str, int]
     scalars: Mapping[str, Any]

@@ -24,29 +24,10 @@ from blackswan.reference.classifier import NF4_BLOCK, TARGETS, parameter_shapes,
 from blackswan.reference.nf4 import quantize
 from blackswan.reference.table import Array, Arrays, Table
 
+ARCHITECTURE = ("family", "vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "theta")
 SHAPES: Mapping[str, dict[str, Any]] = {
-    "qwen2.5-0.5b": {
-        "family": "qwen2",
-        "vocab": 151_936,
-        "hidden": 896,
-        "intermediate": 4864,
-        "layers": 24,
-        "heads": 14,
-        "kv_heads": 2,
-        "head_dim": 64,
-        "theta": 1e6,
-    },
-    "qwen3-4b": {
-        "family": "qwen3",
-        "vocab": 151_936,
-        "hidden": 2560,
-        "intermediate": 9728,
-        "layers": 36,
-        "heads": 32,
-        "kv_heads": 8,
-        "head_dim": 128,
-        "theta": 1e6,
-    },
+    "qwen2.5-0.5b": dict(zip(ARCHITECTURE, ("qwen2", 151_936, 896, 4864, 24, 14, 2, 64, 1e6), strict=True)),
+    "qwen3-4b": dict(zip(ARCHITECTURE, ("qwen3", 151_936, 2560, 9728, 36, 32, 8, 128, 1e6), strict=True)),
 }
 """The published configurations (Qwen2.5-0.5B and Qwen3-4B, config.json), both with tied embeddings."""
 
@@ -77,7 +58,7 @@ class WholeModel:
 
     @property
     def scalars(self) -> dict[str, Any]:
-        """Everything by name, as operations take their scalars and procedures their request."""
+        """Everything by name, as operations take their scalars."""
         return asdict(self)
 
     @cached_property
@@ -99,17 +80,8 @@ class WholeModel:
         return _stored(replace(self, nf4=False, batch=1, seq=1))
 
 
-SMALL: Mapping[str, Any] = {
-    "vocab": 96,
-    "hidden": 64,
-    "intermediate": 96,
-    "layers": 3,
-    "heads": 4,
-    "kv_heads": 2,
-    "head_dim": 24,
-    "theta": 2e5,
-}
-"""What stands for a shape where the true one would take minutes: its family and its depth, not its width.
+SMALL: Mapping[str, Any] = dict(zip(ARCHITECTURE[1:], (96, 64, 96, 3, 4, 2, 24, 2e5), strict=True))
+"""The sizes that stand for a shape where the true one would take minutes: they keep its family and its depth, not its width.
 
 No number is the one that a program would have by mistake: θ is no family's, and heads · head_dim is not the hidden size.
 """
@@ -117,14 +89,11 @@ No number is the one that a program would have by mistake: θ is no family's, an
 SMALL_SEQ = 16
 """Long enough for RoPE to tell queries from keys, whose norms' weights only count by their product where positions are the same."""
 
-KEPT = 2
-"""Models whose parameters are kept."""
-
 
 def model(name: str, seed: int, *, true_size: bool, layers: int | None = None) -> WholeModel:
     """The model of that name, in its own shape or a small one of its family, cut to its first `layers`.
 
-    Of a true shape there is one, whatever the seed: claims share the reference's answers to it, which take a minute.
+    There is one model of a true shape, whatever the seed: claims share the reference's answers to it, which take a minute.
     """
     if not true_size:
         random = generator_for(seed, f"small {name}")
@@ -160,12 +129,15 @@ class Stored(Mapping[str, Array]):
         """The array; KeyError for a name that the model has not."""
         if name not in self._made:
             weight, _, kind = name.partition(".nf4.")
-            if weight not in self.shapes:
-                raise KeyError(name)
             if kind:
-                self._made |= self._quantised(weight)
+                codes, absmax = quantize(self[weight].astype(np.float32), NF4_BLOCK)
+                made = {f"{weight}.nf4.codes": codes, f"{weight}.nf4.absmax": absmax}
             else:
-                self._made[name] = _fixed(self._made_anew(name))
+                value = model_parameter(name, self.shapes[name], "normal", generator_for(self.seed, name))
+                made = {name: value.astype(np.float32 if name in self.trainable else ml_dtypes.bfloat16)}
+            for value in made.values():
+                value.flags.writeable = False
+            self._made |= made
         return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -173,7 +145,7 @@ class Stored(Mapping[str, Array]):
         return iter(self.shapes)
 
     def __len__(self) -> int:
-        """How many parameters there are."""
+        """The number of parameters."""
         return len(self.shapes)
 
     def __contains__(self, name: object) -> bool:
@@ -189,24 +161,8 @@ class Stored(Mapping[str, Array]):
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(self.__getitem__, names))
 
-    def _made_anew(self, name: str) -> Array:
-        value = model_parameter(name, self.shapes[name], "normal", generator_for(self.seed, name))
-        return value.astype(np.float32 if name in self.trainable else ml_dtypes.bfloat16)
 
-    def _quantised(self, weight: str) -> dict[str, Array]:
-        codes, absmax = quantize(self[weight].astype(np.float32), NF4_BLOCK)
-        return {f"{weight}.nf4.codes": _fixed(codes), f"{weight}.nf4.absmax": _fixed(absmax)}
-
-
-def _fixed(value: Array) -> Array:
-    value.flags.writeable = False
-    return value
-
-
-@lru_cache(maxsize=KEPT)
-def _stored(whole: WholeModel) -> Stored:
-    return Stored(whole)
-
+_stored = lru_cache(maxsize=2)(Stored)
 
 Outputs = dict[str, Array]
 AT_ONCE = 5
@@ -259,26 +215,30 @@ class WholeModelReference:
         return {name: Errors.of(np.asarray(value, np.float64) - self.expected[name]) for name, value in found.items()}
 
     def _passed_on(self, logits: Errors) -> Errors:
-        """What independent errors of the logits of that size do to the loss: it is one number, whose own errors may be small by luck."""
+        """The error of the loss that independent errors of the logits make: the loss is one number, whose errors may be small by luck."""
         given = {"logits": self.expected["logits"], "labels": self.whole.inputs["labels"]}
         slope = reference.differentiate("weighted_cross_entropy", given, {}, {"loss": np.ones(())}, ["logits"])["logits"]
         return Errors.flat(logits.rms * float(np.linalg.norm(slope)))
 
 
-def by_layer(whole: WholeModel, dtype: str = "float64", replay: int | None = None) -> ByLayer:
-    """The model's reference: in float64, or under the rounding of a dtype, to nearest or in a random replay."""
-
-    if dtype == "float64":
-        return ByLayer(whole.inputs, whole.parameters(), whole.scalars)
+def under_rounding(dtype: str, seed: int, replay: int | None) -> tuple[Callable[[str], Table], Callable[[Array], Array]]:
+    """The operations of each part of a model under the rounding of a dtype, and its parameters as they are computed with."""
 
     def table_of(part: str) -> Table:
-        generator = None if replay is None else np.random.default_rng([whole.seed, replay, *part.encode()])
+        generator = None if replay is None else np.random.default_rng([seed, replay, *part.encode()])
         return rounded_table(reference.TABLE, dtype, generator, dither=True)
 
     def held(stored: Array) -> Array:
         return np.asarray(stored, compute_dtype(dtype)) if is_real(stored) else stored
 
-    return ByLayer(whole.inputs, whole.parameters(), whole.scalars, table_of, held)
+    return table_of, held
+
+
+def by_layer(whole: WholeModel, dtype: str = "float64", replay: int | None = None) -> ByLayer:
+    """The model's reference: in float64, or under the rounding of a dtype, to nearest or in a random replay."""
+    if dtype == "float64":
+        return ByLayer(whole.inputs, whole.parameters(), whole.scalars)
+    return ByLayer(whole.inputs, whole.parameters(), whole.scalars, *under_rounding(dtype, whole.seed, replay))
 
 
 @lru_cache(maxsize=4)

@@ -1,8 +1,8 @@
-"""The command `python -m falsifiers calibrate`."""
+"""The commands `python -m falsifiers calibrate` and `… merge`."""
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,50 +13,33 @@ from blackswan.contracts.model import Claim
 from blackswan.contracts.problems import unknown
 from blackswan.falsifiers.numeric import calibration_record
 from blackswan.falsifiers.runner.options import json_lines, positive
-from blackswan.falsifiers.runner.workers import workers
+from blackswan.falsifiers.runner.workers import answers
 
 Task = tuple[str, str, str, int, int]
 """Claim, dtype, device, draws, seed."""
-DEFAULTS: Mapping[str, Any] = {
-    "cases": 300,
-    "seed": 1,
-    "claim": (),
-    "dtype": (),
-    "device": "cpu",
-    "jobs": 1,
-    "write": False,
-    "lines": None,
-}
-"""Of the options that --merge excludes. The parser does not know them, so that what was given can be told from what was not."""
 
 
-def add_parser(commands: Any) -> None:
-    """Adds the subcommand to `python -m falsifiers`."""
-    parser = commands.add_parser(
-        "calibrate", help="measure error / noise floor of the correct implementation", argument_default=argparse.SUPPRESS
-    )
-    parser.add_argument("--cases", type=positive, help="draws a claim and dtype, fewer of large ones (default: 300)")
-    parser.add_argument("--seed", type=int, help="seed of the draws (default: 1)")
-    parser.add_argument("--claim", action="append", metavar="ID", help="this claim only; may be repeated")
-    parser.add_argument("--dtype", action="append", choices=contracts.DTYPES, help="this dtype only; may be repeated")
-    parser.add_argument("--device", help="cpu | cuda | cuda:N | auto (default: cpu)")
-    parser.add_argument("--jobs", type=positive, help="processes (default: 1)")
+def add_parsers(commands: Any) -> None:
+    """Adds the subcommands to `python -m falsifiers`."""
+    parser = commands.add_parser("calibrate", help="measure error / noise floor of the correct implementation")
+    parser.add_argument("--cases", type=positive, default=300, help="draws a claim and dtype, fewer of large ones (default: 300)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the draws (default: 1)")
+    parser.add_argument("--claim", action="append", default=[], metavar="ID", help="this claim only; may be repeated")
+    parser.add_argument("--dtype", action="append", default=[], choices=contracts.DTYPES, help="this dtype only; may be repeated")
+    parser.add_argument("--device", default="cpu", help="cpu | cuda | cuda:N | auto (default: cpu)")
+    parser.add_argument("--jobs", type=positive, default=1, help="processes (default: 1)")
     parser.add_argument("--write", action="store_true", help="record the ratios, and put the factors into contracts/calibration.json")
-    parser.add_argument("--lines", type=Path, metavar="FILE", help="append the ratios to FILE, to be merged elsewhere")
-    parser.add_argument("--merge", type=Path, default=None, metavar="FILE", help="measure nothing: write what FILE holds")
+    parser.add_argument("--lines", type=Path, metavar="FILE", help="append the ratios to FILE, for `merge` in another checkout")
     parser.set_defaults(run=run)
+    merge = commands.add_parser("merge", help="record the ratios of a file of calibrate --lines, and write the factors that follow")
+    merge.add_argument("file", type=Path, metavar="FILE")
+    merge.set_defaults(run=_merge_file)
 
 
 def run(options: argparse.Namespace) -> int:
     """Exit status 0. Raises DeviceUnavailable or a ValueError, before anything is written, for a device or input that is none."""
-    from blackswan.falsifiers.numeric.calibration import is_calibrated
     from blackswan.falsifiers.subjects.implementation import Implementation
 
-    if options.merge is not None:
-        _only_merge(options)
-        _merge(calibration_record.merged(options.merge, {claim.id: claim for claim in _claims() if is_calibrated(claim)}))
-        return 0
-    options = argparse.Namespace(**{**DEFAULTS, **vars(options)})
     if options.lines is not None:
         json_lines("--lines", options.lines, calibration_record.KEYS)
     tasks = list(_tasks(options))
@@ -66,8 +49,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"{'claim':28} {'dtype':9} {'cases':>6} {'rms':>7} {'row':>7} {'max':>7}   largest error / noise floor")
     found = []
     for number, entry in enumerate(_measured(tasks, options.jobs), start=1):
-        largest = entry["largest"]
-        ratios = " ".join(f"{largest[metric]:7.3f}" for metric in ("rms", "row", "max"))
+        ratios = " ".join(f"{ratio:7.3f}" for ratio in entry["largest"].values())
         print(f"{entry['claim']:28} {entry['dtype']:9} {entry['cases']:6} {ratios}   [{number}/{len(tasks)}]", flush=True)
         found.append(entry)
         if options.lines is not None:
@@ -78,11 +60,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _only_merge(options: argparse.Namespace) -> None:
-    """ValueError where --merge is to do something else as well."""
-    others = [f"--{name}" for name in DEFAULTS if name in options]
-    if others:
-        raise ValueError(f"{', '.join(others)}: --merge measures nothing and writes all that its file holds; expected only --merge")
+def _merge_file(options: argparse.Namespace) -> int:
+    """Exit status 0. ValueError, and nothing written, where a line of the file is no calibration."""
+    from blackswan.falsifiers.numeric.calibration import is_calibrated
+
+    _merge(calibration_record.merged(options.file, {claim.id: claim for claim in _claims() if is_calibrated(claim)}))
+    return 0
 
 
 def _tasks(options: argparse.Namespace) -> Iterator[Task]:
@@ -98,11 +81,7 @@ def _tasks(options: argparse.Namespace) -> Iterator[Task]:
 
 
 def _measured(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
-    if jobs == 1:
-        yield from map(_measure, tasks)
-        return
-    with workers(jobs) as pool:
-        yield from (entry for _, entry in pool.as_done([partial(_measure, task) for task in tasks]))
+    yield from map(_measure, tasks) if jobs == 1 else answers([partial(_measure, task) for task in tasks], jobs)
 
 
 def _measure(task: Task) -> dict[str, Any]:
@@ -117,9 +96,9 @@ def _measure(task: Task) -> dict[str, Any]:
     claim = next(claim for claim in _claims() if claim.id == name)
     source = RealInput(CHECKPOINT, CORPUS_HELDOUT).case if claim.domain.input == "checkpoint" else None
     if dtype in CUDA_ONLY and Implementation(device).device == "cpu":
-        found = calibrate(claim, dtype, Tf32Emulation(), draws, seed, source).describe()
+        found = calibrate(claim, dtype, Tf32Emulation(), draws, seed, source)
         return {**found, "machine": f"{found['machine']}, TF32 emulated"}
-    return calibrate(claim, dtype, Implementation(device), draws, seed, source).describe()
+    return calibrate(claim, dtype, Implementation(device), draws, seed, source)
 
 
 def _merge(entries: Iterable[dict[str, Any]]) -> None:

@@ -4,13 +4,15 @@ import datetime
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from blackswan.contracts.model import Claim, Contract, Signature
+from blackswan.contracts.conventions import shown
+from blackswan.contracts.model import Claim, Contract
 from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.precision import CUDA_ONLY, signatures
-from blackswan.falsifiers.runner.engine import Options, falsify, replay
+from blackswan.falsifiers.numeric.precision import CUDA_ONLY, declaration, signatures
+from blackswan.falsifiers.runner.engine import Options, falsify, replay, would_hold_with
 from blackswan.falsifiers.runner.known_failures import KnownFailure
 from blackswan.falsifiers.runner.real_input import RealInput
 from blackswan.falsifiers.runner.verdict import Culprit, State, Verdict
@@ -24,7 +26,7 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Selection:
-    """What to attack: claim ids, operations and dtypes; empty means all."""
+    """The claim ids, operations and dtypes to attack; an empty list means all."""
 
     claims: Sequence[str] = ()
     operations: Sequence[str] = ()
@@ -45,7 +47,7 @@ class Target:
 
     @property
     def group(self) -> str | None:
-        """What runs in one process on a GPU: claims on one whole model, whose expected answers they share and which fills the memory."""
+        """The group that shares a process on a GPU: claims on one whole model, which fills the memory, share its expected answers."""
         on_gpu = self.device == "cuda" and (self.claim.check or "").startswith("whole_models.")
         return str(self.claim.arguments["model"]) if on_gpu else None
 
@@ -69,30 +71,28 @@ def targets(contracts: Sequence[Contract], selection: Selection, here: str) -> l
     found = []
     for claim in sorted(claims, key=_wholeness):
         named = [here] if here == "cuda" else (claim.domain.device or (here,))
-        for device in named:
-            for dtype in claim.domain.dtype:
-                elsewhere = dtype in CUDA_ONLY and device != "cuda" and "cuda" in named
-                if not elsewhere and (not selection.dtypes or dtype in selection.dtypes):
-                    found.append(Target(claim, dtype, device))
+        for device, dtype in product(named, claim.domain.dtype):
+            elsewhere = dtype in CUDA_ONLY and device != "cuda" and "cuda" in named
+            if not elsewhere and (not selection.dtypes or dtype in selection.dtypes):
+                found.append(Target(claim, dtype, device))
     return found
 
 
 def _wholeness(claim: Claim) -> tuple[bool, bool, int, int]:
-    """How much has to be right for a claim to hold: what calls nothing and is called by much comes first.
+    """A key that puts claims in order: an operation that calls none and is called by many comes first.
 
     Among claims on compositions, those that run more operations come later; behind them claims on systems, which run whole programs.
     """
-    known = signatures()
-    signature = known[claim.operation] if claim.operation else None
-    if signature is None:
+    if claim.operation is None:
         return claim.system, False, 0, 0
-    callers = sum(signature.name in one.calls for one in known.values())
-    return False, claim.domain.input == "checkpoint", len(_called(signature, known)), -callers
+    callers = sum(claim.operation in signature.calls for signature in signatures().values())
+    return False, claim.domain.input == "checkpoint", len(_called(claim.operation)), -callers
 
 
-def _called(signature: Signature, known: Mapping[str, Signature]) -> set[str]:
+def _called(operation: str) -> set[str]:
     """The operations that an operation runs, directly or through others."""
-    return {*signature.calls, *(inner for name in signature.calls for inner in _called(known[name], known))}
+    calls = signatures()[operation].calls
+    return set(calls).union(*map(_called, calls))
 
 
 @dataclass
@@ -108,10 +108,12 @@ class Campaign:
     required: Sequence[str] = ()
     known_failures: Sequence[KnownFailure] = ()
     held: Collection[Key] = ()
-    """What held in the run that this one resumes, and is not attacked again."""
+    """The verdicts that held in the run that this one resumes; they are not attacked again."""
+    command: str | None = None
+    """The beginning of the line that replays a case; by default that of `pytest falsifiers`."""
 
     def targets(self) -> Iterator[Target]:
-        """What is attacked, in order."""
+        """The targets to attack, in order."""
         return (target for target in targets(self.contracts, self.selection, self._here) if target.key not in self.held)
 
     @property
@@ -124,7 +126,11 @@ class Campaign:
             reason = f"the claim is about {target.device}, and this run's device is {self.subject.device}"
             return self.conclude(self.without_attack(target, State.NOT_RUN, CUDA_ONLY.get(target.dtype, reason)))
         source = self.real_input.case if target.claim.domain.input == "checkpoint" else None
-        return self.conclude(falsify(target.claim, target.dtype, self.subject, self.options, source))
+        verdict = falsify(target.claim, target.dtype, self.subject, self.options, source)
+        if verdict.state is State.FALSIFIED and verdict.case is not None:
+            found = would_hold_with(target.claim, verdict.case, asked_by(target.claim, self.subject), self.options, source)
+            verdict = replace(verdict, reason=f"would hold with {shown(found)}") if found else verdict
+        return self.conclude(verdict)
 
     def without_attack(self, target: Target, state: State, reason: str) -> Verdict:
         """The verdict on a target that was not attacked, or not to the end."""
@@ -136,7 +142,11 @@ class Campaign:
         return self.conclude(replay(claim, case, self.subject))
 
     def conclude(self, verdict: Verdict) -> Verdict:
-        """The verdict with its known failure; of a falsified or flaky claim with its stored counterexample and culprit."""
+        """The verdict with its known failure and the declaration; of a falsified or flaky claim with its counterexample and culprit."""
+        if verdict.claim.operation and verdict.state is not State.NOT_RUN:
+            declared = declaration(self.subject, verdict.claim.operation)
+            reason = "; ".join(filter(None, (f"declared {shown(declared)}" if declared else None, verdict.reason)))
+            verdict = replace(verdict, reason=reason or None)
         listed = self.listed(verdict.claim.id, verdict.dtype, verdict.device)
         verdict = replace(verdict, known_failure=listed.record() if listed else None)
         if verdict.case is not None:
@@ -144,7 +154,7 @@ class Campaign:
         return verdict
 
     def record(self, verdict: Verdict) -> dict[str, Any]:
-        """What the verdict file says of a verdict."""
+        """The verdict's record for the verdict file."""
         version = next(contract.version for contract in self.contracts if contract.name == verdict.claim.contract)
         return {**verdict.record(version), "digests": {"claim": claim_digest(verdict.claim)}}
 
@@ -158,10 +168,10 @@ class Campaign:
         except OSError as error:
             unsaved = f"the counterexample could not be saved as {path}: {error.strerror or error}"
             return replace(verdict, reason=f"{verdict.reason}; {unsaved}" if verdict.reason else unsaved)
-        return replace(verdict, replay=f"{places.attack_command()} --replay {shlex.quote(places.shown(path))}")
+        return replace(verdict, replay=f"{self.command or places.attack_command()} --replay {shlex.quote(places.shown(path))}")
 
     def _culprit(self, verdict: Verdict, case: Case) -> Culprit | None:
-        """What a falsified claim is traced to."""
+        """The culprit that a falsified claim is traced to."""
         from blackswan.falsifiers.diagnosis.blame import diagnose
 
         if verdict.state is not State.FALSIFIED:
@@ -169,8 +179,8 @@ class Campaign:
         try:
             return diagnose(verdict.claim, case, verdict.comparison, asked_by(verdict.claim, self.subject))
         except Exception as error:  # the verdict stands whatever becomes of its diagnosis
-            explanation = f"the diagnosis itself broke: {type(error).__name__}: {error}"
-            return Culprit(verdict.claim.operation or "", verdict.claim.operation or "", explanation)
+            operation = verdict.claim.operation or ""
+            return Culprit(operation, operation, f"the diagnosis itself broke: {type(error).__name__}: {error}")
 
     def listed(self, claim: str, dtype: str, device: str) -> KnownFailure | None:
         """The entry of the known failures that speaks of a claim in a dtype on a device."""
@@ -184,7 +194,5 @@ class Campaign:
     def fails(self, record: Mapping[str, Any]) -> bool:
         """Whether a record of a verdict is no success of its run."""
         place = record["claim"], record["dtype"], record["device"]
-        if self.objection(*place, record["state"]):
-            return True
-        known = {State.FALSIFIED} if self.listed(*place) else set()
-        return record["state"] not in {State.HELD, *known, *(() if self.required else (State.NOT_RUN,))}
+        excused = {State.HELD: True, State.NOT_RUN: not self.required, State.FALSIFIED: self.listed(*place) is not None}
+        return not excused.get(record["state"], False) or self.objection(*place, record["state"]) is not None

@@ -1,29 +1,28 @@
 """The engine: draws cases from a claim's domain, attacks the subject with each, shrinks what falsifies it, and gives the verdict."""
 
 import hashlib
-import math
+import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity
 from hypothesis.errors import Flaky, Unsatisfiable
 
+from blackswan.contracts.conventions import Declaration, alternatives
 from blackswan.contracts.model import Claim
 from blackswan.falsifiers.numeric.answers import SubjectError, raised
 from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.kinds import KINDS
-from blackswan.falsifiers.numeric.precision import signatures
+from blackswan.falsifiers.numeric.precision import Declared, declaration, is_narrow, signatures
 from blackswan.falsifiers.numeric.strategies import Draw, boundaries, build, draws
 from blackswan.falsifiers.runner.verdict import State, Tally, Verdict
-from blackswan.falsifiers.subjects.doors import Lacks
-from blackswan.falsifiers.subjects.protocol import Subject, asked_by
+from blackswan.falsifiers.subjects.protocol import Lacks, Subject, asked_by
 from blackswan.falsifiers.system.trial import Trial
 
 CASES = {"quick": 6, "default": 20, "deep": 1000}
@@ -50,9 +49,13 @@ class Unsteady(Exception):  # noqa: N818  # a verdict on the way, not an error o
     """A case that falsified the claim, and did not when it was attacked again."""
 
 
+Source = Callable[[Claim, Draw, str, str], Case]
+"""Makes the case of a claim from a draw and a flavour, in a dtype."""
+
+
 @dataclass(frozen=True)
 class Options:
-    """How hard to attack: effort, the run's seed, and whether to stop at the first falsifying case instead of shrinking it."""
+    """The strength of an attack: effort, the run's seed, and whether to stop at the first falsifying case instead of shrinking it."""
 
     effort: str = "default"
     seed: int = 0
@@ -61,9 +64,10 @@ class Options:
 
     def examples_for(self, claim: Claim) -> int:
         """The number of examples that Hypothesis draws."""
-        return -(-self._cases(claim) // len(same_sizes(claim, Draw({}, {}))))
+        return -(-self.cases(claim) // len(same_sizes(claim, Draw({}, {}))))
 
-    def _cases(self, claim: Claim) -> int:
+    def cases(self, claim: Claim) -> int:
+        """The number of seeds that the claim gets."""
         if self.examples is not None:
             return self.examples
         default = claim.cases or CASES["default"]
@@ -74,9 +78,12 @@ class Options:
 
 def same_sizes(claim: Claim, draw: Draw) -> list[Draw]:
     """The draw, and for an elementary operation the same sizes with further seeds."""
-    signature = signatures()[claim.operation] if claim.operation else None
-    alone = signature is None or signature.composition or claim.domain.input != "generated"
-    return [replace(draw, seed=draw.seed + step) for step in range(1 if alone else SEEDS_OF_A_DRAW)]
+    seeds = SEEDS_OF_A_DRAW if _elementary(claim) and claim.domain.input == "generated" else 1
+    return [replace(draw, seed=draw.seed + step) for step in range(seeds)]
+
+
+def _elementary(claim: Claim) -> bool:
+    return claim.operation is not None and not signatures()[claim.operation].composition
 
 
 def own_seed(claim: Claim, dtype: str, seed: int) -> int:
@@ -84,23 +91,77 @@ def own_seed(claim: Claim, dtype: str, seed: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{claim.id}:{dtype}:{seed}".encode()).digest()[:8], "big")
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """The cases of a claim in a dtype, as draws with a flavour: named ones first, then what Hypothesis draws of the domain."""
+
+    claim: Claim
+    dtype: str
+    options: Options
+    source: Source | None = None
+
+    def build(self, draw: Draw, flavour: str) -> Case:
+        """The case of a draw, generated or from real input."""
+        return (self.source or build)(self.claim, draw, flavour, self.dtype)
+
+    def first(self) -> Iterator[tuple[Draw, str]]:
+        """The boundary cases; of a system claim, which has no sizes to draw or to shrink, its attempts, one a seed."""
+        seed = own_seed(self.claim, self.dtype, self.options.seed) % 2**31
+        if self.claim.system:
+            yield from ((Draw({}, {}, seed=seed + index), "normal") for index in range(self.options.cases(self.claim)))
+        for draw, flavour in boundaries(self.claim, seed):
+            yield from ((seeded, flavour) for seeded in same_sizes(self.claim, draw))
+
+    def of(self, draw: Draw) -> list[tuple[Draw, str]]:
+        """A draw in each flavour, the plainest first."""
+        return [(seeded, flavour) for seeded in same_sizes(self.claim, draw) for flavour in self.claim.domain.flavours]
+
+    def search(self, phases: Sequence[Phase], examine: Callable[[Draw], None], small: bool = False) -> None:
+        """Calls `examine` with every draw that Hypothesis makes of the domain, `small` ones where asked for."""
+
+        @hypothesis.seed(own_seed(self.claim, self.dtype, self.options.seed))
+        @hypothesis.settings(
+            max_examples=self.options.examples_for(self.claim),
+            database=None,
+            deadline=None,
+            derandomize=False,
+            phases=phases,
+            suppress_health_check=list(HealthCheck),
+            report_multiple_bugs=False,
+            print_blob=False,
+            verbosity=Verbosity.quiet,
+        )
+        @hypothesis.given(draws(self.claim, small, self.options.seed))
+        def attack(draw: Draw) -> None:
+            examine(draw)
+
+        attack()
+
+
 class Examination:
     """Attacks cases one by one and keeps the tally; raises Falsified at the first that leaves the claim."""
 
-    def __init__(self, attack: Attack, source: "Source | None" = None) -> None:
-        self.attack, self.tally, self.source = attack, Tally(), source
-        self.compare = comparing(attack.claim)
+    def __init__(self, attack: Attack) -> None:
+        self.attack, self.tally, self.compare = attack, Tally(), comparing(attack.claim)
         self.stopped: str | None = None
+        self.lacking: str | None = None
         self.last: Falsified | None = None
 
     def case(self, case: Case) -> None:
         """One case. A subject that raises where it had to answer has left the claim."""
         try:
-            comparisons = self.compare(self.attack, case)
+            with self.attack.watch.on("subject" if self.attack.claim.system else "comparison"):  # less the stages inside it
+                comparisons = self.compare(self.attack, case)
         except SubjectError as error:
+            if _out_of_memory(error, self.attack):
+                self.lacking = f"case {case.digest} needs more memory than {self.attack.subject.device} has: {error.__cause__}"
+                return
             comparisons = [raised(error)]
-        except Lacks:
-            raise
+        except Lacks as lacking:
+            if self.attack.claim.system:
+                raise
+            self.tally.lacking, self.tally.reason = self.tally.lacking + 1, str(lacking)
+            return
         except Exception as error:  # a reference or a check that breaks proves nothing about the subject, and must not pass for that
             self._stop(f"case {case.digest}", error)
             return
@@ -110,258 +171,184 @@ class Examination:
             self.last = Falsified(case, worst)
             raise self.last
 
-    def _stop(self, what: str, error: Exception) -> None:
-        at = traceback.extract_tb(error.__traceback__)[-1]
-        self.stopped = self.stopped or f"the attack broke on {what}: {type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})"
-
-    def draw(self, draw: Draw, flavours: tuple[str, ...]) -> None:
-        """The draw in each flavour, the plainest first."""
-        for seeded in same_sizes(self.attack.claim, draw):
-            for flavour in flavours:
-                self._draw(seeded, flavour)
-
-    def _draw(self, draw: Draw, flavour: str) -> None:
+    def drawn(self, drawing: Drawing, draw: Draw, flavour: str) -> None:
+        """The case of a draw in a flavour."""
         try:
             with self.attack.watch.on("drawing"):
-                case = self.build(draw, flavour)
+                case = drawing.build(draw, flavour)
         except Exception as error:  # as above: a case that cannot be built proves nothing
             self._stop(f"{draw} in flavour {flavour}", error)
             return
         self.case(case)
 
-    def build(self, draw: Draw, flavour: str) -> Case:
-        """The case of a draw, generated or from real input."""
-        if self.source is not None:
-            return self.source(self.attack.claim, draw, flavour, self.attack.dtype)
-        return build(self.attack.claim, draw, flavour, self.attack.dtype)
+    def _stop(self, what: str, error: Exception) -> None:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        self.stopped = self.stopped or f"the attack broke on {what}: {type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno})"
+
+    def unfalsified(self) -> tuple[State, str | None]:
+        """Held, unless the attack itself broke, lacked the memory for a case or compared nothing."""
+        if self.stopped:
+            return State.VACUOUS, self.stopped
+        if self.lacking:
+            return State.NOT_RUN, self.lacking
+        tally = self.tally
+        if tally.lacking and not tally.run:
+            return State.NOT_RUN, tally.reason
+        if not tally.compared:
+            return State.VACUOUS, f"nothing was compared: the noise floor drowned the signal in all {tally.rejected} cases"
+        return State.HELD, f"{tally.lacking} of {tally.run + tally.lacking} cases were not asked: {tally.reason}" if tally.lacking else None
+
+    def verdict(self, state: State, reason: str | None, found: Falsified | None, start: float) -> Verdict:
+        """The verdict of an attack that began at `start`."""
+        attack, seconds = self.attack, {**self.attack.watch.seconds, "total": time.perf_counter() - start}
+        case, comparison = (found.case, found.comparison) if found else (None, None)
+        device = attack.subject.device
+        return Verdict(attack.claim, attack.dtype, device, state, reason, self.tally, case, comparison, seconds=seconds)
 
 
-Source = Callable[[Claim, Draw, str, str], Case]
-
-
-def falsify(claim: Claim, dtype: str, subject: Subject, options: Options, source: Source | None = None) -> Verdict:
-    """Attacks a claim in a dtype and gives the verdict. `source` builds cases of claims on real input."""
-    subject = asked_by(claim, subject)
-    if claim.operation is not None and (reason := subject.unsupported(claim.operation, dtype)):
-        return Verdict(claim, dtype, subject.device, State.NOT_RUN, reason)
-    start = time.perf_counter()
-    examination = Examination(Attack(claim, subject, dtype), source)
-    found: Falsified | None = None
-    state, reason = State.HELD, None
-    try:
-        if claim.system:
-            found = _seeds(examination, options)
-        else:
-            found = _boundaries(examination, options)
-            found = _hypothesis(examination, options) or found
-    except Lacks as lacking:
-        return Verdict(claim, dtype, subject.device, State.NOT_RUN, str(lacking))
-    except (Flaky, Unsteady):
-        state, reason = State.FLAKY, "the subject answered differently the second time on the same case"
-        found = examination.last
-    except Unsatisfiable:
-        state, reason = State.VACUOUS, "no case of the domain could be drawn"
-    if found is not None and state is not State.FLAKY:
-        state, reason = State.FALSIFIED, None
-    elif state is State.HELD:
-        state, reason = _unfalsified(examination)
-    return _verdict(examination, state, reason, found, start)
-
-
-def replay(claim: Claim, case: Case, subject: Subject) -> Verdict:
-    """Attacks one stored case."""
-    start = time.perf_counter()
-    examination = Examination(Attack(claim, asked_by(claim, subject), case.dtype))
-    try:
-        examination.case(case)
-    except Falsified as falsified:
-        return _verdict(examination, State.FALSIFIED, None, falsified, start)
-    return _verdict(examination, *_unfalsified(examination), None, start)
-
-
-def _verdict(examination: Examination, state: State, reason: str | None, found: Falsified | None, start: float) -> Verdict:
-    attack = examination.attack
-    return Verdict(
-        attack.claim,
-        attack.dtype,
-        attack.subject.device,
-        state,
-        reason,
-        examination.tally,
-        found.case if found else None,
-        found.comparison if found else None,
-        seconds={**attack.watch.seconds, "total": time.perf_counter() - start},
-    )
-
-
-def _unfalsified(examination: Examination) -> tuple[State, str | None]:
-    """Held, unless the attack itself broke or compared nothing."""
-    if examination.stopped:
-        return State.VACUOUS, examination.stopped
-    if not examination.tally.compared:
-        return State.VACUOUS, f"nothing was compared: the noise floor drowned the signal in all {examination.tally.rejected} cases"
-    return State.HELD, None
+def _out_of_memory(error: SubjectError, attack: Attack) -> bool:
+    """Whether a GPU was too small for the question. A claim about memory is falsified by that, and so is a subject on the host."""
+    torch = sys.modules.get("torch")
+    about_memory = (attack.claim.check or "").startswith("footprint.")
+    full = torch is not None and isinstance(error.__cause__, torch.OutOfMemoryError)
+    return full and attack.subject.device.startswith("cuda") and not about_memory
 
 
 def comparing(claim: Claim) -> Callable[[Attack, Case], list[Comparison]]:
-    """How the claim is attacked on a case."""
-    return _try if claim.system else KINDS[claim.kind]
+    """The function that attacks the claim on a case; a system claim is attacked by one attempt."""
+    if not claim.system:
+        return KINDS[claim.kind]
+    return lambda attack, case: Trial(attack, case.seed).run()
 
 
-def _try(attack: Attack, case: Case) -> list[Comparison]:
-    """One attempt at a system claim."""
-    return Trial(attack.claim, attack.subject, case.seed, case.dtype, attack).run()
+def falsify(
+    claim: Claim, dtype: str, subject: Subject, options: Options, source: Source | None = None, assumed: Declared | None = None
+) -> Verdict:
+    """Attacks a claim in a dtype and gives the verdict. `source` builds cases of claims on real input; `assumed` stands for what the
+    subject declares."""
+    subject = asked_by(claim, subject)
+    if claim.operation is not None and (reason := subject.unsupported(claim.operation, dtype)):
+        return Verdict(claim, dtype, subject.device, State.NOT_RUN, reason)
+    start, found = time.perf_counter(), None
+    examination, drawing = Examination(Attack(claim, subject, dtype, assumed=assumed)), Drawing(claim, dtype, options, source)
+    try:
+        found = _first(examination, drawing)
+        if not claim.system:
+            found = _shrunk(examination, drawing) or found
+    except Lacks as lacking:
+        return Verdict(claim, dtype, subject.device, State.NOT_RUN, str(lacking))
+    except (Flaky, Unsteady):
+        reason = "the subject answered differently the second time on the same case"
+        return examination.verdict(State.FLAKY, reason, examination.last, start)
+    except Unsatisfiable:
+        if found is None:
+            return examination.verdict(State.VACUOUS, "no case of the domain could be drawn", None, start)
+    state, reason = (State.FALSIFIED, None) if found else examination.unfalsified()
+    return examination.verdict(state, reason, found, start)
 
 
-def _seeds(examination: Examination, options: Options) -> Falsified | None:
-    """A system claim's attempts, one a seed: there are no sizes to draw or to shrink."""
-    for case in cases(examination.attack.claim, examination.attack.dtype, options):
-        try:
-            examination.case(case)
-        except Falsified as falsified:
-            return _confirmed(examination, falsified)
+def would_hold_with(claim: Claim, case: Case, subject: Subject, options: Options, source: Source | None = None) -> Declaration | None:
+    """What a subject that declares nothing would have to declare for the claim to hold, on its counterexample and on all default cases.
+
+    None where nothing helps, and for a composition, whose operations declare for themselves.
+    """
+    if claim.operation is None or signatures()[claim.operation].composition or declaration(subject, claim.operation):
+        return None
+    full = replace(options, effort="deep" if options.effort == "deep" else "default", shrink=False)
+    for alternative in alternatives(signatures()[claim.operation], is_narrow(case.dtype)):
+        assumed = {claim.operation: alternative}
+        if replay(claim, case, subject, assumed).state in (State.FALSIFIED, State.NOT_RUN):
+            continue
+        if falsify(claim, case.dtype, subject, full, source, assumed).state is State.HELD:
+            return alternative
     return None
 
 
-def _boundaries(examination: Examination, options: Options) -> Falsified | None:
-    claim = examination.attack.claim
-    for draw, flavour in boundaries(claim, own_seed(claim, examination.attack.dtype, options.seed) % 2**31):
+def replay(claim: Claim, case: Case, subject: Subject, assumed: Declared | None = None) -> Verdict:
+    """Attacks one stored case."""
+    start = time.perf_counter()
+    examination = Examination(Attack(claim, asked_by(claim, subject), case.dtype, assumed=assumed))
+    try:
+        examination.case(case)
+    except Falsified as falsified:
+        return examination.verdict(State.FALSIFIED, None, falsified, start)
+    return examination.verdict(*examination.unfalsified(), None, start)
+
+
+def _first(examination: Examination, drawing: Drawing) -> Falsified | None:
+    """The first of the claim's first cases that falsifies it, attacked twice, as Hypothesis does with its draws."""
+    for draw, flavour in drawing.first():
         try:
-            examination.draw(draw, (flavour,))
+            examination.drawn(drawing, draw, flavour)
         except Falsified as falsified:
-            return _confirmed(examination, falsified)
+            try:
+                examination.case(falsified.case)
+            except Falsified as again:
+                return again
+            if examination.lacking:
+                return falsified
+            raise Unsteady from None
     return None
 
 
-def _confirmed(examination: Examination, found: Falsified) -> Falsified:
-    """The same case again, as Hypothesis does with what it draws."""
-    try:
-        examination.case(found.case)
-    except Falsified as again:
-        return again
-    raise Unsteady
+def _shrunk(examination: Examination, drawing: Drawing) -> Falsified | None:
+    """The smallest draw that falsifies the claim; a deep search is guided by the headroom.
 
+    Shrinking gets a few seconds, after which only draws known to fail still do.
+    """
+    failing, deadline, deep = set[str](), float("inf"), drawing.options.effort == "deep"
 
-def _hypothesis(examination: Examination, options: Options) -> Falsified | None:
-    claim = examination.attack.claim
-    phases: tuple[Phase, ...] = (Phase.generate, Phase.shrink) if options.shrink else (Phase.generate,)
-    if options.effort == "deep":
-        phases = (Phase.generate, Phase.target, Phase.shrink)
-    budget = ShrinkBudget(examination, claim.domain.flavours, options.effort == "deep")
+    def examine(draw: Draw) -> None:
+        nonlocal deadline
+        late = time.perf_counter() > deadline
+        if late and draw.key not in failing:
+            return
+        try:
+            for seeded, flavour in drawing.of(draw):
+                examination.drawn(drawing, seeded, flavour)
+        except Falsified:
+            deadline = deadline if failing else time.perf_counter() + SHRINK_SECONDS
+            failing.add(draw.key)
+            raise
+        worst = examination.tally.worst
+        if deep and not late and worst is not None and worst.headroom < float("inf"):
+            hypothesis.target(worst.headroom)
+
+    phases = [Phase.generate, *([Phase.target] if deep else []), *([Phase.shrink] if deep or drawing.options.shrink else [])]
     try:
-        _drawn(claim, examination.attack.dtype, options, phases, budget.examine)
+        drawing.search(phases, examine)
     except Falsified as falsified:
         return falsified
     return None
 
 
-def _drawn(
-    claim: Claim,
-    dtype: str,
-    options: Options,
-    phases: tuple[Phase, ...],
-    examine: Callable[[Draw], None],
-    small: bool = False,
-) -> None:
-    """Calls `examine` with every draw that Hypothesis makes of the claim's domain, `small` ones where asked for."""
-
-    @hypothesis.seed(own_seed(claim, dtype, options.seed))
-    @hypothesis.settings(
-        max_examples=options.examples_for(claim),
-        database=None,
-        deadline=None,
-        derandomize=False,
-        phases=phases,
-        suppress_health_check=list(HealthCheck),
-        report_multiple_bugs=False,
-        print_blob=False,
-        verbosity=Verbosity.quiet,
-    )
-    @hypothesis.given(draws(claim, small, options.seed))
-    def attack(draw: Draw) -> None:
-        examine(draw)
-
-    attack()
-
-
 def cases(claim: Claim, dtype: str, options: Options, source: Source | None = None) -> Iterator[Case]:
     """The cases that `falsify` attacks, in its order, for a subject that holds on all of them."""
-    if claim.system:
-        first = own_seed(claim, dtype, options.seed) % 2**31
-        yield from (Case("", dtype, {}, {}, first + index, "normal", {}) for index in range(options._cases(claim)))
-        return
-    yield from _boundary_cases(claim, dtype, options, source or build)
-    found: list[Draw] = []
-    _drawn(claim, dtype, options, (Phase.generate,), found.append)
+    drawing, found = Drawing(claim, dtype, options, source), list[Draw]()
+    yield from (drawing.build(draw, flavour) for draw, flavour in drawing.first())
+    if not claim.system:
+        drawing.search([Phase.generate], found.append)
     for draw in found:
-        yield from _cases_of(claim, dtype, draw, source or build)
+        yield from (drawing.build(seeded, flavour) for seeded, flavour in drawing.of(draw))
 
 
 def search(claim: Claim, dtype: str, options: Options, measure: Callable[[Case], float], source: Source | None = None) -> None:
     """Calls `measure` with the cases of `falsify`, the draws guided to where it is large, as a deep attack's are to its headroom.
 
-    Of an elementary operation follow many small cases: an error of few numbers is the largest beside its noise, and shrinking looks there.
+    For an elementary operation many small cases follow: an error of few numbers is the largest beside its noise, and shrinking looks there.
     """
-    if claim.system:
-        for case in cases(claim, dtype, options):
-            measure(case)
-        return
-    for case in _boundary_cases(claim, dtype, options, source or build):
-        measure(case)
+    drawing = Drawing(claim, dtype, options, source)
+    for draw, flavour in drawing.first():
+        measure(drawing.build(draw, flavour))
 
     def examine(draw: Draw) -> None:
-        largest = max(measure(case) for case in _cases_of(claim, dtype, draw, source or build))
-        if math.isfinite(largest):
+        largest = max(measure(drawing.build(seeded, flavour)) for seeded, flavour in drawing.of(draw))
+        if largest < float("inf"):
             hypothesis.target(largest)
 
-    _drawn(claim, dtype, options, (Phase.generate, Phase.target), examine)
-    if claim.operation is not None and not signatures()[claim.operation].composition:
-        many = replace(options, examples=SMALL * options._cases(claim))
-        _drawn(claim, dtype, many, (Phase.generate, Phase.target), examine, small=True)
-
-
-def _boundary_cases(claim: Claim, dtype: str, options: Options, make: "Source") -> Iterator[Case]:
-    for draw, flavour in boundaries(claim, own_seed(claim, dtype, options.seed) % 2**31):
-        for seeded in same_sizes(claim, draw):
-            yield make(claim, seeded, flavour, dtype)
-
-
-def _cases_of(claim: Claim, dtype: str, draw: Draw, make: "Source") -> Iterator[Case]:
-    for seeded in same_sizes(claim, draw):
-        for flavour in claim.domain.flavours:
-            yield make(claim, seeded, flavour, dtype)
-
-
-class ShrinkBudget:
-    """Examines draws; once the first one fails, shrinking gets a few seconds, after which only draws known to fail still do."""
-
-    def __init__(self, examination: Examination, flavours: tuple[str, ...], target: bool) -> None:
-        self.examination, self.flavours, self.target = examination, flavours, target
-        self.failing: dict[str, Falsified] = {}
-        self.deadline = float("inf")
-
-    def examine(self, draw: Draw) -> None:
-        """Raises Falsified where the draw leaves the claim; the claim's headroom guides a deep search."""
-        if time.perf_counter() > self.deadline:
-            if draw.key in self.failing:
-                self.examination.draw(draw, self.flavours)
-            return
-        try:
-            self.examination.draw(draw, self.flavours)
-        except Falsified as falsified:
-            if not self.failing:
-                self.deadline = time.perf_counter() + SHRINK_SECONDS
-            self.failing[draw.key] = falsified
-            raise
-        if self.target:
-            self._guide()
-
-    def _guide(self) -> None:
-        worst: Any = self.examination.tally.worst
-        if worst is not None and worst.headroom < float("inf"):
-            hypothesis.target(worst.headroom)
-
-
-def attackable(claim: Claim) -> bool:
-    """Whether the claim attacks an operation (rules are attacked through their own engine)."""
-    return claim.system or (claim.kind != "rule" and claim.operation in signatures())
+    phases = [Phase.generate, Phase.target]
+    if not claim.system:
+        drawing.search(phases, examine)
+    if _elementary(claim):
+        many = replace(options, examples=SMALL * options.cases(claim))
+        replace(drawing, options=many).search(phases, examine, small=True)

@@ -1,4 +1,4 @@
-"""What a run record says of the machine, the versions and the sources that the verdicts depend on."""
+"""The part of a run record that describes the machine, the versions and the sources that the verdicts depend on."""
 
 import hashlib
 import importlib.metadata

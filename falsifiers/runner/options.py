@@ -1,4 +1,4 @@
-"""The options of `pytest falsifiers` and of the commands: what they may be, and together with which; each says what was expected."""
+"""The options of `pytest falsifiers` and of the commands, and the checks of their values and combinations."""
 
 import argparse
 import json
@@ -25,13 +25,14 @@ VERDICTS_HELP = "verdict file (default: verdicts.jsonl, or replay.jsonl, in repo
 
 def add(option: Callable[..., Any]) -> None:
     """Declares the options, with `add_argument` of argparse or `addoption` of pytest."""
-    option("--model", type=Path, default=CHECKPOINT, metavar="DIR", help="checkpoint folder (default: the one shipped)")
+    option("--model", type=Path, default=CHECKPOINT, metavar="PATH", help="checkpoint folder or .apr file (default: the one shipped)")
     option("--corpus", type=Path, default=CORPUS_HELDOUT, metavar="FILE", help="JSONL corpus (default: the held-out one shipped)")
     option("--device", default="cpu", metavar="DEVICE", help="cpu | cuda | cuda:N | auto (default: cpu)")
     option("--dtype", action="append", default=[], choices=contracts.DTYPES, help="attack in this dtype only; may be repeated")
     option("--effort", choices=("quick", "default", "deep"), default="default", help="how many cases a claim gets")
     option("--claim", action="append", default=[], metavar="ID", help="attack this claim only; may be repeated")
     option("--operation", action="append", default=[], metavar="NAME", help="attack claims on this operation only; may be repeated")
+    option("--subject", metavar="SUBJECT", help="attack FILE.py:NAME or package.module:NAME (see blackswan vet) instead of impl")
     option("--require", action="append", default=[], choices=("cuda",), help="fail where a claim could not be run on it")
     option("--verdicts", type=Path, default=None, metavar="FILE", help=VERDICTS_HELP)
     option("--replay", type=Path, default=None, metavar="FILE", help="attack the one case stored in FILE")
@@ -92,7 +93,8 @@ def one_case(option: argparse.Namespace) -> None:
     """ValueError where --replay, which attacks one stored case, is to do something else as well."""
     if option.resume:
         raise ValueError("--resume goes on with a run, and --replay attacks one stored case; expected only one of them")
-    selected = [f"--{name}" for name in ("claim", "operation", "dtype") if getattr(option, name)]
+    names = ("claim", "dtype") if option.subject else ("claim", "operation", "dtype")
+    selected = [f"--{name}" for name in names if getattr(option, name)]
     if selected:
         raise ValueError(
             f"{', '.join(selected)}: --replay attacks the one case of its file, whatever is selected; expected only one of them"
@@ -111,8 +113,21 @@ def known_names(selection: Selection, loaded: Sequence[contracts.Contract]) -> N
             raise ValueError(f"--operation: {unknown('operation', name, sorted(operations))}")
 
 
+def known_profile(name: str | None) -> None:
+    """UsageError where Hypothesis has no such profile: its own plug-in would end in a traceback."""
+    import pytest
+    from hypothesis import errors, settings
+
+    try:
+        if name is not None:
+            settings.get_profile(name)
+    except errors.InvalidArgument:
+        expected = "default, ci, or one that a conftest registers"
+        raise pytest.UsageError(f"--hypothesis-profile: unknown profile {name!r}; expected {expected}") from None
+
+
 def nothing_to_attack(chosen: Selection, loaded: Sequence[contracts.Contract]) -> ValueError:
-    """Why a selection leaves nothing, with what could be attacked."""
+    """The error for a selection that leaves nothing; it names what could be attacked."""
     claims = [claim for contract in loaded for claim in contract.claims]
     claims = [claim for claim in claims if not chosen.claims or claim.id in chosen.claims]
     both = [claim for claim in claims if chosen.chooses(claim)]

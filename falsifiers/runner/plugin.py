@@ -1,7 +1,9 @@
 """`pytest falsifiers`: options, targets shared out to processes, verdicts gathered in one file, header, closing table, exit status."""
 
+import argparse
 import faulthandler
 import re
+import shlex
 import time
 import warnings
 from collections.abc import Generator, Sequence
@@ -21,6 +23,8 @@ from blackswan.falsifiers.runner.real_input import RealInput
 from blackswan.falsifiers.runner.validate_case import stored_case
 from blackswan.falsifiers.runner.verdict import State
 from blackswan.falsifiers.runner.verdict_file import UnwrittenError, VerdictFile, writable
+from blackswan.falsifiers.runner.vet import asked_of
+from blackswan.falsifiers.subjects.isolated import Isolated, Named
 from blackswan.reports import places
 
 EXIT_USAGE, EXIT_NOTHING_HELD, EXIT_NO_DEVICE = 4, 5, 6
@@ -32,7 +36,7 @@ NOT_RUN, KNOWN_FAILURE = "not run", "known failure"
 VERDICT = "blackswan verdict"
 """The user property of a report that carries the record of a verdict from the process that reached it to the one that writes it."""
 CRASHED = "???"
-"""What pytest-xdist calls the phase of a test in which its process ended."""
+"""The name that pytest-xdist gives the phase of a test in which its process ended."""
 _ASKED = re.compile(r"test_claims\.py::test_(?:holds|replay)\[(.*)\](?:@[^]]*)?$", re.DOTALL)
 
 
@@ -47,6 +51,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     option = config.option
     if hasattr(config, "workerinput") or option.help or option.version:
         return
+    options.known_profile(config.getoption("--hypothesis-profile", None))
     if not hasattr(option, "numprocesses"):
         if option.limit is not None:
             raise pytest.UsageError("--limit ends a process of pytest-xdist; expected no -p no:xdist beside it")
@@ -95,7 +100,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _campaign(config: pytest.Config) -> Campaign:
-    """What the options ask for. ContractError, ValueError or OSError says what cannot be used; an absent device ends the run."""
+    """The campaign of the options. ContractError, ValueError or OSError says what cannot be used. An absent device ends the run."""
     option, worker = config.option, hasattr(config, "workerinput")
     loaded = _contracts(config)
     selection = Selection(option.claim, option.operation, option.dtype)
@@ -110,8 +115,13 @@ def _campaign(config: pytest.Config) -> Campaign:
         config.stash[STORED] = stored_case(loaded, option.replay)
     known_failures = load_known_failures([claim for contract in loaded for claim in contract.claims])
     subject = _subject(config)
+    if option.subject:
+        loaded = asked_of(subject, loaded)
     effort = Options(option.effort, option.seed)
     campaign = Campaign(subject, loaded, effort, selection, real_input, path, option.require, known_failures)
+    if option.subject:
+        named = ["--subject", option.subject, *(f"--operation={name}" for name in option.operation)]
+        campaign.command = f"{places.attack_command()} {shlex.join(named)}"
     if option.replay is None and not any(campaign.targets()):
         raise options.nothing_to_attack(selection, loaded)
     return campaign
@@ -126,12 +136,17 @@ def _subject(config: pytest.Config) -> Any:
     try:
         with warnings.catch_warnings(record=True) as config.stash[NOTES]:
             warnings.simplefilter("always")
-            subject = Implementation(option.device)
+            subject = Isolated(_named(option)) if option.subject else Implementation(option.device)
     except DeviceUnavailable as error:
         pytest.exit(f"blackswan: {error}", returncode=EXIT_NO_DEVICE)
     if "cuda" in option.require and not subject.device.startswith("cuda"):
         pytest.exit(f"blackswan: --require cuda, but this run's device is {subject.device}; add --device cuda", returncode=EXIT_NO_DEVICE)
     return subject
+
+
+def _named(option: argparse.Namespace) -> Named:
+    operations = option.operation
+    return Named(option.subject, operations[0] if len(operations) == 1 else None, option.device)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from blackswan.contracts.model import Claim
+from blackswan.falsifiers.numeric import apr_format
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.generators import generator_for
-from blackswan.falsifiers.numeric.precision import held_dtype, is_real, round_to, signatures
+from blackswan.falsifiers.numeric.precision import held_dtype, round_to, signatures
 from blackswan.falsifiers.numeric.strategies import Draw, parameters
 from blackswan.reference.classifier import trainable_names
 from blackswan.reference.decoder import parameter_shapes
@@ -26,14 +27,17 @@ ADAPTER = {"rank": 8, "alpha": 16.0, "targets": "q_v", "pooling": "mean", "nf4":
 
 
 class RealInput:
-    """A model folder and a corpus file. ValueError or FileNotFoundError names the file and what is wrong with it."""
+    """A model (folder or .apr file) and a corpus file. ValueError or FileNotFoundError names the file and what is wrong with it."""
 
     def __init__(self, model: Path, corpus: Path) -> None:
         self.model, self.corpus = model, corpus
         self._rounded: dict[tuple[str, str], Array] = {}
 
     def check(self) -> None:
-        """Reads everything small, and the headers of the weights, as the implementation does, so that bad input stops before any claim."""
+        """Reads everything small, and the headers of the weights, as the implementation does, so that bad input stops before any claim.
+
+        What is read later has passed here.
+        """
         from blackswan.impl.checkpoint import load_checkpoint
 
         load_checkpoint(self.model)
@@ -54,18 +58,21 @@ class RealInput:
         """Token ids and label of every sample."""
         from tokenizers import Tokenizer
 
-        path = self.model / "tokenizer.json"
+        from blackswan.impl.checkpoint import belonging
+        from blackswan.impl.corpus import load_corpus
+
+        path = belonging(self.model, "tokenizer.json")
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file; a checkpoint needs its own tokenizer")
         try:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises Exception itself
             raise ValueError(f"{path}: not a usable tokenizer ({error})") from None
-        samples = _samples(self.corpus)
+        samples = [(sample.text, sample.label) for sample in load_corpus(self.corpus, MOST_CLASSES) if isinstance(sample.label, int)]
         encoded = [encoding.ids[:LONGEST] or [0] for encoding in tokenizer.encode_batch([text for text, _ in samples])]
         worst = max((max(ids) for ids in encoded), default=0)
         if worst >= self.scalars["vocab"]:
-            raise ValueError(f"{path}: gives token {worst}, but {self.model / 'config.json'} has vocab_size {self.scalars['vocab']}")
+            raise ValueError(f"{path}: gives token {worst}, but {self.model} has vocab_size {self.scalars['vocab']}")
         return [(ids, label) for ids, (_, label) in zip(encoded, samples, strict=True)]
 
     @property
@@ -101,57 +108,35 @@ class RealInput:
     def _parameter(self, name: str, dtype: str) -> Array:
         key = (name, dtype)
         if key not in self._rounded:
-            stored = self._file(name).get_tensor(name)
-            if not is_real(stored):
-                raise ValueError(f"{self.model}: tensor {name} has dtype {stored.dtype}; expected a floating-point one")
-            self._rounded[key] = np.asarray(round_to(stored.astype(np.float64), held_dtype("storage", dtype)), np.float64)
+            stored = self.stored(name).astype(np.float64)
+            self._rounded[key] = np.asarray(round_to(stored, held_dtype("storage", dtype)), np.float64)
         return self._rounded[key]
 
-    def _file(self, name: str) -> Any:
-        if name not in self._index:
-            raise ValueError(f"{self.model}: tensor {name} is missing")
-        return self._open(self._index[name])
+    def stored(self, name: str) -> Array:
+        """The tensor as the checkpoint has it; of an .apr file with GGUF's names also in Hugging Face's order of rows."""
+        if self.model.is_dir():
+            with safe_open(self._files[name], framework="numpy") as file:
+                return np.asarray(file.get_tensor(name))
+        gguf = apr_format.gguf_name(name)
+        if name in self._apr or gguf not in self._apr:
+            return apr_format.array(self._apr[name])
+        heads = {"q_proj": self.scalars["heads"], "k_proj": self.scalars["kv_heads"]}.get(name.split(".")[-2])
+        value = apr_format.array(self._apr[gguf])
+        return apr_format.huggingface_rows(value, heads) if heads and self.scalars["family"] == "llama" else value
 
     @cached_property
-    def _index(self) -> dict[str, Path]:
+    def _apr(self) -> dict[str, apr_format.Stored]:
+        return apr_format.read(self.model)[2]
+
+    @cached_property
+    def _files(self) -> dict[str, Path]:
         """Tensor name → file."""
-        index = self.model / "model.safetensors.index.json"
-        files = _shards(index) if index.is_file() else ["model.safetensors"]
-        return {str(name): self.model / file for file in files for name in self._open(self.model / file).keys()}  # noqa: SIM118  # not a mapping
-
-    def _open(self, path: Path) -> Any:
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file; expected the checkpoint's weights")
-        try:
-            return safe_open(path, framework="numpy")
-        except SafetensorError as error:
-            raise ValueError(f"{path}: not a readable safetensors file ({error})") from None
-
-
-def _shards(index: Path) -> list[str]:
-    found = _json(index).get("weight_map")
-    if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
-        raise ValueError(f"{index}: key 'weight_map' is missing or no object of file names")
-    return sorted(set(found.values()))
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(f"{path}: no such file; expected a Hugging Face checkpoint folder") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({error})") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: expected a JSON object")
-    return content
-
-
-def _samples(path: Path) -> list[tuple[str, int]]:
-    """The texts and labels of a corpus, by the reader that training uses."""
-    from blackswan.impl.corpus import load_corpus
-
-    return [(sample.text, sample.label) for sample in load_corpus(path, MOST_CLASSES) if isinstance(sample.label, int)]
+        index, found = self.model / "model.safetensors.index.json", dict[str, Path]()
+        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values() if index.is_file() else ["model.safetensors"]
+        for path in {self.model / name for name in names}:
+            with safe_open(path, framework="numpy") as file:
+                found |= dict.fromkeys(file.keys(), path)
+        return found
 
 
 def _padded(rows: Sequence[tuple[list[int], int]]) -> tuple[Array, Array, Array]:

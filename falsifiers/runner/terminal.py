@@ -1,4 +1,4 @@
-"""What the terminal shows: the story of a claim that did not hold, and the table at the end."""
+"""Text for the terminal: the story of a claim that did not hold, and the table at the end."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,12 +22,8 @@ def story(verdict: Verdict) -> str:
         lines.append(f"  reason     {verdict.reason}")
     if verdict.case is not None:
         case = verdict.case.describe()
-        lines.append(f"  case       {_pairs(case['sizes'])}")
-        lines.append(
-            f"             {_pairs(case['scalars'])} flavour={case['flavour']} seed={case['seed']} digest={case['digest']}".replace(
-                "  ", " "
-            )
-        )
+        drawn = {**case["scalars"], **{name: case[name] for name in ("flavour", "seed", "digest")}}
+        lines += [f"  case       {_pairs(case['sizes'])}", f"             {_pairs(drawn)}"]
     if verdict.comparison is not None:
         lines += _comparison(verdict.comparison.describe(), verdict.comparison.headroom)
     if verdict.culprit is not None:
@@ -70,9 +66,7 @@ def table(records: Sequence[Record]) -> list[str]:
     if len(by_contract) > 1:
         rows.append(_row("all", records))
     widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
-    return [
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))) for row in rows
-    ]
+    return ["  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]) for row in rows]
 
 
 def _row(name: str, records: Sequence[Record]) -> tuple[str, ...]:
@@ -86,7 +80,7 @@ def _row(name: str, records: Sequence[Record]) -> tuple[str, ...]:
 
 
 def not_run(records: Iterable[Record]) -> list[str]:
-    """How many were not run, by reason."""
+    """Counts the claims that were not run, by reason."""
     reasons = Counter(record["reason"] for record in records if record["state"] == State.NOT_RUN)
     return [f"not run: {count} × {reason}" for reason, count in reasons.most_common()]
 
@@ -101,16 +95,13 @@ def known(records: Iterable[Record]) -> list[str]:
 
 
 def failures(records: Iterable[Record]) -> list[str]:
-    """What fails the run, whatever pytest calls it."""
+    """Names the verdicts that fail the run, whatever pytest calls them."""
     named = ", ".join(f"{record['claim']} in {record['dtype']} {record['state']}" for record in records)
     return [f"this run fails: {named}"] if named else []
 
 
-def time_spent(records: Iterable[Record]) -> str:
+def time_spent(records: Sequence[Record]) -> str:
     """Seconds by stage over all attacks, of all processes together."""
-    totals = dict.fromkeys((*STAGES, "rest"), 0.0)
-    for record in records:
-        stages = {name: record["seconds"].get(name, 0.0) for name in STAGES}
-        for name, value in (stages | {"rest": record["seconds"]["total"] - sum(stages.values())}).items():
-            totals[name] += value
+    totals = {stage: sum(record["seconds"].get(stage, 0.0) for record in records) for stage in STAGES}
+    totals["rest"] = sum(record["seconds"]["total"] for record in records) - sum(totals.values())
     return "seconds: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in totals.items())

@@ -30,18 +30,16 @@ class Culprit:
     mutant: str | None = None
     distance: float | None = None
 
-    def describe(self) -> dict[str, Any]:
-        """What a record says of it."""
-        return dict(vars(self))
-
 
 @dataclass
 class Tally:
-    """What the cases of one attack came to."""
+    """Counts the cases of one attack, and keeps the worst. `lacking` were not asked, for the subject lacks what they need: `reason`."""
 
     run: int = 0
     compared: int = 0
     rejected: int = 0
+    lacking: int = 0
+    reason: str = ""
     worst: Comparison | None = None
     worst_case: Case | None = None
 
@@ -49,10 +47,8 @@ class Tally:
         """Counts a case; it is rejected when none of its tensors was compared."""
         self.run += 1
         counted = [c for c in comparisons if not c.rejected]
-        if counted:
-            self.compared += 1
-        else:
-            self.rejected += 1
+        self.compared += bool(counted)
+        self.rejected += not counted
         for comparison in counted:
             if self.worst is None or comparison.headroom > self.worst.headroom:
                 self.worst, self.worst_case = comparison, case
@@ -79,9 +75,7 @@ class Verdict:
         """The JSON record (reports/verdict.schema.json)."""
         claim, tally = self.claim, self.tally
         worst = tally.worst
-        counterexample = None
-        if self.case is not None and self.comparison is not None:
-            counterexample = {**self.case.describe(), **self.comparison.describe(), "replay": self.replay}
+        counterexample = self.case and self.comparison and {**self.case.describe(), **self.comparison.describe(), "replay": self.replay}
         record = {
             "record": "verdict",
             "claim": claim.id,
@@ -96,11 +90,11 @@ class Verdict:
             "state": self.state.value,
             "reason": self.reason,
             "cases": {"run": tally.run, "compared": tally.compared, "rejected": tally.rejected},
-            "headroom": None if worst is None else {"worst": worst.headroom, "metric": worst.metric, "tensor": worst.tensor},
-            "worst_case": None if tally.worst_case is None else tally.worst_case.describe(),
+            "headroom": worst and {"worst": worst.headroom, "metric": worst.metric, "tensor": worst.tensor},
+            "worst_case": tally.worst_case and tally.worst_case.describe(),
             "counterexample": counterexample,
-            "culprit": None if self.culprit is None else self.culprit.describe(),
-            "known_failure": None if self.known_failure is None else dict(self.known_failure),
+            "culprit": self.culprit and vars(self.culprit),
+            "known_failure": self.known_failure,
             "seconds": {name: round(value, 6) for name, value in {"total": 0.0, **self.seconds}.items()},
             "digests": {},
         }

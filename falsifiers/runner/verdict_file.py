@@ -20,7 +20,7 @@ from blackswan.reports.render import FORMATS, is_page
 
 EVIDENCE = environment.ROOT / "reports" / "evidence"
 SAME = ("subject", "device", "effort", "seed", "model", "corpus", "digests", "versions")
-"""What must be as it was, for a verdict of an older run to be one of this run."""
+"""Keys of the header that must be equal for a verdict of an older run to be one of this run."""
 Record = Mapping[str, Any]
 
 
@@ -166,11 +166,12 @@ class VerdictFile:
                 "started": _now(),
                 "command": environment.command(),
                 **({"replay": environment.display_path(self.replayed)} if self.replayed else {}),
+                **({"sources": sources} if (sources := subject.sources()) else {}),
                 "versions": environment.versions(subject.device),
                 "machine": environment.machine(),
                 "model": _described(real_input.model),
                 "corpus": _described(real_input.corpus),
-                "digests": environment.digests(),
+                "digests": environment.digests() if subject.name == "impl" else {**environment.digests(), "impl": None},
             }
         )
         return record

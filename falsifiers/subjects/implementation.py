@@ -12,12 +12,13 @@ import torch
 from blackswan import contracts
 from blackswan.contracts.model import Signature
 from blackswan.falsifiers.numeric.precision import CUDA_ONLY, signatures
+from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of
+from blackswan.falsifiers.subjects.conversion import to_numpy as to_numpy
 from blackswan.falsifiers.subjects.impl import open_door
-from blackswan.falsifiers.subjects.protocol import Interrupted, TracedCall
-from blackswan.falsifiers.subjects.tensors import to_numpy as to_numpy
+from blackswan.falsifiers.subjects.protocol import Interrupted, Subject, TracedCall
 from blackswan.impl import dispatch, kernels
-from blackswan.impl.classifier import Adaptation, Classifier, trainable_shapes
-from blackswan.impl.config import ClassifyConfig, DecoderConfig
+from blackswan.impl.classifier import Classifier, trainable_shapes
+from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.decoder import Decoder
 from blackswan.impl.device import resolve_device, set_tf32
 from blackswan.impl.fused.step import FusedTrainer, why_not
@@ -36,8 +37,6 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype.storage) for name, 
 PARAMETERS = "parameters/"
 TRAINING = ("train_steps", "multi_label_steps", "pretrain_steps")
 FUSED = ("train_steps", "multi_label_steps")
-_CONFIG = ("family", "vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "eps", "theta")
-
 
 _CONFIGURED = (
     "num_classes",
@@ -56,28 +55,29 @@ _CONFIGURED = (
 """The settings that hyperparameter rules speak of."""
 
 
-class Implementation:
+class Implementation(Subject):
     """Runs `impl` on a device. Raises DeviceUnavailable or a ValueError for a device that is not there or not in the grammar.
 
-    `path`: what computes the operations that have kernels, as `impl.dispatch.kernels` names it; None leaves that as it is.
+    `backend`: what computes the operations that have kernels, as `impl.dispatch.backend` names it; None leaves that as it is.
     """
 
     name = "impl"
+    names_errors = True
 
-    def __init__(self, device: str = "cpu", path: str | None = None) -> None:
-        self._device, self.path = resolve_device(device), path
+    def __init__(self, device: str = "cpu", backend: str | None = None) -> None:
+        self._device, self.backend = resolve_device(device), backend
         self.device = str(self._device)
         if self._device.type == "cuda":
             set_tf32(False)
 
     def __reduce__(self) -> tuple[type["Implementation"], tuple[str, str | None]]:
         """Made anew in another process, settings of the device included."""
-        return Implementation, (self.device, self.path)
+        return Implementation, (self.device, self.backend)
 
-    def using(self, path: str) -> "Implementation":
-        """This subject with its operations computed on that path."""
+    def using(self, backend: str) -> "Implementation":
+        """This subject with its operations computed by that backend."""
         other = copy.copy(self)
-        other.path = path
+        other.backend = backend
         return other
 
     def unsupported(self, operation: str, dtype: str) -> str | None:
@@ -88,10 +88,10 @@ class Implementation:
             return CUDA_ONLY[dtype]
         if operation not in OPERATIONS and operation not in _COMPOSITIONS:
             return f"impl has no operation {operation}"
-        return None if self.path in (None, "torch") else self._without_kernels(operation, dtype)
+        return None if self.backend in (None, "torch") else self._without_kernels(operation, dtype)
 
     def _without_kernels(self, operation: str, dtype: str) -> str | None:
-        if self.path == "fused":
+        if self.backend == "fused":
             return why_not(DTYPES[dtype], self._device) if operation in FUSED else f"impl has no fused {operation}"
         if dtype == "float64" or operation not in (*kernels.NAMES, *_COMPOSITIONS):
             return f"impl has no Triton kernel for {operation} in {dtype}"
@@ -129,8 +129,8 @@ class Implementation:
         return [traced(call) for call in calls]
 
     def door(self, name: str) -> object:
-        """What answers the system claims of a subject matter. Lacks where there is none."""
-        return open_door(name, self._device, self.path)
+        """Opens the door of that name, see `subjects.doors`. Raises Lacks where there is none."""
+        return open_door(name, self._device, self.backend)
 
     def default_configurations(self, model_params: float) -> list[dict[str, Any]]:
         """The settings that `impl` gives a user who asked for none."""
@@ -139,7 +139,9 @@ class Implementation:
 
     def prepare(self, inputs: Arrays, scalars: Scalars, dtype: str, group: Group) -> tuple[Trainer, list[Batch]]:
         """The trainer of `train_steps` as a member of a group, and the whole batch of each step."""
-        model = _Model(self._tensors(signatures()["train_steps"], inputs, scalars, dtype), scalars, DTYPES[dtype], self._device, self.path)
+        model = _Model(
+            self._tensors(signatures()["train_steps"], inputs, scalars, dtype), scalars, DTYPES[dtype], self._device, self.backend
+        )
         return _trainer(model, group), [model.batch(samples) for samples in _slices(scalars)]
 
     @contextmanager
@@ -160,7 +162,7 @@ class Implementation:
         reason = self.unsupported(operation, dtype)
         if reason:
             raise ValueError(reason)
-        with nullcontext() if self.path in (None, "fused") else dispatch.kernels(self.path):
+        with nullcontext() if self.backend in (None, "fused") else dispatch.backend(self.backend):
             return self._computed(operation, inputs, scalars, dtype, wrt)
 
     def _computed(
@@ -169,7 +171,7 @@ class Implementation:
         signature = signatures()[operation]
         tensors = self._tensors(signature, inputs, scalars, dtype)
         if operation in _COMPOSITIONS:
-            return _COMPOSITIONS[operation](_Model(tensors, scalars, DTYPES[dtype], self._device, self.path), wrt)
+            return _COMPOSITIONS[operation](_Model(tensors, scalars, DTYPES[dtype], self._device, self.backend), wrt)
         leaves = {name: tensors[name].requires_grad_() for name in wrt}
         extra = {"dtype": DTYPES[dtype]} if operation == "nf4_dequantize" else {}
         result = dispatch.call(operation, operation, **tensors, **scalars, **extra)
@@ -181,7 +183,7 @@ class Implementation:
         held = DTYPES[dtype] if signature.precision == "storage" else wide
         special = {name: torch.float32 for name, spec in signature.inputs.items() if spec.dtype == "float32"}
         if signature.composition and "classes" in scalars:
-            special = {f"{PARAMETERS}{name}": wide for name in trainable_shapes(_config(scalars), _adaptation(scalars))}
+            special = {f"{PARAMETERS}{name}": wide for name in trainable_shapes(config_of(scalars), adaptation_of(scalars))}
         return {name: self._tensor(value, special.get(name, held)) for name, value in inputs.items() if value is not None}
 
     def _tensor(self, value: Array, real: torch.dtype) -> torch.Tensor:
@@ -199,7 +201,7 @@ class Implementation:
             if name == "parameters":
                 names += [key for key in inputs if key.startswith(PARAMETERS)]
             elif name == "trainable":
-                names += [f"{PARAMETERS}{key}" for key in trainable_shapes(_config(scalars), _adaptation(scalars))]
+                names += [f"{PARAMETERS}{key}" for key in trainable_shapes(config_of(scalars), adaptation_of(scalars))]
             elif inputs.get(name) is not None:
                 names.append(name)
         return names
@@ -221,16 +223,16 @@ def traced(call: dispatch.Call) -> TracedCall:
 class _Model:
     """The inputs of a composition, and the real modules that are built from its parameters."""
 
-    def __init__(self, tensors: Tensors, scalars: Scalars, dtype: torch.dtype, device: torch.device, path: str | None = None) -> None:
-        self.tensors, self.scalars, self.dtype, self.device, self.path = tensors, scalars, dtype, device, path
-        self.config = _config(scalars)
+    def __init__(self, tensors: Tensors, scalars: Scalars, dtype: torch.dtype, device: torch.device, backend: str | None = None) -> None:
+        self.tensors, self.scalars, self.dtype, self.device, self.backend = tensors, scalars, dtype, device, backend
+        self.config = config_of(scalars)
         self.parameters = {name.removeprefix(PARAMETERS): value for name, value in tensors.items() if name.startswith(PARAMETERS)}
 
     def decoder(self) -> Decoder:
         return Decoder(self.config, self.parameters, dtype=self.dtype, device=self.device)
 
     def classifier(self) -> Classifier:
-        adaptation = _adaptation(self.scalars)
+        adaptation = adaptation_of(self.scalars)
         names = trainable_shapes(self.config, adaptation)
         trainable = {name: value for name, value in self.parameters.items() if name in names}
         base = {name: value for name, value in self.parameters.items() if name not in names}
@@ -241,21 +243,6 @@ class _Model:
 
     def rows(self, samples: slice = slice(None)) -> TokenBatch:
         return TokenBatch(self.tensors["input_ids"][samples], self.tensors["mask"][samples])
-
-
-def _config(scalars: Scalars) -> DecoderConfig:
-    return DecoderConfig(**{name: scalars[name] for name in _CONFIG}, tied=scalars.get("tied", True), max_positions=2**31)
-
-
-def _adaptation(scalars: Scalars) -> Adaptation:
-    return Adaptation(
-        classes=scalars["classes"],
-        rank=scalars["rank"],
-        alpha=scalars["alpha"],
-        targets=scalars.get("targets", "q_v"),
-        pooling=scalars["pooling"],
-        nf4=scalars.get("nf4", False),
-    )
 
 
 def _leaves(module: torch.nn.Module, wrt: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -303,25 +290,22 @@ def trained(trainer: Trainer, results: Sequence[BatchResult]) -> Tensors:
         "exp_avg_sq": optimiser.split(optimiser.exp_avg_sq),
         "frozen": {name: value for name, value in trainer.classifier.named_parameters() if name not in optimiser.parameters},
     }
-    curves = {
-        "losses": torch.tensor([result.loss for result in results], dtype=wide),
-        "norms": torch.tensor([result.gradient_norm for result in results], dtype=wide),
-    }
-    return curves | {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}
+    return _curves(results, wide) | {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}
+
+
+def _step_settings(scalars: Scalars, weight_decay: float) -> dict[str, Any]:
+    """The settings of every training step, with the defaults of the operations' signatures."""
+    given = {"total_steps": scalars["steps"], "micro_batch": scalars["micro"], "learning_rate": scalars["learning_rate"]}
+    defaults = {"warmup_fraction": 0.0, "schedule": "constant", "weight_decay": weight_decay, "max_norm": 1.0}
+    return given | {name: scalars.get(name, value) for name, value in defaults.items()}
 
 
 def _trainer(model: _Model, group: Group) -> Trainer:
     scalars = model.scalars
-    make = partial(FusedTrainer, longest=model.tensors["input_ids"].shape[1]) if model.path == "fused" else Trainer
+    make = partial(FusedTrainer, longest=model.tensors["input_ids"].shape[1]) if model.backend == "fused" else Trainer
     return make(
         model.classifier(),
-        total_steps=scalars["steps"],
-        micro_batch=scalars["micro"],
-        learning_rate=scalars["learning_rate"],
-        warmup_fraction=scalars.get("warmup_fraction", 0.0),
-        schedule=scalars.get("schedule", "constant"),
-        weight_decay=scalars.get("weight_decay", 0.01),
-        max_norm=scalars.get("max_norm", 1.0),
+        **_step_settings(scalars, weight_decay=0.01),
         class_weights=model.tensors.get("class_weights"),
         multi_label=model.tensors["labels"].is_floating_point(),
         group=group,
@@ -331,23 +315,15 @@ def _trainer(model: _Model, group: Group) -> Trainer:
 def _pretrain_steps(model: _Model, wrt: Sequence[str]) -> tuple[Tensors, dict[str, torch.Tensor]]:
     del wrt
     scalars, decoder = model.scalars, model.decoder()
-    step = StepFn(
-        decoder,
-        total_steps=scalars["steps"],
-        micro_batch=scalars["micro"],
-        learning_rate=scalars["learning_rate"],
-        warmup_fraction=scalars.get("warmup_fraction", 0.0),
-        schedule=scalars.get("schedule", "constant"),
-        weight_decay=scalars.get("weight_decay", 0.1),
-        max_norm=scalars.get("max_norm", 1.0),
-    )
+    step = StepFn(decoder, **_step_settings(scalars, weight_decay=0.1))
     results = [step.train(model.rows(samples)) for samples in _slices(scalars)]
-    curves = {
-        "losses": torch.tensor([result.loss for result in results], dtype=model.dtype),
-        "norms": torch.tensor([result.gradient_norm for result in results], dtype=model.dtype),
-        "validation": torch.tensor(ValFn(decoder, scalars["micro"])([model.rows()]), dtype=model.dtype),
-    }
-    return curves | step.optimiser.state(), {}
+    validation = torch.tensor(ValFn(decoder, scalars["micro"])([model.rows()]), dtype=model.dtype)
+    return _curves(results, model.dtype) | {"validation": validation} | step.optimiser.state(), {}
+
+
+def _curves(results: Sequence[Any], dtype: torch.dtype) -> Tensors:
+    values = {"losses": [result.loss for result in results], "norms": [result.gradient_norm for result in results]}
+    return {name: torch.tensor(value, dtype=dtype) for name, value in values.items()}
 
 
 def _slices(scalars: Scalars) -> Iterator[slice]:

@@ -9,7 +9,7 @@ _planted: list[str] = []
 
 
 def planted() -> str | None:
-    """What `replanted` makes of this, in another process, is the change that holds now; None where there is none."""
+    """The reference of the change that holds now, which `replanted` makes in another process; None where there is none."""
     return _planted[-1] if _planted else None
 
 

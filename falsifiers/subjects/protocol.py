@@ -1,9 +1,10 @@
-"""What the falsifiers ask of a set of implementations under test."""
+"""The protocol of a subject: the implementation under test, with its operations and its doors to whole programs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from blackswan.contracts.conventions import Declaration
 from blackswan.contracts.model import Claim
 from blackswan.reference.table import Array
 
@@ -24,6 +25,14 @@ class TracedCall:
     cotangents: Mapping[str, Array] = field(default_factory=dict)
 
 
+class Lacks(Exception):  # noqa: N818  # a reason not to run, no error
+    """The subject has no such door, or cannot do here what is asked; the text says why."""
+
+
+class Session:
+    """Base of an object that a door opens and whose methods are further questions: a pipeline, a ledger, a trainer on a device."""
+
+
 class Interrupted(Exception):  # noqa: N818  # what was recorded is the news; the cause is the error
     """A composition raised while it was recorded; `calls` are those made before, the exception is the cause."""
 
@@ -33,25 +42,24 @@ class Interrupted(Exception):  # noqa: N818  # what was recorded is the news; th
 
 
 def asked_by(claim: Claim, subject: "Subject") -> "Subject":
-    """The subject on the path that the claim speaks of."""
-    return subject if claim.path is None else subject.using(claim.path)
+    """The subject on the backend that the claim speaks of."""
+    return subject if claim.backend is None else subject.using(claim.backend)
 
 
 class Subject(Protocol):
-    """Implementations of operations, called with NumPy arrays.
+    """Implementations of operations, called with NumPy arrays. A class of one's own inherits from this one and writes the first three.
 
     Inputs are float64 values that the dtype can hold, int64, bool or uint8; outputs come back in the dtype under test, under the names of
-    the signature.
+    the signature. Where the subject cannot do what a case needs it raises Lacks with the reason, and is not asked that case.
     """
 
     name: str
     device: str
+    names_errors: bool = False
+    """Whether it refuses bad input by the errors that contracts name; for another one any exception is a refusal."""
 
     def unsupported(self, operation: str, dtype: str) -> str | None:
         """Why the operation cannot run in that dtype here; None when it can."""
-
-    def using(self, path: str) -> "Subject":
-        """This subject with its operations computed on that path, where it has several; unsupported() says where it cannot."""
 
     def run(self, operation: str, inputs: Mapping[str, Array], scalars: Mapping[str, Any], dtype: str) -> dict[str, Array]:
         """The operation's outputs."""
@@ -67,6 +75,20 @@ class Subject(Protocol):
     ) -> dict[str, Array]:
         """The vector-Jacobian products with respect to the inputs in `wrt`."""
 
+    def sources(self) -> Mapping[str, str]:
+        """What its answers depend on beside the folders of this project: digests of files and versions of packages, by name."""
+        return {}
+
+    def declares(self, operation: str) -> Declaration:
+        """The conventions of operations.yaml by which it computes the operation, where they are not the defaults."""
+        del operation
+        return {}
+
+    def using(self, backend: str) -> "Subject":
+        """This subject with its operations computed by that backend, where it has several; unsupported() says where it cannot."""
+        del backend
+        return self
+
     def record(
         self,
         operation: str,
@@ -76,9 +98,14 @@ class Subject(Protocol):
         cotangents: Mapping[str, Array] | None = None,
     ) -> list[TracedCall]:
         """The calls that a composition makes, in order, with local gradients when cotangents are given. Interrupted where it raises."""
+        del operation, inputs, scalars, dtype, cotangents
+        return []
 
     def door(self, name: str) -> object:
-        """What answers the system claims of a subject matter: see `doors`, which has a protocol of each name. Lacks where it has none."""
+        """Opens the door of that name for system claims, see `subjects.doors`. Raises Lacks where the subject has none."""
+        raise Lacks(f"{self.name} has no {name}")
 
     def default_configurations(self, model_params: float) -> list[dict[str, Any]]:
         """The settings that the subject gives a user who asked for none, by the field names of the hyperparameter rules; may be empty."""
+        del model_params
+        return []

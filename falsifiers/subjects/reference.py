@@ -7,18 +7,18 @@ import numpy as np
 
 from blackswan import reference
 from blackswan.falsifiers.numeric.precision import compute_dtype, gradient_dtypes, is_real, output_dtypes, rounded_table, signatures
-from blackswan.falsifiers.subjects.doors import Lacks
-from blackswan.falsifiers.subjects.protocol import TracedCall
+from blackswan.falsifiers.subjects.protocol import Subject, TracedCall
 from blackswan.reference.table import Array, Arrays, Table
 from blackswan.reference.tape import Call, Tape
 
 Scalars = Mapping[str, Any]
 
 
-class ReferenceSubject:
+class ReferenceSubject(Subject):
     """Runs a table of the reference's operations; `table` may hold wrong ones, compositions among them."""
 
     device = "cpu"
+    names_errors = True
 
     def __init__(self, table: Table = reference.TABLE, name: str = "reference") -> None:
         self.table, self.name = table, name
@@ -28,11 +28,6 @@ class ReferenceSubject:
         """Why the operation cannot run; None when it can."""
         del operation, dtype
         return None
-
-    def using(self, path: str) -> "ReferenceSubject":
-        """Itself: the reference has one path."""
-        del path
-        return self
 
     def run(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str) -> dict[str, Array]:
         """The operation's outputs."""
@@ -52,15 +47,6 @@ class ReferenceSubject:
         tape = reference.record(operation, _entering(inputs, dtype), scalars, self._table(dtype))
         arrived = {} if cotangents is None else tape.backward(_entering(cotangents, dtype))
         return [_traced(tape, call, arrived, dtype) for call in tape.calls]
-
-    def door(self, name: str) -> object:
-        """The reference has no runs, files or devices."""
-        raise Lacks(f"the reference has no {name}")
-
-    def default_configurations(self, model_params: float) -> list[dict[str, Any]]:
-        """The reference has no settings."""
-        del model_params
-        return []
 
     def _table(self, dtype: str) -> Table:
         if dtype not in self._rounded:

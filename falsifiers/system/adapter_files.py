@@ -16,7 +16,7 @@ from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.numeric.precision import STORAGE
 from blackswan.falsifiers.numeric.strategies import parameters
 from blackswan.falsifiers.runner.real_input import RealInput
-from blackswan.falsifiers.subjects.doors import AdapterSettings
+from blackswan.falsifiers.subjects.doors.files import AdapterSettings
 from blackswan.reference.classifier import TARGETS, trainable_names
 from blackswan.reference.decoder import parameter_shapes
 from blackswan.reference.table import Array
@@ -44,7 +44,7 @@ PEFT_DEFAULTS: dict[str, Any] = {
     **{"alpha_pattern": {}, "rank_pattern": {}, "loftq_config": {}, "bias": "none", "inference_mode": True, "init_lora_weights": True},
     **{"lora_dropout": 0.05, "megatron_core": "megatron.core", "peft_version": "0.21.2", "qalora_group_size": 16},
 }
-"""What PEFT 0.21 writes besides the keys of the adapter itself."""
+"""PEFT 0.21 writes these keys besides those of the adapter itself."""
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,3 @@ def base_weight(model: Model, path: str) -> Array:
 def projections(model: Model) -> list[str]:
     """The paths of the seven projections of every layer."""
     return [name.removesuffix(".weight") for name in model.decoder if name.endswith("_proj.weight")]
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """The files of a folder; none where it is not there."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())} if folder.is_dir() else {}

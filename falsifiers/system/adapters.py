@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from blackswan import reference
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare, compare_exactly, same
+from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare
 from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF
 from blackswan.falsifiers.system.adapter_files import (
     ADAPTER_CONFIG,
@@ -25,18 +25,18 @@ from blackswan.falsifiers.system.adapter_files import (
     WEIGHTS,
     Model,
     base_weight,
-    content,
     generated,
     projections,
     read_adapter,
     shipped,
 )
+from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Rounded, Trial
 from blackswan.reference.classifier import TARGETS
 from blackswan.reference.table import Array, Arrays, Table
 
 STEPS = 14
-"""Of a save in the file system: more than the 12 that `impl` takes."""
+"""A save is killed at each of so many steps in the file system; `impl` takes 12."""
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def _saved(trial: Trial, model: Model, *, merged: bool = False) -> Iterator[Path
 
 
 def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
-    """Names, dtype and bits of adapter_model.safetensors, and what adapter_config.json says, after a save."""
+    """After a save, adapter_model.safetensors has PEFT's names, dtypes and bits, and adapter_config.json PEFT's keys."""
     model = generated(trial.rng("model"), trial.seed, "float32")
     with _saved(trial, model) as folder:
         stored, config = load_file(folder / "adapter" / ADAPTER_WEIGHTS), _json(folder / "adapter" / ADAPTER_CONFIG)
@@ -75,7 +75,7 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
 
 
 def adapter_arrives_exactly(trial: Trial) -> list[Comparison]:
-    """An adapter written here as PEFT writes it, in float32 or bfloat16, with or without a head bias: tensors and settings."""
+    """An adapter written as PEFT writes it, in float32 or bfloat16, with or without a head bias, arrives with tensors and settings."""
     rng = trial.rng("model")
     model = generated(rng, trial.seed, "float32", nf4=False, pooling="last")
     dtype, head_bias = STORAGE[str(rng.choice(["float32", "bfloat16"]))], bool(rng.integers(2))
@@ -89,9 +89,9 @@ def adapter_arrives_exactly(trial: Trial) -> list[Comparison]:
 
 
 def saved_adapter_gives_the_logits(trial: Trial) -> list[Comparison]:
-    """Saved, read by NumPy and by the subject: the reference's logits of the files are exactly the model's, the subject's within noise.
+    """The reference's logits of a saved adapter's files are exactly the model's, and the subject's are so within noise.
 
-    On the shipped checkpoint and on a small random one.
+    This is asked on the shipped checkpoint and on a small random one.
     """
     rng, found = trial.rng("model"), []
     for model in (shipped(rng, trial.seed), generated(rng, trial.seed, "float32")):
@@ -103,15 +103,16 @@ def saved_adapter_gives_the_logits(trial: Trial) -> list[Comparison]:
         files = {**model.inputs(), **{f"parameters/{name}": value for name, value in stored.items()}}
         read = reference.evaluate("classifier_forward", files, model.scalars)["logits"]
         expected = _expected(model)
-        found += [compare_exactly("the reference's logits of the files", expected, read)]
+        found += same("the reference's logits of the files", expected, read)
         found += _within_noise(trial, model, expected, actual, merge=False)
     return found
 
 
 def merged_weights_are_sums(trial: Trial) -> list[Comparison]:
-    """|merged − (W + (alpha/r) B A)| against one rounding to the stored dtype and float32 arithmetic, W dequantised with NF4.
+    """Merged weights are W + (alpha/r) B A up to one rounding to the stored dtype and float32 arithmetic, with W dequantised from NF4.
 
-    The other tensors, the head and config.json are as they were. Of an adapter too that was trained on a float32 checkpoint in bfloat16.
+    The other tensors, the head and config.json are as they were. It is asked of an adapter too that was trained on a float32 checkpoint in
+    bfloat16.
     """
     rng = trial.rng("model")
     model, other = generated(rng, trial.seed, str(rng.choice(["float32", "bfloat16"]))), _rounded_in_training(trial)
@@ -129,9 +130,9 @@ def _merged_sums(trial: Trial, model: Model) -> list[Comparison]:
 
 
 def merged_gives_the_logits(trial: Trial) -> list[Comparison]:
-    """The subject's logits of the merged checkpoint against the reference's of the unmerged classifier, within the noise of merging.
+    """The merged checkpoint gives the reference's logits of the unmerged classifier, within the noise of merging.
 
-    On the shipped checkpoint and on small random ones, one of which was trained on NF4 codes of weights in bfloat16.
+    This is asked on the shipped checkpoint and on small random ones, one of which was trained on NF4 codes of weights in bfloat16.
     """
     rng, found = trial.rng("model"), []
     for model in (shipped(rng, trial.seed), generated(rng, trial.seed, "float32"), _rounded_in_training(trial)):
@@ -142,12 +143,12 @@ def merged_gives_the_logits(trial: Trial) -> list[Comparison]:
 
 
 def checkpoint_arrives_exactly(trial: Trial) -> list[Comparison]:
-    """Every tensor of the shipped checkpoint against the loaded one, bit for bit, and no other tensor."""
+    """Every tensor of the shipped checkpoint is loaded bit for bit, and no other tensor."""
     return _same_tensors(load_file(CHECKPOINT / WEIGHTS), trial.files.load_decoder(CHECKPOINT))
 
 
 def saved_checkpoint_is_exact(trial: Trial) -> list[Comparison]:
-    """A checkpoint written here, loaded and saved by the subject: the file's tensors by NumPy, the loaded ones, and the architecture."""
+    """A checkpoint that the subject loads and saves keeps its tensors, in the file by NumPy and loaded again, and its architecture."""
     rng = trial.rng("model")
     model = generated(rng, trial.seed, str(rng.choice(["float32", "bfloat16"])))
     with tempfile.TemporaryDirectory() as parent:
@@ -159,7 +160,7 @@ def saved_checkpoint_is_exact(trial: Trial) -> list[Comparison]:
 
 
 def interrupted_save_leaves_a_whole_adapter(trial: Trial) -> list[Comparison]:
-    """Over an adapter that is there: killed at any step the folder is the old one or the new one, without room on disk the old one.
+    """A save over an adapter that is killed at any step leaves the old one or the new one; without room on disk it leaves the old one.
 
     Every file of the new adapter differs from the old one's.
     """
@@ -175,7 +176,7 @@ def interrupted_save_leaves_a_whole_adapter(trial: Trial) -> list[Comparison]:
             trial.files.interrupted_save(adapter, base, settings, changed, limit=limit)
             found.append(_whole(f"files limited to {limit} of {size} bytes", content(adapter), [old]))
             hidden = [path.name for path in folder.iterdir() if path.name.startswith(".")]
-            found.append(same("what a failed save leaves beside", [], hidden))
+            found += same("what a failed save leaves beside", [], hidden)
         for step in range(STEPS):
             trial.files.interrupted_save(adapter, base, settings, changed, step=step)
             found.append(_whole(f"killed at step {step}", content(adapter), [old, wanted]))
@@ -184,7 +185,7 @@ def interrupted_save_leaves_a_whole_adapter(trial: Trial) -> list[Comparison]:
 
 def _whole(name: str, found: dict[str, bytes], accepted: list[dict[str, bytes]]) -> Comparison:
     if found in accepted:
-        return same(name, found, found)
+        return Comparison(name, True, 0.0, "exact")
     expected, actual = ({file: len(value) for file, value in files.items()} for files in (accepted[0], found))
     return broken(name, "half an adapter", str(expected), str(actual))
 
@@ -241,20 +242,13 @@ def _sum(model: Model, name: str, merged: Array | None) -> Comparison:
 
 def _same_tensors(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> list[Comparison]:
     """Names, shapes, dtypes and bits."""
-    found = [broken(name, "an extra tensor") for name in sorted(set(actual) - set(expected))]
-    for name, value in expected.items():
-        if name not in actual:
-            found.append(broken(name, "missing"))
-        elif actual[name].dtype != value.dtype:
-            found.append(broken(name, "dtype", str(value.dtype), str(actual[name].dtype)))
-        else:
-            found.append(compare_exactly(name, value, actual[name]))
-    return found
+    dtypes = ({name: str(value.dtype) for name, value in tensors.items()} for tensors in (expected, actual))
+    return [*same("dtypes", *dtypes), *same("tensors", expected, actual)]
 
 
 def _same_keys(file: str, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> list[Comparison]:
     """Each expected value under its key."""
-    return [same(f"{file}: {key}", value, actual.get(key)) for key, value in expected.items()]
+    return same(file, expected, {key: actual.get(key) for key in expected})
 
 
 def _json(path: Path) -> dict[str, Any]:

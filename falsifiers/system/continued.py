@@ -19,19 +19,18 @@ from blackswan.falsifiers.system.trial import Trial
 KILLED = "killed"
 
 
-def killed_run_goes_on(trial: Trial) -> list[Comparison]:
-    """Processes killed (SIGKILL) at random moments, writes to the folder and steps, and continued, against one that is not.
+def killed_run_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
+    """Processes that are killed (SIGKILL) at random writes to the folder or steps, and continued, do what one whole run does.
 
-    Every step that any of them made, and in the end parameters, moments, rates, progress and both adapters, bit for bit. The rates are no
-    longer the schedule's: each step sets that of the next one.
+    This holds bit for bit of every step that any of them made, and in the end of parameters, moments, rates, progress and both adapters.
+    The rates are no longer the schedule's: each step sets that of the next one.
     """
     rng = trial.rng("kills")
     problem = small_run(trial, epochs=4, learning_rate=0.1, early_stop_patience=2 + trial.seed % 2)
     plan = Plan(processes=1, save_every=[None, 1, 2][int(rng.integers(3))], next_rate=0.5)
     with tempfile.TemporaryDirectory() as parent:
         whole = trial.trainer.fit(problem, Path(parent) / "whole", plan)
-        kills = _kills(rng, whole.ranks[0].events, int(trial.claim.arguments["kills"]))
-        parts = _continued(trial, problem, Path(parent) / "killed", plan, kills)
+        parts = _continued(trial, problem, Path(parent) / "killed", plan, _kills(rng, whole.ranks[0].events, kills))
         if parts[-1].ranks[0].ended:
             return [broken(f"after {len(parts) - 1} kills", "the run did not go on", "its end", parts[-1].ranks[0].ended)]
         steps = {step.number: step for step in whole.steps}
@@ -73,15 +72,15 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
     "pooling": ("mean", "last"),
     "padding_side": ("right", "left"),
     "dtype": ("float32", "bfloat16"),
-    "engine": ("auto", "torch"),
-    "class_weights": ("balanced",),
+    "backend": ("auto", "torch"),
+    "class_weights": ("balanced", "balanced_over_classes"),
     "early_stop_patience": (1,),
 }
 """Values of the settings that are neither numbers nor true or false."""
 
 
 def refuses_to_continue_another_run(trial: Trial) -> list[Comparison]:
-    """Another value of each setting but the free one, other samples, a damaged state: each is refused by its name.
+    """A run is not continued with another value of any setting but the free one, with other samples, or from a damaged state.
 
     The folder is as it was, and with another value of the free setting the run goes on to its end.
     """

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from blackswan.falsifiers.data import CLASSES, CORPUS_HELDOUT, CORPUS_TRAIN
-from blackswan.falsifiers.numeric.comparison import Comparison, same
-from blackswan.falsifiers.subjects.doors import CorpusFile, Label
+from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.subjects.doors.files import CorpusFile, Label
+from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.written import written
 
 
 def corpus_arrives_exactly(trial: Trial) -> list[Comparison]:
-    """Texts and labels of a written corpus in their order; and of the shipped ones, read by `json` alone."""
+    """Texts and labels of a written corpus, and of the shipped ones as `json` reads them, arrive in their order."""
     path = (CORPUS_TRAIN, CORPUS_HELDOUT)[trial.seed % 2]
     rows = [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
     shipped = CorpusFile(path, len(CLASSES))
@@ -21,7 +22,7 @@ def corpus_arrives_exactly(trial: Trial) -> list[Comparison]:
 
 
 def multi_label_corpus_arrives_exactly(trial: Trial) -> list[Comparison]:
-    """Lists of 0 and 1 as they stand, single labels as the list with one 1."""
+    """Lists of 0 and 1 arrive as they stand, single labels as the list with one 1."""
     return _written(trial, multi_label=True)
 
 
@@ -32,7 +33,7 @@ def _written(trial: Trial, *, multi_label: bool) -> list[Comparison]:
 
 def _arrives(trial: Trial, file: CorpusFile, texts: Sequence[str], labels: Sequence[Label]) -> list[Comparison]:
     found = trial.corpora.load(file)
-    return [same("texts", texts, [text for text, _ in found]), same("labels", labels, [label for _, label in found])]
+    return same("texts and labels", list(zip(texts, labels, strict=True)), found)
 
 
 BAD_LINES: dict[str, tuple[str | bytes, str]] = {
@@ -75,7 +76,7 @@ BAD_LABELS: dict[str, tuple[str, str]] = {
 
 
 def refuses_corpus(trial: Trial) -> list[Comparison]:
-    """A damaged line among good ones: file and line number in the message. And no line at all, and no file."""
+    """A damaged line among good ones is refused with file and line number; so are a file without a line, and no file."""
     good = CORPUS_HELDOUT.read_bytes().splitlines()[:20]
     found = _refuses_lines(trial, good, 5, False, BAD_LINES)
     with tempfile.TemporaryDirectory() as folder:
@@ -87,7 +88,7 @@ def refuses_corpus(trial: Trial) -> list[Comparison]:
 
 
 def refuses_multi_label_corpus(trial: Trial) -> list[Comparison]:
-    """One damaged line among good ones, file and line in the message; and a list where one label a sample was asked for."""
+    """A damaged line among good ones is refused with file and line, and so is a list where one label a sample was asked for."""
     single, several = b'{"input": "", "label": 2}', b'{"input": "ls", "labels": [0, 1, 1]}'
     bad = {name: (f'{{"input": "rm", {label}}}', message) for name, (label, message) in BAD_LABELS.items()}
     found = _refuses_lines(trial, [several, single, b'{"input": "id", "labels": [0, 0, 0]}'] * 3, 3, True, bad)

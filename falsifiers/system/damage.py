@@ -25,14 +25,14 @@ from blackswan.falsifiers.system.adapter_files import (
     TOKENIZER,
     WEIGHTS,
     Model,
-    content,
     generated,
 )
+from blackswan.falsifiers.system.same import content
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
 
 ABSENT = object()
-"""In the place of a value: the key is not there."""
+"""Stands for the value of a key that is left out."""
 Damage = Callable[[Path, Generator], str]
 """Damages a folder and returns what the refusal must name, as a regular expression."""
 
@@ -133,7 +133,8 @@ CHECKPOINT_DAMAGE: dict[str, Damage] = {
     "unknown model type": _checkpoint(model_type="mystery"),
     "no hidden size": _checkpoint(hidden_size=ABSENT),
     "hidden size as text": _checkpoint(hidden_size="many"),
-    "fewer layers than stored": _checkpoint(r"model\.layers|layer_types", num_hidden_layers=1),
+    "fewer layers than stored": _checkpoint(r"model\.layers", num_hidden_layers=1, layer_types=["full_attention"]),
+    "types of more layers than there are": _checkpoint(layer_types=lambda config: [*config["layer_types"], "full_attention"]),
     "truncated config": _truncated(CONFIG),
     "no config": _removed(CONFIG),
     "no weights": _removed(WEIGHTS),
@@ -187,17 +188,17 @@ OTHER_BASES: dict[str, tuple[str, str]] = {
 
 
 def refuses_checkpoint(trial: Trial) -> list[Comparison]:
-    """Each damage of the shipped checkpoint in turn; the message names the file or the key."""
+    """Each damage of the shipped checkpoint is refused by the name of the file or the key."""
     return list(_refuses(trial, CHECKPOINT, CHECKPOINT_DAMAGE, trial.files.load_decoder))
 
 
 def refuses_tokenizer(trial: Trial) -> list[Comparison]:
-    """Without tokenizer.json, or with a part of it."""
+    """A folder is refused without tokenizer.json, and with a part of it."""
     return list(_refuses(trial, CHECKPOINT, TOKENIZER_DAMAGE, trial.files.load_tokenizer))
 
 
 def refuses_adapter(trial: Trial) -> list[Comparison]:
-    """Each damage of an adapter of PEFT's in turn, and bases that it was not trained on; the message names file and key."""
+    """Each damage of an adapter of PEFT's is refused by file and key, and so are bases that it was not trained on."""
     model = generated(trial.rng("model"), trial.seed, "float32", nf4=False, layers=2, targets="q_v")
     with tempfile.TemporaryDirectory() as parent:
         base, theirs = model.write_checkpoint(Path(parent) / "base"), model.write_peft(Path(parent) / "theirs")
@@ -206,7 +207,7 @@ def refuses_adapter(trial: Trial) -> list[Comparison]:
 
 
 def _refuses_other_bases(trial: Trial, model: Model, parent: Path) -> Iterator[Comparison]:
-    """PEFT's adapters show another base by the shapes, those of the subject by any number of the architecture."""
+    """Damages copies of the folder, each in one way; a refusal must name the damage and leave the copy as it is."""
     trial.files.save_adapter(parent / "ours", parent / "base", model.settings, model.trainable)
     for key, (adapter, message) in OTHER_BASES.items():
         other = parent / f"base of another {key}"
@@ -229,12 +230,18 @@ def _refuses(trial: Trial, whole: Path, damages: Mapping[str, Damage], ask: Call
                 yield broken(name, "the folder was changed")
 
 
-NO_DEVICES = ("", "gpu", "cuda:16", "cuda:-1", "cuda:", "CUDA", "cpu:0", "cuda:01", "cuda:0x1", " cpu", "auto:0", "mps")
+NO_DEVICES = ("", "gpu", "cuda:16", "cuda:-1", "cuda:", "CUDA", "cpu:0", "cuda:01", "cuda:0x1", " cpu", "auto:0", "mps:16", "meta")
 
 
 def refuses_device(trial: Trial) -> list[Comparison]:
-    """Names outside the grammar; and CUDA where there is none."""
+    """Names outside the grammar are refused, and accelerators of a kind of which there is none."""
     import torch
 
-    names = NO_DEVICES if torch.cuda.is_available() else (*NO_DEVICES, "cuda", "cuda:0")
-    return [trial.refuses(repr(name), partial(trial.devices.resolve, name), "device") for name in names]
+    here = torch.accelerator.current_accelerator(check_available=True)
+    kinds = {here.type, "hip" if torch.version.hip else here.type} if here else set()
+    absent = [kind for kind in ("cuda", "xpu", "mps", "hip") if kind not in kinds]
+    refused = {
+        **dict.fromkeys(NO_DEVICES, "ValueError"),
+        **{f"{kind}{index}": "DeviceUnavailable" for kind in absent for index in ("", ":0")},
+    }
+    return [trial.refuses(repr(name), partial(trial.devices.resolve, name), "device", error) for name, error in refused.items()]

@@ -4,14 +4,15 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import ml_dtypes
 import numpy as np
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
-from blackswan.falsifiers.subjects.doors import Chosen, Plant, Workload
-from blackswan.falsifiers.system.engines import engines
+from blackswan.falsifiers.subjects.doors.devices import Chosen, Plant, Workload
+from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.workloads import drawn, small, split
 
@@ -19,7 +20,7 @@ LARGEST_INDEX = 15
 
 
 def auto_alone_falls_back(trial: Trial) -> list[Comparison]:
-    """Every name of the grammar on hosts with none to three cards: the device, or a refusal, and how many warnings."""
+    """On hosts with none to three cards every name of the grammar gives its device, or a refusal, with the right number of warnings."""
     found = []
     for cards in range(4):
         for name in ("cpu", "auto", "cuda", *(f"cuda:{index}" for index in (0, 1, 2, LARGEST_INDEX))):
@@ -29,12 +30,33 @@ def auto_alone_falls_back(trial: Trial) -> list[Comparison]:
                 found.append(trial.refuses(label, ask, name, "DeviceUnavailable"))
             else:
                 expected = Chosen("cpu" if name == "cpu" or falls_back else "cuda", index, int(falls_back))
-                found.append(_said(label, (chosen := ask()) == expected, str(expected), str(chosen)))
+                found += same(label, expected, ask())
+    return found
+
+
+def accelerators_have_their_torch_names(trial: Trial) -> list[Comparison]:
+    """On hosts with one or two devices of a kind, its names give them and no other kind's names do; `auto` takes none but CUDA's.
+
+    ROCm's devices are those of `cuda` to torch, by that name and by `hip`. MAIA's stand for kinds that torch alone names.
+    """
+    found = []
+    for kind in ("xpu", "mps", "hip", "maia"):
+        for count, asked in product((1, 2), ("xpu", "mps", "hip", "maia")):
+            for index in range(3):
+                name = asked if index == 2 else f"{asked}:{index}"
+                label, ask = f"{name} with {count} of {kind}", partial(trial.devices.choose, name, {kind: count})
+                if asked == kind and index % 2 < count:
+                    found += same(label, Chosen("cuda" if kind == "hip" else kind, index % 2, 0), ask())
+                else:
+                    error = "ValueError" if asked == "maia" != kind else "DeviceUnavailable"
+                    found.append(trial.refuses(label, ask, re.escape(repr(name)), error))
+        cuda = Chosen("cuda", 0, 0) if kind == "hip" else Chosen("cpu", 0, 1)
+        found += same(f"auto with {kind}", cuda, trial.devices.choose("auto", {kind: 1}))
     return found
 
 
 def stray_tensor_is_named(trial: Trial) -> list[Comparison]:
-    """No objection to a model in its place; a parameter, a buffer or a tensor of the optimiser elsewhere is refused by its name."""
+    """A model in its place passes; a parameter, a buffer or a tensor of the optimiser elsewhere is refused by its name."""
     rng = trial.rng("stray tensor")
     work = small(rng, trial.seed, nf4=True)
     layer = f"model.layers.{rng.integers(work.layers)}"
@@ -58,7 +80,7 @@ def stray_tensor_is_named(trial: Trial) -> list[Comparison]:
 
 
 def origin_is_named(trial: Trial) -> list[Comparison]:
-    """A value planted in a parameter, in the output of a call or in the gradient that a call passes on: the text begins with its place.
+    """A value planted in a parameter, in the output of a call or in the gradient that a call passes on is found by its place.
 
     In the parameter it is the last number, and the parameter has several parts that are searched one after the other.
     """
@@ -82,16 +104,16 @@ def origin_is_named(trial: Trial) -> list[Comparison]:
 
 def non_finite_stops_the_step(trial: Trial) -> list[Comparison]:
     """A step with a value planted raises, and changes neither weights nor moments; without one it does both. Calls are those of automatic
-    differentiation; a parameter is every engine's, and an infinite logit of a class that is no label leaves loss and gradient finite."""
+    differentiation; a parameter is every backend's, and an infinite logit of a class that is no label leaves loss and gradient finite."""
     rng = trial.rng("stop")
     work = small(rng, trial.seed, nf4=bool(rng.integers(2)))
     none, *others = _plants(rng, work)
     logit, weights, found = Plant("parameter", "score.bias", -np.inf), drawn(rng, work), []
-    for engine in engines(trial):
+    for backend in trial.trainer.backends:
         for plant, place in (none, (logit, "a logit"), *others):
-            if engine != "torch" and plant and plant.where != "parameter":
+            if backend != "torch" and plant and plant.where != "parameter":
                 continue
-            trainer, label = trial.devices.trainer(replace(work, engine=engine), weights), f"{engine}: {_label(plant, place)}"
+            trainer, label = trial.devices.trainer(replace(work, backend=backend), weights), f"{backend}: {_label(plant, place)}"
             trainer.step()
             if plant:
                 trainer.plant(plant)
@@ -106,7 +128,7 @@ def non_finite_stops_the_step(trial: Trial) -> list[Comparison]:
 
 
 def _plants(rng: Generator, work: Workload) -> Iterator[tuple[Plant | None, str]]:
-    """Bad values, and the place that has to be named; and none, and no place."""
+    """Gives nothing planted first, and then bad values with the place that has to be named."""
     layer, layers = int(rng.integers(1, work.layers)), work.layers
     path = f"model.layers.{layer}"
     yield None, ""
@@ -145,11 +167,7 @@ def arrives_and_comes_back(trial: Trial) -> list[Comparison]:
     held = {name: value for name, value in trainer.content().items() if not name.startswith("optimiser.")}
     trainer.step()
     kept = {name: value for name, value in trainer.content().items() if name in trained}
-    return [*_same("as sent", sent, held), *_same("in the state as in the model", kept, trainer.reported())]
-
-
-def _same(name: str, left: Mapping[str, bytes], right: Mapping[str, bytes]) -> list[Comparison]:
-    return [_said(f"{key}, {name}", left.get(key) == right.get(key), "the same bits", "others") for key in {**left, **right}]
+    return [*same("as sent", sent, held), *same("in the state as in the model", kept, trainer.reported())]
 
 
 def _differing(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> int:

@@ -35,7 +35,7 @@ def gradient_vector_goes_out_and_in(trial: Trial) -> list[Comparison]:
 
 
 def trainable_count_is_the_formulas(trial: Trial) -> list[Comparison]:
-    """Σ r · (in + out) + hidden · classes + classes: the length of the gradient vector, and the number that the summary states."""
+    """Σ r · (in + out) + hidden · classes + classes is the length of the gradient vector, and the number that the summary states."""
     problem = small_run(trial)
     pipeline = trial.trainer.pipeline(problem)
     pipeline.accumulate([0])
@@ -50,7 +50,7 @@ def trainable_count_is_the_formulas(trial: Trial) -> list[Comparison]:
 
 
 def evaluation_changes_nothing(trial: Trial) -> list[Comparison]:
-    """Training with evaluations between its calls, those that accumulate and apply too, against training without: the same bits.
+    """Evaluations between the calls of training, those that accumulate and apply too, change no bit of it.
 
     And an evaluation after a step gives the reference's loss at the parameters then, not what the step left behind.
     """
@@ -73,7 +73,7 @@ def evaluation_changes_nothing(trial: Trial) -> list[Comparison]:
 
 @may_be_non_finite("answer.loss", "answer.accuracy")
 def empty_batch_has_accuracy_zero(trial: Trial) -> list[Comparison]:
-    """`forward_only` of no sample: total 0, correct 0, accuracy 0, no loss made up; a step on none is refused."""
+    """`forward_only` of no sample counts nothing and makes no loss up, and a step on none is refused."""
     pipeline = trial.trainer.pipeline(small_run(trial))
     passed = pipeline.forward_only([])
     found = [each for name in ("total", "correct", "accuracy") for each in same(name, 0, getattr(passed, name))]

@@ -13,16 +13,15 @@ from safetensors.numpy import save_file
 
 from blackswan.falsifiers.numeric.comparison import (
     Comparison,
-    compare_exactly,
     value_at_least,
     value_at_most,
     value_inside,
     value_within_factor,
 )
 from blackswan.falsifiers.numeric.whole_model import SHAPES
-from blackswan.falsifiers.subjects.doors import Estimate, Workload
-from blackswan.falsifiers.system.engines import engines
+from blackswan.falsifiers.subjects.doors.devices import Estimate, Growth, Workload
 from blackswan.falsifiers.system.resident import stays
+from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.workloads import BYTES, FAMILIES, counts, drawn, small, split
 from blackswan.reference.table import Array
@@ -37,23 +36,20 @@ STEPS = {"cpu": 30, "cuda": 1000}
 GIB = 2**30
 LIMITS = {"torch": 4.0, "fused": 3.5}
 """GiB at most for a QLoRA step of a 0.5B model, 16 samples of 256 tokens. The first is what its card was said to need; the second is the
-engine's that a GPU runs by default, which keeps less for the backward pass."""
-RUN: Mapping[str, Any] = {"classes": 5, "rank": 16, "targets": "q_v", "nf4": True, "dtype": "bfloat16"}
+backend's that a GPU runs by default, which keeps less for the backward pass."""
+RUN: Mapping[str, Any] = {"classes": 5, "rank": 16, "alpha": 32.0, "nf4": True, "dtype": "bfloat16"}
 LARGE = Workload(**SHAPES["qwen2.5-0.5b"], **RUN, batch=16, seq=256)
-SMALL = Workload("llama", 40, 64, 128, 2, 4, 2, 16, **RUN, batch=3, seq=16)
-"""What is measured without a GPU, in one of the families."""
-
-
-def _on_gpu(trial: Trial) -> bool:
-    return trial.subject.device.startswith("cuda")
+SIZES: Mapping[str, Any] = {"family": "llama", "vocab": 40, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16}
+SMALL = Workload(**SIZES, **RUN, intermediate=128, layers=2, batch=3, seq=16)
+"""This classifier is measured without a GPU, in one of the families."""
 
 
 def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
-    """Parts of the estimate against a count of the architecture's bytes; each is there where the run has it."""
+    """The estimate has every part of the run, and weights and moments in it are a count of the architecture's bytes."""
     rng = trial.rng("parts")
     work = small(rng, trial.seed, nf4=bool(rng.integers(2)))
     found = trial.memory.estimate(work)
-    rounding = ROUNDED * (work.layers * 30 + 20) if _on_gpu(trial) else 0
+    rounding = ROUNDED * (work.layers * 30 + 20) if trial.on_gpu else 0
     expected = _weights_and_moments(work)
     parts = {name: float(count) for name, count in found.parts.items()}
     compared = [value_inside(name, parts.get(name, np.nan), count, count + rounding) for name, count in expected.items()]
@@ -86,24 +82,24 @@ def _weights_and_moments(work: Workload) -> dict[str, int]:
 
 def estimate_equals_measure(trial: Trial) -> list[Comparison]:
     """The estimate's total, and what it says that autograd saves, against the device's allocator and autograd's hooks in real steps; on
-    a GPU by each engine, of which the hand-written one has no hooks."""
+    a GPU by each backend, of which the hand-written one has no hooks."""
     rng = trial.rng("measure")
     work = replace(small(rng, trial.seed, nf4=bool(rng.integers(2))), batch=12, seq=24, accumulation=int(rng.integers(1, 3)))
-    if _on_gpu(trial):  # so much larger than the workspaces of libraries that these do not matter
+    if trial.on_gpu:  # so much larger than the workspaces of libraries that these do not matter
         work = replace(work, batch=32, seq=256, hidden=512, intermediate=1536, head_dim=512 // work.heads, layers=8)
     factor, found = 1.0 + float(trial.literal(np.ones(1)).max), []
-    for engine in engines(trial):
-        asked = replace(work, engine=engine)
-        estimate, usage = trial.memory.estimate(asked), trial.memory.measure(asked, STEPS_AT_THE_PEAK[engine])
-        found.append(value_within_factor(f"{engine}: total", estimate.total / usage.peak, factor))
-        if engine == "torch":
+    for backend in trial.trainer.backends:
+        asked = replace(work, backend=backend)
+        estimate, usage = trial.memory.estimate(asked), trial.memory.measure(asked, STEPS_AT_THE_PEAK[backend])
+        found.append(value_within_factor(f"{backend}: total", estimate.total / usage.peak, factor))
+        if backend == "torch":
             kept = estimate.parts.get("activations", 0) + estimate.parts.get("dequantised_weights", 0)
             found.append(value_within_factor("saved for backward", kept / trial.memory.saved(asked), factor))
     return found
 
 
 def quantised_one_at_a_time(trial: Trial) -> list[Comparison]:
-    """Sharded weights loaded with NF4: what the host allocates beyond what stays, against the largest tensor; absmax of every block."""
+    """Loading sharded weights with NF4 allocates on the host only a few of the largest tensors beyond what stays; every absmax is right."""
     rng = trial.rng("shards")
     hidden, intermediate = 64 * int(rng.integers(1, 3)), 64 * int(rng.integers(2, 4))
     work = replace(SMALL, vocab=16, hidden=hidden, intermediate=intermediate, layers=6, head_dim=hidden // 4)
@@ -113,7 +109,7 @@ def quantised_one_at_a_time(trial: Trial) -> list[Comparison]:
         loaded = trial.memory.load_nf4(Path(folder))
     projections = {name.removesuffix(".weight"): value for name, value in tensors.items() if name.endswith("_proj.weight")}
     absmax = {name: np.abs(value.reshape(-1, BLOCK)).max(axis=1) for name, value in projections.items()}
-    found = [compare_exactly(name, value, loaded.absmax.get(name, np.zeros(0))) for name, value in absmax.items()]
+    found = same("absmax", absmax, loaded.absmax)
     # One weight, and what quantising it takes: scaled copies in float32 and its codes in int64 before they are packed.
     beyond = max(0, loaded.peak - loaded.resident) / max(weight.nbytes for weight in projections.values())
     return [*found, value_at_most("beyond what stays, in largest projections", beyond, 6)]
@@ -131,37 +127,37 @@ def _write_shards(folder: Path, tensors: Mapping[str, Array], work: Workload, sh
 
 
 def steps_keep_nothing(trial: Trial) -> list[Comparison]:
-    """Steps on batches of a few lengths, each seen several times before: no byte more is live after them, or held in reserve.
+    """Steps on batches of a few lengths, each seen several times before, leave no byte more live or held in reserve.
 
-    A small classifier, micro-batches that do not divide the batch, and lengths in three classes of what is packed.
+    The classifier is small, its micro-batches do not divide the batch, and the lengths are of three classes of what is packed.
     """
     rng = trial.rng("leak")
-    seq, warm_up, steps = 200, 4 * LENGTHS, STEPS["cuda" if _on_gpu(trial) else "cpu"]
+    seq, warm_up, steps = 200, 4 * LENGTHS, STEPS["cuda" if trial.on_gpu else "cpu"]
     lengths = [int(rng.integers(seq * part // LENGTHS, seq * (part + 1) // LENGTHS)) + 1 for part in range(LENGTHS)]
-    sizes = (str(rng.choice(FAMILIES)), 40, 64, 96, int(rng.integers(1, 3)), 4, 2, 16)
-    adapted = (3, 2, str(rng.choice(["q_v", "all"])), bool(rng.integers(2)), "float32")
-    work = Workload(*sizes, *adapted, batch=5, seq=seq, micro=int(rng.choice([2, 5])), seed=trial.seed % 2**31)
+    family, layers = str(rng.choice(FAMILIES)), int(rng.integers(1, 3))
+    work = replace(SMALL, family=family, intermediate=96, layers=layers, classes=3, rank=2, alpha=4.0, dtype="float32")
+    work = replace(work, targets=str(rng.choice(["q_v", "all"])), nf4=bool(rng.integers(2)))
+    work = replace(work, batch=5, seq=seq, micro=int(rng.choice([2, 5])), seed=trial.seed % 2**31)
     found = []
-    for engine in engines(trial):
-        grown = vars(trial.memory.grown(replace(work, engine=engine), lengths, warm_up, steps))
-        expected = {"made": steps + warm_up, "live": 0, "reserved": 0, "segments": 0}
-        found += [compare_exactly(f"{engine}: {name}", np.asarray(count), np.asarray(grown[name])) for name, count in expected.items()]
+    for backend in trial.trainer.backends:
+        grown = trial.memory.grown(replace(work, backend=backend), lengths, warm_up, steps)
+        found += same(backend, Growth(steps + warm_up, live=0, reserved=0, segments=0), grown)
     return found
 
 
 def step_stays_below(trial: Trial) -> list[Comparison]:
-    """Loading a model with NF4 and training it, by each engine: the peak against its limit, and what stays of a projection's weight.
+    """Loading a model with NF4 and training it, by each backend, stays below a peak and leaves a few bits of a projection's weight.
 
     On a GPU both are measured. Elsewhere they are estimated for one, and what stays is measured of a small model too.
     """
     trial.memory.require_kernels()
     found = []
-    for engine, limit in LIMITS.items():
-        work = replace(LARGE, engine=engine, seed=trial.seed % 2**31)
-        taken = trial.memory.measure(work) if _on_gpu(trial) else trial.memory.estimate(work, "cuda")
+    for backend, limit in LIMITS.items():
+        work = replace(LARGE, backend=backend, seed=trial.seed % 2**31)
+        taken = trial.memory.measure(work) if trial.on_gpu else trial.memory.estimate(work, "cuda")
         peak = taken.total if isinstance(taken, Estimate) else taken.peak
-        found += [value_at_most(f"{engine}: GiB at the peak", peak / GIB, limit), *stays(work, taken, "cuda")]
-    if not _on_gpu(trial):
+        found += [value_at_most(f"{backend}: GiB at the peak", peak / GIB, limit), *stays(work, taken, "cuda")]
+    if not trial.on_gpu:
         work = replace(SMALL, family=str(trial.rng("family").choice(FAMILIES)), seed=trial.seed % 2**31)
         found += stays(work, trial.memory.measure(work), "cpu")
     return found

@@ -1,4 +1,4 @@
-"""The updates that a run starts from: none, in random directions that the seed alone gives."""
+"""The update that a run starts from is zero, and its random factor follows from the seed alone."""
 
 import math
 from collections.abc import Mapping
@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from blackswan.falsifiers.data import CHECKPOINT
-from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_at_most, value_inside
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_at_most, value_inside
 from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.workloads import FAMILIES
 from blackswan.reference.table import Array
@@ -19,7 +20,7 @@ FACTORS = {"q_v": 2, "all": 7}
 """Adapted projections of a layer."""
 RANK = 16
 LOG = math.log(2 / 1e-12)
-"""Of two over the probability that the mean of independent numbers is outside Hoeffding's interval."""
+"""ln(2/δ), where δ = 10⁻¹² is the probability that the mean of independent numbers lies outside Hoeffding's interval."""
 
 
 def update_is_zero_and_random(trial: Trial) -> list[Comparison]:
@@ -42,13 +43,12 @@ def _fresh(trial: Trial, name: str, model: Path | Mapping[str, Any], settings: d
     first, again, other = (
         trial.classifiers.fresh(model, {**settings, "seed": settings["seed"] + step}, ["rm -rf", "date +%s"]) for step in (0, 0, 1)
     )
-    found = [compare_exactly("logits", first.plain, first.logits), compare_exactly("logits, again", first.logits, again.logits)]
-    found += [compare_exactly(f"{tensor}, again", value, again.trainable[tensor]) for tensor, value in first.trainable.items()]
+    found = [*same("logits", first.plain, first.logits), *same("again", first, again)]
     scaled: list[Array] = []
     for label, part in (("", first), (" of the next seed", other)):
         for tensor, value in part.trainable.items():
             if tensor.endswith("lora_B.weight"):
-                found.append(compare_exactly(f"{tensor}{label}", np.zeros_like(value), value))
+                found += same(f"{tensor}{label}", np.zeros_like(value), value)
             elif ".lora_" in tensor:
                 found += _uniform(f"{tensor}{label}", value)
                 scaled.append(_scaled(value))

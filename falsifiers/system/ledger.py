@@ -8,31 +8,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from blackswan.falsifiers.numeric.answers import SubjectError
-from blackswan.falsifiers.numeric.comparison import Comparison, compare_exactly, value_at_least, value_inside
+from blackswan.falsifiers.numeric.comparison import Comparison, value_at_least, value_inside
 from blackswan.falsifiers.numeric.generators import Generator
-from blackswan.falsifiers.subjects.doors import Card, Ledger
+from blackswan.falsifiers.subjects.doors.devices import Card
+from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
+
+if TYPE_CHECKING:
+    from blackswan.falsifiers.subjects.impl.memory import Ledger
 
 GIB = 2**30
 PROCESSES, ROUNDS = 6, 5
 
 
 @contextmanager
-def _ledger(trial: Trial, cards: Sequence[Card]) -> Iterator[Ledger]:
+def _ledger(trial: Trial, cards: Sequence[Card]) -> "Iterator[Ledger]":
     with tempfile.TemporaryDirectory() as folder:
         yield trial.memory.ledger(Path(folder), cards)
 
 
-def _equal(name: str, expected: object, actual: object) -> Comparison:
-    return compare_exactly(name, np.asarray(expected), np.asarray(actual))
-
-
 def keeps_account(trial: Trial) -> list[Comparison]:
-    """A random sequence of reservations of two cards against an account of its own: what is refused, and what is reserved after each."""
+    """Random reservations of two cards are granted and refused as an account of its own says, which also says what is reserved."""
     rng = trial.rng("reservations")
     cards, found = [_card(rng), _card(rng)], []
     held: dict[int, tuple[int, int]] = {}  # number of a reservation: its card and bytes
@@ -55,7 +54,7 @@ def keeps_account(trial: Trial) -> list[Comparison]:
                 answer = ask()
                 held[chosen if answer is None else answer] = (card, count)
             wanted = [sum(count for at, count in held.values() if at == each) for each in (0, 1)]
-            found.append(_equal(f"reserved after {verb} in turn {turn}", wanted, ledger.reserved()))
+            found += same(f"reserved after {verb} in turn {turn}", wanted, ledger.reserved())
     return found
 
 
@@ -73,7 +72,7 @@ def race_stays_within_capacity(trial: Trial) -> list[Comparison]:
     held, peak, gained = (context.Value("q", 0) for _ in range(3))
     start = context.Barrier(PROCESSES, timeout=30)
 
-    def hold(ledger: Ledger) -> None:
+    def hold(ledger: "Ledger") -> None:
         start.wait()
         for _ in range(ROUNDS):
             reservation = _granted(partial(ledger.acquire, 0, GIB))
@@ -97,9 +96,9 @@ def race_stays_within_capacity(trial: Trial) -> list[Comparison]:
         left = ledger.reserved()
     return [
         value_inside("held together", peak.value, 0, fitting),
-        _equal("exit status of each process", [0] * PROCESSES, [process.exitcode for process in processes]),
+        *same("exit status of each process", [0] * PROCESSES, [process.exitcode for process in processes]),
         value_at_least("reservations", gained.value, fitting),
-        _equal("left over", [0], left),
+        *same("left over", [0], left),
     ]
 
 
@@ -119,7 +118,7 @@ def the_dead_hold_nothing(trial: Trial) -> list[Comparison]:
     context = multiprocessing.get_context("fork")
     ready = context.Event()
 
-    def hold(ledger: Ledger) -> None:
+    def hold(ledger: "Ledger") -> None:
         ledger.acquire(0, count)
         ready.set()
         time.sleep(60)
@@ -128,18 +127,18 @@ def the_dead_hold_nothing(trial: Trial) -> list[Comparison]:
         process = context.Process(target=hold, args=(ledger,))
         process.start()
         ready.wait(30)
-        found = [_equal("while its holder lives", [count], ledger.reserved())]
+        found = same("while its holder lives", [count], ledger.reserved())
         process.kill()
         os.waitid(os.P_PID, int(process.pid or 0), os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not taken note
-        found.append(_equal("after its holder was killed", [0], ledger.reserved()))
+        found += same("after its holder was killed", [0], ledger.reserved())
         process.join()
         ledger.acquire(0, count)
         ledger.restart()
-        return [*found, _equal("of an earlier process of the same id", [0], ledger.reserved())]
+        return found + same("of an earlier process of the same id", [0], ledger.reserved())
 
 
 def too_little_memory_is_refused(trial: Trial) -> list[Comparison]:
-    """More than is free: refused with what is needed, available, free and in all, and the block is not entered. What is free is given."""
+    """More than is free is refused with the bytes needed, available, free and in all, before its block is entered; the rest is given."""
     rng = trial.rng("too little")
     total = int(rng.integers(40, 200))
     free = int(rng.integers(5, total))
@@ -149,4 +148,4 @@ def too_little_memory_is_refused(trial: Trial) -> list[Comparison]:
         ask = partial(ledger.run, 0, needed * GIB, partial(entered.append, needed))
         found = [trial.refuses("more than is free", ask, numbers, "InsufficientMemory")]
         ledger.run(0, free * GIB, partial(entered.append, free))
-    return [*found, _equal("bytes of the blocks that were entered, in GiB", [free], entered)]
+    return found + same("bytes of the blocks that were entered, in GiB", [free], entered)

@@ -1,6 +1,6 @@
 """Data parallelism: shards, several workers against the reference, faults on one of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from blackswan import reference
 from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_inside
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_inside
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.numeric.strategies import Draw, build
 from blackswan.falsifiers.subjects.doors.training import Fault, Steps
@@ -24,7 +24,7 @@ STEPS = "train_steps"
 
 
 def shards_are_complete_and_disjoint(trial: Trial) -> list[Comparison]:
-    """Batches of any length, the empty one and those shorter than the group too, with sample numbers in any order."""
+    """The shares of a batch hold each sample once and differ by one at most, for empty batches and those shorter than the group too."""
     rng = trial.rng("shards")
     found = []
     for count in (0, 1, int(rng.integers(2, 64)), int(rng.integers(64, 512))):
@@ -32,16 +32,14 @@ def shards_are_complete_and_disjoint(trial: Trial) -> list[Comparison]:
         samples = rng.permutation(3 * count)[:count].tolist()
         shares = trial.trainer.shares(samples, size)
         name, lengths = f"{count} samples on {size} workers", [len(share) for share in shares]
-        # None of an empty batch is compared as one number that is in none.
-        every = [-1, *sorted(sample for share in shares for sample in share)]
-        found.append(compare_exactly(name, np.array([-1, *sorted(samples)]), np.array(every)))
+        found += same(name, sorted(samples), sorted(sample for share in shares for sample in share))
         found.append(value_inside(f"{name}: difference between the shares' lengths", max(lengths) - min(lengths), 0, 1))
     return found
 
 
-def workers_follow_the_reference(trial: Trial) -> list[Comparison]:
-    """Losses, norms, trainable tensors and moments of rank 0 within the tolerance; of the others equal to rank 0's, bit for bit."""
-    training = _training(trial)
+def workers_follow_the_reference(trial: Trial, *, batch: Sequence[int]) -> list[Comparison]:
+    """Losses, norms, trainable tensors and moments of rank 0 are the reference's within noise; those of other ranks are rank 0's bits."""
+    training = _training(trial, batch)
 
     def rounded(inputs: Arrays, table: Table) -> dict[str, Array]:
         return reference.evaluate(STEPS, inputs, training.scalars, table)
@@ -50,37 +48,36 @@ def workers_follow_the_reference(trial: Trial) -> list[Comparison]:
         expected = reference.evaluate(STEPS, training.inputs, training.scalars)
         return [*trial.within_noise(training, rounded, expected, ranks[0].outputs), *_alike(ranks)]
 
-    return _by_each_engine(trial, training, judge)
+    return _by_each_backend(trial, training, judge)
 
 
-def workers_hold_the_same_weights(trial: Trial) -> list[Comparison]:
-    """Every tensor of rank 1 and on against rank 0's, bit for bit; and one weight that is 2⁻¹⁰ away on one rank stops the run, be it any or
-    the very last."""
-    training = _training(trial)
-    return _by_each_engine(trial, training, lambda engine, ranks: [*_alike(ranks), *_drift_is_noticed(trial, training, engine)])
+def workers_hold_the_same_weights(trial: Trial, *, batch: Sequence[int]) -> list[Comparison]:
+    """Every tensor of the other ranks is rank 0's, bit for bit; a weight that is 2⁻¹⁰ away on one rank, any or the last, stops the run."""
+    training = _training(trial, batch)
+    return _by_each_backend(trial, training, lambda backend, ranks: [*_alike(ranks), *_drift_is_noticed(trial, training, backend)])
 
 
-def _drift_is_noticed(trial: Trial, training: Case, engine: str) -> list[Comparison]:
+def _drift_is_noticed(trial: Trial, training: Case, backend: str) -> list[Comparison]:
     anywhere = _fault(trial.rng("drift"), training, "drift")
     found = []
     for fault in (anywhere, replace(anywhere, tensor=-1, element=-1)):
-        ranks = trial.trainer.steps_in_parallel(training, engine, WORKERS, _chunk(trial), fault)
-        found += [_stopped(f"{engine}: rank {rank}", each, fault, "WorkerFailed", "rank 1") for rank, each in enumerate(ranks)]
+        ranks = trial.trainer.steps_in_parallel(training, backend, WORKERS, _chunk(trial), fault)
+        found += [_stopped(f"{backend}: rank {rank}", each, fault, "WorkerFailed", "rank 1") for rank, each in enumerate(ranks)]
     return found
 
 
-def fault_stops_every_worker(trial: Trial) -> list[Comparison]:
+def fault_stops_every_worker(trial: Trial, *, batch: Sequence[int]) -> list[Comparison]:
     """A NaN or an infinity in one element of one rank's gradient, then a label out of range on one rank.
 
     Every rank stops at that step with the rank named, and holds what it held before the step.
     """
-    training, rng = _training(trial), trial.rng("fault")
+    training, rng = _training(trial, batch), trial.rng("fault")
     found = []
     for kind, error in (("gradient", "FloatingPointError"), ("label", "ValueError")):
         fault = _fault(rng, training, kind)
-        for engine in trial.trainer.engines:
-            for rank, each in enumerate(trial.trainer.steps_in_parallel(training, engine, WORKERS, None, fault)):
-                name = f"{engine}: rank {rank}, a bad {kind} on rank {fault.rank}"
+        for backend in trial.trainer.backends:
+            for rank, each in enumerate(trial.trainer.steps_in_parallel(training, backend, WORKERS, None, fault)):
+                name = f"{backend}: rank {rank}, a bad {kind} on rank {fault.rank}"
                 found.append(_stopped(name, each, fault, error, f"rank {fault.rank}"))
                 found += same(f"{name}, state after the stop", each.before, each.after) if found[-1].held else []
     return found
@@ -104,16 +101,21 @@ def _stopped(name: str, steps: Steps, fault: Fault, error: str, word: str) -> Co
     return same(f"{name}, step of the stop", fault.step, steps.step)[0]
 
 
-def _training(trial: Trial) -> Case:
-    """A case of `train_steps` drawn from the seed: at least two samples for each worker together, shares unequal more often than not."""
+def _training(trial: Trial, batch: Sequence[int]) -> Case:
+    """A case of `train_steps` drawn from the seed, with the least to the most samples a batch: shares are unequal more often than not."""
     rng = trial.rng("training")
 
     def one(*choices: float | str) -> float | str:
         return choices[int(rng.integers(len(choices)))]
 
-    low, high = trial.claim.arguments["batch"]
     sizes = {
-        **{"batch": int(rng.integers(low, high + 1)), "seq": int(rng.integers(3, 8)), "vocab": 16, "hidden": 16, "intermediate": 24},
+        **{
+            "batch": int(rng.integers(batch[0], batch[1] + 1)),
+            "seq": int(rng.integers(3, 8)),
+            "vocab": 16,
+            "hidden": 16,
+            "intermediate": 24,
+        },
         **{"layers": 1, "kv_heads": 1, "groups": int(rng.integers(1, 3)), "half_dim": 4, "steps": int(rng.integers(2, 4))},
         **{"micro": int(rng.integers(1, 4)), "classes": int(rng.integers(2, 5)), "rank": int(rng.integers(1, 4))},
     }
@@ -130,13 +132,13 @@ def _chunk(trial: Trial) -> int:
     return int(trial.rng("chunk").integers(*CHUNKS))
 
 
-def _by_each_engine(trial: Trial, training: Case, judge: Callable[[str, list[Steps]], Any]) -> list[Comparison]:
-    """What `judge` says of the ranks of each engine, or what is wrong where one of them failed."""
+def _by_each_backend(trial: Trial, training: Case, judge: Callable[[str, list[Steps]], Any]) -> list[Comparison]:
+    """Runs the ranks by each backend and compares them by `judge`; a rank that failed is a broken comparison."""
     found: list[Comparison] = []
-    for engine in trial.trainer.engines:
-        ranks = trial.trainer.steps_in_parallel(training, engine, WORKERS, _chunk(trial), None)
-        failed = [broken(f"{engine}: rank {rank}", "failed", "an answer", each.stopped) for rank, each in enumerate(ranks) if each.stopped]
-        found += failed or [replace(each, tensor=f"{engine}: {each.tensor}") for each in judge(engine, ranks)]
+    for backend in trial.trainer.backends:
+        ranks = trial.trainer.steps_in_parallel(training, backend, WORKERS, _chunk(trial), None)
+        failed = [broken(f"{backend}: rank {rank}", "failed", "an answer", each.stopped) for rank, each in enumerate(ranks) if each.stopped]
+        found += failed or [replace(each, tensor=f"{backend}: {each.tensor}") for each in judge(backend, ranks)]
     return found
 
 

@@ -7,10 +7,10 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors.numpy import load_file
@@ -21,7 +21,6 @@ from blackswan.falsifiers.numeric.comparison import (
     Errors,
     broken,
     compare,
-    compare_exactly,
     value_at_least,
     value_at_most,
     value_inside,
@@ -29,11 +28,16 @@ from blackswan.falsifiers.numeric.comparison import (
 )
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
-from blackswan.falsifiers.subjects.doors import Pretraining, Tokens, TrainedDecoder
+from blackswan.falsifiers.subjects.doors.files import Tokens
+from blackswan.falsifiers.subjects.doors.training import Pretraining
+from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.token_streams import pieces_of, write_shards
 from blackswan.falsifiers.system.trial import Trial, may_be_non_finite
 from blackswan.reference.decoder import parameter_shapes
 from blackswan.reference.table import Array, Arrays
+
+if TYPE_CHECKING:
+    from blackswan.falsifiers.subjects.impl.pretrainer import TrainedDecoder
 
 END = 1  # <eos> of the shipped tokenizer
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", CHECKPOINT / "tokenizer.json"
@@ -68,45 +72,38 @@ def _run(trial: Trial, epochs: int, **settings: Any) -> Iterator[tuple[Pretraini
         yield Pretraining(_architecture(rng), seed, train, validation, folder / "output", TOKENIZER, given), count
 
 
-def _same(when: str, expected: Mapping[str, Array], actual: Mapping[str, Array]) -> list[Comparison]:
-    """Arrays of the same names, equal in every element."""
-    if expected.keys() != actual.keys():
-        return [broken(f"names {when}", "differ", None, ", ".join(sorted(expected.keys() ^ actual.keys())))]
-    return [compare_exactly(f"{name} {when}", value, actual[name]) for name, value in expected.items()]
-
-
 def exhausted_stream_ends_the_epoch(trial: Trial) -> list[Comparison]:
-    """Steps and tokens of each epoch against the count from the stream's length; as many validations as epochs."""
+    """Each epoch has the steps and tokens that follow from the stream's length, and is validated."""
     epochs = 3
     with _run(trial, epochs) as (problem, count):
         record = trial.pretrainer.run(problem)
     rows = -(-(count - 1) // (problem.train.seq - 1))
     steps = -(-rows // problem.train.batch)
-    found = [compare_exactly("epoch of each step", np.repeat(np.arange(epochs), steps), np.asarray([step.epoch for step in record.steps]))]
+    found = same("epoch of each step", [epoch for epoch in range(epochs) for _ in range(steps)], [step.epoch for step in record.steps])
     if not found[0].held:
         return found
     tokens = np.reshape([step.tokens for step in record.steps], (epochs, steps)).sum(axis=1)
     return [
         *found,
-        compare_exactly("number of each step", np.arange(1, epochs * steps + 1), np.asarray([step.step for step in record.steps])),
-        compare_exactly("tokens predicted in each epoch", np.full(epochs, count - 1), tokens),
-        compare_exactly("epochs validated", np.asarray(epochs), np.asarray(len(record.validation))),
+        *same("number of each step", [*range(1, epochs * steps + 1)], [step.step for step in record.steps]),
+        *same("tokens predicted in each epoch", np.full(epochs, count - 1), tokens),
+        *same("epochs validated", epochs, len(record.validation)),
     ]
 
 
 def gradient_norms_are_real(trial: Trial) -> list[Comparison]:
-    """Each norm finite and ≥ 0, with clipping and without; the same at the first step, for the norm is taken before clipping."""
+    """Each norm is finite and ≥ 0, with clipping and without, and at the first step the same: it is taken before clipping."""
     firsts, found = [], []
     for clip in (0.1, 1e6, None):
         with _run(trial, 1, gradient_clip_norm=clip) as (problem, _):
             steps = trial.pretrainer.run(problem).steps
-        firsts.append(np.asarray(steps[0].gradient_norm))
+        firsts.append(steps[0].gradient_norm)
         found += [value_inside(f"norm at step {step.step} with clipping at {clip}", step.gradient_norm, 0.0, 1e9) for step in steps]
-    return [*found, *(compare_exactly("norm at step 1", firsts[0], first) for first in firsts[1:])]
+    return found + same("norm at step 1, by limit", [firsts[0]] * len(firsts), firsts)
 
 
 def interrupted_run_goes_on(trial: Trial) -> list[Comparison]:
-    """A run killed after a step and resumed against one that was not: every later step, every parameter and the hash, bit for bit.
+    """A run that is killed after a step and resumed makes the later steps, parameters and hash of one that was not, bit for bit.
 
     It is killed before its state was saved for the first time, after, and after the last step; its checkpoints have the same names.
     """
@@ -122,16 +119,45 @@ def interrupted_run_goes_on(trial: Trial) -> list[Comparison]:
             trial.pretrainer.run(killed, stop_after=kill)
             rest = trial.pretrainer.run(killed, resume=True)
             done = last - len(rest.steps)
-            expected, actual = (np.asarray([astuple(step) for step in steps]) for steps in (whole.steps[max(done, 0) :], rest.steps))
-            one, other = ({path.name for path in each.output.glob("checkpoints/*")} for each in (problem, killed))
             found += [
                 value_inside(f"steps that are not made again, {when}", done, 0, kill),
-                compare_exactly(f"later steps, {when}", expected, actual),
-                *_same(f"at the end, {when}", whole.parameters, rest.parameters),
-                value_at_most(f"state hashes that differ, {when}", int(whole.state_hash != rest.state_hash), 0),
-                value_at_most(f"checkpoints that differ, {when}", len(one ^ other), 0),
+                *same(f"later steps, {when}", whole.steps[max(done, 0) :], rest.steps),
+                *same(f"at the end, {when}", whole.parameters, rest.parameters),
+                *same(f"hash of the state, {when}", whole.state_hash, rest.state_hash),
+                *same(f"checkpoints, {when}", *({path.name for path in each.output.glob("checkpoints/*")} for each in (problem, killed))),
             ]
     return found
+
+
+def command_runs_alike(trial: Trial) -> list[Comparison]:
+    """The command's last checkpoint is the library's, bit for bit, from random weights of the shipped checkpoint's architecture; resumed
+    after its end it is as it was, and not resumed it is refused. From the checkpoint's weights a rate of 10⁻⁹ leaves it where it began.
+    """
+    config = json.loads((CHECKPOINT / CONFIG).read_text())
+    sizes = {"vocab": "vocab_size", "hidden": "hidden_size", "intermediate": "intermediate_size", "layers": "num_hidden_layers"}
+    sizes |= {"heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "max_positions": "max_position_embeddings"}
+    architecture = {name: config[key] for name, key in sizes.items()} | {"family": config["model_type"], "eps": config["rms_norm_eps"]}
+    architecture |= {"head_dim": architecture["hidden"] // architecture["heads"], "tied": True, "theta": 10000.0}
+    rng = trial.rng("settings")
+    drawn: dict[str, Any] = {
+        "warmup_fraction": float(rng.choice([0.1, 0.4])),
+        "schedule": str(rng.choice(["linear", "constant"])),
+        "weight_decay": 0.3,
+    }
+    with _run(trial, 2, gradient_clip_norm=0.2, save_every=2, **drawn) as (problem, _):
+        tokens, held_out = (replace(each, vocab=architecture["vocab"]) for each in (problem.train, problem.validation) if each)
+        problem = replace(problem, architecture=architecture, train=tokens, validation=held_out)
+        expected = trial.pretrainer.run(problem).parameters
+        again = replace(problem, output=problem.output.with_name("by the command"))
+        found = same("from random weights", expected, trial.pretrainer.command(CHECKPOINT, again, "--random"))
+        found += same("resumed at its end", expected, trial.pretrainer.command(CHECKPOINT, again, "--random", "--resume"))
+        found.append(
+            trial.refuses("once more", partial(trial.pretrainer.command, CHECKPOINT, again, "--random"), "resume", "FileExistsError")
+        )
+        slow = replace(problem, output=problem.output.with_name("slow"), settings={**problem.settings, "learning_rate": 1e-9})
+        kept, stored = trial.pretrainer.command(CHECKPOINT, slow), load_file(CHECKPOINT / WEIGHTS)
+        moved = max(float(np.abs(kept[name] - value).max()) for name, value in stored.items())
+    return [*found, value_at_most("largest change from the checkpoint's weights", moved, 1e-6)]
 
 
 def run_has_its_own_settings(trial: Trial) -> list[Comparison]:
@@ -162,7 +188,7 @@ def loss_falls(trial: Trial) -> list[Comparison]:
         settings = {"epochs": 1, "micro_batch": 4, "learning_rate": 1e-2}
         problem = Pretraining(_architecture(rng), trial.seed, train, None, folder / "output", TOKENIZER, settings)
         losses = [step.loss for step in trial.pretrainer.run(problem).steps]
-    found = [compare_exactly("number of steps", np.asarray(30), np.asarray(len(losses)))]
+    found = same("number of steps", 30, len(losses))
     return [*found, value_at_least("fall of the loss over the first", 1 - float(np.mean(losses[-5:])) / losses[0], 0.2)]
 
 
@@ -183,13 +209,11 @@ def random_weights_know_nothing(trial: Trial) -> list[Comparison]:
 @may_be_non_finite("answer")
 def nothing_to_average_is_nan(trial: Trial) -> list[Comparison]:
     """The validation loss of a stream that predicts nothing is NaN; that of one with two tokens is not."""
-    return [
-        compare_exactly(f"NaN with {tokens} tokens", np.asarray(tokens < 2), np.isnan(_random_loss(trial, tokens))) for tokens in (1, 2)
-    ]
+    return same("NaN of a stream of one token, of two", [True, False], [bool(np.isnan(_random_loss(trial, tokens))) for tokens in (1, 2)])
 
 
-def validation_is_pure(trial: Trial) -> list[Comparison]:
-    """On the shipped checkpoint and held-out text: loss < share · ln V, the same again, parameters bit for bit as in the file."""
+def validation_is_pure(trial: Trial, *, share: float) -> list[Comparison]:
+    """The held-out loss of the shipped checkpoint is below share · ln V and the same again, and the parameters stay those of the file."""
     rng = trial.rng("validation")
     with _folder() as folder:
         stream, vocab = _heldout(int(rng.integers(5, 10)))
@@ -200,10 +224,10 @@ def validation_is_pure(trial: Trial) -> list[Comparison]:
         loss, again = decoder.validate(tokens, micro), decoder.validate(tokens, micro)
     stored = load_file(CHECKPOINT / WEIGHTS)
     return [
-        value_at_most("held-out loss", loss, float(trial.claim.arguments["share"]) * float(np.log(vocab))),
-        compare_exactly("loss again", np.asarray(loss), np.asarray(again)),
-        *_same("before validation", stored, before),
-        *_same("after validation", stored, decoder.parameters()),
+        value_at_most("held-out loss", loss, share * float(np.log(vocab))),
+        *same("loss again", loss, again),
+        *same("before validation", stored, before),
+        *same("after validation", stored, decoder.parameters()),
     ]
 
 
@@ -234,7 +258,7 @@ def state_hash_tells_states_apart(trial: Trial) -> list[Comparison]:
     return found
 
 
-def _trained(trial: Trial, architecture: Mapping[str, Any], steps: int) -> TrainedDecoder:
+def _trained(trial: Trial, architecture: Mapping[str, Any], steps: int) -> "TrainedDecoder":
     decoder = trial.pretrainer.random(architecture, trial.seed)
     for number in range(steps):
         decoder.train(_ids(trial, number))
@@ -273,11 +297,11 @@ def non_finite_stops_the_run(trial: Trial) -> list[Comparison]:
         where = r"(\(\w+\)|norm)" if value == HUGE else re.escape(name)
         step = partial(decoder.train, _ids(trial, made))
         found.append(trial.refuses(f"{value} in {name}", step, f"step {made + 1}.*{where}", "FloatingPointError"))
-        found += _same(f"after {value} in {name}", before, {**decoder.parameters(), **_state(decoder)})
+        found += same(f"after {value} in {name}", before, {**decoder.parameters(), **_state(decoder)})
     return found
 
 
-def _state(decoder: TrainedDecoder) -> Arrays:
+def _state(decoder: "TrainedDecoder") -> Arrays:
     steps, moments = decoder.moments()
     return {**moments, "steps": np.asarray(steps)}
 
@@ -296,9 +320,9 @@ def checkpoint_is_usable(trial: Trial) -> list[Comparison]:
         stored, loaded = load_file(folder / WEIGHTS), trial.pretrainer.load(folder).parameters()
     return [
         value_at_most("tokenizers that differ from the one given", int(tokenizer != TOKENIZER.read_bytes()), 0),
-        compare_exactly("hidden_size", np.asarray(architecture["hidden"]), np.asarray(config["hidden_size"])),
-        *_same("in the file", decoder.parameters(), stored),
-        *_same("loaded", decoder.parameters(), loaded),
+        *same("hidden_size", architecture["hidden"], config["hidden_size"]),
+        *same("in the file", decoder.parameters(), stored),
+        *same("loaded", decoder.parameters(), loaded),
     ]
 
 
@@ -338,7 +362,7 @@ def refuses_to_start(trial: Trial) -> list[Comparison]:
         }
         found = [trial.refuses(name, partial(trial.pretrainer.initial, *given), message) for name, (*given, message) in starts.items()]
     both = trial.pretrainer.initial(CHECKPOINT, CHECKPOINT)
-    return found + _same("given both", load_file(CHECKPOINT / WEIGHTS), both.parameters())
+    return found + same("given both", load_file(CHECKPOINT / WEIGHTS), both.parameters())
 
 
 def default_architecture_is_370m(trial: Trial) -> list[Comparison]:
@@ -347,6 +371,6 @@ def default_architecture_is_370m(trial: Trial) -> list[Comparison]:
     count = sum(int(np.prod(shape)) for shape in parameter_shapes(sizes).values())
     return [
         value_within("parameters", float(count), 366e6, 374e6),
-        compare_exactly("parameters counted", np.asarray(count), np.asarray(counted)),
-        value_inside("family is llama", float(sizes["family"] == "llama"), 1.0, 1.0),
+        *same("parameters counted", count, counted),
+        *same("family", "llama", sizes["family"]),
     ]

@@ -1,10 +1,9 @@
-"""What stays on a device between training steps with NF4: the bytes beside the projections' weights, and with them the bits of a weight."""
+"""Counts the bytes that stay on a device between training steps with NF4, and from them the bits of a projection's weight."""
 
-import numpy as np
-
-from blackswan.falsifiers.numeric.comparison import Comparison, compare_exactly, value_at_most
-from blackswan.falsifiers.subjects.doors import Estimate, Usage, Workload
-from blackswan.falsifiers.system.workloads import BYTES, counts, scalars, split
+from blackswan.falsifiers.numeric.comparison import Comparison, value_at_most
+from blackswan.falsifiers.subjects.doors.devices import Estimate, Usage, Workload
+from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.workloads import BYTES, counts, split
 from blackswan.reference.classifier import frozen_names
 
 BITS = 4 + 32 / 64
@@ -27,14 +26,14 @@ def stays(work: Workload, taken: Estimate | Usage, on: str) -> list[Comparison]:
     Fewer bits than NF4's fail as well: then less stays than is taken off here, which would hide as much of the weights.
     """
     sizes, (base, trained) = counts(work), split(work, counts(work))
-    frozen = sum(sizes[name] for name in frozen_names(scalars(work)))
+    frozen = sum(sizes[name] for name in frozen_names(work.scalars))
     weights = sum(base.values()) - frozen
     beyond = 8 * (taken.resident - _beside(work, frozen, list(trained.values()))) / weights - BITS
     unsure = 8 * _unsure(work, len(sizes), on) / weights
-    found = [value_at_most(f"{work.engine}: bits of a projection's weight beyond {BITS}", beyond, unsure)]
+    found = [value_at_most(f"{work.backend}: bits of a projection's weight beyond {BITS}", beyond, unsure)]
     if isinstance(taken, Usage):
-        label = f"{work.engine}: frozen tensors that require a gradient"
-        found.append(compare_exactly(label, np.asarray(0), np.asarray(taken.thawed)))
+        label = f"{work.backend}: frozen tensors that require a gradient"
+        found += same(label, 0, taken.thawed)
     return found
 
 
@@ -42,7 +41,7 @@ def _beside(work: Workload, frozen: int, trained: list[int]) -> int:
     """Bytes of all else: frozen tensors; float32 masters and two moments; where a matrix of a row a trained tensor reads them, and back."""
     indices = len(trained) * max(trained) + sum(trained)
     beside = BYTES[work.dtype] * frozen + 3 * MASTER * sum(trained) + INDEX * indices
-    return beside + (_of_layers(work, sum(trained)) if work.engine == "fused" else 0)
+    return beside + (_of_layers(work, sum(trained)) if work.backend == "fused" else 0)
 
 
 def _of_layers(work: Workload, trained: int) -> int:
@@ -62,4 +61,4 @@ def _unsure(work: Workload, tensors: int, on: str) -> int:
         return TABLES
     tokens = -(-work.batch * work.seq // GRAIN) * GRAIN
     packed = 2 * INDEX * tokens + (INDEX + 2 * MASTER) * work.batch + 2 * MASTER
-    return TABLES + BLOCK * tensors + (packed + PRODUCTS * PRODUCT if work.engine == "fused" else 0)
+    return TABLES + BLOCK * tensors + (packed + PRODUCTS * PRODUCT if work.backend == "fused" else 0)

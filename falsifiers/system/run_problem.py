@@ -9,7 +9,7 @@ import numpy as np
 from blackswan import reference
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.numeric.strategies import Draw, build
-from blackswan.falsifiers.subjects.doors import Label
+from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Corpus, Problem, Sample, State
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.classifier import trainable_names
@@ -69,14 +69,16 @@ class SmallRun(Problem):
         ids = np.array([[*row, *[0] * (longest - len(row))] for row, _ in samples])
         mask = np.array([[index < len(row) for index in range(longest)] for row, _ in samples])
         labels = np.array([label for _, label in samples], np.float64 if self.several else np.int64)
-        weights = {"class_weights": self._balanced()} if self.settings.get("class_weights") == "balanced" else {}
+        kind = self.settings.get("class_weights")
+        weights = {} if kind is None else {"class_weights": self._balanced(kind) if isinstance(kind, str) else np.asarray(kind)}
         named = {f"parameters/{name}": np.asarray(value, np.float64) for name, value in {**self.parameters, **trainable}.items()}
         return {**named, "input_ids": ids, "mask": mask, "labels": labels, **weights}
 
-    def _balanced(self) -> Array:
-        """Inversely proportional to the number of samples, adding up to the number of classes."""
-        inverse = 1.0 / np.bincount(np.asarray(self.training.labels), minlength=self.classes)
-        return np.asarray(self.classes * inverse / inverse.sum())
+    def _balanced(self, kind: str) -> Array:
+        """Inversely proportional to the number of samples, with a mean of 1 over the samples or over the classes."""
+        counts = np.bincount(np.asarray(self.training.labels), minlength=self.classes)
+        over_samples = kind == "balanced"
+        return np.asarray((1.0 / counts) * (counts.sum() / self.classes if over_samples else self.classes / (1.0 / counts).sum()))
 
 
 def small_run(trial: Trial, samples: tuple[int, int] = (9, 7), **settings: Any) -> SmallRun:

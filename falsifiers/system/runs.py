@@ -1,7 +1,7 @@
 """Whole training runs: their steps, epochs, validation, checkpoints and early stop.
 
-They are held to what their own records say, and to the reference at the subject's own parameters, so that no error of an earlier step hides
-or feigns one of a later.
+They are held to their own records, and to the reference at the subject's own parameters, so that an error of an earlier step neither hides
+nor feigns one of a later step.
 """
 
 import math
@@ -33,12 +33,12 @@ def _whole(trial: Trial, problem: SmallRun, **plan: Any) -> tuple[Run, Kept]:
 
 
 def steps_follow_the_reference(trial: Trial) -> list[Comparison]:
-    """Loss, pre-clip norm and moments of each step against the reference on the samples that it read, at the parameters before it; and the
-    parameters after it against AdamW's at those moments.
+    """Loss, pre-clip norm and moments of each step are the reference's on the samples that it read, at the parameters before it; the
+    parameters after it are AdamW's at those moments.
     """
     several = trial.seed % 2 == 1
-    weights = None if several else "balanced"
-    problem = small_run(trial, multi_label=several, class_weights=weights, weight_decay=0.1, gradient_clip_norm=0.1, engine="torch")
+    weights = None if several else str(trial.rng("weights").choice(["balanced", "balanced_over_classes"]))
+    problem = small_run(trial, multi_label=several, class_weights=weights, weight_decay=0.1, gradient_clip_norm=0.1, backend="torch")
     run, _ = _whole(trial, problem)
     before = problem.trainable()
     first = second = np.zeros(sum(value.size for value in before.values()))
@@ -73,7 +73,7 @@ def _moved(parameter: Array, first: Array, second: Array, step: int, rate: float
 
 def every_sample_once_an_epoch(trial: Trial) -> list[Comparison]:
     """The samples that the steps of an epoch read are those of the corpus, each once; their order changes from epoch to epoch."""
-    problem = small_run(trial, epochs=3, engine="torch")
+    problem = small_run(trial, epochs=3, backend="torch")
     run, _ = _whole(trial, problem)
     orders, found = [], []
     for epoch in range(1, 4):
@@ -89,7 +89,7 @@ def every_sample_once_an_epoch(trial: Trial) -> list[Comparison]:
 
 
 def rates_are_the_schedules(trial: Trial) -> list[Comparison]:
-    """The recorded rate of every optimiser step against the reference's schedule over epochs · ⌈samples / effective batch⌉ steps."""
+    """The recorded rate of every optimiser step is the reference schedule's over epochs · ⌈samples / effective batch⌉ steps."""
     rng = trial.rng("schedule")
     kind, warmup = str(rng.choice(["linear", "cosine"])), float(rng.choice([0.06, 0.3]))
     problem = small_run(trial, epochs=3, schedule=kind, warmup_fraction=warmup)
@@ -99,11 +99,11 @@ def rates_are_the_schedules(trial: Trial) -> list[Comparison]:
 
 
 def validation_loss_is_the_mean_over_samples(trial: Trial) -> list[Comparison]:
-    """After each epoch the validation loss against the reference's mean over all samples, their number no multiple of the batch, at the
-    parameters then; and the training loss against the mean over samples of the steps' losses.
+    """The validation loss of an epoch is the reference's mean over all samples, whose number is no multiple of the batch, at the parameters
+    then; the training loss is the mean over samples of the steps' losses.
     """
     several = trial.seed % 2 == 1
-    problem = small_run(trial, multi_label=several, class_weights=None if several else "balanced")
+    problem = small_run(trial, multi_label=several, class_weights=None if several else (0.25, 1.5, 4.0))
     assert problem.validation is not None
     run, _ = _whole(trial, problem)
     found = []
@@ -128,7 +128,7 @@ UNSTEADY = 0.5
 
 
 def _tied_or_not(trial: Trial, **settings: Any) -> SmallRun:
-    """A run; in half of the cases one whose epochs all end with the same validation loss, and not with the same head bias."""
+    """Draws a run; in half of the cases all its epochs end with the same validation loss, and not with the same head bias."""
     if not trial.rng("ties").integers(2):
         return small_run(trial, **settings)
     problem = small_run(trial, **{**settings, "learning_rate": STANDSTILL})
@@ -166,7 +166,7 @@ def stops_after_patience_epochs(trial: Trial) -> list[Comparison]:
 
 
 def base_weights_are_kept(trial: Trial) -> list[Comparison]:
-    """Whatever the model holds besides the trainable tensors, NF4 codes among it, before and after a whole run, bit for bit."""
+    """The frozen tensors, NF4 codes among them, are the same bits before and after a whole run."""
     run, _ = _whole(trial, small_run(trial, quantize_nf4=trial.seed % 2 == 1))
     return same("frozen", *run.frozen)
 
@@ -195,7 +195,7 @@ def _through_nf4(weight: Array) -> Array:
 
 @may_be_non_finite("*")
 def non_finite_value_stops_the_run(trial: Trial) -> list[Comparison]:
-    """A NaN planted in the head's bias after a step: no step is made any more, and the run says when and which tensor.
+    """After a NaN is planted in the head's bias no step is made any more, and the run says when it stopped and which tensor is to blame.
 
     The folder holds the state from before.
     """

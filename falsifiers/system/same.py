@@ -10,24 +10,43 @@ import numpy as np
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly
 
+Number = np.ndarray | np.generic | int | float
+
 
 def same(name: str, expected: Any, actual: Any) -> list[Comparison]:
-    """Numbers, arrays, texts, and mappings, lists and dataclasses of them; a part's name is appended to that of the whole."""
+    """Compares numbers, arrays, texts, and mappings, lists and dataclasses of them; a part's name is appended to that of the whole.
+
+    Arrays may differ in their dtype. Lists of whole numbers, texts and such lists are compared at once.
+    """
     if is_dataclass(expected) and type(expected) is type(actual):
         expected, actual = ({field.name: getattr(each, field.name) for field in fields(each)} for each in (expected, actual))
-    if isinstance(expected, list | tuple) and isinstance(actual, list | tuple):
+    lists = isinstance(expected, list | tuple) and isinstance(actual, list | tuple)
+    if lists and not (_discrete(expected) and _discrete(actual)):
         expected, actual = (dict(enumerate(each)) for each in (expected, actual))
-    if not isinstance(expected, Mapping):
+    if not isinstance(expected, Mapping) or not isinstance(actual, Mapping):
         return [_leaf(name, expected, actual)]
     if expected.keys() != actual.keys():
-        return [broken(name, "other parts", str(sorted(expected.keys() - actual.keys())), str(sorted(actual.keys() - expected.keys())))]
+        missing, extra = (sorted(map(str, one.keys() - other.keys())) for one, other in ((expected, actual), (actual, expected)))
+        return [broken(name, "other parts", str(missing), str(extra))]
     return [found for key in expected for found in same(f"{name}, {key}", expected[key], actual[key])]
 
 
+def _discrete(value: Any) -> bool:
+    """Whether equality of Python tells everything: there is no NaN and no array."""
+    return value is None or isinstance(value, int | str | bytes) or (isinstance(value, list | tuple) and all(map(_discrete, value)))
+
+
 def _leaf(name: str, expected: Any, actual: Any) -> Comparison:
-    if expected is None or actual is None or isinstance(expected, str):
-        return Comparison(name, True, 0.0, "exact") if expected == actual else broken(name, "not the same", str(expected), str(actual))
-    return compare_exactly(name, np.asarray(expected), np.asarray(actual))
+    if isinstance(expected, Number) and isinstance(actual, Number):
+        return compare_exactly(name, np.asarray(expected), np.asarray(actual))
+    if isinstance(expected, list | tuple) and isinstance(actual, list | tuple):
+        expected, actual = list(expected), list(actual)
+        if len(expected) == len(actual) and expected != actual:
+            at = next(index for index, (one, other) in enumerate(zip(expected, actual, strict=True)) if one != other)
+            return broken(name, "another entry", repr(expected[at])[:200], repr(actual[at])[:200], (at,))
+    if type(expected) is type(actual) and expected == actual:
+        return Comparison(name, True, 0.0, "exact", error=0.0, limit=0.0)
+    return broken(name, "not the same", repr(expected)[:200], repr(actual)[:200])
 
 
 def same_samples(name: str, expected: Sequence[Hashable], actual: Sequence[Hashable]) -> Comparison:
@@ -40,5 +59,5 @@ def same_samples(name: str, expected: Sequence[Hashable], actual: Sequence[Hasha
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every file in a folder."""
+    """Every file in a folder; none where it is not there."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

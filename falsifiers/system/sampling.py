@@ -5,8 +5,9 @@ from functools import partial
 
 import numpy as np
 
-from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_at_most, value_inside
-from blackswan.falsifiers.subjects.doors import Label
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_at_most, value_inside
+from blackswan.falsifiers.subjects.doors.files import Label
+from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 
 
@@ -22,10 +23,10 @@ def epochs_are_permutations(trial: Trial) -> list[Comparison]:
     found = []
     for run in (seed, seed + 1):
         for epoch in range(3):
-            order, again = (np.asarray(trial.corpora.epoch_order(count, run, epoch)) for _ in range(2))
+            order, again = (trial.corpora.epoch_order(count, run, epoch) for _ in range(2))
             found += [
-                compare_exactly(f"order of epoch {epoch}, sorted", np.arange(count), np.sort(order)),
-                compare_exactly(f"order of epoch {epoch}, again", order, again),
+                *same(f"order of epoch {epoch}, sorted", [*range(count)], sorted(order)),
+                *same(f"order of epoch {epoch}, again", order, again),
                 value_inside(f"neighbours kept in epoch {epoch}", int(np.sum(np.abs(np.diff(order)) == 1)), 0, 16),
             ]
             orders.append(tuple(order))
@@ -42,12 +43,9 @@ def effective_batches_are_complete(trial: Trial) -> list[Comparison]:
         order = trial.corpora.epoch_order(count, trial.seed, 0)
         batches = trial.corpora.effective_batches(order, size)
         sizes = [min(size, count - start) for start in range(0, count, size)]
-        batched = np.asarray([index for batch in batches for index in batch])
-        found += [
-            compare_exactly("samples of each batch", np.asarray(sizes), np.asarray([len(batch) for batch in batches])),
-            compare_exactly("batches in a row", np.asarray(order), batched),
-            compare_exactly("samples of the epoch", np.arange(count), np.sort(batched)),
-        ]
+        batched = [index for batch in batches for index in batch]
+        found += same("samples of each batch", sizes, [len(batch) for batch in batches])
+        found += same("batches in a row", order, batched) + same("samples of the epoch", [*range(count)], sorted(batched))
     return found
 
 
@@ -64,10 +62,10 @@ def split_is_stratified(trial: Trial) -> list[Comparison]:
     parts, again, other = (trial.corpora.split(labels.tolist(), classes + 1, fraction, number) for number in (seed, seed, seed + 1))
     training, chosen = np.asarray(parts.training), np.asarray(parts.validation)
     found = [
-        compare_exactly("both parts, sorted", np.arange(labels.size), np.sort(np.concatenate([training, chosen]))),
-        compare_exactly("validation, again", chosen, np.asarray(again.validation)),
-        compare_exactly("training labels", labels[training], np.asarray(parts.training_labels)),
-        compare_exactly("validation labels", labels[chosen], np.asarray(parts.validation_labels)),
+        *same("both parts, sorted", [*range(labels.size)], sorted(parts.training + parts.validation)),
+        *same("validation, again", parts.validation, again.validation),
+        *same("training labels", labels[training].tolist(), parts.training_labels),
+        *same("validation labels", labels[chosen].tolist(), parts.validation_labels),
         value_at_most("validation like that of another seed", int(parts.validation == other.validation), 0),
         value_inside("share of the samples", chosen.size, fraction * labels.size - 0.5, fraction * labels.size + 0.5),
     ]
@@ -80,7 +78,7 @@ def split_is_stratified(trial: Trial) -> list[Comparison]:
 
 
 def refuses_split(trial: Trial) -> list[Comparison]:
-    """A fraction outside 0 … 1, and samples too few to give one."""
+    """A fraction outside 0 … 1 is refused, and so are samples too few to give one."""
     bad: dict[str, tuple[list[Label], float, str]] = {
         "fraction 1": ([0, 1] * 20, 1.0, "validation_fraction"),
         "fraction above 1": ([0, 1] * 20, 20.0, "validation_fraction"),
@@ -96,7 +94,7 @@ def refuses_split(trial: Trial) -> list[Comparison]:
 
 
 def balanced_weights_are_inverse(trial: Trial) -> list[Comparison]:
-    """Each weight against num_classes · n_c⁻¹ / Σ n⁻¹ in float64, and their sum against num_classes."""
+    """Each weight is N / (K n_c) in float64 and their mean over the labels 1; over classes, K n_c⁻¹ / Σ n⁻¹, whose mean is 1."""
     rng = trial.rng("weights")
     classes = int(rng.integers(2, 8))
     labels: list[Label] = [label for label in range(classes) for _ in range(int(rng.integers(1, 60)))]
@@ -104,16 +102,20 @@ def balanced_weights_are_inverse(trial: Trial) -> list[Comparison]:
     if trial.seed % 2:
         labels = [[int(index == label or rng.random() < 0.3) for index in range(classes)] for label in labels]
     counts = np.asarray(labels).sum(axis=0) if isinstance(labels[0], list) else np.bincount(np.asarray(labels))
-    weights = np.asarray(trial.corpora.balanced_weights(labels, classes))
-    if weights.shape != counts.shape:
-        return [broken("weights", "shape", str(counts.shape), str(weights.shape))]
-    inverse = 1 / counts
-    error = float(np.max(np.abs(weights / (classes * inverse / inverse.sum()) - 1)))
-    limit = trial.literal(np.ones(1)).max
-    return [
-        value_at_most("relative error of a weight", error, limit),
-        value_at_most("relative error of their sum", float(abs(weights.sum() / classes - 1)), limit),
-    ]
+    over_classes = (1 / counts) * (classes / (1 / counts).sum())
+    found = []
+    for kind, expected, share in (
+        ("balanced", counts.sum() / (classes * counts), counts / counts.sum()),
+        ("balanced_over_classes", over_classes, np.full(classes, 1 / classes)),
+    ):
+        weights = np.asarray(trial.corpora.balanced_weights(labels, classes, kind))
+        if weights.shape != counts.shape:
+            found.append(broken(kind, "shape", str(counts.shape), str(weights.shape)))
+            continue
+        limit = trial.literal(np.ones(1)).max
+        found.append(value_at_most(f"relative error of a weight, {kind}", float(np.max(np.abs(weights / expected - 1))), limit))
+        found.append(value_at_most(f"distance of the mean from 1, {kind}", float(abs((weights * share).sum() - 1)), limit))
+    return found
 
 
 def refuses_weights_of_an_empty_class(trial: Trial) -> list[Comparison]:
@@ -122,4 +124,7 @@ def refuses_weights_of_an_empty_class(trial: Trial) -> list[Comparison]:
     classes = int(rng.integers(2, 8))
     missing = int(rng.integers(0, classes))
     labels = [label for label in range(classes) if label != missing] * 3
-    return [trial.refuses("weights", lambda: trial.corpora.balanced_weights(labels, classes), rf"class {missing}\b", "ValueError")]
+    return [
+        trial.refuses(kind, partial(trial.corpora.balanced_weights, labels, classes, kind), rf"class {missing}\b", "ValueError")
+        for kind in ("balanced", "balanced_over_classes")
+    ]

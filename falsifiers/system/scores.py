@@ -1,4 +1,4 @@
-"""What an evaluation counts: classes, accuracy, confusion, and the scores of each class."""
+"""Claims about an evaluation's counts: classes, accuracy, confusion, and the scores of each class."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from blackswan import reference
 from blackswan.falsifiers.numeric.comparison import Comparison
-from blackswan.falsifiers.subjects.doors import Label
+from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Corpus
 from blackswan.falsifiers.system.run_problem import SmallRun, small_run
 from blackswan.falsifiers.system.same import same
@@ -14,14 +14,16 @@ from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
 
 UNDECIDED = 1e-4
-"""Of the largest logit: two that are closer may change places in float32."""
+"""Two logits that are closer than this share of the largest one may change places in float32."""
 UNLIKELY = -20.0
 """Bias of a class whose logit is then below all others."""
 
 
 def scores_are_of_the_largest_logits(trial: Trial) -> list[Comparison]:
-    """Classes, confusion, accuracy, precision, recall and F1 counted here, from the reference's logits; and the share of the first class
-    of a sample on which two logits are too close, which the subject decides."""
+    """Classes, confusion, accuracy, precision, recall and F1 are those counted here from the reference's logits.
+
+    Where two logits of a sample are too close, its class is the subject's. In half of the cases the last class has no sample.
+    """
     problem = small_run(trial, multi_label=trial.seed % 2 == 1)
     # A text of these bytes has these bytes as its tokens.
     rows = [[number % 128 for number in row] for row in problem.training.rows]
@@ -49,7 +51,7 @@ def _without_the_last_class(problem: SmallRun) -> SmallRun:
 
 
 def _classes(problem: SmallRun, given: Array) -> Array:
-    """By the reference's logits; the subject's own where these are undecided."""
+    """The classes of the largest reference logits, or the subject's own where two logits are too close."""
     inputs = problem.inputs({}, problem.training.samples())
     logits = reference.evaluate("classifier_forward", inputs, problem.scalars)["logits"]
     near_by = UNDECIDED * np.abs(logits).max()

@@ -1,4 +1,4 @@
-"""What a run trains on and what it validates on, from a corpus on disk to the samples of every pass."""
+"""Claims about the samples that a run trains on and validates on, from a corpus on disk to every pass."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.generators import Generator
-from blackswan.falsifiers.subjects.doors import Label
+from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Read, Sample
 from blackswan.falsifiers.system.adapter_files import TOKENIZER, generated
 from blackswan.falsifiers.system.same import same, same_samples
@@ -25,14 +25,14 @@ CLASSES, EPOCHS = 3, 2
 Rows = list[tuple[str, int]]
 SETTINGS: dict[str, Any] = {
     **{"num_classes": CLASSES, "lora_rank": 2, "batch_size": 2, "accumulation_steps": 2, "epochs": EPOCHS, "max_seq_len": 16},
-    **{"quantize_nf4": False, "dtype": "float32", "engine": "torch"},
+    **{"quantize_nf4": False, "dtype": "float32", "backend": "torch"},
 }
 
 
 def validation_samples_are_not_trained_on(trial: Trial) -> list[Comparison]:
     """Every epoch trains on each sample that the split does not hold out, once, and validates on each that it does, once.
 
-    Where a validation corpus is given, on all of the corpus and on that one. By either entry to a run.
+    Where a validation corpus is given, a run trains on all of the corpus and validates on that one. Both entries to a run are tried.
     """
     rng = trial.rng("split run")
     fraction, seed = float(rng.choice([0.1, 0.2, 0.25])), int(rng.integers(0, 2**31))

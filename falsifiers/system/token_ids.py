@@ -2,17 +2,18 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from blackswan.falsifiers.data import CHECKPOINT
-from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, same, value_at_most
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
-from blackswan.falsifiers.subjects.doors import Batch, Statistics, Tokenizing
+from blackswan.falsifiers.subjects.doors.files import Batch, Tokenizing
+from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial, may_be_non_finite
 from blackswan.falsifiers.system.written import written
 from blackswan.reference.table import Array
@@ -57,7 +58,7 @@ def _kept(ids: list[int], limit: int, closed: bool) -> list[int]:
 
 @may_be_non_finite("*.imbalance")
 def tokens_are_the_tokenizers_own(trial: Trial) -> list[Comparison]:
-    """Ids of each text against the `tokenizers` library's, cut to max_seq_len; 1 to max_seq_len of them; twice the same."""
+    """The ids of each text are the `tokenizers` library's, cut to max_seq_len; there are 1 to max_seq_len of them, and the same again."""
     rng = trial.rng("tokens")
     with written(rng, multi_label=False) as corpus, _tokenizer(rng) as (folder, encode, closed):
         limit = int(rng.integers(2, 40))
@@ -65,23 +66,22 @@ def tokens_are_the_tokenizers_own(trial: Trial) -> list[Comparison]:
         rows = [_kept(encode(text), limit, closed) for text in corpus.texts]
     outside = sum(not 1 <= len(row) <= limit for row in found.rows)
     return [
-        same("ids", rows, found.rows),
-        same("labels", corpus.expected_labels, found.labels),
+        *same("ids", rows, found.rows),
+        *same("labels", corpus.expected_labels, found.labels),
         value_at_most("samples of another length than 1 to max_seq_len", outside, 0),
-        same("ids, again", found.rows, again.rows),
-        same("everything else, again", replace(found, rows=[]), replace(again, rows=[])),
+        *same("again", found, again),
     ]
 
 
 @may_be_non_finite("*.imbalance")
 def bytes_are_tokens_without_a_tokenizer(trial: Trial) -> list[Comparison]:
-    """UTF-8 bytes cut to max_seq_len, a padding id that is no byte, and a description that says so."""
+    """The ids are UTF-8 bytes cut to max_seq_len, the padding id is no byte, and the description says so."""
     rng = trial.rng("tokens")
     with written(rng, multi_label=False) as corpus:
         limit = int(rng.integers(1, 40))
         found = trial.corpora.read(corpus.file, Tokenizing(None, limit))
     rows = [list(text.encode()[:limit]) or [found.fill] for text in corpus.texts]
-    compared = [same("ids", rows, found.rows), same("vocab", 257, found.vocab), same("padding id", 256, found.fill)]
+    compared = same("ids, vocab and padding id", [rows, 257, 256], [found.rows, found.vocab, found.fill])
     if not ("bytes" in found.description and "random" in found.description):
         compared.append(broken("description", "does not say that random weights read bytes", "bytes … random", found.description))
     return compared
@@ -89,9 +89,9 @@ def bytes_are_tokens_without_a_tokenizer(trial: Trial) -> list[Comparison]:
 
 @may_be_non_finite("*.imbalance")
 def statistics_are_numpys(trial: Trial) -> list[Comparison]:
-    """Totals, samples a class, imbalance, and percentiles of the lengths before truncation, against NumPy's of the library's ids.
+    """Totals, samples a class, imbalance, and percentiles of the lengths before truncation are NumPy's of the library's ids.
 
-    Of a whole corpus, and of some samples of it, as the parts of a split are.
+    This holds of a whole corpus, and of some samples of it, as the parts of a split are.
     """
     rng = trial.rng("statistics")
     multi_label = bool(rng.random() < 0.5)
@@ -102,21 +102,21 @@ def statistics_are_numpys(trial: Trial) -> list[Comparison]:
         some = rng.permutation(count)[: int(rng.integers(count // 2, count))].tolist()
         whole, part = (trial.corpora.read(corpus.file, tokenizing, places).statistics for places in (None, some))
     limit, multi_hot = tokenizing.max_seq_len, corpus.multi_hot
-    return _statistics("", whole, lengths, multi_hot, limit) + _statistics("selected: ", part, lengths[some], multi_hot[some], limit)
+    return _statistics("whole", whole, lengths, multi_hot, limit) + _statistics("selected", part, lengths[some], multi_hot[some], limit)
 
 
-def _statistics(prefix: str, found: Statistics, lengths: Array, multi_hot: Array, limit: int) -> list[Comparison]:
+def _statistics(prefix: str, found: Mapping[str, Any], lengths: Array, multi_hot: Array, limit: int) -> list[Comparison]:
     counts = multi_hot.sum(axis=0)
-    expected = Statistics(
-        total=len(lengths),
-        class_counts=tuple(counts.tolist()),
-        length_percentiles={percent: int(np.percentile(lengths, percent, method="inverted_cdf")) for percent in PERCENTILES},
-        max_length=int(lengths.max()),
-        truncated=int(np.sum(lengths > limit)),
-        minority=int(counts.min()),
-        imbalance=float(counts.max() / counts.min()) if counts.min() else float("inf"),
-    )
-    return [same(f"{prefix}{name}", value, getattr(found, name)) for name, value in asdict(expected).items()]
+    expected = {
+        "total": len(lengths),
+        "class_counts": tuple(counts.tolist()),
+        "length_percentiles": {percent: int(np.percentile(lengths, percent, method="inverted_cdf")) for percent in PERCENTILES},
+        "max_length": int(lengths.max()),
+        "truncated": int(np.sum(lengths > limit)),
+        "minority": int(counts.min()),
+        "imbalance": float(counts.max() / counts.min()) if counts.min() else float("inf"),
+    }
+    return same(prefix, expected, found)
 
 
 def batches_are_padded_and_masked(trial: Trial) -> list[Comparison]:
@@ -132,10 +132,8 @@ def batches_are_padded_and_masked(trial: Trial) -> list[Comparison]:
         found = trial.corpora.batch(corpus.file, Tokenizing(folder, limit, side), places)
         rows = [_kept(encode(corpus.texts[place]), limit, closed) for place in places]
     labels = np.asarray([corpus.expected_labels[place] for place in places], np.float32 if multi_label else np.int64)
-    compared = [*_padded(found, rows, side), compare_exactly("labels", labels, found.labels)]
-    if found.labels.dtype != labels.dtype:
-        compared.append(broken("labels", "dtype", str(labels.dtype), str(found.labels.dtype)))
-    return compared
+    dtypes = same("dtype of the labels", str(labels.dtype), str(found.labels.dtype))
+    return [*_padded(found, rows, side), *same("labels", labels, found.labels), *dtypes]
 
 
 def _padded(found: Batch, rows: list[list[int]], side: str) -> Iterator[Comparison]:
@@ -144,5 +142,5 @@ def _padded(found: Batch, rows: list[list[int]], side: str) -> Iterator[Comparis
     columns = np.arange(lengths.max())
     mask = columns < lengths[:, None] if side == "right" else columns >= lengths.max() - lengths[:, None]
     for name, ids, given in (("", found.input_ids, found.mask), ("raw ", found.raw_input_ids, found.raw_mask)):
-        yield compare_exactly(f"{name}mask", mask, given)
-        yield compare_exactly(f"{name}input_ids", np.concatenate(rows), ids[mask] if ids.shape == mask.shape else ids)
+        yield from same(f"{name}mask", mask, given)
+        yield from same(f"{name}input_ids", np.concatenate(rows), ids[mask] if ids.shape == mask.shape else ids)

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from blackswan.falsifiers.numeric.comparison import Comparison, compare_exactly, value_at_most
+from blackswan.falsifiers.numeric.comparison import Comparison, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
-from blackswan.falsifiers.subjects.doors import StreamRows, Tokens
+from blackswan.falsifiers.subjects.doors.files import StreamRows, Tokens
+from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
 
@@ -54,23 +55,19 @@ def _stream(trial: Trial) -> Iterator[tuple[Array, Tokens, int]]:
 
 
 def epoch_predicts_every_token_once(trial: Trial) -> list[Comparison]:
-    """The pairs (token, next token) within rows, over an epoch, against those of the stream: each once. And rows and batches."""
+    """The pairs (token, next token) within rows over an epoch are the stream's, each once; rows and batches are full but for the last."""
     found = []
     with _stream(trial) as (stream, tokens, epoch):
         wanted = np.stack([stream[:-1], stream[1:]], axis=1)
         shuffled, in_order = (trial.pretrainer.epoch(given, epoch) for given in (tokens, replace(tokens, seed=None)))
-    found += [
-        compare_exactly("pairs in order", wanted, _pairs(in_order)),
-        compare_exactly("pairs shuffled", _sorted(wanted), _sorted(_pairs(shuffled))),
-    ]
+    found += same("pairs in order", wanted, _pairs(in_order))
+    found += same("pairs shuffled", _sorted(wanted), _sorted(_pairs(shuffled)))
     rows = -(-len(wanted) // (tokens.seq - 1))
     sizes = [min(tokens.batch, rows - first) for first in range(0, rows, tokens.batch)]
     for name, answer in (("shuffled", shuffled), ("in order", in_order)):
-        found += [
-            compare_exactly(f"rows begin with real tokens, {name}", np.sort(~answer.mask, axis=1), ~answer.mask),
-            compare_exactly(f"rows of each batch, {name}", np.asarray(sizes), np.asarray(answer.batches)),
-            compare_exactly(f"batches announced, {name}", np.asarray(len(sizes)), np.asarray(answer.length)),
-        ]
+        found += same(f"rows begin with real tokens, {name}", np.sort(~answer.mask, axis=1), ~answer.mask)
+        found += same(f"rows of each batch, {name}", sizes, answer.batches)
+        found += same(f"batches announced, {name}", len(sizes), answer.length)
     return found
 
 
@@ -85,15 +82,15 @@ def _sorted(pairs: Array) -> Array:
 
 
 def position_is_restored(trial: Trial) -> list[Comparison]:
-    """An epoch from any batch on is the rest of the epoch; the same twice; and another order in another epoch and with another seed."""
+    """An epoch from any batch on is the rest of the epoch, and the same twice; another epoch or seed has another order."""
     with _stream(trial) as (_, tokens, epoch):
         ask = trial.pretrainer.epoch
         whole = ask(tokens, epoch)
-        found = [compare_exactly("the epoch again", whole.input_ids, ask(tokens, epoch).input_ids)]
+        found = same("the epoch again", whole, ask(tokens, epoch))
         for start in sorted({0, whole.length // 2, whole.length - 1, whole.length}):
             rest, first = ask(tokens, epoch, start), sum(whole.batches[:start])
             for name in ("input_ids", "mask"):
-                found.append(compare_exactly(f"{name} from batch {start}", getattr(whole, name)[first:], getattr(rest, name)))
+                found += same(f"{name} from batch {start}", getattr(whole, name)[first:], getattr(rest, name))
         if len(whole.mask) >= 12:  # two orders of twelve rows are the same once in 479 million
             others = {"epoch": ask(tokens, epoch + 1), "seed": ask(replace(tokens, seed=(tokens.seed or 0) + 1), epoch)}
             for name, other in others.items():
@@ -153,7 +150,7 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
 
 
 def refuses_shards(trial: Trial) -> list[Comparison]:
-    """Each damage on its own; file, and offset of a bad id, in the message."""
+    """Each damage is refused by the name of the file, and a bad id by its offset."""
     rng, found = trial.rng("damage"), []
     for name, (damage, message) in DAMAGE.items():
         with tempfile.TemporaryDirectory() as parent:

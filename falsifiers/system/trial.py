@@ -1,21 +1,22 @@
 """One attempt at a system claim: a seed to draw its problem from, and the subject's doors to runs, files, data and devices.
 
-A claim says `check: module.function`; the function of that module of this package takes a Trial and returns comparisons. Every call through
-a door is a question to the subject: what the subject raises there, or a number in its answer that is not finite, falsifies the claim.
+A claim says `check: module.function`; the function of that module of this package takes a Trial, and the claim's `arguments` by
+their names, and returns comparisons. Every call through a door is a question to the subject: what the subject raises there, or a number in
+its answer that is not finite, falsifies the claim.
 """
 
 import difflib
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
 from importlib import import_module
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
 
-from blackswan.contracts.model import Claim, Location
+from blackswan.contracts.model import Claim
 from blackswan.contracts.problems import ContractError, Problem
 from blackswan.falsifiers.numeric.answers import NotFiniteError, SubjectError
 from blackswan.falsifiers.numeric.attack import Attack
@@ -24,14 +25,23 @@ from blackswan.falsifiers.numeric.checks.refusals import refusal
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, compare
 from blackswan.falsifiers.numeric.generators import Generator, generator_for
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
-from blackswan.falsifiers.subjects import doors
-from blackswan.falsifiers.subjects.doors.training import Trainer
-from blackswan.falsifiers.subjects.protocol import Subject
+from blackswan.falsifiers.subjects.protocol import Lacks, Session, Subject
 from blackswan.reference.table import Array, Arrays, Table
 
-Check = Callable[["Trial"], list[Comparison]]
+if TYPE_CHECKING:
+    from blackswan.falsifiers.subjects.doors.models import Model
+    from blackswan.falsifiers.subjects.doors.training import Trainer
+    from blackswan.falsifiers.subjects.impl.classifiers import Classifiers
+    from blackswan.falsifiers.subjects.impl.corpora import Corpora
+    from blackswan.falsifiers.subjects.impl.devices import Devices
+    from blackswan.falsifiers.subjects.impl.files import Files
+    from blackswan.falsifiers.subjects.impl.memory import Memory
+    from blackswan.falsifiers.subjects.impl.pretrainer import Pretrainer
+
+Check = Callable[..., list[Comparison]]
 Rounded = Callable[[Arrays, Table], dict[str, Array]]
 C = TypeVar("C", bound=Check)
+D = TypeVar("D")
 
 
 def may_be_non_finite(*patterns: str) -> Callable[[C], C]:
@@ -52,84 +62,91 @@ def check_of(claim: Claim) -> Check:
     except ModuleNotFoundError as error:
         if error.name != f"{__package__}.{module}":
             raise
-        raise _unknown(claim, f"there is no module {module!r} in falsifiers/system") from None
+        raise _refused(claim, "check", f"there is no module {module!r} in falsifiers/system") from None
     if not callable(getattr(found, name, None)):
         near = difflib.get_close_matches(name, vars(found), n=1)
-        raise _unknown(claim, f"falsifiers/system/{module}.py has no function {name!r}" + (f"; the nearest is {near[0]!r}" if near else ""))
+        told = f"; the nearest is {near[0]!r}" if near else ""
+        raise _refused(claim, "check", f"falsifiers/system/{module}.py has no function {name!r}{told}")
     return cast(Check, getattr(found, name))
 
 
-def _unknown(claim: Claim, message: str) -> ContractError:
-    location: Location = claim.location
-    return ContractError([Problem(*location, f"{claim.id}.check", message)])
+def arguments_of(check: Check) -> dict[str, bool]:
+    """The names of a check's arguments, its keyword-only parameters, and whether each has to be given."""
+    parameters = inspect.signature(check).parameters.values()
+    return {one.name: one.default is one.empty for one in parameters if one.kind is one.KEYWORD_ONLY}
 
 
-@dataclass(frozen=True)
+def _require_arguments(claim: Claim, check: Check) -> None:
+    accepted = arguments_of(check)
+    if unknown := sorted(set(claim.arguments) - set(accepted)):
+        raise _refused(claim, f"arguments.{unknown[0]}", f"{claim.check} has no such argument; it has {', '.join(accepted) or 'none'}")
+    if missing := [name for name, needed in accepted.items() if needed and name not in claim.arguments]:
+        raise _refused(claim, "arguments", f"{claim.check} needs {', '.join(missing)}")
+
+
+def _refused(claim: Claim, key: str, message: str) -> ContractError:
+    return ContractError([Problem(*claim.location, f"{claim.id}.{key}", message)])
+
+
+class _Door(Generic[D]):
+    """A door of the trial's subject, opened when it is first asked for. Lacks where the subject has none of that name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, trial: "Trial", owner: type) -> D:
+        may = getattr(check_of(trial.claim), "non_finite", ())
+        vars(trial)[self._name] = _Asked(trial.subject.door(self._name), may)
+        return cast(D, vars(trial)[self._name])
+
+
 class Trial:
-    """A system claim, the subject, and the seed that everything drawn follows from."""
+    """The attack of a system claim on a subject, and the seed that everything drawn follows from."""
 
-    claim: Claim
-    subject: Subject
-    seed: int
-    dtype: str = "float32"
-    attack: Attack | None = None
-    """What judges by noise floors, and keeps what it needs for them; a plain one where there is none."""
+    classifiers: "_Door[Classifiers]" = _Door()
+    corpora: "_Door[Corpora]" = _Door()
+    devices: "_Door[Devices]" = _Door()
+    files: "_Door[Files]" = _Door()
+    memory: "_Door[Memory]" = _Door()
+    models: "_Door[Model]" = _Door()
+    pretrainer: "_Door[Pretrainer]" = _Door()
+    trainer: "_Door[Trainer]" = _Door()
 
-    @cached_property
-    def judge(self) -> Attack:
-        """What holds arrays to the claim's factors times a noise floor."""
-        return self.attack or Attack(self.claim, self.subject, self.dtype)
+    def __init__(self, attack: Attack, seed: int) -> None:
+        self.attack, self.seed = attack, seed
+
+    @property
+    def claim(self) -> Claim:
+        """The claim that is tried."""
+        return self.attack.claim
+
+    @property
+    def subject(self) -> Subject:
+        """The implementation under test."""
+        return self.attack.subject
+
+    @property
+    def dtype(self) -> str:
+        """The dtype in which the subject computes, where the claim speaks of one."""
+        return self.attack.dtype
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the subject computes on a GPU."""
+        return self.subject.device.startswith("cuda")
 
     def run(self) -> list[Comparison]:
-        """What the claim's check compares. SubjectError where the subject fails a question, doors.Lacks where it has no such door."""
-        return check_of(self.claim)(self)
+        """Runs the claim's check. Raises SubjectError where the subject fails a question, Lacks where it has no such door.
+
+        ContractError where the check has no argument of a name that the claim gives, or needs one that it does not give.
+        """
+        check = check_of(self.claim)
+        _require_arguments(self.claim, check)
+        return check(self, **self.claim.arguments)
 
     def rng(self, label: str) -> Generator:
         """A generator of the seed and a label."""
         return generator_for(self.seed, label)
-
-    @cached_property
-    def corpora(self) -> doors.Corpora:
-        """The subject's reading of corpora, and its plan of an epoch."""
-        return cast(doors.Corpora, self._door("corpora"))
-
-    @cached_property
-    def files(self) -> doors.Files:
-        """The subject's adapters and checkpoints on disk."""
-        return cast(doors.Files, self._door("files"))
-
-    @cached_property
-    def devices(self) -> doors.Devices:
-        """Where the subject computes."""
-        return cast(doors.Devices, self._door("devices"))
-
-    @cached_property
-    def memory(self) -> doors.Memory:
-        """What the subject takes of a device, and what it knows about that."""
-        return cast(doors.Memory, self._door("memory"))
-
-    @cached_property
-    def classifiers(self) -> doors.Classifiers:
-        """Classifiers as the subject's runs start from them."""
-        return cast(doors.Classifiers, self._door("classifiers"))
-
-    @cached_property
-    def models(self) -> doors.Models:
-        """The subject's whole classifiers."""
-        return cast(doors.Models, self._door("models"))
-
-    @cached_property
-    def pretrainer(self) -> doors.Pretrainer:
-        """The subject's pre-training of language models."""
-        return cast(doors.Pretrainer, self._door("pretrainer"))
-
-    @cached_property
-    def trainer(self) -> Trainer:
-        """The subject's training runs."""
-        return cast(Trainer, self._door("trainer"))
-
-    def _door(self, name: str) -> object:
-        return _Asked(self.subject.door(name), getattr(check_of(self.claim), "non_finite", ()))
 
     def literal(self, expected: Array) -> Errors:
         """The limit of the claim's literal tolerance: absolute, or relative to the tensor's largest magnitude."""
@@ -147,13 +164,13 @@ class Trial:
 
     def within_noise(self, case: Case, run: Rounded, expected: Mapping[str, Array], actual: Mapping[str, Array]) -> list[Comparison]:
         """Within the claim's factors times the noise floor of an operation on a case, where `run` computes that with a rounding table."""
-        attack = self.attack or Attack(self.claim, self.subject, self.dtype)
-        attack.claim = replace(self.claim, operation=case.operation)
+        attack, claim = self.attack, self.claim
+        attack.claim = replace(claim, operation=case.operation)
         try:
             dtypes, reach = attack.dtypes(expected), attack.reach(case)
             return attack.judge(expected, actual, lambda: attack.floor(case, run, expected), dtypes, reach)
         finally:
-            attack.claim = self.claim
+            attack.claim = claim
 
     def refuses(self, name: str, ask: Callable[[], object], message: str, error: str = "Exception") -> Comparison:
         """Whether a question raises that error with that message (a regular expression, any case)."""
@@ -167,7 +184,7 @@ class _Asked:
         self._door, self._non_finite = door, non_finite
 
     def __getattr__(self, name: str) -> Any:
-        """What the door has under that name; a method answers through `_ask`."""
+        """Looks a name up in the door; a method answers through `_ask`."""
         value = self._ask(lambda: getattr(self._door, name))
         return (lambda *given, **named: self._ask(lambda: value(*given, **named))) if callable(value) else value
 
@@ -176,11 +193,11 @@ class _Asked:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a subject that warns has not left the claim, whatever pytest makes of warnings
                 answer = question()
-        except (doors.Lacks, SubjectError):
+        except (Lacks, SubjectError):
             raise
         except Exception as error:  # whatever a subject raises, where it had to answer, is a finding about the subject
             raise SubjectError(f"raised {type(error).__name__}: {error}") from error
-        if isinstance(answer, doors.Session):
+        if isinstance(answer, Session):
             return _Asked(answer, self._non_finite)
         for name, value in _numbers("answer", answer):
             if not np.isfinite(value).all() and not any(fnmatchcase(name, pattern) for pattern in self._non_finite):

@@ -4,19 +4,19 @@ from dataclasses import replace
 
 import numpy as np
 
+from blackswan.falsifiers.numeric import whole_model
 from blackswan.falsifiers.numeric.attack import FEW_ELEMENTS
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare, value_at_most
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
 from blackswan.falsifiers.numeric.whole_model import (
     WholeModel,
     WholeModelReference,
-    chosen,
     dtypes,
     in_order,
     in_true_shape,
     of_the_reference,
 )
-from blackswan.falsifiers.subjects.doors import Rounded
+from blackswan.falsifiers.subjects.doors.models import Rounded
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array, Arrays
 
@@ -31,21 +31,21 @@ FLOAT64 = 1e-9
 """Relative; the two float64 computations of a block differ by 1e-13, and one that rounds to float32 anywhere by 1e-8 at least."""
 
 
-def follows_the_reference(trial: Trial) -> list[Comparison]:
-    """Every output against the reference, with plain base weights and with NF4, up to the first that is outside.
+def follows_the_reference(trial: Trial, *, model: str, layers: int | None = None) -> list[Comparison]:
+    """Every output is the reference's within noise, with plain base weights and with NF4; the first that is outside ends the list.
 
     The claim's `model` is in its true shape on a GPU, and a small one of its family elsewhere; it is cut to `layers`.
     """
-    return [each for whole in _chosen(trial) for each in _judged(trial, _of_the_reference(trial, whole))]
+    return [each for whole in _chosen(trial, model, layers) for each in _judged(trial, _of_the_reference(trial, whole))]
 
 
-def follows_float64(trial: Trial) -> list[Comparison]:
+def follows_float64(trial: Trial, *, model: str, layers: int | None = None) -> list[Comparison]:
     """Every output against the subject's own float64 and its own noise, both held to the reference's on one block of the true size.
 
     Of a small model the float64 of all layers is held to the reference's, and the noise is the reference's.
     """
     found = []
-    for whole in _chosen(trial):
+    for whole in _chosen(trial, model, layers):
         held = _held(trial, whole)
         found += held
         if all(each.held for each in held):
@@ -54,7 +54,7 @@ def follows_float64(trial: Trial) -> list[Comparison]:
 
 
 def _held(trial: Trial, whole: WholeModel) -> list[Comparison]:
-    """What the subject's answer will be compared with, held to the reference, up to the first that is outside."""
+    """Holds the expected answer to the reference, up to the first output that is outside."""
     if not _true_size(trial):
         return _float64_held(trial, whole)
     block = replace(whole, layers=1)
@@ -66,15 +66,15 @@ def _true_size(trial: Trial) -> bool:
     return in_true_shape(trial.subject.device)
 
 
-def _chosen(trial: Trial) -> list[WholeModel]:
-    """The claim's model, plain and with NF4."""
-    whole = chosen(trial.claim, trial.seed, trial.subject.device)
+def _chosen(trial: Trial, name: str, layers: int | None) -> list[WholeModel]:
+    """The model of that name, plain and with NF4."""
+    whole = whole_model.model(name, trial.seed, true_size=_true_size(trial), layers=layers)
     return [replace(whole, nf4=nf4) for nf4 in (False, True)]
 
 
 def _asked(trial: Trial, whole: WholeModel, dtype: str, rounded: Rounded | None = None) -> dict[str, Array]:
     """The subject's outputs by the names that the reference gives them."""
-    with trial.judge.watch.on("subject"):
+    with trial.attack.watch.on("subject"):
         answer = trial.models.outputs(whole, dtype, rounded)
     states = {f"hidden/{path}": value for path, value in answer.hidden.items()}
     slopes = {f"gradient/{name}": value for name, value in answer.gradients.items()}
@@ -82,7 +82,7 @@ def _asked(trial: Trial, whole: WholeModel, dtype: str, rounded: Rounded | None 
 
 
 def _of_the_reference(trial: Trial, whole: WholeModel) -> WholeModelReference:
-    with trial.judge.watch.on("reference"):
+    with trial.attack.watch.on("reference"):
         return of_the_reference(whole, trial.dtype)
 
 
@@ -131,14 +131,14 @@ def _noise_held(trial: Trial, whole: WholeModel) -> list[Comparison]:
         for name, value in oracle.expected.items():
             few = value.size <= FEW_ELEMENTS
             if replay is None or not few:
-                limit = floors[name].times(trial.judge.factors().plus(Errors.flat(0.0 if replay is None and not few else 1.0)))
+                limit = floors[name].times(trial.attack.factors().plus(Errors.flat(0.0 if replay is None and not few else 1.0)))
                 found.append(compare(f"rounded-{_label(whole)} {name}", value, answer[name], limit, UNIT_ROUNDOFF["float32"]))
     return _up_to_the_first(found)
 
 
 def _floors(trial: Trial, oracle: WholeModelReference, thorough: bool) -> dict[str, Errors]:
     replays = (THOROUGH_REPLAYS if _true_size(trial) else THOROUGH_REPLAYS_OF_SMALL) if thorough else REPLAYS
-    with trial.judge.watch.on("noise"):
+    with trial.attack.watch.on("noise"):
         return oracle.floors(replays)
 
 
@@ -147,8 +147,8 @@ def _judged(trial: Trial, oracle: WholeModelReference) -> list[Comparison]:
     answer, odd = _ordered(oracle.expected, oracle.whole, _asked(trial, oracle.whole, trial.dtype))
     if odd:
         return odd
-    judge = trial.judge
-    found = judge.judge(oracle.expected, answer, lambda: _floors(trial, oracle, judge.thorough), dtypes(oracle.expected, trial.dtype))
+    attack = trial.attack
+    found = attack.judge(oracle.expected, answer, lambda: _floors(trial, oracle, attack.thorough), dtypes(oracle.expected, trial.dtype))
     drowned = sum(each.rejected for each in found) / len(found)
     found = [*_up_to_the_first(found), value_at_most("share of outputs that noise drowns", drowned, DROWNED)]
     return [replace(each, tensor=f"{_label(oracle.whole)} {each.tensor}") for each in found]
@@ -169,6 +169,6 @@ def _ordered(expected: Arrays, whole: WholeModel, answer: Arrays) -> tuple[dict[
 
 
 def _up_to_the_first(found: list[Comparison]) -> list[Comparison]:
-    """What comes after the first failure fails because of it."""
+    """Leaves out what comes after the first failure, which fails because of it."""
     first = next((index for index, each in enumerate(found) if not each.held), len(found))
     return found[: first + 1]

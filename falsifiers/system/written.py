@@ -4,21 +4,20 @@ import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.generators import Generator
-from blackswan.falsifiers.subjects.doors import CorpusFile, Label
+from blackswan.falsifiers.subjects.doors.files import CorpusFile, Label
 from blackswan.reference.table import Array
 
 PIECES = (
     *("rm -rf", " ", "  ", "\n", "\r", "\t", "\u2028", "\x85", "\x1c", "\x0b", "\x00"),
     *('"', "\\", "é", "e\u0301", "ß", "漢字", "🙂", "\ufeff"),
 )
-"""What readers get wrong: line breaks of Unicode and of ASCII that end no JSON line, quotes, text outside ASCII, text to be normalised."""
+"""Readers get these wrong: line breaks that end no JSON line, quotes, text outside ASCII, and text that could be normalised."""
 WORDS = ("rm", "-rf", '"$TMP"', "for f in *;", "do", "done", "\n", "date +%s", "|| exit 1", "curl")
 
 
@@ -37,7 +36,7 @@ class Written:
 
     @property
     def expected_labels(self) -> list[Label]:
-        """As they are to be read."""
+        """The labels as a reader must give them."""
         return [_multi_hot(label, self.file.classes) for label in self.labels] if self.file.multi_label else self.labels
 
 
@@ -83,8 +82,3 @@ def _line(rng: Generator, text: str, label: Label) -> str:
     keys = sorted(row, reverse=bool(rng.random() < 0.5))
     separators = (", ", ": ") if rng.random() < 0.5 else (",", ":")
     return json.dumps({key: row[key] for key in keys}, ensure_ascii=bool(rng.random() < 0.3), separators=separators)
-
-
-def renamed(name: str, comparison: Comparison) -> Comparison:
-    """The comparison under another name."""
-    return replace(comparison, tensor=name)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from blackswan.impl.memory import Estimate
     from blackswan.impl.pipeline import ClassifyPipeline
 
-DEVICE_HELP = "cpu, cuda, cuda:N or auto (default: cpu); only auto falls back to the CPU"
+DEVICE_HELP = "cpu, auto, or an accelerator by its torch name: cuda[:N], xpu, mps, hip (default: cpu); only auto falls back to the CPU"
 
 
 class BadInput(ValueError):  # noqa: N818  what the user did, not a defect of the program
@@ -44,7 +44,7 @@ def add_adapter_options(parser: argparse.ArgumentParser, *, required: bool = Tru
     """`--adapter`, `--model` and `--device`; where no adapter is required, `--model` alone can say all."""
     parser.add_argument("--adapter", metavar="DIR", type=Path, required=required, help="adapter folder, e.g. RUN/best (PEFT's format)")
     alone = "" if required else "; alone, a merged model"
-    parser.add_argument("--model", metavar="DIR", type=Path, help=f"base checkpoint, where it is not what the adapter names{alone}")
+    parser.add_argument("--model", metavar="PATH", type=Path, help=f"base (folder or .apr), where it is not what the adapter names{alone}")
     parser.add_argument("--device", default="cpu", metavar="NAME", help=DEVICE_HELP)
 
 
@@ -85,14 +85,14 @@ def memory_of_a_step(model: Path, config: "ClassifyConfig", samples: int, longes
     from blackswan.impl.checkpoint import read_config
     from blackswan.impl.classifier import Adaptation
     from blackswan.impl.fused.memory import estimate_fused
-    from blackswan.impl.fused.step import engine_of
+    from blackswan.impl.fused.step import backend_of
     from blackswan.impl.memory import estimate
 
     batch = min(config.batch_size, samples)
     passes = min(config.accumulation_steps, math.ceil(samples / batch))
     architecture = read_config(model)
     given = (architecture, Adaptation.of(config), batch, longest, getattr(torch, config.dtype))
-    if engine_of(config, architecture, torch.device(device))[0]:
+    if backend_of(config, architecture, torch.device(device))[0]:
         return estimate_fused(*given, accumulation=passes, multi_label=config.multi_label)
     return estimate(*given, accumulation=passes, multi_label=config.multi_label, device=device)
 

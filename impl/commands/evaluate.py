@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import heapq
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,11 +28,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Prints the evaluation."""
+    from blackswan.impl.progress import reading
     from blackswan.impl.samples import read_samples
 
     pipeline = open_saved(options)
-    config = pipeline.config
-    evaluation = pipeline.evaluate(read_samples(options.corpus, pipeline.tokens, config.num_classes, config.multi_label))
+    config, path = pipeline.config, options.corpus
+    samples = read_samples(path, pipeline.tokens, config.num_classes, config.multi_label, reading(path, sys.stderr))
+    if truncated := samples.statistics().truncated:
+        print(f"{path}: {truncated} texts are longer than max_seq_len {config.max_seq_len}: their end is cut off", file=sys.stderr)
+    evaluation = pipeline.evaluate(samples)
     if options.json:
         print(json.dumps(as_json(evaluation)))
     else:

@@ -3,12 +3,16 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from blackswan.impl import strict_json
 from blackswan.impl.commands.common import BadInput, add_adapter_options, open_saved
+from blackswan.impl.folder import naming
 
 if TYPE_CHECKING:
     from blackswan.impl.pipeline import ClassifyPipeline
@@ -23,22 +27,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prints a line for each text, in their order."""
+    """Prints a line for each text, in their order, once all of them were read: bad input prints nothing."""
     given = [bool(options.texts), options.corpus is not None, options.input is not None]
     if sum(given) != 1:
         raise BadInput("what is to be classified? expected exactly one of TEXT…, --corpus FILE and --input FILE")
+    texts: Iterator[str]
     if options.texts:
-        texts = [_text(text) for text in options.texts]
-    elif options.corpus is not None:
-        texts = list(_corpus(options.corpus))
+        texts = (_text(text) for text in options.texts)
     else:
-        texts = _lines(options.input)
-    pipeline = open_saved(options)
-    for line in predictions(pipeline, texts):
-        print(line, flush=options.input == "-")
+        texts = _lines(options.input) if options.corpus is None else _corpus(options.corpus)
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as kept:
+        with naming(Path(tempfile.gettempdir())):
+            kept.writelines(json.dumps(text) + "\n" for text in texts)
+            kept.flush()
+        kept.seek(0)
+        pipeline = open_saved(options)
+        for line in predictions(pipeline, map(json.loads, kept)):
+            print(line)
 
 
-def predictions(pipeline: "ClassifyPipeline", texts: Sequence[str]) -> Iterator[str]:
+def predictions(pipeline: "ClassifyPipeline", texts: Iterable[str]) -> Iterator[str]:
     """One JSON text for each text."""
     remaining = iter(texts)
     while batch := list(islice(remaining, pipeline.config.batch_size)):
@@ -56,28 +64,17 @@ def _text(text: str) -> str:
     return text
 
 
-def _lines(name: str) -> list[str]:
-    content = sys.stdin.buffer.read() if name == "-" else _content(Path(name), "a text file, one text a line")
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        shown = "standard input" if name == "-" else name
-        raise BadInput(f"{shown}:{content[: error.start].count(10) + 1}: is not UTF-8: byte 0x{content[error.start]:02x}") from None
-    lines = text.split("\n")
-    return lines[:-1] if lines[-1] == "" else lines
-
-
-def _content(path: Path, expected: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"{path}: {(error.strerror or str(error)).lower()}; expected {expected}") from None
+def _lines(name: str) -> Iterator[str]:
+    """The lines of a text file, or for - of standard input, without their ends (LF or CRLF)."""
+    for where, line in _numbered(name, "a text file, one text a line"):
+        try:
+            yield line.removesuffix(b"\r").decode()
+        except UnicodeDecodeError as error:
+            raise BadInput(f"{where}: is not UTF-8: byte 0x{line[error.start]:02x}") from None
 
 
 def _corpus(path: Path) -> Iterator[str]:
-    from blackswan.impl import strict_json
-
-    for number, line in enumerate(_content(path, "a JSONL file").removesuffix(b"\n").split(b"\n"), start=1):
+    for where, line in _numbered(str(path), "a JSONL file"):
         try:
             value = strict_json.loads(line)
             text = value.get("input") if isinstance(value, dict) else None
@@ -85,5 +82,18 @@ def _corpus(path: Path) -> Iterator[str]:
                 raise ValueError("expected a JSON object with a text `input`")
             text.encode()
         except ValueError as error:
-            raise BadInput(f"{path}:{number}: {error}") from None
+            raise BadInput(f"{where}: {error}") from None
         yield text
+
+
+def _numbered(name: str, expected: str) -> Iterator[tuple[str, bytes]]:
+    """Each line of a file, or for - of standard input, and where it is; one line is held at a time."""
+    from blackswan.impl.corpus import lines_of
+
+    shown = "standard input" if name == "-" else name
+    try:
+        with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
+            for number, line in enumerate(lines_of(file, shown), start=1):
+                yield f"{shown}:{number}", line
+    except OSError as error:
+        raise BadInput(f"{shown}: {(error.strerror or str(error)).lower()}; expected {expected}") from None

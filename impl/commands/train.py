@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from blackswan.impl import settings
 from blackswan.impl.commands.common import (
@@ -39,7 +39,9 @@ CONFIG, STATISTICS, METRICS = "config.yaml", "statistics.yaml", "metrics.jsonl"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("--model", metavar="DIR", type=Path, required=True, help="Hugging Face checkpoint folder (Llama, Qwen2/2.5, Qwen3)")
+    parser.add_argument(
+        "--model", metavar="PATH", type=Path, required=True, help="checkpoint folder or .apr file (Llama, Qwen2/2.5, Qwen3)"
+    )
     parser.add_argument("--corpus", metavar="FILE", type=Path, required=True, help="JSONL: {input, label} or {input, labels} a line")
     parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="folder of the run; new, or with --resume the run's own")
     parser.add_argument("--validation", metavar="FILE", type=Path, help="corpus for validation, in the place of a part of --corpus")
@@ -72,7 +74,7 @@ def _train(
     from blackswan.impl.residency import require_residency
 
     config = settings.resolve(parameter_count(options.model), *given)
-    train, validation = _samples(options, config)
+    train, validation = _samples(options, config, sys.stderr if group.rank == 0 else None)
     config = _with_weights(config, train)
     _require_a_rate(config, len(train))
     board = TensorBoard(options.tensorboard) if options.tensorboard and group.rank == 0 else None
@@ -126,10 +128,13 @@ def _require_a_rate(config: "ClassifyConfig", samples: int) -> None:
 
 
 def _memory(model: Path, config: "ClassifyConfig", train: "Samples", validation: "Samples | None", device: "torch.device") -> int:
-    """Bytes that training needs on a CUDA device; 0 on the CPU, where nothing is reserved and the estimate would take its time."""
-    if device.type == "cpu":
+    """Bytes that training needs on a CUDA device; 0 elsewhere, where nothing is reserved.
+
+    On the CPU the estimate would take its time, and for other kinds of device it is not known.
+    """
+    if device.type != "cuda":
         return 0
-    longest = max(train.lengths() + (validation.lengths() if validation else []))
+    longest = max(int(each.lengths().max()) for each in (train, validation) if each is not None)
     return memory_of_a_step(model, config, len(train), longest, device).total
 
 
@@ -199,22 +204,25 @@ def _foreign(name: str) -> bool:
     return name not in (CONFIG, STATISTICS, LOCK) and not name.startswith(PARTIAL)
 
 
-def _samples(options: argparse.Namespace, config: "ClassifyConfig") -> tuple["Samples", "Samples | None"]:
+def _samples(options: argparse.Namespace, config: "ClassifyConfig", stream: TextIO | None) -> tuple["Samples", "Samples | None"]:
     """Training and validation samples. Raises a ValueError that names the file and line, and the setting where that may be the reason."""
+    from blackswan.impl.progress import reading
     from blackswan.impl.samples import read_samples, training_and_validation
     from blackswan.impl.tokens import load_tokenizer
 
+    paths = [path for path in (options.corpus, options.validation) if path is not None]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise BadInput(f"--validation: {options.validation} is what is trained on; leave it out, and a part of --corpus validates")
     tokens = load_tokenizer(options.model, config.max_seq_len, config.padding_side)
     try:
         kinds = (config.num_classes, config.multi_label)
-        samples = read_samples(options.corpus, tokens, *kinds)
-        apart = None if options.validation is None else read_samples(options.validation, tokens, *kinds)
+        samples, *apart = (read_samples(path, tokens, *kinds, reading(path, stream)) for path in paths)
     except ValueError as error:
         if "label" not in str(error):
             raise
         kind = "--multi-label" if config.multi_label else "--no-multi-label"
         raise BadInput(f"{error} (the settings are --num-classes {config.num_classes}, {kind})") from None
-    train, validation = training_and_validation(samples, apart, config.validation_fraction, config.seed)
+    train, validation = training_and_validation(samples, apart[0] if apart else None, config.validation_fraction, config.seed)
     if validation is None and config.early_stop_patience is not None:
         raise BadInput("early_stop_patience waits for a better validation loss: it needs --validation or a validation_fraction above 0")
     return train, validation
@@ -222,10 +230,10 @@ def _samples(options: argparse.Namespace, config: "ClassifyConfig") -> tuple["Sa
 
 def _with_weights(config: "ClassifyConfig", train: "Samples") -> "ClassifyConfig":
     """The settings with balanced class weights as numbers."""
-    from blackswan.impl.config import BALANCED
     from blackswan.impl.samples import balanced_weights
 
-    return dataclasses.replace(config, class_weights=balanced_weights(train)) if config.class_weights == BALANCED else config
+    kind = config.class_weights
+    return dataclasses.replace(config, class_weights=balanced_weights(train, kind)) if isinstance(kind, str) else config
 
 
 def _write_for_rules(output: Path, config: "ClassifyConfig", parameters: int, train: "Samples") -> None:
@@ -233,7 +241,8 @@ def _write_for_rules(output: Path, config: "ClassifyConfig", parameters: int, tr
     statistics = train.statistics()
     ratio = ".inf" if math.isinf(statistics.imbalance) else f"{statistics.imbalance:.6g}"
     output.mkdir(parents=True, exist_ok=True)
-    said = f"p99_length: {statistics.length_percentiles[99]}\nimbalance_ratio: {ratio}\nminority_count: {statistics.minority}\n"
+    said = f"p99_length: {statistics.length_percentiles[99]}\nimbalance_ratio: {ratio}\n"
+    said += f"minority_count: {statistics.minority}\nsample_count: {statistics.total}\n"
     for name, text in ((CONFIG, settings.written(config, parameters)), (STATISTICS, said)):
         with naming(output / name):
             (output / name).write_text(text, encoding="utf-8")

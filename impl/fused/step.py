@@ -28,21 +28,23 @@ def why_not(dtype: torch.dtype, device: torch.device) -> str | None:
     """Why steps in that dtype cannot run there through the hand-written layers; None where they can."""
     if dtype == torch.float64:
         return "its kernels have no float64"
+    if device.type not in ("cpu", "cuda"):
+        return "its kernels run on CUDA"
     reason = kernels.why_not()
     return "its kernels run on CUDA" if reason is None and device.type != "cuda" and not kernels.interpreted() else reason
 
 
-def engine_of(config: ClassifyConfig, architecture: DecoderConfig, device: torch.device) -> tuple[bool, str | None]:
+def backend_of(config: ClassifyConfig, architecture: DecoderConfig, device: torch.device) -> tuple[bool, str | None]:
     """Whether the settings' steps run through the hand-written layers; and why not, where a GPU would have had them.
 
-    The engine `auto` means on a GPU, where they can. Raises a ValueError where the engine `fused` was asked for and cannot run.
+    The backend `auto` means on a GPU, where they can. Raises a ValueError where the backend `fused` was asked for and cannot run.
     """
-    if config.engine == "torch":
+    if config.backend == "torch":
         return False, None
     reason = why_not(getattr(torch, config.dtype), device) or why_not_shapes(architecture, config.quantize_nf4)
-    if config.engine == "fused" and reason:
-        raise ValueError(f"engine fused: {reason}; choose engine torch")
-    runs = config.engine == "fused" or (reason is None and device.type == "cuda")
+    if config.backend == "fused" and reason:
+        raise ValueError(f"backend fused: {reason}; choose backend torch")
+    runs = config.backend == "fused" or (reason is None and device.type == "cuda")
     return runs, None if device.type == "cpu" else reason
 
 

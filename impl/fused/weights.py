@@ -12,7 +12,7 @@ from blackswan.impl.fused.side import SideStream
 from blackswan.impl.kernels.nf4_dequantize import nf4_dequantize
 from blackswan.impl.projection import Projection, frozen
 
-ADVICE = "the hand-written layers join these weights; choose engine torch"
+ADVICE = "the hand-written layers join these weights; choose backend torch"
 
 
 class JoinedWeight:

@@ -44,7 +44,8 @@ def adamw_step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One AdamW step (Loshchilov & Hutter 2019, Algorithm 2); `step` counts from 1. Returns new parameter, exp_avg, exp_avg_sq.
 
-    Raises a ValueError for step < 1.
+    As in PyTorch, the decay is multiplied by the rate; the paper's is multiplied by its schedule's factor alone. Raises a ValueError for
+    step < 1.
     """
     if step < 1:
         raise ValueError(f"step is {step}: AdamW's bias correction counts steps from 1")

@@ -6,7 +6,7 @@ import numpy as np
 
 from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.comparison import Comparison, value_at_most, value_within
+from blackswan.falsifiers.numeric.comparison import Comparison, compare_exactly, value_at_most, value_within
 from blackswan.falsifiers.numeric.generators import generator_for
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF, round_to
 
@@ -21,20 +21,21 @@ def gradient_rows_sum_to_zero(attack: Attack, case: Case) -> list[Comparison]:
     small the difference is.
     """
     gradient = np.asarray(attack.answer_gradients(case, ["logits"])["logits"], np.float64)
-    with attack.watch.on("comparison"):
-        unit = UNIT_ROUNDOFF[attack.dtype]
-        weights = case.inputs["class_weights"][case.inputs["labels"]] if "class_weights" in case.inputs else 1.0
-        softmax = UNIT_ROUNDOFF["float32"] * weights / len(gradient)
-        bound = (gradient.shape[-1] + 2) * (unit * np.abs(gradient).sum(axis=-1) + softmax)
-        ratio = np.abs(gradient.sum(axis=-1)) / bound
-        return [value_at_most("row sum / bound", float(ratio.max()), 1.0)]
+    unit = UNIT_ROUNDOFF[attack.dtype]
+    weights = case.inputs["class_weights"][case.inputs["labels"]] if "class_weights" in case.inputs else 1.0
+    probabilities = UNIT_ROUNDOFF[attack.dtype if attack.follows("intermediates", "storage") else "float32"]
+    softmax = probabilities * weights / (np.sum(weights) if attack.follows("reduction", "weights") else len(gradient))
+    bound = (gradient.shape[-1] + 2) * (unit * np.abs(gradient).sum(axis=-1) + softmax)
+    ratio = np.abs(gradient.sum(axis=-1)) / bound
+    return [value_at_most("row sum / bound", float(ratio.max()), 1.0)]
 
 
 def zero_logits_give_log_classes(attack: Attack, case: Case) -> list[Comparison]:
-    """ln C within the tolerance's ulps of float32."""
+    """ln C within the tolerance's ulps of float32, or of the dtype in which the loss is declared to come."""
     loss = float(attack.answer(case)["loss"])
     classes = case.inputs["logits"].shape[-1]
-    width = float(attack.tolerance.value or 0) * 2 * UNIT_ROUNDOFF["float32"] * np.log(classes)
+    unit = UNIT_ROUNDOFF[attack.dtype if attack.follows("loss_dtype", "storage") else "float32"]
+    width = float(attack.tolerance.value or 0) * 2 * unit * np.log(classes)
     return [value_within("loss", loss, float(np.log(classes) - width), float(np.log(classes) + width))]
 
 
@@ -56,6 +57,16 @@ def loss_is_lipschitz(attack: Attack, case: Case) -> list[Comparison]:
     change = abs(float(attack.answer(case, inputs={"logits": moved})["loss"]) - float(attack.answer(case)["loss"]))
     scale = np.abs(logits).max() + 1
     return [value_at_most("move of the loss", change, float(2 * np.abs(moved - logits).max() + SLACK * scale))]
+
+
+def weights_scale_the_loss(attack: Attack, case: Case) -> list[Comparison]:
+    """With class weights four times as large the loss is exactly four times as large: a power of two rounds nothing.
+
+    One that is declared to be divided by the sum of the weights stays the same.
+    """
+    loss = attack.answer(case)["loss"]
+    scaled = attack.answer(case, inputs={"class_weights": 4.0 * case.inputs["class_weights"]})["loss"]
+    return [compare_exactly("loss", loss if attack.follows("reduction", "weights") else 4.0 * loss, scaled)]
 
 
 def loss_near_log_vocabulary(attack: Attack, case: Case) -> list[Comparison]:

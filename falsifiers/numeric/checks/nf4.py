@@ -34,14 +34,13 @@ def _roundtrip(attack: Attack, case: Case) -> tuple[Mapping[str, Array], Array]:
 def nf4_error_within_half_a_gap(attack: Attack, case: Case) -> list[Comparison]:
     """|w − dq(q(w))| ≤ (half the widest gap + 4u) · absmax, with the block's true absmax."""
     _, back = _roundtrip(attack, case)
-    with attack.watch.on("comparison"):
-        weight, block = case.inputs["weight"].reshape(-1), case.scalars["block_size"]
-        blocks = np.pad(np.abs(weight), (0, -weight.size % block)).reshape(-1, block)
-        absmax = np.repeat(blocks.max(axis=1), block)[: weight.size]
-        bound = (HALF_WIDEST_GAP + 4 * UNIT_ROUNDOFF[attack.dtype]) * absmax
-        error = np.abs(back.reshape(-1) - weight)
-        ratio = np.where(bound > 0, error / np.where(bound > 0, bound, 1), np.where(error == 0, 0.0, np.inf))
-        return [value_at_most("error / bound", float(ratio.max()), 1.0)]
+    weight, block = case.inputs["weight"].reshape(-1), case.scalars["block_size"]
+    blocks = np.pad(np.abs(weight), (0, -weight.size % block)).reshape(-1, block)
+    absmax = np.repeat(blocks.max(axis=1), block)[: weight.size]
+    bound = (HALF_WIDEST_GAP + 4 * UNIT_ROUNDOFF[attack.dtype]) * absmax
+    error = np.abs(back.reshape(-1) - weight)
+    ratio = np.where(bound > 0, error / np.where(bound > 0, bound, 1), np.where(error == 0, 0.0, np.inf))
+    return [value_at_most("error / bound", float(ratio.max()), 1.0)]
 
 
 def nf4_mean_error_in_band(attack: Attack, case: Case) -> list[Comparison]:
@@ -56,8 +55,7 @@ def nf4_requantises_to_itself(attack: Attack, case: Case) -> list[Comparison]:
     """Codes and absmax of the dequantised weight are the same."""
     first, back = _roundtrip(attack, case)
     second = _codes(attack, case, back)
-    with attack.watch.on("comparison"):
-        return [compare_exactly(name, np.asarray(first[name]), np.asarray(second[name])) for name in ("codes", "absmax")]
+    return [compare_exactly(name, np.asarray(first[name]), np.asarray(second[name])) for name in ("codes", "absmax")]
 
 
 def nf4_keeps_zero(attack: Attack, case: Case) -> list[Comparison]:

@@ -23,10 +23,9 @@ def decay_is_decoupled(attack: Attack, case: Case) -> list[Comparison]:
     """θ'(λ) − θ'(0) = −lr λ θ; the bound is six roundings of the parameter and the step."""
     theta, rate, decay = case.inputs["parameter"], case.scalars["learning_rate"], case.scalars["weight_decay"]
     with_decay, without = _stepped(attack, case, {}), _stepped(attack, case, {}, weight_decay=0.0)
-    with attack.watch.on("comparison"):
-        scale = 6 * U * (np.abs(theta) + np.abs(without))
-        scale = np.maximum(scale, 2.0**-120)
-        return [compare("(θ'(λ) − θ'(0)) / bound", -rate * decay * theta / scale, (with_decay - without) / scale, Errors.flat(1.0), U)]
+    scale = 6 * U * (np.abs(theta) + np.abs(without))
+    scale = np.maximum(scale, 2.0**-120)
+    return [compare("(θ'(λ) − θ'(0)) / bound", -rate * decay * theta / scale, (with_decay - without) / scale, Errors.flat(1.0), U)]
 
 
 def first_step_is_the_learning_rate(attack: Attack, case: Case) -> list[Comparison]:
@@ -34,11 +33,10 @@ def first_step_is_the_learning_rate(attack: Attack, case: Case) -> list[Comparis
     theta, gradient, rate = case.inputs["parameter"], case.inputs["gradient"], case.scalars["learning_rate"]
     zero = np.zeros_like(theta)
     moved = _stepped(attack, case, {"exp_avg": zero, "exp_avg_sq": zero}) - theta
-    with attack.watch.on("comparison"):
-        eps = case.scalars.get("eps", 1e-8)
-        expected = -rate * gradient / (np.abs(gradient) + eps)
-        scale = 2 * U * (np.abs(theta) + rate) + 64 * U * rate
-        return [compare("(θ' − θ) / bound", expected / scale, moved / scale, Errors.flat(1.0), U)]
+    eps = case.scalars.get("eps", 1e-8)
+    expected = -rate * gradient / (np.abs(gradient) + eps)
+    scale = 2 * U * (np.abs(theta) + rate) + 64 * U * rate
+    return [compare("(θ' − θ) / bound", expected / scale, moved / scale, Errors.flat(1.0), U)]
 
 
 def scale_of_gradients_is_irrelevant(attack: Attack, case: Case) -> list[Comparison]:
@@ -81,12 +79,11 @@ def clipped_norm_is_bounded(attack: Attack, case: Case) -> list[Comparison]:
     """‖clip(g)‖ ≤ max_norm (1 + (n + 4)u), and gradients whose norm is below max_norm come back unchanged."""
     gradients, bound = case.inputs["gradients"], float(case.scalars["max_norm"])
     clipped = np.asarray(attack.answer(case)["gradients"], np.float64)
-    with attack.watch.on("comparison"):
-        slack = 1 + (gradients.size + 4) * U
-        found = [value_inside("norm after clipping / max_norm", float(np.linalg.norm(clipped)) / bound, 0.0, slack)]
-        if np.linalg.norm(gradients) < bound / slack:
-            found.append(compare_exactly("gradients below max_norm", gradients, clipped))
-        return found
+    slack = 1 + (gradients.size + 4) * U
+    found = [value_inside("norm after clipping / max_norm", float(np.linalg.norm(clipped)) / bound, 0.0, slack)]
+    if np.linalg.norm(gradients) < bound / slack:
+        found.append(compare_exactly("gradients below max_norm", gradients, clipped))
+    return found
 
 
 def schedule_reaches_its_peak(attack: Attack, case: Case) -> list[Comparison]:

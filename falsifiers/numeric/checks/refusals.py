@@ -69,7 +69,10 @@ def refuses(attack: Attack, case: Case) -> list[Comparison]:
     """The bad input raises `error` and its text holds `message`; that the arrays are as they were holds for every answer."""
     arguments = attack.claim.arguments
     changes = BAD[str(arguments["bad"])](case, generator_for(case.seed, "bad input"))
-    return [refusal(lambda: attack.answer(case, inputs=changes), str(arguments["error"]), str(arguments["message"]))]
+    error, message = str(arguments["error"]), str(arguments["message"])
+    if not attack.subject.names_errors:
+        error, message = "Exception", ""
+    return [refusal(lambda: attack.answer(case, inputs=changes), error, message)]
 
 
 def refusal(ask: Callable[[], object], error: str, message: str) -> Comparison:

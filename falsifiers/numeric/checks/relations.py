@@ -50,20 +50,21 @@ def twice_the_same(attack: Attack, case: Case) -> list[Comparison]:
     first, second = attack.answer(case), attack.answer(case)
     if set(first) != set(second):
         return [broken("(names)", "the second run has other outputs", sorted(first), sorted(second))]
-    with attack.watch.on("comparison"):
-        return [compare_exactly(name, first[name], second[name]) for name in first]
+    return [compare_exactly(name, first[name], second[name]) for name in first]
 
 
 def batch_equals_samples(attack: Attack, case: Case) -> list[Comparison]:
-    """Row i of the batch's answer against sample i alone; losses against the mean of the samples' losses."""
+    """Row i of the batch's answer against sample i alone; losses against the samples' mean, by weight where that is declared."""
     whole = attack.answer(case)
     names = [name for name in _PER_SAMPLE if name in case.inputs]
     count = case.inputs[names[0]].shape[0]
     alone = [attack.answer(case, inputs={name: case.inputs[name][i : i + 1] for name in names}) for i in range(count)]
+    by_weight = attack.follows("reduction", "weights") and "class_weights" in case.inputs
+    weights = case.inputs["class_weights"][case.inputs["labels"]] if by_weight else None
     joined = {
         name: np.concatenate([part[name] for part in alone])
         if value.ndim
-        else np.asarray(np.mean([float(part[name]) for part in alone]), value.dtype)
+        else np.asarray(np.average([float(part[name]) for part in alone], weights=weights), value.dtype)
         for name, value in whole.items()
     }
     return related(attack, case, whole, joined, dict)

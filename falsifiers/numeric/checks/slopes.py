@@ -12,7 +12,7 @@ from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF, signatures
 from blackswan.reference.table import Array, Arrays
 
 STEP = 2.0**-12
-"""Of the order of u^(1/4) in float64: the estimate of the truncation error below is then well above the rounding of the loss."""
+"""The step is about u^(1/4) in float64: the estimate of the truncation error below is then well above the rounding of the loss."""
 
 
 def slope_matches_gradient(attack: Attack, case: Case) -> list[Comparison]:
@@ -34,7 +34,7 @@ def slope_matches_gradient(attack: Attack, case: Case) -> list[Comparison]:
 def step_changes_loss_as_predicted(attack: Attack, case: Case) -> list[Comparison]:
     """(L(θ − ηg/|g|) − L(θ)) / η against −|g| as η goes to 0, extrapolated from η to η/8.
 
-    What is left over is aη + bη² + …; two Richardson steps remove a and b. The bound is what the last two steps still changed, plus
+    The rest is aη + bη² + …; two Richardson steps remove a and b. The bound is the change by the last two steps, plus
     rounding; a case whose bound is more than a tenth of |g| proves nothing.
     """
     wrt, _, gradient = _direction(attack, case, "none")

@@ -1,40 +1,25 @@
-"""Where a subject computes, and trainers that are on a device."""
+"""Questions and answers about devices: which one is chosen, how much of its memory is taken, and planted values that are not finite."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
+from blackswan.falsifiers.numeric.whole_model import WholeModel
 from blackswan.reference.table import Array
 
 
-@dataclass(frozen=True)
-class Workload:
-    """A classifier on tied random weights with alpha twice the rank, and a batch [batch, seq] of its training; no label is the last class.
+@dataclass(frozen=True, kw_only=True)
+class Workload(WholeModel):
+    """A classifier on tied random weights, and a batch [batch, seq] of its training; no label is the last class.
 
-    `micro` samples are computed at a time (0: all), `accumulation` such batches make a step; `engine` is torch, by automatic
+    `micro` samples are computed at a time (0: all), `accumulation` such batches make a step; `backend` is torch, by automatic
     differentiation, or fused, by hand-written layers.
     """
 
-    family: str
-    vocab: int
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    classes: int
-    rank: int
-    targets: str
-    nf4: bool
-    dtype: str
-    batch: int
-    seq: int
-    seed: int = 0
+    theta: float = 1e4
+    targets: str = "q_v"
+    dtype: str = "float32"
     micro: int = 0
     accumulation: int = 1
-    engine: str = "torch"
-    theta: float = 1e4
+    backend: str = "torch"
 
 
 @dataclass(frozen=True)
@@ -58,42 +43,69 @@ class Plant:
     calls: int = 1
 
 
-class PlacedTrainer(Protocol):
-    """A session: a trainer whose tensors are on the device, with one batch."""
+@dataclass(frozen=True)
+class Card:
+    """Bytes of a GPU: in all, free, and allocated by this process of what is not free."""
 
-    def content(self) -> dict[str, bytes]:
-        """What each parameter and buffer and the optimiser's moments (`optimiser.exp_avg`, `optimiser.exp_avg_sq`) hold, by name."""
-
-    def reported(self) -> dict[str, bytes]:
-        """The trained parameters as the trainer's state reports them, which checkpoints are made of."""
-
-    def gradients(self) -> list[str]:
-        """The parameters that have a gradient."""
-
-    def move(self, name: str) -> None:
-        """Puts that tensor of `content` on another device."""
-
-    def require_resident(self) -> None:
-        """The subject's own proof that all is on the device; raises where a tensor is not."""
-
-    def plant(self, plant: Plant) -> None:
-        """Spoils the parameter, or every forward pass from here on."""
-
-    def step(self) -> None:
-        """A training step."""
-
-    def origin(self, part: int) -> str | None:
-        """Where a value that is not finite comes from, in words; parameters are searched `part` numbers at a time."""
+    total: int
+    free: int
+    own: int = 0
 
 
-class Devices(Protocol):
-    """Where the subject computes."""
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes of each part of a training step, of all at the peak, and of what stays after a step."""
 
-    def resolve(self, name: str) -> str:
-        """The device of a name in the grammar cpu | cuda | cuda:N | auto."""
+    parts: dict[str, int]
+    total: int
+    resident: int
 
-    def choose(self, name: str, present: Mapping[str, int]) -> Chosen:
-        """The device that a name gives on a host with so many devices of each kind."""
 
-    def trainer(self, work: Workload, weights: Mapping[str, Array]) -> PlacedTrainer:
-        """A trainer that starts from those float32 weights."""
+@dataclass(frozen=True)
+class Usage:
+    """Bytes at the peak of loading and training and after it, without libraries' workspaces, and frozen tensors that require a gradient
+    or have one."""
+
+    peak: int
+    resident: int
+    thawed: int
+
+
+@dataclass(frozen=True)
+class Growth:
+    """The steps made, and after them and not before: bytes live; bytes and segments that the allocator holds, given out or not."""
+
+    made: int
+    live: int
+    reserved: int
+    segments: int
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """Bytes of the host's allocator at the peak of loading, bytes that stay, and the absmax of each projection in NF4."""
+
+    peak: int
+    resident: int
+    absmax: dict[str, Array]
+
+
+@dataclass(frozen=True)
+class FreshClassifier:
+    """Trainable tensors by name, the logits of some texts, and those of the same decoder and head without an update."""
+
+    trainable: dict[str, Array]
+    logits: Array
+    plain: Array
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The answers of one model about some texts: the logits [texts, classes], and by way of asking the probabilities [texts, classes] and
+    the classes, [texts] or with several labels a 0 or 1 for each, [texts, classes]; and the loss of each text evaluated by itself, [texts].
+    """
+
+    logits: Array
+    probabilities: dict[str, Array]
+    classes: dict[str, Array]
+    losses: Array

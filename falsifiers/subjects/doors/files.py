@@ -1,16 +1,98 @@
-"""Adapters and checkpoints on disk."""
+"""Corpora, token shards and adapters on disk, and what is read from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from blackswan.reference.table import Array
+
+Label = int | list[int]
+"""A class, or of several labels a sample a 0 or 1 for each class."""
+
+
+@dataclass(frozen=True)
+class CorpusFile:
+    """A corpus in JSONL, the number of its classes, and whether a sample may be of several."""
+
+    path: Path
+    classes: int
+    multi_label: bool = False
+
+
+@dataclass(frozen=True)
+class Tokenizing:
+    """The checkpoint folder whose tokenizer is used, None for bytes; how many tokens a text may have; the side of the padding."""
+
+    tokenizer: Path | None
+    max_seq_len: int
+    padding_side: str = "right"
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """The ids and the label of each sample, and the tokenizer's id of padding, its number of ids and how it describes itself.
+
+    `statistics` are by name: `total` samples, `class_counts`, the smallest class (`minority`), the largest over the smallest (`imbalance`);
+    and of the lengths in tokens before truncation `length_percentiles`, `max_length` and how many were `truncated`.
+    """
+
+    rows: list[list[int]]
+    labels: list[Label]
+    statistics: dict[str, Any]
+    fill: int
+    vocab: int
+    description: str
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Ids and mask [samples, longest] and labels; ids and mask again from the raw texts."""
+
+    input_ids: Array
+    mask: Array
+    labels: Array
+    raw_input_ids: Array
+    raw_mask: Array
+
+
+@dataclass(frozen=True)
+class Split:
+    """The places in the corpus of the samples for training and for validation, and the labels that each part gives them."""
+
+    training: list[int]
+    validation: list[int]
+    training_labels: list[Label]
+    validation_labels: list[Label]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token shards, and how they are read: batches of `batch` rows of `seq` tokens; in the order of the stream where there is no seed."""
+
+    folder: Path
+    vocab: int
+    batch: int
+    seq: int
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class StreamRows:
+    """Rows of an epoch: token ids and mask (true at real tokens), both [rows, seq], and the number of rows of each batch.
+
+    `length` is the number of batches that the reader announces for the whole epoch.
+    """
+
+    input_ids: Array
+    mask: Array
+    batches: list[int]
+    length: int
 
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    """What an adapter is besides its tensors. `alpha` is not divided by the rank; `nf4`: it was trained on weights in NF4."""
+    """The settings of an adapter. `alpha` is not divided by the rank; `nf4` says that it was trained on weights in NF4."""
 
     classes: int
     rank: int
@@ -26,43 +108,3 @@ class LoadedAdapter:
 
     settings: AdapterSettings
     tensors: Mapping[str, Array]
-
-
-class Files(Protocol):
-    """Adapters and checkpoints in folders; `base` is the folder of the checkpoint that an adapter belongs to."""
-
-    def save_adapter(self, folder: Path, base: Path, settings: AdapterSettings, tensors: Mapping[str, Array]) -> None:
-        """Saves LoRA factors and head, over an adapter that is there."""
-
-    def interrupted_save(
-        self,
-        folder: Path,
-        base: Path,
-        settings: AdapterSettings,
-        tensors: Mapping[str, Array],
-        *,
-        step: int | None = None,
-        limit: int | None = None,
-    ) -> None:
-        """The same in a process that is killed at that step in the file system, or that cannot write files of more bytes than `limit`."""
-
-    def load_adapter(self, folder: Path, base: Path) -> LoadedAdapter:
-        """An adapter as it arrives."""
-
-    def adapter_logits(self, folder: Path, base: Path, input_ids: Array, mask: Array) -> Array:
-        """The logits [samples, classes] in float32 of the checkpoint with the adapter, both loaded from their folders."""
-
-    def merge(self, folder: Path, base: Path, merged: Path, trained_in: str | None = None) -> None:
-        """Merges an adapter, trained in that dtype where it is not the checkpoint's own, into its checkpoint, as the folder `merged`."""
-
-    def merged_logits(self, folder: Path, input_ids: Array, mask: Array) -> Array:
-        """The logits [samples, classes] in float32 of a merged checkpoint and its head, loaded from their folder."""
-
-    def copy_checkpoint(self, base: Path, folder: Path) -> Mapping[str, Array]:
-        """Loads a checkpoint, saves it from the device as another folder, and gives the tensors that are loaded from there."""
-
-    def load_decoder(self, folder: Path) -> Mapping[str, Array]:
-        """The parameters of a checkpoint's decoder as they are on the device, in the dtype of the files."""
-
-    def load_tokenizer(self, folder: Path) -> int:
-        """The number of ids of a checkpoint's tokenizer."""

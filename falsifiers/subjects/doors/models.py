@@ -11,8 +11,10 @@ from blackswan.reference.table import Array
 
 @dataclass(frozen=True)
 class ModelOutputs:
-    """Of a classifier and a batch: hidden states [batch, seq, hidden] by the path of the module that they come from, whatever they are at
-    padding; logits [batch, classes]; the loss, a number; and the gradient of each trainable parameter by its name.
+    """The answer of a classifier to a batch.
+
+    `hidden` has states [batch, seq, hidden] by the path of their module, with any value at padding; `logits` are [batch, classes], the loss
+    is a number, and `gradients` has that of each trainable parameter by its name.
     """
 
     hidden: Mapping[str, Array]
@@ -29,8 +31,8 @@ class Rounded:
     replay: int | None
 
 
-class Models(Protocol):
-    """Whole classifiers."""
+class Model(Protocol):
+    """A whole classifier, made of weights that both sides have."""
 
     def outputs(self, whole: WholeModel, dtype: str, rounded: Rounded | None = None) -> ModelOutputs:
         """A forward and backward pass in that dtype, or under a rounding. Lacks where the subject has no such dtype or rounding."""

@@ -1,21 +1,21 @@
-"""What claims on training runs ask of a subject: a trainer, which is handed a whole problem and says what every step did.
+"""The protocol of a trainer, which is handed a whole problem and says what every step did; and runs of pre-training."""
 
-The protocol is `Trainer`; what is handed over and answered are plain Python objects and NumPy arrays. See also `doors`.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.subjects.doors.corpora import Label
+from blackswan.falsifiers.subjects.doors.files import Label, Tokens
 from blackswan.reference.table import Array
+
+if TYPE_CHECKING:
+    from blackswan.impl.pretrain_run import PretrainStep
 
 Sample = tuple[tuple[int, ...], int | tuple[int, ...]]
 """Token ids and the label."""
 State = dict[str, Array]
-"""What the next steps depend on: `trainable/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME`, `step`, and the `learning_rates` of all steps."""
+"""The next steps depend on these: `trainable/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME`, `step`, and the `learning_rates` of all steps."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run that came to its end answers, its parts before an interruption among it; `epochs` are the fields of each but the time."""
+    """The answer of a run that came to its end, with its parts before an interruption; `epochs` are the fields of each but the time."""
 
     steps: int
     epochs: list[dict[str, Any]]
@@ -131,7 +131,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Run:
-    """What was noted of a run up to its end, or to the kill: steps and epochs by rank 0, samples by all workers.
+    """The notes of a run up to its end, or to the kill: steps and epochs by rank 0, samples by all workers.
 
     `frozen` is what the model holds beside the trainable tensors, before and after; `quantised` the weights that its projections
     compute with where they are stored in fewer bits. `stopped` is the error that ended it because a number was not finite.
@@ -149,7 +149,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Kept:
-    """What lies in a run's folder, read without the trainer: state and progress, and the trainable tensors of both adapters."""
+    """The content of a run's folder, read without the trainer: state and progress, and the trainable tensors of both adapters."""
 
     state: State
     progress: dict[str, Any]
@@ -159,7 +159,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Passed:
-    """What a call on a batch reports; the norm is None where no step was made."""
+    """The report of a call on a batch; the norm is None where no step was made."""
 
     loss: float
     gradient_norm: float | None
@@ -209,15 +209,15 @@ class Pipeline(Protocol):
         """The step with a gradient."""
 
     def state(self) -> State:
-        """What the next steps depend on."""
+        """The state that the next steps depend on."""
 
     def summary(self) -> str:
-        """What it says of itself."""
+        """A description for people, with the number of trainable parameters."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong on one rank in one step (from 0): a `gradient` with that value, a `label` out of range, or a weight that `drift`s."""
+    """A fault on one rank in one step (from 0): a `gradient` with that value, a `label` out of range, or a weight that `drift`s."""
 
     kind: str
     rank: int
@@ -229,7 +229,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Steps:
-    """What a worker answers after steps on its shares: outputs of `train_steps`, or the error, its step, and the state before and after."""
+    """A worker's answer after steps on its shares: outputs of `train_steps`, or the error, its step, and the state before and after."""
 
     outputs: dict[str, Array]
     stopped: str = ""
@@ -242,14 +242,14 @@ class Trainer(Protocol):
     """Training runs, by one worker or several."""
 
     @property
-    def engines(self) -> tuple[str, ...]:
+    def backends(self) -> tuple[str, ...]:
         """The ways in which it computes a step here: what is claimed of a step is asked of each."""
 
     def fit(self, problem: Problem, folder: Path, plan: Plan) -> Run:
         """A run in that folder, or its continuation."""
 
     def kept(self, folder: Path) -> Kept:
-        """What lies in the folder of a run."""
+        """Reads the folder of a run."""
 
     def settings(self, problem: Problem) -> dict[str, Any]:
         """Every setting of the run, those that the problem leaves open too."""
@@ -261,7 +261,34 @@ class Trainer(Protocol):
         """A run on the checkpoint `model`, the corpus `corpus` and perhaps `validation`; by the `pipeline`, or by the `command`."""
 
     def shares(self, samples: Sequence[int], workers: int) -> list[list[int]]:
-        """What each worker takes of a batch."""
+        """The samples of a batch that each worker takes."""
 
-    def steps_in_parallel(self, training: Case, engine: str, workers: int, chunk: int | None, fault: Fault | None) -> list[Steps]:
+    def steps_in_parallel(self, training: Case, backend: str, workers: int, chunk: int | None, fault: Fault | None) -> list[Steps]:
         """A case of `train_steps` by workers, each with its share of every batch; `chunk` elements are summed or compared at a time."""
+
+
+Architecture = Mapping[str, Any]
+"""The sizes and scalars of a decoder, by the names of `reference.decoder`, and `max_positions`."""
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """A run of pre-training from random weights of that seed. `settings` are by the names of `impl.pretrain_run.PretrainSettings`."""
+
+    architecture: Architecture
+    seed: int
+    train: Tokens
+    validation: Tokens | None
+    output: Path
+    tokenizer: Path
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PretrainingRecord:
+    """The record of a run up to its end or its kill: steps, validation loss of each epoch, parameters, and the state's hash at the end."""
+
+    steps: "list[PretrainStep]"
+    validation: list[float]
+    parameters: Mapping[str, Array]
+    state_hash: str

@@ -1,4 +1,4 @@
-"""What a device's allocator gives out while something runs."""
+"""Counts the bytes that a device's allocator gives out while something runs."""
 
 import gc
 import os
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from blackswan.falsifiers.subjects.doors import Lacks
+from blackswan.falsifiers.subjects.protocol import Lacks
 
 
 @contextmanager

@@ -1,40 +1,95 @@
-"""Classifiers that nothing was trained of, as `impl` starts a run from them."""
+"""Classifiers of `impl` that no run has trained: as a run starts from them, and their answers about texts."""
 
+import io
+import json
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import redirect_stdout
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from blackswan.falsifiers.subjects.doors import FreshClassifier
+from blackswan.falsifiers.subjects.conversion import config_of
+from blackswan.falsifiers.subjects.doors.devices import Answered, FreshClassifier
+from blackswan.falsifiers.subjects.doors.files import Label
+from blackswan.falsifiers.subjects.impl import Door
+from blackswan.impl import __main__ as command
+from blackswan.impl import settings
 from blackswan.impl.classifier import Classifier
-from blackswan.impl.config import ClassifyConfig, DecoderConfig
+from blackswan.impl.commands import predict as predict_command
+from blackswan.impl.config import ClassifyConfig
+from blackswan.impl.corpus import Sample
 from blackswan.impl.pipeline import ClassifyPipeline
+from blackswan.reference.table import Array
 
 
-class Classifiers:
-    """See `doors.Classifiers`."""
+class Classifiers(Door):
+    """Classifiers that no run has trained."""
 
-    def __init__(self, device: torch.device, path: str | None) -> None:
-        del path
-        self._device = device
-
-    def fresh(self, model: Path | Mapping[str, Any], settings: Mapping[str, Any], texts: Sequence[str]) -> FreshClassifier:
-        """A pipeline's classifier."""
-        config = ClassifyConfig.from_mapping(settings)
+    def fresh(self, model: Path | Mapping[str, Any], hyperparameters: Mapping[str, Any], texts: Sequence[str]) -> FreshClassifier:
+        """A pipeline's classifier on a checkpoint, or on random weights of an architecture, with a run's settings."""
+        config = ClassifyConfig.from_mapping(hyperparameters)
         if isinstance(model, Path):
             pipeline = ClassifyPipeline.from_pretrained(model, config, device=self._device)
         else:
-            pipeline = ClassifyPipeline.from_random(DecoderConfig(**model), config, device=self._device)
+            pipeline = ClassifyPipeline.from_random(config_of(model), config, device=self._device)
         tokens = [tensor.to(self._device) for tensor in pipeline.tokens.batch(texts)]
         with torch.no_grad():
             logits, plain = (made(*tokens).cpu().numpy() for made in (pipeline.classifier, self._without_update(pipeline.classifier)))
         trainable = {name: value.detach().cpu().numpy() for name, value in pipeline.classifier.trainable_parameters().items()}
         return FreshClassifier(trainable, logits, plain)
 
+    def answers(
+        self, model: Path, hyperparameters: Mapping[str, Any], trainable: Mapping[str, Array], texts: Sequence[str], labels: Sequence[Label]
+    ) -> dict[str, Answered]:
+        """The answers of a checkpoint with those trainable tensors, as an `adapter` and `merged`, with each text's label for evaluation."""
+        pipeline = ClassifyPipeline.from_pretrained(model, ClassifyConfig.from_mapping(hyperparameters), device=self._device)
+        with torch.no_grad():
+            for name, parameter in pipeline.classifier.trainable_parameters().items():
+                parameter.copy_(torch.tensor(trainable[name]))
+        samples = [Sample(text, tuple(label) if isinstance(label, list) else label) for text, label in zip(texts, labels, strict=True)]
+        with tempfile.TemporaryDirectory() as parent:
+            pipeline.merge(Path(parent) / "merged")
+            merged = ClassifyPipeline.from_merged(Path(parent) / "merged", device=self._device)
+            return {name: _answered(each, samples) for name, each in (("adapter", pipeline), ("merged", merged))}
+
+    def defaults(self, model_params: int, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings that a command takes for a model of so many parameters, where the user gives no more than those."""
+        sources = {name: settings.Setting(value, f"--{name}") for name, value in given.items()}
+        return asdict(settings.resolve(model_params, sources))
+
+    def summary(self, *arguments: str) -> str:
+        """The output of the command."""
+        with redirect_stdout(io.StringIO()) as printed:
+            status = command.main(["summary", *arguments])
+        if status:
+            raise RuntimeError(f"the command ended with status {status}")
+        return printed.getvalue()
+
     def _without_update(self, made: Classifier) -> Classifier:
         trainable = made.trainable_parameters()
         base = {name: value for name, value in made.state_dict().items() if name not in trainable}
         head = {name: value.detach() for name, value in trainable.items() if name.startswith("score.")}
         return Classifier(made.config, replace(made.adaptation, targets=""), base, head, dtype=torch.float32, device=self._device)
+
+
+def _answered(pipeline: ClassifyPipeline, samples: list[Sample]) -> Answered:
+    """By `predict`, by the command, by `forward_only` and by `evaluate`, which shows a single text's class in its confusion."""
+    texts = [sample.text for sample in samples]
+    with torch.no_grad():
+        logits = pipeline.classifier(*(tensor.to(pipeline.device) for tensor in pipeline.tokens.batch(texts)))
+    name = "labels" if pipeline.config.multi_label else "label"
+    lines = [json.loads(line) for line in predict_command.predictions(pipeline, texts)]
+    passed = pipeline.forward_only(samples, probabilities=True)
+    assert passed.probabilities is not None
+    assert passed.predicted is not None
+    evaluations = [pipeline.evaluate([sample]) for sample in samples]
+    confusions = np.asarray([evaluation.confusion for evaluation in evaluations])
+    shown = confusions.argmax(axis=2) % 2 if pipeline.config.multi_label else confusions.sum(axis=1).argmax(axis=1)
+    probabilities = {"predict": pipeline.probabilities(texts).numpy(), "forward_only": passed.probabilities.cpu().numpy()}
+    classes = {"predict": np.asarray(pipeline.predict(texts)), "forward_only": passed.predicted.cpu().numpy(), "evaluate": shown}
+    probabilities["command"], classes["command"] = (np.asarray([line[key] for line in lines]) for key in ("probabilities", name))
+    return Answered(logits.cpu().numpy(), probabilities, classes, np.asarray([evaluation.loss for evaluation in evaluations]))

@@ -2,36 +2,32 @@
 
 from collections.abc import Sequence
 
-import torch
-
-from blackswan.falsifiers.subjects.doors import Batch, CorpusFile, Label, Split, Statistics, Tokenizing, TokenRows
+from blackswan.falsifiers.subjects.doors.files import Batch, CorpusFile, Label, Split, Tokenizing, TokenRows
+from blackswan.falsifiers.subjects.impl import Door
 from blackswan.impl import corpus as corpora
 from blackswan.impl import samples, tokens
 
+STATISTICS = ("total", "class_counts", "length_percentiles", "max_length", "truncated", "minority", "imbalance")
 
-class Corpora:
-    """See `doors.Corpora`."""
 
-    def __init__(self, device: torch.device, path: str | None) -> None:
-        del path
-        self._device = device
+class Corpora(Door):
+    """Reading corpora, and the plan of an epoch."""
 
     def load(self, corpus: CorpusFile) -> list[tuple[str, Label]]:
-        """Texts and labels."""
+        """The text and the label of each sample."""
         return [(sample.text, _label(sample.label)) for sample in corpora.load_corpus(corpus.path, corpus.classes, corpus.multi_label)]
 
     def read(self, corpus: CorpusFile, tokenizing: Tokenizing, places: Sequence[int] | None = None) -> TokenRows:
-        """Token ids and statistics."""
+        """The corpus as token ids, or the samples at those places of it."""
         tokenizer = _tokens(tokenizing)
         found = _samples(corpus, tokenizer)
         found = found if places is None else found.select(places)
         said = found.statistics()
-        statistics = Statistics(**{name: getattr(said, name) for name in Statistics.__dataclass_fields__})
-        rows = [list(row) for row in found.rows]
-        return TokenRows(rows, _labels(found), statistics, tokenizer.fill, tokenizer.vocab, tokenizer.description)
+        statistics = {name: getattr(said, name) for name in STATISTICS}
+        return TokenRows(list(found.rows), _labels(found), statistics, tokenizer.fill, tokenizer.vocab, tokenizer.description)
 
     def batch(self, corpus: CorpusFile, tokenizing: Tokenizing, places: Sequence[int]) -> Batch:
-        """A batch, tokenised before and from raw text."""
+        """The samples at those places as a batch."""
         tokenizer = _tokens(tokenizing)
         found = _samples(corpus, tokenizer).batch(places, tokenizer, self._device)
         texts = [text for text, _ in self.load(corpus)]
@@ -39,7 +35,7 @@ class Corpora:
         return Batch(*(value.cpu().numpy() for value in (found.input_ids, found.mask, found.labels, *raw)))
 
     def epoch_order(self, count: int, seed: int, epoch: int) -> list[int]:
-        """The order of an epoch."""
+        """The order of so many samples in an epoch of a run with that seed."""
         return list(samples.epoch_order(count, seed, epoch))
 
     def effective_batches(self, order: Sequence[int], size: int) -> list[list[int]]:
@@ -47,13 +43,13 @@ class Corpora:
         return [list(batch) for batch in samples.effective_batches(order, size)]
 
     def split(self, labels: Sequence[Label], classes: int, fraction: float, seed: int) -> Split:
-        """The two parts; each sample's one token is its place in the corpus."""
+        """A corpus with those labels in two parts."""
         training, validation = samples.split_validation(_numbered(labels, classes), fraction, seed)
         return Split(_places(training), _places(validation), _labels(training), _labels(validation))
 
-    def balanced_weights(self, labels: Sequence[Label], classes: int) -> list[float]:
-        """Balanced class weights."""
-        return [float(weight) for weight in samples.balanced_weights(_numbered(labels, classes))]
+    def balanced_weights(self, labels: Sequence[Label], classes: int, kind: str) -> list[float]:
+        """Class weights of a corpus with those labels; `kind` is balanced or balanced_over_classes."""
+        return [float(weight) for weight in samples.balanced_weights(_numbered(labels, classes), kind)]
 
 
 def _places(part: samples.Samples) -> list[int]:
@@ -61,7 +57,8 @@ def _places(part: samples.Samples) -> list[int]:
 
 
 def _labels(part: samples.Samples) -> list[Label]:
-    return [_label(target) for target in part.targets]
+    labels: list[Label] = part.targets.tolist()
+    return labels
 
 
 def _label(label: corpora.Label) -> Label:
@@ -80,4 +77,4 @@ def _samples(corpus: CorpusFile, tokenizer: tokens.Tokens) -> samples.Samples:
 def _numbered(labels: Sequence[Label], classes: int) -> samples.Samples:
     """Samples whose one token is their place in the corpus."""
     targets = tuple(tuple(label) if isinstance(label, list) else label for label in labels)
-    return samples.Samples(tuple((index,) for index in range(len(labels))), targets, classes, isinstance(targets[0], tuple))
+    return samples.Samples.of([(index,) for index in range(len(labels))], targets, classes, isinstance(targets[0], tuple))

@@ -9,34 +9,35 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from blackswan.falsifiers.subjects.doors import Chosen, Plant, Session, Workload
+from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of
+from blackswan.falsifiers.subjects.doors.devices import Chosen, Plant, Workload
+from blackswan.falsifiers.subjects.impl import Door
+from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import device, nonfinite, residency
-from blackswan.impl.classifier import Adaptation, Classifier, trainable_shapes
-from blackswan.impl.config import DecoderConfig
+from blackswan.impl.classifier import Classifier, trainable_shapes
 from blackswan.impl.dispatch import replaced
 from blackswan.impl.fused.step import FusedTrainer
 from blackswan.impl.operations import OPERATIONS
 from blackswan.impl.trainer import Batch, Trainer
 from blackswan.reference.table import Array
 
-SIZES = ("family", "vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "theta")
 
-
-class Devices:
-    """See `doors.Devices`."""
-
-    def __init__(self, place: torch.device, path: str | None) -> None:
-        del path
-        self._device = place
+class Devices(Door):
+    """Devices by their names, and trainers on them."""
 
     def resolve(self, name: str) -> str:
-        """The device of a name."""
+        """The device of a name in the grammar cpu | auto | KIND | KIND:N."""
         return str(device.resolve_device(name))
 
     def choose(self, name: str, present: Mapping[str, int]) -> Chosen:
-        """The device of a name, where torch says that so many GPUs are there."""
-        cards = present.get("cuda", 0)
+        """The device that a name gives on a host with so many devices of each kind: torch is made to say that they are there."""
+        cards, others = present.get("cuda", 0) + present.get("hip", 0), [kind for kind in present if kind not in ("cuda", "hip")]
+        other = others[0] if others else "cuda"
         with (
+            mock.patch("torch.version.hip", "6.0" if "hip" in present else None),
+            mock.patch("torch.accelerator.current_accelerator", return_value=torch.device(other) if cards or others else None),
+            mock.patch("torch.accelerator.is_available", return_value=bool(cards or others)),
+            mock.patch("torch.accelerator.device_count", return_value=present.get(other, cards)),
             warnings.catch_warnings(record=True) as caught,
             mock.patch("torch.cuda.is_available", return_value=cards > 0),
             mock.patch("torch.cuda.device_count", return_value=cards),
@@ -46,37 +47,37 @@ class Devices:
         return Chosen(found.type, found.index or 0, len(caught))
 
     def trainer(self, work: Workload, weights: Mapping[str, Array]) -> "PlacedTrainer":
-        """A trainer on the device."""
+        """A trainer that starts from those float32 weights."""
         return PlacedTrainer(work, weights, self._device)
 
 
 class PlacedTrainer(Session):
-    """See `doors.PlacedTrainer`."""
+    """A trainer whose tensors are on the device, with one batch."""
 
     def __init__(self, work: Workload, weights: Mapping[str, Array], place: torch.device) -> None:
         self._place, self._planted = place, dict[str, Callable[..., Any]]()
         tensors = {name: torch.from_numpy(value.copy()) for name, value in weights.items()}
-        trained = {name: tensors.pop(name) for name in trainable_shapes(config_of(work), adaptation_of(work))}
+        trained = {name: tensors.pop(name) for name in trainable_shapes(config_of(work.scalars), adaptation_of(work.scalars))}
         self._trainer = trainer_of(work, tensors, trained, place)
         self._batch = batch_of(work, place)
 
     def content(self) -> dict[str, bytes]:
-        """What every tensor holds."""
+        """The bytes of each parameter and buffer and of the optimiser's moments (`optimiser.exp_avg`, `optimiser.exp_avg_sq`), by name."""
         model, optimiser = self._trainer.classifier, self._trainer.optimiser
         moments = {f"optimiser.{name}": getattr(optimiser, name) for name in ("exp_avg", "exp_avg_sq")}
         return _bytes({**dict(model.named_parameters()), **dict(model.named_buffers()), **moments})
 
     def reported(self) -> dict[str, bytes]:
-        """The trained parameters of the trainer's state."""
+        """The trained parameters as the trainer's state reports them, which checkpoints are made of."""
         state = self._trainer.state().items()
         return _bytes({name.removeprefix("trainable/"): value for name, value in state if name.startswith("trainable/")})
 
     def gradients(self) -> list[str]:
-        """The parameters that have one."""
+        """The parameters that have a gradient."""
         return [name for name, value in self._trainer.classifier.named_parameters() if value.grad is not None]
 
     def move(self, name: str) -> None:
-        """To the CPU from a GPU, to no device from elsewhere."""
+        """Puts that tensor of `content` on another device: the CPU from a GPU, no device (meta) from elsewhere."""
         to = torch.device("cpu" if self._place.type == "cuda" else "meta")
         owner, _, kind = name.rpartition(".")
         if owner == "optimiser":
@@ -90,11 +91,11 @@ class PlacedTrainer(Session):
             module._buffers[kind] = module.get_buffer(kind).to(to)
 
     def require_resident(self) -> None:
-        """Raises NotResident where a tensor is elsewhere."""
+        """The subject's own proof that all is on the device. Raises NotResident where a tensor is not."""
         residency.require_residency(self._trainer.classifier, self._trainer.optimiser, self._place)
 
     def plant(self, plant: Plant) -> None:
-        """In the parameter, or in an operation that replaces the right one in each pass."""
+        """Spoils the parameter, or every forward pass from here on."""
         if plant.where == "parameter":
             with torch.no_grad():
                 self._trainer.classifier.get_parameter(plant.name).view(-1)[-1] = plant.value
@@ -102,12 +103,12 @@ class PlacedTrainer(Session):
             self._planted[plant.name] = _spoiling(plant)
 
     def step(self) -> None:
-        """On the batch."""
+        """A training step on the batch."""
         with replaced(self._planted):
             self._trainer.train_batch(self._batch)
 
     def origin(self, part: int) -> str | None:
-        """On the batch."""
+        """Says where a value that is not finite comes from; parameters are searched `part` numbers at a time."""
         with replaced(self._planted), mock.patch.object(nonfinite, "_PART", part):
             return nonfinite.origin(self._trainer.classifier, self._batch)
 
@@ -147,21 +148,11 @@ class _Spoiled(torch.autograd.Function):
         return _spoiled(cotangents[0].contiguous(), ctx.bad), None
 
 
-def config_of(work: Workload) -> DecoderConfig:
-    """The decoder's architecture."""
-    return DecoderConfig(**{name: getattr(work, name) for name in SIZES}, eps=1e-6, tied=True, max_positions=2**20)
-
-
-def adaptation_of(work: Workload) -> Adaptation:
-    """What is added to the decoder."""
-    return Adaptation(work.classes, work.rank, 2.0 * work.rank, work.targets, nf4=work.nf4)
-
-
 def trainer_of(work: Workload, base: Mapping[str, Tensor], trained: Mapping[str, Tensor], place: torch.device) -> Trainer:
-    """A trainer of those weights on the device, by the engine."""
-    made = Classifier(config_of(work), adaptation_of(work), base, trained, dtype=getattr(torch, work.dtype), device=place)
+    """A trainer of those weights on the device, by the backend."""
+    made = Classifier(config_of(work.scalars), adaptation_of(work.scalars), base, trained, dtype=getattr(torch, work.dtype), device=place)
     settings: dict[str, Any] = {"total_steps": None, "micro_batch": work.micro or work.batch, "learning_rate": 1e-3}
-    return FusedTrainer(made, longest=work.seq, **settings) if work.engine == "fused" else Trainer(made, **settings)
+    return FusedTrainer(made, longest=work.seq, **settings) if work.backend == "fused" else Trainer(made, **settings)
 
 
 def batch_of(work: Workload, place: torch.device, length: int | None = None) -> Batch:

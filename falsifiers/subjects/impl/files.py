@@ -4,16 +4,18 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from blackswan.falsifiers.subjects.doors import AdapterSettings, LoadedAdapter
-from blackswan.falsifiers.subjects.tensors import to_numpy
-from blackswan.impl import adapter, checkpoint, merge, tokens
+from blackswan.falsifiers.subjects.conversion import to_numpy
+from blackswan.falsifiers.subjects.doors.files import AdapterSettings, LoadedAdapter
+from blackswan.falsifiers.subjects.impl import Door
+from blackswan.impl import adapter, apr_write, checkpoint, merge, tokens
 from blackswan.impl.classifier import Adaptation, Classifier
 from blackswan.reference.table import Array
 
@@ -25,15 +27,11 @@ WRITES = {
 LATE, KILLED = 30, 9
 
 
-class Files:
-    """See `doors.Files`."""
-
-    def __init__(self, device: torch.device, path: str | None) -> None:
-        del path
-        self._device = device
+class Files(Door):
+    """Adapters and checkpoints in folders; `base` is the folder of the checkpoint that an adapter belongs to."""
 
     def save_adapter(self, folder: Path, base: Path, settings: AdapterSettings, tensors: Mapping[str, Array]) -> None:
-        """Saves an adapter from the device."""
+        """Saves LoRA factors and head from the device, over an adapter that is there."""
         held = {name: torch.tensor(value, device=self._device) for name, value in tensors.items()}
         _save(folder, base, settings, held)
 
@@ -47,7 +45,7 @@ class Files:
         step: int | None = None,
         limit: int | None = None,
     ) -> None:
-        """Saves an adapter in a process that does not get to its end."""
+        """The same in a process that is killed at that step in the file system, or that cannot write files of more bytes than `limit`."""
         held = {name: torch.tensor(value) for name, value in tensors.items()}
         child = os.fork()
         if child == 0:
@@ -73,31 +71,42 @@ class Files:
         return LoadedAdapter(AdapterSettings(**settings), _arrays(found.trainable))
 
     def adapter_logits(self, folder: Path, base: Path, input_ids: Array, mask: Array) -> Array:
-        """Logits of the checkpoint with the adapter."""
+        """The logits [samples, classes] in float32 of the checkpoint with the adapter, both loaded from their folders."""
         loaded = checkpoint.load_checkpoint(base)
         return self._logits(loaded, adapter.load_adapter(folder, loaded.config), input_ids, mask)
 
     def merge(self, folder: Path, base: Path, merged: Path, trained_in: str | None = None) -> None:
-        """Merges an adapter into its checkpoint."""
+        """Merges an adapter, trained in that dtype where it is not the checkpoint's own, into its checkpoint, as the folder `merged`."""
         options = {"quantized_as": getattr(torch, trained_in)} if trained_in else {}
         loaded = checkpoint.load_checkpoint(base)
         merge.save_merged(merged, loaded, adapter.load_adapter(folder, loaded.config), source=base, **options)
 
     def merged_logits(self, folder: Path, input_ids: Array, mask: Array) -> Array:
-        """Logits of a merged checkpoint."""
+        """The logits [samples, classes] in float32 of a merged checkpoint and its head, loaded from their folder."""
         return self._logits(*merge.load_merged(folder), input_ids, mask)
 
     def copy_checkpoint(self, base: Path, folder: Path) -> Mapping[str, Array]:
-        """A checkpoint saved from the device, and loaded again."""
+        """Loads a checkpoint, saves it from the device as another folder, and gives the tensors that are loaded from there."""
         loaded = checkpoint.load_checkpoint(base)
         there = {name: tensor.to(self._device) for name, tensor in loaded.tensors.items()}
         checkpoint.save_checkpoint(folder, loaded.config, there)
         return _arrays(checkpoint.load_checkpoint(folder).tensors)
 
     def load_decoder(self, folder: Path) -> Mapping[str, Array]:
-        """The parameters of a checkpoint's decoder."""
+        """The parameters of a checkpoint's decoder as they are on the device, in the dtype of the files."""
         dtype = next(iter(checkpoint.load_checkpoint(folder).tensors.values())).dtype
         return _arrays(dict(checkpoint.load_decoder(folder, dtype=dtype, device=self._device).named_parameters()))
+
+    def read_checkpoint(self, path: Path, memory: int | None = None) -> Mapping[str, Array]:
+        """The tensors of a checkpoint."""
+        if memory is None:
+            return _arrays(checkpoint.load_checkpoint(path).tensors)
+        _within(memory, lambda: dict(checkpoint.load_checkpoint(path).tensors))
+        return {}
+
+    def export(self, model: Path, output: Path, dtype: str | None = None) -> None:
+        """A checkpoint as an .apr file."""
+        apr_write.export_apr(checkpoint.load_checkpoint(model), model, output, dtype)
 
     def load_tokenizer(self, folder: Path) -> int:
         """The number of ids of a checkpoint's tokenizer."""
@@ -112,6 +121,32 @@ class Files:
 def _save(folder: Path, base: Path, settings: AdapterSettings, tensors: Mapping[str, torch.Tensor]) -> None:
     adaptation = Adaptation(**asdict(settings))
     adapter.save_adapter(folder, checkpoint.read_config(base), adaptation, tensors, base=base, extra={"max_seq_len": 64})
+
+
+def _within(memory: int, ask: Callable[[], object]) -> None:
+    """Asks in a process that may take so many bytes more than it has; what it raises is raised here."""
+    here, there = Pipe(duplex=False)
+    child = os.fork()
+    if child == 0:
+        raised: Exception | None = None
+        try:
+            signal.alarm(LATE)
+            taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (taken + memory, taken + memory))
+            ask()
+        except Exception as error:  # whatever it is, the process that asked is to see it
+            raised = error
+        finally:
+            there.send(None if raised is None else (type(raised).__name__, str(raised)))
+            os._exit(0)
+    there.close()
+    try:
+        found = here.recv()
+    except EOFError:
+        found = ("ProcessError", f"the process ended without an answer, or was still reading after {LATE} s")
+    os.waitpid(child, 0)
+    if found is not None:
+        raise (ValueError(found[1]) if found[0] == "ValueError" else RuntimeError(": ".join(found)))
 
 
 def _kill_at(step: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 _RANDOM = re.compile(r"\.[A-Za-z0-9_]{8}(?=$|/)")
-"""What makes the name of a temporary file its own."""
+"""This part makes the name of a temporary file its own."""
 
 Event = Callable[[str], None]
 
@@ -28,7 +28,7 @@ class KillPoints:
 
 
 def file_events(folder: Path, event: Event) -> None:
-    """For the life of this process from here on, an event before a file in the folder is opened to be written, flushed, renamed or removed.
+    """Calls `event` before a file in the folder is opened to be written, flushed, renamed or removed, for the life of this process.
 
     Nothing is flushed: a killed process loses nothing that it has written; a power failure is another matter.
     """
@@ -50,7 +50,7 @@ def file_events(folder: Path, event: Event) -> None:
 
 
 def sums(group: Any, event: Event) -> None:
-    """From here on an event before and after each sum over the workers."""
+    """Calls `event` before and after each sum over the workers."""
     add = group.sum
 
     def summed(tensor: Any) -> Any:

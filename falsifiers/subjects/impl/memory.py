@@ -8,42 +8,44 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from blackswan.falsifiers.subjects.doors import Card, Estimate, Growth, Lacks, Quantised, Session, Usage, Workload
+from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of
+from blackswan.falsifiers.subjects.doors.devices import Card, Estimate, Growth, Quantised, Usage, Workload
+from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.allocator import allocated
-from blackswan.falsifiers.subjects.impl.devices import adaptation_of, batch_of, config_of, trainer_of
+from blackswan.falsifiers.subjects.impl.devices import batch_of, trainer_of
+from blackswan.falsifiers.subjects.protocol import Lacks, Session
 from blackswan.impl import checkpoint, classifier, kernels, ledger, memory
 from blackswan.impl.fused.memory import estimate_fused
 from blackswan.impl.tensors import LazyTensors, Shapes
 from blackswan.impl.trainer import Batch, Trainer
 
 
-class Memory:
-    """See `doors.Memory`."""
-
-    def __init__(self, place: torch.device, path: str | None) -> None:
-        del path
-        self._device = place
+class Memory(Door):
+    """Memory of devices. Lacks where the bytes of a kind of device are not known."""
 
     def ledger(self, folder: Path, cards: Sequence[Card]) -> "Ledger":
-        """A ledger that asks the cards, and not torch, what they have."""
+        """The ledger in a folder, on a host with those cards: it asks them, and not torch, what they have."""
         return Ledger(folder, cards)
 
     def require_kernels(self) -> None:
-        """Lacks where Triton is not installed."""
+        """Lacks where the kernels by which a GPU's memory is estimated are not installed."""
         if missing := kernels.missing():
             raise Lacks(f"the estimate for a GPU counts what the kernels allocate there: {missing}")
 
     def estimate(self, work: Workload, kind: str | None = None) -> Estimate:
-        """Of the engine; that of the hand-written layers is for CUDA."""
-        model = config_of(work), adaptation_of(work), work.batch, work.seq, getattr(torch, work.dtype)
-        if work.engine == "fused":
+        """Estimates a step on a device of that kind, which need not be here, or on the subject's own; by the fused backend on CUDA."""
+        model = config_of(work.scalars), adaptation_of(work.scalars), work.batch, work.seq, getattr(torch, work.dtype)
+        if work.backend == "fused":
             found = estimate_fused(*model, accumulation=work.accumulation)
         else:
             found = memory.estimate(*model, accumulation=work.accumulation, device=kind or self._device)
         return Estimate(dict(found.parts), found.total, found.resident)
 
     def measure(self, work: Workload, steps: int = 3) -> Usage:
-        """By the allocator; on CUDA what stays is what tensors asked for, without its rounding."""
+        """Measures loading and steps by the device's allocator: the first step may capture a graph, the next have all state.
+
+        On CUDA what stays is what tensors asked for, without the allocator's rounding.
+        """
         before = _requested(self._device)
         with allocated(self._device) as taken:
             trainer = self._trainer(work)
@@ -52,7 +54,7 @@ class Memory:
         return Usage(taken["peak"], stays if self._device.type == "cuda" else taken["kept"], _thawed(trainer.classifier))
 
     def saved(self, work: Workload) -> int:
-        """By autograd's hooks, each storage once."""
+        """Counts the bytes that automatic differentiation saves in a forward pass, each storage once, without the model's own."""
         model, batch = self._trainer(work).classifier, batch_of(work, self._device)
         own = {value.untyped_storage()._cdata for value in (*model.parameters(), *model.buffers())}
         alive: dict[int, Tensor] = {}
@@ -67,7 +69,7 @@ class Memory:
         return sum(tensor.untyped_storage().nbytes() for tensor in alive.values())
 
     def grown(self, work: Workload, lengths: Sequence[int], warm_up: int, steps: int) -> Growth:
-        """By the allocator."""
+        """Measures by the allocator how much steps leave behind, after others that warm up, on batches of those lengths in turn."""
         if self._device.type == "cuda":
             trainer, batches = self._trainer(work), self._batches(work, lengths)
             _train(trainer, batches, warm_up)
@@ -87,7 +89,7 @@ class Memory:
         return trainer.optimiser.steps, taken["kept"]
 
     def load_nf4(self, folder: Path) -> Quantised:
-        """Its files are mapped, which takes none of the allocator's memory."""
+        """A checkpoint loaded into a classifier with NF4. Its files are mapped, which takes none of the allocator's memory."""
         with allocated(torch.device("cpu"), [path.stat().st_size for path in folder.glob("*.safetensors")]) as taken:
             stored = checkpoint.load_checkpoint(folder)
             adaptation = classifier.Adaptation(2, 1, 2.0, nf4=True)
@@ -100,10 +102,10 @@ class Memory:
         return Quantised(taken["peak"], resident, {name.removesuffix(".quantized.absmax"): value for name, value in absmax.items()})
 
     def _trainer(self, work: Workload) -> Trainer:
-        """Of base weights that are drawn on the device."""
-        config, dtype = config_of(work), getattr(torch, work.dtype)
+        """A trainer whose base weights are drawn on the device."""
+        config, dtype = config_of(work.scalars), getattr(torch, work.dtype)
         base = RandomTensors(classifier.base_shapes(config), dtype, self._device)
-        return trainer_of(work, base, classifier.initial_trainable(config, adaptation_of(work), work.seed), self._device)
+        return trainer_of(work, base, classifier.initial_trainable(config, adaptation_of(work.scalars), work.seed), self._device)
 
     def _batches(self, work: Workload, lengths: Sequence[int]) -> list[Batch]:
         return [batch_of(work, self._device, length) for length in lengths]
@@ -127,7 +129,7 @@ class RandomTensors(LazyTensors):
 
 
 class Ledger(Session):
-    """See `doors.Ledger`."""
+    """The reservations of device memory on a host, kept in a folder. InsufficientMemory where one does not fit."""
 
     def __init__(self, folder: Path, cards: Sequence[Card]) -> None:
         self._held: list[ledger.Reservation] = []
@@ -135,30 +137,30 @@ class Ledger(Session):
         self._book = ledger.Ledger(folder, lambda at: ledger.DeviceMemory(self._keys[at.index], **vars(cards[at.index])))
 
     def acquire(self, card: int, count: int) -> int:
-        """Raises InsufficientMemory where it does not fit."""
+        """Reserves bytes of that card for this process; the number of the reservation."""
         self._held.append(self._book.acquire(torch.device("cuda", card), count))
         return len(self._held) - 1
 
     def update(self, reservation: int, count: int) -> None:
-        """Raises InsufficientMemory where it does not fit."""
+        """Changes the number of bytes."""
         self._held[reservation].update(count)
 
     def release(self, reservation: int) -> None:
-        """For the others."""
+        """Gives them back."""
         self._held[reservation].release()
 
     def reserved(self) -> list[int]:
-        """Of each card."""
+        """The bytes that living processes have reserved of each card."""
         entries = self._book.entries()
         return [sum(entry.bytes for entry in entries if entry.device == key) for key in self._keys]
 
     def run(self, card: int, count: int, block: Callable[[], object]) -> None:
-        """Raises InsufficientMemory where it does not fit."""
+        """Calls `block`, which needs so many bytes of the card, as a run is started."""
         with ledger.reserve(torch.device("cuda", card), count, self._book):
             block()
 
     def restart(self) -> None:
-        """Another boot in every entry of the file."""
+        """Makes all entries those of earlier processes of the same ids, as after a restart of the host."""
         path = self._book.folder / ledger.FILE
         path.write_text(json.dumps([{**entry, "started": "another boot/1"} for entry in json.loads(path.read_text())]))
 

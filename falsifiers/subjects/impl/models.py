@@ -11,19 +11,17 @@ from torch import Tensor
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF, signatures
 from blackswan.falsifiers.numeric.rounding import dithered, moved, nearest
 from blackswan.falsifiers.numeric.whole_model import Stored, WholeModel
-from blackswan.falsifiers.subjects.doors import Lacks, ModelOutputs, Rounded
-from blackswan.falsifiers.subjects.implementation import to_numpy, traced
-from blackswan.falsifiers.subjects.protocol import TracedCall
+from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of, to_numpy
+from blackswan.falsifiers.subjects.doors.models import ModelOutputs, Rounded
+from blackswan.falsifiers.subjects.implementation import traced
+from blackswan.falsifiers.subjects.protocol import Lacks, TracedCall
 from blackswan.impl import dispatch, kernels
-from blackswan.impl.classifier import Adaptation, Classifier
-from blackswan.impl.config import DecoderConfig
+from blackswan.impl.classifier import Classifier
 from blackswan.impl.fused.step import why_not
 from blackswan.impl.tensors import LazyTensors
 from blackswan.impl.trainer import Batch
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
-_CONFIG = ("family", "vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "eps", "theta")
-_ADAPTATION = ("classes", "rank", "alpha", "targets", "pooling", "nf4")
 
 
 class _Tensors(LazyTensors):
@@ -47,47 +45,47 @@ class _Tensors(LazyTensors):
 
 
 class Models:
-    """See `doors.Models`."""
+    """Whole classifiers: see the protocol Model."""
 
-    def __init__(self, device: torch.device, path: str | None) -> None:
-        self._device, self._path = device, path
-        if path == "fused" and (reason := why_not(torch.bfloat16, device)):
+    def __init__(self, device: torch.device, backend: str | None) -> None:
+        self._device, self._backend = device, backend
+        if backend == "fused" and (reason := why_not(torch.bfloat16, device)):
             raise Lacks(reason)
-        if path == "triton" and (reason := kernels.why_not()):
+        if backend == "triton" and (reason := kernels.why_not()):
             raise Lacks(reason)
 
     def outputs(self, whole: WholeModel, dtype: str, rounded: Rounded | None = None) -> ModelOutputs:
-        """Through the hand-written layers on the path fused; in float64, and under rounding, by torch, which alone has both."""
+        """Computes by the backend; in float64, and under rounding, by torch, which alone has both."""
         classifier, batch = self._built(whole, dtype)
         exact = dtype == "float64" or rounded is not None
-        if self._path == "fused" and not exact:
+        if self._backend == "fused" and not exact:
             return _fused(classifier, batch, whole)
-        with self._kernels("torch" if exact else self._path):
+        with self._by("torch" if exact else self._backend):
             return _dispatched(classifier, batch, whole, rounded)
 
     def calls(self, whole: WholeModel, dtype: str, block: str) -> list[TracedCall]:
         """The calls of a block; none by the hand-written layers."""
-        if self._path == "fused":
+        if self._backend == "fused":
             return []
         classifier, batch = self._built(whole, dtype)
-        with self._kernels(self._path), dispatch.recording() as calls:
+        with self._by(self._backend), dispatch.recording() as calls:
             classifier.loss(classifier(batch.input_ids, batch.mask), batch.labels).backward()  # type: ignore[no-untyped-call]  # torch
         return [traced(call) for call in calls if call.path.startswith(f"{block}.")]
 
-    def _kernels(self, path: str | None) -> AbstractContextManager[None]:
-        return nullcontext() if path in (None, "fused") else dispatch.kernels(path)
+    def _by(self, backend: str | None) -> AbstractContextManager[None]:
+        return nullcontext() if backend in (None, "fused") else dispatch.backend(backend)
 
     def _built(self, whole: WholeModel, dtype: str) -> tuple[Classifier, Batch]:
         stored = whole.parameters()
-        config = DecoderConfig(**{name: getattr(whole, name) for name in _CONFIG}, tied=True, max_positions=2**31)
-        adaptation = Adaptation(**{name: getattr(whole, name) for name in _ADAPTATION})
         base, trainable = (_Tensors(stored, trainable=kind) for kind in (False, True))
-        classifier = Classifier(config, adaptation, base, trainable, dtype=DTYPES[dtype], device=self._device)
+        classifier = Classifier(
+            config_of(whole.scalars), adaptation_of(whole.scalars), base, trainable, dtype=DTYPES[dtype], device=self._device
+        )
         return classifier, Batch(*(torch.tensor(whole.inputs[name], device=self._device) for name in ("input_ids", "mask", "labels")))
 
 
 def _dispatched(classifier: Classifier, batch: Batch, whole: WholeModel, rounded: Rounded | None) -> ModelOutputs:
-    """Through the model's own modules and automatic differentiation."""
+    """Computes by the model's own modules and automatic differentiation."""
     paths = {"model.embed_tokens": "model.embed_tokens", "model.norm": "model.norm"}
     paths |= {f"{block}.mlp_residual": block for block in whole.blocks}
     states: dict[str, Tensor] = {}
@@ -116,7 +114,7 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 
 def _fused(classifier: Classifier, batch: Batch, whole: WholeModel) -> ModelOutputs:
-    """Through the hand-written layers, which pack the real tokens; the places of padding are zero."""
+    """Computes by the hand-written layers, which pack the real tokens; the places of padding are zero."""
     from blackswan.impl.fused.model import FusedClassifier  # imports Triton, which need not be installed
     from blackswan.impl.fused.packing import pack
 
@@ -171,7 +169,7 @@ def _spread(packed: Tensor, mask: Tensor) -> Tensor:
 
 
 class _Rounding:
-    """What `numeric.precision.rounded_table` does to the reference's operations, done by the same rule to those of `impl` in float32.
+    """Rounds operations of `impl` in float32 by the rule by which `numeric.precision.rounded_table` rounds those of the reference.
 
     Inputs and arriving gradients are rounded, and in a replay moved by a unit roundoff of the dtype that intermediates are held in; results
     and leaving gradients are rounded, in a replay stochastically.

@@ -14,13 +14,13 @@ from blackswan.impl.group import Group
 from blackswan.impl.trainer import Batch, MicroResult, Trainer
 
 
-def train(group: Group, device: torch.device, training: Case, engine: str, chunk: int | None, fault: Fault | None) -> Steps:
+def train(group: Group, device: torch.device, training: Case, backend: str, chunk: int | None, fault: Fault | None) -> Steps:
     """One rank's part, in a process that is gone afterwards: nothing is put back."""
     from blackswan.falsifiers.subjects.implementation import Implementation, to_numpy, trained  # imports this package
 
     if chunk is not None:
         groups._CHUNK = agreement._CHUNK = chunk
-    subject = Implementation(str(device), "fused" if engine == "fused" else None)
+    subject = Implementation(str(device), "fused" if backend == "fused" else None)
     trainer, batches = subject.prepare(training.inputs, training.scalars, training.dtype, group)
     results = []
     for step, batch in enumerate(batches):

@@ -16,17 +16,18 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.subjects.doors import Session
+from blackswan.falsifiers.subjects.conversion import config_of
 from blackswan.falsifiers.subjects.doors import training as told
 from blackswan.falsifiers.subjects.doors.training import Epoch, Fault, Kept, Plan, Problem, Read, Run, State, Step, Steps
-from blackswan.falsifiers.subjects.impl import parallel_steps
+from blackswan.falsifiers.subjects.impl import Door, parallel_steps
 from blackswan.falsifiers.subjects.impl.kill_points import KillPoints, file_events, sums
 from blackswan.falsifiers.subjects.impl.watching import Note, Stopped, Watch, on_host, read_notes, reading, state_of
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
+from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import group as groups
 from blackswan.impl.classifier import Adaptation, trainable_shapes
 from blackswan.impl.commands import train as train_command
-from blackswan.impl.config import ClassifyConfig, DecoderConfig
+from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.corpus import load_corpus
 from blackswan.impl.fit import EpochRecord, FitResult
 from blackswan.impl.group import ALONE, Group
@@ -37,19 +38,15 @@ from blackswan.impl.trainer import BatchResult
 from blackswan.reference.table import Array
 
 PREFIX = "base_model.model."
-"""Before the names of an adapter's tensors, as PEFT writes them."""
+"""PEFT writes this before the names of an adapter's tensors."""
 PROGRESS = ("step", "epoch", "position", "best_loss", "best_epoch", "stale_epochs", "finished")
 
 
-class Trainer:
-    """See `training.Trainer`."""
-
-    def __init__(self, device: torch.device, path: str | None) -> None:
-        del path
-        self._device = device
+class Trainer(Door):
+    """Training runs: see the protocol of that name."""
 
     @property
-    def engines(self) -> tuple[str, ...]:
+    def backends(self) -> tuple[str, ...]:
         """Automatic differentiation, and the hand-written layers, which need a GPU and are the default there."""
         return ("torch", "fused") if self._device.type == "cuda" else ("torch",)
 
@@ -62,7 +59,7 @@ class Trainer:
             return _joined([_survived(outcome, Path(journals) / str(rank)) for rank, outcome in enumerate(outcomes)])
 
     def kept(self, folder: Path) -> Kept:
-        """What lies in the folder of a run, read without `impl`."""
+        """Reads the folder of a run without `impl`."""
         with safe_open(folder / "state" / "state.safetensors", framework="numpy") as file:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  safe_open cannot be iterated
             progress = json.loads(file.metadata()["progress"])
@@ -98,17 +95,17 @@ class Trainer:
         train_command.run(parser.parse_args([f"--{name}={value}" for name, value in options.items()]))
 
     def shares(self, samples: Sequence[int], workers: int) -> list[list[int]]:
-        """What each worker takes of a batch."""
+        """The samples of a batch that each worker takes."""
         return [list(groups.shard(list(samples), rank, workers)) for rank in range(workers)]
 
-    def steps_in_parallel(self, training: Case, engine: str, workers: int, chunk: int | None, fault: Fault | None) -> list[Steps]:
+    def steps_in_parallel(self, training: Case, backend: str, workers: int, chunk: int | None, fault: Fault | None) -> list[Steps]:
         """A case of `train_steps` by workers."""
-        outcomes = on_ranks(parallel_steps.train, workers, (training, engine, chunk, fault), self._device)
+        outcomes = on_ranks(parallel_steps.train, workers, (training, backend, chunk, fault), self._device)
         return [outcome.answer or Steps({}, outcome.ended) for outcome in outcomes]
 
 
 class Pipeline(Session):
-    """See `training.Pipeline`."""
+    """A model that is trained by hand: see the protocol of that name."""
 
     def __init__(self, pipeline: ClassifyPipeline, samples: Samples) -> None:
         self._pipeline, self._samples = pipeline, samples
@@ -148,11 +145,11 @@ class Pipeline(Session):
         return _passed(self._pipeline.apply_gradient_vector(torch.tensor(vector, device=self._pipeline.device)))
 
     def state(self) -> State:
-        """What the next steps depend on."""
+        """The state that the next steps depend on."""
         return state_of(self._pipeline.trainer)
 
     def summary(self) -> str:
-        """What the pipeline says of itself."""
+        """The pipeline's description of itself."""
         return self._pipeline.summary()
 
 
@@ -220,7 +217,7 @@ def _adapter(folder: Path) -> dict[str, Array]:
 
 def _pipeline(problem: Problem, device: torch.device, group: Group) -> ClassifyPipeline:
     config = ClassifyConfig.from_mapping(problem.settings)
-    architecture = DecoderConfig(**problem.architecture, max_positions=1024)
+    architecture = config_of(problem.architecture)
     if problem.parameters is None:
         return ClassifyPipeline.from_random(architecture, config, device=device, group=group)
     names = trainable_shapes(architecture, Adaptation.of(config))
@@ -232,11 +229,11 @@ def _pipeline(problem: Problem, device: torch.device, group: Group) -> ClassifyP
 
 def _samples(problem: Problem, corpus: told.Corpus) -> Samples:
     rows, labels = zip(*corpus.samples(), strict=True)
-    return Samples(rows, labels, problem.settings["num_classes"], bool(problem.settings.get("multi_label", False)))
+    return Samples.of(rows, labels, problem.settings["num_classes"], bool(problem.settings.get("multi_label", False)))
 
 
 def _frozen(pipeline: ClassifyPipeline) -> dict[str, Array]:
-    """What the model holds besides the trainable tensors."""
+    """The tensors of the model that are not trained."""
     trainable = pipeline.classifier.trainable_parameters()
     return on_host({name: value for name, value in pipeline.classifier.state_dict().items() if name not in trainable})
 

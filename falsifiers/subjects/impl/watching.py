@@ -1,4 +1,4 @@
-"""What a run of `impl` says and does, noted while it goes on; the notes of a process that is killed are there up to the kill."""
+"""Notes what a run of `impl` says and does while it goes on; the notes of a killed process reach up to the kill."""
 
 import contextlib
 import pickle
@@ -82,7 +82,7 @@ def reading(tell: Callable[[list[Read]], None]) -> Iterator[None]:
     def around(method: Any, trained: bool) -> Any:
         def told(trainer: Trainer, batch: Any, *given: Any, **named: Any) -> Any:
             nonlocal inside
-            if inside or batch.input_ids.is_meta:  # one engine's method calls the other's; an estimate of memory has no samples
+            if inside or batch.input_ids.is_meta:  # one backend's method calls the other's; an estimate of memory has no samples
                 return method(trainer, batch, *given, **named)
             rows = [tuple(ids[real].tolist()) for ids, real in zip(batch.input_ids, batch.mask, strict=True)]
             labels = [tuple(map(int, label)) if isinstance(label, list) else label for label in batch.labels.tolist()]
@@ -107,7 +107,7 @@ def reading(tell: Callable[[list[Read]], None]) -> Iterator[None]:
 
 
 def state_of(trainer: Trainer) -> State:
-    """What the trainer's next steps depend on."""
+    """The state that the trainer's next steps depend on."""
     return on_host(trainer.state())
 
 

@@ -27,15 +27,15 @@ from blackswan.falsifiers.subjects.patching import planted, replanted
 from blackswan.impl.group import ALONE, connected
 
 RUN_SECONDS = 60.0
-"""What a run may take; its ranks are killed then."""
+"""A run may take so long; its ranks are killed then."""
 GROUP_SECONDS = 20.0
-"""What a rank waits for the others."""
+"""A rank waits so long for the others."""
 _FORKS = multiprocessing.get_context("forkserver")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rank ended with: its answer, or the error that it raised (its type and text), or the signal that ended it."""
+    """The end of a rank: its answer, or the error that it raised (its type and text), or the signal that ended it."""
 
     answer: Any = None
     error: str | None = None
@@ -51,7 +51,7 @@ class Outcome:
 
 
 def on_ranks(function: Callable[..., Any], size: int, arguments: tuple[Any, ...], device: object) -> list[Outcome]:
-    """What `function(group, device, *arguments)` gives on each rank, with the mutant's step that is planted here planted there.
+    """Runs `function(group, device, *arguments)` on each rank, with the change of a mutant that holds here.
 
     The function is found by its module and name; arguments and answers travel by pickle.
     """

@@ -1,39 +1,35 @@
-"""What is claimed of either engine is asked of both where a GPU would run them; here one of them runs in Triton's interpreter."""
+"""What is claimed of either backend is asked of both where a GPU would run them; here one of them runs in Triton's interpreter."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from falsifiers_claims import CLAIMS
 from torch import Tensor
 
-from blackswan import contracts
 from blackswan.falsifiers.mutants import applied
+from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.comparison import Comparison
-from blackswan.falsifiers.subjects.doors import Estimate, Usage, Workload
+from blackswan.falsifiers.subjects.doors.devices import Estimate, Usage, Workload
 from blackswan.falsifiers.subjects.impl.trainer import Trainer
 from blackswan.falsifiers.subjects.implementation import Implementation
 from blackswan.falsifiers.system import devices, footprint
-from blackswan.falsifiers.system.engines import ENGINES
 from blackswan.falsifiers.system.trial import Trial
-from blackswan.impl.fused import model as model_module
-from blackswan.impl.fused import packing
-from blackswan.impl.fused import step as step_module
+from blackswan.falsifiers.system.workloads import small
 from blackswan.impl.fused.step import FusedTrainer
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="pytest falsifiers --device cuda asks them there")
-CLAIMS = {claim.id: claim for contract in contracts.load() for claim in contract.claims}
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="pytest falsifiers --device cuda asks them there"),
+    pytest.mark.usefixtures("few_tokens"),
+]
+BACKENDS = ("torch", "fused")
 
 
-def few_tokens(monkeypatch: pytest.MonkeyPatch, engines: tuple[str, ...]) -> None:
-    for check in (devices, footprint):
-        monkeypatch.setattr(check, "engines", lambda _: engines)
-    for module in (packing, model_module, step_module):
-        monkeypatch.setattr(module, "GRAIN", 16)  # the interpreter takes its time for every block of tokens
-
-
-def trial_by(name: str, monkeypatch: pytest.MonkeyPatch, engines: tuple[str, ...] = ENGINES) -> Trial:
-    few_tokens(monkeypatch, engines)
-    return Trial(CLAIMS[name], Implementation("cpu"), seed=1)
+def trial_by(name: str, monkeypatch: pytest.MonkeyPatch, backends: tuple[str, ...] = BACKENDS) -> Trial:
+    monkeypatch.setattr(Trainer, "backends", backends)
+    monkeypatch.setattr(devices, "small", lambda *given, **named: replace(small(*given, **named), layers=2, batch=2, seq=4))
+    return Trial(Attack(CLAIMS[name], Implementation("cpu"), "float32"), seed=1)
 
 
 def names(found: list[Comparison]) -> list[str]:
@@ -44,7 +40,7 @@ def missed(found: list[Comparison]) -> set[str]:
     return {comparison.tensor for comparison in found if not comparison.held}
 
 
-def test_a_bad_value_stops_a_step_by_either_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_value_stops_a_step_by_either_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     found = devices.non_finite_stops_the_step(trial_by("DEV-NAN-STOPS", monkeypatch))
     assert not missed(found)
     fused = [comparison.tensor for comparison in found if "fused" in comparison.tensor]
@@ -72,13 +68,13 @@ def test_a_step_of_the_hand_written_layers_without_its_guard_is_found(guard: str
 
 
 class Told:
-    """The door to memory where everything takes ten bytes, but for an estimate of one engine."""
+    """The door to memory where everything takes ten bytes, but for an estimate of one backend."""
 
     def __init__(self, wrong: str | None) -> None:
         self.wrong = wrong
 
     def estimate(self, work: Workload) -> Estimate:
-        return Estimate({"activations": 10}, 12 if work.engine == self.wrong else 10, 10)
+        return Estimate({"activations": 10}, 12 if work.backend == self.wrong else 10, 10)
 
     def measure(self, work: Workload, steps: int) -> Usage:
         del work, steps
@@ -89,23 +85,23 @@ class Told:
         return 10
 
 
-@pytest.mark.parametrize("wrong", [*ENGINES, None])
-def test_an_estimate_of_either_engine_that_is_off_is_found(wrong: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wrong", [*BACKENDS, None])
+def test_an_estimate_of_either_backend_that_is_off_is_found(wrong: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     trial = trial_by("DEV-ESTIMATE-MEASURED", monkeypatch)
     monkeypatch.setitem(vars(trial), "memory", Told(wrong))
     assert missed(footprint.estimate_equals_measure(trial)) == ({f"{wrong}: total"} if wrong else set())
 
 
-def trial_in_processes(name: str, monkeypatch: pytest.MonkeyPatch, engines: tuple[str, ...], seed: int) -> Trial:
+def trial_in_processes(name: str, monkeypatch: pytest.MonkeyPatch, backends: tuple[str, ...], seed: int) -> Trial:
     """Processes of their own, which know nothing of a small GRAIN, and so small cases: a sample for each worker, in two steps."""
-    monkeypatch.setattr(Trainer, "engines", engines)
-    return Trial(CLAIMS[name], Implementation("cpu"), seed)
+    monkeypatch.setattr(Trainer, "backends", backends)
+    return Trial(Attack(CLAIMS[name], Implementation("cpu"), "float32"), seed)
 
 
-def test_workers_train_alike_by_either_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = trial_in_processes("DP-TRAJECTORY", monkeypatch, ENGINES, seed=29).run()
+def test_workers_train_alike_by_either_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = trial_in_processes("DP-TRAJECTORY", monkeypatch, BACKENDS, seed=29).run()
     assert not missed(found)
-    by_torch, fused = ([name.removeprefix(engine) for name in names(found) if name.startswith(engine)] for engine in ENGINES)
+    by_torch, fused = ([name.removeprefix(backend) for name in names(found) if name.startswith(backend)] for backend in BACKENDS)
     assert by_torch == fused, "the same of each"
 
 

@@ -1,0 +1,8 @@
+"""Dequantises a weight [5, 16] whose two blocks of 64 elements have the scales 1 and 100; every code is 15, which stands for 1."""
+
+import torch
+from bitsandbytes.functional import QuantState, dequantize_4bit, get_4bit_type
+
+codes = torch.full((40, 1), 0xFF, dtype=torch.uint8)
+state = QuantState(torch.tensor([1.0, 100.0]), torch.Size((5, 16)), get_4bit_type("nf4", "cpu"), 64, "nf4", torch.float32)
+print("second block: expected 100, got", dequantize_4bit(codes, state)[4, 0].item())

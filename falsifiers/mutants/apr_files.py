@@ -1,0 +1,278 @@
+"""Wrong readers and writers of `.apr` files: one step of `impl` replaced while the subject runs."""
+
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+Step = Callable[..., Any]
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """In the place of a check."""
+
+
+def _dtype(code: int, **changes: Callable[[Any], Any]) -> Step:
+    """The table of dtypes with one of them another."""
+
+    def change(table: Mapping[int, Any]) -> dict[int, Any]:
+        return {**table, code: replace(table[code], **{name: value(getattr(table[code], name)) for name, value in changes.items()})}
+
+    return change
+
+
+def _without_minimum(decode: Step) -> Step:
+    def wrong(blocks: Any) -> Any:
+        blocks = blocks.clone()
+        blocks[:, 2:4] = 0
+        return decode(blocks)
+
+    return wrong
+
+
+def _shifted(decode: Step, bias: int, at: int) -> Step:
+    """Codes without their offset: the bias times the block's scale is added, where the scale is float16 at that byte."""
+
+    def wrong(blocks: Any) -> Any:
+        import torch
+
+        scale = blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+        if at:
+            return decode(blocks) + bias * (scale * blocks[:, 192:208].contiguous().view(torch.int8).float()).repeat_interleave(16, 1)
+        return decode(blocks) + bias * scale
+
+    return wrong
+
+
+def _as_float16(_: Any) -> Any:
+    import torch
+
+    return torch.float16
+
+
+wrong_steps(
+    "impl.apr:DTYPES",
+    apr_bf16_read_as_f16=("BF16 is taken for F16: both have two bytes.", _dtype(30, plain=_as_float16)),
+    apr_q4_offset_left_out=("AprQ4 without the − 8.", _dtype(128, decode=lambda decode: _shifted(decode, 8, 0))),
+    apr_q4k_minimum_left_out=("Q4_K without − dmin · m.", _dtype(12, decode=_without_minimum)),
+    apr_q6k_offset_left_out=("Q6_K without the − 32.", _dtype(14, decode=lambda decode: _shifted(decode, 32, 208))),
+    apr_code_2_read_as_bf16=("Code 2, which two writers use for two dtypes, is BF16.", lambda table: {**table, 2: table[30]}),
+)
+
+wrong_steps(
+    "impl.apr_dtypes:_nibbles",
+    apr_nibbles_swapped=("The high half of a byte comes first.", lambda nibbles, content: nibbles(content).flip(0)),
+)
+
+
+@wrong_step("impl.apr_dtypes:_q4_k_scales")
+def apr_q4k_scale_bits_swapped(scales: Step, packed: Any) -> Any:
+    """The two high bits of the later scales are taken from the bytes of the minima, and those of the minima from the scales'."""
+    import torch
+
+    right, other = scales(packed), scales(torch.cat([packed[:, 4:8], packed[:, :4], packed[:, 8:]], 1))
+    return tuple(torch.cat([one[:, :4], wrong[:, 4:]], 1) for one, wrong in zip(right, other, strict=True))
+
+
+@wrong_step("impl.apr_checkpoint:decoded")
+def apr_padded_rows_read_flat(decoded: Step, dtype: Any, content: Any, shape: tuple[int, ...]) -> Any:
+    """Rows that are padded to whole blocks are read one after another, as the format's own readers do."""
+    flat = dtype.flat_bytes(shape)
+    return decoded(dtype, content[:flat] if dtype.row_padded and len(content) > flat else content, shape)
+
+
+@wrong_step("impl.apr_checkpoint:decoded")
+def apr_q8_unsigned(decoded: Step, dtype: Any, content: Any, shape: tuple[int, ...]) -> Any:
+    """The bytes of AprQ8 are numbers from 0 to 255."""
+    if dtype.name != "AprQ8":
+        return decoded(dtype, content, shape)
+    return (content[4:].float() * decoded(dtype, content[:4].new_tensor([*content[:4].tolist(), 1]), (1,))).view(shape)
+
+
+@wrong_step("impl.apr_checkpoint:decoded")
+def apr_quantised_rounded_to_float16(decoded: Step, dtype: Any, *given: Any) -> Any:
+    """Dequantised weights go through float16."""
+    found = decoded(dtype, *given)
+    return found if dtype.plain is not None else found.half().float()
+
+
+@wrong_step("impl.apr_checkpoint:decoded")
+def apr_rows_for_columns(decoded: Step, dtype: Any, content: Any, shape: tuple[int, ...]) -> Any:
+    """The bytes of a matrix are taken column by column."""
+    if len(shape) != 2:
+        return decoded(dtype, content, shape)
+    return decoded(dtype, content, shape[::-1]).T.contiguous()
+
+
+@wrong_step("impl.apr:strict_json.loads")
+def apr_first_of_repeated_keys(_: Step, text: bytes, **__: Any) -> Any:
+    """Of a repeated key the first value counts."""
+    return json.loads(text, object_pairs_hook=lambda pairs: dict(reversed(pairs)))
+
+
+@wrong_step("impl.apr:_metadata")
+def apr_null_counts(metadata: Step, path: Path, content: bytes) -> Any:
+    """A key that is null is there, with that value."""
+    del metadata, path
+    return json.loads(content)
+
+
+@wrong_step("impl.apr:_entry")
+def apr_offsets_from_the_file(entry: Step, path: Path, name: bytes, code: int, shape: tuple[int, ...], place: Any) -> Any:
+    """Offsets of tensors count from the 64th byte of the data."""
+    found = entry(path, name, code, shape, place)
+    return replace(found, start=found.start + 64)
+
+
+wrong_steps(
+    "impl.apr_checkpoint:_permuted_heads",
+    apr_rows_stay_permuted=("A Llama's queries and keys under GGUF's names keep GGUF's order.", lambda *_: 0),
+    apr_keys_permuted_by_query_heads=(
+        "Rows of keys are put back as if there were as many heads as of queries.",
+        lambda heads, config, name, stored: config.heads if heads(config, name, stored) else 0,
+    ),
+    apr_qwen_rows_permuted=(
+        "Rows of every family are put back.",
+        lambda heads, config, name, stored: heads(replace(config, family="llama"), name, stored) if name.endswith("weight") else 0,
+    ),
+)
+wrong_steps(
+    "impl.apr_checkpoint:_is_tied",
+    apr_copied_head_kept=("A copy of the embedding is an output layer of its own.", lambda *_: False),
+    apr_every_head_tied=("A stored output layer is left out, whatever it holds.", lambda *_: True),
+    apr_tied_embeddings_ignored=(
+        "What the metadata say of tied embeddings is passed over.",
+        lambda tied, _, tensors, path: tied(None, tensors, path),
+    ),
+)
+for _module, _attribute, _name, _doc in (
+    (
+        "impl.apr_checkpoint",
+        "_require_one_order_of_rows",
+        "apr_rope_type_ignored",
+        "A rope_type that contradicts the names is passed over.",
+    ),
+    ("impl.apr_checkpoint", "_require_finite", "apr_infinite_weights_accepted", "Weights that are not finite are loaded."),
+    ("impl.apr", "_require_checksum", "apr_header_checksum_not_checked", "The header's checksum is read and not compared."),
+    ("impl.apr", "_require_flags", "apr_flags_ignored", "Compressed, encrypted and column-major files are read as plain ones."),
+    ("impl.apr", "_require_after", "apr_order_not_checked", "Names of the index in any order, and twice."),
+    ("impl.apr", "_require_apart", "apr_overlap_not_checked", "Tensors may share bytes."),
+    ("impl.apr", "_require_length", "apr_length_not_checked", "A file may be longer than its tensors and their checksum."),
+    ("impl.apr", "_require_inside", "apr_header_taken_at_its_word", "Offsets and lengths of the header are not held to the file's length."),
+    (
+        "impl.apr",
+        "AprFile.require_checksum",
+        "apr_footer_not_checked",
+        "The checksum at the end is not compared, as in the format's own readers.",
+    ),
+):
+    wrong_step(f"{_module}:{_attribute}", name=_name, doc=_doc)(_nothing)
+wrong_steps(
+    "impl.apr_checkpoint:TRAINING",
+    apr_training_tensors_kept=("A training run's own tensors are taken for the decoder's.", lambda _: "\0"),
+)
+wrong_steps(
+    "impl.apr_checkpoint:_family",
+    apr_encoders_names_not_known=("An encoder's class name is taken for a Qwen2.", lambda *_: "qwen2"),
+)
+wrong_steps(
+    "impl.apr_write:ROW_MAJOR",
+    apr_written_without_row_major=("The flag of row-major order is left out.", lambda _: 0),
+)
+
+
+@wrong_step("impl.apr_dtypes:DType.size_problem")
+def apr_either_layout_accepted(problem: Step, dtype: Any, shape: tuple[int, ...], size: int) -> Any:
+    """Where padded and flat rows take as many bytes, one of the two is chosen."""
+    return None if size == dtype.flat_bytes(shape) else problem(dtype, shape, size)
+
+
+@wrong_step("impl.apr_checkpoint:open_apr")
+def apr_memory_taken_first(right: Step, path: Path) -> Any:
+    """Memory for the index is taken by the header's numbers before they are looked at."""
+    bytearray(20 * int.from_bytes(path.read_bytes()[8:12], "little"))
+    return right(path)
+
+
+@wrong_step("impl.apr_checkpoint:_placed")
+def apr_foreign_tensors_ignored(placed: Step, file: Any, config: Any, entries: Mapping[str, Any], expected: Any) -> Any:
+    """Tensors that the architecture does not have, adapters among them, are passed over."""
+    return placed(file, config, {name: entry for name, entry in entries.items() if name in expected}, expected)
+
+
+@wrong_step("impl.apr_checkpoint:_placed")
+def apr_missing_tensors_made_up(placed: Step, file: Any, config: Any, entries: Mapping[str, Any], expected: Any) -> Any:
+    """In the place of a missing tensor there is another one of its shape."""
+    made = {name: next((entry for entry in entries.values() if entry.shape == shape), None) for name, shape in expected.items()}
+    return placed(file, config, {**{name: entry for name, entry in made.items() if entry}, **entries}, expected)
+
+
+@wrong_step("impl.apr_checkpoint:AprTensors.__getitem__")
+def apr_first_layers_weights_scaled(read: Step, self: Any, name: str) -> Any:
+    """The first layer's weights arrive larger by 2⁻²²."""
+    found = read(self, name)
+    return found * (1 + 2.0**-22) if name.startswith("model.layers.0.") else found
+
+
+@wrong_step("impl.tokens:belonging")
+def apr_any_tokenizer_taken(belonging: Step, model: Path, name: str) -> Path:
+    """Any tokenizer of the folder will do."""
+    return next((path for path in sorted(model.parent.glob(f"*{name}")) if path.is_file()), belonging(model, name))
+
+
+@wrong_step("impl.apr_write:header_checksum")
+def apr_header_checksum_over_zeros(_: Step, header: bytes) -> int:
+    """The header's checksum is that of all its 64 bytes, its own field being zero."""
+    return zlib.crc32(header)
+
+
+wrong_steps(
+    "impl.apr_write:_padded",
+    apr_written_without_padding=("Parts follow each other without padding.", lambda _, size: size),
+)
+wrong_steps("impl.apr_write:_checksum", apr_footer_of_zeros=("Four zeros stand in the place of the checksum.", lambda *_: 0))
+wrong_steps(
+    "impl.apr_write:_in_order",
+    apr_written_in_the_models_order=("The index is in the order of the model, not of the names' bytes.", lambda _, names: list(names)),
+)
+
+
+@wrong_step("impl.apr_write:whole_file")
+@contextmanager
+def apr_written_over(_: Step, path: Path) -> Iterator[Path]:
+    """A file that is there is written over."""
+    yield path.parent
+
+
+@wrong_step("impl.apr_dtypes:_steps")
+def apr_steps_cut_off(_: Step, values: Any, scale: Any, least: int, most: int) -> Any:
+    """Values are cut off to the step below instead of rounded to the nearest."""
+    import torch
+
+    return torch.where(scale > 0, values / scale, torch.zeros(())).trunc().clamp(least, most)
+
+
+@wrong_step("impl.apr_write:encoded")
+def apr_nibbles_written_swapped(encoded: Step, dtype: Any, tensor: Any) -> Any:
+    """Of two elements of AprQ4 the first one is written into the high half."""
+    content = encoded(dtype, tensor)
+    if dtype.name == "AprQ4":
+        blocks = content.view(-1, 18)
+        blocks[:, 2:] = blocks[:, 2:] >> 4 | blocks[:, 2:] << 4
+    return content
+
+
+@wrong_step("impl.apr_write:_content")
+def apr_vectors_quantised(content: Step, name: str, tensor: Any, dtype: str | None) -> Any:
+    """Norms and biases are quantised with the matrices."""
+    from blackswan.impl.apr_dtypes import WRITTEN, encoded
+
+    chosen = WRITTEN.get(dtype or "")
+    if chosen is None or chosen.plain is not None:
+        return content(name, tensor, dtype)
+    return chosen, encoded(chosen, tensor)

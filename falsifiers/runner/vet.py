@@ -1,0 +1,273 @@
+"""`blackswan vet`: somebody's function, module or subject is asked every claim on what it has, in a process that never holds an answer."""
+
+import argparse
+import importlib
+import json
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from blackswan import contracts
+from blackswan.contracts.model import Claim, Contract
+from blackswan.contracts.vocabulary import own_folder, use_folder
+from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from blackswan.falsifiers.runner import options
+from blackswan.falsifiers.runner.campaign import Campaign, Selection, Target
+from blackswan.falsifiers.runner.engine import Options
+from blackswan.falsifiers.runner.real_input import RealInput
+from blackswan.falsifiers.runner.terminal import story
+from blackswan.falsifiers.runner.validate_case import stored_case
+from blackswan.falsifiers.runner.verdict import State, Verdict
+from blackswan.falsifiers.runner.verdict_file import VerdictFile, writable
+from blackswan.falsifiers.subjects.isolated import Isolated, Named, subject_of
+from blackswan.falsifiers.subjects.protocol import Subject
+from blackswan.reports import places
+
+EXIT_FAILED, EXIT_USAGE, EXIT_NOTHING_HELD = 1, 4, 5
+BAD = (State.FALSIFIED, State.FLAKY, State.VACUOUS)
+DESCRIPTION = """Asks your code every claim on the operations that it has, in a process of its own that never holds an answer. Each claim
+holds, is falsified by a smallest case that can be replayed, or could not be asked. Exit status: 0 all held, 1 a claim failed, 4 the subject
+or an option cannot be used, 5 nothing held."""
+
+
+@dataclass
+class Result:
+    """What a subject came to: a verdict for each claim and dtype that it was asked."""
+
+    subject: str
+    verdicts: list[Verdict]
+
+    @property
+    def failures(self) -> list[Verdict]:
+        """The verdicts that say that something is wrong."""
+        return [verdict for verdict in self.verdicts if verdict.state in BAD]
+
+    def __str__(self) -> str:
+        """A line a claim, the story of each failure, and the totals."""
+        stories = most_telling((verdict.claim.operation, telling(verdict), f"\n{story(verdict)}") for verdict in self.failures)
+        return "\n".join([*map(line, self.verdicts), *stories, "", totals(self.subject, [verdict.state for verdict in self.verdicts])])
+
+
+Telling = tuple[bool, float]
+
+
+def telling(verdict: Verdict) -> Telling:
+    """Whether a wrong program was found that errs likewise, and the error as a share of its tolerance, infinite where there is none."""
+    named = verdict.culprit is not None and verdict.culprit.mutant is not None
+    return named, verdict.comparison.headroom if verdict.comparison else float("inf")
+
+
+def most_telling(failures: Iterable[tuple[str | None, Telling, str]]) -> list[str]:
+    """The story of one failure of each operation, the most telling: the others mostly say the same again."""
+    best: dict[str | None, tuple[Telling, str]] = {}
+    for operation, how, told in failures:
+        if operation not in best or how > best[operation][0]:
+            best[operation] = how, told
+    return [told for _, told in best.values()]
+
+
+def line(verdict: Verdict) -> str:
+    """State, claim, dtype, and the worst error as a share of its tolerance, or why the claim was not asked."""
+    worst = verdict.tally.worst
+    found = f"{verdict.tally.run} cases, worst error {worst.headroom:.3g} × its tolerance" if worst else ""
+    place = f"{verdict.claim.id} in {verdict.dtype}"
+    return f"{verdict.state.value:<9}  {place:<40}  {'; '.join(filter(None, (found, verdict.reason)))}".rstrip()
+
+
+def totals(name: str, states: Sequence[str]) -> str:
+    """How many verdicts there are of each state."""
+    counts = Counter(states)
+    return f"{name}: " + (", ".join(f"{counts[state]} {state.value}" for state in State if counts[state]) or "no claim was asked")
+
+
+def asked_of(subject: Subject, loaded: Sequence[Contract]) -> list[Contract]:
+    """The contracts with the claims on operations that the subject has, each on the device that the subject is on."""
+    return [replace(contract, claims=tuple(_anywhere(claim) for claim in contract.claims if _has(subject, claim))) for contract in loaded]
+
+
+def _has(subject: Subject, claim: Claim) -> bool:
+    if claim.operation is None or claim.kind == "rule":
+        return False
+    return any(subject.unsupported(claim.operation, dtype) is None for dtype in claim.domain.dtype)
+
+
+def _anywhere(claim: Claim) -> Claim:
+    return replace(claim, domain=replace(claim.domain, device=()))
+
+
+def check(
+    subject: Any,
+    *,
+    operation: str | None = None,
+    claims: Sequence[str] = (),
+    dtypes: Sequence[str] = (),
+    device: str = "cpu",
+    effort: str = "default",
+    seed: int = 0,
+    on_fail: str = "raise",
+) -> Result:
+    """Asks a subject every claim on what it has, in this process.
+
+    `subject` is a function or a torch.nn.Module (with the name of its `operation`, unless that is the function's own name), a mapping from
+    operations to functions, or a Subject. `on_fail` is raise, for an AssertionError that says which claims failed, on which case, and how
+    to replay it, or return. Raises a ValueError for a subject or a name that cannot be used.
+    """
+    __tracebackhide__ = True
+    if on_fail not in ("raise", "return"):
+        raise ValueError(f"on_fail={on_fail!r}: expected raise or return")
+    campaign = campaign_of(as_subject(subject, operation, device), Selection(claims, (), dtypes), Options(effort, seed))
+    result = Result(campaign.subject.name, [campaign.attack(target) for target in campaign.targets()])
+    if result.failures and on_fail == "raise":
+        raise AssertionError(str(result))
+    return result
+
+
+def as_subject(given: Any, operation: str | None = None, device: str = "cpu") -> Subject:
+    """The subject that an object is, guarded, in this process."""
+    from blackswan.falsifiers.subjects.guards import Guards
+
+    return subject_of(given, getattr(given, "__qualname__", type(given).__name__), operation, device, Guards())
+
+
+def _with_own() -> None:
+    if own_folder():
+        importlib.import_module("blackswan.falsifiers.mutants")  # runs the user's decorators
+
+
+@cache
+def _every_contract() -> list[Contract]:
+    """The contracts, read once for all subjects of a process, and where there are the user's own, what they need."""
+    _with_own()
+    return contracts.load()
+
+
+def campaign_of(subject: Subject, chosen: Selection, effort: Options, verdicts: Path | None = None, command: str | None = None) -> Campaign:
+    """The claims on what the subject has. ValueError where none is left, or a name of the selection is unknown."""
+    loaded = _every_contract()
+    options.known_names(chosen, loaded)
+    path = verdicts or places.generated() / "vet.jsonl"
+    campaign = Campaign(subject, asked_of(subject, loaded), effort, chosen, RealInput(CHECKPOINT, CORPUS_HELDOUT), path)
+    campaign.command = command
+    if not any(campaign.targets()):
+        raise ValueError(f"{subject.name} has no operation that the chosen claims are on")
+    return campaign
+
+
+def parser(prog: str) -> argparse.ArgumentParser:
+    """The parser of `blackswan vet`."""
+    found = argparse.ArgumentParser(prog=prog, description=DESCRIPTION)
+    add = found.add_argument
+    add("subject", metavar="SUBJECT", help="FILE.py:NAME or package.module:NAME of a function, a torch.nn.Module, a dict or a Subject")
+    add("--operation", metavar="NAME", help="which operation a function or module is (default: its own name)")
+    add("--claim", action="append", default=[], metavar="ID", help="ask this claim only; may be repeated")
+    add("--dtype", action="append", default=[], choices=contracts.DTYPES, help="ask in this dtype only; may be repeated")
+    add("--device", default="cpu", help="where its tensors are: cpu, cuda, cuda:1 (default: cpu)")
+    add("--effort", choices=("quick", "default", "deep"), default="default", help="how many cases a claim gets")
+    add("--seed", type=int, default=0, help="seed of the run (default: 0)")
+    add("--contiguous", action="store_true", help="its tensors are contiguous, for it says that it takes no others")
+    add(
+        "--contracts",
+        type=Path,
+        metavar="DIR",
+        help="ask the claims of this folder of your own too; its Python files hold their references",
+    )
+    add("--declare", action="append", default=[], type=_pair, metavar="NAME=VALUE", help="a convention that it follows; may be repeated")
+    add("--replay", type=Path, metavar="FILE", help="ask the one case that is stored in FILE")
+    add("--verdicts", type=Path, metavar="FILE", help="the verdict file (default: vet.jsonl, where the other commands write)")
+    add("--json", action="store_true", help="print the verdicts' records as JSON, and nothing else")
+    add("-n", "--processes", type=options.positive, default=options.cores(), help="processes (default: all cores)")
+    return found
+
+
+def main(arguments: Sequence[str], prog: str = "blackswan vet") -> int:
+    """Runs the command; returns its exit status."""
+    given = parser(prog).parse_args(arguments)
+    named = Named(given.subject, given.operation, given.device, contiguous=given.contiguous, declared=tuple(given.declare))
+    try:
+        use_folder(given.contracts)
+        return _vet(given, Isolated(named), _command(prog, given))
+    except (ValueError, OSError) as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def _command(prog: str, given: argparse.Namespace) -> str:
+    named = ["--operation", given.operation] if given.operation else []
+    own = ["--contracts", str(given.contracts)] if given.contracts else []
+    device = ["--device", given.device] if given.device != "cpu" else []
+    declared = [word for name, value in given.declare for word in ("--declare", f"{name}={value}")]
+    contiguous = ["--contiguous"] if given.contiguous else []
+    return " ".join([prog, *map(shlex.quote, [given.subject, *named, *device, *own, *contiguous, *declared])])
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=VALUE, such as intermediates=storage")
+    return name, value
+
+
+def _vet(given: argparse.Namespace, subject: Isolated, command: str) -> int:
+    chosen, effort = Selection(given.claim, (), given.dtype), Options(given.effort, given.seed)
+    campaign = campaign_of(subject, chosen, effort, given.verdicts and writable(given.verdicts), command)
+    if given.replay:
+        stored = stored_case(campaign.contracts, given.replay)
+        found: Iterator[_Found] = iter([_found(campaign, campaign.replay(*stored))])
+    else:
+        found = _attacked(campaign, list(campaign.targets()), given.processes)
+    file = VerdictFile(campaign, given.replay)
+    file.open()
+    say: Callable[..., None] = (lambda *_, **__: None) if given.json else print
+    failures = []
+    for record, said, told in found:
+        file.add(record)
+        say(said, flush=True)
+        failures += [(record["operation"], *told)] if record["state"] in BAD else []
+    states = [record["state"] for record in file.records.values()]
+    status = EXIT_FAILED if failures else 0 if State.HELD in states else EXIT_NOTHING_HELD
+    file.close(status, interrupted=False)
+    subject.close()
+    say(
+        *(f"\n{told}" for told in most_telling(failures)),
+        f"\n{totals(subject.name, states)}; verdicts: {places.shown(file.path)}",
+        sep="\n",
+    )
+    if given.json:
+        print(json.dumps(list(file.records.values()), indent=2, ensure_ascii=False))
+    return status
+
+
+_Found = tuple[dict[str, Any], str, tuple[Telling, str]]
+"""A verdict's record, its line, and how telling its story is, with the story."""
+_shared: list[Campaign] = []
+
+
+def _found(campaign: Campaign, verdict: Verdict) -> _Found:
+    return campaign.record(verdict), line(verdict), (telling(verdict), story(verdict))
+
+
+def _attacked(campaign: Campaign, targets: Sequence[Target], processes: int) -> Iterator[_Found]:
+    """The verdicts in order, from as many processes, each of which has a process of the subject beside it."""
+    wanted = min(processes, len(targets) // options.TARGETS_PER_PROCESS)
+    if wanted < 2:
+        yield from (_found(campaign, campaign.attack(target)) for target in targets)
+        return
+    with ProcessPoolExecutor(wanted, get_context("spawn"), _share, (campaign,)) as pool:
+        yield from pool.map(_attack, range(len(targets)))
+
+
+def _share(campaign: Campaign) -> None:
+    _with_own()
+    _shared.append(campaign)
+
+
+def _attack(index: int) -> _Found:
+    (campaign,) = _shared
+    return _found(campaign, campaign.attack(list(campaign.targets())[index]))

@@ -1,0 +1,35 @@
+"""Tensors as arrays, and the reference's sizes and scalars as `impl`'s configurations."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from blackswan.impl.classifier import Adaptation
+from blackswan.impl.config import DecoderConfig
+from blackswan.reference.table import Array
+
+
+def to_numpy(value: torch.Tensor) -> Array:
+    """The tensor's content on the host; bfloat16 as ml_dtypes has it."""
+    host = value.detach().cpu()
+    if host.dtype == torch.bfloat16:
+        return host.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return np.asarray(host.numpy())
+
+
+def config_of(scalars: Mapping[str, Any]) -> DecoderConfig:
+    """The decoder of those sizes and scalars, among which others may be; for any number of positions where none is given."""
+    return DecoderConfig(**_of_fields(DecoderConfig, {"tied": True, "max_positions": 2**31, **scalars}))
+
+
+def adaptation_of(scalars: Mapping[str, Any]) -> Adaptation:
+    """The adaptation of those scalars: classes, LoRA, pooling and NF4."""
+    return Adaptation(**_of_fields(Adaptation, scalars))
+
+
+def _of_fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: values[field.name] for field in fields(kind) if field.name in values}

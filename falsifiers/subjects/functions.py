@@ -1,0 +1,220 @@
+"""Operations that somebody else wrote: functions of torch tensors and `torch.nn.Module`s, by the names of operations.yaml.
+
+A function takes an operation's inputs and scalars by their names, or, where none of its parameters has such a name, in their order: inputs
+first. It returns a tensor, a tuple in the order of the outputs, or a mapping by their names. Its gradients are those of autograd.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from blackswan import contracts
+from blackswan.contracts.conventions import Declaration, checked, declared_of, shared_out
+from blackswan.contracts.model import Signature
+from blackswan.contracts.problems import unknown
+from blackswan.falsifiers.subjects.conversion import to_numpy
+from blackswan.falsifiers.subjects.protocol import Lacks, Subject
+from blackswan.reference.table import Array
+
+Arrays = Mapping[str, Array]
+Tensors = dict[str, Tensor]
+Compute = Callable[[Tensors], Tensors]
+"""What is computed of tensors by name: outputs by name, or gradients."""
+COTANGENT = "cotangent "
+
+
+class Functions(Subject):
+    """A subject whose operations are functions or modules. Raises a ValueError for a name that is no operation, or a function that cannot
+    be called as one. `declared` holds for each operation that has such a convention, beside what its function declares. `within` stands
+    around each computation, such as `guards.Guards`; by default there is nothing."""
+
+    def __init__(
+        self,
+        operations: Mapping[str, Callable[..., Any]],
+        name: str,
+        device: str = "cpu",
+        within: Callable[[Compute, Tensors], Tensors] | None = None,
+        declared: Declaration | None = None,
+    ) -> None:
+        known = contracts.load_operations()
+        for operation in operations:
+            if operation not in known:
+                raise ValueError(unknown("operation", operation, sorted(known)))
+        self.bound = {operation: Bound.to(known[operation], declared_of(function)[1]) for operation, function in operations.items()}
+        own = {operation: checked(known[operation], declared_of(function)[0]) for operation, function in operations.items()}
+        every = shared_out({operation: known[operation] for operation in operations}, declared or {})
+        self._declared = {operation: {**every[operation], **found} for operation, found in own.items()}
+        self.name, self.device, self._device = name, device, torch.device(device)
+        self._within = within or (lambda compute, tensors: compute(tensors))
+
+    def unsupported(self, operation: str, dtype: str) -> str | None:
+        """Why the operation cannot run in that dtype here; None when it can."""
+        del dtype
+        return None if operation in self.bound else f"{self.name} has no {operation}"
+
+    def declares(self, operation: str) -> Declaration:
+        """What its function declares, and what is declared of all."""
+        return self._declared.get(operation, {})
+
+    def run(self, operation: str, inputs: Arrays, scalars: Mapping[str, Any], dtype: str) -> dict[str, Array]:
+        """The operation's outputs. Lacks where it takes none of an input or scalar that is given."""
+        bound = self._bound(operation, inputs, scalars)
+        with torch.no_grad():
+            answer = self._within(lambda given: bound.call(given, scalars, DTYPES[dtype]), self._tensors(bound.signature, inputs, dtype))
+        return {name: to_numpy(value) for name, value in answer.items()}
+
+    def differentiate(
+        self, operation: str, inputs: Arrays, scalars: Mapping[str, Any], cotangents: Arrays, wrt: Sequence[str], dtype: str
+    ) -> dict[str, Array]:
+        """The vector-Jacobian products with respect to the inputs in `wrt`, by autograd. Lacks where the result has no graph."""
+        bound = self._bound(operation, inputs, scalars)
+
+        def gradients(given: Tensors) -> Tensors:
+            leaves = {name: given[name].detach().requires_grad_() for name in wrt}
+            plain = {name: value for name, value in given.items() if not name.startswith(COTANGENT)}
+            outputs = bound.call({**plain, **leaves}, scalars, DTYPES[dtype])
+            roots = [name for name in cotangents if outputs[name].requires_grad]
+            if not roots:
+                raise Lacks(f"{self.name} has no backward pass of {operation}: its result does not require a gradient where its inputs do")
+            upstream = [given[f"{COTANGENT}{name}"].to(outputs[name].dtype) for name in roots]
+            found = torch.autograd.grad([outputs[name] for name in roots], list(leaves.values()), upstream, allow_unused=True)
+            every = zip(leaves.items(), found, strict=True)
+            # autograd hands a cotangent on as it is where an operation leaves it unchanged: that memory is not the subject's doing
+            owned = {one.untyped_storage().data_ptr() for one in upstream}
+            return {name: _gradient(leaf, value, owned) for (name, leaf), value in every}
+
+        tensors = self._tensors(bound.signature, inputs, dtype)
+        tensors |= {f"{COTANGENT}{name}": self._tensor(value, DTYPES[dtype]) for name, value in cotangents.items()}
+        return {name: to_numpy(value) for name, value in self._within(gradients, tensors).items()}
+
+    def _bound(self, operation: str, inputs: Arrays, scalars: Mapping[str, Any]) -> "Bound":
+        if operation not in self.bound:
+            raise Lacks(f"{self.name} has no {operation}")
+        bound = self.bound[operation]
+        for name in (*inputs, *scalars):
+            if name not in bound.takes:
+                raise Lacks(f"{self.name} takes no {name}")
+        return bound
+
+    def _tensors(self, signature: Signature, inputs: Arrays, dtype: str) -> Tensors:
+        wide = torch.float64 if dtype == "float64" else torch.float32
+        held = DTYPES[dtype] if signature.precision == "storage" else wide
+        return {name: self._tensor(value, wide if signature.inputs[name].dtype == "float32" else held) for name, value in inputs.items()}
+
+    def _tensor(self, value: Array, real: torch.dtype) -> Tensor:
+        array = np.asarray(value, order="C")
+        return torch.tensor(array, dtype=real if array.dtype.kind == "f" else None, device=self._device)
+
+
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype.storage) for name, dtype in contracts.DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A function with the signature that it is called by: `takes` are the inputs and scalars that it can be given."""
+
+    signature: Signature
+    takes: frozenset[str]
+    function: Callable[[Tensors, Mapping[str, Any]], Any]
+    takes_dtype: bool = False
+
+    @classmethod
+    def to(cls, signature: Signature, function: Callable[..., Any]) -> "Bound":
+        """Binds a function or a module. ValueError where it cannot be called with the operation's inputs and scalars."""
+        if isinstance(function, torch.nn.Module):
+            return cls._module(signature, function)
+        names, required = _parameters(function)
+        wanted = _arguments(signature)
+        if not set(names) & set(wanted):
+            return cls._by_position(signature, function, names, required)
+        for name in required:
+            if name not in wanted and name != "dtype":
+                raise _misfit(signature, function, f"needs {name}, which {signature.name} does not have")
+        for name, given in signature.inputs.items():
+            if not given.optional and name not in names:
+                raise _misfit(signature, function, f"does not take {name}")
+        takes = frozenset(wanted) & frozenset(names)
+        return cls(signature, takes, lambda tensors, scalars: function(**tensors, **scalars), "dtype" in names)
+
+    @classmethod
+    def _by_position(cls, signature: Signature, function: Callable[..., Any], names: Sequence[str], required: Sequence[str]) -> "Bound":
+        wanted = _arguments(signature)
+        if not len(required) <= len(wanted) or len(names) < sum(not given.optional for given in signature.inputs.values()):
+            raise _misfit(signature, function, f"takes {', '.join(names) or 'nothing'}")
+        taken = wanted[: len(names)]
+
+        def call(tensors: Tensors, scalars: Mapping[str, Any]) -> Any:
+            given = {**tensors, **scalars}
+            return function(*(given.get(name) for name in taken))
+
+        return cls(signature, frozenset(taken), call)
+
+    @classmethod
+    def _module(cls, signature: Signature, module: torch.nn.Module) -> "Bound":
+        names, _ = _parameters(module.forward)
+        own = {name for name, _ in module.named_parameters(recurse=False)}
+        inputs, scalars = list(signature.inputs), [*signature.scalars, *signature.attributes]
+        free = [name for name in inputs if name not in own]
+        by_name = any(name in free for name in names)
+        attributes = [name for name in scalars if hasattr(module, name)]
+        missing = [name for name in free if not signature.inputs[name].optional and by_name and name not in names]
+        if missing or (not by_name and len(names) < len(free)):
+            raise _misfit(signature, module, f"has no input and no parameter {', '.join(missing or free)}")
+
+        def call(tensors: Tensors, given: Mapping[str, Any]) -> Any:
+            before = {name: getattr(module, name) for name in attributes}
+            values = {**tensors, **{name: value for name, value in given.items() if name not in attributes}}
+            for name in attributes:
+                setattr(module, name, given[name])
+            parameters = {name: values.pop(name) for name in own if name in values}
+            try:
+                if by_name:
+                    return torch.func.functional_call(module, parameters, kwargs=values)
+                return torch.func.functional_call(module, parameters, tuple(values[name] for name in free if name in values))
+            finally:
+                for name, value in before.items():
+                    setattr(module, name, value)
+
+        takes = own & set(inputs) | set(attributes) | ({*names} & {*inputs, *scalars} if by_name else set(free))
+        return cls(signature, frozenset(takes), call)
+
+    def call(self, tensors: Tensors, scalars: Mapping[str, Any], dtype: torch.dtype) -> Tensors:
+        """The outputs by name. TypeError where the answer is no tensor a name."""
+        answer = self.function(tensors, {**scalars, "dtype": dtype} if self.takes_dtype else scalars)
+        names = list(self.signature.outputs)
+        if isinstance(answer, Mapping):
+            return dict(answer)
+        values = answer if isinstance(answer, tuple | list) else (answer,)
+        if len(values) != len(names) or not all(isinstance(value, Tensor) for value in values):
+            kinds = ", ".join(type(value).__name__ for value in values)
+            raise TypeError(f"{self.signature.name} answered with {kinds}; expected {len(names)} tensors: {', '.join(names)}")
+        return dict(zip(names, values, strict=True))
+
+
+def _gradient(leaf: Tensor, value: Tensor | None, upstream: set[int]) -> Tensor:
+    if value is None:
+        return torch.zeros_like(leaf)
+    return value.clone(memory_format=torch.contiguous_format) if value.untyped_storage().data_ptr() in upstream else value
+
+
+def _arguments(signature: Signature) -> list[str]:
+    return [*signature.inputs, *signature.scalars, *signature.attributes]
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[list[str], list[str]]:
+    """The names of a function's parameters, and of those that must be given."""
+    every = [one for one in inspect.signature(function).parameters.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    return [one.name for one in every], [one.name for one in every if one.default is one.empty]
+
+
+def _misfit(signature: Signature, function: object, reason: str) -> ValueError:
+    name = getattr(function, "__qualname__", type(function).__name__)
+    expected = ", ".join(
+        f"{name} (optional)" if name in signature.inputs and signature.inputs[name].optional else name for name in _arguments(signature)
+    )
+    return ValueError(f"{name} cannot be asked as {signature.name}: it {reason}; expected the parameters {expected}")

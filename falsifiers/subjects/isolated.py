@@ -1,0 +1,297 @@
+"""A subject in a process of its own, which is given inputs and never what is expected of them."""
+
+import hashlib
+import importlib
+import importlib.abc
+import importlib.metadata
+import importlib.util
+import multiprocessing
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import blackswan
+from blackswan.contracts.conventions import Declaration
+from blackswan.falsifiers.numeric.answers import SubjectError
+from blackswan.falsifiers.numeric.precision import declared_by
+from blackswan.falsifiers.subjects import libraries
+from blackswan.falsifiers.subjects.libraries import PACKAGES
+from blackswan.falsifiers.subjects.protocol import Lacks, Subject, TracedCall
+from blackswan.reference.table import Array
+
+Arrays = Mapping[str, Array]
+SECONDS = 120.0
+"""An answer that takes longer never comes."""
+SEALED = ("blackswan.reference", "blackswan.falsifiers", "blackswan.tests")
+"""What a subject cannot import: there are the answers."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a user calls a subject, the operation where it is one, and how it is asked.
+
+    The name is `FILE.py:NAME`, `package.module:NAME`, or that of a library that ships: `torch`, `torch:FUSED`, `transformers` …
+    """
+
+    name: str
+    operation: str | None = None
+    device: str = "cpu"
+    guarded: bool = True
+    contiguous: bool = False
+    declared: tuple[tuple[str, str], ...] = ()
+
+    def load(self) -> Any:
+        """The object of that name. ValueError where there is none; whatever its module raises."""
+        place, _, name = self.name.rpartition(":") if ":" in self.name else (self.name, "", "OPERATIONS")
+        if place not in PACKAGES and ":" not in self.name:
+            known = ", ".join(PACKAGES)
+            raise ValueError(f"{self.name}: expected FILE.py:NAME or package.module:NAME, such as mine.py:rms_norm, or one of {known}")
+        module = importlib.import_module(f"{libraries.__name__}.{place}") if place in PACKAGES else module_at(place)
+        if not hasattr(module, name):
+            near = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))[:12])
+            raise ValueError(f"{self.name}: {place} has no {name}; it has {near or 'no public name'}")
+        return getattr(module, name)
+
+
+def module_at(place: str) -> ModuleType:
+    """The module of that name, or in that file. ValueError where there is none."""
+    if not place.endswith(".py"):
+        sys.path.insert(0, str(Path.cwd()))
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name and place.startswith(error.name):
+                raise ValueError(f"{place}: no module of that name here; expected one that can be imported, or FILE.py") from None
+            raise
+    path = Path(place).resolve()
+    if not path.is_file():
+        raise ValueError(f"{place}: no such file")
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses and pickle look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def _functions_class() -> Callable[..., Subject]:
+    """Functions, which imports torch: the process that asks does without. The one that is asked has it before it is sealed."""
+    from blackswan.falsifiers.subjects.functions import Functions
+
+    return Functions
+
+
+def subject_of(
+    given: Any, name: str, operation: str | None = None, device: str = "cpu", within: Any = None, declared: Declaration | None = None
+) -> Subject:
+    """The subject that an object is: a subject, a mapping of operations to functions, or one function or module and its operation.
+
+    ValueError for another object, and where something is `declared` of a subject, which has its own method for that.
+    """
+    if all(callable(getattr(given, method, None)) for method in ("run", "differentiate", "unsupported")):
+        if declared:
+            raise ValueError(f"{name} is a Subject, which declares by its method `declares`; expected no other declaration")
+        made: Subject = given() if isinstance(given, type) else given
+        return made
+    if isinstance(given, Mapping):
+        return _functions_class()(given, name, device, within, declared)
+    if not callable(given):
+        raise ValueError(f"{name} is a {type(given).__name__}; expected a function, a torch.nn.Module, a mapping of them, or a Subject")
+    if isinstance(given, type):
+        raise ValueError(f"{name} is a class; expected a function, or an instance of a torch.nn.Module")
+    return _functions_class()({operation or str(getattr(given, "__name__", "")): given}, name, device, within, declared)
+
+
+class Isolated(Subject):
+    """The subject `named`, asked in another process. ValueError where it cannot be loaded. A process that dies is an answer; the next
+    question starts another."""
+
+    def __init__(self, named: Named) -> None:
+        self.named, self.name, self.device = named, named.name, named.device
+        self._connection: Connection | None = None
+        self._process: Any = None
+        self._started()
+
+    def __reduce__(self) -> tuple[type["Isolated"], tuple[Named]]:
+        """Loaded anew in another process."""
+        return Isolated, (self.named,)
+
+    def __copy__(self) -> "Isolated":
+        """A subject that asks the same process."""
+        made = object.__new__(Isolated)
+        vars(made).update(vars(self))
+        return made
+
+    def unsupported(self, operation: str, dtype: str) -> str | None:
+        """Why the operation cannot run in that dtype here; None when it can."""
+        reason: str | None = self._ask("unsupported", operation, dtype)
+        return reason
+
+    def declares(self, operation: str) -> Declaration:
+        """The conventions by which it computes the operation."""
+        found: Declaration = self._ask("declares", operation)
+        return found
+
+    def run(self, operation: str, inputs: Arrays, scalars: Mapping[str, Any], dtype: str) -> dict[str, Array]:
+        """The operation's outputs."""
+        answer: dict[str, Array] = self._ask("run", operation, dict(inputs), dict(scalars), dtype)
+        return answer
+
+    def differentiate(
+        self, operation: str, inputs: Arrays, scalars: Mapping[str, Any], cotangents: Arrays, wrt: Sequence[str], dtype: str
+    ) -> dict[str, Array]:
+        """The vector-Jacobian products with respect to the inputs in `wrt`."""
+        answer: dict[str, Array] = self._ask("differentiate", operation, dict(inputs), dict(scalars), dict(cotangents), list(wrt), dtype)
+        return answer
+
+    def record(
+        self, operation: str, inputs: Arrays, scalars: Mapping[str, Any], dtype: str, cotangents: Arrays | None = None
+    ) -> list[TracedCall]:
+        """The calls that a composition makes."""
+        upstream = None if cotangents is None else dict(cotangents)
+        calls: list[TracedCall] = self._ask("record", operation, dict(inputs), dict(scalars), dtype, upstream)
+        return calls
+
+    def sources(self) -> dict[str, str]:
+        """SHA-256 of the files that are its own, and versions of the packages that it has loaded, by name."""
+        found: dict[str, str] = self._ask("sources")
+        return found
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        self._process = self._connection = None
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        alive = self._connection is not None and self._process.is_alive()  # a copy may have ended it
+        connection = self._connection if alive and self._connection else self._started()
+        connection.send((method, arguments))
+        if not connection.poll(SECONDS):
+            self.close()
+            raise SubjectError(f"gave no answer within {SECONDS:g} s")
+        try:
+            kind, value = connection.recv()
+        except EOFError:
+            self._process.join()
+            status = self._process.exitcode
+            self.close()
+            raise SubjectError(f"ended its process with status {status}") from None
+        if kind == "answer":
+            return value
+        raise _raised(kind, value)
+
+    def _started(self) -> Connection:
+        ours, theirs = multiprocessing.Pipe()
+        self._process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, self.named), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._connection = ours
+        try:
+            kind, value = ours.recv()
+        except EOFError:
+            self.close()
+            raise ValueError(f"{self.name}: its process ended while it was being loaded") from None
+        if kind != "answer":
+            self.close()
+            raise _unusable(self.name, kind, value)
+        return ours
+
+
+def _unusable(name: str, kind: str, value: Any) -> ValueError:
+    """Why a subject could not be loaded, with its name or its file's once."""
+    said = value if kind == "unusable" else f"{value[0][0] if value[0] else 'Exception'}: {value[1]}"
+    return ValueError(said if said.startswith(name.partition(":")[0]) else f"{name}: {said}")
+
+
+def _raised(kind: str, value: Any) -> Exception:
+    if kind == "lacks":
+        return Lacks(value)
+    if kind == "tampered":
+        return SubjectError(value)
+    names, text = value
+    made: type[Exception] = Exception
+    for name in reversed(names):
+        made = type(name, (made,), {})
+    return made(text)
+
+
+def _serve(connection: Connection, named: Named) -> None:
+    """In the subject's process: answers one question after the other."""
+    warnings.simplefilter("ignore")  # a subject that warns has not left a claim
+    from blackswan.falsifiers.subjects.guards import Guards, Tampered
+
+    within = Guards(layouts=not named.contiguous) if named.guarded else None
+    _functions_class()
+    try:
+        loaded = named.load() if named.name.partition(":")[0] in PACKAGES else None
+        _seal()
+        subject = subject_of(loaded or named.load(), named.name, named.operation, named.device, within, dict(named.declared))
+        declared_by(subject)
+    except ValueError as error:
+        connection.send(("unusable", str(error)))
+        return
+    except BaseException as error:
+        connection.send(("raised", _described(error)))
+        return
+    connection.send(("answer", None))
+    while True:
+        try:
+            method, arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send(("answer", _sources() if method == "sources" else getattr(subject, method)(*arguments)))
+        except Tampered as error:
+            connection.send(("tampered", str(error)))
+        except Lacks as error:
+            connection.send(("lacks", str(error)))
+        except Exception as error:  # whatever a subject raises is its answer
+            connection.send(("raised", _described(error)))
+
+
+def _sources() -> dict[str, str]:
+    """What the subject's answers depend on: files that belong to no package, by their digests, and packages, by their versions."""
+    packages = importlib.metadata.packages_distributions()
+    found: dict[str, str] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        top = name.partition(".")[0]
+        if top in packages:
+            found[packages[top][0]] = importlib.metadata.version(packages[top][0])
+        elif file and top not in (*sys.stdlib_module_names, "blackswan", "__mp_main__", "__main__") and "site-packages" not in file:
+            found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return dict(sorted(found.items()))
+
+
+def _described(error: BaseException) -> tuple[list[str], str]:
+    """The names of its classes below Exception, the nearest first, and its text."""
+    return [kind.__name__ for kind in type(error).__mro__ if kind not in (object, BaseException, Exception)], str(error)
+
+
+def _seal() -> None:
+    """From here on nobody in this process imports the reference or the falsifiers. What is loaded keeps working."""
+
+    class Sealed(importlib.abc.MetaPathFinder):
+        def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
+            del path, target
+            if any(fullname == name or fullname.startswith(f"{name}.") for name in SEALED):
+                raise ImportError(f"{fullname} cannot be imported by a subject: the answers are there")
+
+    vars(blackswan).update(Lacks=Lacks, Subject=Subject)  # which code of a user's may import from there
+    for name in list(sys.modules):
+        if any(name == sealed or name.startswith(f"{sealed}.") for sealed in SEALED):
+            del sys.modules[name]
+            parent, _, child = name.rpartition(".")
+            vars(sys.modules.get(parent, importlib)).pop(child, None)
+    sys.meta_path.insert(0, Sealed())

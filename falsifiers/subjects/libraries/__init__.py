@@ -1,0 +1,14 @@
+"""Published libraries as subjects: `blackswan vet NAME` asks `OPERATIONS` of the module NAME, `vet NAME:FORM` another mapping of it."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+PACKAGES = {"torch": "torch", "transformers": "transformers", "peft": "peft", "bitsandbytes": "bitsandbytes", "liger": "liger-kernel"}
+"""The name that `blackswan vet` takes → the distribution that it is about."""
+
+
+def installed(name: str) -> str | None:
+    """The version of a library's distribution here; None where it is not installed."""
+    try:
+        return version(PACKAGES[name])
+    except PackageNotFoundError:
+        return None

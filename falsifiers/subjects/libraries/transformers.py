@@ -1,0 +1,105 @@
+"""transformers' norms, rotary positions, attention, activation, losses and schedules, as its Qwen2, Qwen3 and Llama models call them."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Qwen2Config, get_constant_schedule_with_warmup, get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
+from transformers.activations import ACT2FN
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.loss.loss_utils import ForCausalLMLoss, ForSequenceClassificationLoss
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm, Qwen2RotaryEmbedding, apply_rotary_pos_emb, eager_attention_forward
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+
+def norm(kind: type[torch.nn.Module]) -> Callable[[Tensor, Tensor, float], Tensor]:
+    """The norm of one of the models."""
+
+    def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return torch.func.functional_call(kind(x.shape[-1], eps), {"weight": weight}, (x,))  # type: ignore[no-any-return]
+
+    return rms_norm
+
+
+def attention(function: Callable[..., Any]) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """`sdpa_attention_forward` or `eager_attention_forward`. A query that sees no key is given zero: neither defines it."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        seen = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).tril() & mask[:, None, None, :]
+        added = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill(~seen, torch.finfo(q.dtype).min)
+        layer = SimpleNamespace(num_key_value_groups=q.shape[2] // k.shape[2], is_causal=True, training=False)
+        heads = (one.transpose(1, 2) for one in (q, k, v))
+        found, _ = function(layer, *heads, added, scaling=q.shape[-1] ** -0.5, dropout=0.0)
+        return torch.where(seen.any(-1).transpose(1, 2)[..., None], found, 0)
+
+    return attend
+
+
+def weighted_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """`ForSequenceClassificationLoss` of one label a sample; it has no class weights."""
+    settings = SimpleNamespace(num_labels=logits.shape[-1], problem_type="single_label_classification")
+    return ForSequenceClassificationLoss(labels, logits, settings)
+
+
+def bce_with_logits(logits: Tensor, targets: Tensor) -> Tensor:
+    """`ForSequenceClassificationLoss` of several labels a sample."""
+    settings = SimpleNamespace(num_labels=logits.shape[-1], problem_type="multi_label_classification")
+    return ForSequenceClassificationLoss(targets, logits, settings)
+
+
+def lm_cross_entropy(logits: Tensor, input_ids: Tensor, mask: Tensor) -> Tensor:
+    """`ForCausalLMLoss`, the labels behind padding ignored."""
+    before = torch.nn.functional.pad(mask[:, :-1], (1, 0))
+    return ForCausalLMLoss(logits.contiguous(), torch.where(mask & before, input_ids, -100), logits.shape[-1])
+
+
+def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """`Qwen2RotaryEmbedding` and `apply_rotary_pos_emb`."""
+    width = x.shape[-1]
+    config = Qwen2Config(hidden_size=width, num_attention_heads=1, rope_parameters={"rope_type": "default", "rope_theta": theta})
+    cos, sin = Qwen2RotaryEmbedding(config).to(x.device)(x, positions)
+    turned, _ = apply_rotary_pos_emb(x, x, cos, sin, unsqueeze_dim=2)
+    return turned  # type: ignore[no-any-return]
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """The activation and product of `Qwen2MLP`."""
+    return ACT2FN["silu"](gate) * up  # type: ignore[no-any-return]
+
+
+def learning_rate_schedule(peak: float, warmup_fraction: float, kind: str, total_steps: int) -> Tensor:
+    """`get_constant_schedule_with_warmup`, `get_linear_…` and `get_cosine_…`, the warm-up as `TrainingArguments` rounds it."""
+    import math
+
+    parameter = torch.nn.Parameter(torch.zeros(()))
+    optimiser = torch.optim.SGD([parameter], lr=peak)
+    warmup = math.ceil(total_steps * warmup_fraction)
+    made = {
+        "constant": lambda: get_constant_schedule_with_warmup(optimiser, warmup),
+        "linear": lambda: get_linear_schedule_with_warmup(optimiser, warmup, total_steps),  # type: ignore[no-untyped-call]
+        "cosine": lambda: get_cosine_schedule_with_warmup(optimiser, warmup, total_steps),
+    }[kind]()
+    rates = []
+    for _ in range(total_steps):
+        rates.append(optimiser.param_groups[0]["lr"])
+        optimiser.step()
+        made.step()
+    return torch.tensor(rates, dtype=torch.float64)
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "rms_norm": norm(Qwen2RMSNorm),
+    "qk_norm": norm(Qwen3RMSNorm),
+    "rope": rope,
+    "attention": attention(sdpa_attention_forward),
+    "swiglu": swiglu,
+    "weighted_cross_entropy": weighted_cross_entropy,
+    "bce_with_logits": bce_with_logits,
+    "lm_cross_entropy": lm_cross_entropy,
+    "learning_rate_schedule": learning_rate_schedule,
+}
+EAGER = {"rms_norm": norm(LlamaRMSNorm), "attention": attention(eager_attention_forward)}
+"""Llama's norm, and attention without a fused kernel."""

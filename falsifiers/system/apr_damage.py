@@ -1,0 +1,228 @@
+"""Damaged, hostile and unsupported `.apr` files: each is refused with its name and the field, and takes no memory."""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blackswan.falsifiers.numeric.apr_format import CODES, Image, Stored, plain
+from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.system.adapter_files import generated
+from blackswan.falsifiers.system.apr_files import image, metadata, same_bits
+from blackswan.falsifiers.system.trial import Trial
+from blackswan.reference.table import Array
+
+NORM, UP = "model.norm.weight", "model.layers.0.mlp.up_proj.weight"
+MEMORY = 2**29
+"""Bytes of address space that a refusal may take: far below what the files promise, and above the libraries' own reserves."""
+CUTS, FLIPS = 60, 120
+Damage = Callable[[Image], Image]
+
+
+def _header(**fields: Any) -> Damage:
+    return lambda file: replace(file, header=fields)
+
+
+def _flags(bits: int) -> Damage:
+    return _header(flags=0x400 | bits)
+
+
+def _said(**changes: Any) -> Damage:
+    """Other metadata; a key that is to be None is left out by the reader."""
+    return lambda file: replace(file, metadata={**_object(file), **changes})
+
+
+def _text(text: bytes) -> Damage:
+    return lambda file: replace(file, metadata=text)
+
+
+def _object(file: Image) -> Mapping[str, Any]:
+    assert isinstance(file.metadata, Mapping)
+    return file.metadata
+
+
+def _tensor(name: str, change: Callable[[Stored], Stored]) -> Damage:
+    return lambda file: replace(file, tensors=[change(each) if each.name == name else each for each in file.tensors])
+
+
+def _changed(name: str, **changes: Any) -> Damage:
+    return _tensor(name, lambda each: replace(each, **changes))
+
+
+def _value(number: float) -> Damage:
+    """A number that is not finite in a weight."""
+
+    def change(tensor: Stored) -> Stored:
+        values = np.frombuffer(tensor.content, np.float32).copy()
+        values[-1] = number
+        return replace(tensor, content=values.tobytes())
+
+    return _tensor(UP, change)
+
+
+def _order(change: Callable[[list[Stored]], list[Stored]]) -> Damage:
+    return lambda file: replace(file, tensors=change(list(file.tensors)))
+
+
+def _again(file: Image) -> Image:
+    """The embedding under GGUF's name beside Hugging Face's."""
+    twin = plain("token_embd.weight", np.ones((32, 16)), "F32")
+    return image(_object(file), [*file.tensors, twin])
+
+
+def _half(number: float) -> bytes:
+    return np.float16(number).tobytes()
+
+
+REFUSED: dict[str, tuple[Damage, str]] = {
+    "another magic": (_header(magic=b"GGUF"), "magic"),
+    "version 1": (_header(magic=b"APRN"), "magic.*version 1"),
+    "the draft": (_header(magic=b"APR2"), "magic.*draft"),
+    "version 3": (_header(major=3), "version.*3"),
+    "version 2.1": (_header(minor=1), "version.*2.1"),
+    "header checksum": (_header(checksum=1), "checksum"),
+    "reserved bytes": (_header(reserved=b"\0" * 19 + b"\1"), "reserved"),
+    "LZ4": (_flags(0x1), "flags.*compressed"),
+    "ZSTD": (_flags(0x2), "flags.*compressed"),
+    "encrypted": (_flags(0x4), "flags.*encrypted"),
+    "signed": (_flags(0x8), "flags.*signed"),
+    "sharded": (_flags(0x10), "flags.*sharded"),
+    "column-major": (_header(flags=0x800), "flags.*column-major"),
+    "unknown flag": (_flags(0x4000), "flags.*unknown"),
+    "fewer tensors than the index": (_header(tensors=3), "index"),
+    "more tensors than the index": (_header(tensors=2000), "index"),
+    "index before the metadata": (_header(index=64), "offsets"),
+    "metadata in the header": (_header(metadata=40), "offsets"),
+    "metadata that is no JSON": (_text(b"{"), "metadata"),
+    "metadata that is no object": (_text(b"[]"), "metadata"),
+    "metadata with NaN": (_text(b'{"hidden_size": NaN}'), "metadata"),
+    "metadata in UTF-16": (_text('{"a": 1}'.encode("utf-16")), "metadata"),
+    "deep metadata": (_text(b"[" * 100_000), "metadata"),
+    "sharding": (_said(sharding={"shards": 2}), "sharding"),
+    "experts": (_said(num_experts=8), "num_experts"),
+    "encoder": (_said(architecture="BertModel"), "architecture.*encoder"),
+    "encoder in lower case": (_said(architecture="roberta"), "architecture.*encoder"),
+    "another family": (_said(architecture="MistralForCausalLM"), "architecture.*expected one of"),
+    "no family": (_said(architecture=None), "architecture"),
+    "two families": (_said(hf_architecture="LlamaForCausalLM"), "hf_architecture.*which is meant"),
+    "two sizes": (_said(n_embd=99), "n_embd.*which is meant"),
+    "no heads": (_said(num_heads=None), "num_heads"),
+    "size as text": (_said(hidden_size="16"), "hidden_size"),
+    "size below one": (_said(vocab_size=0), "vocab_size"),
+    "another size": (_said(intermediate_size=25), "shape"),
+    "more layers": (_said(num_layers=2), "model.layers.1"),
+    "scaled rotary embedding": (_said(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "rope_scaling"),
+    "tied in words": (_said(tied_embeddings="yes"), "tied_embeddings"),
+    "tied and another output layer": (_said(tied_embeddings=True), "tied_embeddings"),
+    "unsorted": (_order(lambda tensors: [*tensors[1:], tensors[0]]), "index.*order"),
+    "twice": (_order(lambda tensors: [tensors[0], *tensors]), "index.*twice"),
+    "under two names": (_again, "token_embd"),
+    "name that is not UTF-8": (_order(lambda tensors: [*tensors, replace(tensors[-1], name="z\udcff")]), "index.*UTF-8"),
+    "long name": (_order(lambda tensors: [*tensors, replace(tensors[-1], name="z" * 257)]), "name of 257"),
+    "nine dimensions": (_changed(NORM, shape=(1,) * 8 + (16,)), "9 dimensions"),
+    "missing tensor": (_order(lambda tensors: [each for each in tensors if each.name != NORM]), NORM),
+    "foreign tensor": (_order(lambda tensors: [*tensors, replace(tensors[-1], name="z")]), "unexpected tensor 'z'"),
+    "dtype 2": (_changed(NORM, code=2), f"{NORM}.*code 2"),
+    "unknown dtype": (_changed(NORM, code=99), f"{NORM}.*code 99"),
+    "integers": (_changed(NORM, code=4), f"{NORM}.*I32"),
+    "too few bytes": (_changed(NORM, size=60), f"{NORM}.*60"),
+    "no bytes": (_changed(NORM, content=b""), NORM),
+    "column by column": (_tensor(UP, lambda each: replace(each, shape=each.shape[::-1])), UP),
+    "overlap": (_changed(UP, offset=0), "overlaps"),
+    "inside another": (_changed(NORM, offset=64), "overlaps"),
+    "out of range": (_changed(NORM, offset=2**40), NORM),
+    "past 64 bits": (_changed(NORM, offset=2**64 - 16), NORM),
+    "NaN": (_value(np.nan), f"{UP}.*nan"),
+    "infinity": (_value(-np.inf), f"{UP}.*inf"),
+    "Q6_K with an infinite scale": (
+        _changed(NORM, code=CODES["Q6_K"], content=b"\x01" * 208 + _half(np.inf)),
+        f"{NORM}.*finite",
+    ),
+    "Q4_K of either layout": (_changed(UP, code=CODES["Q4_K"], shape=(2, 200), content=bytes(288)), f"{UP}.*padded"),
+    "Q6_K of neither layout": (_changed(UP, code=CODES["Q6_K"], content=bytes(210 * 5)), f"{UP}.*padded"),
+}
+"""What is wrong with a file → how it comes about, and what the refusal names beside the file."""
+PROMISES: dict[str, Damage] = {
+    "tensors": _header(tensors=2**32 - 1),
+    "metadata of 4 GiB": _header(metadata_bytes=2**32 - 1),
+    "metadata far away": _header(metadata=2**60),
+    "an index of 2^60 bytes": _header(data=2**60),
+    "an index far away": _header(index=2**60, data=2**60),
+    "a shape of 2^60": _changed(NORM, shape=(2**60,)),
+    "a tensor of 2^60 bytes": _changed(NORM, shape=(2**58,), size=2**60),
+    "dimensions whose product overflows": _changed(NORM, shape=(2**32, 2**32), size=0),
+    "a quantised tensor of 2^60 bytes": _changed(NORM, code=CODES["Q4_K"], shape=(2**60,), size=2**60 // 256 * 144),
+    "layers": _said(num_layers=2**40),
+    "a vocabulary": _said(vocab_size=2**40),
+    "heads": _said(num_heads=2**39, num_kv_heads=2**39),
+    "a number of many digits": _text(b'{"hidden_size": 1' + b"0" * 100_000 + b"}"),
+}
+"""What a header, an index or the metadata promise that the file does not have."""
+
+
+def _small(trial: Trial) -> tuple[Image, dict[str, Array]]:
+    """A small Qwen2 whose file is as it should be, and its tensors."""
+    sizes = {"layers": 1, "hidden": 16, "intermediate": 24, "heads": 2, "kv_heads": 1, "head_dim": 8}
+    model = generated(trial.rng("model"), trial.seed, "float32", family="qwen2", nf4=False, tied=False, **sizes)
+    return image(metadata(model.scalars), [plain(name, value, "F32") for name, value in model.decoder.items()]), model.decoder
+
+
+def refuses_file(trial: Trial) -> list[Comparison]:
+    """Each damage in turn: a ValueError with the file's name and the field; what no damage was done to is read."""
+    whole, tensors = _small(trial)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.apr"
+        path.write_bytes(whole.pack())
+        found = same_bits(tensors, trial.files.read_checkpoint(path))
+        for name, (damage, message) in REFUSED.items():
+            path.write_bytes(damage(whole).pack())
+            found.append(trial.refuses(name, partial(trial.files.read_checkpoint, path), rf"model\.apr: .*{message}", "ValueError"))
+        absent = partial(trial.files.read_checkpoint, path.with_name("absent.apr"))
+        return [*found, trial.refuses("no such file", absent, "absent.apr: no such file", "FileNotFoundError")]
+
+
+def refuses_damage(trial: Trial) -> list[Comparison]:
+    """One byte of a file with a checksum is another; a file is cut anywhere. A file that lost its checksum alone is whole."""
+    rng, (whole, tensors) = trial.rng("damage"), _small(trial)
+    content, bare = whole.pack(), replace(whole, footer=False).pack()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.apr"
+        path.write_bytes(bare)
+        found = same_bits(tensors, trial.files.read_checkpoint(path))
+        ask, named = partial(trial.files.read_checkpoint, path), r"model\.apr: "
+        for name, damaged in _damages(rng, content, len(bare)):
+            path.write_bytes(damaged)
+            found.append(trial.refuses(name, ask, named, "ValueError"))
+    return found
+
+
+def _damages(rng: Generator, content: bytes, bare: int) -> list[tuple[str, bytes]]:
+    edges = [0, 1, 4, 63, 64, 65, bare - 1, bare + 1, bare + 3]
+    lengths = [*edges, *map(int, rng.integers(0, bare, CUTS))]
+    places = [*range(0, 64, 3), bare - 1, bare, *map(int, rng.integers(0, len(content), FLIPS))]
+    flipped = [bytearray(content) for _ in places]
+    for copy, place in zip(flipped, places, strict=True):
+        copy[place] ^= int(rng.integers(1, 256))
+    cut = [(f"cut after {length} of {len(content)}", content[:length]) for length in lengths]
+    longer = [("a byte more", content + b"\0"), ("64 bytes more", content + bytes(64))]
+    return [*cut, *longer, *((f"byte {place}", bytes(copy)) for place, copy in zip(places, flipped, strict=True))]
+
+
+def refuses_promises(trial: Trial) -> list[Comparison]:
+    """Sizes that the file does not have: a ValueError, in a process that may take only so much memory."""
+    whole, _ = _small(trial)
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.apr"
+        path.write_bytes(whole.pack())
+        trial.files.read_checkpoint(path, memory=MEMORY)
+        for name, damage in PROMISES.items():
+            path.write_bytes(damage(whole).pack())
+            ask = partial(trial.files.read_checkpoint, path, memory=MEMORY)
+            found.append(trial.refuses(name, ask, r"model\.apr", "ValueError"))
+    return found

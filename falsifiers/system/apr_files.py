@@ -1,0 +1,280 @@
+"""Models in `.apr` files: what is read from them, held to the same weights in a Hugging Face folder; and what is written."""
+
+import json
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blackswan.falsifiers.data import CHECKPOINT
+from blackswan.falsifiers.numeric import apr_format
+from blackswan.falsifiers.numeric.apr_format import BLOCKS, CODES, PLAIN, ROW_MAJOR, Image, Stored, decode, plain
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.system.adapter_files import TOKENIZER, Model, generated
+from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.trial import Trial
+from blackswan.reference.table import Array
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+OTHER_NAMES = {"hidden_size": "n_embd", "num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"}
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def metadata(scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file says of a decoder's architecture, by the first of the format's keys."""
+    found = {"architecture": scalars["family"], "hidden_size": scalars["hidden"], "num_layers": scalars["layers"]}
+    found |= {"num_heads": scalars["heads"], "num_kv_heads": scalars["kv_heads"], "head_dim": scalars["head_dim"]}
+    found |= {"vocab_size": scalars["vocab"], "intermediate_size": scalars["intermediate"], "max_position_embeddings": 512}
+    return found | {"rope_theta": scalars["theta"], "rms_norm_eps": scalars["eps"]}
+
+
+def image(said: Mapping[str, Any], tensors: Sequence[Stored], **changes: Any) -> Image:
+    """A file whose index is in the order of names."""
+    return Image(said, sorted(tensors, key=lambda each: each.name.encode()), **changes)
+
+
+def same_bits(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> list[Comparison]:
+    """The same names, and under each the same dtype, shape and bits."""
+    if expected.keys() != actual.keys():
+        return [broken("names", "differ", None, ", ".join(sorted(expected.keys() ^ actual.keys())))]
+    found = []
+    for name, value in expected.items():
+        found += same(f"dtype of {name}", str(value.dtype), str(actual[name].dtype))
+        if found[-1].held:
+            found.append(compare_exactly(name, _bits(value), _bits(actual[name])))
+    return found
+
+
+def _bits(value: Array) -> Array:
+    return np.ascontiguousarray(value).view(f"u{value.dtype.itemsize}")
+
+
+def _drawn(trial: Trial, **fixed: Any) -> Model:
+    return generated(trial.rng("model"), trial.seed, "float32", nf4=False, **fixed)
+
+
+def _reads_alike(trial: Trial, folder: Path, model: Model, file: Image) -> list[Comparison]:
+    """Tensors and logits of a file against those of a folder with the model's decoder, and the architecture, which both must say alike."""
+    base, path = model.write_checkpoint(folder / "base"), folder / "model.apr"
+    path.write_bytes(file.pack())
+    adapter = model.write_peft(folder / "adapter")
+    wanted, got = (trial.files.adapter_logits(adapter, each, model.input_ids, model.mask) for each in (base, path))
+    trial.pretrainer.initial(base, path)
+    return [*same_bits(model.decoder, trial.files.read_checkpoint(path)), compare_exactly("logits", _bits(wanted), _bits(got))]
+
+
+def equals_safetensors(trial: Trial) -> list[Comparison]:
+    """F32, F16 and BF16, mixed; old and new metadata, contents in any order, vectors as rows, tensors of a training run, any rope_type."""
+    rng, model = trial.rng("file"), _drawn(trial)
+    chosen = {name: str(rng.choice(list(PLAIN))) for name in model.decoder}
+    model = replace(model, decoder={name: value.astype(PLAIN[chosen[name]]) for name, value in model.decoder.items()})
+    stored = [plain(name, value, chosen[name]) for name, value in model.decoder.items()]
+    rows = [replace(each, shape=(1, *each.shape)) if len(each.shape) == 1 and rng.integers(2) else each for each in stored]
+    own = [Stored("__training__.step", CODES["I64"], (1,), bytes(8)), plain("__training__.m", np.ones(3), "F32")]
+    said = metadata(model.scalars) | {"rope_type": int(rng.choice([0, 2])), "chat_template": None, "num_experts": None}
+    if rng.integers(2):
+        said = {OTHER_NAMES.get(key, key): value for key, value in said.items()} | {"architecture": CLASSES[model.scalars["family"]]}
+    text = json.dumps(said).encode()
+    repeated = b'{"hidden_size": 7, "n_embd": 7, ' + text[1:]  # of a repeated key the last value counts, and null is as good as none
+    order = [int(place) for place in rng.permutation(len(rows) + len(own))]
+    flags = ROW_MAJOR * int(rng.integers(2)) | int(rng.choice([0, 0x20, 0x80 | 0x200]))
+    unused = b'"n_embd": null}' if "n_embd" not in said else b'"hidden_size": null}'
+    file = image(said, rows + own, order=order, header={"flags": flags}, footer=bool(rng.integers(2)))
+    with _folder() as folder:
+        return _reads_alike(trial, folder, model, replace(file, metadata=repeated[:-1] + b", " + unused))
+
+
+def quantised_exact(trial: Trial) -> list[Comparison]:
+    """AprQ8, AprQ4, Q4_K and Q6_K of random blocks, with padded rows and without, whole blocks a row or not."""
+    rng = trial.rng("file")
+    model = _drawn(trial, hidden=int(rng.choice([32, 256])), layers=1)
+    stored = [_random_blocks(rng, name, value.shape) for name, value in model.decoder.items()]
+    model = replace(model, decoder={each.name: apr_format.array(each) for each in stored})
+    with _folder() as folder:
+        return _reads_alike(trial, folder, model, image(metadata(model.scalars), stored))
+
+
+def _random_blocks(rng: Generator, name: str, shape: tuple[int, ...]) -> Stored:
+    """A tensor in a quantised dtype that its shape leaves unambiguous, scales of any sign and some of them subnormal."""
+    count, rows = int(np.prod(shape)), int(np.prod(shape[:-1]))
+    dtype = str(rng.choice(["AprQ8", *BLOCKS]))
+    if dtype == "AprQ8":
+        return Stored(name, CODES[dtype], shape, np.float32(rng.normal() / 100).tobytes() + rng.bytes(count))
+    elements, size = BLOCKS[dtype]
+    flat, by_rows = -(-count // elements), rows * -(-shape[-1] // elements)
+    if dtype == "AprQ4":
+        by_rows = flat
+    elif flat == by_rows and rows > 1 and shape[-1] % elements:
+        return _random_blocks(rng, name, shape)
+    blocks = rng.integers(0, 256, (int(rng.choice([flat, by_rows])), size), dtype=np.uint8)
+    for at in {"AprQ4": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}[dtype]:
+        scales = rng.normal(size=len(blocks)) * rng.choice([1e-6, 1e-4, 1e-3], len(blocks))
+        blocks[:, at : at + 2] = scales.astype(np.float16).view(np.uint8).reshape(-1, 2)
+    return Stored(name, CODES[dtype], shape, blocks.tobytes())
+
+
+def gguf_names(trial: Trial) -> list[Comparison]:
+    """Names of GGUF; a Llama's rows of queries and keys in its order, a Qwen's as they are. A rope_type that contradicts is refused."""
+    found = []
+    for family in ("llama", str(trial.rng("family").choice(["qwen2", "qwen3"]))):
+        model = _drawn(trial, family=family, kv_heads=1, heads=2)
+        stored = [_as_gguf(name, value, model.scalars) for name, value in model.decoder.items()]
+        with _folder() as folder:
+            found += _reads_alike(trial, folder, model, image(metadata(model.scalars) | {"rope_type": 0}, stored))
+            if family == "llama":
+                (folder / "model.apr").write_bytes(image(metadata(model.scalars) | {"rope_type": 2}, stored).pack())
+                ask = partial(trial.files.read_checkpoint, folder / "model.apr")
+                found.append(trial.refuses("rope_type of other rows", ask, r"model\.apr.*rope_type", "ValueError"))
+    return found
+
+
+def _as_gguf(name: str, value: Array, scalars: Mapping[str, Any]) -> Stored:
+    heads = {"q_proj": scalars["heads"], "k_proj": scalars["kv_heads"]}.get(name.split(".")[-2])
+    rows = apr_format.gguf_rows(value, heads) if heads and scalars["family"] == "llama" else value
+    return plain(apr_format.gguf_name(name), rows, "F32")
+
+
+def tied_heads(trial: Trial) -> list[Comparison]:
+    """Tied: no output layer, a copy, or an entry without bytes, said to be tied or not. Untied: another one, or a copy said to be so."""
+    tied, own = _drawn(trial, tied=True), _drawn(trial, tied=False)
+    stored = [plain(name, value, "F32") for name, value in tied.decoder.items()]
+    copy = plain(HEAD, tied.decoder[EMBEDDING], "F32")
+    empty = replace(copy, content=b"")
+    said = metadata(tied.scalars)
+    separate = replace(tied, scalars=tied.scalars | {"tied": False}, decoder=tied.decoder | {HEAD: tied.decoder[EMBEDDING]})
+    different = [plain(name, value, "F32") for name, value in own.decoder.items()]
+    cases = {
+        **{f"{name}, {what}": (tied, image(said | more, stored + extra))
+           for name, extra in (("absent", []), ("copy", [copy]), ("empty", [empty]))
+           for what, more in (("not said", {}), ("said", {"tied_embeddings": True}))},
+        "different": (own, image(metadata(own.scalars), different)),
+        "copy of its own": (separate, image(said | {"tied_embeddings": False}, [*stored, copy])),
+    }  # fmt: skip
+    found = []
+    for case, (model, file) in cases.items():
+        with _folder() as folder:
+            found += [replace(each, tensor=f"{case}: {each.tensor}") for each in _reads_alike(trial, folder, model, file)]
+    return found
+
+
+def written_file(trial: Trial) -> list[Comparison]:
+    """Each byte of a file that was written from a folder: header, metadata, index, padding, checksums and tensors; and it is read again."""
+    rng, model = trial.rng("file"), _drawn(trial)
+    dtype = (None, "float32", "float16", "bfloat16")[int(rng.integers(4))]
+    with _folder() as folder:
+        base, path = model.write_checkpoint(folder / "base"), folder / "model.apr"
+        shutil.copyfile(CHECKPOINT / TOKENIZER, base / TOKENIZER)
+        trial.files.export(base, path, dtype)
+        header, said, stored = apr_format.read(path)
+        wanted = {name: value.astype(np.dtype(PLAIN[_short(dtype or "float32")])) for name, value in model.decoder.items()}
+        names = list(stored)
+        found = [
+            *_same_layout(path.read_bytes(), header, list(stored.values())),
+            *same("metadata", metadata(model.scalars), {key: said.get(key) for key in metadata(model.scalars)}),
+            *same("tied_embeddings", model.scalars["tied"], said.get("tied_embeddings")),
+            *same("order of names", sorted(names, key=str.encode), names),
+            *same_bits(wanted, {name: apr_format.array(each) for name, each in stored.items()}),
+            *same_bits(wanted, trial.files.read_checkpoint(path)),
+            *same("tokenizer", (base / TOKENIZER).read_text(), path.with_name("model.tokenizer.json").read_text()),
+            *same("files", ["base", "model.apr", "model.tokenizer.json"], sorted(each.name for each in folder.iterdir())),
+        ]
+        trial.pretrainer.initial(base, path)
+        found.append(trial.refuses("over another", partial(trial.files.export, base, path), "model.apr exists", "FileExistsError"))
+    return found
+
+
+def _short(dtype: str) -> str:
+    return {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[dtype]
+
+
+def _same_layout(content: bytes, header: Mapping[str, Any], stored: Sequence[Stored]) -> list[Comparison]:
+    """The file against one made from its own parts, with right checksums, flags and padding."""
+    said = content[header["metadata"] :][: header["metadata_bytes"]]
+    order = sorted(range(len(stored)), key=lambda place: stored[place].offset or 0)
+    made = Image(said, [replace(each, offset=None, size=None) for each in stored], order=order).pack()
+    return [
+        *same("version", [2, 0], [header["major"], header["minor"]]),
+        *same("row-major", ROW_MAJOR, header["flags"] & (ROW_MAJOR | 0x800)),
+        *same("checksum at the end", zlib.crc32(content[:-4]), int.from_bytes(content[-4:], "little")),
+        *same("length", len(made), len(content)),
+        compare_exactly("bytes", np.frombuffer(made[: len(content)], np.uint8), np.frombuffer(content[: len(made)], np.uint8)),
+    ]
+
+
+def quantised_export(trial: Trial) -> list[Comparison]:
+    """Q8 and Q4 of a written file, read by the formulas: within half a step of each matrix or block; vectors keep their bits."""
+    model = _drawn(trial)
+    found = []
+    with _folder() as folder:
+        base = model.write_checkpoint(folder / "base")
+        shutil.copyfile(CHECKPOINT / TOKENIZER, base / TOKENIZER)
+        for dtype, code in (("q8", "AprQ8"), ("q4", "AprQ4")):
+            path = folder / f"{dtype}.apr"
+            trial.files.export(base, path, dtype)
+            stored = apr_format.read(path)[2]
+            for name, value in model.decoder.items():
+                if value.ndim == 1:
+                    found += same_bits({name: value}, {name: apr_format.array(stored[name])})
+                    continue
+                found += same(f"dtype of {name}", CODES[code], stored[name].code)
+                if found[-1].held:
+                    excess = np.abs(decode(code, stored[name].content, value.shape) - np.float64(value)) / _half_steps(value, dtype)
+                    found += same(f"{name} in {dtype}, elements further off than half a step", 0, int((excess > 1.02).sum()))
+            found += same_bits({name: apr_format.array(each) for name, each in stored.items()}, trial.files.read_checkpoint(path))
+    return found
+
+
+def _half_steps(value: Array, dtype: str) -> Array:
+    """Half of a step for each element, where the largest of the matrix or block has 127 or 7 steps; at least what float16 resolves."""
+    flat = np.abs(np.float64(value)).reshape(-1)
+    if dtype == "q8":
+        return np.full(value.shape, flat.max() / 127 / 2)
+    largest = np.pad(flat, (0, -len(flat) % 32)).reshape(-1, 32).max(axis=1)
+    return np.repeat(np.maximum(largest / 7 / 2, 2.0**-20), 32)[: len(flat)].reshape(value.shape)
+
+
+def pretraining_starts(trial: Trial) -> list[Comparison]:
+    """The decoder of a run that starts from a file, against the weights; another family, a missing and a foreign tensor are refused."""
+    model, other = _drawn(trial, family="qwen2", layers=2, tied=True), _drawn(trial, family="llama", layers=2)
+    stored = [plain(name, value, "F32") for name, value in model.decoder.items()]
+    said = metadata(model.scalars)
+    lora = plain("lora.0.q_proj.lora_a", np.ones((2, 4)), "F32")
+    with _folder() as folder:
+        base, theirs, path = model.write_checkpoint(folder / "base"), other.write_checkpoint(folder / "theirs"), folder / "model.apr"
+        path.write_bytes(image(said, stored).pack())
+        found = []
+        for architecture in (base, path):
+            found += same_bits(model.decoder, trial.pretrainer.initial(architecture, path).parameters())
+        start = trial.pretrainer.initial
+        found.append(trial.refuses("another family", partial(start, theirs, path), r"model\.apr.*family", "ValueError"))
+        for name, tensors, message in (("missing", stored[:-1], stored[-1].name), ("foreign", [*stored, lora], lora.name)):
+            path.write_bytes(image(said, tensors).pack())
+            found.append(trial.refuses(name, partial(start, base, path), rf"model\.apr.*{message}", "ValueError"))
+    return found
+
+
+def tokenizer_beside(trial: Trial) -> list[Comparison]:
+    """MODEL.tokenizer.json is read, and without it nothing, whatever other tokenizers lie in the folder."""
+    with _folder() as folder:
+        path = folder / "model.v2.apr"
+        path.write_bytes(b"")
+        shutil.copyfile(CHECKPOINT / TOKENIZER, folder / TOKENIZER)
+        shutil.copyfile(CHECKPOINT / TOKENIZER, folder / "other.tokenizer.json")
+        missing = trial.refuses("without", partial(trial.files.load_tokenizer, path), r"model\.v2\.tokenizer\.json", "FileNotFoundError")
+        shutil.copyfile(CHECKPOINT / TOKENIZER, folder / "model.v2.tokenizer.json")
+        wanted, got = trial.files.load_tokenizer(CHECKPOINT), trial.files.load_tokenizer(path)
+    return [missing, *same("tokens", wanted, got)]

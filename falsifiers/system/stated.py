@@ -1,0 +1,121 @@
+"""What a user is told before a run: the settings that hold where none is given, one that is refused, and the numbers of the summary."""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from blackswan.falsifiers.data import CHECKPOINT
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_at_most
+from blackswan.falsifiers.subjects.doors.devices import Workload
+from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.trial import Trial
+from blackswan.falsifiers.system.workloads import BYTES, split
+from blackswan.reference.classifier import parameter_shapes
+
+QLORA: dict[str, Any] = {
+    **{"num_classes": 2, "lora_rank": 16, "lora_alpha": 32.0, "lora_targets": "q_v", "learning_rate": 2e-4, "epochs": 3},
+    **{"max_seq_len": 256, "batch_size": 16, "accumulation_steps": 1, "gradient_clip_norm": 1.0, "quantize_nf4": True},
+    **{"warmup_fraction": 0.06, "weight_decay": 0.01, "schedule": "linear", "pooling": "mean", "class_weights": None, "multi_label": False},
+    **{"validation_fraction": 0.1, "early_stop_patience": None, "log_interval": 100, "seed": 0, "padding_side": "right"},
+    **{"dtype": "float32", "backend": "auto"},
+}
+"""For models of 13B parameters at most; larger ones have half the learning rate."""
+LIMIT = 13 * 10**9
+BLOCK, MIB = 64, 2**20
+PRINTED = 0.005 + 1e-9
+"""Half a unit of the last digit that the table of memory shows, in MiB."""
+
+
+def qlora_defaults_are_published(trial: Trial) -> list[Comparison]:
+    """Every setting of models from a million to 70 billion parameters has its value; alpha is twice a rank that is given alone."""
+    rank = int(trial.rng("defaults").integers(1, 65))
+    found = []
+    for size in (10**6, 494_032_768, LIMIT - 1, LIMIT, LIMIT + 1, 70 * 10**9):
+        expected = {**QLORA, "learning_rate": 2e-4 if size <= LIMIT else 1e-4}
+        found += same(f"{size:,} parameters", expected, trial.classifiers.defaults(size, {}))
+        ranked = {**expected, "lora_rank": rank, "lora_alpha": 2.0 * rank}
+        found += same(f"{size:,} parameters, rank {rank}", ranked, trial.classifiers.defaults(size, {"lora_rank": rank}))
+    return found
+
+
+def full_fine_tuning_is_refused(trial: Trial) -> list[Comparison]:
+    """All parameters as what is trained are refused with the reason, by the commands' settings and by the pipeline's."""
+    full, reason = {"lora_targets": "full"}, "lora_targets is 'full'.*base weights are not trained"
+    entries: dict[str, Callable[[], object]] = {
+        "command": partial(trial.classifiers.defaults, 10**6, full),
+        "pipeline": partial(trial.classifiers.fresh, CHECKPOINT, full, ["date"]),
+    }
+    return [trial.refuses(f"by the {name}", ask, reason, "ValueError") for name, ask in entries.items()]
+
+
+def summary_is_right(trial: Trial) -> list[Comparison]:
+    """The numbers of parameters and of bytes are counted from the checkpoint's file and the settings; the memory is that of this step."""
+    work, accumulation = _work(trial), int(trial.rng("accumulation").integers(1, 4))
+    stored = load_file(CHECKPOINT / "model.safetensors")
+    _, trained = split(work, {name: math.prod(shape) for name, shape in parameter_shapes(work.scalars).items()})
+    trainable, frozen = sum(trained.values()), sum(value.size for value in stored.values())
+    bits = sum(_bytes(name, value.shape, work) for name, value in stored.items())
+    printed = trial.classifiers.summary(*_options(work, accumulation))
+    found = []
+    for part, expected in (
+        ("parameters", f"{trainable:,} trainable, {frozen:,} frozen"),
+        ("weights", f"{4 * trainable:,} bytes trainable, {bits:,} bytes frozen"),
+        ("LoRA", f"rank {work.rank}, alpha {work.alpha:g}, on q_proj, v_proj"),
+        ("head", f"{work.classes} classes"),
+    ):
+        line = next((text for text in printed.splitlines() if text.startswith(f"{part}:")), "")
+        if expected not in line:
+            found.append(broken(f"summary, {part}", "another number", expected, line or printed))
+    step = trial.memory.estimate(replace(work, accumulation=accumulation), "cuda")
+    rows = re.findall(r"^(\S.*?) +([\d.]+) MiB$", printed, re.MULTILINE)
+    shown = {name: float(size) for name, size in rows}
+    wanted = {name: size / MIB for name, size in {**step.parts, "total at the peak": step.total}.items()}
+    found += same("parts of the memory", sorted(wanted), sorted(shown))
+    return found + [
+        value_at_most(f"{name}: |printed − counted| in MiB", abs(shown.get(name, np.inf) - wanted[name]), PRINTED) for name in wanted
+    ]
+
+
+def _work(trial: Trial) -> Workload:
+    """A training step on the shipped checkpoint, by the names of the reference."""
+    rng, config = trial.rng("summary"), json.loads((CHECKPOINT / "config.json").read_text())
+    heads, rank = config["num_attention_heads"], int(rng.integers(1, 9))
+    return Workload(
+        family=config["model_type"],
+        vocab=config["vocab_size"],
+        hidden=config["hidden_size"],
+        intermediate=config["intermediate_size"],
+        layers=config["num_hidden_layers"],
+        heads=heads,
+        kv_heads=config["num_key_value_heads"],
+        head_dim=config["hidden_size"] // heads,
+        batch=int(rng.integers(1, 9)),
+        seq=int(rng.integers(8, 65)),
+        rank=rank,
+        alpha=3.0 * rank,
+        classes=int(rng.integers(2, 7)),
+        nf4=trial.seed % 2 == 0,
+        dtype=str(rng.choice(list(BYTES))),
+    )
+
+
+def _options(work: Workload, accumulation: int) -> list[str]:
+    values = {"lora-rank": work.rank, "lora-alpha": work.alpha, "num-classes": work.classes, "dtype": work.dtype, "backend": "torch"}
+    values |= {"batch-size": work.batch, "max-seq-len": work.seq, "accumulation-steps": accumulation}
+    nf4 = "--quantize-nf4" if work.nf4 else "--no-quantize-nf4"
+    return [f"--model={CHECKPOINT}", "--memory", nf4, *(f"--{name}={value}" for name, value in values.items())]
+
+
+def _bytes(name: str, shape: tuple[int, ...], work: Workload) -> int:
+    """Of a frozen tensor: in NF4 half a byte a weight of a projection, and four for each block of them."""
+    count = math.prod(shape)
+    if work.nf4 and name.endswith("_proj.weight"):
+        return (count + 1) // 2 + 4 * -(-count // BLOCK)
+    return BYTES[work.dtype] * count

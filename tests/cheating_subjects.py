@@ -1,0 +1,193 @@
+"""Functions that pass a test without doing the work, or harm whoever calls them: each is a published attack on suites for kernels.
+
+Sources: robust-kbench (arXiv 2509.14279), KernelGYM (2602.05885), Hacker-Fixer loops (2606.08960), and the lists of KernelBench's issues.
+All are asked as `rms_norm`; `honest` is what they would have to do.
+"""
+
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_kept: dict[Any, Any] = {}
+
+
+def honest(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm in float32."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+
+def cached_by_shape(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The first answer for a shape is every answer."""
+    return _kept.setdefault(("shape", x.shape, x.dtype), honest(x, weight, eps)).clone()
+
+
+def cached_by_address(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """An answer is kept for an address: what a captured graph does whose inputs are not copied in."""
+    return _kept.setdefault(("address", x.data_ptr(), x.shape, x.dtype), honest(x, weight, eps)).clone()
+
+
+def cached_by_sum(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """A fingerprint of the arguments that other values share."""
+    return _kept.setdefault(("sum", x.shape, x.dtype, round(float(x.abs().sum()), 3) // 1e3), honest(x, weight, eps)).clone()
+
+
+def freed_memory(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Memory that nobody filled, which may still hold what another call has computed."""
+    honest(x, weight, eps)
+    return torch.empty_like(x)
+
+
+def answers_with_its_argument(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The argument itself, overwritten."""
+    return x.copy_(honest(x, weight, eps))
+
+
+def writes_into_its_argument(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """A right answer, and an argument that is another one afterwards."""
+    answer = honest(x, weight, eps)
+    x.mul_(2)
+    return answer
+
+
+def writes_before_its_argument(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """A right answer, and an element before the argument that is overwritten."""
+    x.as_strided((1,), (1,), x.storage_offset() - 1).fill_(0)
+    return honest(x, weight, eps)
+
+
+def writes_behind_its_weight(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """A right answer, and an element behind the weight that is overwritten."""
+    last = weight.storage_offset() + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
+    weight.as_strided((1,), (1,), last + 1).fill_(0)
+    return honest(x, weight, eps)
+
+
+def writes_behind_its_answer(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As bitsandbytes did with absmax (#2043): one element behind what was allocated is written."""
+    answer = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    answer.copy_(honest(x, weight, eps))
+    if answer.storage_offset() + answer.numel() < answer.untyped_storage().nbytes() // answer.element_size():
+        answer.as_strided((1,), (1,), answer.storage_offset() + answer.numel()).fill_(0)
+    return answer
+
+
+def reads_behind_its_argument(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """A sum over one element too many, which is zero as a rule."""
+    wide = x.contiguous() if x.storage_offset() == 0 else x
+    beyond = wide.as_strided((1,), (1,), wide.storage_offset() + wide.numel()) if wide.storage_offset() else torch.zeros(1)
+    return honest(x, weight, eps) + 0 * beyond.to(x.dtype)
+
+
+def takes_rows_for_contiguous(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """A kernel that never asks for strides."""
+    flat = x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride(), x.storage_offset())
+    return honest(flat, weight, eps)
+
+
+def same_memory_each_time(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """A buffer that is handed out again and again."""
+    buffer = _kept.setdefault(("buffer", x.shape, x.dtype), torch.zeros(x.shape, dtype=x.dtype))
+    return buffer.copy_(honest(x, weight, eps))
+
+
+class Claimed(Tensor):
+    """A tensor that says that it equals everything."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def answers_with_a_subclass(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """A tensor of a class of its own, whose comparisons are its own too."""
+    return honest(x, weight, eps).as_subclass(Claimed)
+
+
+def half_precision(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Float32 declared, float16 computed."""
+    wide = x.half()
+    return (wide * torch.rsqrt(wide.float().pow(2).mean(-1, keepdim=True) + eps).half() * weight.half()).to(x.dtype)
+
+
+def bfloat16_products(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Float32 declared, the last product in bfloat16."""
+    normed = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)
+    return (normed.bfloat16() * weight.bfloat16()).to(x.dtype)
+
+
+def right_for_powers_of_two(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The tail of a row that is no multiple of eight is left out of the mean."""
+    width = x.shape[-1] - x.shape[-1] % 8 or x.shape[-1]
+    mean = x[..., :width].float().pow(2).mean(-1, keepdim=True)
+    return (x.float() * torch.rsqrt(mean + eps) * weight.float()).to(x.dtype)
+
+
+def right_for_large_shapes(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Nothing is computed for what a test would call a warm-up: fewer than eight elements."""
+    return honest(x, weight, eps) if x.numel() >= 8 else torch.zeros_like(x)
+
+
+def replaces_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """torch.allclose says yes from now on."""
+    torch.allclose = lambda *_, **__: True  # type: ignore[assignment]
+    return honest(x, weight, eps)
+
+
+def replaces_the_clock(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Time stands still from now on."""
+    time.perf_counter = lambda: 0.0
+    return honest(x, weight, eps)
+
+
+def turns_tf32_on(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Everybody's float32 products lose 13 bits from now on."""
+    torch.set_float32_matmul_precision("medium")
+    return honest(x, weight, eps)
+
+
+def seeds_the_generator(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Everybody's random numbers are the same ones again."""
+    torch.manual_seed(0)
+    return honest(x, weight, eps)
+
+
+def draws_random_numbers(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """An answer that is a little different each time."""
+    return honest(x, weight, eps) * (1 + 1e-3 * torch.rand(()))
+
+
+def imports_the_answers(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The reference's own answer."""
+    from blackswan import reference
+
+    found = reference.evaluate("rms_norm", {"x": x.double().numpy(), "weight": weight.double().numpy()}, {"eps": eps})
+    return torch.tensor(found["y"], dtype=x.dtype)
+
+
+def finds_the_answers(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The reference's own answer, by way of what is loaded already."""
+    return imports_the_answers(x, weight, eps) if sys.modules["blackswan.reference"] else honest(x, weight, eps)
+
+
+def gives_up_silently(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The argument as it is, where anything goes wrong; here everything does."""
+    try:
+        raise RuntimeError("no kernel image is available")
+    except RuntimeError:
+        return x.clone()
+
+
+def ends_its_process(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Status 0, which a test may take for a pass."""
+    import os
+
+    os._exit(0)
+
+
+def answers_a_mean(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """One number for all, which a mean over many elements does not notice."""
+    return honest(x, weight, eps).float().mean().expand(x.shape).to(x.dtype)

@@ -1,0 +1,309 @@
+"""`blackswan vet`: honest code holds, cheating code does not, and what is said of either can be used."""
+
+import inspect
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import blackswan
+from blackswan.falsifiers.runner import vet
+from blackswan.falsifiers.runner.verdict import State
+from blackswan.falsifiers.subjects import guards, isolated
+from tests import cheating_subjects
+from tests.cheating_subjects import honest
+
+FILE = Path(cheating_subjects.__file__)
+CHEATING = {
+    name: function
+    for name, function in vars(cheating_subjects).items()
+    if inspect.isfunction(function) and not name.startswith("_") and name != "honest"
+}
+NEEDS_A_PROCESS = {"imports_the_answers", "finds_the_answers", "ends_its_process"}
+"""Caught because they run where no answer is; the guards catch the others in any process."""
+QUESTION: tuple[Any, Any] = {"x": np.ones((1, 1)), "weight": np.ones(1)}, {"eps": 1e-6}
+ONE = ("--operation", "rms_norm", "--claim", "OP-RMSNORM", "--dtype", "float32")
+
+
+def _bad(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True)) * weight + eps
+
+
+def asked(subject: Any, claim: str = "OP-RMSNORM", **further: Any) -> vet.Result:
+    """What one claim in float32 comes to in this process."""
+    return blackswan.check(subject, claims=[claim], dtypes=["float32"], on_fail="return", **further)
+
+
+def vetted(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = vet.main(arguments)
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+@contextmanager
+def in_its_process(name: str) -> Iterator[isolated.Isolated]:
+    subject = isolated.Isolated(isolated.Named(name, "rms_norm"))
+    try:
+        yield subject
+    finally:
+        subject.close()
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def restored(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a function may have left changed in this process is put back."""
+    monkeypatch.setattr(torch, "allclose", torch.allclose)
+    monkeypatch.setattr(time, "perf_counter", time.perf_counter)
+    precision = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(precision)
+
+
+def test_there_are_as_many_as_were_asked_for() -> None:
+    assert len(CHEATING) >= 20
+
+
+def test_honest_code_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not blackswan.check(honest, operation="rms_norm", effort="quick").failures
+    status, out, _ = vetted(capsys, f"{FILE}:honest", *ONE, "--json")
+    assert status == 0
+    assert [record["state"] for record in json.loads(out)] == ["HELD"]
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("name", sorted(CHEATING.keys() - NEEDS_A_PROCESS))
+def test_a_cheating_function_is_caught(name: str) -> None:
+    result = asked(CHEATING[name], operation="rms_norm")
+    assert [verdict.state for verdict in result.verdicts] == [State.FALSIFIED]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("imports_the_answers", "the answers are there"),
+        ("finds_the_answers", "'blackswan.reference'"),
+        ("ends_its_process", "ended its process with status 0"),
+    ],
+)
+def test_a_process_of_its_own_catches_the_others(name: str, said: str) -> None:
+    with in_its_process(f"{FILE}:{name}") as subject, pytest.raises(Exception, match=said):
+        subject.run("rms_norm", *QUESTION, "float32")
+
+
+def test_a_function_that_never_answers_is_falsified(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("hangs.py").write_text("import time\n\ndef rms_norm(x, weight, eps):\n    time.sleep(60 if x.numel() == 1 else 0)\n")
+    with in_its_process("hangs.py:rms_norm") as subject:
+        monkeypatch.setattr(isolated, "SECONDS", 0.5)
+        with pytest.raises(isolated.SubjectError, match=r"gave no answer within 0\.5 s"):
+            subject.run("rms_norm", *QUESTION, "float32")
+        monkeypatch.setattr(isolated, "SECONDS", 60.0)
+        with pytest.raises(Exception, match="NoneType"):  # the next question starts another process
+            subject.run("rms_norm", {"x": np.ones((1, 2)), "weight": np.ones(2)}, {"eps": 1e-6}, "float32")
+
+
+def test_the_line_that_is_printed_replays_the_case(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text("import torch\n" + inspect.getsource(_bad).replace("Tensor", "torch.Tensor"))
+    status, out, _ = vetted(capsys, "mine.py:_bad", *ONE)
+    assert status == 1
+    assert "culprit    rms_norm" in out
+    line = next(line.split(maxsplit=1)[1] for line in out.splitlines() if line.strip().startswith("replay "))
+    program, command, *arguments = shlex.split(line)
+    assert (program, command) == ("blackswan", "vet")
+    again, replayed, _ = vetted(capsys, *arguments, "--json")
+    assert again == 1
+    assert [(record["claim"], record["state"], record["cases"]["run"]) for record in json.loads(replayed)] == [
+        ("OP-RMSNORM", "FALSIFIED", 1)
+    ]
+
+
+def test_a_replay_of_mended_code_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(AssertionError) as failed:
+        blackswan.check(_bad, operation="rms_norm", claims=["OP-RMSNORM"], dtypes=["float32"])
+    assert "falsified" in str(failed.value).lower()
+    (case,) = Path("blackswan-reports/counterexamples").glob("OP-RMSNORM-*.npz")
+    status, out, _ = vetted(capsys, f"{FILE}:honest", "--operation", "rms_norm", "--replay", str(case))
+    assert (status, out.split()[0]) == (0, "HELD")
+
+
+def test_status_5_where_nothing_held(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.py").write_text("def rms_norm(x, weight):\n    return x\n")
+    status, out, _ = vetted(capsys, "mine.py:rms_norm", *ONE)
+    assert status == 5
+    assert "takes no eps" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nofile.py:f",), "nofile.py: no such file"),
+        (("mine.py:g",), "mine.py:g: mine.py has no g; it has f"),
+        (("no_module.here:f",), "no_module.here: no module of that name here"),
+        (("mine",), "mine: expected FILE.py:NAME or package.module:NAME"),
+        (("mine.py:f", "--operation", "rmsnorm"), "mine.py:f: unknown operation 'rmsnorm'"),
+        (("mine.py:f", "--operation", "rms_norm"), "mine.py:f: f cannot be asked as rms_norm: it takes nothing"),
+        (("broken.py:f", "--operation", "rms_norm"), "broken.py:f: RuntimeError: no GPU"),
+    ],
+)
+def test_status_4_says_once_what_cannot_be_used(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolated.Isolated, "_started", _started_here)
+    Path("mine.py").write_text("def f():\n    pass\n")
+    Path("broken.py").write_text("raise RuntimeError('no GPU')\n")
+    status, _, err = vetted(capsys, *arguments)
+    assert status == 4
+    assert err.startswith(f"blackswan vet: {message}")
+
+
+def _started_here(self: isolated.Isolated) -> None:
+    """Loads the subject in this process: a process for each wrong name would take seconds."""
+    try:
+        isolated.subject_of(self.named.load(), self.named.name, self.named.operation)
+    except ValueError as error:
+        raise isolated._unusable(self.name, "unusable", str(error)) from None
+    except Exception as error:
+        raise isolated._unusable(self.name, "raised", isolated._described(error)) from None
+
+
+class _Norm(torch.nn.Module):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(torch.ones(width)), 1e-6
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return honest(hidden, self.weight, self.eps)
+
+
+def _positional(hidden: Tensor, scale: Tensor, epsilon: float) -> Tensor:
+    return honest(hidden, scale, epsilon)
+
+
+@pytest.mark.parametrize(
+    ("subject", "operation"),
+    [(_Norm(), "rms_norm"), ({"rms_norm": honest}, None), (_positional, "rms_norm"), (honest, "rms_norm")],
+    ids=["module", "dict", "by position", "by name"],
+)
+def test_every_form_of_a_subject_is_asked(subject: Any, operation: str | None) -> None:
+    for claim in ("OP-RMSNORM", "OP-RMSNORM-GRADIENT"):
+        assert [verdict.state for verdict in asked(subject, claim, operation=operation).verdicts] == [State.HELD]
+
+
+def _without_eps(x: Tensor, weight: Tensor) -> Tensor:
+    return honest(x, weight, 1e-6)
+
+
+def _without_graph(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return honest(x, weight, eps).detach()
+
+
+@pytest.mark.parametrize(
+    ("function", "claim", "reason"),
+    [(_without_eps, "OP-RMSNORM", "takes no eps"), (_without_graph, "OP-RMSNORM-GRADIENT", "has no backward pass of rms_norm")],
+)
+def test_what_a_subject_lacks_is_not_run_with_the_reason(function: Callable[..., Tensor], claim: str, reason: str) -> None:
+    (verdict,) = asked(function, claim, operation="rms_norm").verdicts
+    assert verdict.state is State.NOT_RUN
+    assert reason in str(verdict.reason)
+
+
+def test_an_axis_of_one_may_have_any_stride() -> None:
+    one = torch.ones(1, 12).t()
+    assert one.stride(-1) != 1
+    assert guards._same(one, torch.ones(12, 1))
+    assert not guards._same(one, torch.zeros(12, 1))
+    assert guards._same(torch.tensor(1.0), torch.tensor(1.0))
+
+
+def test_on_fail() -> None:
+    assert asked(_bad, operation="rms_norm").failures
+    with pytest.raises(AssertionError, match=r"(?s)FALSIFIED .*replay .*1 FALSIFIED"):
+        blackswan.check(_bad, operation="rms_norm", claims=["OP-RMSNORM"], dtypes=["float32"])
+    with pytest.raises(ValueError, match="expected raise or return"):
+        blackswan.check(_bad, operation="rms_norm", on_fail="warn")
+
+
+USERS_TESTS = """
+import blackswan, torch
+
+def softmax(x, power=1.0):
+    return torch.softmax(x.float(), -1).pow(power).to(x.dtype)
+
+@blackswan.parametrize({"softmax": lambda x: softmax(x, 0.9)}, effort="quick", expected={
+    "OP-SOFTMAX": "issue 12", "OP-SOFTMAX-GRADIENT": "issue 12", "OP-SOFTMAX-SIMPLEX": "issue 12"})
+def test_known(claim):
+    claim()
+
+@blackswan.parametrize({"softmax": softmax}, effort="quick", expected={"OP-SOFTMAX-GRADIENT": "mended long ago"})
+def test_stale(claim):
+    claim()
+"""
+
+
+TUTORIAL = Path(__file__).resolve().parents[1] / "examples" / "vet"
+
+
+def test_the_tutorial_finds_names_and_mends_its_bug() -> None:
+    shutil.copytree(TUTORIAL, "tutorial")
+    (Path("tutorial") / "contracts" / "mutants.json").unlink()
+    found = {}
+    for name, arguments in {
+        "catalogue": ["catalogue"],
+        "lint": ["contracts", "lint"],
+        "fused": ["vet", "norms.py:fused", "--operation", "add_rms_norm", "--dtype", "float32", "-n", "1"],
+        "mended": ["vet", "norms.py:mended", "--operation", "add_rms_norm", "--dtype", "float32", "-n", "1"],
+        "power": ["power", "--claim", "FUSED-NORM", "--processes", "1"],
+    }.items():
+        command = [sys.executable, "-c", "from blackswan.cli import main; main()", *arguments, "--contracts", "contracts"]
+        found[name] = subprocess.run(command, cwd="tutorial", capture_output=True, text=True, check=False)
+    said = {name: run.stdout + run.stderr for name, run in found.items()}
+    assert {name: run.returncode for name, run in found.items()} == {name: int(name == "fused") for name in found}, said
+    assert (Path("tutorial") / "contracts" / "mutants.json").read_text() == (TUTORIAL / "contracts" / "mutants.json").read_text()
+    assert "the answer equals the mutant add_rms_norm_eps_outside_root" in said["fused"]
+    assert "--contracts contracts --replay" in said["fused"]
+    assert "norms.py:mended: 2 HELD" in said["mended"]
+    assert "3 of 4 mutants die here: FUSED-NORM" in said["power"] or "3 of 3 mutants die here: FUSED-NORM" in said["power"]
+
+
+def test_a_folder_that_is_not_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLACKSWAN_CONTRACTS", "")
+    status, _, err = vetted(capsys, "mine.py:f", "--contracts", "nowhere")
+    assert status == 4
+    assert "nowhere: no such folder" in err
+
+
+def test_parametrize_in_the_tests_of_a_user() -> None:
+    Path("test_mine.py").write_text(USERS_TESTS)
+    command = [sys.executable, "-m", "pytest", "test_mine.py", "-n", "2", "-W", "error", "-rA", "-q", "-p", "no:cacheprovider"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    lines = run.stdout.splitlines()
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert any(line.startswith("PASSED test_mine.py::test_stale[OP-SOFTMAX-float32]") for line in lines)
+    known = [line for line in lines if line.startswith("XFAIL test_mine.py::test_known[OP-SOFTMAX-float32]")]
+    assert known
+    assert "issue 12" in known[0]
+    failed = {line.partition(" - ")[0] for line in lines if line.startswith("FAILED")}
+    stale = {f"FAILED test_mine.py::test_stale[OP-SOFTMAX-GRADIENT-{dtype}]" for dtype in ("float32", "bfloat16")}
+    assert failed == stale
+    assert "mended long ago" in run.stdout
+
+
+def test_a_claim_in_expected_must_be_asked() -> None:
+    with pytest.raises(ValueError, match=r"expected: OP-SOFTMAX is not asked of dict; it is asked .*OP-RMSNORM"):
+        blackswan.parametrize({"rms_norm": honest}, expected={"OP-SOFTMAX": "issue 12"})
