@@ -100,7 +100,7 @@ def test_float64_has_to_be_the_references_first() -> None:
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are judged as true shapes are, though they are small; nothing that was kept for true shapes is used or changed."""
-    monkeypatch.setattr(whole_models, "_true_size", lambda _: True)
+    monkeypatch.setattr(whole_models, "_judged_alone", lambda _: True)
     monkeypatch.setattr(whole_models, "_kept", {})
 
 

@@ -49,26 +49,27 @@ def follows_float64(trial: Trial, *, model: str, layers: int | None = None) -> l
         held = _held(trial, whole)
         found += held
         if all(each.held for each in held):
-            found += _judged(trial, _oracle(trial, whole) if _true_size(trial) else _of_the_reference(trial, whole))
+            found += _judged(trial, _oracle(trial, whole) if _judged_alone(trial) else _of_the_reference(trial, whole))
     return found
 
 
 def _held(trial: Trial, whole: WholeModel) -> list[Comparison]:
     """Holds the expected answer to the reference, up to the first output that is outside."""
-    if not _true_size(trial):
+    if not _judged_alone(trial):
         return _float64_held(trial, whole)
     block = replace(whole, layers=1)
     found = _float64_held(trial, block)
     return found + _noise_held(trial, block) if all(each.held for each in found) else found
 
 
-def _true_size(trial: Trial) -> bool:
+def _judged_alone(trial: Trial) -> bool:
+    """Whether the model is too large for the reference, so that the subject's own float64 and noise judge it."""
     return in_true_shape(trial.subject.device)
 
 
 def _chosen(trial: Trial, name: str, layers: int | None) -> list[WholeModel]:
     """The model of that name, plain and with NF4."""
-    whole = whole_model.model(name, trial.seed, true_size=_true_size(trial), layers=layers)
+    whole = whole_model.model(name, trial.seed, true_size=in_true_shape(trial.subject.device), layers=layers)
     return [replace(whole, nf4=nf4) for nf4 in (False, True)]
 
 
@@ -137,7 +138,7 @@ def _noise_held(trial: Trial, whole: WholeModel) -> list[Comparison]:
 
 
 def _floors(trial: Trial, oracle: WholeModelReference, thorough: bool) -> dict[str, Errors]:
-    replays = (THOROUGH_REPLAYS if _true_size(trial) else THOROUGH_REPLAYS_OF_SMALL) if thorough else REPLAYS
+    replays = (THOROUGH_REPLAYS if _judged_alone(trial) else THOROUGH_REPLAYS_OF_SMALL) if thorough else REPLAYS
     with trial.attack.watch.on("noise"):
         return oracle.floors(replays)
 
