@@ -144,8 +144,10 @@ class Campaign:
     def conclude(self, verdict: Verdict) -> Verdict:
         """The verdict with its known failure and the declaration; of a falsified or flaky claim with its counterexample and culprit."""
         if verdict.claim.operation and verdict.state is not State.NOT_RUN:
-            declared = declaration(self.subject, verdict.claim.operation)
-            reason = "; ".join(filter(None, (f"declared {shown(declared)}" if declared else None, verdict.reason)))
+            subject = asked_by(verdict.claim, self.subject)
+            declared = declaration(subject, verdict.claim.operation)
+            emulated = f"in {subject.emulator}, which gets few cases" if subject.emulator else None
+            reason = "; ".join(filter(None, (f"declared {shown(declared)}" if declared else None, emulated, verdict.reason)))
             verdict = replace(verdict, reason=reason or None)
         listed = self.listed(verdict.claim.id, verdict.dtype, verdict.device)
         verdict = replace(verdict, known_failure=listed.record() if listed else None)

@@ -28,6 +28,9 @@ from blackswan.falsifiers.system.trial import Trial
 CASES = {"quick": 6, "default": 20, "deep": 1000}
 """Seeds a claim; each runs in every flavour. A claim's own `cases` replaces the default and scales the others."""
 
+FEW = 3
+"""Seeds that a claim gets where an emulator, a thousand times slower than a device, computes the answers."""
+
 SEEDS_OF_A_DRAW = 2
 """An elementary operation runs faster than Hypothesis draws its sizes, so each draw of sizes gets this many seeds."""
 
@@ -227,6 +230,8 @@ def falsify(
     """Attacks a claim in a dtype and gives the verdict. `source` builds cases of claims on real input; `assumed` stands for what the
     subject declares."""
     subject = asked_by(claim, subject)
+    if subject.emulator and options.effort != "deep":
+        options = replace(options, examples=FEW)
     if claim.operation is not None and (reason := subject.unsupported(claim.operation, dtype)):
         return Verdict(claim, dtype, subject.device, State.NOT_RUN, reason)
     start, found = time.perf_counter(), None

@@ -2,6 +2,7 @@
 
 import argparse
 import faulthandler
+import os
 import re
 import shlex
 import time
@@ -129,10 +130,12 @@ def _campaign(config: pytest.Config) -> Campaign:
 
 def _subject(config: pytest.Config) -> Any:
     """The implementation on the device that was asked for; the run ends with a status of its own where that is not there."""
+    option = config.option
+    if option.device == "cpu":
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton looks for it when it is imported
     from blackswan.falsifiers.subjects.implementation import Implementation
     from blackswan.impl.device import DeviceUnavailable
 
-    option = config.option
     try:
         with warnings.catch_warnings(record=True) as config.stash[NOTES]:
             warnings.simplefilter("always")

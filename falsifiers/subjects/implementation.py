@@ -78,6 +78,8 @@ class Implementation(Subject):
         """This subject with its operations computed by that backend."""
         other = copy.copy(self)
         other.backend = backend
+        if backend == "triton" and self._device.type == "cpu" and kernels.interpreted():
+            other.emulator = "Triton's interpreter"
         return other
 
     def unsupported(self, operation: str, dtype: str) -> str | None:
@@ -95,6 +97,8 @@ class Implementation(Subject):
             return why_not(DTYPES[dtype], self._device) if operation in FUSED else f"impl has no fused {operation}"
         if dtype == "float64" or operation not in (*kernels.NAMES, *_COMPOSITIONS):
             return f"impl has no Triton kernel for {operation} in {dtype}"
+        if dtype == "bfloat16" and self.emulator:
+            return f"{self.emulator} cuts float32 off to bfloat16, where a GPU rounds to nearest"
         return kernels.why_not()
 
     def run(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str) -> dict[str, Array]:

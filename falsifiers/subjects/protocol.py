@@ -57,6 +57,8 @@ class Subject(Protocol):
     device: str
     names_errors: bool = False
     """Whether it refuses bad input by the errors that contracts name; for another one any exception is a refusal."""
+    emulator: str = ""
+    """What emulates its device here, so slowly that a claim gets few cases; empty where it runs on the device itself."""
 
     def unsupported(self, operation: str, dtype: str) -> str | None:
         """Why the operation cannot run in that dtype here; None when it can."""
