@@ -63,6 +63,8 @@ def _add_power(commands: Any) -> None:
     power.add_argument("--full", action="store_true", help="every cell, not only those that decide something")
     power.add_argument("--processes", type=positive, default=cores(), metavar="N", help="processes to run in (default: one a core)")
     power.add_argument("--output", type=Path, metavar="FILE", help="write the cells as JSON lines")
+    said = "record where claims about runs, files, data and devices fail on each mutant, by which a culprit is named later"
+    power.add_argument("--record-failures", action="store_true", help=said)
     power.set_defaults(run=_power)
 
 

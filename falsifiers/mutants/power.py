@@ -46,7 +46,7 @@ class Cell:
     """One claim in one dtype against one subject; `mutant` None is the correct one.
 
     `cases` counts those up to the first kill, or all; `power` is the largest error / tolerance; `looseness`, of a literal tolerance, is the
-    median over the cases of tolerance / noise floor.
+    median over the cases of tolerance / noise floor. `tensor` is what the first kill found wrong.
     """
 
     claim: str
@@ -59,6 +59,7 @@ class Cell:
     power: float
     reason: str | None = None
     looseness: float | None = None
+    tensor: str | None = None
 
     @property
     def killed(self) -> bool:
@@ -160,12 +161,13 @@ def cell(attack: RememberingAttack, drawn: Sequence[Case], name: str | None, due
     claim, start = attack.claim, time.perf_counter()
     if claim.operation is not None and (reason := attack.subject.unsupported(claim.operation, attack.dtype)):
         return Cell(claim.id, attack.dtype, name, due, State.NOT_RUN.value, 0, 0.0, 0.0, reason)
-    examination, first = Examination(attack), 0
+    examination, first, tensor = Examination(attack), 0, None
     for number, case in enumerate(drawn, start=1):
         try:
             examination.case(case)
         except Falsified as falsified:
-            first, reason = (first, reason) if first else (number, str(falsified))
+            if not first:
+                first, reason, tensor = number, str(falsified), falsified.comparison.tensor
             if not due or falsified.comparison.headroom >= ENOUGH:
                 break
         except Lacks as lacking:
@@ -177,7 +179,7 @@ def cell(attack: RememberingAttack, drawn: Sequence[Case], name: str | None, due
     loose = looseness(attack, drawn) if name is None and literal else None
     power = tally.worst.headroom if tally.worst else 0.0
     spent = time.perf_counter() - start
-    return Cell(claim.id, attack.dtype, name, due, state.value, first or tally.run, spent, power, reason, loose)
+    return Cell(claim.id, attack.dtype, name, due, state.value, first or tally.run, spent, power, reason, loose, tensor)
 
 
 def looseness(attack: Attack, drawn: Sequence[Case]) -> float:

@@ -12,6 +12,7 @@ from blackswan.contracts.model import Claim
 from blackswan.contracts.problems import unknown
 from blackswan.contracts.vocabulary import own_folder
 from blackswan.falsifiers import mutants
+from blackswan.falsifiers.diagnosis import run_failures
 from blackswan.falsifiers.mutants import power, power_report
 from blackswan.falsifiers.runner.options import json_lines
 from blackswan.falsifiers.runner.verdict import plain
@@ -35,6 +36,8 @@ def run(options: argparse.Namespace) -> int:
         cells += _attack(power.further_tasks(claims, cells), options.processes)
     if options.output:
         options.output.write_text("".join(json.dumps(plain(dataclasses.asdict(cell))) + "\n" for cell in cells), encoding="utf-8")
+    if options.record_failures:
+        _record_failures(claims, cells)
     faults = _concluded(options, claims, names, cells, time.perf_counter() - start)
     return 1 if faults else 0
 
@@ -56,6 +59,11 @@ def _concluded(
     closing = f"{len(faults)} faults" if faults else power_report.closing(shown, cells, bool(options.claim), bool(options.mutant))
     print(f"\n{counts} in {seconds:.0f} s: {closing}")
     return faults
+
+
+def _record_failures(claims: Sequence[Claim], cells: Sequence[power.Cell]) -> None:
+    systems = {claim.id for claim in claims if claim.system}
+    run_failures.record((cell.claim, cell.mutant, cell.tensor) for cell in cells if cell.mutant and cell.tensor and cell.claim in systems)
 
 
 def _require_tried(chosen: Sequence[str], tasks: Sequence[power.Task], claims: Sequence[str], loaded: Sequence[Claim]) -> None:

@@ -69,6 +69,7 @@ class Attack:
     """A claim against a subject in one dtype. With `only_compared` an answer with NaN is left to what the claim's check compares.
 
     The reference and the noise floor follow `declared`, which is what the subject declares, unless something else is assumed of it.
+    `asked` has the last call of each method of a door, in words.
     """
 
     claim: Claim
@@ -79,6 +80,7 @@ class Attack:
     only_compared: bool = False
     memory: dict[str, dict[tuple[Any, ...], Any]] = field(default_factory=dict)
     assumed: Declared | None = None
+    asked: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Asks the subject once what it declares."""

@@ -28,6 +28,9 @@ from blackswan.falsifiers.system.trial import Trial
 CASES = {"quick": 6, "default": 20, "deep": 1000}
 """Seeds a claim; each runs in every flavour. A claim's own `cases` replaces the default and scales the others."""
 
+QUESTIONS = 3
+"""So many of the last questions to a subject stand in the verdict of a claim about a system."""
+
 FEW = 3
 """Seeds that a claim gets where an emulator, a thousand times slower than a device, computes the answers."""
 
@@ -206,6 +209,8 @@ class Examination:
         attack, seconds = self.attack, {**self.attack.watch.seconds, "total": time.perf_counter() - start}
         case, comparison = (found.case, found.comparison) if found else (None, None)
         device = attack.subject.device
+        if found and attack.asked and state is State.FALSIFIED:
+            reason = f"asked {'; '.join(list(attack.asked.values())[-QUESTIONS:])}"
         return Verdict(attack.claim, attack.dtype, device, state, reason, self.tally, case, comparison, seconds=seconds)
 
 

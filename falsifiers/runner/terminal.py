@@ -5,35 +5,40 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from blackswan.falsifiers.numeric.attack import STAGES
-from blackswan.falsifiers.runner.verdict import State, Verdict
+from blackswan.falsifiers.runner.verdict import Culprit, State, Verdict
 
 Record = Mapping[str, Any]
 
 
 def story(verdict: Verdict) -> str:
-    """Statement, smallest case, worst element, error against tolerance, culprit, and the line that replays it."""
+    """Statement, culprit, smallest case, worst element, error against tolerance, and the line that replays it."""
     claim = verdict.claim
     lines = [
         f"{verdict.state.value}  {claim.id} ({claim.severity}, {claim.contract}, {claim.location.file}:{claim.location.line})",
         f"  claim      {claim.statement}",
-        f"  attacked   {claim.operation or 'configuration'} in {verdict.dtype} on {verdict.device}: {verdict.tally.run} cases",
+        *_blame(verdict.culprit),
+        f"  attacked   {claim.operation or claim.check or 'a rule'} in {verdict.dtype} on {verdict.device}: {verdict.tally.run} cases",
     ]
     if verdict.reason:
         lines.append(f"  reason     {verdict.reason}")
     if verdict.case is not None:
         case = verdict.case.describe()
         drawn = {**case["scalars"], **{name: case[name] for name in ("flavour", "seed", "digest")}}
-        lines += [f"  case       {_pairs(case['sizes'])}", f"             {_pairs(drawn)}"]
+        rows = [{"seed": case["seed"]}] if claim.system else [case["sizes"], drawn]
+        lines += [f"  {label:<10} {_pairs(row)}" for label, row in zip(("case", ""), rows, strict=False)]
     if verdict.comparison is not None:
         lines += _comparison(verdict.comparison.describe(), verdict.comparison.headroom)
-    if verdict.culprit is not None:
-        culprit = verdict.culprit
-        lines.append(f"  culprit    {culprit.operation} at {culprit.path}: {culprit.explanation}")
-        if culprit.mutant:
-            lines.append(f"             the answer equals the mutant {culprit.mutant}, to {culprit.distance:.2g}")
     if verdict.replay:
         lines.append(f"  replay     {verdict.replay}")
     return "\n".join(lines)
+
+
+def _blame(culprit: Culprit | None) -> Iterable[str]:
+    if culprit is None:
+        return
+    yield f"  culprit    {culprit.operation} at {culprit.path}: {culprit.explanation}"
+    if culprit.mutant:
+        yield f"             the answer equals the mutant {culprit.mutant}, to {culprit.distance:.2g}"
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

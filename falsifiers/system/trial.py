@@ -26,6 +26,7 @@ from blackswan.falsifiers.numeric.comparison import Comparison, Errors, compare
 from blackswan.falsifiers.numeric.generators import Generator, generator_for
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
 from blackswan.falsifiers.subjects.protocol import Lacks, Session, Subject
+from blackswan.falsifiers.system.questions import question
 from blackswan.reference.table import Array, Arrays, Table
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class _Door(Generic[D]):
 
     def __get__(self, trial: "Trial", owner: type) -> D:
         may = getattr(check_of(trial.claim), "non_finite", ())
-        vars(trial)[self._name] = _Asked(trial.subject.door(self._name), may)
+        vars(trial)[self._name] = _Asked(trial.subject.door(self._name), may, self._name, trial.attack)
         return cast(D, vars(trial)[self._name])
 
 
@@ -180,13 +181,21 @@ class Trial:
 class _Asked:
     """A door, or a session that one opened, whose every call is a question to the subject."""
 
-    def __init__(self, door: object, non_finite: tuple[str, ...]) -> None:
-        self._door, self._non_finite = door, non_finite
+    def __init__(self, door: object, non_finite: tuple[str, ...], name: str, attack: Attack) -> None:
+        self._door, self._non_finite, self._name, self._attack = door, non_finite, name, attack
 
     def __getattr__(self, name: str) -> Any:
-        """Looks a name up in the door; a method answers through `_ask`."""
+        """Looks a name up in the door; a method answers through `_ask`, and the attack remembers the call."""
         value = self._ask(lambda: getattr(self._door, name))
-        return (lambda *given, **named: self._ask(lambda: value(*given, **named))) if callable(value) else value
+        if not callable(value):
+            return value
+
+        def call(*given: Any, **named: Any) -> Any:
+            self._attack.asked.pop(name, None)
+            self._attack.asked[name] = question(self._name, name, given, named)
+            return self._ask(lambda: value(*given, **named))
+
+        return call
 
     def _ask(self, question: Callable[[], Any]) -> Any:
         try:
@@ -198,7 +207,7 @@ class _Asked:
         except Exception as error:  # whatever a subject raises, where it had to answer, is a finding about the subject
             raise SubjectError(f"raised {type(error).__name__}: {error}") from error
         if isinstance(answer, Session):
-            return _Asked(answer, self._non_finite)
+            return _Asked(answer, self._non_finite, self._name, self._attack)
         for name, value in _numbers("answer", answer):
             if not np.isfinite(value).all() and not any(fnmatchcase(name, pattern) for pattern in self._non_finite):
                 index = tuple(int(i) for i in np.argwhere(~np.isfinite(value))[0])

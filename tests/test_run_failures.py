@@ -1,0 +1,52 @@
+"""What a false claim about runs says: the settings that were asked, and whose wrong version fails at the same place."""
+
+from pathlib import Path
+
+from falsifiers_claims import CLAIMS
+
+from blackswan.falsifiers.diagnosis.run_failures import like_failing, place, recorded
+from blackswan.falsifiers.mutants.registry import STEPS, applied
+from blackswan.falsifiers.numeric.comparison import broken
+from blackswan.falsifiers.runner.engine import Options, falsify
+from blackswan.falsifiers.runner.verdict import State
+from blackswan.falsifiers.subjects.implementation import Implementation
+from blackswan.falsifiers.system.questions import question
+
+
+def test_places_have_no_numbers_and_no_parameters() -> None:
+    assert place("process 2, step 31, state, exp_avg/model.norm.weight") == "process #, step #, state, exp_avg"
+    assert place("frozen, model.layers.1.self_attn.q_proj.weight") == "frozen"
+
+
+def test_the_record_is_of_the_claims_and_mutants_that_there_are() -> None:
+    for claim, failures in recorded().items():
+        assert set(failures) <= set(CLAIMS[claim].must_catch), f"{claim}: python -m falsifiers power --record-failures"
+    assert {name for name, claim in CLAIMS.items() if claim.system and claim.domain.device != ("cuda",)} <= set(recorded())
+
+
+def test_a_failure_at_a_known_place_is_blamed_on_the_function_whose_mutant_fails_there() -> None:
+    found = like_failing(CLAIMS["TRN-KILLED-AND-CONTINUED"], broken("process 3, step 1, state, trainable/score.weight", "differs"))
+    assert found is not None
+    assert found.operation == STEPS["resume_forgets_moments"].step
+    assert "fails here too (resume_forgets_moments" in found.explanation
+
+
+def test_a_failure_at_a_new_place_says_that_it_is_new() -> None:
+    found = like_failing(CLAIMS["TRN-KILLED-AND-CONTINUED"], broken("nowhere", "differs"))
+    assert found is not None
+    assert "though elsewhere" in found.explanation
+
+
+def test_a_false_claim_about_runs_says_what_was_asked() -> None:
+    with applied("order_same_in_each_epoch"):
+        verdict = falsify(CLAIMS["DATA-EPOCH-ORDER"], "float32", Implementation("cpu"), Options())
+    assert verdict.state is State.FALSIFIED
+    assert verdict.reason is not None
+    assert verdict.reason.startswith("asked corpora.epoch_order(")
+
+
+def test_questions_show_plain_values() -> None:
+    assert (
+        question("files", "read", (Path("/somewhere/a.json"), {"epochs": 2}), {"strict": True})
+        == "files.read(a.json, epochs=2, strict=True)"
+    )
