@@ -1,0 +1,1 @@
+"""Bugs planted into the implementation as patches, in rounds, and a command that counts how many of them the falsifiers find."""

@@ -1,0 +1,88 @@
+"""`python -m benchmarks.attackers round-1`: plants each bug of a round into a copy of the checkout and runs the falsifiers on it.
+
+Results go to results.json beside the patches; patches that are there are not run again without `--again`. What stands after `--` goes to
+pytest, and such results to a file of their own. Bugs that show on a GPU only are NOT RUN without one.
+"""
+
+import argparse
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks import command
+from benchmarks.attackers.round import BROKEN, FOUND, MISSED, NOT_RUN, Bug, attack, commit, false_claims
+
+FOLDER = Path(__file__).resolve().parent
+
+
+def main() -> int:
+    """Runs what is left of a round, and prints the table of all of it."""
+    options = _options()
+    path = FOLDER / options.round / ("_".join(["results", *options.pytest]).replace("/", "-") + ".json")
+    bugs = [Bug.read(patch) for patch in sorted(path.parent.glob("*.patch"))]
+    chosen = [bug for bug in bugs if not options.only or bug.path.name.partition("-")[0] in options.only]
+    if not chosen:
+        raise command.CannotRun(f"{path.parent}: no such patch; expected a round with *.patch files, and numbers of these")
+    results = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"unpatched": {}, "patches": {}}
+    _run(chosen, options, path, results)
+    _print(bugs, results["patches"])
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.attackers", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("round", help="folder of patches, e.g. round-1")
+    parser.add_argument("--only", metavar="NN", action="append", help="this patch only; may be repeated")
+    parser.add_argument("--jobs", metavar="N", type=int, choices=range(1, 65), default=1, help="patches at a time (default: 1)")
+    parser.add_argument("--again", action="store_true", help="run patches that have a result too")
+    return parser.parse_args(sys.argv[1:at], argparse.Namespace(pytest=sys.argv[at + 1 :]))
+
+
+def _run(chosen: list[Bug], options: argparse.Namespace, path: Path, results: dict[str, Any]) -> None:
+    """Runs the patches that are due, and writes each outcome when it is there."""
+    import torch
+
+    gpu, done = torch.cuda.is_available(), results["patches"]
+    due = [bug for bug in chosen if options.again or done.get(bug.path.name, {"outcome": NOT_RUN})["outcome"] == NOT_RUN]
+    able = [bug for bug in due if bug.device == "cpu" or gpu]
+    for bug in (bug for bug in due if bug not in able):
+        _write(path, results, bug, bug.outcome(NOT_RUN, reason="no CUDA device"))
+    known = {device: " ".join([commit(), device, *options.pytest]) for device in sorted({bug.device for bug in able})}
+    for device, key in known.items():
+        if key not in results["unpatched"]:
+            print(f"first the checkout without a patch, on {device}", file=sys.stderr, flush=True)
+            results["unpatched"][key] = false_claims(options.pytest, device)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        outcomes = pool.map(lambda bug: attack(bug, options.pytest, results["unpatched"][known[bug.device]]), able)
+        for count, (bug, outcome) in enumerate(zip(able, outcomes, strict=True), start=1):
+            _write(path, results, bug, outcome)
+            print(f"{count}/{len(able)} {bug.path.stem}: {outcome['outcome']}", file=sys.stderr, flush=True)
+
+
+def _write(path: Path, results: dict[str, Any], bug: Bug, outcome: dict[str, Any]) -> None:
+    """Adds an outcome; that of the first try stays beside those of later ones."""
+    earlier = results["patches"].get(bug.path.name, {}).get("first")
+    outcome["first"] = outcome["outcome"] if earlier in (None, NOT_RUN, BROKEN) else earlier
+    results["patches"] = dict(sorted({**results["patches"], bug.path.name: outcome}.items()))
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def _print(bugs: list[Bug], patches: dict[str, Any]) -> None:
+    print(f"{'bug':<40} {'outcome':<8} {'place said':<18} {'seconds':>7}  first false claims; blamed")
+    found = {bug.path.stem: patches[bug.path.name] for bug in bugs if bug.path.name in patches}
+    for name, outcome in found.items():
+        what = ", ".join(outcome.get("claims", ())) + f"; {outcome.get('culprit', '')}{outcome.get('reason', '')[-90:]}"
+        print(f"{name:<40} {outcome['outcome']:<8} {outcome.get('said', ''):<18} {outcome.get('seconds', 0):>7.0f}  {what.strip('; ')}")
+    firsts = [outcome["first"] for outcome in found.values()]
+    count, asked = firsts.count(FOUND), sum(first in (FOUND, MISSED) for first in firsts)
+    share = f"{count / asked:.0%}" if asked else "none"
+    print(f"found on the first try: {count} of {asked} ({share}); {len(bugs) - asked} of {len(bugs)} not run, broken or still to run")
+
+
+if __name__ == "__main__":
+    command.start(main)

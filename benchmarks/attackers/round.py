@@ -1,0 +1,111 @@
+"""One patch of a round: the falsifiers on a copy of the checkout that has it, and what they said."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from benchmarks.command import CannotRun
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+FOUND, MISSED, NOT_RUN, BROKEN = "FOUND", "MISSED", "NOT RUN", "BROKEN"
+FIELDS, FEW, MOST_SECONDS = ("Title", "Where", "Wrong", "Device"), 5, 3600
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A patch: what is wrong with it, in which file and function, what a user gets, and the kind of device that it shows on."""
+
+    path: Path
+    title: str
+    where: str
+    wrong: str
+    device: str
+
+    @classmethod
+    def read(cls, path: Path) -> "Bug":
+        """Raises a CannotRun for a patch whose header is not whole."""
+        header = path.read_text(encoding="utf-8").partition("\ndiff --git ")[0]
+        found = dict(re.findall(r"^(\w+): (.+)$", header, re.MULTILINE))
+        if not found.keys() >= set(FIELDS) or found["Device"] not in ("cpu", "cuda"):
+            raise CannotRun(f"{path}: expected lines {', '.join(FIELDS)} before the diff, the device cpu or cuda")
+        return cls(path, *(found[name] for name in FIELDS))
+
+    def outcome(self, outcome: str, **more: Any) -> Record:
+        """What results.json says of the patch."""
+        return {"outcome": outcome, "title": self.title, "where": self.where, "commit": commit(), **more}
+
+
+def commit() -> str:
+    """The checkout's commit."""
+    return _execute(["git", "rev-parse", "--short=12", "HEAD"], CHECKOUT).stdout.decode().strip()
+
+
+def false_claims(options: Sequence[str], device: str) -> list[str]:
+    """The claims that are false without a patch: they find nothing. Raises a RuntimeError where the run does not come to its end."""
+    records, reason = _asked(None, options, device)
+    if reason.startswith("no end"):
+        raise RuntimeError(f"the checkout without a patch: {reason}")
+    return sorted(set(map(_name, records)))
+
+
+def attack(bug: Bug, options: Sequence[str], before: Sequence[str]) -> Record:
+    """What the falsifiers say of the checkout with the bug; `before` are the claims that are false without it."""
+    start = time.perf_counter()
+    records, reason = _asked(bug.path, options, bug.device)
+    false, taken = [record for record in records if _name(record) not in before], {"seconds": round(time.perf_counter() - start, 1)}
+    if not false:
+        return bug.outcome(BROKEN if reason.startswith("no end") else MISSED, reason=reason, **taken)
+    names, culprit = list(dict.fromkeys(map(_name, false))), false[0]["culprit"] or {}
+    blamed = " at ".join(str(culprit[key]) for key in ("operation", "path") if culprit.get(key))
+    return bug.outcome(FOUND, claims=names[:FEW], falsified=len(names), culprit=blamed, said=_said(false[0], bug.where), **taken)
+
+
+def _said(record: Record, where: str) -> str:
+    """Which parts of the bug's place are among what the verdict says: file, function, both or none."""
+    file, _, function = where.partition(":")
+    text = json.dumps([record[key] for key in ("operation", "culprit", "reason")])
+    parts = {"file": re.escape(file), "function": rf"\b{re.escape(function.rpartition('.')[2])}\b"}
+    return " and ".join(part for part, pattern in parts.items() if re.search(pattern, text)) or "none"
+
+
+def _asked(patch: Path | None, options: Sequence[str], device: str) -> tuple[list[Record], str]:
+    """The false claims of a run on HEAD's tracked files with the patch, and in words how it ended where that was not well."""
+    with tempfile.TemporaryDirectory(prefix="attackers-") as folder:
+        copy, file = Path(folder) / "checkout", Path(folder) / "verdicts.jsonl"
+        with tarfile.open(fileobj=BytesIO(_execute(["git", "archive", "HEAD"], CHECKOUT).stdout)) as archive:
+            archive.extractall(copy, filter="data")
+        if patch and (applied := _execute(["git", "apply", str(patch)], copy)).returncode:
+            return [], f"no end: {applied.stderr.decode().strip()}"
+        given = ["-q", "-p", "no:cacheprovider", "-n", "2", "--verdicts", str(file), *(["--device", "cuda"] if device == "cuda" else [])]
+        try:
+            printed = _execute([sys.executable, "-m", "pytest", "falsifiers", *given, *options], copy).stdout.decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            printed = f"still running after {MOST_SECONDS} seconds"
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    records = [json.loads(line) for line in lines if line.endswith("}")]
+    false = [record for record in records if record.get("state") == "FALSIFIED" and not record["known_failure"]]
+    ends = [record for record in records if record["record"] == "end" and not record["interrupted"]]
+    if not ends:
+        return false, f"no end: {printed[-1000:]}"
+    return false, f"exit status {ends[0]['exit_status']}: {ends[0]['totals']}" if ends[0]["exit_status"] else ""
+
+
+def _name(record: Record) -> str:
+    return f"{record['claim']} {record['dtype'] or ''}".strip()
+
+
+def _execute(command: list[str], folder: Path) -> subprocess.CompletedProcess[bytes]:
+    """Runs a command for which the folder is the only checkout."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=MOST_SECONDS)  # noqa: S603  git and pytest
