@@ -1,4 +1,4 @@
-"""The dtypes and flavours of inputs that claims may name, and the kinds of device. Other properties of a dtype are derived from this table."""
+"""The dtypes and flavours of inputs that claims may name, and the kinds of device. All else about a dtype is derived from this table."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
