@@ -93,7 +93,7 @@ def seen(evidence: Sequence[Evidence]) -> list[Seen]:
     found: dict[str, list[str]] = {device: [] for device in ("cpu", *ACCELERATORS)}
     for entry in own:
         device = _device(entry.run)
-        if states := Counter(verdict["state"] for verdict in _on(device, entry) if verdict["state"] != "NOT_RUN"):
+        if states := Counter(str(verdict["state"]) for verdict in _on(device, entry) if verdict["state"] != "NOT_RUN"):
             found.setdefault(device, []).append(_told(entry, states))
     return [Seen(device, tuple(runs)) for device, runs in found.items()]
 
