@@ -1,4 +1,4 @@
-"""The dtypes and the flavours of inputs that claims may name. Other properties of a dtype are derived from this table."""
+"""The dtypes and flavours of inputs that claims may name, and the kinds of device. All else about a dtype is derived from this table."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +24,8 @@ DTYPES: Mapping[str, Dtype] = {
     "float64": Dtype("float64", 2.0**-53),
     "tf32": Dtype("float32", 2.0**-24, cuda_only="TF32 products exist on CUDA only"),
 }
+ACCELERATORS = ("cuda", "xpu", "mps", "hip")
+"""The kinds of accelerator that have names, which are torch's. ROCm's devices, `hip`, are `cuda` to torch."""
 FLAVOURS: Mapping[str, str] = {
     "normal": "from the standard normal distribution",
     "wide": "of either sign, magnitudes from 1e-3 to 1e3, uniform in the logarithm",

@@ -77,12 +77,13 @@ def _run(run: Callable[[argparse.Namespace], None], options: argparse.Namespace,
     from blackswan.impl.group import WorkerLost
     from blackswan.impl.ledger import InsufficientMemory
     from blackswan.impl.residency import NotResident
+    from blackswan.impl.warm_up import WarmUpFailed
 
     try:
         run(options)
     except (DeviceUnavailable, InsufficientMemory) as error:
         return _say(name, error, EXIT_STATUS)
-    except (TrainingFailed, FloatingPointError, NotResident, OutOfMemoryError, WorkerFailed, WorkerLost) as error:
+    except (TrainingFailed, FloatingPointError, NotResident, OutOfMemoryError, WarmUpFailed, WorkerFailed, WorkerLost) as error:
         return _say(name, error, FAILED)
     except (MemoryError, RuntimeError) as error:
         # torch has no class of its own for the host's memory.

@@ -5,11 +5,11 @@ import warnings
 
 import torch
 
+from blackswan.contracts.tables import ACCELERATORS
+
 EXIT_STATUS = 6
-KINDS = ("cuda", "xpu", "mps", "hip")
-"""The kinds with names here; a kind that `torch.accelerator` names on this host is one too. ROCm's devices, `hip`, are `cuda` to torch."""
 TESTED = ("cpu", "cuda")
-"""Claims were asked on these. On others training is torch's automatic differentiation, which no verdict speaks of."""
+"""Claims were asked on these, which `python -m reports evidence` shows. On others no verdict speaks of training."""
 _GRAMMAR = re.compile(r"(?P<kind>[a-z][a-z_0-9]*?)(:(?P<index>0|[1-9][0-9]?))?")
 MAX_INDEX = 15
 
@@ -51,8 +51,9 @@ def resolve_device(name: str) -> torch.device:
 
 
 def _kinds() -> tuple[str, ...]:
+    """Those with names, and the kind that `torch.accelerator` names on this host."""
     here = torch.accelerator.current_accelerator()
-    return KINDS if here is None or here.type in KINDS else (*KINDS, here.type)
+    return ACCELERATORS if here is None or here.type in ACCELERATORS else (*ACCELERATORS, here.type)
 
 
 def _present(kind: str) -> int:

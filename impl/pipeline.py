@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from blackswan.impl.tensors import Tensors
 from blackswan.impl.tokens import ByteTokens, Tokens, load_tokenizer
 from blackswan.impl.trainer import Batch, BatchResult, Trainer, class_probabilities, classes_of
 from blackswan.impl.validation import require_finite
+from blackswan.impl.warm_up import SHAPES, Constant, small, warmed
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Texts = Sequence[str]
@@ -66,9 +67,9 @@ class ClassifyPipeline:
         self.adaptation = adaptation or Adaptation.of(config)
         self.merged = not self.adaptation.targets
         self.class_weights = None if isinstance(config.class_weights, str) else config.class_weights
-        dtype = _DTYPES[config.dtype]
         read = base if isinstance(base, Checked) else Checked(base)
-        self.classifier = Classifier(architecture, self.adaptation, read, trainable, dtype=dtype, device=self.device)
+        make = partial(Classifier, adaptation=self.adaptation, dtype=_DTYPES[config.dtype], device=self.device)
+        self.classifier = warmed(self.device, partial(self._rehearse, make), lambda: make(architecture, base=read, trainable=trainable))
         self.base_checksums: Checksums = read.found
         self.trainer = self.start(None)
 
@@ -156,12 +157,16 @@ class ClassifyPipeline:
 
         `class_weights` are what one of `BALANCED` stands for.
         """
-        config = self.config
         if class_weights is not None:
             self.class_weights = tuple(class_weights)
+        self.trainer = self._trainer(self.classifier, total_steps, self.class_weights, self.group)
+        return self.trainer
+
+    def _trainer(self, classifier: Classifier, total_steps: int | None, class_weights: Sequence[float] | None, group: Group) -> Trainer:
+        config = self.config
         make = partial(FusedTrainer, longest=config.max_seq_len) if self._backend()[0] else Trainer
-        self.trainer = make(
-            self.classifier,
+        return make(
+            classifier,
             total_steps=total_steps,
             micro_batch=config.batch_size,
             learning_rate=config.learning_rate,
@@ -169,11 +174,25 @@ class ClassifyPipeline:
             schedule=config.schedule,
             weight_decay=config.weight_decay,
             max_norm=config.gradient_clip_norm,
-            class_weights=None if self.class_weights is None else torch.tensor(self.class_weights, device=self.device),
+            class_weights=None if class_weights is None else torch.tensor(class_weights, device=self.device),
             multi_label=config.multi_label,
-            group=self.group,
+            group=group,
         )
-        return self.trainer
+
+    def _rehearse(self, make: Callable[..., Classifier]) -> None:
+        """What steps and answers compute, in the dtype and widths of the model, on two layers with constants for weights."""
+        config, shape = self.config, small(self.architecture)
+        base = Constant(base_shapes(shape), _DTYPES[config.dtype], self.device)
+        trainable = Constant(trainable_shapes(shape, self.adaptation), torch.float32, self.device)
+        weights = (1.0,) * config.num_classes if isinstance(config.class_weights, str) else config.class_weights
+        trainer = self._trainer(make(shape, base=base, trainable=trainable), None, weights, ALONE)
+        for size, seq in SHAPES:
+            ids = torch.zeros(size, min(seq, config.max_seq_len), dtype=torch.int64, device=self.device)
+            labels = torch.zeros(size, config.num_classes, device=self.device) if config.multi_label else ids[:, 0]
+            batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), labels)
+            trainer.forward_only(batch, probabilities=True)
+            if not self.merged:
+                trainer.train_batch(batch)
 
     def encode(self, texts: Texts) -> list[list[int]]:
         """The token ids of each text."""

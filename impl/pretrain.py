@@ -1,7 +1,7 @@
 """Language-model pre-training: the step, validation and checkpoint functions, and where a decoder to train comes from."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,11 +11,13 @@ from torch import Tensor
 
 from blackswan.impl.checkpoint import TOKENIZER, load_checkpoint, read_config, save_checkpoint
 from blackswan.impl.config import DecoderConfig
-from blackswan.impl.decoder import Decoder, parameter_count, random_tensors
+from blackswan.impl.decoder import Decoder, parameter_count, parameter_shapes, random_tensors
 from blackswan.impl.decoder_optimiser import DecoderAdamW
 from blackswan.impl.dispatch import call, scope
 from blackswan.impl.nonfinite import origin_of
+from blackswan.impl.tensors import Tensors
 from blackswan.impl.token_shards import TokenBatch
+from blackswan.impl.warm_up import SHAPES, Constant, small, warmed
 
 LLAMA_370M = DecoderConfig(
     family="llama",
@@ -181,12 +183,27 @@ def initial_decoder(
     checkpoint = load_checkpoint(weights)
     if config != checkpoint.config:
         raise ValueError(f"{weights} and {architecture} differ in {_difference(config, checkpoint.config)}; which is meant?")
-    return Decoder(config, checkpoint.tensors, dtype=torch.float32, device=device)
+    return _decoder(config, checkpoint.tensors, torch.device(device))
 
 
 def random_decoder(config: DecoderConfig, *, seed: int = 0, device: torch.device | str = "cpu") -> Decoder:
     """A decoder with random weights in float32, for an architecture of one's own."""
-    return Decoder(config, random_tensors(config, seed), dtype=torch.float32, device=device)
+    return _decoder(config, random_tensors(config, seed), torch.device(device))
+
+
+def _decoder(config: DecoderConfig, tensors: Tensors, device: torch.device) -> Decoder:
+    make = partial(Decoder, dtype=torch.float32, device=device)
+    return warmed(device, partial(_rehearse, config, make), partial(make, config, tensors))
+
+
+def _rehearse(config: DecoderConfig, make: Callable[..., Decoder]) -> None:
+    """A step in the widths of the decoder, on two layers with constants for weights."""
+    shape = small(config)
+    decoder = make(shape, Constant(parameter_shapes(shape), torch.float32, torch.device("cpu")))
+    step = StepFn(decoder, total_steps=len(SHAPES), micro_batch=max(size for size, _ in SHAPES), learning_rate=1e-4)
+    for rows in SHAPES:
+        ids = torch.zeros(rows, dtype=torch.int64)
+        step.train(TokenBatch(ids, torch.ones_like(ids, dtype=torch.bool)))
 
 
 def _predicting(batch: TokenBatch, size: int) -> Iterator[TokenBatch]:

@@ -53,8 +53,9 @@ def parser(prog: str) -> argparse.ArgumentParser:
 
     evidence = commands.add_parser(
         "evidence",
-        help="list kept runs and whether they are STALE",
-        description="Exit status 0 whatever it lists, but see --require-current.",
+        help="list kept runs, whether they are STALE, and which devices were never seen",
+        description="Lists kept runs, whether they still speak about this checkout, the claims that none holds, and each kind of device: "
+        "on which machine claims were asked there, or that it was never seen. Exit status 0 whatever it lists, but see --require-current.",
     )
     evidence.add_argument("--folder", type=Path, default=_HERE / "evidence", metavar="DIR", help="default: reports/evidence")
     evidence.add_argument("--require-current", action="store_true", help="exit status 1 where a claim is held by no current verdict")
@@ -115,7 +116,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def _evidence(options: argparse.Namespace) -> int:
     from blackswan.reports import staleness
-    from blackswan.reports.evidence import collect, coverage, listing
+    from blackswan.reports.evidence import collect, coverage, listing, seen
 
     if not options.folder.is_dir():
         raise FileNotFoundError(f"{options.folder}: no such folder")
@@ -123,8 +124,8 @@ def _evidence(options: argparse.Namespace) -> int:
     kept = collect(options.folder, tree)
     print(listing(kept) if kept else f"{options.folder}: no verdict files")
     covered = coverage(kept, tree)
-    for entry in covered:
-        print(entry)
+    for line in (*covered, *seen(kept)):
+        print(line)
     current = bool(kept) and not any(entry.lacking for entry in covered)
     return 1 if options.require_current and not current else 0
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from blackswan.contracts.tables import DTYPES
+from blackswan.contracts.tables import ACCELERATORS, DTYPES
 from blackswan.reports.records import Identity, Run, Verdict, identity, read
 from blackswan.reports.staleness import Tree, stale_verdicts
 from blackswan.reports.summary import summarise
@@ -71,17 +71,52 @@ class Coverage:
         return f"{text}; not: {named}" if self.lacking else text
 
 
+@dataclass(frozen=True)
+class Seen:
+    """A kind of device, and the kept runs that asked claims on it: machine, date, results and whether they are STALE, as text."""
+
+    device: str
+    runs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """`cuda: seen on NVIDIA H200, 2026-11-23, 350 held of 350 (h200-cuda.jsonl, current)`, or that it was never seen."""
+        if self.runs:
+            return f"{self.device}: seen on {'; '.join(self.runs)}"
+        if self.device == "cpu":
+            return "cpu: no run is kept, for every machine can make one: pytest falsifiers"
+        return f"{self.device}: never seen; no claim was ever asked on such hardware by a kept run"
+
+
+def seen(evidence: Sequence[Evidence]) -> list[Seen]:
+    """Every kind of device that has a name, and those of the kept runs, with the runs in which the implementation was asked there."""
+    own = [entry for entry in evidence if entry.run.header["subject"] == SUBJECT]
+    found: dict[str, list[str]] = {device: [] for device in ("cpu", *ACCELERATORS)}
+    for entry in own:
+        device = _device(entry.run)
+        if states := Counter(str(verdict["state"]) for verdict in _on(device, entry) if verdict["state"] != "NOT_RUN"):
+            found.setdefault(device, []).append(_told(entry, states))
+    return [Seen(device, tuple(runs)) for device, runs in found.items()]
+
+
+def _told(entry: Evidence, states: Counter[str]) -> str:
+    header, total = entry.run.header, sum(states.values())
+    machine = header["device_name"] or header["machine"].get("processor") or "a machine without a name"
+    counts = ", ".join(f"{count} {state.lower()}" for state, count in states.most_common())
+    return f"{machine}, {header['started'][:10]}, {counts} of {total} ({entry.run.path.name}, {'STALE' if entry.stale else 'current'})"
+
+
 def coverage(evidence: Sequence[Evidence], tree: Tree) -> list[Coverage]:
     """The coverage of each kind of device that kept runs were made on."""
-    devices = sorted({_kind(entry.run.header["device"]) for entry in evidence})
+    devices = sorted({_device(entry.run) for entry in evidence})
     own = [entry for entry in evidence if entry.run.header["subject"] == SUBJECT]
     return [_covered(device, own, tree) for device in devices]
 
 
 def _covered(device: str, evidence: Sequence[Evidence], tree: Tree) -> Coverage:
-    speaking = {name: domain for name, domain in tree.domains.items() if not domain.device or device in domain.device}
+    kind = "cuda" if device == "hip" else device
+    speaking = {name: domain for name, domain in tree.domains.items() if not domain.device or kind in domain.device}
     pairs = ((name, dtype) for name, domain in speaking.items() for dtype in domain.dtype)
-    targets: set[Target] = {(*name, dtype) for name, dtype in pairs if device == "cuda" or dtype not in CUDA_ONLY}
+    targets: set[Target] = {(*name, dtype) for name, dtype in pairs if kind == "cuda" or dtype not in CUDA_ONLY}
     targets |= {_target(verdict) for entry in evidence for verdict in _on(device, entry) if verdict["state"] != "NOT_RUN"}
     held = set().union(*(_held(entry, device) for entry in evidence if _counts(entry.run)))
     failed = set().union(*(_failed(entry, device) for entry in evidence))
@@ -118,15 +153,17 @@ def _current(entry: Evidence, device: str) -> Iterator[Verdict]:
 
 def _on(device: str, entry: Evidence) -> Iterator[Verdict]:
     """The verdicts on a kind of device."""
-    return (verdict for verdict in entry.run.verdicts if _kind(verdict["device"] or entry.run.header["device"]) == device)
+    return (verdict for verdict in entry.run.verdicts if _device(entry.run, verdict["device"]) == device)
 
 
 def _target(verdict: Verdict) -> Target:
     return verdict["contract"], verdict["claim"], verdict["dtype"]
 
 
-def _kind(device: str) -> str:
-    return device.partition(":")[0]
+def _device(run: Run, device: str | None = None) -> str:
+    """The kind of a device, by default the run's own. ROCm's are `cuda` to torch, and another kind here: the hardware is."""
+    kind = (device or str(run.header["device"])).partition(":")[0]
+    return "hip" if kind == "cuda" and run.header["versions"].get("hip") else kind
 
 
 def listing(evidence: Sequence[Evidence]) -> str:

@@ -14,7 +14,7 @@ from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.subjects.doors.devices import Estimate, Usage, Workload
 from blackswan.falsifiers.subjects.impl.trainer import Trainer
 from blackswan.falsifiers.subjects.implementation import Implementation
-from blackswan.falsifiers.system import devices, footprint
+from blackswan.falsifiers.system import devices, footprint, warm_up
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.workloads import small
 from blackswan.impl.fused.step import FusedTrainer
@@ -113,3 +113,15 @@ def test_a_bad_value_stops_workers_by_the_hand_written_layers(monkeypatch: pytes
     assert [name.partition(",")[0] for name in stopped] == ["fused: rank 0", "fused: rank 1"] * 2, "by a gradient, then by a label"
     with applied("parallel_nan_becomes_zero"):
         assert missed(trial.run())
+
+
+def test_the_hand_written_layers_make_steps_before_weights_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The claim watches operations by name, which those layers do not call for a step; so their steps are watched here."""
+    steps: list[int] = []
+    train = FusedTrainer.train_batch
+    monkeypatch.setattr(FusedTrainer, "train_batch", lambda self, batch: steps.append(len(batch.labels)) or train(self, batch))
+    monkeypatch.setattr(warm_up, "small", lambda *given, **named: replace(small(*given, **named), batch=2))
+    found = warm_up.kernels_come_before_weights(trial_by("DEV-WARM-UP", monkeypatch, ("fused",)))
+    assert not missed(found)
+    assert "classifier (fused): computed only after the weights came" in names(found)
+    assert steps[:3] == [2, 3, 4], "two steps of the rehearsal, and the first on the weights"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from blackswan.falsifiers.mutants.registry import applied
-from blackswan.falsifiers.subjects.doors.devices import Usage, Workload
+from blackswan.falsifiers.subjects.doors.devices import Growth, Usage, Workload
 from blackswan.falsifiers.subjects.impl.memory import Memory
 from blackswan.falsifiers.system.footprint import SMALL
 from blackswan.falsifiers.system.resident import BITS, TABLES, stays
@@ -59,3 +59,13 @@ def test_what_is_less_than_known_shows() -> None:
     work = run_of("torch")
     usage = measured(work)
     assert failed(work, replace(usage, resident=usage.resident - TABLES - 1)) == {BEYOND}
+
+
+def test_steps_by_every_backend_leave_nothing() -> None:
+    """Under Triton's interpreter the claim would ask all of them on a CPU, for minutes."""
+    memory = Memory(DEVICE)
+    if memory.backends == ("torch",):
+        pytest.skip(str(step_module.why_not(torch.float32, DEVICE)))
+    for backend in memory.backends[1:]:
+        work = replace(run_of("torch"), backend=backend, batch=1, seq=3)
+        assert memory.grown(work, [work.seq], 1, 1) == Growth(2, {"bytes": 0, "tensors": 0, "peak": 0}), backend

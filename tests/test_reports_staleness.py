@@ -11,15 +11,17 @@ from reports_factory import SOURCE, end_record, run_record, verdict, write, writ
 
 from blackswan.contracts import load
 from blackswan.contracts.model import Location
+from blackswan.contracts.tables import ACCELERATORS
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from blackswan.falsifiers.numeric import precision
 from blackswan.falsifiers.runner.environment import display_path
 from blackswan.falsifiers.subjects.implementation import Implementation
+from blackswan.impl.device import TESTED
 from blackswan.reports import evidence as evidence_module
 from blackswan.reports import staleness
 from blackswan.reports.__main__ import main
 from blackswan.reports.digests import FOLDERS, claim_digest, tree_digests
-from blackswan.reports.evidence import collect, coverage, listing
+from blackswan.reports.evidence import collect, coverage, listing, seen
 from blackswan.reports.records import read
 from blackswan.reports.staleness import current_tree, stale_verdicts
 
@@ -124,6 +126,51 @@ def on_cuda(evidence: Path, tree: Path) -> list[dict[str, Any]]:
 def unsealed(record: Any) -> dict[str, Any]:
     """A record to be written anew, without its digest."""
     return {name: value for name, value in record.items() if name != "digest"}
+
+
+def devices(evidence: Path, tree: Path) -> dict[str, str]:
+    return dict(str(entry).split(": ", 1) for entry in seen(collect(evidence.parent, current_tree(tree))))
+
+
+def test_every_kind_of_device_is_seen_by_a_record_or_never(evidence: Path, tree: Path) -> None:
+    found = devices(evidence, tree)
+    assert list(found) == ["cpu", *ACCELERATORS]
+    assert "no run is kept" in found["cpu"]
+    assert all(found[kind].startswith("never seen") for kind in ("cuda", "xpu", "mps", "hip")), "its verdicts are of the CPU"
+    verdicts = on_cuda(evidence, tree)
+    write(evidence, *verdicts, header=header_of(evidence, tree))
+    assert devices(evidence, tree)["cuda"] == "seen on NVIDIA H200, 2025-03-01, 4 held of 4 (gpu.jsonl, current)"
+    (tree / "impl" / "norm.py").write_text(SOURCE + "# later\n")
+    assert devices(evidence, tree)["cuda"].endswith("(gpu.jsonl, STALE)"), "hardware that was seen stays seen"
+
+
+@pytest.mark.parametrize(
+    ("header", "kind"),
+    [({"device": "cuda:0", "versions": {"hip": "6.4"}}, "hip"), ({"device": "xpu:0", "versions": {}}, "xpu")],
+)
+def test_hardware_is_named_by_its_own_kind(evidence: Path, tree: Path, header: dict[str, Any], kind: str) -> None:
+    verdicts = [{**made, "device": header["device"]} for made in on_cuda(evidence, tree)]
+    write(evidence, *verdicts, header={**header_of(evidence, tree), **header, "device_name": "Card"})
+    found = devices(evidence, tree)
+    assert found[kind].startswith("seen on Card")
+    assert found["cuda"].startswith("never seen")
+    assert covered(evidence, tree)[0].startswith(f"{kind}: ")
+
+
+def test_a_kind_on_which_nothing_ran_is_not_seen(evidence: Path, tree: Path) -> None:
+    verdicts = [{**made, "state": "NOT_RUN", "reason": "no reason"} for made in on_cuda(evidence, tree)]
+    write(evidence, *verdicts, header=header_of(evidence, tree))
+    assert devices(evidence, tree)["cuda"].startswith("never seen")
+
+
+def test_a_run_of_another_subject_shows_no_device(evidence: Path, tree: Path) -> None:
+    write(evidence, *on_cuda(evidence, tree), header={**header_of(evidence, tree), "subject": "mine"})
+    assert devices(evidence, tree)["cuda"].startswith("never seen")
+
+
+def test_the_kinds_that_the_implementation_calls_tested_are_those_of_kept_runs() -> None:
+    kept = seen(collect(staleness.ROOT / "reports" / "evidence", current_tree(staleness.ROOT)))
+    assert {entry.device for entry in kept if entry.runs} | {"cpu"} == set(TESTED)
 
 
 def header_of(evidence: Path, tree: Path) -> dict[str, Any]:

@@ -108,6 +108,20 @@ def training_keeps_every_result(micro_batch: Step, self: Any, *given: Any) -> An
     return found
 
 
+@wrong_step("impl.trainer:Trainer.train_batch")
+def training_keeps_every_view(train: Step, self: Any, batch: Any) -> Any:
+    """A view of each batch is kept, which has no bytes of its own."""
+    _keep(self, batch.labels[:1])
+    return train(self, batch)
+
+
+@wrong_step("impl.optimiser:AdamW.step")
+def optimiser_takes_more_each_step(step: Step, self: Any, *given: Any) -> None:
+    """A buffer as long as the steps so far, given back at once."""
+    torch.empty((self.steps + 1) * 10**5, device=self.exp_avg.device)
+    step(self, *given)
+
+
 @wrong_step("impl.optimiser:AdamW.step")
 def optimiser_keeps_old_moments(step: Step, self: Any, *given: Any) -> None:
     """The moments before each step are kept."""

@@ -28,6 +28,7 @@ def versions(device: str) -> dict[str, str | None]:
         import torch
 
         found["cuda"] = torch.version.cuda
+        found["hip"] = torch.version.hip  # ROCm's devices are `cuda` to torch
         found["driver"] = _driver()
     return found
 
@@ -48,12 +49,14 @@ def _driver() -> str | None:
 
 
 def device_name(device: str) -> str | None:
-    """The accelerator's name; none for the CPU."""
-    if not device.startswith("cuda"):
+    """The accelerator's name; none for the CPU, and for a kind that does not say it."""
+    if device.startswith("cpu"):
         return None
     import torch
 
-    return str(torch.cuda.get_device_name(torch.device(device)))
+    place = torch.device(device)
+    name = getattr(torch.get_device_module(place), "get_device_name", None)
+    return None if name is None else str(name(place))
 
 
 def machine() -> dict[str, Any]:

@@ -20,6 +20,10 @@ TARGETS_PER_PROCESS = 8
 MOST_ON_A_GPU = 8
 """Processes that share a GPU by default: each has a CUDA context of its own."""
 DESCRIPTION = "Attacks the implementation with every claim of every contract."
+DEVICE_HELP = (
+    f"cpu, auto, or an accelerator by its torch name, {', '.join(contracts.ACCELERATORS)}, also with an index as in cuda:1 (default: cpu). "
+    "One that is absent ends the run with status 6 before a claim is asked; only auto takes the CPU in its place, with a warning"
+)
 VERDICTS_HELP = "verdict file (default: verdicts.jsonl, or replay.jsonl, in reports/generated of a checkout, else in blackswan-reports)"
 
 
@@ -27,7 +31,7 @@ def add(option: Callable[..., Any]) -> None:
     """Declares the options, with `add_argument` of argparse or `addoption` of pytest."""
     option("--model", type=Path, default=CHECKPOINT, metavar="PATH", help="checkpoint folder or .apr file (default: the one shipped)")
     option("--corpus", type=Path, default=CORPUS_HELDOUT, metavar="FILE", help="JSONL corpus (default: the held-out one shipped)")
-    option("--device", default="cpu", metavar="DEVICE", help="cpu | cuda | cuda:N | auto (default: cpu)")
+    option("--device", default="cpu", metavar="DEVICE", help=DEVICE_HELP)
     option("--dtype", action="append", default=[], choices=contracts.DTYPES, help="attack in this dtype only; may be repeated")
     option("--effort", choices=("quick", "default", "deep"), default="default", help="how many cases a claim gets")
     option("--claim", action="append", default=[], metavar="ID", help="attack this claim only; may be repeated")

@@ -219,15 +219,27 @@ def _refuses_other_bases(trial: Trial, model: Model, parent: Path) -> Iterator[C
 
 def _refuses(trial: Trial, whole: Path, damages: Mapping[str, Damage], ask: Callable[[Path], object]) -> Iterator[Comparison]:
     """A copy of the folder with each damage in turn: what the refusal names, and that the copy is left as it is."""
-    rng = trial.rng("damage")
-    for name, damage in damages.items():
-        with tempfile.TemporaryDirectory() as parent:
-            folder = Path(shutil.copytree(whole, Path(parent) / whole.name))
+    rng, stored = trial.rng("damage"), content(whole)
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(shutil.copytree(whole, Path(parent) / whole.name))
+        for name, damage in damages.items():
             message = damage(folder, rng)
             before = content(folder)
             yield trial.refuses(name, partial(ask, folder), message)
-            if content(folder) != before:
+            after = content(folder)
+            if after != before:
                 yield broken(name, "the folder was changed")
+            _restore(folder, stored, after)
+
+
+def _restore(folder: Path, stored: Mapping[str, bytes], now: Mapping[str, bytes]) -> None:
+    """The files that are not as stored are written anew: a copy of the whole folder for each damage would take most of the time."""
+    for name in now.keys() - stored.keys():
+        (folder / name).unlink()
+    for name, value in stored.items():
+        if now.get(name) != value:
+            (folder / name).unlink(missing_ok=True)  # the file may be mapped
+            (folder / name).write_bytes(value)
 
 
 NO_DEVICES = ("", "gpu", "cuda:16", "cuda:-1", "cuda:", "CUDA", "cpu:0", "cuda:01", "cuda:0x1", " cpu", "auto:0", "mps:16", "meta")

@@ -154,7 +154,7 @@ def command_runs_alike(trial: Trial) -> list[Comparison]:
         found.append(
             trial.refuses("once more", partial(trial.pretrainer.command, CHECKPOINT, again, "--random"), "resume", "FileExistsError")
         )
-        slow = replace(problem, output=problem.output.with_name("slow"), settings={**problem.settings, "learning_rate": 1e-9})
+        slow = replace(problem, output=problem.output.with_name("slow"), settings={**problem.settings, "learning_rate": 1e-9, "epochs": 1})
         kept, stored = trial.pretrainer.command(CHECKPOINT, slow), load_file(CHECKPOINT / WEIGHTS)
         moved = max(float(np.abs(kept[name] - value).max()) for name, value in stored.items())
     return [*found, value_at_most("largest change from the checkpoint's weights", moved, 1e-6)]

@@ -11,7 +11,7 @@ class Workload(WholeModel):
     """A classifier on tied random weights, and a batch [batch, seq] of its training; no label is the last class.
 
     `micro` samples are computed at a time (0: all), `accumulation` such batches make a step; `backend` is torch, by automatic
-    differentiation, or fused, by hand-written layers.
+    differentiation, fused, by hand-written layers, or where memory may grow also triton, by automatic differentiation of Triton's kernels.
     """
 
     theta: float = 1e4
@@ -73,12 +73,11 @@ class Usage:
 
 @dataclass(frozen=True)
 class Growth:
-    """The steps made, and after them and not before: bytes live; bytes and segments that the allocator holds, given out or not."""
+    """The steps made, and by how much each measure is larger after them than before: `bytes` live and `tensors`; on a CPU the most bytes
+    live at one time (`peak`); on CUDA bytes (`reserved`) and `segments` that the allocator holds, and what it asked of the `driver`."""
 
     made: int
-    live: int
-    reserved: int
-    segments: int
+    beyond: dict[str, int]
 
 
 @dataclass(frozen=True)

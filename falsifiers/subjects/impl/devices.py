@@ -12,6 +12,7 @@ from torch import Tensor
 from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of
 from blackswan.falsifiers.subjects.doors.devices import Chosen, Plant, Workload
 from blackswan.falsifiers.subjects.impl import Door
+from blackswan.falsifiers.subjects.impl.openings import Opening
 from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import device, nonfinite, residency
 from blackswan.impl.classifier import Classifier, trainable_shapes
@@ -49,6 +50,10 @@ class Devices(Door):
     def trainer(self, work: Workload, weights: Mapping[str, Array]) -> "PlacedTrainer":
         """A trainer that starts from those float32 weights."""
         return PlacedTrainer(work, weights, self._device)
+
+    def opening(self, work: Workload, kind: str) -> Opening:
+        """A classifier or a decoder that is to be opened."""
+        return Opening(work, kind, self._device)
 
 
 class PlacedTrainer(Session):

@@ -3,6 +3,7 @@
 import gc
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.allocator import allocated
 from blackswan.falsifiers.subjects.impl.devices import batch_of, trainer_of
 from blackswan.falsifiers.subjects.protocol import Lacks, Session
-from blackswan.impl import checkpoint, classifier, kernels, ledger, memory
+from blackswan.impl import checkpoint, classifier, dispatch, kernels, ledger, memory
 from blackswan.impl.fused.memory import estimate_fused
 from blackswan.impl.tensors import LazyTensors, Shapes
 from blackswan.impl.trainer import Batch, Trainer
@@ -68,25 +69,35 @@ class Memory(Door):
             model.loss(model(batch.input_ids, batch.mask), batch.labels)
         return sum(tensor.untyped_storage().nbytes() for tensor in alive.values())
 
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """All that steps can be computed by here. Triton's kernels run on CUDA, or under Triton's interpreter."""
+        able = kernels.why_not() is None and (self._device.type == "cuda" or kernels.interpreted())
+        return ("torch", "triton", "fused") if able else ("torch",)
+
     def grown(self, work: Workload, lengths: Sequence[int], warm_up: int, steps: int) -> Growth:
         """Measures by the allocator how much steps leave behind, after others that warm up, on batches of those lengths in turn."""
+        with nullcontext() if work.backend == "fused" else dispatch.backend(work.backend):
+            return self._grown(work, lengths, warm_up, steps)
+
+    def _grown(self, work: Workload, lengths: Sequence[int], warm_up: int, steps: int) -> Growth:
         if self._device.type == "cuda":
             trainer, batches = self._trainer(work), self._batches(work, lengths)
             _train(trainer, batches, warm_up)
             before = _held(self._device)
             _train(trainer, batches, steps)
-            return Growth(trainer.optimiser.steps, *(now - then for now, then in zip(_held(self._device), before, strict=True)))
+            return Growth(trainer.optimiser.steps, _beyond(before, _held(self._device)))
         # That a tensor goes which was there before is not counted: so runs with and without the steps, each from its beginning, after one
         # that makes what a process keeps.
         runs = [self._kept(work, lengths, count) for count in (len(lengths), warm_up, warm_up + steps)]
-        return Growth(runs[-1][0], runs[-1][1] - runs[-2][1], 0, 0)
+        return Growth(runs[-1][0], _beyond(runs[-2][1], runs[-1][1]))
 
-    def _kept(self, work: Workload, lengths: Sequence[int], steps: int) -> tuple[int, int]:
+    def _kept(self, work: Workload, lengths: Sequence[int], steps: int) -> tuple[int, dict[str, int]]:
         with allocated(self._device) as taken:
             trainer = self._trainer(work)
             _train(trainer, self._batches(work, lengths), steps)
-            gc.collect()
-        return trainer.optimiser.steps, taken["kept"]
+            tensors = _tensors()
+        return trainer.optimiser.steps, {"bytes": taken["kept"], "tensors": tensors, "peak": taken["peak"]}
 
     def load_nf4(self, folder: Path) -> Quantised:
         """A checkpoint loaded into a classifier with NF4. Its files are mapped, which takes none of the allocator's memory."""
@@ -180,11 +191,27 @@ def _accumulate(trainer: Trainer, batch: Batch, accumulation: int, steps: int) -
         trainer.apply()
 
 
-def _held(place: torch.device) -> tuple[int, int, int]:
-    """Live bytes, and bytes and segments that CUDA's allocator holds."""
-    gc.collect()
+def _held(place: torch.device) -> dict[str, int]:
+    """Bytes live and tensors, bytes and segments that CUDA's allocator holds, and how often it has asked the driver for memory."""
+    tensors = _tensors()
     torch.cuda.synchronize(place)
-    return torch.cuda.memory_allocated(place), torch.cuda.memory_reserved(place), torch.cuda.memory_stats(place)["segment.all.current"]
+    counted = torch.cuda.memory_stats(place)
+    held = {
+        "reserved": torch.cuda.memory_reserved(place),
+        "segments": counted["segment.all.current"],
+        "driver": counted["num_device_alloc"],
+    }
+    return {"bytes": torch.cuda.memory_allocated(place), "tensors": tensors, **held}
+
+
+def _tensors() -> int:
+    """How many of them live, of whatever device, also those that only look at others' bytes."""
+    gc.collect()
+    return sum(issubclass(type(value), Tensor) for value in gc.get_objects())
+
+
+def _beyond(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    return {name: count - before[name] for name, count in after.items()}
 
 
 def _requested(place: torch.device) -> int:

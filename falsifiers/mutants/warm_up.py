@@ -1,0 +1,68 @@
+"""Wrong orders of warming a device up and putting weights there, and warm-ups of less than the model computes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+Step = Callable[..., Any]
+
+
+def _after_upload(warmed: Step, device: Any, rehearse: Step, load: Step) -> Any:
+    loaded = load()
+    return warmed(device, rehearse, lambda: loaded)
+
+
+def _swallowed(warmed: Step, device: Any, rehearse: Step, load: Step) -> Any:
+    try:
+        return warmed(device, rehearse, load)
+    except RuntimeError:
+        return load()
+
+
+def _left_out(_: Step, _device: Any, _rehearse: Step, load: Step) -> Any:
+    return load()
+
+
+def _everywhere(_: Step, _device: Any, rehearse: Step, load: Step) -> Any:
+    rehearse()
+    return load()
+
+
+wrong_steps(
+    "impl.pipeline:warmed",
+    warm_up_after_upload=("Kernels are compiled when the weights are there.", _after_upload),
+    warm_up_error_swallowed=("A warm-up that fails is passed over, and the weights go up.", _swallowed),
+    warm_up_left_out=("The first step compiles.", _left_out),
+    warm_up_on_the_cpu_too=("Computes first also where nothing is compiled.", _everywhere),
+)
+wrong_steps(
+    "impl.pretrain:warmed",
+    warm_up_of_decoder_after_upload=("A decoder's kernels are compiled when its weights are there.", _after_upload),
+    warm_up_error_of_decoder_swallowed=("A decoder's warm-up that fails is passed over.", _swallowed),
+)
+
+
+@wrong_step("impl.trainer:Trainer.train_batch")
+def warm_up_of_answers_alone(train: Step, self: Any, batch: Any) -> Any:
+    """The warm-up makes no step: the backward pass is compiled by the first one."""
+    return None if self.classifier.config.layers == 2 else train(self, batch)
+
+
+@wrong_step("impl.pipeline:small")
+def warm_up_of_one_layer(small: Step, architecture: Any) -> Any:
+    """The first layer alone, through whose input no gradient passes."""
+    return replace(small(architecture), layers=1)
+
+
+@wrong_step("impl.pipeline:small")
+def warm_up_of_other_widths(small: Step, architecture: Any) -> Any:
+    """The small model is narrow as well."""
+    return replace(small(architecture), intermediate=architecture.intermediate // 2)
+
+
+@wrong_step("impl.warm_up:WarmUpFailed")
+def warm_up_fails_without_a_reason(failed: Step, _: str) -> Any:
+    """A failure that does not say what failed."""
+    return failed("the warm-up failed")

@@ -1,0 +1,168 @@
+"""Models of `impl` as a run opens them on a device: what is computed before the first weight is asked for, and what is afterwards."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from blackswan.falsifiers.subjects.conversion import config_of
+from blackswan.falsifiers.subjects.doors.devices import Workload
+from blackswan.falsifiers.subjects.protocol import Session
+from blackswan.impl import dispatch, pretrain, warm_up
+from blackswan.impl.classifier import Adaptation, base_shapes, trainable_shapes
+from blackswan.impl.config import ClassifyConfig
+from blackswan.impl.corpus import Sample
+from blackswan.impl.decoder import Decoder, random_tensors
+from blackswan.impl.operations import OPERATIONS
+from blackswan.impl.pipeline import ClassifyPipeline
+from blackswan.impl.tensors import LazyTensors, Shapes, Tensors
+from blackswan.impl.token_shards import TokenBatch
+from blackswan.impl.tokens import ByteTokens
+
+SUMS = ("average_gradients", "clip_by_global_norm", "adamw_step", "lm_cross_entropy")
+"""Operations over all that is trained or over the vocabulary, which no model of fewer layers has as wide."""
+
+
+class Opening(Session):
+    """A model that is opened on the device: a classifier, or a decoder to train from random weights.
+
+    A CPU is taken for a kind of device that has to be warmed up, unless `feigned` is false.
+    """
+
+    def __init__(self, work: Workload, kind: str, place: torch.device) -> None:
+        self._work, self._place = work, place
+        made: dict[str, tuple[Callable[[], Any], Callable[[], None]]] = {
+            "classifier": (self._classifier, self._train),
+            "decoder": (self._decoder, self._pretrain),
+        }
+        self._open, self._use = made[kind]
+        self._asked: list[str] = []
+        self._computed: list[str] = []
+        self._before: list[str] | None = None
+        self._model: Any = None
+
+    def open(self, failing: str | None = None, passes: str = "", feigned: bool = True) -> None:
+        """Opens it. The operation `failing` raises a RuntimeError, forward or (`passes` is backward) in the backward pass."""
+        with ExitStack() as stack:
+            if failing is not None:
+                stack.enter_context(dispatch.replaced({failing: _backwards(failing) if passes == "backward" else _failing(failing)}))
+            if feigned:
+                stack.enter_context(mock.patch.object(warm_up, "COLD", ()))
+            stack.enter_context(dispatch.wrapping(self._around))
+            self._model = self._open()
+
+    def asked(self) -> list[str]:
+        """The weights that were asked for."""
+        return self._asked
+
+    def before(self) -> list[str]:
+        """What was computed before the first weight was asked for: operations, dtypes and widths, and those of the backward pass."""
+        return sorted(set(self._computed if self._before is None else self._before))
+
+    def used(self) -> list[str]:
+        """What a step of training on the open model, and an answer, compute."""
+        self._computed.clear()
+        with dispatch.wrapping(self._around):
+            self._use()
+        return sorted(set(self._computed))
+
+    def _classifier(self) -> ClassifyPipeline:
+        work, architecture = self._work, config_of(self._work.scalars)
+        config = ClassifyConfig(
+            num_classes=work.classes,
+            lora_rank=work.rank,
+            lora_alpha=work.alpha,
+            lora_targets=work.targets,
+            quantize_nf4=work.nf4,
+            dtype=work.dtype,
+            backend=work.backend,
+            max_seq_len=work.seq,
+            batch_size=work.batch,
+        )
+        shapes = trainable_shapes(architecture, Adaptation.of(config))
+        drawn = random_tensors(architecture, work.seed)
+        base = _Watched({name: drawn[name] for name in base_shapes(architecture)}, self._noted)
+        trainable = _Watched({name: torch.full(shape, 0.01) for name, shape in shapes.items()}, self._noted)
+        return ClassifyPipeline(architecture, config, base, trainable, ByteTokens(work.seq), device=self._place)
+
+    def _train(self) -> None:
+        samples = [Sample(text, index % self._work.classes) for index, text in enumerate(("rm -rf", "date", "ls -l", "cp a b"))]
+        self._model.train_batch(samples)
+        self._model.forward_only(samples, probabilities=True)
+
+    def _decoder(self) -> Decoder:
+        architecture = config_of(self._work.scalars)
+        drawn = _Watched(random_tensors(architecture, self._work.seed), self._noted)
+        with mock.patch.object(pretrain, "random_tensors", return_value=drawn):
+            return pretrain.random_decoder(architecture, device=self._place)
+
+    def _pretrain(self) -> None:
+        ids = torch.arange(4 * self._work.seq, device=self._place).view(4, -1) % self._work.vocab
+        step = pretrain.StepFn(self._model, total_steps=1, micro_batch=4, learning_rate=1e-3)
+        step.train(TokenBatch(ids, torch.ones_like(ids, dtype=torch.bool)))
+
+    def _noted(self, name: str) -> None:
+        if self._before is None:
+            self._before = list(self._computed)
+        self._asked.append(name)
+
+    def _around(self, _: str, operation: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        said = _said(operation, arguments)
+        self._computed.append(said)
+        result = function(**arguments)
+        if isinstance(result, Tensor) and result.requires_grad:
+            result.register_hook(lambda _: self._computed.append(f"backward: {said}"))  # type: ignore[no-untyped-call]  # torch
+        return result
+
+
+class _Watched(LazyTensors):
+    """Tensors that tell when one of them is asked for."""
+
+    def __init__(self, tensors: Tensors, tell: Callable[[str], None]) -> None:
+        self._tensors, self._tell = tensors, tell
+
+    @property
+    def shapes(self) -> Shapes:
+        return {name: tuple(value.shape) for name, value in self._tensors.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        self._tell(name)
+        return self._tensors[name]
+
+
+def _said(operation: str, arguments: Mapping[str, Any]) -> str:
+    """The operation with dtype and width (last axis) of each array of numbers that it is given."""
+    return f"{operation}({', '.join(_kinds(operation, arguments))})"
+
+
+def _kinds(operation: str, arguments: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in sorted(arguments.items()):
+        if isinstance(value, Tensor) and value.is_floating_point():
+            width = f" [{value.shape[-1]}]" if value.ndim and operation not in SUMS else ""
+            yield f"{name} {str(value.dtype).removeprefix('torch.')}{width}"
+
+
+def _failing(operation: str) -> Callable[..., Any]:
+    def failing(**_: Any) -> Any:
+        raise RuntimeError(f"{operation} does not compile")
+
+    return failing
+
+
+def _backwards(operation: str) -> Callable[..., Any]:
+    """The right operation, whose backward pass fails."""
+    return lambda **arguments: _NoBackward.apply(OPERATIONS[operation](**arguments), operation)  # type: ignore[no-untyped-call]  # torch
+
+
+class _NoBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, operation: str) -> Tensor:
+        ctx.operation = operation
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
+        raise RuntimeError(f"{ctx.operation} does not compile")

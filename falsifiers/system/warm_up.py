@@ -1,0 +1,53 @@
+"""The order in which a model is opened on a device: first all is computed that it will compute, then its weights are put there."""
+
+import re
+from dataclasses import replace
+
+from blackswan.falsifiers.numeric.comparison import Comparison, value_at_least
+from blackswan.falsifiers.subjects.doors.devices import Workload
+from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.trial import Trial
+from blackswan.falsifiers.system.workloads import small
+
+VOCAB = 257
+"""Tokens of a text's bytes and of padding."""
+FAILURES = (("rms_norm", ""), ("attention", ""), ("swiglu", "backward"), ("attention", "backward"))
+"""Operations that fail in their forward or in their backward pass."""
+
+
+def kernels_come_before_weights(trial: Trial) -> list[Comparison]:
+    """Whatever a step and an answer compute was computed, in its dtype and widths, before the first weight was asked for.
+
+    Where that fails, no weight is asked for and the failure is said with its reason. On a CPU nothing is computed before; there another
+    kind of device is feigned as well.
+    """
+    rng, found = trial.rng("warm-up"), []
+    for kind, backend in (*(("classifier", backend) for backend in trial.trainer.backends), ("decoder", "torch")):
+        work = replace(small(rng, trial.seed, nf4=bool(rng.integers(2))), vocab=VOCAB, seq=24, layers=3, backend=backend)
+        if kind == "classifier":
+            work = replace(work, dtype=str(rng.choice(["float32", "bfloat16"])), targets=str(rng.choice(["q_v", "all"])))
+        found += _warm(trial, kind, work)
+        # The hand-written layers' steps call no operation by name; answers do.
+        possible = [failure for failure in FAILURES if backend != "fused" or not failure[1]]
+        found += _refused(trial, kind, work, *possible[int(rng.integers(len(possible)))])
+        if not trial.on_gpu:
+            cold = trial.devices.opening(work, kind)
+            cold.open(feigned=False)
+            found += same(f"{kind}: computed before the weights on a CPU", [], cold.before())
+    return found
+
+
+def _warm(trial: Trial, kind: str, work: Workload) -> list[Comparison]:
+    opening = trial.devices.opening(work, kind)
+    opening.open()
+    before, asked = opening.before(), opening.asked()
+    late, label = sorted(set(opening.used()) - set(before)), f"{kind} ({work.backend})"
+    return [*same(f"{label}: computed only after the weights came", [], late), value_at_least(f"{label}: weights", len(asked), 1)]
+
+
+def _refused(trial: Trial, kind: str, work: Workload, failing: str, passes: str) -> list[Comparison]:
+    opening = trial.devices.opening(work, kind)
+    label = f"{kind} ({work.backend}): {failing} fails {passes}".rstrip()
+    reason = rf"cannot run on \w+.*{re.escape(failing)} does not compile.*no weight"
+    refused = trial.refuses(label, lambda: opening.open(failing, passes), reason, "WarmUpFailed")
+    return [refused, *same(f"{label}: weights asked for", [], opening.asked())]
