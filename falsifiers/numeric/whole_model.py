@@ -17,7 +17,7 @@ from blackswan import reference
 from blackswan.contracts.model import Claim
 from blackswan.falsifiers.numeric.comparison import Errors
 from blackswan.falsifiers.numeric.generators import generator_for, model_parameter
-from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF, compute_dtype, is_real, rounded_table
+from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF, Declared, compute_dtype, is_real, rounded_table
 from blackswan.reference import memory
 from blackswan.reference.by_layer import ByLayer
 from blackswan.reference.classifier import NF4_BLOCK, TARGETS, parameter_shapes, trainable_names
@@ -80,10 +80,11 @@ class WholeModel:
         return _stored(replace(self, nf4=False, batch=1, seq=1))
 
 
-SMALL: Mapping[str, Any] = dict(zip(ARCHITECTURE[1:], (96, 64, 96, 3, 4, 2, 24, 2e5), strict=True))
+SMALL: Mapping[str, Any] = dict(zip(ARCHITECTURE[1:], (96, 64, 128, 3, 4, 2, 48, 2e5), strict=True))
 """The sizes that stand for a shape where the true one would take minutes: they keep its family and its depth, not its width.
 
-No number is the one that a program would have by mistake: θ is no family's, and heads · head_dim is not the hidden size.
+No number is the one that a program would have by mistake: θ is no family's, and heads · head_dim is not the hidden size. As in published
+models every projection has columns of whole NF4 blocks: bitsandbytes' kernel for the CPU computes others wrongly (FINDINGS.md).
 """
 
 SMALL_SEQ = 16
@@ -180,10 +181,11 @@ def in_order(whole: WholeModel, outputs: Arrays) -> Outputs:
     return {name: outputs[name][mask] if name.startswith("hidden/") else outputs[name] for name in order}
 
 
-def dtypes(names: Mapping[str, Any], dtype: str) -> "dict[str, np.dtype[Any]]":
+def dtypes(names: Mapping[str, Any], dtype: str, declared: Declared | None = None) -> "dict[str, np.dtype[Any]]":
     """The dtype that each output comes back in."""
-    wide = compute_dtype(dtype)
-    return {name: wide if name.startswith(MASTERS) else STORAGE[dtype] for name in names}
+    stored = (declared or {}).get("weighted_cross_entropy", {}).get("loss_dtype") == "storage"
+    wide = {name for name in names if name.startswith(MASTERS) and not (stored and name == "loss")}
+    return {name: compute_dtype(dtype) if name in wide else STORAGE[dtype] for name in names}
 
 
 class WholeModelReference:
@@ -221,12 +223,15 @@ class WholeModelReference:
         return Errors.flat(logits.rms * float(np.linalg.norm(slope)))
 
 
-def under_rounding(dtype: str, seed: int, replay: int | None) -> tuple[Callable[[str], Table], Callable[[Array], Array]]:
+def under_rounding(
+    dtype: str, seed: int, replay: int | None, declared: Declared | None = None
+) -> tuple[Callable[[str], Table], Callable[[Array], Array]]:
     """The operations of each part of a model under the rounding of a dtype, and its parameters as they are computed with."""
+    table = reference.table_of(declared or {})
 
     def table_of(part: str) -> Table:
         generator = None if replay is None else np.random.default_rng([seed, replay, *part.encode()])
-        return rounded_table(reference.TABLE, dtype, generator, dither=True)
+        return rounded_table(table, dtype, generator, dither=True, declared=declared)
 
     def held(stored: Array) -> Array:
         return np.asarray(stored, compute_dtype(dtype)) if is_real(stored) else stored
@@ -234,19 +239,26 @@ def under_rounding(dtype: str, seed: int, replay: int | None) -> tuple[Callable[
     return table_of, held
 
 
-def by_layer(whole: WholeModel, dtype: str = "float64", replay: int | None = None) -> ByLayer:
-    """The model's reference: in float64, or under the rounding of a dtype, to nearest or in a random replay."""
+def by_layer(whole: WholeModel, dtype: str = "float64", replay: int | None = None, declared: Declared | None = None) -> ByLayer:
+    """The model's reference: in float64, or under the rounding of a dtype, to nearest or in a random replay; as declared of operations."""
     if dtype == "float64":
-        return ByLayer(whole.inputs, whole.parameters(), whole.scalars)
-    return ByLayer(whole.inputs, whole.parameters(), whole.scalars, *under_rounding(dtype, whole.seed, replay))
+        table = reference.table_of(declared or {})
+        return ByLayer(whole.inputs, whole.parameters(), whole.scalars, lambda _: table)
+    return ByLayer(whole.inputs, whole.parameters(), whole.scalars, *under_rounding(dtype, whole.seed, replay, declared))
+
+
+def of_the_reference(whole: WholeModel, dtype: str, declared: Declared | None = None) -> WholeModelReference:
+    """The answers and noise by the reference alone, which follows what is declared of operations."""
+    return _of_the_reference(whole, dtype, tuple((name, tuple(sorted(own.items()))) for name, own in sorted((declared or {}).items())))
 
 
 @lru_cache(maxsize=4)
-def of_the_reference(whole: WholeModel, dtype: str) -> WholeModelReference:
-    """The answers and noise by the reference alone."""
+def _of_the_reference(whole: WholeModel, dtype: str, declared: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]) -> WholeModelReference:
     whole.parameters().make(whole.nf4)
+    given = {name: dict(own) for name, own in declared}
 
     def rounded(replay: int | None) -> Outputs:
-        return by_layer(whole, dtype, replay).run()
+        return by_layer(whole, dtype, replay, given).run()
 
-    return WholeModelReference(whole, dtype, by_layer(whole).run(), rounded, at_once=1 if whole.hidden <= SMALL["hidden"] else AT_ONCE)
+    expected = by_layer(whole, declared=given).run()
+    return WholeModelReference(whole, dtype, expected, rounded, at_once=1 if whole.hidden <= SMALL["hidden"] else AT_ONCE)

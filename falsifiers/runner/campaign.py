@@ -11,7 +11,7 @@ from typing import Any
 from blackswan.contracts.conventions import shown
 from blackswan.contracts.model import Claim, Contract
 from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.precision import CUDA_ONLY, declaration, signatures
+from blackswan.falsifiers.numeric.precision import CUDA_ONLY, declaration, declared_by, signatures
 from blackswan.falsifiers.runner.engine import Options, falsify, replay, would_hold_with
 from blackswan.falsifiers.runner.known_failures import KnownFailure
 from blackswan.falsifiers.runner.real_input import RealInput
@@ -143,15 +143,21 @@ class Campaign:
 
     def conclude(self, verdict: Verdict) -> Verdict:
         """The verdict with its known failure and the declaration; of a falsified or flaky claim with its counterexample and culprit."""
-        if verdict.claim.operation and verdict.state is not State.NOT_RUN:
-            declared = declaration(self.subject, verdict.claim.operation)
-            reason = "; ".join(filter(None, (f"declared {shown(declared)}" if declared else None, verdict.reason)))
+        if verdict.state is not State.NOT_RUN and (declared := self._declared(verdict.claim)):
+            reason = "; ".join(filter(None, (f"declared {declared}", verdict.reason)))
             verdict = replace(verdict, reason=reason or None)
         listed = self.listed(verdict.claim.id, verdict.dtype, verdict.device)
         verdict = replace(verdict, known_failure=listed.record() if listed else None)
         if verdict.case is not None:
             verdict = replace(self._stored(verdict, verdict.case), culprit=self._culprit(verdict, verdict.case))
         return verdict
+
+    def _declared(self, claim: Claim) -> str:
+        """What the subject declares of the claim's operation, or of the operations of a whole model, in words."""
+        if claim.operation:
+            return shown(declaration(self.subject, claim.operation))
+        of_a_model = (claim.check or "").startswith("whole_models.")
+        return "; ".join(f"{name} {shown(own)}" for name, own in declared_by(self.subject).items() if own) if of_a_model else ""
 
     def record(self, verdict: Verdict) -> dict[str, Any]:
         """The verdict's record for the verdict file."""

@@ -84,7 +84,7 @@ def _asked(trial: Trial, whole: WholeModel, dtype: str, rounded: Rounded | None 
 
 def _of_the_reference(trial: Trial, whole: WholeModel) -> WholeModelReference:
     with trial.attack.watch.on("reference"):
-        return of_the_reference(whole, trial.dtype)
+        return of_the_reference(whole, trial.dtype, trial.attack.declared)
 
 
 def _oracle(trial: Trial, whole: WholeModel) -> WholeModelReference:
@@ -149,7 +149,8 @@ def _judged(trial: Trial, oracle: WholeModelReference) -> list[Comparison]:
     if odd:
         return odd
     attack = trial.attack
-    found = attack.judge(oracle.expected, answer, lambda: _floors(trial, oracle, attack.thorough), dtypes(oracle.expected, trial.dtype))
+    held = dtypes(oracle.expected, trial.dtype, attack.declared)
+    found = attack.judge(oracle.expected, answer, lambda: _floors(trial, oracle, attack.thorough), held)
     drowned = sum(each.rejected for each in found) / len(found)
     found = [*_up_to_the_first(found), value_at_most("share of outputs that noise drowns", drowned, DROWNED)]
     return [replace(each, tensor=f"{_label(oracle.whole)} {each.tensor}") for each in found]
