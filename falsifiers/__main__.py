@@ -38,12 +38,13 @@ def _run(arguments: Sequence[str] | None, prog: str) -> int:
 
 def parser(prog: str) -> argparse.ArgumentParser:
     """The parser of all commands. What runs them is imported when they run."""
-    from blackswan.falsifiers.runner import calibrate_command, checkpoint_command
+    from blackswan.falsifiers.runner import calibrate_command, checkpoint_command, model_command
 
     found = argparse.ArgumentParser(prog=prog, description="Measures of the falsifiers themselves.")
     commands = found.add_subparsers(dest="command", metavar="COMMAND", required=True)
     calibrate_command.add_parsers(commands)
     checkpoint_command.add_parser(commands)
+    model_command.add_parser(commands)
     _add_power(commands)
     said = "write the names of mutants and of checks of systems, by which contracts are linted, from the code"
     catalogue = commands.add_parser("catalogue", help=said, description=said)

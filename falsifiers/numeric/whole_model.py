@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -172,13 +172,23 @@ MASTERS = ("loss", "gradient/")
 """Outputs that are float32 in every storage dtype: the loss, and the gradients of float32 masters."""
 
 
-def in_order(whole: WholeModel, outputs: Arrays) -> Outputs:
-    """The outputs in the order of the computation, forward and then backward; of hidden states the real tokens, [tokens, hidden]."""
+def in_order(whole: "Asked", outputs: Arrays) -> Outputs:
+    """The outputs in the order of the computation, forward and then backward; of what is of each token the real ones, [tokens, …]."""
     states = [f"hidden/{path}" for path in ("model.embed_tokens", *whole.blocks, "model.norm")]
-    factors = sorted((name for name in outputs if ".lora_" in name), key=lambda name: -int(name.split(".")[2]))
-    order = [*states, "logits", "loss", "gradient/score.weight", "gradient/score.bias", *factors]
+    slopes = sorted((name for name in outputs if name.startswith("gradient/")), key=_arrival)
     mask = whole.inputs["mask"]
-    return {name: outputs[name][mask] if name.startswith("hidden/") else outputs[name] for name in order}
+
+    def of_tokens(name: str) -> bool:
+        return name.startswith("hidden/") or (name == "logits" and outputs[name].ndim > 2)
+
+    return {name: outputs[name][mask] if of_tokens(name) else outputs[name] for name in [*states, "logits", "loss", *slopes]}
+
+
+def _arrival(name: str) -> float:
+    """When the backward pass comes to a gradient: the head first, the last layer before the others, the embedding at the end."""
+    if name.startswith("gradient/model.layers."):
+        return -int(name.split(".")[2])
+    return 1 if name.startswith("gradient/model.embed_tokens.") else -np.inf
 
 
 def dtypes(names: Mapping[str, Any], dtype: str, declared: Declared | None = None) -> "dict[str, np.dtype[Any]]":
@@ -188,14 +198,29 @@ def dtypes(names: Mapping[str, Any], dtype: str, declared: Declared | None = Non
     return {name: compute_dtype(dtype) if name in wide else STORAGE[dtype] for name in names}
 
 
-class WholeModelReference:
+class Asked(Protocol):
+    """A batch and the paths of the blocks that it goes through."""
+
+    @property
+    def inputs(self) -> dict[str, Array]:
+        """input_ids and mask [batch, seq]; labels [batch] of a classifier."""
+
+    @property
+    def blocks(self) -> list[str]:
+        """The paths of the blocks."""
+
+
+W = TypeVar("W", bound=Asked)
+
+
+class WholeModelReference(Generic[W]):
     """Expected outputs of a model, in order, and the errors of runs of it under the rounding of a dtype.
 
     `rounded` gives the outputs of such a run: None for rounding to nearest, else the number of a random replay; `at_once` of them may run
     in threads.
     """
 
-    def __init__(self, whole: WholeModel, dtype: str, expected: Arrays, rounded: Callable[[int | None], Arrays], at_once: int = 1) -> None:
+    def __init__(self, whole: W, dtype: str, expected: Arrays, rounded: Callable[[int | None], Arrays], at_once: int = 1) -> None:
         self.whole, self.dtype, self._rounded, self._at_once = whole, dtype, rounded, at_once
         self.expected = in_order(whole, expected)
         self._errors: list[dict[str, Errors]] = []
@@ -218,8 +243,14 @@ class WholeModelReference:
 
     def _passed_on(self, logits: Errors) -> Errors:
         """The error of the loss that independent errors of the logits make: the loss is one number, whose errors may be small by luck."""
-        given = {"logits": self.expected["logits"], "labels": self.whole.inputs["labels"]}
-        slope = reference.differentiate("weighted_cross_entropy", given, {}, {"loss": np.ones(())}, ["logits"])["logits"]
+        expected, inputs = self.expected["logits"], self.whole.inputs
+        if "labels" in inputs:
+            operation, given = "weighted_cross_entropy", {"logits": expected, "labels": inputs["labels"]}
+        else:
+            every = np.zeros((*inputs["mask"].shape, expected.shape[-1]))
+            every[inputs["mask"]] = expected
+            operation, given = "lm_cross_entropy", {"logits": every, **inputs}
+        slope = reference.differentiate(operation, given, {}, {"loss": np.ones(())}, ["logits"])["logits"]
         return Errors.flat(logits.rms * float(np.linalg.norm(slope)))
 
 
@@ -247,13 +278,18 @@ def by_layer(whole: WholeModel, dtype: str = "float64", replay: int | None = Non
     return ByLayer(whole.inputs, whole.parameters(), whole.scalars, *under_rounding(dtype, whole.seed, replay, declared))
 
 
-def of_the_reference(whole: WholeModel, dtype: str, declared: Declared | None = None) -> WholeModelReference:
+def of_the_reference(whole: WholeModel, dtype: str, declared: Declared | None = None) -> WholeModelReference[WholeModel]:
     """The answers and noise by the reference alone, which follows what is declared of operations."""
     return _of_the_reference(whole, dtype, tuple((name, tuple(sorted(own.items()))) for name, own in sorted((declared or {}).items())))
 
 
+_Frozen = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+
+
 @lru_cache(maxsize=4)
-def _of_the_reference(whole: WholeModel, dtype: str, declared: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]) -> WholeModelReference:
+def _of_the_reference(
+    whole: WholeModel, dtype: str, declared: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+) -> WholeModelReference[WholeModel]:
     whole.parameters().make(whole.nf4)
     given = {name: dict(own) for name, own in declared}
 

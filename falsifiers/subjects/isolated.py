@@ -23,7 +23,7 @@ from blackswan.contracts.conventions import Declaration
 from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.precision import declared_by
 from blackswan.falsifiers.subjects import libraries
-from blackswan.falsifiers.subjects.doors.models import Given, Model, ModelOutputs, Rounded, Whole
+from blackswan.falsifiers.subjects.doors.models import Described, Given, Model, ModelOutputs, Rounded, Whole
 from blackswan.falsifiers.subjects.libraries import PACKAGES
 from blackswan.falsifiers.subjects.protocol import Lacks, Subject, TracedCall
 from blackswan.reference.table import Array
@@ -48,6 +48,8 @@ class Named:
     guarded: bool = True
     contiguous: bool = False
     declared: tuple[tuple[str, str], ...] = ()
+    told: Described | None = None
+    """What is said of a whole model that is handed over as it is; None for another subject."""
 
     def load(self) -> Any:
         """The object of that name. ValueError where there is none; whatever its module raises."""
@@ -180,6 +182,16 @@ class Isolated(Subject):
         self._ask("door", self._backend, name)
         return FarModels(self)
 
+    def described(self) -> dict[str, Any]:
+        """What a model that was handed over is, see `handed.HandedModel`."""
+        found: dict[str, Any] = self._ask("described")
+        return found
+
+    def answered(self, inputs: Arrays) -> dict[str, Array]:
+        """What it makes of a batch."""
+        found: dict[str, Array] = self._ask("answered", dict(inputs))
+        return found
+
     def sources(self) -> dict[str, str]:
         """SHA-256 of the files that are its own, and versions of the packages that it has loaded, by name."""
         found: dict[str, str] = self._ask("sources")
@@ -288,9 +300,9 @@ def _serve(connection: Connection, named: Named) -> None:
     _functions_class()
     try:
         loaded = named.load() if named.name.partition(":")[0] in PACKAGES else None
+        build = _builder(named, within)
         _seal()
-        subject = subject_of(loaded or named.load(), named.name, named.operation, named.device, within, dict(named.declared))
-        declared_by(subject)
+        subject = build(loaded or named.load())
     except ValueError as error:
         connection.send(("unusable", str(error)))
         return
@@ -311,6 +323,21 @@ def _serve(connection: Connection, named: Named) -> None:
             connection.send(("lacks", str(error)))
         except Exception as error:  # whatever a subject raises is its answer
             connection.send(("raised", _described(error)))
+
+
+def _builder(named: Named, within: Any) -> Callable[[Any], Any]:
+    """What makes a subject of what was loaded; all that it imports is there."""
+    if named.told is not None:
+        from blackswan.falsifiers.subjects.handed import HandedModel
+
+        return lambda given: HandedModel(given, named.name, named.device, named.told)
+
+    def build(given: Any) -> Subject:
+        subject = subject_of(given, named.name, named.operation, named.device, within, dict(named.declared))
+        declared_by(subject)
+        return subject
+
+    return build
 
 
 def _answer(subject: Subject, method: str, arguments: tuple[Any, ...]) -> Any:

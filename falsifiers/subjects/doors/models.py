@@ -1,7 +1,7 @@
 """Whole classifiers that are made of the weights of both sides."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from blackswan.falsifiers.subjects.protocol import TracedCall
@@ -56,6 +56,17 @@ class Given:
     def parameters(self) -> Mapping[str, Array]:
         """The arrays."""
         return self.arrays
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a user says of a model beside the model: a map of names, the content of config.json, the pooling before a head of classes, and
+    LoRA's alpha. The configuration and alpha are looked up in the model where they are not said."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] | None = None
+    pooling: str = "last"
+    alpha: float | None = None
 
 
 class Model(Protocol):

@@ -21,8 +21,7 @@ from blackswan.contracts.conventions import Declaration, shared_out
 from blackswan.falsifiers.subjects.conversion import to_numpy
 from blackswan.falsifiers.subjects.doors.models import ModelOutputs, Rounded, Whole
 from blackswan.falsifiers.subjects.libraries.float64 import true_float64
-from blackswan.falsifiers.subjects.protocol import Lacks, Subject, TracedCall
-from blackswan.reference.table import Array
+from blackswan.falsifiers.subjects.protocol import Lacks, Subject, TracedCall, WholeSubject
 
 FAMILIES = {"llama": (LlamaConfig, LlamaModel), "qwen2": (Qwen2Config, Qwen2Model), "qwen3": (Qwen3Config, Qwen3Model)}
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -59,30 +58,15 @@ class Classifiers:
         return []
 
 
-class ModelSubject(Subject):
+class ModelSubject(WholeSubject):
     """A subject that is a whole model and has no operations of its own; `declared` holds for each operation that has such a convention."""
 
     attention: str
 
     def __init__(self, device: str = "cpu", declared: Declaration | None = None) -> None:
-        self.name, self.device = f"transformers, {self.attention}", device
-        self._declared = shared_out(load_operations(), declared or {})
-        self._declared["weighted_cross_entropy"] = {**OF_ITS_OWN, **self._declared["weighted_cross_entropy"]}
-
-    def unsupported(self, operation: str, dtype: str) -> str | None:
-        """Every operation, by itself."""
-        del dtype
-        return f"{self.name} is a whole model; {operation} is not asked of it by itself"
-
-    def run(self, operation: str, *_: Any) -> dict[str, Array]:
-        """Lacks."""
-        raise Lacks(str(self.unsupported(operation, "")))
-
-    differentiate = run
-
-    def declares(self, operation: str) -> Declaration:
-        """What is declared of the operations inside."""
-        return self._declared.get(operation, {})
+        every = shared_out(load_operations(), declared or {})
+        every["weighted_cross_entropy"] = {**OF_ITS_OWN, **every["weighted_cross_entropy"]}
+        super().__init__(f"transformers, {self.attention}", device, every)
 
     def using(self, backend: str) -> Subject:
         """Itself for torch; without a door for any other, which is a program of this project's own."""
@@ -178,10 +162,10 @@ def _decoder(scalars: Mapping[str, Any], attention: str, dtype: torch.dtype) -> 
 
 def _quantise(decoder: Any, dtype: torch.dtype, device: torch.device) -> None:
     """Puts a `Linear4bit` in the place of each projection."""
-    from bitsandbytes.nn import Linear4bit, Params4bit
+    from bitsandbytes.nn.modules import Linear4bit, Params4bit
 
     for path, layer in [(path, layer) for path, layer in decoder.named_modules() if isinstance(layer, nn.Linear)]:
-        made: Any = Linear4bit(layer.in_features, layer.out_features, layer.bias is not None, dtype, False, "nf4")
+        made: Any = Linear4bit(layer.in_features, layer.out_features, layer.bias is not None, dtype, False, "nf4")  # type: ignore[no-untyped-call]
         made.weight = Params4bit(layer.weight, requires_grad=False, compress_statistics=False, blocksize=NF4_BLOCK, quant_type="nf4")
         made.bias = layer.bias
         decoder.set_submodule(path, made.to(device))

@@ -16,7 +16,8 @@ class _Float64(TorchFunctionMode):
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         widened = [torch.float64 if value is torch.float32 else value for value in args]
         named = {key: torch.float64 if value is torch.float32 else value for key, value in (kwargs or {}).items()}
-        return (torch.Tensor.double if func is torch.Tensor.float else func)(*widened, **named)
+        called: Callable[..., Any] = torch.Tensor.double if func is torch.Tensor.float else func
+        return called(*widened, **named)
 
 
 @contextmanager
