@@ -216,15 +216,6 @@ class Own(nn.Module):
         return (self.out(self.rest.norm(hidden)),)
 
 
-class Bare(Own):
-    """Without a configuration."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.config = None
-        self.lm_head = self.out
-
-
 MAP = {"blocks.*": "model.layers.*", "rest": "model", "out": "lm_head"}
 
 
@@ -242,8 +233,7 @@ def test_other_names_are_mapped() -> None:
         (lambda: classes(pad_token_id=None), {}, "no pad_token_id"),
         (lambda: causal(torch.float16), {}, "is torch.float16; expected one of bfloat16, float32"),
         (lambda: causal(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}), {}, "rope_parameters"),
-        (lambda: nn.Linear(2, 2), {}, "has neither lm_head nor score.weight"),
-        (Bare, {}, r"has no \.config"),
+        (lambda: nn.Linear(2, 2), {}, r"has no \.config of transformers"),
         (lambda: 3, {}, "gives a int; expected a torch.nn.Module"),
     ],
 )

@@ -284,12 +284,11 @@ def of_the_reference(whole: WholeModel, dtype: str, declared: Declared | None = 
 
 
 _Frozen = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+"""What is declared of operations, as a key."""
 
 
 @lru_cache(maxsize=4)
-def _of_the_reference(
-    whole: WholeModel, dtype: str, declared: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
-) -> WholeModelReference[WholeModel]:
+def _of_the_reference(whole: WholeModel, dtype: str, declared: _Frozen) -> WholeModelReference[WholeModel]:
     whole.parameters().make(whole.nf4)
     given = {name: dict(own) for name, own in declared}
 

@@ -164,7 +164,6 @@ class HandedModel:
         scalars = asdict(read_architecture(self._config, Path(f"{self.name}: its config")))
         del scalars["max_positions"]
         scalars["tied"] = HEAD not in self._parameters
-        self._dtype  # noqa: B018  # says first what cannot be computed at all
         classes = 1 if self._causal else len(self._parameter(SCORE))
         if not self._causal and classes < 2:
             raise ValueError(f"{self.name}: {SCORE} has one row, a regression; expected two classes or more")
