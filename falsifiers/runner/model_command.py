@@ -18,10 +18,6 @@ from blackswan.falsifiers.subjects.protocol import WholeSubject
 from blackswan.falsifiers.system.handed_parity import Handed, held
 
 EXIT_FAILED, EXIT_USAGE = 1, 4
-DESCRIPTION = """Holds a model as it is to the float64 reference on its own weights: hidden states after every layer, logits, loss, and the
-gradient of whatever requires one. MODEL is a torch.nn.Module, or a function that returns one, of the Llama, Qwen2 or Qwen3 family, with
-LoRA of PEFT and NF4 of bitsandbytes or without. It runs in a process of its own that never holds an answer. Exit status: 0 all held,
-1 something left its noise, 4 the model, a name or an option cannot be used."""
 
 
 @dataclass(frozen=True)
@@ -104,23 +100,6 @@ def asked(model: Any, name: str, device: str, declared: Declaration, seed: int) 
         said = str(error) if isinstance(error, SubjectError) else f"raises {type(error).__name__}: {error}"
         return Parity(name, handed.dtype, [], raised=said)
     return Parity(name, handed.dtype, handed.compare(answer, subject), shown(declared))
-
-
-def add_parser(commands: Any) -> None:
-    """The sub-command of `python -m falsifiers`."""
-    said = "hold a model of your own, as it is, to the reference on its own weights"
-    found = commands.add_parser("vet-model", help=said, description=DESCRIPTION)
-    add = found.add_argument
-    add("model", metavar="MODEL", help="FILE.py:NAME or package.module:NAME of a module, or of a function that returns one")
-    add("--names", type=Path, metavar="FILE", help="a JSON object from its names, or beginnings of them, to Hugging Face's; * is one part")
-    add("--config", type=Path, metavar="FILE", help="its config.json, where it has no .config")
-    add("--pooling", choices=("mean", "last", "first"), default="last", help="what its head of classes reads (default: last)")
-    add("--alpha", type=float, help="LoRA's alpha, where it has no peft_config")
-    add("--declare", action="append", default=[], metavar="NAME=VALUE", help="a convention that it follows; may be repeated")
-    add("--device", default="cpu", help="where it runs (default: cpu)")
-    add("--seed", type=int, default=0, help="seed of the batch (default: 0)")
-    add("--json", action="store_true", help="print the comparisons as JSON, and nothing else")
-    found.set_defaults(run=run)
 
 
 def run(given: argparse.Namespace) -> int:
