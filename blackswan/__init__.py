@@ -1,8 +1,8 @@
 """Contract-driven verification of QLoRA classification fine-tuning. Everything that is installed stands below this one import name.
 
 For the code of others: `check` asks a function, a module or a Subject every claim on the operations that it has, `parametrize` does so in
-tests, and code raises `Lacks` for what it says that it cannot do. Contracts of one's own get a reference by `reference_operation`, checks
-by `named_check`, and wrong programs by `mutant` and `mutants`.
+tests, `check_model` holds a whole model to the reference on its own weights, and code raises `Lacks` for what it says that it cannot do.
+Contracts of one's own get a reference by `reference_operation`, checks by `named_check`, and wrong programs by `mutant` and `mutants`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from blackswan.falsifiers.mutants.registry import mutant as mutant
     from blackswan.falsifiers.mutants.registry import mutants as mutants
     from blackswan.falsifiers.numeric.checks import named_check as named_check
+    from blackswan.falsifiers.runner.model_command import check_model as check_model
     from blackswan.falsifiers.runner.vet import Result as Result
     from blackswan.falsifiers.runner.vet import check as check
     from blackswan.falsifiers.subjects.protocol import Lacks as Lacks
@@ -24,6 +25,7 @@ _PUBLIC = {
     "Result": "falsifiers.runner.vet",
     "Subject": "falsifiers.subjects.protocol",
     "check": "falsifiers.runner.vet",
+    "check_model": "falsifiers.runner.model_command",
     "declare": "contracts.conventions",
     "mutant": "falsifiers.mutants.registry",
     "mutants": "falsifiers.mutants.registry",

@@ -24,6 +24,7 @@ DOORS = {
     "falsify": Door("attack the implementation with every claim: pytest falsifiers", "falsifiers.runner.options"),
     "vet": Door("ask your own code every claim on what it has", "falsifiers.runner.vet"),
     "vet-checkpoint": Door("hold a published checkpoint to the reference, layer by layer", "falsifiers.__main__", ("vet-checkpoint",)),
+    "vet-model": Door("hold a model of your own, as it is, to the reference on its own weights", "falsifiers.__main__", ("vet-model",)),
     "contracts": Door("check, list and show claims; judge a configuration by the rules", "contracts.__main__"),
     "power": Door("show that every claim can fail: run the claims on wrong programs", "falsifiers.__main__", ("power",)),
     "calibrate": Door("measure error / noise floor of the correct implementation", "falsifiers.__main__", ("calibrate",)),

@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 INTERRUPTED = 130
+MODEL = """Holds a model as it is to the float64 reference on its own weights: hidden states after every layer, logits, loss, and the
+gradient of whatever requires one. MODEL is a torch.nn.Module, or a function that returns one, of the Llama, Qwen2 or Qwen3 family, with
+LoRA of PEFT and NF4 of bitsandbytes or without. It runs in a process of its own that never holds an answer. Exit status: 0 all held,
+1 something left its noise, 4 the model, a name or an option cannot be used."""
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m falsifiers") -> int:
@@ -44,6 +48,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     commands = found.add_subparsers(dest="command", metavar="COMMAND", required=True)
     calibrate_command.add_parsers(commands)
     checkpoint_command.add_parser(commands)
+    _add_model(commands)
     _add_power(commands)
     said = "write the names of mutants and of checks of systems, by which contracts are linted, from the code"
     catalogue = commands.add_parser("catalogue", help=said, description=said)
@@ -66,6 +71,28 @@ def _add_power(commands: Any) -> None:
     said = "record where claims about runs, files, data and devices fail on each mutant, by which a culprit is named later"
     power.add_argument("--record-failures", action="store_true", help=said)
     power.set_defaults(run=_power)
+
+
+def _add_model(commands: Any) -> None:
+    said = "hold a model of your own, as it is, to the reference on its own weights"
+    found = commands.add_parser("vet-model", help=said, description=MODEL)
+    add = found.add_argument
+    add("model", metavar="MODEL", help="FILE.py:NAME or package.module:NAME of a module, or of a function that returns one")
+    add("--names", type=Path, metavar="FILE", help="a JSON object from its names, or beginnings of them, to Hugging Face's; * is one part")
+    add("--config", type=Path, metavar="FILE", help="its config.json, where it has no .config")
+    add("--pooling", choices=("mean", "last", "first"), default="last", help="what its head of classes reads (default: last)")
+    add("--alpha", type=float, help="LoRA's alpha, where it has no peft_config")
+    add("--declare", action="append", default=[], metavar="NAME=VALUE", help="a convention that it follows; may be repeated")
+    add("--device", default="cpu", help="where it runs (default: cpu)")
+    add("--seed", type=int, default=0, help="seed of the batch (default: 0)")
+    add("--json", action="store_true", help="print the comparisons as JSON, and nothing else")
+    found.set_defaults(run=_model)
+
+
+def _model(options: argparse.Namespace) -> int:
+    from blackswan.falsifiers.runner import model_command
+
+    return model_command.run(options)
 
 
 def _power(options: argparse.Namespace) -> int:

@@ -16,7 +16,15 @@ import numpy as np
 
 import blackswan.reference.decoder as decoder
 import blackswan.reference.memory as memory
-from blackswan.reference.classifier import ClassifierConfig, adapted_projection, base_weight, head, loss_of, parameter_shapes
+from blackswan.reference.classifier import (
+    ClassifierConfig,
+    adapted_projection,
+    base_weight,
+    head,
+    loss_of,
+    parameter_shapes,
+    trainable_names,
+)
 from blackswan.reference.operations import TABLE
 from blackswan.reference.table import Array, Operation, Scalars, Table
 from blackswan.reference.tape import Tape
@@ -94,6 +102,14 @@ class ByLayer:
     scalars: Scalars
     table_of: Callable[[str], Table] = lambda _: TABLE
     hold: Callable[[Array], Array] = widened
+    trained: Collection[str] | None = None
+    """The parameters whose gradients are given; by default LoRA's factors and the head."""
+    causal: bool = False
+    """Whether the head predicts the next token, and is the embedding where that is tied; `inputs` need no labels then."""
+
+    @cached_property
+    def _trained(self) -> frozenset[str]:
+        return frozenset(trainable_names(self.scalars) if self.trained is None else self.trained)
 
     @cached_property
     def config(self) -> ClassifierConfig:
@@ -114,7 +130,7 @@ class ByLayer:
 
     def run(self) -> dict[str, Array]:
         """Outputs by name: `hidden/<path>` [batch, seq, hidden] of the embedding, of each block and of the final norm; `logits`
-        [batch, classes], `loss` [], and `gradient/<name>` of every trainable parameter.
+        [batch, classes], or [batch, seq, vocab] of the next token, `loss` [], and `gradient/<name>` of every trainable parameter.
 
         Several runs in one block of `memory.kept` are faster. ValueError for a parameter that is missing or has another shape.
         """
@@ -134,13 +150,19 @@ class ByLayer:
 
     def embedded(self) -> Array:
         """The embedding of the tokens; only the rows that occur are widened."""
+        tape, _ = self._embedding()
+        return tape.result()["y"]
+
+    def _embedding(self) -> tuple[Tape, Array]:
+        """The tape of the embedding of the rows that occur, and which these are."""
         weight = self._stored(f"{EMBEDDING}.weight")
         rows, ids = np.unique(self.inputs["input_ids"], return_inverse=True)
         if rows[0] < 0 or rows[-1] >= len(weight):
             raise ValueError(f"input_ids hold {rows[0]} to {rows[-1]}; expected 0 to {len(weight) - 1}")
         occurring = {"input_ids": ids.reshape(self.inputs["input_ids"].shape), f"{EMBEDDING}.weight": self.hold(weight[rows])}
         tape = Tape(self.table_of(EMBEDDING), occurring)
-        return tape.values[decoder.embed(tape)]
+        tape.outputs = {"y": decoder.embed(tape)}
+        return tape, rows
 
     def block(self, index: int, x: Array) -> Tape:
         """The tape of a block from its input; the output is `y`."""
@@ -148,10 +170,22 @@ class ByLayer:
 
     def top(self, x: Array) -> Tape:
         """The tape of what follows the last block; the outputs are `logits` and `loss`."""
+        if self.causal:
+            return self._next_token(x)
         given = {name: value for name, value in self.inputs.items() if name != "input_ids"}
         tape = Tape(self.table_of(NORM), {"x": x} | given | self._below(f"{NORM}.") | self._below("score."))
         logits = head(tape, self.config, decoder.final_norm(tape, self.config, "x"))
         tape.outputs = {"logits": logits, "loss": loss_of(tape, logits)}
+        return tape
+
+    def _next_token(self, x: Array) -> Tape:
+        """The tape of the final norm, the language-model head and its loss."""
+        weight = f"{EMBEDDING}.weight" if self.config.tied else "lm_head.weight"
+        given = {"x": x, weight: self.hold(self._stored(weight))} | dict(self.inputs) | self._below(f"{NORM}.")
+        tape = Tape(self.table_of(NORM), given)
+        logits = tape.call("lm_head", "linear", x=decoder.final_norm(tape, self.config, "x"), weight=weight, bias=None)
+        loss = tape.call("loss", "lm_cross_entropy", logits=logits, input_ids="input_ids", mask="mask")
+        tape.outputs = {"logits": logits, "loss": loss}
         return tape
 
     def _weights(self, index: int, room: _Room) -> Tape:
@@ -180,16 +214,27 @@ class ByLayer:
 
     def _gradients(self, blocks: list[Tape], top: Tape, room: _Room) -> dict[str, Array]:
         """Of all that is trained; the blocks are without their weights, and are let go one by one."""
-        found = top.backward({"loss": np.ones_like(top.result()["loss"])}, wrt=["x", "score.weight", "score.bias"])
-        dx = found.pop("x")
+        found = top.backward({"loss": np.ones_like(top.result()["loss"])}, wrt=["x", *self._wanted(top)])
+        dx, embedded = found.pop("x"), f"{EMBEDDING}.weight" in self._trained
         for index in reversed(range(self.config.layers)):
             tape = blocks.pop()  # lets the block before it go, before weights are asked for
             tape.values |= self._weights(index, room).values
-            wanted = [name for name in tape.values if name.endswith((".lora_A.weight", ".lora_B.weight"))]
-            gradients = tape.backward({"y": dx}, wrt=["x", *wanted] if index else wanted)
+            wanted = self._wanted(tape)
+            gradients = tape.backward({"y": dx}, wrt=["x", *wanted] if index or embedded else wanted)
             dx = gradients.pop("x", dx)
             found |= gradients
-        return found
+        return found | (self._of_the_embedding(dx, found) if embedded else {})
+
+    def _wanted(self, tape: Tape) -> list[str]:
+        return [name for name in tape.values if name in self._trained]
+
+    def _of_the_embedding(self, dx: Array, found: Mapping[str, Array]) -> dict[str, Array]:
+        """The gradient of the embedding: that of the rows that occur, and its share in a tied head."""
+        name = f"{EMBEDDING}.weight"
+        tape, rows = self._embedding()
+        whole = found[name].copy() if name in found else np.zeros(self._shapes[name], dx.dtype)
+        whole[rows] += tape.backward({"y": dx}, wrt=[name])[name]
+        return {name: whole}
 
     def _below(self, prefix: str) -> dict[str, Array]:
         """The parameters under a prefix, as they are computed with; those that are widened late, as they are stored."""

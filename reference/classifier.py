@@ -11,6 +11,11 @@ NF4_BLOCK = 64
 TARGETS = {"q_v": ("q_proj", "v_proj"), "all": ATTENTION_PROJECTIONS + MLP_PROJECTIONS}
 
 
+def projections(targets: str) -> tuple[str, ...]:
+    """The projections with LoRA factors: those of a name in TARGETS, or such as `q_proj+o_proj`; none for an empty text."""
+    return TARGETS.get(targets) or tuple(filter(None, targets.split("+")))
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClassifierConfig(DecoderConfig):
     """A decoder's configuration, with LoRA's rank, alpha and targets, the pooling mode, and whether base weights are NF4."""
@@ -26,12 +31,13 @@ class ClassifierConfig(DecoderConfig):
     def __post_init__(self) -> None:
         """ValueError for sizes and choices that no classifier has."""
         super().__post_init__()
-        if self.targets not in TARGETS:
-            raise ValueError(f"targets is {self.targets!r}; expected one of {', '.join(TARGETS)}")
+        if unknown := set(projections(self.targets)).difference(TARGETS["all"]):
+            names = f"{', '.join(TARGETS)}, or {', '.join(TARGETS['all'])} with + between them"
+            raise ValueError(f"targets is {self.targets!r}, with {sorted(unknown)[0]!r}; expected {names}")
 
     def is_target(self, path: str) -> bool:
         """Whether the projection at that path has LoRA factors."""
-        return path.rpartition(".")[2] in TARGETS[self.targets]
+        return path.rpartition(".")[2] in projections(self.targets)
 
 
 def _trainable_shapes(config: ClassifierConfig) -> dict[str, tuple[int, ...]]:

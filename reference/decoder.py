@@ -99,15 +99,16 @@ def require_parameters(tape: Tape, shapes: Mapping[str, tuple[int, ...]]) -> Non
     given = [name for name in tape.values if name not in INPUTS]
     for name, shape in shapes.items():
         if name not in tape.values:
-            raise ValueError(f"parameter {name!r} is missing{_nearest(name, given)}")
+            raise ValueError(f"parameter {name!r} is missing{nearest_name(name, given)}")
         if tape.values[name].shape != shape:
             raise ValueError(f"parameter {name!r} has shape {list(tape.values[name].shape)}; expected {list(shape)}")
     for name in given:
         if name not in shapes:
-            raise ValueError(f"parameter {name!r} belongs to no such model{_nearest(name, shapes)}")
+            raise ValueError(f"parameter {name!r} belongs to no such model{nearest_name(name, shapes)}")
 
 
-def _nearest(name: str, names: Collection[str]) -> str:
+def nearest_name(name: str, names: Collection[str]) -> str:
+    """The end of an error about a name that is not among others: the nearest of them, if any is near."""
     near = difflib.get_close_matches(name, names, n=1)
     return f"; the nearest name is {near[0]!r}" if near else ""
 

@@ -1,43 +1,20 @@
-"""transformers' decoders in true float64, an oracle for the reference that shares no line with it.
+"""transformers' decoders in true float64, an oracle for the reference that shares no line with it."""
 
-`.double()` alone is good to 3e-7 only: RMSNorm, the rotary tables and the eager softmax force float32. A TorchFunctionMode turns each of
-these casts into one to float64.
-"""
-
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+
+from blackswan.falsifiers.subjects.libraries.float64 import true_float64
 
 FAMILIES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
 }
-
-
-class _Float64(TorchFunctionMode):
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        widened = [torch.float64 if value is torch.float32 else value for value in args]
-        named = {key: torch.float64 if value is torch.float32 else value for key, value in (kwargs or {}).items()}
-        return (torch.Tensor.double if func is torch.Tensor.float else func)(*widened, **named)
-
-
-@contextmanager
-def true_float64() -> Iterator[None]:
-    """Inside, torch has no float32: what asks for it gets float64."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with _Float64():
-            yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def build(scalars: Mapping[str, Any], parameters: Mapping[str, np.ndarray]) -> nn.Module:

@@ -20,7 +20,7 @@ from blackswan.falsifiers.diagnosis.training_trace import Training
 from blackswan.falsifiers.mutants import MUTANTS
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison
-from blackswan.falsifiers.numeric.precision import signatures
+from blackswan.falsifiers.numeric.precision import declared_by, signatures
 from blackswan.falsifiers.numeric.whole_model import WholeModel, by_layer, chosen
 from blackswan.falsifiers.runner.verdict import Culprit
 from blackswan.falsifiers.subjects.doors.models import Model
@@ -174,7 +174,7 @@ def _in_layer_suspicions(whole: WholeModel, path: str, calls: list[TracedCall], 
     first, last = by_path.get(f"{path}.input_layernorm"), by_path.get(f"{path}.mlp_residual")
     index = int(path.rpartition(".")[2])
     entering = first.inputs["x"] if first else np.zeros((whole.batch, whole.seq, whole.hidden))
-    tape = by_layer(whole).block(index, np.asarray(entering, np.float64))
+    tape = by_layer(whole, declared=declared_by(local.subject)).block(index, np.asarray(entering, np.float64))
     section = Section(tape, Trace(calls), local, derived={"x": lambda: None, "positions": lambda: None})
     yield from section.forward()
     if backward and last is not None:

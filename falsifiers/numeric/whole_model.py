@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -17,7 +17,7 @@ from blackswan import reference
 from blackswan.contracts.model import Claim
 from blackswan.falsifiers.numeric.comparison import Errors
 from blackswan.falsifiers.numeric.generators import generator_for, model_parameter
-from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF, compute_dtype, is_real, rounded_table
+from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF, Declared, compute_dtype, is_real, rounded_table
 from blackswan.reference import memory
 from blackswan.reference.by_layer import ByLayer
 from blackswan.reference.classifier import NF4_BLOCK, TARGETS, parameter_shapes, trainable_names
@@ -80,10 +80,11 @@ class WholeModel:
         return _stored(replace(self, nf4=False, batch=1, seq=1))
 
 
-SMALL: Mapping[str, Any] = dict(zip(ARCHITECTURE[1:], (96, 64, 96, 3, 4, 2, 24, 2e5), strict=True))
+SMALL: Mapping[str, Any] = dict(zip(ARCHITECTURE[1:], (96, 64, 128, 3, 4, 2, 48, 2e5), strict=True))
 """The sizes that stand for a shape where the true one would take minutes: they keep its family and its depth, not its width.
 
-No number is the one that a program would have by mistake: θ is no family's, and heads · head_dim is not the hidden size.
+No number is the one that a program would have by mistake: θ is no family's, and heads · head_dim is not the hidden size. As in published
+models every projection has columns of whole NF4 blocks: bitsandbytes' kernel for the CPU computes others wrongly (FINDINGS.md).
 """
 
 SMALL_SEQ = 16
@@ -171,29 +172,55 @@ MASTERS = ("loss", "gradient/")
 """Outputs that are float32 in every storage dtype: the loss, and the gradients of float32 masters."""
 
 
-def in_order(whole: WholeModel, outputs: Arrays) -> Outputs:
-    """The outputs in the order of the computation, forward and then backward; of hidden states the real tokens, [tokens, hidden]."""
+def in_order(whole: "Asked", outputs: Arrays) -> Outputs:
+    """The outputs in the order of the computation, forward and then backward; of what is of each token the real ones, [tokens, …]."""
     states = [f"hidden/{path}" for path in ("model.embed_tokens", *whole.blocks, "model.norm")]
-    factors = sorted((name for name in outputs if ".lora_" in name), key=lambda name: -int(name.split(".")[2]))
-    order = [*states, "logits", "loss", "gradient/score.weight", "gradient/score.bias", *factors]
+    slopes = sorted((name for name in outputs if name.startswith("gradient/")), key=_arrival)
     mask = whole.inputs["mask"]
-    return {name: outputs[name][mask] if name.startswith("hidden/") else outputs[name] for name in order}
+
+    def of_tokens(name: str) -> bool:
+        return name.startswith("hidden/") or (name == "logits" and outputs[name].ndim > 2)
+
+    return {name: outputs[name][mask] if of_tokens(name) else outputs[name] for name in [*states, "logits", "loss", *slopes]}
 
 
-def dtypes(names: Mapping[str, Any], dtype: str) -> "dict[str, np.dtype[Any]]":
+def _arrival(name: str) -> float:
+    """When the backward pass comes to a gradient: the head first, the last layer before the others, the embedding at the end."""
+    if name.startswith("gradient/model.layers."):
+        return -int(name.split(".")[2])
+    return 1 if name.startswith("gradient/model.embed_tokens.") else -np.inf
+
+
+def dtypes(names: Mapping[str, Any], dtype: str, declared: Declared | None = None) -> "dict[str, np.dtype[Any]]":
     """The dtype that each output comes back in."""
-    wide = compute_dtype(dtype)
-    return {name: wide if name.startswith(MASTERS) else STORAGE[dtype] for name in names}
+    stored = (declared or {}).get("weighted_cross_entropy", {}).get("loss_dtype") == "storage"
+    wide = {name for name in names if name.startswith(MASTERS) and not (stored and name == "loss")}
+    return {name: compute_dtype(dtype) if name in wide else STORAGE[dtype] for name in names}
 
 
-class WholeModelReference:
+class Asked(Protocol):
+    """A batch and the paths of the blocks that it goes through."""
+
+    @property
+    def inputs(self) -> dict[str, Array]:
+        """input_ids and mask [batch, seq]; labels [batch] of a classifier."""
+
+    @property
+    def blocks(self) -> list[str]:
+        """The paths of the blocks."""
+
+
+W = TypeVar("W", bound=Asked)
+
+
+class WholeModelReference(Generic[W]):
     """Expected outputs of a model, in order, and the errors of runs of it under the rounding of a dtype.
 
     `rounded` gives the outputs of such a run: None for rounding to nearest, else the number of a random replay; `at_once` of them may run
     in threads.
     """
 
-    def __init__(self, whole: WholeModel, dtype: str, expected: Arrays, rounded: Callable[[int | None], Arrays], at_once: int = 1) -> None:
+    def __init__(self, whole: W, dtype: str, expected: Arrays, rounded: Callable[[int | None], Arrays], at_once: int = 1) -> None:
         self.whole, self.dtype, self._rounded, self._at_once = whole, dtype, rounded, at_once
         self.expected = in_order(whole, expected)
         self._errors: list[dict[str, Errors]] = []
@@ -216,17 +243,26 @@ class WholeModelReference:
 
     def _passed_on(self, logits: Errors) -> Errors:
         """The error of the loss that independent errors of the logits make: the loss is one number, whose errors may be small by luck."""
-        given = {"logits": self.expected["logits"], "labels": self.whole.inputs["labels"]}
-        slope = reference.differentiate("weighted_cross_entropy", given, {}, {"loss": np.ones(())}, ["logits"])["logits"]
+        expected, inputs = self.expected["logits"], self.whole.inputs
+        if "labels" in inputs:
+            operation, given = "weighted_cross_entropy", {"logits": expected, "labels": inputs["labels"]}
+        else:
+            every = np.zeros((*inputs["mask"].shape, expected.shape[-1]))
+            every[inputs["mask"]] = expected
+            operation, given = "lm_cross_entropy", {"logits": every, **inputs}
+        slope = reference.differentiate(operation, given, {}, {"loss": np.ones(())}, ["logits"])["logits"]
         return Errors.flat(logits.rms * float(np.linalg.norm(slope)))
 
 
-def under_rounding(dtype: str, seed: int, replay: int | None) -> tuple[Callable[[str], Table], Callable[[Array], Array]]:
+def under_rounding(
+    dtype: str, seed: int, replay: int | None, declared: Declared | None = None
+) -> tuple[Callable[[str], Table], Callable[[Array], Array]]:
     """The operations of each part of a model under the rounding of a dtype, and its parameters as they are computed with."""
+    table = reference.table_of(declared or {})
 
     def table_of(part: str) -> Table:
         generator = None if replay is None else np.random.default_rng([seed, replay, *part.encode()])
-        return rounded_table(reference.TABLE, dtype, generator, dither=True)
+        return rounded_table(table, dtype, generator, dither=True, declared=declared)
 
     def held(stored: Array) -> Array:
         return np.asarray(stored, compute_dtype(dtype)) if is_real(stored) else stored
@@ -234,19 +270,30 @@ def under_rounding(dtype: str, seed: int, replay: int | None) -> tuple[Callable[
     return table_of, held
 
 
-def by_layer(whole: WholeModel, dtype: str = "float64", replay: int | None = None) -> ByLayer:
-    """The model's reference: in float64, or under the rounding of a dtype, to nearest or in a random replay."""
+def by_layer(whole: WholeModel, dtype: str = "float64", replay: int | None = None, declared: Declared | None = None) -> ByLayer:
+    """The model's reference: in float64, or under the rounding of a dtype, to nearest or in a random replay; as declared of operations."""
     if dtype == "float64":
-        return ByLayer(whole.inputs, whole.parameters(), whole.scalars)
-    return ByLayer(whole.inputs, whole.parameters(), whole.scalars, *under_rounding(dtype, whole.seed, replay))
+        table = reference.table_of(declared or {})
+        return ByLayer(whole.inputs, whole.parameters(), whole.scalars, lambda _: table)
+    return ByLayer(whole.inputs, whole.parameters(), whole.scalars, *under_rounding(dtype, whole.seed, replay, declared))
+
+
+def of_the_reference(whole: WholeModel, dtype: str, declared: Declared | None = None) -> WholeModelReference[WholeModel]:
+    """The answers and noise by the reference alone, which follows what is declared of operations."""
+    return _of_the_reference(whole, dtype, tuple((name, tuple(sorted(own.items()))) for name, own in sorted((declared or {}).items())))
+
+
+_Frozen = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+"""What is declared of operations, as a key."""
 
 
 @lru_cache(maxsize=4)
-def of_the_reference(whole: WholeModel, dtype: str) -> WholeModelReference:
-    """The answers and noise by the reference alone."""
+def _of_the_reference(whole: WholeModel, dtype: str, declared: _Frozen) -> WholeModelReference[WholeModel]:
     whole.parameters().make(whole.nf4)
+    given = {name: dict(own) for name, own in declared}
 
     def rounded(replay: int | None) -> Outputs:
-        return by_layer(whole, dtype, replay).run()
+        return by_layer(whole, dtype, replay, given).run()
 
-    return WholeModelReference(whole, dtype, by_layer(whole).run(), rounded, at_once=1 if whole.hidden <= SMALL["hidden"] else AT_ONCE)
+    expected = by_layer(whole, declared=given).run()
+    return WholeModelReference(whole, dtype, expected, rounded, at_once=1 if whole.hidden <= SMALL["hidden"] else AT_ONCE)

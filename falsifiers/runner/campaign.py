@@ -11,7 +11,7 @@ from typing import Any
 from blackswan.contracts.conventions import shown
 from blackswan.contracts.model import Claim, Contract
 from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.precision import CUDA_ONLY, declaration, signatures
+from blackswan.falsifiers.numeric.precision import CUDA_ONLY, declaration, declared_by, signatures
 from blackswan.falsifiers.runner.engine import Options, falsify, replay, would_hold_with
 from blackswan.falsifiers.runner.known_failures import KnownFailure
 from blackswan.falsifiers.runner.real_input import RealInput
@@ -143,17 +143,23 @@ class Campaign:
 
     def conclude(self, verdict: Verdict) -> Verdict:
         """The verdict with its known failure and the declaration; of a falsified or flaky claim with its counterexample and culprit."""
-        if verdict.claim.operation and verdict.state is not State.NOT_RUN:
-            subject = asked_by(verdict.claim, self.subject)
-            declared = declaration(subject, verdict.claim.operation)
-            emulated = f"in {subject.emulator}, which gets few cases" if subject.emulator else None
-            reason = "; ".join(filter(None, (f"declared {shown(declared)}" if declared else None, emulated, verdict.reason)))
+        if verdict.state is not State.NOT_RUN:
+            emulator, declared = asked_by(verdict.claim, self.subject).emulator, self._declared(verdict.claim)
+            said = (f"declared {declared}" if declared else None, f"in {emulator}, which gets few cases" if emulator else None)
+            reason = "; ".join(filter(None, (*said, verdict.reason)))
             verdict = replace(verdict, reason=reason or None)
         listed = self.listed(verdict.claim.id, verdict.dtype, verdict.device)
         verdict = replace(verdict, known_failure=listed.record() if listed else None)
         if verdict.case is not None:
             verdict = replace(self._stored(verdict, verdict.case), culprit=self._culprit(verdict, verdict.case))
         return verdict
+
+    def _declared(self, claim: Claim) -> str:
+        """What the subject declares of the claim's operation, or of the operations of a whole model, in words."""
+        if claim.operation:
+            return shown(declaration(self.subject, claim.operation))
+        of_a_model = (claim.check or "").startswith("whole_models.")
+        return "; ".join(f"{name} {shown(own)}" for name, own in declared_by(self.subject).items() if own) if of_a_model else ""
 
     def record(self, verdict: Verdict) -> dict[str, Any]:
         """The verdict's record for the verdict file."""

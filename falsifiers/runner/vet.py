@@ -27,7 +27,7 @@ from blackswan.falsifiers.runner.validate_case import stored_case
 from blackswan.falsifiers.runner.verdict import State, Verdict
 from blackswan.falsifiers.runner.verdict_file import VerdictFile, writable
 from blackswan.falsifiers.subjects.isolated import Isolated, Named, subject_of
-from blackswan.falsifiers.subjects.protocol import Subject
+from blackswan.falsifiers.subjects.protocol import Lacks, Subject
 from blackswan.reports import places
 
 EXIT_FAILED, EXIT_USAGE, EXIT_NOTHING_HELD = 1, 4, 5
@@ -94,8 +94,17 @@ def asked_of(subject: Subject, loaded: Sequence[Contract]) -> list[Contract]:
 
 def _has(subject: Subject, claim: Claim) -> bool:
     if claim.operation is None or claim.kind == "rule":
-        return False
+        return _is_a_model(subject) and (claim.check or "").startswith("whole_models.")
     return any(subject.unsupported(claim.operation, dtype) is None for dtype in claim.domain.dtype)
+
+
+def _is_a_model(subject: Subject) -> bool:
+    """Whether it has the door `models`."""
+    try:
+        subject.door("models")
+    except Lacks:
+        return False
+    return True
 
 
 def _anywhere(claim: Claim) -> Claim:

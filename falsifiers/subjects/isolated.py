@@ -5,22 +5,25 @@ import importlib
 import importlib.abc
 import importlib.metadata
 import importlib.util
+import inspect
 import multiprocessing
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import blackswan
 from blackswan.contracts.conventions import Declaration
 from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.precision import declared_by
 from blackswan.falsifiers.subjects import libraries
+from blackswan.falsifiers.subjects.doors.models import Described, Given, Model, ModelOutputs, Rounded, Whole
 from blackswan.falsifiers.subjects.libraries import PACKAGES
 from blackswan.falsifiers.subjects.protocol import Lacks, Subject, TracedCall
 from blackswan.reference.table import Array
@@ -45,6 +48,8 @@ class Named:
     guarded: bool = True
     contiguous: bool = False
     declared: tuple[tuple[str, str], ...] = ()
+    told: Described | None = None
+    """What is said of a whole model that is handed over as it is; None for another subject."""
 
     def load(self) -> Any:
         """The object of that name. ValueError where there is none; whatever its module raises."""
@@ -98,9 +103,11 @@ def subject_of(
     ValueError for another object, and where something is `declared` of a subject, which has its own method for that.
     """
     if all(callable(getattr(given, method, None)) for method in ("run", "differentiate", "unsupported")):
-        if declared:
+        known = inspect.signature(given).parameters if isinstance(given, type) else {}
+        if declared and "declared" not in known:
             raise ValueError(f"{name} is a Subject, which declares by its method `declares`; expected no other declaration")
-        made: Subject = given() if isinstance(given, type) else given
+        told = {"device": device, "declared": declared}
+        made: Subject = given(**{key: value for key, value in told.items() if key in known}) if isinstance(given, type) else given
         return made
     if isinstance(given, Mapping):
         return _functions_class()(given, name, device, within, declared)
@@ -117,6 +124,7 @@ class Isolated(Subject):
 
     def __init__(self, named: Named) -> None:
         self.named, self.name, self.device = named, named.name, named.device
+        self._backend: str | None = None
         self._connection: Connection | None = None
         self._process: Any = None
         self._started()
@@ -160,6 +168,29 @@ class Isolated(Subject):
         upstream = None if cotangents is None else dict(cotangents)
         calls: list[TracedCall] = self._ask("record", operation, dict(inputs), dict(scalars), dtype, upstream)
         return calls
+
+    def using(self, backend: str) -> "Isolated":
+        """The same process, where whole programs are asked on that backend."""
+        other = copy(self)
+        other._backend = backend
+        return other
+
+    def door(self, name: str) -> "FarModels":
+        """The door `models`; the others do not reach into another process."""
+        if name != "models":
+            raise Lacks(f"{self.name} is asked in a process of its own, where no question about {name} reaches it")
+        self._ask("door", self._backend, name)
+        return FarModels(self)
+
+    def described(self) -> dict[str, Any]:
+        """What a model that was handed over is, see `handed.HandedModel`."""
+        found: dict[str, Any] = self._ask("described")
+        return found
+
+    def answered(self, inputs: Arrays) -> dict[str, Array]:
+        """What it makes of a batch."""
+        found: dict[str, Array] = self._ask("answered", dict(inputs))
+        return found
 
     def sources(self) -> dict[str, str]:
         """SHA-256 of the files that are its own, and versions of the packages that it has loaded, by name."""
@@ -208,6 +239,40 @@ class Isolated(Subject):
         return ours
 
 
+class FarModels:
+    """The door `models` of a subject in another process: see the protocol Model. What goes there and back are plain arrays."""
+
+    def __init__(self, subject: Isolated) -> None:
+        self._subject = subject
+
+    def outputs(self, whole: Whole, dtype: str, rounded: Rounded | None = None) -> ModelOutputs:
+        """A forward and a backward pass."""
+        how = rounded and (rounded.dtype, rounded.replay)
+        answer = self._subject._ask("outputs", self._subject._backend, *_plain(whole), dtype, how)
+        return ModelOutputs(**answer)
+
+    def calls(self, whole: Whole, dtype: str, block: str) -> list[TracedCall]:
+        """The calls of a block."""
+        return [TracedCall(**call) for call in self._subject._ask("calls", self._subject._backend, *_plain(whole), dtype, block)]
+
+
+def _plain(whole: Whole) -> tuple[dict[str, Any], dict[str, Array], dict[str, Array]]:
+    return dict(whole.scalars), dict(whole.inputs), dict(whole.parameters())
+
+
+def _asked(subject: Subject, method: str, backend: str | None, *arguments: Any) -> Any:
+    """In the subject's process: a question to its door `models`, whose answer is made plain."""
+    subject = subject if backend is None else subject.using(backend)
+    if method == "door":
+        subject.door(*arguments)
+        return None
+    door = cast(Model, subject.door("models"))
+    *given, dtype, last = arguments
+    if method == "outputs":
+        return vars(door.outputs(Given(*given), dtype, last and Rounded(*last)))
+    return [vars(call) for call in door.calls(Given(*given), dtype, last)]
+
+
 def _unusable(name: str, kind: str, value: Any) -> ValueError:
     """Why a subject could not be loaded, with its name or its file's once."""
     said = value if kind == "unusable" else f"{value[0][0] if value[0] else 'Exception'}: {value[1]}"
@@ -235,9 +300,9 @@ def _serve(connection: Connection, named: Named) -> None:
     _functions_class()
     try:
         loaded = named.load() if named.name.partition(":")[0] in PACKAGES else None
+        build = _builder(named, within)
         _seal()
-        subject = subject_of(loaded or named.load(), named.name, named.operation, named.device, within, dict(named.declared))
-        declared_by(subject)
+        subject = build(loaded or named.load())
     except ValueError as error:
         connection.send(("unusable", str(error)))
         return
@@ -251,13 +316,34 @@ def _serve(connection: Connection, named: Named) -> None:
         except EOFError:
             return
         try:
-            connection.send(("answer", _sources() if method == "sources" else getattr(subject, method)(*arguments)))
+            connection.send(("answer", _answer(subject, method, arguments)))
         except Tampered as error:
             connection.send(("tampered", str(error)))
         except Lacks as error:
             connection.send(("lacks", str(error)))
         except Exception as error:  # whatever a subject raises is its answer
             connection.send(("raised", _described(error)))
+
+
+def _builder(named: Named, within: Any) -> Callable[[Any], Any]:
+    """What makes a subject of what was loaded; all that it imports is there."""
+    if named.told is not None:
+        from blackswan.falsifiers.subjects.handed import HandedModel
+
+        return lambda given: HandedModel(given, named.name, named.device, named.told)
+
+    def build(given: Any) -> Subject:
+        subject = subject_of(given, named.name, named.operation, named.device, within, dict(named.declared))
+        declared_by(subject)
+        return subject
+
+    return build
+
+
+def _answer(subject: Subject, method: str, arguments: tuple[Any, ...]) -> Any:
+    if method == "sources":
+        return _sources()
+    return _asked(subject, method, *arguments) if method in ("door", "outputs", "calls") else getattr(subject, method)(*arguments)
 
 
 def _sources() -> dict[str, str]:

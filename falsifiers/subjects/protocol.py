@@ -111,3 +111,36 @@ class Subject(Protocol):
         """The settings that the subject gives a user who asked for none, by the field names of the hyperparameter rules; may be empty."""
         del model_params
         return []
+
+
+class WholeSubject(Subject):
+    """A subject that is a whole model: it may declare conventions of operations, and is not asked them one by one."""
+
+    def __init__(self, name: str, device: str, declared: Mapping[str, Declaration]) -> None:
+        self.name, self.device, self._declared = name, device, declared
+
+    def unsupported(self, operation: str, dtype: str) -> str | None:
+        """Every operation, by itself."""
+        return f"{self.name} is a whole model; {operation} in {dtype} is not asked of it by itself"
+
+    def run(self, operation: str, inputs: Mapping[str, Array], scalars: Mapping[str, Any], dtype: str) -> dict[str, Array]:
+        """Lacks."""
+        del inputs, scalars
+        raise Lacks(str(self.unsupported(operation, dtype)))
+
+    def differentiate(
+        self,
+        operation: str,
+        inputs: Mapping[str, Array],
+        scalars: Mapping[str, Any],
+        cotangents: Mapping[str, Array],
+        wrt: Sequence[str],
+        dtype: str,
+    ) -> dict[str, Array]:
+        """Lacks."""
+        del cotangents, wrt
+        return self.run(operation, inputs, scalars, dtype)
+
+    def declares(self, operation: str) -> Declaration:
+        """What is declared of an operation."""
+        return self._declared.get(operation, {})

@@ -47,6 +47,21 @@ class Answer:
     calls: Calls = field(default_factory=dict)
 
 
+def attacks(subject: Subject, dtype: str) -> dict[str, Attack]:
+    """The claims whose tolerances a model that somebody has is held to: for its states and logits, its loss and its gradients."""
+    claims = {claim.id: claim for contract in contracts.load() for claim in contract.claims}
+    # WHOLE-TORCH is measured layer by layer in a true shape, and in bfloat16 alone.
+    whole = claims["WHOLE-TORCH"].tolerance
+    assert whole is not None
+
+    def measured(claim: Claim) -> Claim:
+        assert claim.tolerance is not None
+        return replace(claim, tolerance=replace(claim.tolerance, factors={**claim.tolerance.factors, **whole.factors}))
+
+    judged = {"states": measured(claims["FWD-CHECKPOINT"]), "gradients": measured(claims["CLS-GRADIENT"]), "loss": claims["FWD-LM-LOSS"]}
+    return {name: Attack(claim, subject, dtype) for name, claim in judged.items()}
+
+
 @dataclass(frozen=True)
 class Parity:
     """The answers of one dtype beside the reference. `progress` is told which layer was done, and how many there are.
@@ -75,17 +90,7 @@ class Parity:
     @cached_property
     def attacks(self) -> dict[str, Attack]:
         """The claims whose tolerances are taken, by output."""
-        claims = {claim.id: claim for contract in contracts.load() for claim in contract.claims}
-        states, whole = claims["FWD-CHECKPOINT"], claims["WHOLE-TORCH"]
-        assert states.tolerance is not None
-        assert whole.tolerance is not None
-        # WHOLE-TORCH is measured layer by layer in a true shape, and in bfloat16 alone.
-        factors = {**states.tolerance.factors, **whole.tolerance.factors}
-        judged: dict[str, Claim] = {
-            "states": replace(states, tolerance=replace(states.tolerance, factors=factors)),
-            "loss": claims["FWD-LM-LOSS"],
-        }
-        return {name: Attack(claim, self.subject, self.dtype) for name, claim in judged.items()}
+        return attacks(self.subject, self.dtype)
 
     def whole(self) -> dict[str, list[Comparison]]:
         """By who answered: every output in order, up to the first that leaves its noise; judged again by more replays where it is near."""

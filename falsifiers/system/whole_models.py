@@ -82,12 +82,12 @@ def _asked(trial: Trial, whole: WholeModel, dtype: str, rounded: Rounded | None 
     return {**states, "logits": answer.logits, "loss": answer.loss, **slopes}
 
 
-def _of_the_reference(trial: Trial, whole: WholeModel) -> WholeModelReference:
+def _of_the_reference(trial: Trial, whole: WholeModel) -> WholeModelReference[WholeModel]:
     with trial.attack.watch.on("reference"):
-        return of_the_reference(whole, trial.dtype)
+        return of_the_reference(whole, trial.dtype, trial.attack.declared)
 
 
-def _oracle(trial: Trial, whole: WholeModel) -> WholeModelReference:
+def _oracle(trial: Trial, whole: WholeModel) -> WholeModelReference[WholeModel]:
     """The oracle of a true size by the subject alone, kept for the other claims: mutants are tried on small ones, which need none."""
     key = (whole, trial.dtype, trial.subject.device)
     if key not in _kept:
@@ -99,7 +99,7 @@ def _oracle(trial: Trial, whole: WholeModel) -> WholeModelReference:
     return _kept[key]
 
 
-_kept: dict[tuple[WholeModel, str, str], WholeModelReference] = {}
+_kept: dict[tuple[WholeModel, str, str], WholeModelReference[WholeModel]] = {}
 
 
 def _float64_held(trial: Trial, whole: WholeModel) -> list[Comparison]:
@@ -112,7 +112,7 @@ def _float64_held(trial: Trial, whole: WholeModel) -> list[Comparison]:
     for name, value in expected.items():
         limit = Errors.flat(FLOAT64 * float(np.abs(value).max()))
         found.append(compare(f"float64-{_label(whole)} {name}", value, answer[name], limit, UNIT_ROUNDOFF["float64"]))
-    return _up_to_the_first(found)
+    return up_to_the_first(found)
 
 
 def _noise_held(trial: Trial, whole: WholeModel) -> list[Comparison]:
@@ -134,24 +134,25 @@ def _noise_held(trial: Trial, whole: WholeModel) -> list[Comparison]:
             if replay is None or not few:
                 limit = floors[name].times(trial.attack.factors().plus(Errors.flat(0.0 if replay is None and not few else 1.0)))
                 found.append(compare(f"rounded-{_label(whole)} {name}", value, answer[name], limit, UNIT_ROUNDOFF["float32"]))
-    return _up_to_the_first(found)
+    return up_to_the_first(found)
 
 
-def _floors(trial: Trial, oracle: WholeModelReference, thorough: bool) -> dict[str, Errors]:
+def _floors(trial: Trial, oracle: WholeModelReference[WholeModel], thorough: bool) -> dict[str, Errors]:
     replays = (THOROUGH_REPLAYS if _judged_alone(trial) else THOROUGH_REPLAYS_OF_SMALL) if thorough else REPLAYS
     with trial.attack.watch.on("noise"):
         return oracle.floors(replays)
 
 
-def _judged(trial: Trial, oracle: WholeModelReference) -> list[Comparison]:
+def _judged(trial: Trial, oracle: WholeModelReference[WholeModel]) -> list[Comparison]:
     """The outputs against the oracle's, up to the first that is outside; one whose noise drowns it proves nothing of a whole model."""
     answer, odd = _ordered(oracle.expected, oracle.whole, _asked(trial, oracle.whole, trial.dtype))
     if odd:
         return odd
     attack = trial.attack
-    found = attack.judge(oracle.expected, answer, lambda: _floors(trial, oracle, attack.thorough), dtypes(oracle.expected, trial.dtype))
+    held = dtypes(oracle.expected, trial.dtype, attack.declared)
+    found = attack.judge(oracle.expected, answer, lambda: _floors(trial, oracle, attack.thorough), held)
     drowned = sum(each.rejected for each in found) / len(found)
-    found = [*_up_to_the_first(found), value_at_most("share of outputs that noise drowns", drowned, DROWNED)]
+    found = [*up_to_the_first(found), value_at_most("share of outputs that noise drowns", drowned, DROWNED)]
     return [replace(each, tensor=f"{_label(oracle.whole)} {each.tensor}") for each in found]
 
 
@@ -169,7 +170,7 @@ def _ordered(expected: Arrays, whole: WholeModel, answer: Arrays) -> tuple[dict[
     return ({}, odd) if odd else (in_order(whole, answer), [])
 
 
-def _up_to_the_first(found: list[Comparison]) -> list[Comparison]:
+def up_to_the_first(found: list[Comparison]) -> list[Comparison]:
     """Leaves out what comes after the first failure, which fails because of it."""
     first = next((index for index, each in enumerate(found) if not each.held), len(found))
     return found[: first + 1]

@@ -14,6 +14,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm, Qwen2RotaryEmbedding, apply_rotary_pos_emb, eager_attention_forward
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from blackswan.falsifiers.subjects.libraries.classifiers import ModelSubject
+
 
 def norm(kind: type[torch.nn.Module]) -> Callable[[Tensor, Tensor, float], Tensor]:
     """The norm of one of the models."""
@@ -103,3 +105,15 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 EAGER = {"rms_norm": norm(LlamaRMSNorm), "attention": attention(eager_attention_forward)}
 """Llama's norm, and attention without a fused kernel."""
+
+
+class MODEL(ModelSubject):
+    """Whole classifiers with LoRA of PEFT and NF4 of bitsandbytes, attention by torch's fused function."""
+
+    attention = "sdpa"
+
+
+class MODEL_EAGER(ModelSubject):  # noqa: N801  # the name of a form, as `EAGER`
+    """The same with attention written out."""
+
+    attention = "eager"
