@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from blackswan.falsifiers.numeric.attack import STAGES
+from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.runner.verdict import State, Verdict
 
 Record = Mapping[str, Any]
@@ -25,7 +26,7 @@ def story(verdict: Verdict) -> str:
         drawn = {**case["scalars"], **{name: case[name] for name in ("flavour", "seed", "digest")}}
         lines += [f"  case       {_pairs(case['sizes'])}", f"             {_pairs(drawn)}"]
     if verdict.comparison is not None:
-        lines += _comparison(verdict.comparison.describe(), verdict.comparison.headroom)
+        lines += worst_element(verdict.comparison)
     if verdict.culprit is not None:
         culprit = verdict.culprit
         lines.append(f"  culprit    {culprit.operation} at {culprit.path}: {culprit.explanation}")
@@ -40,7 +41,9 @@ def _pairs(values: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
 
 
-def _comparison(found: Mapping[str, Any], headroom: float) -> Iterable[str]:
+def worst_element(comparison: Comparison) -> Iterable[str]:
+    """The worst element of a comparison, and its error against the tolerance."""
+    found, headroom = comparison.describe(), comparison.headroom
     at = f" at {found['index']}" if found["index"] else ""
     yield f"  worst      {found['tensor']}{at}: expected {_number(found['expected'])}, got {_number(found['actual'])}"
     if found["error"] is not None:
