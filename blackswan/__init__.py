@@ -2,7 +2,9 @@
 
 For the code of others: `check` asks a function, a module or a Subject every claim on the operations that it has, `parametrize` does so in
 tests, and code raises `Lacks` for what it says that it cannot do. Contracts of one's own get a reference by `reference_operation`, checks
-by `named_check`, and wrong programs by `mutant` and `mutants`. `guard` watches a training run and raises a `GuardError` at a step that leaves a claim.
+by `named_check`, and wrong programs by `mutant` and `mutants`.
+
+`guard` watches a training run, and raises a `GuardError` at a step that leaves a claim.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -17,9 +17,10 @@ from torch.nn import functional
 from blackswan import reference
 from blackswan.contracts.model import Claim
 from blackswan.falsifiers.live.recorded import DTYPES, Ledger, Recorded, case_of, claims, host, sample
+from blackswan.falsifiers.numeric.answers import NOT_FINITE
 from blackswan.falsifiers.numeric.attack import SIGNAL_SHARE, Attack, rounded_gradients
 from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.comparison import Comparison, Errors, rejected, value_within
+from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, rejected, value_within
 from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF
 from blackswan.reference.table import Array
 
@@ -189,18 +190,18 @@ def _weight(ledger: Ledger, batch: MicroBatch, culprit: str) -> tuple[float, flo
     None where the gradient is not the loss's, which is entered, or is lost in noise.
     """
     assert batch.gradient is not None
-    case = _case(batch, batch.sampled, batch.target, 1.0)
+    case, answer = _case(batch, batch.sampled, batch.target, 1.0), {"logits": batch.gradient.astype(STORAGE[batch.dtype])}
+    why = "it is not a multiple of the gradient of the mean loss"
+    if not (np.isfinite(case.inputs["logits"]).all() and np.isfinite(batch.gradient).all()):
+        ledger.hold(batch.kind.gradient, case, answer, culprit)  # which says where
+        return None
     unit = reference.differentiate(case.operation, case.inputs, {}, case.cotangents, ["logits"])["logits"]
     size = float((unit * unit).sum())
     weight = float((batch.gradient * unit).sum()) / size if size else 0.0  # of the mean over the sampled rows
-    if not np.isfinite(weight):
-        weight = 1.0  # the claim then says which number is none
-    case = _case(batch, batch.sampled, batch.target, weight)
-    answer = {"logits": batch.gradient.astype(STORAGE[batch.dtype])}
-    why = "it is not a multiple of the gradient of the mean loss"
-    if not weight or not ledger.hold(batch.kind.gradient, case, answer, culprit, why):
+    case = _case(batch, batch.sampled, batch.target, weight or 1.0)
+    if not size or (weight and not ledger.hold(batch.kind.gradient, case, answer, culprit, why)):
         return None
-    slack = _slack(ledger, claims()[batch.kind.gradient], case, weight * unit)
+    slack = _slack(ledger, claims()[batch.kind.gradient], case, (weight or 1.0) * unit)
     return None if slack > SIGNAL_SHARE else (weight * batch.rows / len(batch.sampled), slack)
 
 
@@ -215,13 +216,14 @@ def _slack(ledger: Ledger, claim: Claim, case: Case, expected: Array) -> float:
 def _judge_loss(ledger: Ledger, batches: list[MicroBatch], total: int) -> None:
     """The sum of what is differentiated, Σ c · loss, is the mean over the effective batch."""
     first, held = batches[0], [batch.full for batch in batches if batch.full is not None]
+    culprit = f"the loss of the step, over {len(batches)} micro-batches of {total} samples"
+    found = sum(float(batch.arrived or 0.0) * float(batch.value) for batch in batches)
     if len(held) < len(batches):
-        ledger.skip(
-            first.kind.loss, f"the loss of {total} rows of {first.sampled.shape[1]} classes is not computed anew; its gradient is checked"
-        )
+        if not np.isfinite(found):
+            ledger.note("TRN-NON-FINITE", culprit, broken("loss", NOT_FINITE, "a finite number", found))
+        why = f"the loss of {total} rows of {first.sampled.shape[1]} classes is not computed anew; its gradient is checked"
+        ledger.skip(first.kind.loss, why)
         return
     logits, target = (np.concatenate(parts) for parts in zip(*held, strict=True))
-    found = sum(float(batch.arrived or 0.0) * float(batch.value) for batch in batches)
     answer = {"loss": np.asarray(found).astype(STORAGE[DTYPES[first.value.dtype]])}
-    culprit = f"the loss of the step, over {len(batches)} micro-batches of {total} samples"
     ledger.hold(first.kind.loss, _case(first, logits, target, 1.0), answer, culprit)
