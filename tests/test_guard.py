@@ -2,6 +2,7 @@
 
 import logging
 import re
+import runpy
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from blackswan.falsifiers.runner.validate_case import require
 SIZES = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
 SHAPE = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "num_labels": 3, "rms_norm_eps": 1e-6}
 BOUND = 0.05
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "guard"
 ALL = {"OP-RMSNORM", "LOSS-CE", "LOSS-CE-GRADIENT", "OPT-AVERAGE", "OPT-CLIP", "OPT-CLIP-BOUND", "OPT-ADAMW"}
 ADAPTED = {"LORA-GRADIENT-FLOW", "TRN-BASE-FROZEN"}
 
@@ -442,3 +444,20 @@ def test_the_accumulation_of_the_trainer_is_found(model: torch.nn.Module) -> Non
     assert failures["OPT-AVERAGE"].culprit == "the accumulation of 4 micro-batches"
     loss = failures["LOSS-CE"].comparison
     assert loss.actual == pytest.approx(4 * float(loss.expected or 0), rel=1e-6)
+
+
+@pytest.mark.parametrize(("micro_batches", "status", "said"), [(4, 1, "OPT-AVERAGE is false"), (1, 0, "OPT-AVERAGE held 3 times")])
+def test_the_example_shows_what_its_page_says(micro_batches: int, status: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    example = runpy.run_path(str(EXAMPLES / "trainer.py"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert example["main"](micro_batches) == status
+    assert said in capsys.readouterr().out
+
+
+def test_a_norm_that_is_not_called_is_stated(model: torch.nn.Module) -> None:
+    optimizer = adamw(model)
+    model.model.norm.eval()  # type: ignore[union-attr]
+    with blackswan.guard(model, optimizer, max_norm=BOUND) as guard:
+        train(model, optimizer)
+    assert "not checked: OP-RMSNORM: 1 of 9 norms, as model.norm, were not called" in guard.report()

@@ -122,9 +122,10 @@ def _judge_call(ledger: Ledger, call: Call) -> None:
 
 
 def _judge_bound(ledger: Ledger, gradients: list[Tensor], bound: float, called: bool) -> None:
+    """The norm after clipping. In a dtype of their own the tensors' norms, their norm, the quotient and the products are each rounded."""
     count, norm = sum(gradient.numel() for gradient in gradients), norm_of(gradients)
-    unit = max(float(torch.finfo(gradient.dtype).eps) for gradient in gradients)
-    most = bound * (1 + slack(count) + unit)
+    unit = max(float(torch.finfo(gradient.dtype).eps) / 2 for gradient in gradients)
+    most = bound * (1 + slack(count) + 4 * unit)
     why = f"gradients reach the optimiser with a norm above {bound:g}: " + (
         "something was added after clipping" if called else "nothing clipped them"
     )

@@ -71,8 +71,11 @@ class NormWatch:
         for norm in self.norms:
             if norm.path in self.seen:
                 _judged(norm, *self.seen[norm.path], ledger)
-            else:
-                ledger.skip(CLAIM, f"{norm.path} was not called, or not in training mode, at some checked step")
+        silent = [norm.path for norm in self.norms if norm.path not in self.seen]
+        if silent:
+            ledger.skip(
+                CLAIM, f"{len(silent)} of {len(self.norms)} norms, as {silent[0]}, were not called in training mode at some checked step"
+            )
 
 
 def _judged(norm: Norm, x: Tensor, out: Tensor, ledger: Ledger) -> None:

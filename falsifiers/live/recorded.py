@@ -12,6 +12,7 @@ import torch
 from blackswan import contracts
 from blackswan.contracts.conventions import Declaration, alternatives, shown
 from blackswan.contracts.model import Claim
+from blackswan.contracts.vocabulary import FOLDER
 from blackswan.falsifiers.numeric.answers import NOT_FINITE
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
@@ -26,11 +27,14 @@ from blackswan.reference.table import Array, Arrays
 DTYPES = {getattr(torch, dtype.storage): name for name, dtype in contracts.DTYPES.items() if name != "tf32"}
 """Torch's dtypes that a claim may be asked in."""
 
+CONTRACTS = ("decoder-operations", "loss", "lora", "optimizer", "training")
+
 
 @cache
 def claims() -> Mapping[str, Claim]:
-    """Every claim by its id, read once."""
-    return {claim.id: claim for contract in contracts.load() for claim in contract.claims}
+    """The claims of the contracts that a live run is held to, by id, read once."""
+    files = [path for name in CONTRACTS for path in sorted(FOLDER.glob(f"{name}-v*.yaml"))]
+    return {claim.id: claim for contract in contracts.load(files) for claim in contract.claims}
 
 
 class Recorded(Subject):
