@@ -23,6 +23,7 @@ import torch
 import blackswan
 from benchmarks import command
 from benchmarks.timing import now
+from blackswan.falsifiers.live.recorded import claims
 
 SIZES = {
     "small": {"vocab_size": 2000, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4},
@@ -67,6 +68,7 @@ def run(size: str, device: torch.device, steps: int, guarded: bool) -> float:
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
     tokens = torch.randint(1, SIZES[size]["vocab_size"], (BATCH, LENGTH), device=device)
     labels = torch.randint(0, CLASSES, (BATCH,), device=device)
+    claims.cache_clear()
     start = _clock(device)
     context = blackswan.guard(model, optimizer, max_norm=BOUND) if guarded else contextlib.nullcontext()
     with context as guard:

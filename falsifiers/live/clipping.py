@@ -71,10 +71,12 @@ class ClipWatch:
             gradients = [each.grad for each in given if each.grad is not None]
             if not self.on or not gradients or norm_type != 2.0:
                 return self._plain(given, max_norm, norm_type, *args, **kwargs)
-            before = Gradients.of(gradients)
+            with ledger.timed():
+                before = Gradients.of(gradients)
             norm = self._plain(given, max_norm, norm_type, *args, **kwargs)
             narrow = any(gradient.dtype != torch.float32 for gradient in gradients)
-            self.calls.append(Call(before, Gradients.of(gradients), float(max_norm), float(norm), narrow))
+            with ledger.timed():
+                self.calls.append(Call(before, Gradients.of(gradients), float(max_norm), float(norm), narrow))
             return norm
 
         torch.nn.utils.clip_grad_norm_ = torch.nn.utils.clip_grad.clip_grad_norm_ = watched

@@ -1,10 +1,10 @@
 """`blackswan.guard`: a training run that stops, or warns, at the first step that leaves a claim."""
 
+import inspect
 import logging
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -57,17 +57,22 @@ class Guard:
         self.model, self.optimizer, self.every, self.first, self.budget = model, optimizer, every, first, budget
         self.on_fail, self.max_norm, self.frozen = on_fail, max_norm, frozen
         self.start = self.step = self.checked = 0
-        self.spent = 0.0
         self._ledger, self._said, self._due, self._on = Ledger(Path(folder)), set[str](), False, False
         self._moved: list[Moved] = []
-        self._attached = False
+        self._attached, self._began, self._ended = False, 0.0, 0.0
 
-    @staticmethod
-    def callback(**settings: Any) -> Any:
-        """The same as a callback of transformers' Trainer, which gives it model, optimiser and max_norm; `settings` are the others."""
-        from blackswan.falsifiers.live.trainer import callback
+    @classmethod
+    def callback(cls, **settings: Any) -> Any:
+        """The same as a callback of transformers' Trainer, which gives it model, optimiser and max_norm; `settings` are the others.
 
-        return callback(**settings)
+        TypeError or ValueError for what is no setting.
+        """
+        bound = inspect.signature(cls).bind(None, None, **settings)
+        bound.apply_defaults()
+        check_settings(**{name: bound.arguments[name] for name in inspect.signature(check_settings).parameters})
+        from blackswan.falsifiers.live.trainer import GuardCallback
+
+        return GuardCallback(cls, settings)
 
     def __enter__(self) -> "Guard":
         """Watches from here on."""
@@ -88,10 +93,10 @@ class Guard:
         self._frozen = FrozenWatch(self.model, self.frozen, ledger)
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
         self._adam = AdamWatch(self.optimizer, names, ledger)
-        self._losses, self._clips, self._norm_watch = LossWatch(ledger), ClipWatch(ledger), NormWatch([])
+        self._losses, self._clips, self._norm_watch = LossWatch(ledger), ClipWatch(ledger), NormWatch([], ledger)
         before, after = self.optimizer.register_step_pre_hook(self._before), self.optimizer.register_step_post_hook(self._after)
         self._handles, self._began, self._attached = (before, after), start, True
-        self.spent += time.perf_counter() - start
+        ledger.spent += time.perf_counter() - start
         self._begin()
 
     def detach(self) -> None:
@@ -103,7 +108,7 @@ class Guard:
         self._clips.close()
         self._losses.close()
         self._norm_watch.close()
-        self._attached = False
+        self._attached, self._ended = False, time.perf_counter()
         if not self.checked:
             LOG.warning("blackswan.guard: nothing was checked, for the optimiser made no step")
 
@@ -116,13 +121,14 @@ class Guard:
         if logits.dim() != 2 or (labels.shape != logits.shape and labels.shape != logits.shape[:1]) or loss.dim():
             raise ValueError(f"a loss of shape {list(loss.shape)} of {shapes}; expected one number of [n, classes] and [n] or [n, classes]")
         if self._on and loss.requires_grad:
-            with self._timed():
+            with self._ledger.timed():
                 self._losses.record(BINARY if labels.dim() == 2 else CROSS_ENTROPY, logits, labels, loss, {})
         return loss
 
     def report(self) -> str:
         """In lines: how many steps were checked at which cost, what held, by which conventions, and what was not checked."""
-        share = self.spent / max(self.spent, time.perf_counter() - self._began) if self._attached or self.checked else 0.0
+        elapsed = (time.perf_counter() if self._attached else self._ended) - self._began
+        share = self._ledger.spent / elapsed if elapsed else 0.0
         return f"checked {self.checked} of {self.step - self.start} steps, in {share:.1%} of the time\n{self._ledger.report()}"
 
     def _begin(self) -> None:
@@ -130,21 +136,21 @@ class Guard:
         number = self.step + 1
         early = number - self.start <= self.first
         self._due = self._due or early or number % self.every == 0
-        affordable = self.spent <= self.budget * (time.perf_counter() - self._began)
+        affordable = self._ledger.spent <= self.budget * (time.perf_counter() - self._began)
         self._on = self._due and (early or affordable)
         self._due = self._due and not self._on
         self._ledger.step = number
         self._losses.begin(self._on)
         self._clips.begin(self._on)
         self._norm_watch.close()
-        self._norm_watch = NormWatch(self._norms if self._on else [])
+        self._norm_watch = NormWatch(self._norms if self._on else [], self._ledger)
 
     def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         del optimizer
         if not self._on:
             return
-        with self._timed():
-            self._norm_watch.judge(self._ledger)
+        with self._ledger.timed():
+            self._norm_watch.judge()
             self._losses.judge()
             gradients = [each.grad for group in self.optimizer.param_groups for each in group["params"] if each.grad is not None]
             if gradients:
@@ -159,7 +165,7 @@ class Guard:
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del optimizer, args, kwargs
         if self._on:
-            with self._timed():
+            with self._ledger.timed():
                 self._adam.judge(self._moved)
                 self._frozen.judge()
             self._conclude()
@@ -182,14 +188,6 @@ class Guard:
             raise GuardError(failures)
         for failure in failures:
             warnings.warn(str(failure), RuntimeWarning, stacklevel=2)
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.spent += time.perf_counter() - start
 
 
 def check_settings(every: int, first: int, on_fail: str, max_norm: float | None, frozen: Sequence[str], budget: float) -> None:

@@ -91,7 +91,8 @@ class LossWatch:
                 settings = dict(
                     zip(("weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing"), args, strict=False)
                 )
-                self.record(kind, input, target, loss, {**settings, **kwargs})
+                with self.ledger.timed():
+                    self.record(kind, input, target, loss, {**settings, **kwargs})
             return loss
 
         return watched

@@ -46,8 +46,8 @@ def norms_of(model: torch.nn.Module, ledger: Ledger) -> list[Norm]:
 class NormWatch:
     """Records a sample of what goes into the norms and comes out, once a module, until it is closed."""
 
-    def __init__(self, norms: list[Norm]) -> None:
-        self.norms, self.seen = norms, dict[str, tuple[Tensor, Tensor]]()
+    def __init__(self, norms: list[Norm], ledger: Ledger) -> None:
+        self.norms, self.ledger, self.seen = norms, ledger, dict[str, tuple[Tensor, Tensor]]()
         self._handles = [norm.module.register_forward_hook(self._recorder(norm.path), with_kwargs=True) for norm in norms]
 
     def _recorder(self, path: str) -> Any:
@@ -55,7 +55,7 @@ class NormWatch:
             x = args[0] if args else next(iter(kwargs.values()))
             if path in self.seen or not module.training or not isinstance(out, Tensor):
                 return
-            with torch.no_grad():
+            with self.ledger.timed(), torch.no_grad():
                 rows = (sample(each.detach().reshape(-1, each.shape[-1]), ROWS) for each in (x, out))
                 self.seen[path] = tuple(each.clone() for each in rows)  # type: ignore[assignment]  # two of them
 
@@ -66,14 +66,14 @@ class NormWatch:
         for handle in self._handles:
             handle.remove()
 
-    def judge(self, ledger: Ledger) -> None:
+    def judge(self) -> None:
         """Holds every module's rows to the claim."""
         for norm in self.norms:
             if norm.path in self.seen:
-                _judged(norm, *self.seen[norm.path], ledger)
+                _judged(norm, *self.seen[norm.path], self.ledger)
         silent = [norm.path for norm in self.norms if norm.path not in self.seen]
         if silent:
-            ledger.skip(
+            self.ledger.skip(
                 CLAIM, f"{len(silent)} of {len(self.norms)} norms, as {silent[0]}, were not called in training mode at some checked step"
             )
 

@@ -1,6 +1,8 @@
 """Values that a live run computed, held to a claim: the recorded answer stands for a subject's, and everything else is a replay."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -106,6 +108,16 @@ class Ledger:
     failures: list[Failure] = field(default_factory=list)
     unchecked: dict[str, str] = field(default_factory=dict)
     conventions: dict[str, Declaration] = field(default_factory=dict)
+    spent: float = 0.0
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Adds the seconds inside to those that checking has taken."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent += time.perf_counter() - start
 
     def skip(self, claim: str, why: str) -> None:
         """Notes that a claim is not checked of something."""

@@ -1,19 +1,17 @@
 """The guard as a callback of transformers' Trainer."""
 
-import inspect
+from collections.abc import Callable
 from typing import Any
 
 from transformers import TrainerCallback
 
-from blackswan.falsifiers.live.guard import Guard, check_settings
-
 
 class GuardCallback(TrainerCallback):
-    """A guard from the beginning of a training to its end; `guard` is it, None before."""
+    """A guard from the beginning of a training to its end; `guard` is it, None before. `make` makes it of model and optimiser."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.settings = settings
-        self.guard: Guard | None = None
+    def __init__(self, make: Callable[..., Any], settings: dict[str, Any]) -> None:
+        self.make, self.settings = make, settings
+        self.guard: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Makes the guard from what is trained, and how the arguments say that gradients are clipped."""
@@ -22,7 +20,7 @@ class GuardCallback(TrainerCallback):
             self.guard.detach()
         optimizer = given["optimizer"]
         own = {"max_norm": args.max_grad_norm} if args.max_grad_norm else {}
-        self.guard = Guard(given["model"], getattr(optimizer, "optimizer", optimizer), **{**own, **self.settings})
+        self.guard = self.make(given["model"], getattr(optimizer, "optimizer", optimizer), **{**own, **self.settings})
         self.guard.start = self.guard.step = state.global_step
         self.guard.attach()
 
@@ -31,11 +29,3 @@ class GuardCallback(TrainerCallback):
         del args, state, control, given
         if self.guard is not None:
             self.guard.detach()
-
-
-def callback(**settings: Any) -> GuardCallback:
-    """The callback; the settings are those of `blackswan.guard` but for model and optimizer. TypeError or ValueError for others."""
-    bound = inspect.signature(Guard).bind(None, None, **settings)
-    bound.apply_defaults()
-    check_settings(**{name: bound.arguments[name] for name in inspect.signature(check_settings).parameters})
-    return GuardCallback(**settings)
