@@ -3,12 +3,16 @@
 For the code of others: `check` asks a function, a module or a Subject every claim on the operations that it has, `parametrize` does so in
 tests, `check_model` holds a whole model to the reference on its own weights, and code raises `Lacks` for what it says that it cannot do.
 Contracts of one's own get a reference by `reference_operation`, checks by `named_check`, and wrong programs by `mutant` and `mutants`.
+
+`guard` watches a training run, and raises a `GuardError` at a step that leaves a claim.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from blackswan.contracts.conventions import declare as declare
+    from blackswan.falsifiers.live.guard import guard as guard
+    from blackswan.falsifiers.live.recorded import GuardError as GuardError
     from blackswan.falsifiers.mutants.registry import mutant as mutant
     from blackswan.falsifiers.mutants.registry import mutants as mutants
     from blackswan.falsifiers.numeric.checks import named_check as named_check
@@ -21,12 +25,14 @@ if TYPE_CHECKING:
     from blackswan.testing import parametrize as parametrize
 
 _PUBLIC = {
+    "GuardError": "falsifiers.live.recorded",
     "Lacks": "falsifiers.subjects.protocol",
     "Result": "falsifiers.runner.vet",
     "Subject": "falsifiers.subjects.protocol",
     "check": "falsifiers.runner.vet",
     "check_model": "falsifiers.runner.model_command",
     "declare": "contracts.conventions",
+    "guard": "falsifiers.live.guard",
     "mutant": "falsifiers.mutants.registry",
     "mutants": "falsifiers.mutants.registry",
     "named_check": "falsifiers.numeric.checks",

@@ -58,14 +58,18 @@ class Case:
             "digest": self.digest,
         }
 
-    def save(self, path: Path, claim: str) -> None:
-        """Writes the tensors and everything else that a replay needs. OSError where that cannot be; then nothing is left of it."""
+    def save(self, path: Path, claim: str, answer: Mapping[str, Array] | None = None) -> None:
+        """Writes the tensors and everything else that a replay needs, and an answer that was recorded, in float64.
+
+        OSError where that cannot be; then nothing is left of it.
+        """
         header = {"claim": claim, **{name: getattr(self, name) for name in ("operation", "dtype", "seed", "flavour")}}
         header |= {"sizes": dict(self.sizes), "scalars": dict(self.scalars)}
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial.npz")
+        arrays = self._arrays() | {f"answer:{name}": np.asarray(value, np.float64) for name, value in (answer or {}).items()}
         try:
-            np.savez_compressed(partial, header=np.array(json.dumps(header)), **self._arrays())  # type: ignore[arg-type]  # the stub types the keywords as allow_pickle
+            np.savez_compressed(partial, header=np.array(json.dumps(header)), **arrays)  # type: ignore[arg-type]  # the stub types the keywords as allow_pickle
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)  # what a full disk cut off

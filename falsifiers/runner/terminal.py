@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from blackswan.falsifiers.numeric.attack import STAGES
+from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.runner.verdict import Culprit, State, Verdict
 
 Record = Mapping[str, Any]
@@ -27,7 +28,7 @@ def story(verdict: Verdict) -> str:
         rows = [{"seed": case["seed"]}] if claim.system else [case["sizes"], drawn]
         lines += [f"  {label:<10} {_pairs(row)}" for label, row in zip(("case", ""), rows, strict=False)]
     if verdict.comparison is not None:
-        lines += _comparison(verdict.comparison.describe(), verdict.comparison.headroom)
+        lines += worst_element(verdict.comparison)
     if verdict.replay:
         lines.append(f"  replay     {verdict.replay}")
     return "\n".join(lines)
@@ -45,7 +46,9 @@ def _pairs(values: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
 
 
-def _comparison(found: Mapping[str, Any], headroom: float) -> Iterable[str]:
+def worst_element(comparison: Comparison) -> Iterable[str]:
+    """The worst element of a comparison, and its error against the tolerance."""
+    found, headroom = comparison.describe(), comparison.headroom
     at = f" at {found['index']}" if found["index"] else ""
     yield f"  worst      {found['tensor']}{at}: expected {_number(found['expected'])}, got {_number(found['actual'])}"
     if found["error"] is not None:
