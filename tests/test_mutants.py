@@ -46,6 +46,7 @@ SETTINGS: dict[str, list[Setting]] = {
     "swiglu": [({"rows": 3, "intermediate": 5}, {})],
     "pool": [({"batch": 4, "seq": 6, "hidden": 3}, {"mode": mode}) for mode in ("mean", "last", "first")],
     "weighted_cross_entropy": [({"batch": 5, "classes": 4}, {})],
+    "cross_entropy_per_sample": [({"rows": 4, "classes": 3}, {})],
     "bce_with_logits": [({"batch": 4, "classes": 3}, {})],
     "lm_cross_entropy": [({"batch": 4, "seq": 6, "vocab": 5}, {})],
     "lora_linear": [({**ROWS, "rank": 2}, {"alpha": 6.0})],
@@ -140,6 +141,13 @@ def _midpoints() -> Case:
     return replace(_case("nf4_quantize", ({"rows": 2, "columns": 8, "block_size": 16}, {}), "normal", 0), inputs={"weight": weight})
 
 
+def _untied_midpoint() -> Case:
+    """A short last block whose absmax is no power of two: a midpoint times it, over it, is the midpoint only by one of two roundings."""
+    absmax = np.float32(1.73)
+    weight = np.array([[absmax, MIDPOINTS[14] * absmax]], np.float32).astype(np.float64)
+    return replace(_case("nf4_quantize", ({"rows": 1, "columns": 2, "block_size": 16}, {}), "normal", 0), inputs={"weight": weight})
+
+
 def _heavier_weights() -> Case:
     """Class weights that do not add up to the number of classes, as a claim's domain draws them."""
     case = _case("weighted_cross_entropy", SETTINGS["weighted_cross_entropy"][0], "normal", 0)
@@ -150,6 +158,7 @@ def _heavier_weights() -> Case:
 SHOWN_BY: dict[str, Callable[[], Case]] = {
     "cross_entropy_weights_add_up_to_classes": _heavier_weights,
     "nf4_ties_to_upper": _midpoints,
+    "nf4_tail_block_divides": _untied_midpoint,
     "cross_entropy_without_max_shift": _large_logits,
     "softmax_without_max_shift": lambda: _scaled_inputs("softmax", 1000),
     "attention_without_max_shift": lambda: _scaled_inputs("attention", 100),
@@ -364,9 +373,9 @@ def test_record_gives_local_gradients() -> None:
     by_path = {call.path: call for call in calls}
     name = "model.layers.0.self_attn.q_proj"
     wanted = reference.differentiate("classifier_loss", case.inputs, case.scalars, case.cotangents, [f"parameters/{name}.lora_A.weight"])
-    np.testing.assert_allclose(by_path[name].gradients["lora_a"], wanted[f"parameters/{name}.lora_A.weight"], rtol=1e-12)
+    np.testing.assert_allclose(by_path[name].gradients["lora_a"], wanted[f"parameters/{name}.lora_A.weight"], rtol=1e-12, atol=1e-15)
     assert calls[-1].path == "loss"
-    assert calls[-1].cotangents["loss"] == 1
+    assert calls[-1].cotangents["loss"] == case.cotangents["loss"]
     plain = ReferenceSubject().record("classifier_loss", case.inputs, case.scalars, "float64")
     assert [call.path for call in plain] == [call.path for call in calls]
     assert not any(call.gradients or call.cotangents for call in plain)
