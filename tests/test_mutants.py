@@ -162,6 +162,8 @@ SHOWN_BY: dict[str, Callable[[], Case]] = {
     "cross_entropy_without_max_shift": _large_logits,
     "softmax_without_max_shift": lambda: _scaled_inputs("softmax", 1000),
     "attention_without_max_shift": lambda: _scaled_inputs("attention", 100),
+    "rms_norm_weight_gradient_of_first_rows": lambda: _case("rms_norm", ({"rows": 1030, "hidden": 2}, {"eps": 1e-6}), "normal", 0),
+    "lm_loss_first_tokens_only": lambda: _case("lm_cross_entropy", ({"batch": 1, "seq": 2, "vocab": 70_000}, {}), "normal", 0),
     "bce_unstable": lambda: _scaled_inputs("bce_with_logits", 100),
 }
 """Inputs for mutants that random values of ordinary size do not show."""

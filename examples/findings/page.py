@@ -11,7 +11,7 @@ WHERE = {
     "bitsandbytes_double_quantize_zero": "a group whose values are all 0 gets the code 0, which stands for −0.993, and not that of zero",
     "bitsandbytes_narrow_rows": "backends/cpu/ops.py:211 calls a CPU kernel (AVX-512) that counts columns // block_size scales a row",
     "bitsandbytes_one_byte": "functional.py:1076 takes a weight of one byte for a transposed one",
-    "bitsandbytes_tail_block_divides": "backends/default/ops.py:248 divides by the scale of a short last block, line 243 multiplies by 1 / scale",
+    "bitsandbytes_tail_block_divides": "backends/default/ops.py:249 divides by the scale of a short last block, 245 multiplies by its reciprocal",
     "bitsandbytes_zero_tail_block": "backends/default/ops.py:247 raises the scale of a short last block to 1e-38",
     "peft_merge_4bit_bias": "tuners/lora/bnb.py:405 adds the LoRA bias without the scaling",
     "peft_safe_merge_4bit_bias": "tuners/lora/bnb.py:406 asks for the truth of a tensor",

@@ -216,6 +216,14 @@ mutants(
     "lm_cross_entropy",
     lm_loss_unshifted=("A position predicts its own token.", with_arguments(input_ids=_other_tokens(1)), "P38"),
     lm_loss_shifted_twice=("A position predicts the token after the next.", with_arguments(input_ids=_other_tokens(-1)), "P38"),
+    lm_loss_first_tokens_only=(
+        "Only the first 65,536 tokens of the vocabulary count, as in one block of a kernel.",
+        through(
+            "logits",
+            by=lambda logits, _: np.where(np.arange(logits.shape[-1]) < 65_536, logits, -1e4),
+            back=lambda gradient, _: np.where(np.arange(gradient.shape[-1]) < 65_536, gradient, 0),
+        ),
+    ),
     lm_loss_counts_padding=("Divided by all positions.", scaled(lambda a: float(_predicting(a).mean())), "S11"),
     lm_loss_mask_ignored=("Padding tokens are targets.", with_arguments(mask=lambda a: a["mask"] | True), "S11"),
     lm_loss_padding_predicts=(

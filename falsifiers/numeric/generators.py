@@ -157,6 +157,16 @@ def absmax(rng: Generator, shape: Shape, flavour: str) -> Array:
     return np.asarray(values * (rng.random(shape) < 0.5) if flavour == "zeros" else values)
 
 
+LONGEST_CONTEXT = 32_768
+"""Positions that Qwen2.5 was published with (arXiv:2412.15115, table 1)."""
+
+
+def positions(rng: Generator, shape: Shape, _flavour: str) -> Array:
+    """Successive positions [batch, seq], the first of each sample uniform in the logarithm up to the longest context."""
+    first = np.floor(LONGEST_CONTEXT ** rng.uniform(0, 1, (shape[0], 1))).astype(np.int64) - 1
+    return np.asarray(first + np.arange(shape[-1]))
+
+
 _SPECIAL: dict[str, Callable[[Generator, Shape, str], Array]] = {
     "padding": padding,
     "predicting": predicting,
@@ -168,7 +178,7 @@ _SPECIAL: dict[str, Callable[[Generator, Shape, str], Array]] = {
     "nf4_codes": lambda rng, shape, _: rng.integers(0, 256, shape, dtype=np.uint8),
     "bytes": lambda rng, shape, _: rng.integers(0, 256, shape, dtype=np.uint8),
     "counts": lambda rng, shape, _: rng.integers(1, 9, shape, dtype=np.int64),
-    "positions": lambda rng, shape, _: np.broadcast_to(np.arange(shape[-1]) + rng.integers(0, 64, (shape[0], 1)), shape).copy(),
+    "positions": positions,
 }
 
 
