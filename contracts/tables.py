@@ -36,6 +36,7 @@ FLAVOURS: Mapping[str, str] = {
     "masked": "normal, with padding anywhere",
     "one_hot": "one large value a row and zeros, which saturates a softmax",
     "constant": "one value everywhere",
+    "long_context": "normal, with positions up to 32,768",
     "confident": "logits of a trained model: each label has a probability of 0.88 to 0.9999",
     "right_padded": "normal, with shorter samples padded at the end",
     "left_padded": "normal, with shorter samples padded at the start",

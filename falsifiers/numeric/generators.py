@@ -73,8 +73,8 @@ FLAVOURS: dict[str, Callable[[Generator, Shape], Array]] = {
     "one_hot": one_hot,
     "constant": lambda rng, shape: np.full(shape, float(rng.integers(1, 4)) / 2),
 }
-FLAVOURS |= dict.fromkeys(("masked", "right_padded", "left_padded", "confident"), FLAVOURS["normal"])
-"""Real values by flavour; three of the last four shape the masks instead, and `confident` what is drawn of the logits."""
+FLAVOURS |= dict.fromkeys(("masked", "right_padded", "left_padded", "confident", "long_context"), FLAVOURS["normal"])
+"""Real values by flavour; three of the last five shape the masks instead, `confident` the logits, `long_context` the positions."""
 
 SHAPES_FIRST_INPUT_ONLY = frozenset({"zeros", "tiny_norm", "subnormal", "one_hot", "constant"})
 """Flavours that only the first real input takes: were all inputs zero, every answer would be zero and nothing attacked."""
@@ -161,9 +161,11 @@ LONGEST_CONTEXT = 32_768
 """Positions that Qwen2.5 was published with (arXiv:2412.15115, table 1)."""
 
 
-def positions(rng: Generator, shape: Shape, _flavour: str) -> Array:
-    """Successive positions [batch, seq], the first of each sample uniform in the logarithm up to the longest context."""
-    first = np.floor(LONGEST_CONTEXT ** rng.uniform(0, 1, (shape[0], 1))).astype(np.int64) - 1
+def positions(rng: Generator, shape: Shape, flavour: str) -> Array:
+    """Successive positions [batch, seq], the first of each sample below 64, in `long_context` uniform in the logarithm up to the longest."""
+    first = rng.integers(0, 64, (shape[0], 1))
+    if flavour == "long_context":
+        first = np.floor(LONGEST_CONTEXT ** rng.uniform(0, 1, (shape[0], 1))).astype(np.int64) - 1
     return np.asarray(first + np.arange(shape[-1]))
 
 
