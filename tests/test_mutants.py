@@ -148,6 +148,17 @@ def _untied_midpoint() -> Case:
     return replace(_case("nf4_quantize", ({"rows": 1, "columns": 2, "block_size": 16}, {}), "normal", 0), inputs={"weight": weight})
 
 
+def _far_along() -> Case:
+    """Positions from 5,001 on, which bfloat16 does not hold."""
+    case = _case("rope", SETTINGS["rope"][0], "normal", 0)
+    positions = np.broadcast_to(5_001 + np.arange(case.inputs["positions"].shape[1]), case.inputs["positions"].shape)
+    return replace(case, inputs={**case.inputs, "positions": positions})
+
+
+def _other_betas() -> Case:
+    return _case("adamw_step", ({"count": 9}, {**ADAM, "step": 3, "learning_rate": 1e-2, "beta1": 0.8, "beta2": 0.95}), "normal", 0)
+
+
 def _heavier_weights() -> Case:
     """Class weights that do not add up to the number of classes, as a claim's domain draws them."""
     case = _case("weighted_cross_entropy", SETTINGS["weighted_cross_entropy"][0], "normal", 0)
@@ -158,6 +169,10 @@ def _heavier_weights() -> Case:
 SHOWN_BY: dict[str, Callable[[], Case]] = {
     "cross_entropy_weights_add_up_to_classes": _heavier_weights,
     "nf4_ties_to_upper": _midpoints,
+    "rope_positions_in_bfloat16": _far_along,
+    "rope_table_too_short": _far_along,
+    "adamw_beta1_hard_coded": _other_betas,
+    "adamw_beta2_hard_coded": _other_betas,
     "nf4_tail_block_divides": _untied_midpoint,
     "cross_entropy_without_max_shift": _large_logits,
     "softmax_without_max_shift": lambda: _scaled_inputs("softmax", 1000),

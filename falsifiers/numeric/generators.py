@@ -162,7 +162,7 @@ LONGEST_CONTEXT = 32_768
 
 
 def positions(rng: Generator, shape: Shape, flavour: str) -> Array:
-    """Successive positions [batch, seq], the first of each sample below 64, in `long_context` uniform in the logarithm up to the longest."""
+    """Successive positions [batch, seq], each sample from below 64 on, in `long_context` from anywhere, uniform in the logarithm."""
     first = rng.integers(0, 64, (shape[0], 1))
     if flavour == "long_context":
         first = np.floor(LONGEST_CONTEXT ** rng.uniform(0, 1, (shape[0], 1))).astype(np.int64) - 1
