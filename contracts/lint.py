@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from blackswan.contracts.domains import build, included
-from blackswan.contracts.model import Domain, Range, Signature, Vocabulary
+from blackswan.contracts.model import Choice, Domain, Range, Signature, Vocabulary
 from blackswan.contracts.problems import KeyPath, unknown
 from blackswan.contracts.schema import shown
 from blackswan.contracts.sizes import SizeError, combinations, evaluate, holds, is_condition, names, resolve
@@ -165,13 +165,18 @@ def _boundary(raw: Mapping[str, Any], domain: Domain, signature: Signature) -> I
             for name, value in entry.get(part, {}).items():
                 if name not in choices:
                     outside.append((("boundary", index, part, name), unknown(part.removesuffix("s"), name, choices)))
-                elif not included(choices[name], value):
+                elif not included(choices[name], value) and not (part == "sizes" and _beyond(choices[name], value)):
                     outside.append((("boundary", index, part, name), f"{shown(value)} is outside the domain {_written(choices[name])}"))
         if entry.get("flavour", domain.flavours[0]) not in domain.flavours:
             outside.append((("boundary", index, "flavour"), f"{entry['flavour']!r} is outside the domain's {', '.join(domain.flavours)}"))
         yield from outside
         if not outside:
             yield from _boundary_sizes(index, domain, signature)
+
+
+def _beyond(drawn: Choice, value: Any) -> bool:
+    """Whether a size is larger than a range that is drawn: a boundary case is one case, and may be large where draws are many and small."""
+    return isinstance(drawn, Range) and isinstance(value, int) and value > drawn.max
 
 
 def _boundary_sizes(index: int, domain: Domain, signature: Signature) -> Iterator[Fault]:

@@ -14,6 +14,7 @@ from blackswan.impl.operations import OPERATIONS
 
 OUTPUTS: dict[str, tuple[str, ...]] = {
     "weighted_cross_entropy": ("loss",),
+    "cross_entropy_per_sample": ("losses",),
     "bce_with_logits": ("loss",),
     "lm_cross_entropy": ("loss",),
     "nf4_quantize": ("codes", "absmax"),

@@ -88,6 +88,19 @@ def _divisor(weights: Array, reduction: str) -> Any:
     return weights.sum() if reduction == "weights" else len(weights)
 
 
+def per_sample_forward(logits: Array, labels: Array) -> Array:
+    """logsumexp(z) − z_label of each sample: logits [rows, classes], labels [rows] → [rows]. ValueError as of `weighted_forward`."""
+    _sample_weights(logits, labels, None)
+    return _negative_log_likelihood(logits, labels)
+
+
+def per_sample_backward(dlosses: Array, logits: Array, labels: Array) -> dict[str, Array]:
+    """Gradient of logits: each sample's p − onehot(label) times its own cotangent; dlosses [rows]."""
+    _sample_weights(logits, labels, None)
+    probabilities = softmax.forward(logits)  # [rows, classes]
+    return {"logits": dlosses[:, None] * _minus_onehot(probabilities, labels)}
+
+
 def _predicted(logits: Array, input_ids: Array, mask: Array) -> tuple[tuple[Array, Array], Array]:
     """The positions (b, t) where t and t + 1 are real tokens, and the token that each predicts."""
     where = np.nonzero(mask[:, :-1] & mask[:, 1:])  # ([n], [n])

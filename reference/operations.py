@@ -33,6 +33,7 @@ TABLE: dict[str, Operation] = {
     "swiglu": Operation(swiglu.forward, swiglu.backward),
     "pool": Operation(pool.forward, pool.backward),
     "weighted_cross_entropy": Operation(cross_entropy.weighted_forward, cross_entropy.weighted_backward, ("loss",)),
+    "cross_entropy_per_sample": Operation(cross_entropy.per_sample_forward, cross_entropy.per_sample_backward, ("losses",)),
     "bce_with_logits": Operation(bce.forward, bce.backward, ("loss",)),
     "lm_cross_entropy": Operation(cross_entropy.lm_forward, cross_entropy.lm_backward, ("loss",)),
     "lora_linear": Operation(lora.forward, lora.backward),

@@ -270,7 +270,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"domain__scalars__eps": {"min": 1, "max": float("inf")}}, "domain.scalars.eps.max", "is inf; expected a finite number"),
     ({"domain__scalars__eps": {"min": 1e-5, "max": 1e-6}}, "domain.scalars.eps", "the range is empty"),
     ({"domain__optional": {"bias": ["present"]}}, "domain.optional.bias", "unknown optional input 'bias'; nothing is declared"),
-    ({"domain__boundary": [{"sizes": {"rows": 65}}]}, "domain.boundary[0].sizes.rows", "65 is outside the domain 1 to 64"),
+    ({"domain__boundary": [{"sizes": {"rows": 0}}]}, "domain.boundary[0].sizes.rows", "0 is outside the domain 1 to 64"),
     ({"domain__boundary": [{"sizes": {"row": 1}}]}, "domain.boundary[0].sizes.row", "did you mean 'rows'?"),
     ({"domain__boundary": [{"scalars": {"eps": 1e-3}}]}, "domain.boundary[0].scalars.eps", "0.001 is outside the domain 1e-06, 1e-05"),
     ({"domain__boundary": [{"flavour": "zeros"}]}, "domain.boundary[0].flavour", "'zeros' is outside the domain's normal, wide"),

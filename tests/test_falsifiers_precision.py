@@ -216,15 +216,16 @@ def _sure(operation: str, gap: float) -> dict[str, Array]:
     return {**LABELLED[operation], "logits": np.stack([logits, logits], axis=1) if operation == "lm_cross_entropy" else logits}
 
 
-def _gradient(operation: str, inputs: dict[str, Array], replay: np.random.Generator | None, *, dither: bool = True) -> Array:
+def _gradient(operation: str, inputs: dict[str, Array], replay: np.random.Generator, dither: bool) -> Array:
     entry = rounded_table(reference.TABLE, "float32", replay, dither)[operation]
     assert isinstance(entry, Operation)
     assert entry.backward is not None
     return entry.backward(np.ones((), np.float32), **inputs)["logits"].reshape(-1, 2)[0]
 
 
+@pytest.mark.parametrize("dither", [False, True], ids=["operation", "composition"])
 @pytest.mark.parametrize("operation", sorted(LABELLED))
-def test_a_probability_next_to_one_has_its_own_rounding(operation: str) -> None:
+def test_a_probability_next_to_one_has_its_own_rounding(operation: str, dither: bool) -> None:
     """p computed as the exponential of a rounded logarithm, as libraries do, is within the noise of replays, and that is no larger."""
     count = 2 if operation == "bce_with_logits" else 1  # the mean is over the classes there
     ratios = []
@@ -232,7 +233,7 @@ def test_a_probability_next_to_one_has_its_own_rounding(operation: str) -> None:
         inputs = _sure(operation, float(gap))
         exact = -1 / (1 + np.exp(np.float64(gap)))
         usual = np.exp(-np.log(np.float32(1) + np.exp(-gap))) - np.float32(1)
-        replays = [_gradient(operation, inputs, np.random.default_rng([1, replay])) * count for replay in range(24)]
+        replays = [_gradient(operation, inputs, np.random.default_rng([1, replay]), dither) * count for replay in range(24)]
         ratios.append(abs(float(usual) - exact) / max(abs(float(each[0]) - exact) for each in replays))
         assert max(abs(float(each[1]) + exact) for each in replays) < 4e-6 * abs(exact)
     assert 0.3 < max(ratios) < 2
@@ -256,12 +257,6 @@ def test_the_rounding_of_a_probability_does_not_grow_with_the_classes() -> None:
     worst = np.max(seen, axis=0)
     assert 0.5 * 2.0**-24 < worst[3] <= 2.0**-23
     assert np.delete(worst, 3).max() < 1e-4 * np.abs(np.delete(exact[0], 3)).max()
-
-
-@pytest.mark.parametrize("operation", sorted(LABELLED))
-def test_outside_a_composition_a_loss_keeps_the_noise_that_its_factors_were_measured_with(operation: str) -> None:
-    inputs = _sure(operation, 12.0)
-    assert _gradient(operation, inputs, np.random.default_rng(3), dither=False)[0] == _gradient(operation, inputs, None)[0]
 
 
 def test_arrays_and_tensors_are_rounded_by_the_same_rule() -> None:

@@ -11,6 +11,7 @@ from blackswan.falsifiers.mutants.changes import (
     Gradients,
     call,
     edited,
+    in_bfloat16,
     pull,
     scaled_input,
     through,
@@ -45,6 +46,15 @@ mutants(
         with_arguments(positions=lambda a: np.broadcast_to(np.arange(a["positions"].shape[1]), a["positions"].shape)),
     ),
     rope_frequency_exponent=("θ^(−i/d) instead of θ^(−2i/d).", with_arguments(theta=lambda a: math.sqrt(a["theta"]))),
+    rope_positions_in_bfloat16=(
+        "Positions kept in bfloat16: beyond 256 neighbours are the same.",
+        with_arguments(positions=lambda a: in_bfloat16(a["positions"].astype(np.float64)).astype(np.int64)),
+        "P45",
+    ),
+    rope_table_too_short=(
+        "Cosines and sines from a table of 4,096 positions; those beyond it take the last.",
+        with_arguments(positions=lambda a: np.minimum(a["positions"], 4095)),
+    ),
     rope_positions_rounded=(
         "Angles computed in bfloat16.",
         edited(

@@ -75,6 +75,15 @@ mutants(
     ),
     cross_entropy_gradient_unweighted=("Gradient without class weights.", _unweighted_gradient),
     cross_entropy_gradient_softmax_only=("Gradient p without − onehot.", edited((f"_minus_onehot({P}, labels)", P), only="backward")),
+    cross_entropy_gradient_ignores_cotangent=(
+        "The gradient of the loss, whatever share or multiple of it is differentiated.",
+        edited(("dloss * (weights", "(weights"), only="backward"),
+    ),
+    cross_entropy_gradient_rounded_before_target=(
+        "p rounded to bfloat16 before 1 is subtracted: of a confident sample that rounding is all that is left.",
+        edited((f"_minus_onehot({P}, labels)", f"_minus_onehot(in_bfloat16({P}), labels)"), only="backward"),
+        "P42",
+    ),
     cross_entropy_label_clamped=(
         "A label out of range is clamped instead of refused.",
         with_arguments(labels=lambda a: np.clip(a["labels"], 0, a["logits"].shape[1] - 1)),
@@ -95,6 +104,34 @@ mutants(
         ),
         "P12",
     ),
+)
+mutants(
+    "cross_entropy_per_sample",
+    per_sample_loss_first_cotangent=(
+        "Every sample's gradient times the cotangent of the first.",
+        edited(("dlosses[:, None] * _minus", "dlosses[0] * _minus"), only="backward"),
+        "P43",
+    ),
+    per_sample_loss_mean_cotangent=(
+        "The gradient of the mean: every sample's times the mean of the cotangents.",
+        edited(("dlosses[:, None] * _minus", "dlosses.mean() * _minus"), only="backward"),
+    ),
+    per_sample_loss_rounded_before_target=(
+        "p rounded to bfloat16 before 1 is subtracted.",
+        edited(("_minus_onehot(probabilities, labels)", "_minus_onehot(in_bfloat16(probabilities), labels)"), only="backward"),
+        "P42",
+    ),
+    per_sample_loss_is_mean=(
+        "The mean of the losses for each sample.",
+        edited(
+            (
+                "    return _negative_log_likelihood(logits, labels)\n",
+                "    return 0 * logits[:, 0] + _negative_log_likelihood(logits, labels).mean()\n",
+            ),
+            ("dlosses[:, None] * _minus", "dlosses.mean() * _minus"),
+        ),
+    ),
+    per_sample_loss_base_two=("log2 instead of ln.", scaled(lambda _: 1 / math.log(2)), "S20"),
 )
 SOFTPLUS = "np.maximum(logits, 0.0) + np.log1p(np.exp(-np.abs(logits)))"
 MEAN = "(softplus - logits * targets).mean()"
@@ -123,6 +160,15 @@ mutants(
     bce_negatives_dropped=(
         "Only the positive targets count.",
         edited((MEAN, "(targets * (softplus - logits)).mean()"), ("(sigmoid(logits) - targets)", "targets * (sigmoid(logits) - 1.0)")),
+    ),
+    bce_gradient_ignores_cotangent=(
+        "The gradient of the loss, whatever share or multiple of it is differentiated.",
+        edited(("dloss * (sigmoid", "(sigmoid"), only="backward"),
+    ),
+    bce_gradient_rounded_before_target=(
+        "σ(z) rounded to bfloat16 before the target is subtracted.",
+        edited(("(sigmoid(logits) - targets)", "(in_bfloat16(sigmoid(logits)) - targets)"), only="backward"),
+        "P42",
     ),
     bce_gradient_not_averaged=(
         "Gradient not divided by samples times classes.",
@@ -170,6 +216,14 @@ mutants(
     "lm_cross_entropy",
     lm_loss_unshifted=("A position predicts its own token.", with_arguments(input_ids=_other_tokens(1)), "P38"),
     lm_loss_shifted_twice=("A position predicts the token after the next.", with_arguments(input_ids=_other_tokens(-1)), "P38"),
+    lm_loss_first_tokens_only=(
+        "Only the first 65,536 tokens of the vocabulary count, as in one block of a kernel.",
+        through(
+            "logits",
+            by=lambda logits, _: np.where(np.arange(logits.shape[-1]) < 65_536, logits, -1e4),
+            back=lambda gradient, _: np.where(np.arange(gradient.shape[-1]) < 65_536, gradient, 0),
+        ),
+    ),
     lm_loss_counts_padding=("Divided by all positions.", scaled(lambda a: float(_predicting(a).mean())), "S11"),
     lm_loss_mask_ignored=("Padding tokens are targets.", with_arguments(mask=lambda a: a["mask"] | True), "S11"),
     lm_loss_padding_predicts=(
@@ -178,6 +232,18 @@ mutants(
     ),
     lm_loss_base_two=("log2 instead of ln.", scaled(lambda _: 1 / math.log(2)), "S20"),
     lm_loss_mean_of_sample_means=("Mean over samples of their means.", _mean_of_sample_means, "S12, P31"),
+    lm_loss_gradient_ignores_cotangent=(
+        "The gradient of the loss, whatever share or multiple of it is differentiated.",
+        edited(("dloss * difference / len", "difference / len"), only="backward"),
+    ),
+    lm_loss_gradient_rounded_before_target=(
+        "p rounded to bfloat16 before 1 is subtracted.",
+        edited(
+            ("_minus_onehot(softmax.forward(logits[where]), target)", "_minus_onehot(in_bfloat16(softmax.forward(logits[where])), target)"),
+            only="backward",
+        ),
+        "P42",
+    ),
     lm_loss_gradient_not_averaged=(
         "Gradient of the sum.",
         with_gradients(logits=lambda gradient, _, a: gradient * int(_predicting(a).sum())),

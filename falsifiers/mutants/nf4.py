@@ -81,6 +81,18 @@ mutants(
         "own",
         "bfloat16",
     ),
+    nf4_tail_block_divides=(
+        "The last, shorter block divides by its absmax; the others multiply by the reciprocal.",
+        edited(
+            (
+                "np.clip(blocks * reciprocal[:, None], -1, 1)",
+                "np.clip(np.where((np.arange(len(blocks)) < weight.size // block_size)[:, None], blocks * reciprocal[:, None],"
+                " blocks / np.maximum(absmax, SMALLEST_DIVISOR)[:, None]), -1, 1)",
+            )
+        ),
+        "P44",
+        "bfloat16",
+    ),
     nf4_zero_code_is_last=(
         "A zero block gets the last code, as 0/0 does in a search.",
         edited((NEAREST, f"np.where(absmax[:, None] == 0, 15, {NEAREST})")),

@@ -63,6 +63,16 @@ mutants(
         "The norm treated as a constant in backward.",
         edited(("dx -= normalised", "pass"), only="backward"),
     ),
+    rms_norm_weight_gradient_of_first_rows=(
+        "Dw from the first 1,024 rows: one wave of a kernel's programs.",
+        edited(
+            (
+                "over_rows(dy * (x * _inverse_rms(x, eps)))",
+                "over_rows((dy * (x * _inverse_rms(x, eps))).reshape(-1, x.shape[-1])[:1024])",
+            ),
+            only="backward",
+        ),
+    ),
     rms_norm_weight_gradient_unnormalised=(
         "Dw from x instead of the normalised x.",
         with_gradients(weight=lambda _, dy, a: over_rows(dy * a["x"])),

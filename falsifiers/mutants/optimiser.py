@@ -49,6 +49,8 @@ mutants(
         "v from m² instead of g².",
         edited(("(1.0 - beta2) * gradient * gradient", "(1.0 - beta2) * first * first")),
     ),
+    adamw_beta1_hard_coded=("β₁ is 0.9 whatever the config says.", with_arguments(beta1=lambda _: 0.9)),
+    adamw_beta2_hard_coded=("β₂ is 0.999 whatever the config says.", with_arguments(beta2=lambda _: 0.999)),
     adamw_eps_hard_coded=("Epsilon 1e-8 whatever the config says.", with_arguments(eps=lambda _: 1e-8)),
     adamw_gradient_clamped=(
         "Gradients clamped to ±1 inside the step.",

@@ -1,7 +1,7 @@
 """Values for the arrays of a case, by flavour, from a generator of their own: the same seed and name always give the same numbers."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -32,10 +32,19 @@ def outliers(rng: Generator, shape: Shape) -> Array:
 
 
 def midpoints(rng: Generator, shape: Shape) -> Array:
-    """Midpoints between levels of NF4 times a power of two, with the power itself as every 32nd element: the absmax of its block."""
+    """Midpoints between levels of NF4 times the absmax of their block, which is every 32nd element.
+
+    In half of the cases that is a power of two, so that midpoints are ties; in the others a tie depends on how x / absmax is rounded.
+    """
     values = rng.choice(MIDPOINTS.astype(np.float64), shape).reshape(-1)
     values[::32] = rng.choice([-1.0, 1.0], values[::32].shape)
-    return np.asarray(values.reshape(shape) * 2.0 ** rng.integers(-4, 5))
+    mantissa = np.float32(rng.uniform(1, 2)) if rng.random() < 0.5 else 1.0
+    return np.asarray(values.reshape(shape) * mantissa * 2.0 ** rng.integers(-4, 5))
+
+
+def scale(rng: Generator) -> Array:
+    """One number of either sign, 1/16 to 16, uniform in the logarithm."""
+    return np.asarray(rng.choice([-1.0, 1.0]) * 2.0 ** rng.uniform(-4, 4))
 
 
 def tiny_norm(rng: Generator, shape: Shape) -> Array:
@@ -64,8 +73,8 @@ FLAVOURS: dict[str, Callable[[Generator, Shape], Array]] = {
     "one_hot": one_hot,
     "constant": lambda rng, shape: np.full(shape, float(rng.integers(1, 4)) / 2),
 }
-FLAVOURS |= dict.fromkeys(("masked", "right_padded", "left_padded"), FLAVOURS["normal"])
-"""Real values by flavour; the last three shape the masks instead."""
+FLAVOURS |= dict.fromkeys(("masked", "right_padded", "left_padded", "confident", "long_context"), FLAVOURS["normal"])
+"""Real values by flavour; three of the last five shape the masks instead, `confident` the logits, `long_context` the positions."""
 
 SHAPES_FIRST_INPUT_ONLY = frozenset({"zeros", "tiny_norm", "subnormal", "one_hot", "constant"})
 """Flavours that only the first real input takes: were all inputs zero, every answer would be zero and nothing attacked."""
@@ -118,12 +127,46 @@ def nonnegative(rng: Generator, shape: Shape, _flavour: str) -> Array:
     return np.asarray(values * (rng.random(shape) < 0.9))
 
 
+MARGINS = (2.0, 9.0)
+"""How far a confident label is ahead of all the others together: its probability is 0.88 to 0.9999."""
+
+
+def confident(inputs: Mapping[str, Array], rng: Generator) -> Array:
+    """The logits of a case with those of its labels far ahead, as a trained model has them. ValueError where there are no labels."""
+    logits = inputs["logits"].copy()
+    if "targets" in inputs:
+        return np.asarray((2 * inputs["targets"] - 1) * rng.uniform(*MARGINS, logits.shape))
+    if "labels" in inputs:
+        rows, labels = logits, inputs["labels"]
+    elif "input_ids" in inputs:
+        rows, labels = logits[:, :-1], inputs["input_ids"][:, 1:]
+    else:
+        raise ValueError("the flavour confident needs labels, targets or input_ids beside the logits")
+    chosen = labels[..., None]
+    np.put_along_axis(rows, chosen, -np.inf, axis=-1)
+    others = np.logaddexp.reduce(rows, axis=-1, keepdims=True)
+    np.put_along_axis(rows, chosen, others + rng.uniform(*MARGINS, others.shape), axis=-1)
+    return logits
+
+
 def absmax(rng: Generator, shape: Shape, flavour: str) -> Array:
     """Absmax of blocks of weights; in the flavour zeros some blocks are zero."""
     values = np.abs(rng.standard_normal(shape)) * 0.05 + 0.05
     if flavour == "wide":
         values = 10.0 ** rng.uniform(-3, 3, shape)
     return np.asarray(values * (rng.random(shape) < 0.5) if flavour == "zeros" else values)
+
+
+LONGEST_CONTEXT = 32_768
+"""Positions that Qwen2.5 was published with (arXiv:2412.15115, table 1)."""
+
+
+def positions(rng: Generator, shape: Shape, flavour: str) -> Array:
+    """Successive positions [batch, seq], each sample from below 64 on, in `long_context` from anywhere, uniform in the logarithm."""
+    first = rng.integers(0, 64, (shape[0], 1))
+    if flavour == "long_context":
+        first = np.floor(LONGEST_CONTEXT ** rng.uniform(0, 1, (shape[0], 1))).astype(np.int64) - 1
+    return np.asarray(first + np.arange(shape[-1]))
 
 
 _SPECIAL: dict[str, Callable[[Generator, Shape, str], Array]] = {
@@ -137,7 +180,7 @@ _SPECIAL: dict[str, Callable[[Generator, Shape, str], Array]] = {
     "nf4_codes": lambda rng, shape, _: rng.integers(0, 256, shape, dtype=np.uint8),
     "bytes": lambda rng, shape, _: rng.integers(0, 256, shape, dtype=np.uint8),
     "counts": lambda rng, shape, _: rng.integers(1, 9, shape, dtype=np.int64),
-    "positions": lambda rng, shape, _: np.broadcast_to(np.arange(shape[-1]) + rng.integers(0, 64, (shape[0], 1)), shape).copy(),
+    "positions": positions,
 }
 
 

@@ -173,17 +173,18 @@ class _Rounding:
         return {name: self._leaving(value, "storage") for name, value in gradients.items()}
 
     def _subtracted(self, gradients: dict[str, Array], upstream: Sequence[Array], given: Mapping[str, Any]) -> dict[str, Array]:
-        """In a composition's replay, the gradient of a loss that is the logarithm of something of size `order`, with its own noise.
+        """In a replay, the gradient of a loss that is the logarithm of something of size `order`, with its own noise.
 
         It is a probability minus its target, both of that size however small the difference: where p is next to 1, p − 1 holds the rounding
         of p alone, which no small change of the logits moves. Where at equal logits the difference opposes the loss's cotangent, a target
         is subtracted; with a probability of zero there it is all that is left.
         """
         order = max(output.order for output in self.signature.outputs.values())
-        if self.replay is None or not self.dither or not order:
+        if self.replay is None or not order or list(gradients) != ["logits"]:
             return gradients
         assert self.entry.backward is not None
-        sign = np.sign(upstream[0])
+        (cotangent,), (logits,) = upstream, gradients.values()
+        sign = np.sign(cotangent).reshape(*cotangent.shape, *[1] * (logits.ndim - cotangent.ndim))
         equal = {name: np.zeros_like(value) for name, value in gradients.items()}
         opposed = {name: value * sign < 0 for name, value in self.entry.backward(*upstream, **{**given, **equal}).items()}
         never = {name: np.where(where, equal[name] - 1000, equal[name]) for name, where in opposed.items()}

@@ -11,7 +11,7 @@ from blackswan.contracts import sizes as symbolic
 from blackswan.contracts.fields import FIELDS
 from blackswan.contracts.model import Claim, Range, Scalar, Signature
 from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.generators import fill, generator_for, model_parameter
+from blackswan.falsifiers.numeric.generators import confident, fill, generator_for, model_parameter, scale
 from blackswan.falsifiers.numeric.precision import STORAGE, held_dtype, is_real, round_to, signatures
 from blackswan.reference.classifier import parameter_shapes as classifier_shapes
 from blackswan.reference.classifier import trainable_names
@@ -98,6 +98,8 @@ def build(claim: Claim, draw: Draw, flavour: str, dtype: str) -> Case:
         first_real = first_real and not is_real(array)
         narrow = signature.precision == "storage" and spec.dtype == "real"
         inputs[name] = _representable(array, dtype if narrow else held_dtype("float32", dtype))
+    if flavour == "confident":
+        inputs["logits"] = _representable(confident(inputs, generator_for(draw.seed, "confident")), dtype)
     cotangents = _cotangents(signature, sizes, draw.seed, dtype) if signature.gradients else {}
     return Case(claim.operation, dtype, sizes, scalars, draw.seed, flavour, inputs, cotangents)
 
@@ -114,10 +116,15 @@ def parameters(group: str, scalars: Mapping[str, Any], flavour: str, seed: int, 
     }
 
 
+def loss_cotangent(seed: int, dtype: str) -> Array:
+    """One number of either sign, 1/16 to 16: training differentiates a share of its loss, or a multiple."""
+    return _representable(scale(generator_for(seed, "cotangent/loss")), dtype)
+
+
 def _cotangents(signature: Signature, sizes: Mapping[str, int], seed: int, dtype: str) -> dict[str, Array]:
-    """N(0, 1) for each real output; 1 for a loss, which is what training differentiates."""
+    """N(0, 1) for each real output; a loss is differentiated alone, whatever other outputs there are."""
     if "loss" in signature.outputs:
-        return {"loss": np.ones(())}
+        return {"loss": loss_cotangent(seed, dtype)}
     return {
         name: _representable(
             generator_for(seed, f"cotangent/{name}").standard_normal(symbolic.shape(output.shape, sizes)), held_dtype(output.dtype, dtype)

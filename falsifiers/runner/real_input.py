@@ -15,7 +15,7 @@ from blackswan.falsifiers.numeric import apr_format
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.generators import generator_for
 from blackswan.falsifiers.numeric.precision import held_dtype, round_to, signatures
-from blackswan.falsifiers.numeric.strategies import Draw, parameters
+from blackswan.falsifiers.numeric.strategies import Draw, loss_cotangent, parameters
 from blackswan.reference.classifier import trainable_names
 from blackswan.reference.decoder import parameter_shapes
 from blackswan.reference.table import Array
@@ -92,7 +92,7 @@ class RealInput:
         known = {"input_ids": ids, "mask": mask, "labels": labels}
         inputs = {name: known[name] for name in signature.inputs if name in known}
         inputs |= self._parameters(scalars, draw.seed, dtype)
-        cotangents = {"loss": np.ones(())} if "loss" in signature.outputs else {}
+        cotangents = {"loss": loss_cotangent(draw.seed, dtype)} if "loss" in signature.outputs else {}
         sizes = {name: value for name, value in scalars.items() if isinstance(value, int) and not isinstance(value, bool)}
         sizes |= {"batch": BATCH, "seq": ids.shape[1]}
         wanted = {name: scalars[name] for name in (*signature.scalars, *signature.attributes) if name in scalars}

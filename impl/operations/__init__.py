@@ -19,6 +19,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
         layers.swiglu,
         layers.pool,
         losses.weighted_cross_entropy,
+        losses.cross_entropy_per_sample,
         losses.bce_with_logits,
         losses.lm_cross_entropy,
         lora.lora_linear,

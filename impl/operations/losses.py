@@ -19,6 +19,15 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, class_weights: Tensor
     return functional.cross_entropy(wide, labels, weight=weights, reduction="none").sum() / logits.shape[0]
 
 
+def cross_entropy_per_sample(logits: Tensor, labels: Tensor) -> Tensor:
+    """logsumexp(logits) − logits[label] of each sample; logits [rows, classes], labels [rows].
+
+    Raises what `require_classification` raises.
+    """
+    require_classification(logits, labels, None)
+    return functional.cross_entropy(widen(logits), labels, reduction="none")
+
+
 def require_classification(logits: Tensor, labels: Tensor, class_weights: Tensor | None) -> None:
     """Raises a ValueError for an empty batch, fewer than two classes, a non-finite logit, a label outside the classes and weights that
     are not one positive number a class."""

@@ -15,7 +15,7 @@ SLACK = 2.0**-20
 
 
 def gradient_rows_sum_to_zero(attack: Attack, case: Case) -> list[Comparison]:
-    """|Σ_c dz| ≤ (C + 2) (u Σ_c |dz| + u₃₂ w / B) for each row.
+    """|Σ_c dz| ≤ (C + 2) (u Σ_c |dz| + u₃₂ |dloss| w / B) for each row.
 
     Every entry is rounded once to the storage dtype; before that p − 1 carries the rounding of p, which is of the order of one however
     small the difference is.
@@ -24,7 +24,12 @@ def gradient_rows_sum_to_zero(attack: Attack, case: Case) -> list[Comparison]:
     unit = UNIT_ROUNDOFF[attack.dtype]
     weights = case.inputs["class_weights"][case.inputs["labels"]] if "class_weights" in case.inputs else 1.0
     probabilities = UNIT_ROUNDOFF[attack.dtype if attack.follows("intermediates", "storage") else "float32"]
-    softmax = probabilities * weights / (np.sum(weights) if attack.follows("reduction", "weights") else len(gradient))
+    softmax = (
+        probabilities
+        * abs(float(case.cotangents["loss"]))
+        * weights
+        / (np.sum(weights) if attack.follows("reduction", "weights") else len(gradient))
+    )
     bound = (gradient.shape[-1] + 2) * (unit * np.abs(gradient).sum(axis=-1) + softmax)
     ratio = np.abs(gradient.sum(axis=-1)) / bound
     return [value_at_most("row sum / bound", float(ratio.max()), 1.0)]

@@ -54,12 +54,16 @@ def step_changes_loss_as_predicted(attack: Attack, case: Case) -> list[Compariso
 
 
 def _direction(attack: Attack, case: Case, name: str) -> tuple[list[str], dict[str, Array], dict[str, Array]]:
-    """The parameters, a random direction of unit length over all of them, and the subject's gradient."""
+    """The parameters, a random direction of unit length over all of them, and the subject's gradient of the loss itself."""
     wrt = differentiable(signatures()[case.operation], case)
     drawn = {key: generator_for(case.seed, f"{name} {key}").standard_normal(case.inputs[key].shape) for key in wrt}
     length = float(np.sqrt(sum(float(np.square(value).sum()) for value in drawn.values())))
-    gradient = attack.answer_gradients(case, wrt)
-    return wrt, {key: value / length for key, value in drawn.items()}, {key: np.asarray(gradient[key], np.float64) for key in wrt}
+    gradient, upstream = attack.answer_gradients(case, wrt), float(case.cotangents["loss"])
+    return (
+        wrt,
+        {key: value / length for key, value in drawn.items()},
+        {key: np.asarray(gradient[key], np.float64) / upstream for key in wrt},
+    )
 
 
 def _quotient(attack: Attack, case: Case, direction: Arrays, step: float) -> float:

@@ -49,6 +49,11 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, class_weights: Tensor
     return functional.cross_entropy(logits, labels, class_weights)
 
 
+def cross_entropy_per_sample(logits: Tensor, labels: Tensor) -> Tensor:
+    """`torch.nn.functional.cross_entropy`, not reduced."""
+    return functional.cross_entropy(logits, labels, reduction="none")
+
+
 def bce_with_logits(logits: Tensor, targets: Tensor) -> Tensor:
     """`torch.nn.functional.binary_cross_entropy_with_logits`."""
     return functional.binary_cross_entropy_with_logits(logits, targets)
@@ -136,6 +141,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "swiglu": swiglu,
     "attention": attention,
     "weighted_cross_entropy": weighted_cross_entropy,
+    "cross_entropy_per_sample": cross_entropy_per_sample,
     "bce_with_logits": bce_with_logits,
     "lm_cross_entropy": lm_cross_entropy,
     "adamw_step": adamw(),
