@@ -111,6 +111,7 @@ def _settings(adapter: Adapter, folder: Path) -> ClassifyConfig:
     """The settings beside an adapter; without them, as PEFT's own adapters are, the defaults and what the adapter itself says."""
     adaptation = adapter.adaptation
     own = {"num_classes": adaptation.classes, "pooling": adaptation.pooling, "quantize_nf4": adaptation.nf4}
+    own["double_quantize"] = adaptation.double_quantize
     if adaptation.targets:  # a merged model's head has none, and only the settings say what was merged
         own |= {"lora_rank": adaptation.rank, "lora_alpha": adaptation.alpha, "lora_targets": adaptation.targets}
     stored = adapter.extra.get("settings", {})

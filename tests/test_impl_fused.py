@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
@@ -18,7 +19,9 @@ from blackswan.impl.fused.layer import groups
 from blackswan.impl.fused.packing import pack, sizes_of
 from blackswan.impl.fused.side import SideStream, captured_stream, side_stream
 from blackswan.impl.fused.step import FusedTrainer, backend_of, why_not
+from blackswan.impl.fused.weights import JoinedWeight
 from blackswan.impl.kernels import attention
+from blackswan.impl.projection import Projection
 from blackswan.impl.trainer import Batch, Trainer
 
 pytestmark = pytest.mark.usefixtures("few_tokens")
@@ -240,6 +243,22 @@ def test_which_backend_runs() -> None:
     assert backend_of(ClassifyConfig(), shape, cpu) == (False, None)
     assert backend_of(ClassifyConfig(backend="torch"), shape, cpu) == (False, None)
     assert "float64" in str(why_not(torch.float64, cpu))
+
+
+def test_doubly_quantised_weights_take_the_other_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackswan.impl.fused.step.why_not", lambda *_: None)  # as on a GPU
+    shape, gpu = DecoderConfig("llama", 32, 64, 128, 1, 4, 2, 16, 1e-6, 1e4, True, 64), torch.device("cuda")
+    settings = ClassifyConfig(quantize_nf4=True, double_quantize=True)
+    runs, why = backend_of(settings, shape, gpu)
+    assert not runs
+    assert "double_quantize is on" in (why or "")
+    with pytest.raises(ValueError, match=r"backend fused: double_quantize is on.*; choose backend torch"):
+        backend_of(replace(settings, backend="fused"), shape, gpu)
+    weight = Projection("p", torch.randn(32, 64), None, nf4=True)
+    assert weight.quantized is not None
+    weight.quantized.double_quantize()
+    with pytest.raises(ValueError, match=r"p: its absmax are quantised as well .* choose backend torch"):
+        JoinedWeight([weight], 0, torch.float32)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +46,10 @@ wrong_steps(
     estimate_always_quantised=(
         "NF4 whether or not it was asked for.",
         _of_other(lambda asked: {"adaptation": replace(asked["adaptation"], nf4=True)}),
+    ),
+    estimate_without_double_quantize=(
+        "Four bytes an absmax whether or not they are quantised in turn.",
+        _of_other(lambda asked: {"adaptation": replace(asked["adaptation"], double_quantize=False)}),
     ),
 )
 
@@ -120,6 +125,13 @@ def step_keeps_plain_weights(init: Step, self: Any, path: str, weight: Any, *giv
     """The plain weights are kept beside their NF4 codes."""
     init(self, path, weight, *given, **options)
     self.register_buffer("plain", weight.clone())
+
+
+@wrong_step("impl.nf4:Nf4Weight.restoring")
+@contextmanager
+def backward_keeps_restored_scales(*_: Any) -> Iterator[None]:
+    """The float32 scales that a forward pass has restored are kept for the backward pass."""
+    yield
 
 
 @wrong_step("impl.fused.weights:JoinedWeight.__init__")
