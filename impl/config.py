@@ -26,6 +26,30 @@ LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True)
+class RopeScaling:
+    """How Llama 3.1 scales the rotary frequencies, for a longer context than the `original_positions` of its pre-training.
+
+    A pair that turns at most `low_freq_factor` times in those has its frequency divided by `factor`, one that turns at least
+    `high_freq_factor` times keeps it, and between them there is a linear mixture. Raises a ValueError that begins with the field's name.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_positions: int
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        for name in ("factor", "low_freq_factor", "high_freq_factor"):
+            _require_number(name, getattr(self, name), above=0.0)
+        if self.factor < 1:
+            raise ValueError(f"factor is {self.factor!r}: expected a number from 1, by which low frequencies are divided")
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(f"high_freq_factor is {self.high_freq_factor!r}: expected more than low_freq_factor, {self.low_freq_factor!r}")
+        _require_count("original_positions", self.original_positions)
+
+
+@dataclass(frozen=True)
 class DecoderConfig:
     """Architecture of a Llama, Qwen2 or Qwen3 decoder. Raises a ValueError for sizes that do not fit together."""
 
@@ -41,6 +65,7 @@ class DecoderConfig:
     theta: float
     tied: bool
     max_positions: int
+    rope_scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
         """Checks the sizes."""
@@ -53,6 +78,11 @@ class DecoderConfig:
             raise ValueError(f"head_dim {self.head_dim} is odd: rotary position embedding turns pairs")
         if not (0 < self.eps < 1 and self.theta > 0 and math.isfinite(self.theta)):
             raise ValueError(f"eps {self.eps} and theta {self.theta}: expected 0 < eps < 1 and a positive finite theta")
+
+    @property
+    def rotary(self) -> dict[str, float]:
+        """The scalars of `rope`."""
+        return {"theta": self.theta, **({} if self.rope_scaling is None else dataclasses.asdict(self.rope_scaling))}
 
     @property
     def qkv_bias(self) -> bool:

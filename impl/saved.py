@@ -7,7 +7,7 @@ from blackswan.impl.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BESIDE, HEAD
 from blackswan.impl.apr import is_apr
 from blackswan.impl.checkpoint import CONFIG, load_checkpoint
 from blackswan.impl.checksums import Checked
-from blackswan.impl.config import ClassifyConfig, DecoderConfig
+from blackswan.impl.config import ClassifyConfig, DecoderConfig, RopeScaling
 from blackswan.impl.decoder import random_tensors
 from blackswan.impl.merge import load_merged
 from blackswan.impl.tensors import Tensors
@@ -91,8 +91,9 @@ def _on_random(folder: Path) -> Saved:
     if architecture is None:
         raise ValueError(f"{folder / ADAPTER_CONFIG}: no base_model_name_or_path; say on which checkpoint the adapter was trained")
     try:
-        decoder = DecoderConfig(**architecture)
-    except (TypeError, ValueError) as error:
+        scaling = architecture.get("rope_scaling")
+        decoder = DecoderConfig(**{**architecture, "rope_scaling": None if scaling is None else RopeScaling(**scaling)})
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {RANDOM} is no architecture ({error})") from None
     adapter = load_adapter(folder, decoder)
     config = _settings(adapter, folder)

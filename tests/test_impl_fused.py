@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from blackswan.impl.classifier import Adaptation, Classifier, initial_trainable
-from blackswan.impl.config import ClassifyConfig, DecoderConfig
+from blackswan.impl.config import ClassifyConfig, DecoderConfig, RopeScaling
 from blackswan.impl.decoder import Layer, random_tensors
 from blackswan.impl.fused import model as model_module
 from blackswan.impl.fused.fitting import WIDEST_HEAD
@@ -29,12 +29,18 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def classifier(
-    family: str = "qwen2", targets: str = "q_v", pooling: str = "last", nf4: bool = False, layers: int = 1, kv_heads: int = 1
+    family: str = "qwen2",
+    targets: str = "q_v",
+    pooling: str = "last",
+    nf4: bool = False,
+    layers: int = 1,
+    kv_heads: int = 1,
+    scaling: RopeScaling | None = None,
 ) -> Classifier:
     """What a layer computes is compared where there are several layers and key heads; one of each is enough for what a step does."""
     config = DecoderConfig(
         family=family, vocab=32, hidden=64, intermediate=128, layers=layers, heads=2 * kv_heads, kv_heads=kv_heads, head_dim=16,
-        eps=1e-6, theta=1e4, tied=True, max_positions=64,
+        eps=1e-6, theta=1e4, tied=True, max_positions=64, rope_scaling=scaling,
     )  # fmt: skip
     adaptation = Adaptation(3, 4, 8.0, targets, pooling, nf4)
     generator = torch.Generator().manual_seed(3)  # a place without a sample, whose logits are the bias, would count as correct
@@ -89,6 +95,7 @@ def require_alike(expected: Trainer, found: Trainer, moments: float) -> None:
         {"family": "qwen2", "targets": "q_v", "pooling": "last", "nf4": True},
         {"family": "qwen3", "targets": "all", "pooling": "mean", "nf4": True},
         {"family": "llama", "targets": "all", "pooling": "first", "nf4": False},
+        {"family": "llama", "targets": "all", "pooling": "last", "scaling": RopeScaling(8.0, 1.0, 4.0, 16)},
     ],
     ids=lambda model: "-".join(map(str, model.values())),
 )
