@@ -127,6 +127,28 @@ def step_keeps_plain_weights(init: Step, self: Any, path: str, weight: Any, *giv
     self.register_buffer("plain", weight.clone())
 
 
+@wrong_step("impl.nf4:Nf4Weight.__init__")
+def nf4_scales_in_float64(init: Step, self: Any, *given: Any, **options: Any) -> None:
+    """The absmax are kept in float64."""
+    init(self, *given, **options)
+    self.absmax = self.absmax.double()
+
+
+@wrong_step("impl.nf4:Nf4Weight.__init__")
+def nf4_codes_one_a_byte(init: Step, self: Any, *given: Any, **options: Any) -> None:
+    """The codes are unpacked once, a byte each, and kept so."""
+    init(self, *given, **options)
+    self.register_buffer("unpacked", torch.stack([self.codes >> 4, self.codes & 15], dim=-1))
+
+
+@wrong_step("impl.nf4:Nf4Weight.double_quantize")
+def double_quantize_keeps_scales(quantize: Step, self: Any) -> None:
+    """The float32 absmax are kept beside their 8-bit codes."""
+    before = self.absmax
+    quantize(self)
+    self.register_buffer("unquantised", before)
+
+
 @wrong_step("impl.nf4:Nf4Weight.restoring")
 @contextmanager
 def backward_keeps_restored_scales(*_: Any) -> Iterator[None]:

@@ -33,7 +33,7 @@ STEPS_AT_THE_PEAK = {"torch": 1, "fused": 3}
 """The hand-written layers capture their graph in the first, and the next have the state of all before."""
 LENGTHS = 3
 STEPS = {"cpu": 30, "cuda": 1000}
-GIB = 2**30
+GIB, MEGABYTE = 2**30, 10**6
 LIMITS = {"torch": 4.0, "fused": 3.5}
 """GiB at most for a QLoRA step of a 0.5B model, 16 samples of 256 tokens. The first is what its card was said to need; the second is the
 backend's that a GPU runs by default, which keeps less for the backward pass."""
@@ -133,6 +133,16 @@ def _write_shards(folder: Path, tensors: Mapping[str, Array], work: Workload, sh
     config |= {"hidden_size": work.hidden, "intermediate_size": work.intermediate, "num_attention_heads": work.heads}
     config |= {"num_key_value_heads": work.kv_heads, "tie_word_embeddings": True, "rms_norm_eps": 1e-6, "rope_theta": work.theta}
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64, "hidden_act": "silu"}))
+
+
+def published_layer_is_small(trial: Trial, *, model: str, most: float) -> list[Comparison]:
+    """One layer of a published shape with NF4 keeps at most so many MB, and at least its codes.
+
+    The embedding is of a few words, and the adapter of rank 1: beside the layer they are next to nothing.
+    """
+    work = Workload(**{**SHAPES[model], "layers": 1, "vocab": 16}, **{**RUN, "rank": 1}, batch=1, seq=1, seed=trial.seed % 2**31)
+    codes = sum(count for name, count in counts(work).items() if name.endswith("_proj.weight")) / 2
+    return [value_inside("MB held", trial.memory.held(work) / MEGABYTE, codes / MEGABYTE, most)]
 
 
 def steps_keep_nothing(trial: Trial) -> list[Comparison]:
