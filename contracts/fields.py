@@ -58,6 +58,7 @@ CONFIG: Mapping[str, Field] = {
     "gradient_clip_norm": _real(optional=True),
     "class_weights": Field("weights", optional=True),
     "quantize_nf4": Field("bool"),
+    "double_quantize": Field("bool"),
     "warmup_fraction": _real(),
     "weight_decay": _real(),
     "lora_targets": Field("targets"),

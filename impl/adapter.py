@@ -35,7 +35,9 @@ _BESIDE = {
     **{"transformers": str, "classes": int, "pooling": str, "nf4": bool},
     **{"architecture": dict, "extra": dict, "checksums": dict, "digest": str},
 }
-"""The keys that every blackswan.json has, and their types; that of an adapter has `lora` too."""
+"""The keys that every blackswan.json has, and their types."""
+_OPTIONAL = {"lora": dict, "double_quantize": bool}
+"""That of an adapter has `lora` too, and `double_quantize` where the absmax of its NF4 base weights were quantised."""
 # They say how training went, or from where, and nothing about what the adapter computes.
 _IRRELEVANT = (
     *("auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "inference_mode", "lora_dropout", "peft_version", "revision"),
@@ -125,6 +127,7 @@ def load_adapter(folder: Path, config: DecoderConfig) -> Adapter:
         targets=settings.targets(),
         pooling="last" if own is None else own["pooling"],
         nf4=False if own is None else own["nf4"],
+        double_quantize=False if own is None else own.get("double_quantize", False),
     )
     require_named(trainable_shapes(config, adaptation), tensors, str(folder / ADAPTER_WEIGHTS))
     trainable = {name: tensors[name] for name in trainable_shapes(config, adaptation)}
@@ -181,6 +184,8 @@ def write_beside(
     own = {"classes": adaptation.classes, "pooling": adaptation.pooling, "nf4": adaptation.nf4}
     note = _STOCK if adaptation.pooling == "last" else _NO_STOCK.format(pooling=adaptation.pooling)
     values = {"transformers": note} | own | {"architecture": _architecture(config), "extra": dict(extra)}
+    if adaptation.double_quantize:
+        values["double_quantize"] = True
     if adaptation.targets:
         values["lora"] = {"rank": adaptation.rank, "alpha": float(adaptation.alpha), "targets": adaptation.targets}
     kept = {name: checksum(tensor) for name, tensor in tensors.items()}
@@ -201,9 +206,9 @@ def read_beside(path: Path, config: DecoderConfig) -> dict[str, Any]:
         if key not in values:
             raise ValueError(f"{path}: no key {key!r}; it is damaged or was edited; restore it from a copy")
     for key in values:
-        if key not in _BESIDE and key != "lora":
-            raise ValueError(f"{path}: unknown key {key!r}; expected {', '.join(_BESIDE)} and lora")
-    for key, kind in (_BESIDE | ({"lora": dict} if "lora" in values else {})).items():
+        if key not in _BESIDE and key not in _OPTIONAL:
+            raise ValueError(f"{path}: unknown key {key!r}; expected {', '.join((*_BESIDE, *_OPTIONAL))}")
+    for key, kind in (_BESIDE | {key: kind for key, kind in _OPTIONAL.items() if key in values}).items():
         if type(values[key]) is not kind:
             raise ValueError(f"{path}: {key} is {values[key]!r}; expected {kind.__name__}")
     if [type(values["checksums"].get(part)) for part in ("tensors", "base")] != [dict, dict]:

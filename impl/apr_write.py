@@ -73,7 +73,9 @@ def _in_order(names: Iterable[str]) -> list[str]:
 
 
 def _metadata(config: DecoderConfig) -> dict[str, Any]:
-    """The keys by which readers of the format know an architecture."""
+    """The keys by which readers of the format know an architecture. Raises a ValueError for one that they cannot know by them."""
+    if config.rope_scaling is not None:
+        raise ValueError("rope_scaling is of the rope_type 'llama3', which .apr files have no key for: readers would turn by other angles")
     return {
         "architecture": config.family,
         "hf_architecture": to_huggingface(config)["architectures"][0],

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from blackswan.impl.config import FAMILIES, DecoderConfig
+from blackswan.impl.config import FAMILIES, DecoderConfig, RopeScaling
 
 ENCODER_FAMILIES = (
     *("albert", "bert", "big_bird", "camembert", "convbert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "esm", "eurobert"),
@@ -41,6 +41,11 @@ FIXED: Mapping[str, tuple[Any, ...]] = {
     ),
 }
 """Keys that would change the computation → the values with which nothing changes; the first one is named in errors."""
+LLAMA3: Mapping[str, str] = {
+    **{name: name for name in ("factor", "low_freq_factor", "high_freq_factor")},
+    "original_max_position_embeddings": "original_positions",
+}
+"""The keys of the rope_type llama3, each of which must be there → fields of `RopeScaling`."""
 DEFAULT_THETA = 10_000.0
 QWEN3_HEAD_DIM = 128
 LARGEST = 2**40
@@ -70,10 +75,20 @@ def to_huggingface(config: DecoderConfig) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": config.eps,
         "rope_theta": config.theta,
-        "rope_parameters": {"rope_theta": config.theta, "rope_type": "default"},
+        **_rope(config),
         "tie_word_embeddings": config.tied,
         "max_position_embeddings": config.max_positions,
     }
+
+
+def _rope(config: DecoderConfig) -> dict[str, Any]:
+    """The rotary parameters by the keys of transformers 5, and where they are scaled by that of transformers 4 too."""
+    scaling = config.rope_scaling
+    if scaling is None:
+        return {"rope_parameters": {"rope_theta": config.theta, "rope_type": "default"}}
+    values = {key: getattr(scaling, name) for key, name in LLAMA3.items()}
+    found = {"rope_theta": config.theta, "rope_type": "llama3", **values}
+    return {"rope_parameters": found, "rope_scaling": found}
 
 
 class _Reading:
@@ -100,6 +115,7 @@ class _Reading:
                 head_dim=self._head_dim(family),
                 eps=self._number("rms_norm_eps"),
                 theta=self._theta(),
+                rope_scaling=self._rope_scaling(),
                 tied=self._tied(),
                 max_positions=self._count("max_position_embeddings"),
             )
@@ -145,28 +161,48 @@ class _Reading:
         return hidden // heads
 
     def _theta(self) -> float:
-        """The base of the rotary angles. transformers 5 keeps it in `rope_parameters`, and reads an older `rope_scaling` as those."""
-        scaling, parameters, outer = (self.values.get(key) for key in ("rope_scaling", "rope_parameters", "rope_theta"))
-        if scaling and parameters and scaling != parameters:
-            self._refuse("rope_scaling", f"the same as rope_parameters, {parameters!r}, or no such key")
-        key, found = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters or {})
-        if not isinstance(found, Mapping):
-            self._refuse(key, "an object with rope_type and rope_theta")
-        if found.get("rope_type", found.get("type", "default")) != "default" or not set(found) <= {
-            "rope_type",
-            "type",
-            "rope_theta",
-            "partial_rotary_factor",
-        }:
-            self._refuse(key, "the rope_type 'default' with a rope_theta: scaled rotary embeddings are not implemented")
-        if found.get("partial_rotary_factor", 1.0) != 1.0:
-            self._refuse(key, "a partial_rotary_factor of 1.0: nothing else is implemented")
-        inner = found.get("rope_theta", outer)
+        """The base of the rotary angles."""
+        key, found = self._rotary()
+        outer, inner = self.values.get("rope_theta"), found.get("rope_theta", self.values.get("rope_theta"))
         if outer is not None and inner != outer:
             self._refuse("rope_theta", f"the value of {key}.rope_theta, {inner!r}")
         if inner is not None and not _is_number(inner):
             self._refuse(key if "rope_theta" in found else "rope_theta", "a number for rope_theta")
         return DEFAULT_THETA if inner is None else float(inner)
+
+    def _rope_scaling(self) -> RopeScaling | None:
+        """What transformers makes of the keys of llama3; its fall-backs for one that is missing are refused."""
+        key, found = self._rotary()
+        if _rope_type(found) != "llama3":
+            return None
+        outer = self.values.get("original_max_position_embeddings")
+        for name in LLAMA3:
+            if name not in found:
+                self._refuse(key, f"a {name} beside the rope_type 'llama3'")
+            if not _is_number(found[name]):
+                self._refuse(key, f"a number for {name}")
+        if outer is not None and outer != found["original_max_position_embeddings"]:
+            self._refuse("original_max_position_embeddings", f"that of {key}, {found['original_max_position_embeddings']!r}")
+        try:
+            return RopeScaling(**{field: found[name] for name, field in LLAMA3.items()})
+        except ValueError as error:
+            self._refuse(key, f"parameters of llama3 that fit together: {error}")
+
+    def _rotary(self) -> tuple[str, Mapping[str, Any]]:
+        """The rotary parameters and their key. transformers 5 keeps them in `rope_parameters`, and reads `rope_scaling` as those."""
+        scaling, parameters = (self.values.get(key) for key in ("rope_scaling", "rope_parameters"))
+        if scaling and parameters and scaling != parameters:
+            self._refuse("rope_scaling", f"the same as rope_parameters, {parameters!r}, or no such key")
+        key, found = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters or {})
+        if not isinstance(found, Mapping):
+            self._refuse(key, "an object with rope_type and rope_theta")
+        kind = _rope_type(found)
+        known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *(LLAMA3 if kind == "llama3" else ())}
+        if kind not in ("default", "llama3") or not set(found) <= known:
+            self._refuse(key, "the rope_type 'default' with a rope_theta, or 'llama3' with its four numbers: nothing else is implemented")
+        if found.get("partial_rotary_factor", 1.0) != 1.0:
+            self._refuse(key, "a partial_rotary_factor of 1.0: nothing else is implemented")
+        return key, found
 
     def _tied(self) -> bool:
         tied = self.values.get("tie_word_embeddings", False)
@@ -194,6 +230,11 @@ class _Reading:
 
     def _refuse(self, key: str, expected: str) -> NoReturn:
         raise ValueError(f"{self.path}: {self.names.get(key, key)} is {self.values.get(key)!r}; expected {expected}")
+
+
+def _rope_type(found: Mapping[str, Any]) -> Any:
+    """As transformers reads it; `type` is its older name."""
+    return found.get("rope_type", found.get("type", "default"))
 
 
 def _same(value: Any, allowed: Any) -> bool:

@@ -11,13 +11,15 @@ from blackswan.impl.config import ClassifyConfig, DecoderConfig, target_modules
 from blackswan.impl.decoder import Body, parameter_shapes, projection_shapes, require_tensors
 from blackswan.impl.dispatch import call
 from blackswan.impl.lora import factor_shapes, initial_factor
+from blackswan.impl.nf4 import Nf4Weight
 from blackswan.impl.projection import Projection
 from blackswan.impl.tensors import Converted, Tensors
 
 
 @dataclass(frozen=True)
 class Adaptation:
-    """What is added to a decoder: number of classes, rank, scale and targets of the updates, pooling; NF4 base weights or not."""
+    """What is added to a decoder: number of classes, rank, scale and targets of the updates, pooling; NF4 base weights or not, and their
+    absmax quantised as well or not."""
 
     classes: int
     rank: int
@@ -25,6 +27,7 @@ class Adaptation:
     targets: str = "q_v"
     pooling: str = "mean"
     nf4: bool = False
+    double_quantize: bool = False
 
     @classmethod
     def of(cls, settings: ClassifyConfig) -> "Adaptation":
@@ -36,6 +39,7 @@ class Adaptation:
             targets=settings.lora_targets,
             pooling=settings.pooling,
             nf4=settings.quantize_nf4,
+            double_quantize=settings.double_quantize,
         )
 
 
@@ -108,6 +112,10 @@ class Classifier(nn.Module):
         require_tensors(trainable_shapes(config, adaptation), trainable, "adapter and head")
         self.config, self.adaptation = config, adaptation
         self.model = Body(config, placed, adaptation.nf4)
+        if adaptation.double_quantize:
+            for module in self.model.modules():
+                if isinstance(module, Nf4Weight):
+                    module.double_quantize()
         master = torch.float64 if dtype == torch.float64 else torch.float32
         masters = {name: tensor.to(device=device, dtype=master, copy=True) for name, tensor in trainable.items()}
         self._attach(masters)

@@ -111,8 +111,8 @@ class Attention(nn.Module):
         q, k, v = (projection(x).unflatten(-1, (-1, self.config.head_dim)) for projection in (self.q_proj, self.k_proj, self.v_proj))
         if self.config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        q = call(f"{self.path}.q_rope", "rope", x=q, positions=positions, theta=self.config.theta)
-        k = call(f"{self.path}.k_rope", "rope", x=k, positions=positions, theta=self.config.theta)
+        q = call(f"{self.path}.q_rope", "rope", x=q, positions=positions, **self.config.rotary)
+        k = call(f"{self.path}.k_rope", "rope", x=k, positions=positions, **self.config.rotary)
         y: Tensor = call(f"{self.path}.attention", "attention", q=q, k=k, v=v, mask=mask)
         output: Tensor = self.o_proj(y.flatten(2))
         return output

@@ -38,22 +38,22 @@ from blackswan.impl.nf4 import Nf4Weight
 from blackswan.impl.operations.lora import lora_merge
 
 
-def merge_adapter(checkpoint: Checkpoint, adapter: Adapter, *, nf4: bool, quantized_as: torch.dtype | None = None) -> dict[str, Tensor]:
+def merge_adapter(checkpoint: Checkpoint, adapter: Adapter, *, quantized_as: torch.dtype | None = None) -> dict[str, Tensor]:
     """The decoder's tensors with W + (alpha/r) · B A where the adapter has an update, computed in float32 and rounded once to W's dtype.
 
-    With `nf4`, for an adapter that was trained on NF4 weights, every projection is what it was in training, the dequantised one, and the
-    updates are added to that (QLoRA §3); `quantized_as` is the dtype that training had the weights in when it quantised them, the
-    stored one without it. Raises a ValueError where the adapter's tensors are not those of its adaptation, and
-    for a result that is not finite.
+    Where the adapter was trained on NF4 weights, every projection is what it was in training, the dequantised one, and the updates are
+    added to that (QLoRA §3); `quantized_as` is the dtype that training had the weights in when it quantised them, the stored one without
+    it. Raises a ValueError where the adapter's tensors are not those of its adaptation, and for a result that is not finite.
     """
-    require_named(trainable_shapes(checkpoint.config, adapter.adaptation), adapter.trainable, "adapter")
+    adaptation = adapter.adaptation
+    require_named(trainable_shapes(checkpoint.config, adaptation), adapter.trainable, "adapter")
     projections = tuple(f".{name}.weight" for name in projection_shapes(checkpoint.config))
     merged: dict[str, Tensor] = {}
     for name, stored in checkpoint.tensors.items():
         merged[name] = stored
         if name.endswith(projections):
             path = name.removesuffix(".weight")
-            weight = _dequantized(path, stored, quantized_as or stored.dtype) if nf4 else stored
+            weight = _dequantized(path, stored, quantized_as or stored.dtype, adaptation.double_quantize) if adaptation.nf4 else stored
             merged[name] = _updated(path, weight, adapter).to(stored.dtype)
         if not bool(torch.isfinite(merged[name]).all()):
             what = f"NaN or infinity where {stored.dtype} holds the merged weight"
@@ -61,9 +61,12 @@ def merge_adapter(checkpoint: Checkpoint, adapter: Adapter, *, nf4: bool, quanti
     return merged
 
 
-def _dequantized(path: str, stored: Tensor, quantized_as: torch.dtype) -> Tensor:
+def _dequantized(path: str, stored: Tensor, quantized_as: torch.dtype, double_quantize: bool) -> Tensor:
     """The weight after NF4, at least in float32, which holds it exactly."""
-    return Nf4Weight(path, stored.to(quantized_as)).dequantized(torch.promote_types(stored.dtype, torch.float32))
+    quantized = Nf4Weight(path, stored.to(quantized_as))
+    if double_quantize:
+        quantized.double_quantize()
+    return quantized.dequantized(torch.promote_types(stored.dtype, torch.float32))
 
 
 def _updated(path: str, weight: Tensor, adapter: Adapter) -> Tensor:
@@ -83,7 +86,7 @@ def save_merged(
     The folder appears whole or not at all. Raises a FileExistsError where it exists.
     """
     adaptation = adapter.adaptation
-    tensors = merge_adapter(checkpoint, adapter, nf4=adaptation.nf4, quantized_as=quantized_as)
+    tensors = merge_adapter(checkpoint, adapter, quantized_as=quantized_as)
     head = {name: adapter.trainable[name].detach().cpu().contiguous() for name in (HEAD_WEIGHT, HEAD_BIAS)}
     with whole_folder(folder) as partial:
         stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

@@ -299,9 +299,10 @@ class ClassifyPipeline:
         frozen = sum(math.prod(each) for each in base_shapes(shape).values())
         held = sum(tensor.nbytes for tensor in (*self.classifier.parameters(), *self.classifier.buffers()))
         own = sum(tensor.nbytes for tensor in self.classifier.trainable_parameters().values())
+        base = ("NF4 with double quantisation" if config.double_quantize else "NF4") if config.quantize_nf4 else config.dtype
         lines = {
             "model": f"{shape.family}, {shape.layers} layers, hidden {shape.hidden}, {self.source or 'random weights'}",
-            "device": f"{self.device}{self._untested()}, {config.dtype}, base weights in {'NF4' if config.quantize_nf4 else config.dtype}",
+            "device": f"{self.device}{self._untested()}, {config.dtype}, base weights in {base}",
             "kernels": dispatch.describe_backend(self.device),
             "steps": self._steps(),
             "tokens": f"{self.tokens.description}, at most {config.max_seq_len}, padded on the {config.padding_side}",

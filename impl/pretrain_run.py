@@ -157,7 +157,7 @@ class _Run:
         """What a state belongs to: a run with other values is another run."""
         settings = {name: value for name, value in asdict(self.settings).items() if name != "save_every"}
         data = {"data": self.train.shards.digest, "batch": self.train.batch, "seq": self.train.seq, "seed": self.train.seed}
-        return {**settings, **data, "architecture": vars(self.validate.decoder.config)}
+        return {**settings, **data, "architecture": asdict(self.validate.decoder.config)}
 
     def start(self, resume: bool) -> _Position:
         """The beginning, or where the state stands."""

@@ -41,8 +41,9 @@ class Projection(nn.Module):
             y = call(self.path, "lora_linear", x=x, weight=weight, bias=self.bias, **factors, alpha=self.alpha)
         elif self.quantized is not None:
             shape = {"in_features": self.in_features, "out_features": self.out_features, "block_size": self.quantized.block_size}
-            stored = {"codes": self.quantized.codes, "absmax": self.quantized.absmax}
-            y = call(self.path, "nf4_linear", x=x, **stored, **shape, bias=self.bias)
+            scales = self.quantized.scales()
+            with self.quantized.restoring(scales):
+                y = call(self.path, "nf4_linear", x=x, codes=self.quantized.codes, absmax=scales, **shape, bias=self.bias)
         else:
             y = call(self.path, "linear", x=x, weight=self.weight, bias=self.bias)
         return y

@@ -7,7 +7,7 @@ from blackswan.impl.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BESIDE, HEAD
 from blackswan.impl.apr import is_apr
 from blackswan.impl.checkpoint import CONFIG, load_checkpoint
 from blackswan.impl.checksums import Checked
-from blackswan.impl.config import ClassifyConfig, DecoderConfig
+from blackswan.impl.config import ClassifyConfig, DecoderConfig, RopeScaling
 from blackswan.impl.decoder import random_tensors
 from blackswan.impl.merge import load_merged
 from blackswan.impl.tensors import Tensors
@@ -91,8 +91,9 @@ def _on_random(folder: Path) -> Saved:
     if architecture is None:
         raise ValueError(f"{folder / ADAPTER_CONFIG}: no base_model_name_or_path; say on which checkpoint the adapter was trained")
     try:
-        decoder = DecoderConfig(**architecture)
-    except (TypeError, ValueError) as error:
+        scaling = architecture.get("rope_scaling")
+        decoder = DecoderConfig(**{**architecture, "rope_scaling": None if scaling is None else RopeScaling(**scaling)})
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {RANDOM} is no architecture ({error})") from None
     adapter = load_adapter(folder, decoder)
     config = _settings(adapter, folder)
@@ -111,6 +112,7 @@ def _settings(adapter: Adapter, folder: Path) -> ClassifyConfig:
     """The settings beside an adapter; without them, as PEFT's own adapters are, the defaults and what the adapter itself says."""
     adaptation = adapter.adaptation
     own = {"num_classes": adaptation.classes, "pooling": adaptation.pooling, "quantize_nf4": adaptation.nf4}
+    own["double_quantize"] = adaptation.double_quantize
     if adaptation.targets:  # a merged model's head has none, and only the settings say what was merged
         own |= {"lora_rank": adaptation.rank, "lora_alpha": adaptation.alpha, "lora_targets": adaptation.targets}
     stored = adapter.extra.get("settings", {})

@@ -33,6 +33,8 @@ HELP: Mapping[str, str] = {
     "class_weights": "one weight a class, used as it is; balanced: N / (K n) of n training samples of the class, mean 1 over the samples; "
     "balanced_over_classes: as inverse to n, mean 1 over the classes; none: all alike",
     "quantize_nf4": "NF4 base weights",
+    "double_quantize": "8 bits instead of 32 for the absmax of each block of 64 NF4 weights (QLoRA's double quantisation); "
+    "saves 0.37 bits a weight, and steps are made by automatic differentiation",
     "warmup_fraction": "share of the steps in which the learning rate rises",
     "weight_decay": "decoupled weight decay",
     "schedule": "learning rate after the warm-up",

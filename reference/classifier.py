@@ -18,7 +18,8 @@ def projections(targets: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierConfig(DecoderConfig):
-    """A decoder's configuration, with LoRA's rank, alpha and targets, the pooling mode, and whether base weights are NF4."""
+    """A decoder's configuration, with LoRA's rank, alpha and targets, the pooling mode, whether base weights are NF4,
+    and whether their absmax are quantised in turn."""
 
     tied: bool = True
     classes: int
@@ -27,10 +28,13 @@ class ClassifierConfig(DecoderConfig):
     targets: str = "q_v"
     pooling: str
     nf4: bool = False
+    double_quantize: bool = False
 
     def __post_init__(self) -> None:
         """ValueError for sizes and choices that no classifier has."""
         super().__post_init__()
+        if self.double_quantize and not self.nf4:
+            raise ValueError("double_quantize is on without nf4; there is no absmax to quantise")
         if unknown := set(projections(self.targets)).difference(TARGETS["all"]):
             names = f"{', '.join(TARGETS)}, or {', '.join(TARGETS['all'])} with + between them"
             raise ValueError(f"targets is {self.targets!r}, with {sorted(unknown)[0]!r}; expected {names}")
@@ -82,6 +86,10 @@ def base_weight(tape: Tape, config: ClassifierConfig, path: str) -> str:
     codes, absmax = f"{quantized}.codes", f"{quantized}.absmax"
     if codes not in tape.values:
         tape.call(quantized, "nf4_quantize", weight=weight, block_size=NF4_BLOCK)
+    if config.double_quantize:
+        stored = {name: f"{weight}.absmax.nf4.{name}" for name in ("codes", "scales", "offset")}
+        tape.call(f"{weight}.absmax.nf4", "nf4_double_quantize", absmax=absmax)
+        absmax = tape.call(f"{weight}.absmax", "nf4_double_dequantize", **stored)
     return tape.call(dequantized, "nf4_dequantize", codes=codes, absmax=absmax, rows=rows, columns=columns, block_size=NF4_BLOCK)
 
 

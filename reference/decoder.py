@@ -11,6 +11,7 @@ from typing import Self
 
 import numpy as np
 
+from blackswan.reference.rope import Scaling
 from blackswan.reference.table import Array, Composition, Scalars
 from blackswan.reference.tape import Tape
 
@@ -25,7 +26,10 @@ Project = Callable[[str, str], str]
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """The sizes and scalars of a decoder; eps is RMSNorm's, theta the rotary base, tied whether the embedding is the head's weight."""
+    """The sizes and scalars of a decoder; eps is RMSNorm's, theta the rotary base, tied whether the embedding is the head's weight.
+
+    The last four scale the rotary frequencies (`rope.Scaling`).
+    """
 
     family: str
     vocab: int
@@ -38,6 +42,10 @@ class DecoderConfig:
     eps: float
     theta: float
     tied: bool
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_positions: float = 8192.0
 
     def __post_init__(self) -> None:
         """ValueError for sizes that no decoder has."""
@@ -52,6 +60,10 @@ class DecoderConfig:
     def from_scalars(cls, scalars: Scalars) -> Self:
         """The configuration among an operation's scalars and attributes; what else is there is left alone."""
         return cls(**{entry.name: scalars[entry.name] for entry in fields(cls) if entry.name in scalars})
+
+    def rope_scaling(self) -> dict[str, float]:
+        """The scalars of `rope` that scale the frequencies; none where nothing is scaled."""
+        return {entry.name: getattr(self, entry.name) for entry in fields(Scaling)} if self.factor != 1.0 else {}
 
     def projection_shapes(self) -> dict[str, tuple[int, int]]:
         """[out, in] of the seven projections of a block, in the order of the calls, by their path in it."""
@@ -141,7 +153,7 @@ def self_attention(tape: Tape, config: DecoderConfig, path: str, x: str, project
         value = heads_of(name, heads)
         if config.family == "qwen3":
             value = tape.call(f"{path}.{name}_norm", "qk_norm", x=value, weight=f"{path}.{name}_norm.weight", eps=config.eps)
-        return tape.call(f"{path}.{name}_rope", "rope", x=value, positions="positions", theta=config.theta)
+        return tape.call(f"{path}.{name}_rope", "rope", x=value, positions="positions", theta=config.theta, **config.rope_scaling())
 
     q, k, v = positioned("q", config.heads), positioned("k", config.kv_heads), heads_of("v", config.kv_heads)
     attended = tape.call(f"{path}.attention", "attention", q=q, k=k, v=v, mask="mask")

@@ -1,5 +1,6 @@
 """config.json: whatever transformers reads there is computed as it computes it, or refused by its key."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -11,8 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.configuration_utils import PreTrainedConfig
 
 from blackswan.falsifiers.runner.real_input import RealInput
-from blackswan.impl.architecture import FIXED, read_architecture
-from blackswan.impl.checkpoint import load_decoder
+from blackswan.impl.apr_write import export_apr
+from blackswan.impl.architecture import FIXED, read_architecture, to_huggingface
+from blackswan.impl.checkpoint import load_checkpoint, load_decoder
+from blackswan.impl.config import RopeScaling
+from blackswan.impl.decoder import Decoder
 
 SIZES = {
     "vocab_size": 40,
@@ -26,6 +30,10 @@ SIZES = {
     "rms_norm_eps": 1e-6,
 }
 ABSENT = "absent"
+LLAMA3 = {
+    **{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8},
+    **{"rope_theta": 50.0},
+}
 COMPUTED: dict[str, list[Any]] = {
     "num_key_value_heads": [1, 4, None, ABSENT],
     "head_dim": [8, None, ABSENT],
@@ -43,8 +51,18 @@ COMPUTED: dict[str, list[Any]] = {
         {"rope_type": "default", "rope_theta": 300.0},
         {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
         {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5},
+        LLAMA3,
+        LLAMA3 | {"partial_rotary_factor": 0.5},
+        *({key: value for key, value in LLAMA3.items() if key != left_out} for left_out in LLAMA3),
+        LLAMA3 | {"low_freq_factor": 4.0},
+        LLAMA3 | {"high_freq_factor": 0.5},
+        LLAMA3 | {"factor": 0.5},
+        LLAMA3 | {"factor": "8"},
+        LLAMA3 | {"attention_factor": 2.0},
+        LLAMA3 | {"rope_type": "yarn"},
+        {"rope_theta": 50.0, "factor": 8.0},
     ],
-    "rope_scaling": [{"rope_type": "default", "rope_theta": 500.0}, {"type": "dynamic", "factor": 4.0}, {"type": "default"}],
+    "rope_scaling": [{"rope_type": "default", "rope_theta": 500.0}, {"type": "dynamic", "factor": 4.0}, {"type": "default"}, LLAMA3],
 }
 """Keys that say what is computed, with values away from `SIZES` and the defaults."""
 OTHERWISE: dict[str, list[Any]] = {
@@ -153,3 +171,60 @@ def test_both_readings_of_theta_must_agree() -> None:
     values = {"model_type": "llama", **SIZES, "rope_theta": 10.0, "rope_scaling": {"rope_type": "default", "rope_theta": 500.0}}
     with pytest.raises(ValueError, match=r"config\.json: rope_theta is 10\.0; expected the value of rope_scaling\.rope_theta, 500\.0"):
         read_architecture(values, Path("config.json"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.filterwarnings("ignore")
+def test_llama3_scaling_is_computed_in_every_layer_of_positions_beyond_the_original(tmp_path: Path, family: str) -> None:
+    """Over a head of 32 every band has frequencies: kept, mixed and divided; and what is read is written as transformers reads it."""
+    scaling = LLAMA3 | {"rope_theta": 1e4, "original_max_position_embeddings": 32}
+    folder = folder_of(tmp_path / "model", family, head_dim=32, max_position_embeddings=64, rope_parameters=scaling)
+    decoder = load_decoder(folder, dtype=torch.float32)
+    assert decoder.config.rope_scaling == RopeScaling(8.0, 1.0, 4.0, 32)
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        ours = decoder.logits(decoder(ids, torch.ones_like(ids, dtype=torch.bool)))
+        theirs = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)(input_ids=ids).logits
+        torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=1e-3)
+        unscaled = Decoder(dataclasses.replace(decoder.config, rope_scaling=None), load_checkpoint(folder).tensors, dtype=torch.float32)
+        assert float((unscaled.logits(unscaled(ids, torch.ones_like(ids, dtype=torch.bool))) - theirs).abs().max()) > 4e-3
+        (folder / "config.json").write_text(json.dumps(to_huggingface(decoder.config)))
+        again = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)(input_ids=ids).logits
+        assert torch.equal(theirs, again)
+    assert load_decoder(folder, dtype=torch.float32).config == decoder.config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({key: ABSENT}, f"expected a {key} beside the rope_type 'llama3'")
+        for key in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    ]
+    + [
+        ({"high_freq_factor": 1.0}, r"high_freq_factor is 1\.0: expected more than low_freq_factor, 1\.0"),
+        ({"factor": 0.5}, r"factor is 0\.5: expected a number from 1"),
+        ({"factor": "8"}, "expected a number for factor"),
+        ({"original_max_position_embeddings": 8.5}, r"original_positions is 8\.5"),
+        ({"beta_fast": 32.0}, "'llama3' with its four numbers"),
+    ],
+)
+def test_contradictory_and_missing_parameters_of_llama3_are_refused(changes: dict[str, Any], message: str) -> None:
+    found = {key: value for key, value in {**LLAMA3, **changes}.items() if value != ABSENT}
+    with pytest.raises(
+        ValueError, match=rf"config\.json: {message}" if message.startswith("rope_") else rf"config\.json: rope_.*{message}"
+    ):
+        read_architecture({"model_type": "llama", **SIZES, "rope_parameters": found}, Path("config.json"))
+
+
+def test_two_numbers_of_original_positions_are_refused() -> None:
+    values = {"model_type": "llama", **SIZES, "rope_parameters": LLAMA3, "original_max_position_embeddings": 16}
+    with pytest.raises(ValueError, match=r"original_max_position_embeddings is 16; expected that of rope_parameters, 8"):
+        read_architecture(values, Path("config.json"))
+
+
+def test_no_apr_file_is_written_of_a_scaled_model(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", "llama", rope_parameters=LLAMA3)
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"rope_scaling is of the rope_type 'llama3', which \.apr files have no key for"):
+        export_apr(load_checkpoint(folder), folder, tmp_path / "model.apr")
+    assert not (tmp_path / "model.apr").exists()

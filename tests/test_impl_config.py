@@ -88,6 +88,7 @@ def test_qlora_default_rate_by_model_size(parameters: float, rate: float) -> Non
         ({"padding_side": "lft"}, "padding_side is 'lft'.*nearest: left"),
         ({"dtype": "float16"}, "dtype is 'float16'.*expected one of float32, bfloat16"),
         ({"multi_label": 1}, "multi_label is 1: expected true or false"),
+        ({"double_quantize": True}, "double_quantize is True without quantize_nf4"),
         ({"seed": -1}, "seed is -1"),
         ({"seed": 2**63}, "seed is 9223372036854775808: expected an integer from 0 to 9223372036854775807"),
         ({"batch_size": 2**63}, "batch_size is 9223372036854775808: expected 9223372036854775807 at most"),

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from blackswan.impl.classifier import Adaptation, Classifier, initial_trainable
-from blackswan.impl.config import ClassifyConfig, DecoderConfig
+from blackswan.impl.config import ClassifyConfig, DecoderConfig, RopeScaling
 from blackswan.impl.decoder import Layer, random_tensors
 from blackswan.impl.fused import model as model_module
 from blackswan.impl.fused.fitting import WIDEST_HEAD
@@ -18,7 +19,9 @@ from blackswan.impl.fused.layer import groups
 from blackswan.impl.fused.packing import pack, sizes_of
 from blackswan.impl.fused.side import SideStream, captured_stream, side_stream
 from blackswan.impl.fused.step import FusedTrainer, backend_of, why_not
+from blackswan.impl.fused.weights import JoinedWeight
 from blackswan.impl.kernels import attention
+from blackswan.impl.projection import Projection
 from blackswan.impl.trainer import Batch, Trainer
 
 pytestmark = pytest.mark.usefixtures("few_tokens")
@@ -26,12 +29,18 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def classifier(
-    family: str = "qwen2", targets: str = "q_v", pooling: str = "last", nf4: bool = False, layers: int = 1, kv_heads: int = 1
+    family: str = "qwen2",
+    targets: str = "q_v",
+    pooling: str = "last",
+    nf4: bool = False,
+    layers: int = 1,
+    kv_heads: int = 1,
+    scaling: RopeScaling | None = None,
 ) -> Classifier:
     """What a layer computes is compared where there are several layers and key heads; one of each is enough for what a step does."""
     config = DecoderConfig(
         family=family, vocab=32, hidden=64, intermediate=128, layers=layers, heads=2 * kv_heads, kv_heads=kv_heads, head_dim=16,
-        eps=1e-6, theta=1e4, tied=True, max_positions=64,
+        eps=1e-6, theta=1e4, tied=True, max_positions=64, rope_scaling=scaling,
     )  # fmt: skip
     adaptation = Adaptation(3, 4, 8.0, targets, pooling, nf4)
     generator = torch.Generator().manual_seed(3)  # a place without a sample, whose logits are the bias, would count as correct
@@ -86,6 +95,7 @@ def require_alike(expected: Trainer, found: Trainer, moments: float) -> None:
         {"family": "qwen2", "targets": "q_v", "pooling": "last", "nf4": True},
         {"family": "qwen3", "targets": "all", "pooling": "mean", "nf4": True},
         {"family": "llama", "targets": "all", "pooling": "first", "nf4": False},
+        {"family": "llama", "targets": "all", "pooling": "last", "scaling": RopeScaling(8.0, 1.0, 4.0, 16)},
     ],
     ids=lambda model: "-".join(map(str, model.values())),
 )
@@ -240,6 +250,22 @@ def test_which_backend_runs() -> None:
     assert backend_of(ClassifyConfig(), shape, cpu) == (False, None)
     assert backend_of(ClassifyConfig(backend="torch"), shape, cpu) == (False, None)
     assert "float64" in str(why_not(torch.float64, cpu))
+
+
+def test_doubly_quantised_weights_take_the_other_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackswan.impl.fused.step.why_not", lambda *_: None)  # as on a GPU
+    shape, gpu = DecoderConfig("llama", 32, 64, 128, 1, 4, 2, 16, 1e-6, 1e4, True, 64), torch.device("cuda")
+    settings = ClassifyConfig(quantize_nf4=True, double_quantize=True)
+    runs, why = backend_of(settings, shape, gpu)
+    assert not runs
+    assert "double_quantize is on" in (why or "")
+    with pytest.raises(ValueError, match=r"backend fused: double_quantize is on.*; choose backend torch"):
+        backend_of(replace(settings, backend="fused"), shape, gpu)
+    weight = Projection("p", torch.randn(32, 64), None, nf4=True)
+    assert weight.quantized is not None
+    weight.quantized.double_quantize()
+    with pytest.raises(ValueError, match=r"p: its absmax are quantised as well .* choose backend torch"):
+        JoinedWeight([weight], 0, torch.float32)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,8 @@ MODEL = {"batch": 3, "seq": 5, "vocab": 11, "hidden": 8, "intermediate": 12, "la
 DECODER = {"family": "qwen3", "eps": 1e-6, "theta": 100.0, "tied": True}
 CLASSIFIER = {**DECODER, "alpha": 6.0, "targets": "q_v", "pooling": "mean"}
 TRAINING = {"learning_rate": 1e-2, "weight_decay": 0.1, "max_norm": 0.5, "warmup_fraction": 0.5, "schedule": "linear"}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_positions": 64}
+NF4 = ({"nf4": False}, {"nf4": True}, {"nf4": True, "double_quantize": True})
 ROWS = {"rows": 5, "in_features": 6, "out_features": 6}
 ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-3, "weight_decay": 0.1}
 
@@ -40,7 +42,10 @@ SETTINGS: dict[str, list[Setting]] = {
     "residual_add": [({"rows": 3, "hidden": 4}, {})],
     "rms_norm": [({"rows": 4, "hidden": 8}, {"eps": 1e-6})],
     "qk_norm": [({"batch": 2, "seq": 3, "heads": 2, "head_dim": 4}, {"eps": 1e-6})],
-    "rope": [({"batch": 2, "seq": 4, "heads": 2, "half_dim": 3}, {"theta": 50.0})],
+    "rope": [
+        ({"batch": 2, "seq": 4, "heads": 2, "half_dim": 3}, {"theta": 50.0}),
+        ({"batch": 2, "seq": 4, "heads": 2, "half_dim": 8}, {"theta": 50.0, **LLAMA3}),
+    ],
     "attention": [({"batch": 3, "seq": 6, "kv_heads": 2, "groups": 2, "head_dim": 4}, {})],
     "softmax": [({"rows": 3, "classes": 5}, {})],
     "swiglu": [({"rows": 3, "intermediate": 5}, {})],
@@ -65,16 +70,14 @@ SETTINGS: dict[str, list[Setting]] = {
     ],
     "decoder_forward": [(MODEL, {**DECODER, "family": family}) for family in ("qwen3", "qwen2")],
     "language_model_loss": [(MODEL, {**DECODER, "family": family}) for family in ("qwen3", "qwen2")],
-    "classifier_forward": [({**MODEL, "classes": 3, "rank": 2}, {**CLASSIFIER, "nf4": nf4}) for nf4 in (False, True)],
-    "classifier_loss": [({**MODEL, "classes": 3, "rank": 2}, {**CLASSIFIER, "nf4": nf4}) for nf4 in (False, True)],
+    "classifier_forward": [({**MODEL, "classes": 3, "rank": 2}, {**CLASSIFIER, **nf4}) for nf4 in NF4],
+    "classifier_loss": [({**MODEL, "classes": 3, "rank": 2}, {**CLASSIFIER, **nf4}) for nf4 in NF4],
     "pretrain_steps": [
         ({**MODEL, "vocab": 90, "steps": 3, "micro": 2}, {**DECODER, **TRAINING, "family": family, "tied": tied})
         for family, tied in (("qwen3", True), ("qwen2", False))
     ],
     "multi_label_steps": [({**MODEL, "classes": 3, "rank": 2, "steps": 3, "micro": 2}, {**CLASSIFIER, **TRAINING, "targets": "all"})],
-    "train_steps": [
-        ({**MODEL, "classes": 3, "rank": 2, "steps": 3, "micro": 2}, {**CLASSIFIER, **TRAINING, "nf4": nf4}) for nf4 in (False, True)
-    ],
+    "train_steps": [({**MODEL, "classes": 3, "rank": 2, "steps": 3, "micro": 2}, {**CLASSIFIER, **TRAINING, **nf4}) for nf4 in NF4],
 }
 FLAVOURS = ("normal", "masked", "right_padded", "left_padded", "zeros", "tiny_norm", "outliers")
 SEEDS = 2
@@ -418,7 +421,7 @@ class _Watching(dict[str, Any]):
 @pytest.mark.parametrize("operation", sorted(reference.COMPOSITIONS))
 def test_uses_is_what_compositions_call(operation: str) -> None:
     seen: set[str] = set()
-    for sizes, scalars in [*SETTINGS[operation], (SETTINGS[operation][0][0], {**SETTINGS[operation][0][1], "nf4": True})]:
+    for sizes, scalars in [*SETTINGS[operation], (SETTINGS[operation][0][0], {**SETTINGS[operation][0][1], **NF4[2]})]:
         table = _Watching(TABLE)
         case = _case(
             operation, (sizes, {name: value for name, value in scalars.items() if name in signatures()[operation].scalars}), "normal", 0

@@ -82,7 +82,15 @@ wrong_steps(
         _settings(alpha=lambda settings: 2.0 * settings.rank),
     ),
     adapter_pooling_forgotten=("A loaded classifier pools the mean whatever it was trained with.", _settings(pooling=lambda _: "mean")),
-    adapter_nf4_forgotten=("Trained on NF4 weights, loaded on plain ones.", _settings(nf4=lambda _: False), "S27"),
+    adapter_nf4_forgotten=(
+        "Trained on NF4 weights, loaded on plain ones.",
+        _settings(nf4=lambda _: False, double_quantize=lambda _: False),
+        "S27",
+    ),
+    adapter_double_quantize_forgotten=(
+        "Trained on doubly quantised weights, loaded on NF4 with float32 scales.",
+        _settings(double_quantize=lambda _: False),
+    ),
 )
 wrong_steps(
     "impl.adapter:read_tensors",
@@ -209,6 +217,12 @@ def merge_quantises_the_rest_not(merge: Step, checkpoint: Any, adapter: Any, **o
 def merge_quantises_what_is_stored(merge: Step, *given: Any, **options: Any) -> Any:
     """Trained in bfloat16 on NF4, merged into the NF4 codes of the checkpoint's float32 weights."""
     return merge(*given, **{**options, "quantized_as": None})
+
+
+@wrong_step("impl.merge:_dequantized")
+def merge_without_double_quantize(dequantized: Step, path: str, stored: Any, quantized_as: Any, _: bool) -> Any:
+    """Trained on doubly quantised weights, merged into NF4 with float32 scales."""
+    return dequantized(path, stored, quantized_as, False)
 
 
 @wrong_step("impl.merge:load_merged")

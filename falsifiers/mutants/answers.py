@@ -131,7 +131,7 @@ wrong_steps(
     ),
     summary_memory_without_nf4=(
         "The memory of weights that are not in NF4.",
-        lambda right, model, config, *given: right(model, replace(config, quantize_nf4=False), *given),
+        lambda right, model, config, *given: right(model, replace(config, quantize_nf4=False, double_quantize=False), *given),
     ),
 )
 

@@ -26,6 +26,8 @@ def _forward_rotation(correct: Operation) -> Operation:
     return with_gradients(x=lambda _, dy, a: call(correct, {**a, "x": dy}))(correct)
 
 
+MIDDLE = "(turns > (self.low_freq_factor + self.high_freq_factor) / 2).astype(frequency.dtype)"
+
 mutants(
     "rope",
     rope_interleaved_pairs=(
@@ -64,6 +66,27 @@ mutants(
             ),
             ("return angle", "return in_bfloat16(angle)"),
         ),
+    ),
+    rope_factor_ignored=("Frequencies are not scaled, whatever the factor.", with_arguments(factor=lambda _: 1.0)),
+    rope_medium_band_not_smoothed=(
+        "A frequency is divided or kept, with nothing between.",
+        edited(("np.clip((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0.0, 1.0)", MIDDLE)),
+    ),
+    rope_wavelengths_swapped=(
+        "Short waves are stretched and long ones kept.",
+        edited(("(1.0 - kept) * frequency / self.factor + kept * frequency", "kept * frequency / self.factor + (1.0 - kept) * frequency")),
+    ),
+    rope_turns_in_radians=(
+        "Turns are counted in radians.",
+        edited((" * frequency / (2.0 * np.pi)", " * frequency")),
+    ),
+    rope_every_frequency_divided=(
+        "Every frequency divided by the factor, as linear scaling does.",
+        edited(("(1.0 - kept) * frequency / self.factor + kept * frequency", "frequency / self.factor")),
+    ),
+    rope_original_positions_fixed=(
+        "8192 positions of pre-training, whatever the config says.",
+        with_arguments(original_positions=lambda _: 8192),
     ),
     rope_gradient_rotates_forward=("The backward pass rotates the same way as the forward.", _forward_rotation),
 )

@@ -97,7 +97,13 @@ def _quantised_head(made: Made) -> str:
 
 mutants(
     "classifier_forward",
-    nf4_not_applied=("NF4 asked for, the weights stay unquantised.", wrong_calls(Made.run, nf4=False), "S27"),
+    nf4_not_applied=("NF4 asked for, the weights stay unquantised.", wrong_calls(Made.run, nf4=False, double_quantize=False), "S27"),
+    nf4_double_not_applied=(
+        "Double quantisation asked for, the absmax stay in float32.",
+        wrong_calls(Made.run, double_quantize=False),
+        "own",
+        "bfloat16",
+    ),
     classifier_head_bias_dropped=("Head bias not added.", wrong_calls(lambda made: made.run(bias=None), at="score".__eq__)),
     classifier_head_quantised=(
         "NF4 asked for, the head is quantised by accident as well.",

@@ -2,7 +2,8 @@
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +46,10 @@ wrong_steps(
     estimate_always_quantised=(
         "NF4 whether or not it was asked for.",
         _of_other(lambda asked: {"adaptation": replace(asked["adaptation"], nf4=True)}),
+    ),
+    estimate_without_double_quantize=(
+        "Four bytes an absmax whether or not they are quantised in turn.",
+        _of_other(lambda asked: {"adaptation": replace(asked["adaptation"], double_quantize=False)}),
     ),
 )
 
@@ -134,6 +139,35 @@ def step_keeps_plain_weights(init: Step, self: Any, path: str, weight: Any, *giv
     """The plain weights are kept beside their NF4 codes."""
     init(self, path, weight, *given, **options)
     self.register_buffer("plain", weight.clone())
+
+
+@wrong_step("impl.nf4:Nf4Weight.__init__")
+def nf4_scales_in_float64(init: Step, self: Any, *given: Any, **options: Any) -> None:
+    """The absmax are kept in float64."""
+    init(self, *given, **options)
+    self.absmax = self.absmax.double()
+
+
+@wrong_step("impl.nf4:Nf4Weight.__init__")
+def nf4_codes_one_a_byte(init: Step, self: Any, *given: Any, **options: Any) -> None:
+    """The codes are unpacked once, a byte each, and kept so."""
+    init(self, *given, **options)
+    self.register_buffer("unpacked", torch.stack([self.codes >> 4, self.codes & 15], dim=-1))
+
+
+@wrong_step("impl.nf4:Nf4Weight.double_quantize")
+def double_quantize_keeps_scales(quantize: Step, self: Any) -> None:
+    """The float32 absmax are kept beside their 8-bit codes."""
+    before = self.absmax
+    quantize(self)
+    self.register_buffer("unquantised", before)
+
+
+@wrong_step("impl.nf4:Nf4Weight.restoring")
+@contextmanager
+def backward_keeps_restored_scales(*_: Any) -> Iterator[None]:
+    """The float32 scales that a forward pass has restored are kept for the backward pass."""
+    yield
 
 
 @wrong_step("impl.fused.weights:JoinedWeight.__init__")

@@ -267,8 +267,18 @@ wrong_step("impl.trainer:Trainer._step", "S25", name="fit_lora_left_out_with_nf4
 
 
 wrong_step("impl.classifier:Adaptation.of", "S27", name="fit_nf4_left_out", doc="NF4 asked for, the run goes on unquantised.")(
-    lambda of, *given: replace(of(*given), nf4=False)
+    lambda of, *given: replace(of(*given), nf4=False, double_quantize=False)
 )
+wrong_step(
+    "impl.classifier:Adaptation.of", name="fit_double_quantize_left_out", doc="Double quantisation asked for, the run goes on without."
+)(lambda of, *given: replace(of(*given), double_quantize=False))
+
+
+@wrong_step("impl.nf4:Nf4Weight.double_quantize")
+def nf4_restored_without_offset(quantize: Any, weight: Any) -> None:
+    """The mean of the absmax is not kept beside their codes."""
+    quantize(weight)
+    weight.absmax_offset.zero_()
 
 
 @wrong_step("impl.trainer:Trainer._step", "S15")

@@ -54,6 +54,7 @@ class WholeModel:
     targets: str = "all"
     pooling: str = "mean"
     nf4: bool = False
+    double_quantize: bool = False
     eps: float = 1e-6
 
     @property
@@ -77,7 +78,7 @@ class WholeModel:
 
     def parameters(self) -> "Stored":
         """The parameters; those of one model are kept, for both sides and with NF4 or without."""
-        return _stored(replace(self, nf4=False, batch=1, seq=1))
+        return _stored(replace(self, nf4=False, double_quantize=False, batch=1, seq=1))
 
 
 SMALL: Mapping[str, Any] = dict(zip(ARCHITECTURE[1:], (96, 64, 128, 3, 4, 2, 48, 2e5), strict=True))

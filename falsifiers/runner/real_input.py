@@ -51,7 +51,7 @@ class RealInput:
 
         config = asdict(read_config(self.model))
         del config["max_positions"]
-        return config
+        return config | (config.pop("rope_scaling") or {})
 
     @cached_property
     def rows(self) -> list[tuple[list[int], int]]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from blackswan.impl.classifier import Adaptation
-from blackswan.impl.config import DecoderConfig
+from blackswan.impl.config import DecoderConfig, RopeScaling
 from blackswan.reference.table import Array
 
 
@@ -23,7 +23,8 @@ def to_numpy(value: torch.Tensor) -> Array:
 
 def config_of(scalars: Mapping[str, Any]) -> DecoderConfig:
     """The decoder of those sizes and scalars, among which others may be; for any number of positions where none is given."""
-    return DecoderConfig(**_of_fields(DecoderConfig, {"tied": True, "max_positions": 2**31, **scalars}))
+    scaling = RopeScaling(**_of_fields(RopeScaling, scalars)) if scalars.get("factor", 1.0) != 1.0 else None
+    return DecoderConfig(**_of_fields(DecoderConfig, {"tied": True, "max_positions": 2**31, **scalars}), rope_scaling=scaling)
 
 
 def adaptation_of(scalars: Mapping[str, Any]) -> Adaptation:

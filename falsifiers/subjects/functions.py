@@ -96,8 +96,11 @@ class Functions(Subject):
         if operation not in self.bound:
             raise Lacks(f"{self.name} has no {operation}")
         bound = self.bound[operation]
+        plain = {
+            name for name, scalar in bound.signature.scalars.items() if scalar.default is not None and scalars.get(name) == scalar.default
+        }
         for name in (*inputs, *scalars):
-            if name not in bound.takes:
+            if name not in bound.takes and name not in plain:
                 raise Lacks(f"{self.name} takes no {name}")
         return bound
 
@@ -185,6 +188,8 @@ class Bound:
 
     def call(self, tensors: Tensors, scalars: Mapping[str, Any], dtype: torch.dtype) -> Tensors:
         """The outputs by name. TypeError where the answer is no tensor a name."""
+        # One that is not taken is at its default (`Functions._bound`).
+        scalars = {name: value for name, value in scalars.items() if name in self.takes}
         answer = self.function(tensors, {**scalars, "dtype": dtype} if self.takes_dtype else scalars)
         names = list(self.signature.outputs)
         if isinstance(answer, Mapping):

@@ -48,6 +48,7 @@ _CONFIGURED = (
     "accumulation_steps",
     "gradient_clip_norm",
     "quantize_nf4",
+    "double_quantize",
     "warmup_fraction",
     "weight_decay",
     "pooling",

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from blackswan import reference
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.numeric.precision import STORAGE
 from blackswan.falsifiers.numeric.strategies import parameters
 from blackswan.falsifiers.runner.real_input import RealInput
 from blackswan.falsifiers.subjects.doors.files import AdapterSettings
+from blackswan.falsifiers.system.workloads import through_nf4
 from blackswan.reference.classifier import TARGETS, trainable_names
 from blackswan.reference.decoder import parameter_shapes
 from blackswan.reference.table import Array
@@ -145,10 +145,12 @@ def _adaptation(rng: Generator) -> dict[str, Any]:
         "targets": str(rng.choice(["q_v", "all"])),
         "pooling": str(rng.choice(["mean", "last", "first"])),
         "nf4": bool(rng.integers(2)),
+        "double_quantize": bool(rng.integers(2)),
     }
 
 
 def _filled(scalars: dict[str, Any], seed: int, dtype: str, decoder: dict[str, Array] | None, input_ids: Array, mask: Array) -> Model:
+    scalars = {**scalars, "double_quantize": scalars["nf4"] and scalars["double_quantize"]}
     drawn = {name.removeprefix("parameters/"): value for name, value in parameters("classifier", scalars, "normal", seed, dtype).items()}
     names = trainable_names(scalars)
     trainable = {name: drawn[name].astype(np.float32) for name in names}
@@ -178,10 +180,7 @@ def base_weight(model: Model, path: str) -> Array:
     weight = np.asarray(before_nf4(model, path), np.float64)
     if not model.scalars["nf4"]:
         return weight
-    rows, columns = weight.shape
-    stored = reference.evaluate("nf4_quantize", {"weight": weight}, {"block_size": 64})
-    shape = {"rows": rows, "columns": columns, "block_size": 64}
-    return np.asarray(reference.evaluate("nf4_dequantize", stored, shape)["weight"], np.float64)
+    return np.asarray(through_nf4(weight, model.scalars["double_quantize"]), np.float64)
 
 
 def projections(model: Model) -> list[str]:

@@ -218,7 +218,7 @@ def _as_computed(model: Model, merge: bool) -> Rounded:
                 alpha = {"alpha": model.scalars["alpha"]}
                 values[f"{name}.weight"] = reference.evaluate("lora_merge", {"weight": plain, **factors}, alpha, table)["y"]
                 values[f"{name}.lora_B.weight"] = np.zeros_like(factors["lora_b"])
-        return reference.evaluate("classifier_forward", values, {**model.scalars, "nf4": False}, table)
+        return reference.evaluate("classifier_forward", values, {**model.scalars, "nf4": False, "double_quantize": False}, table)
 
     return run
 

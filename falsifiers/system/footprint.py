@@ -23,11 +23,11 @@ from blackswan.falsifiers.subjects.doors.devices import Estimate, Growth, Worklo
 from blackswan.falsifiers.system.resident import stays
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
-from blackswan.falsifiers.system.workloads import BYTES, FAMILIES, counts, drawn, small, split
+from blackswan.falsifiers.system.workloads import BLOCK, BYTES, FAMILIES, counts, drawn, scale_bytes, small, split
 from blackswan.reference.table import Array
 
-BLOCK, ROUNDED = 64, 512
-"""Weights of an absmax; bytes that CUDA's allocator rounds a tensor up to."""
+ROUNDED = 512
+"""Bytes that CUDA's allocator rounds a tensor up to."""
 TRANSIENT = ("activations", "gradients", "update", "batch", "working", "logits")
 STEPS_AT_THE_PEAK = {"torch": 1, "fused": 3}
 """The hand-written layers capture their graph in the first, and the next have the state of all before."""
@@ -35,7 +35,7 @@ LENGTHS = 3
 STEPS = {"cpu": 30, "cuda": 1000}
 MEASURES = {"cpu": ("bytes", "tensors", "peak"), "cuda": ("bytes", "tensors", "reserved", "segments", "driver")}
 """What must not grow. A CPU's memory comes from the system's allocator, of which nobody counts what it holds in reserve."""
-GIB = 2**30
+GIB, MEGABYTE = 2**30, 10**6
 LIMITS = {"torch": 4.0, "fused": 3.5}
 """GiB at most for a QLoRA step of a 0.5B model, 16 samples of 256 tokens. The first is what its card was said to need; the second is the
 backend's that a GPU runs by default, which keeps less for the backward pass."""
@@ -47,11 +47,19 @@ SMALL = Workload(**SIZES, **RUN, intermediate=128, layers=2, batch=3, seq=16)
 
 
 def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
-    """The estimate has every part of the run, and weights and moments in it are a count of the architecture's bytes."""
+    """The estimate has every part of the run, and weights and moments in it are a count of the architecture's bytes; with double
+    quantisation too, which does not make the backward pass keep more."""
     rng = trial.rng("parts")
-    work = small(rng, trial.seed, nf4=bool(rng.integers(2)))
+    plain = small(rng, trial.seed, nf4=bool(rng.integers(2)))
+    double = replace(plain, nf4=True, double_quantize=True)
+    single, nested = (trial.memory.estimate(replace(double, double_quantize=on)).parts.get("activations", 0) for on in (False, True))
+    less = value_at_most("double quantisation: activations beyond those without it", nested - single, 0)
+    return [*_every_part(trial, plain), *_every_part(trial, double), less]
+
+
+def _every_part(trial: Trial, work: Workload) -> list[Comparison]:
     found = trial.memory.estimate(work)
-    rounding = ROUNDED * (work.layers * 30 + 20) if trial.on_gpu else 0
+    rounding = ROUNDED * (work.layers * 50 + 20) if trial.on_gpu else 0
     expected = _weights_and_moments(work)
     parts = {name: float(count) for name, count in found.parts.items()}
     compared = [value_inside(name, parts.get(name, np.nan), count, count + rounding) for name, count in expected.items()]
@@ -76,7 +84,7 @@ def _weights_and_moments(work: Workload) -> dict[str, int]:
         found["biases"] = width * of("*_proj.bias")
     if work.nf4:
         found["nf4_codes"] = sum((count + 1) // 2 for count in projections)
-        found["nf4_absmax"] = 4 * sum(-(-count // BLOCK) for count in projections)
+        found["nf4_absmax"] = sum(scale_bytes(count, work.double_quantize) for count in projections)
     else:
         found["projections"] = width * sum(projections)
     return found | {"lora": 4 * of("*.lora_?.weight"), "head": 4 * of("score.*"), "moments": 2 * 4 * sum(trained.values())}
@@ -86,12 +94,13 @@ def estimate_equals_measure(trial: Trial) -> list[Comparison]:
     """The estimate's total, and what it says that autograd saves, against the device's allocator and autograd's hooks in real steps; on
     a GPU by each backend, of which the hand-written one has no hooks."""
     rng = trial.rng("measure")
-    work = replace(small(rng, trial.seed, nf4=bool(rng.integers(2))), batch=12, seq=24, accumulation=int(rng.integers(1, 3)))
+    nf4, double = bool(rng.integers(2)), bool(rng.integers(2))
+    work = replace(small(rng, trial.seed, nf4, nf4 and double), batch=12, seq=24, accumulation=int(rng.integers(1, 3)))
     if trial.on_gpu:  # so much larger than the workspaces of libraries that these do not matter
         work = replace(work, batch=32, seq=256, hidden=512, intermediate=1536, head_dim=512 // work.heads, layers=8)
     factor, found = 1.0 + float(trial.literal(np.ones(1)).max), []
     for backend in trial.trainer.backends:
-        asked = replace(work, backend=backend)
+        asked = replace(work, backend=backend, double_quantize=work.double_quantize and backend == "torch")
         estimate, usage = trial.memory.estimate(asked), trial.memory.measure(asked, STEPS_AT_THE_PEAK[backend])
         found.append(value_within_factor(f"{backend}: total", estimate.total / usage.peak, factor))
         if backend == "torch":
@@ -126,6 +135,16 @@ def _write_shards(folder: Path, tensors: Mapping[str, Array], work: Workload, sh
     config |= {"hidden_size": work.hidden, "intermediate_size": work.intermediate, "num_attention_heads": work.heads}
     config |= {"num_key_value_heads": work.kv_heads, "tie_word_embeddings": True, "rms_norm_eps": 1e-6, "rope_theta": work.theta}
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64, "hidden_act": "silu"}))
+
+
+def published_layer_is_small(trial: Trial, *, model: str, most: float) -> list[Comparison]:
+    """One layer of a published shape with NF4 keeps at most so many MB, and at least its codes.
+
+    The embedding is of a few words, and the adapter of rank 1: beside the layer they are next to nothing.
+    """
+    work = Workload(**{**SHAPES[model], "layers": 1, "vocab": 16}, **{**RUN, "rank": 1}, batch=1, seq=1, seed=trial.seed % 2**31)
+    codes = sum(count for name, count in counts(work).items() if name.endswith("_proj.weight")) / 2
+    return [value_inside("MB held", trial.memory.held(work) / MEGABYTE, codes / MEGABYTE, most)]
 
 
 def steps_keep_nothing(trial: Trial) -> list[Comparison]:

@@ -89,11 +89,12 @@ def small_run(trial: Trial, samples: tuple[int, int] = (9, 7), **settings: Any) 
     settings = {
         **{"num_classes": 3, "multi_label": False, "lora_rank": 2, "lora_alpha": 4.0, "lora_targets": targets, "pooling": pooling},
         **{"batch_size": MICRO, "accumulation_steps": ACCUMULATION, "epochs": 2, "max_seq_len": 16, "learning_rate": 1e-2},
-        **{"gradient_clip_norm": 0.5, "quantize_nf4": False, "seed": int(rng.integers(1000))},
+        **{"gradient_clip_norm": 0.5, "quantize_nf4": False, "double_quantize": False, "seed": int(rng.integers(1000))},
         **settings,
     }
     drawn |= {"eps": 1e-6, "theta": 10000.0, "tied": True, "alpha": 4.0, "learning_rate": 1e-2}
     drawn |= {"targets": settings["lora_targets"], "pooling": settings["pooling"], "nf4": settings["quantize_nf4"]}
+    drawn["double_quantize"] = settings["double_quantize"]
     sizes = {**SIZES, "steps": 1, "micro": 1, "classes": settings["num_classes"], "rank": settings["lora_rank"]}
     case = build(replace(trial.claim, operation="train_steps"), Draw(sizes, drawn, {}, trial.seed), "normal", "float32")
     parameters = {name.removeprefix("parameters/"): value for name, value in case.inputs.items() if name.startswith("parameters/")}

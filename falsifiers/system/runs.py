@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from blackswan import reference
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_at_least
 from blackswan.falsifiers.subjects.doors.training import Kept, Plan, Run
 from blackswan.falsifiers.system.run_problem import SmallRun, part, small_run
 from blackswan.falsifiers.system.same import same, same_samples
 from blackswan.falsifiers.system.trial import Trial, may_be_non_finite
+from blackswan.falsifiers.system.workloads import through_nf4
 from blackswan.reference.optimiser import clip_by_global_norm, learning_rate_schedule
 from blackswan.reference.table import Array
 from blackswan.reference.training import flatten
@@ -172,25 +172,24 @@ def base_weights_are_kept(trial: Trial) -> list[Comparison]:
 
 
 def nf4_is_applied_and_trains(trial: Trial) -> list[Comparison]:
-    """Each of the seven projections computes with the reference's NF4 of its weight; and every trainable tensor moves."""
-    problem = small_run(trial, quantize_nf4=True, epochs=1)
+    """Each of the seven projections computes with the reference's NF4 of its weight, with double quantisation and without; and every
+    trainable tensor moves."""
+    return [each for double in (False, True) for each in _nf4_trains(trial, double)]
+
+
+def _nf4_trains(trial: Trial, double_quantize: bool) -> list[Comparison]:
+    problem = small_run(trial, quantize_nf4=True, double_quantize=double_quantize, epochs=1)
     run, _ = _whole(trial, problem)
     found = []
     for name in (name for name in problem.parameters if name.endswith("_proj.weight")):
         if name in run.quantised:
-            found.append(trial.near(name, _through_nf4(problem.parameters[name]), run.quantised[name]))
+            found.append(trial.near(name, through_nf4(problem.parameters[name], double_quantize), run.quantised[name]))
         else:
             found.append(broken(name, "not quantised, though NF4 was asked for"))
     for name, value in part(run.epochs[0].state, "trainable").items():
         moved = np.asarray(value, np.float64) != problem.parameters[name]
         found.append(value_at_least(f"share of {name} that moved", float(moved.mean()), 0.5))
     return found
-
-
-def _through_nf4(weight: Array) -> Array:
-    rows, columns = weight.shape
-    stored = reference.evaluate("nf4_quantize", {"weight": weight}, {"block_size": 64})
-    return reference.evaluate("nf4_dequantize", {**stored}, {"rows": rows, "columns": columns, "block_size": 64})["weight"]
 
 
 @may_be_non_finite("*")

@@ -16,19 +16,26 @@ from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_at
 from blackswan.falsifiers.subjects.doors.devices import Workload
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
-from blackswan.falsifiers.system.workloads import BYTES, split
+from blackswan.falsifiers.system.workloads import BYTES, scale_bytes, split
 from blackswan.reference.classifier import parameter_shapes
 
 QLORA: dict[str, Any] = {
     **{"num_classes": 2, "lora_rank": 16, "lora_alpha": 32.0, "lora_targets": "q_v", "learning_rate": 2e-4, "epochs": 3},
-    **{"max_seq_len": 256, "batch_size": 16, "accumulation_steps": 1, "gradient_clip_norm": 1.0, "quantize_nf4": True},
+    **{
+        "max_seq_len": 256,
+        "batch_size": 16,
+        "accumulation_steps": 1,
+        "gradient_clip_norm": 1.0,
+        "quantize_nf4": True,
+        "double_quantize": False,
+    },
     **{"warmup_fraction": 0.06, "weight_decay": 0.01, "schedule": "linear", "pooling": "mean", "class_weights": None, "multi_label": False},
     **{"validation_fraction": 0.1, "early_stop_patience": None, "log_interval": 100, "seed": 0, "padding_side": "right"},
     **{"dtype": "float32", "backend": "auto"},
 }
 """For models of 13B parameters at most; larger ones have half the learning rate."""
 LIMIT = 13 * 10**9
-BLOCK, MIB = 64, 2**20
+MIB = 2**20
 PRINTED = 0.005 + 1e-9
 """Half a unit of the last digit that the table of memory shows, in MiB."""
 
@@ -102,6 +109,7 @@ def _work(trial: Trial) -> Workload:
         alpha=3.0 * rank,
         classes=int(rng.integers(2, 7)),
         nf4=trial.seed % 2 == 0,
+        double_quantize=trial.seed % 4 == 0,
         dtype=str(rng.choice(list(BYTES))),
     )
 
@@ -109,13 +117,13 @@ def _work(trial: Trial) -> Workload:
 def _options(work: Workload, accumulation: int) -> list[str]:
     values = {"lora-rank": work.rank, "lora-alpha": work.alpha, "num-classes": work.classes, "dtype": work.dtype, "backend": "torch"}
     values |= {"batch-size": work.batch, "max-seq-len": work.seq, "accumulation-steps": accumulation}
-    nf4 = "--quantize-nf4" if work.nf4 else "--no-quantize-nf4"
-    return [f"--model={CHECKPOINT}", "--memory", nf4, *(f"--{name}={value}" for name, value in values.items())]
+    nf4 = ["--quantize-nf4" if work.nf4 else "--no-quantize-nf4"] + ["--double-quantize"] * work.double_quantize
+    return [f"--model={CHECKPOINT}", "--memory", *nf4, *(f"--{name}={value}" for name, value in values.items())]
 
 
 def _bytes(name: str, shape: tuple[int, ...], work: Workload) -> int:
-    """Of a frozen tensor: in NF4 half a byte a weight of a projection, and four for each block of them."""
+    """Of a frozen tensor: in NF4 half a byte a weight of a projection, and its scales."""
     count = math.prod(shape)
     if work.nf4 and name.endswith("_proj.weight"):
-        return (count + 1) // 2 + 4 * -(-count // BLOCK)
+        return (count + 1) // 2 + scale_bytes(count, work.double_quantize)
     return BYTES[work.dtype] * count

@@ -6,16 +6,19 @@ from typing import Any
 
 import numpy as np
 
+from blackswan import reference
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.devices import Workload
 from blackswan.reference.classifier import parameter_shapes, trainable_names
 from blackswan.reference.table import Array
 
 FAMILIES = ("llama", "qwen2", "qwen3")
+BLOCK, GROUP = 64, 256
+"""Weights of an absmax; absmax of a scale where they are quantised in turn."""
 BYTES = {"bfloat16": 2, "float32": 4}
 
 
-def small(rng: Generator, seed: int, nf4: bool) -> Workload:
+def small(rng: Generator, seed: int, nf4: bool, double_quantize: bool = False) -> Workload:
     """Sizes that are unlike each other, and a batch of four."""
     head_dim = int(rng.choice([8, 16]))
     family, intermediate = str(rng.choice(FAMILIES)), int(rng.choice([72, 96]))
@@ -30,10 +33,27 @@ def small(rng: Generator, seed: int, nf4: bool) -> Workload:
         rank=rank,
         alpha=2.0 * rank,
         nf4=nf4,
+        double_quantize=double_quantize,
         batch=4,
         seq=6,
         seed=seed % 2**31,
     )
+
+
+def scale_bytes(weights: int, double_quantize: bool) -> int:
+    """Bytes of the absmax of so many weights in NF4: four a block, or one with four for every 256 blocks and four for the mean."""
+    blocks = -(-weights // BLOCK)
+    return blocks + 4 * -(-blocks // GROUP) + 4 if double_quantize else 4 * blocks
+
+
+def through_nf4(weight: Array, double_quantize: bool) -> Array:
+    """The weight [out, in] after quantisation and back, by the reference."""
+    rows, columns = weight.shape
+    stored = reference.evaluate("nf4_quantize", {"weight": weight}, {"block_size": 64})
+    if double_quantize:
+        nested = reference.evaluate("nf4_double_quantize", {"absmax": stored["absmax"]}, {})
+        stored["absmax"] = reference.evaluate("nf4_double_dequantize", nested, {})["absmax"]
+    return reference.evaluate("nf4_dequantize", stored, {"rows": rows, "columns": columns, "block_size": 64})["weight"]
 
 
 def counts(work: Workload) -> dict[str, int]:

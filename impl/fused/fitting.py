@@ -12,8 +12,10 @@ JOINED = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.ga
 WIDEST_HEAD = 256
 
 
-def why_not_shapes(config: DecoderConfig, nf4: bool) -> str | None:
-    """Why the layers of that architecture cannot be computed; None where they can."""
+def why_not_weights(config: DecoderConfig, nf4: bool, double_quantize: bool) -> str | None:
+    """Why the layers of that architecture, with weights held so, cannot be computed; None where they can."""
+    if double_quantize:
+        return "double_quantize is on, and its kernels read an absmax of NF4 as a float32"
     if config.head_dim > WIDEST_HEAD:
         return f"head_dim is {config.head_dim}, and its attention holds a head of at most {WIDEST_HEAD} in registers"
     shapes = projection_shapes(config)

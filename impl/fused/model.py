@@ -60,7 +60,7 @@ class FusedClassifier:
     def loss_and_gradients(self, packed: Packed) -> Outcome:
         """The mean loss over the real samples; the gradients of the trainable tensors go to their slots in `factors`."""
         config = self.classifier.config
-        table = rope_table(packed.positions, config.theta, config.head_dim)
+        table = rope_table(packed.positions, config.theta, config.head_dim, scaling=config.rope_scaling)
         rows = read_rows(packed.bounds, len(packed.positions), self.classifier.adaptation.pooling)
         # The tokens that fill up are a sequence as well, of less than GRAIN.
         tokens = Tokens(packed.positions, table, packed.bounds, max(self.longest, GRAIN), rows)

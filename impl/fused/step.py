@@ -11,7 +11,7 @@ from torch import Tensor
 from blackswan.impl import kernels, validation
 from blackswan.impl.classifier import Classifier
 from blackswan.impl.config import ClassifyConfig, DecoderConfig
-from blackswan.impl.fused.fitting import why_not_shapes
+from blackswan.impl.fused.fitting import why_not_weights
 from blackswan.impl.fused.packing import GRAIN, Packed, pack, sizes_of
 from blackswan.impl.fused.side import captured_stream
 from blackswan.impl.kernels.launch import on_device
@@ -41,7 +41,7 @@ def backend_of(config: ClassifyConfig, architecture: DecoderConfig, device: torc
     """
     if config.backend == "torch":
         return False, None
-    reason = why_not(getattr(torch, config.dtype), device) or why_not_shapes(architecture, config.quantize_nf4)
+    reason = why_not(getattr(torch, config.dtype), device) or why_not_weights(architecture, config.quantize_nf4, config.double_quantize)
     if config.backend == "fused" and reason:
         raise ValueError(f"backend fused: {reason}; choose backend torch")
     runs = config.backend == "fused" or (reason is None and device.type == "cuda")

@@ -34,6 +34,8 @@ class JoinedWeight:
             return
         kept = [q for q in quantized if q is not None]
         self._block = kept[0].block_size
+        if any(q.doubly_quantized for q in kept):
+            raise ValueError(f"{projections[0].path}: its absmax are quantised as well (double_quantize), which no kernel reads; {ADVICE}")
         if not blocks_align([p.out_features * p.in_features for p in projections], self._block):
             raise ValueError(f"{projections[0].path}: its NF4 blocks do not end where the next projection's begin; {ADVICE}")
         self._codes, self._absmax = torch.cat([q.codes for q in kept]), torch.cat([q.absmax for q in kept])

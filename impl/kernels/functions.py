@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from blackswan.impl.config import RopeScaling
 from blackswan.impl.kernels import cross_entropy, nf4_dequantize, rms_norm, rope, swiglu
 from blackswan.impl.operations import losses
 from blackswan.impl.operations.nf4 import require_block_size
@@ -37,16 +38,16 @@ class _RmsNorm(torch.autograd.Function):
 
 class _Rope(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, positions: Tensor, theta: float, scaling: RopeScaling | None) -> Tensor:
         ctx.save_for_backward(positions)
-        ctx.theta = theta
-        return rope.qk_norm_rope(x, positions, theta)[0]
+        ctx.theta, ctx.scaling = theta, scaling
+        return rope.qk_norm_rope(x, positions, theta, scaling=scaling)[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Gradients:
         (positions,) = ctx.saved_tensors
-        return rope.qk_norm_rope_backward(dy.contiguous(), None, positions, ctx.theta), None, None
+        return rope.qk_norm_rope_backward(dy.contiguous(), None, positions, ctx.theta, scaling=ctx.scaling), None, None, None
 
 
 class _SwiGlu(torch.autograd.Function):
@@ -101,10 +102,10 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return y.view(x.shape)
 
 
-def _rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+def _rope(x: Tensor, positions: Tensor, theta: float, **scaling: Any) -> Tensor:
     tokens = x.reshape(-1, *x.shape[2:]).contiguous()
     flat = positions.to(torch.int64).reshape(-1).contiguous()
-    y: Tensor = _Rope.apply(tokens, flat, float(theta))
+    y: Tensor = _Rope.apply(tokens, flat, float(theta), RopeScaling(**scaling) if scaling else None)
     return y.view(x.shape)
 
 

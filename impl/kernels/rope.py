@@ -8,7 +8,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blackswan.impl.config import RopeScaling
 from blackswan.impl.kernels.launch import buffer, launch, require_contiguous_rows, require_same_shape, require_storage
+from blackswan.impl.operations.attention import frequencies
 
 TILE = 2048
 FEWEST_HEADS = 8
@@ -130,7 +132,7 @@ def _qk_norm_rope_backward(
     tl.store(target + HALF, dsecond.to(out.dtype.element_ty), mask=there)
 
 
-def rope_table(positions: Tensor, theta: float, head_dim: int, out: Tensor | None = None) -> Tensor:
+def rope_table(positions: Tensor, theta: float, head_dim: int, out: Tensor | None = None, scaling: RopeScaling | None = None) -> Tensor:
     """Cosines and then sines of each token's angles, float32 [tokens, head_dim]: what layers that share positions can share.
 
     positions int64 [tokens]; each entry is within an ulp of the float64 value. Raises a ValueError for an odd head_dim.
@@ -142,7 +144,7 @@ def rope_table(positions: Tensor, theta: float, head_dim: int, out: Tensor | Non
     if not out.is_contiguous():
         raise ValueError("out is not contiguous: expected a table of its own")
     if tokens:
-        grid, turns = (triton.cdiv(tokens * half, TABLE_BLOCK),), _quarter_turns(half, theta, positions.device)
+        grid, turns = (triton.cdiv(tokens * half, TABLE_BLOCK),), _quarter_turns(half, theta, scaling, positions.device)
         launch(_rope_table, grid, positions, turns, out, tokens * half, half, TABLE_BLOCK)
     return out
 
@@ -156,12 +158,14 @@ def qk_norm_rope(
     out: Tensor | None = None,
     rstd: Tensor | None = None,
     table: Tensor | None = None,
+    scaling: RopeScaling | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """x [tokens, heads, head_dim], rotated by position, and before that normed by head where a weight is given.
 
     The weight is [head_dim] for all heads, or [heads, head_dim], one for each. Returns y and rstd float32 [tokens, heads].
     The norm is rounded to the dtype of x before the rotation. Tokens and heads may be strided (a slice of a fused buffer); `out` may be x
-    itself. `table` is `rope_table(positions, theta, head_dim)`, in the place of computing angles anew; rstd is None without a weight.
+    itself. `table` is `rope_table(positions, theta, head_dim)` of that scaling, in the place of computing angles anew; rstd is None without
+    a weight.
     Raises a ValueError for sizes or dtypes that do not fit.
     """
     _check(x, positions, weight, table)
@@ -173,7 +177,7 @@ def qk_norm_rope(
     if tokens and heads:
         launch(
             _qk_norm_rope, (tokens, triton.cdiv(heads, tile)),
-            x, positions, _quarter_turns(half, theta, x.device), x if table is None else table, x if weight is None else weight,
+            x, positions, _quarter_turns(half, theta, scaling, x.device), x if table is None else table, x if weight is None else weight,
             out, x if rstd is None else rstd, heads, *x.stride()[:2], *out.stride()[:2], _weight_stride(weight), eps,
             weight is not None, table is not None, half, block, tile, num_warps=warps,
         )  # fmt: skip
@@ -190,6 +194,7 @@ def qk_norm_rope_backward(
     rstd: Tensor | None = None,
     out: Tensor | None = None,
     table: Tensor | None = None,
+    scaling: RopeScaling | None = None,
 ) -> Tensor:
     """dx of `qk_norm_rope` for a frozen weight: the inverse rotation, then the norm's gradient, in float32, rounded once.
 
@@ -208,7 +213,7 @@ def qk_norm_rope_backward(
     if tokens and heads:
         launch(
             _qk_norm_rope_backward, (tokens, triton.cdiv(heads, tile)),
-            dy, held, positions, _quarter_turns(half, theta, dy.device), dy if table is None else table,
+            dy, held, positions, _quarter_turns(half, theta, scaling, dy.device), dy if table is None else table,
             dy if weight is None else weight, dy if rstd is None else rstd, out, heads,
             *dy.stride()[:2], *held.stride()[:2], *out.stride()[:2], _weight_stride(weight), eps,
             weight is not None, rstd is not None, table is not None, half, block, tile, num_warps=warps,
@@ -217,10 +222,9 @@ def qk_norm_rope_backward(
 
 
 @functools.cache
-def _quarter_turns(half: int, theta: float, device: torch.device) -> Tensor:
-    """θ^(−i/half) in quarter turns a position, float64 [half]."""
-    exponent = torch.arange(half, dtype=torch.float64, device=device) / half
-    return theta**-exponent * (2.0 / math.pi)
+def _quarter_turns(half: int, theta: float, scaling: RopeScaling | None, device: torch.device) -> Tensor:
+    """Quarter turns a position of each pair, float64 [half]."""
+    return frequencies(half, theta, scaling, device) * (2.0 / math.pi)
 
 
 def _tile(heads: int, head_dim: int) -> tuple[int, int, int, int]:

@@ -1,12 +1,15 @@
 """Rotary position embedding and grouped-query attention."""
 
+import math
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from blackswan.impl.config import RopeScaling
 from blackswan.impl.host import available_memory
 from blackswan.impl.operations.precision import compute_dtype, widen
 
@@ -14,19 +17,29 @@ BYTES_A_SCORE, LITTLE = 8, 2**30
 """Bytes for each pair of tokens: the mask as truth values, three times, and as a number of the scores; and what is not worth a look."""
 
 
-def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+def rope(x: Tensor, positions: Tensor, theta: float, **scaling: Any) -> Tensor:
     """Rotates the pairs (i, i + d/2) of x [batch, seq, heads, d] by position · θ^(−2i/d) (Su et al. 2021).
 
-    positions [batch, seq] are integers. Angles, cosines and sines are float64 and rounded once, because float32 angles lose
-    whole digits at positions in the thousands.
+    positions [batch, seq] are integers; `scaling` has all fields of `impl.config.RopeScaling`, or none. Angles, cosines and sines are
+    float64 and rounded once, because float32 angles lose whole digits at positions in the thousands.
     """
     half = x.shape[-1] // 2
-    exponent = torch.arange(half, dtype=torch.float64, device=x.device) / half
-    angle = positions[..., None].to(torch.float64) * theta**-exponent
+    angle = positions[..., None].to(torch.float64) * frequencies(half, theta, RopeScaling(**scaling) if scaling else None, x.device)
     table_dtype = compute_dtype(x.dtype)
     cos, sin = (table[:, :, None, :].to(table_dtype) for table in (angle.cos(), angle.sin()))
     first, second = torch.split(widen(x), half, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def frequencies(half: int, theta: float, scaling: RopeScaling | None, device: torch.device) -> Tensor:
+    """Radians a position of each pair, float64 [half]: θ^(−i/half), as Llama 3.1 scales them where there is a scaling."""
+    plain = theta ** -(torch.arange(half, dtype=torch.float64, device=device) / half)
+    if scaling is None:
+        return plain
+    turns, low, high = plain * (scaling.original_positions / (2.0 * math.pi)), scaling.low_freq_factor, scaling.high_freq_factor
+    kept = (turns - low) / (high - low)
+    mixed = (1.0 - kept) * (plain / scaling.factor) + kept * plain
+    return torch.where(turns < low, plain / scaling.factor, torch.where(turns > high, plain, mixed))
 
 
 def _exact_products(q: Tensor) -> AbstractContextManager[None]:

@@ -107,19 +107,27 @@ def nf4_double_quantize(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     blocks = functional.pad(centred, (0, -centred.numel() % GROUP_SIZE)).view(-1, GROUP_SIZE)
     scales = blocks.abs().amax(dim=1)
     scaled = (blocks * (1.0 / scales.clamp(min=1e-38))[:, None]).clamp(-1.0, 1.0)
-    codes = torch.bucketize(scaled, _dynamic_midpoints(absmax.device)).to(torch.uint8)
-    return codes.flatten()[: centred.numel()], scales, offset
+    codes = torch.bucketize(scaled, _dynamic_midpoints(absmax.device)).flatten()[: centred.numel()]
+    return codes.to(torch.uint8), scales, offset  # cut before it is converted: a view would keep the codes of the padding
 
 
 @functools.cache
 def _dynamic_midpoints(device: torch.device) -> Tensor:
-    codebook: Tensor = _library().create_dynamic_map().to(device)
+    codebook = _dynamic_codebook(device)
     return (codebook[:-1] + codebook[1:]) / 2
+
+
+@functools.cache
+def _dynamic_codebook(device: torch.device) -> Tensor:
+    codebook: Tensor = _library().create_dynamic_map().to(device)
+    return codebook
 
 
 def nf4_double_dequantize(codes: Tensor, scales: Tensor, offset: Tensor) -> Tensor:
     """codebook8[code] · scale + offset, float32 [blocks]."""
-    restored: Tensor = _library().dequantize_blockwise(codes, absmax=scales.float(), blocksize=GROUP_SIZE)
+    # Its own codebook the library keeps on the device that asked first, which may be one without content.
+    codebook = _dynamic_codebook(codes.device)
+    restored: Tensor = _library().dequantize_blockwise(codes, absmax=scales.float(), code=codebook, blocksize=GROUP_SIZE)
     return restored + offset.float()
 
 

@@ -92,7 +92,8 @@ class StreamRows:
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    """The settings of an adapter. `alpha` is not divided by the rank; `nf4` says that it was trained on weights in NF4."""
+    """The settings of an adapter. `alpha` is not divided by the rank; `nf4` says that it was trained on weights in NF4, `double_quantize`
+    that their absmax were quantised in turn."""
 
     classes: int
     rank: int
@@ -100,6 +101,7 @@ class AdapterSettings:
     targets: str
     pooling: str
     nf4: bool
+    double_quantize: bool
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,18 @@ class Memory(Door):
         resident = sum(value.nbytes for value in tensors.values() if value.device.type == "cpu")
         return Quantised(taken["peak"], resident, {name.removesuffix(".quantized.absmax"): value for name, value in absmax.items()})
 
+    def held(self, work: Workload) -> int:
+        """Bytes of the allocator that a classifier keeps after a forward pass over one token, whatever holds them."""
+        config, adaptation = config_of(work.scalars), adaptation_of(work.scalars)
+        trainable, dtype = classifier.initial_trainable(config, adaptation, work.seed), getattr(torch, work.dtype)
+        token = torch.zeros((1, 1), dtype=torch.int64, device=self._device)
+        with allocated(self._device) as taken, torch.no_grad():
+            base = RandomTensors(classifier.base_shapes(config), dtype, self._device)
+            made = classifier.Classifier(config, adaptation, base, trainable, dtype=dtype, device=self._device)
+            made(token, torch.ones_like(token, dtype=torch.bool))
+            gc.collect()
+        return taken["kept"]
+
     def _trainer(self, work: Workload) -> Trainer:
         """A trainer whose base weights are drawn on the device."""
         config, dtype = config_of(work.scalars), getattr(torch, work.dtype)
