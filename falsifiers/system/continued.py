@@ -84,7 +84,7 @@ def refuses_to_continue_another_run(trial: Trial) -> list[Comparison]:
 
     The folder is as it was, and with another value of the free setting the run goes on to its end.
     """
-    problem, rng = small_run(trial), trial.rng("changes")
+    problem, rng = small_run(trial, quantize_nf4=True), trial.rng("changes")
     settings = trial.trainer.settings(problem)
     others = {f"settings.{name} was": _with_another(trial, name, value) for name, value in settings.items() if name != FREE}
     others |= _with_other_samples(problem, rng)
@@ -132,7 +132,7 @@ def _with_another(trial: Trial, name: str, value: Any) -> SmallRun:
         other = next(each for each in _OTHERS[name] if each != value)
     else:
         other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else value / 2
-    return small_run(trial, **{name: other})
+    return small_run(trial, **{"quantize_nf4": True, name: other})
 
 
 def _with_other_samples(problem: SmallRun, rng: Generator) -> dict[str, SmallRun]:

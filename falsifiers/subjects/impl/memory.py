@@ -71,8 +71,8 @@ class Memory(Door):
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """All that steps can be computed by here. Triton's kernels run on CUDA, or under Triton's interpreter."""
-        able = kernels.why_not() is None and (self._device.type == "cuda" or kernels.interpreted())
+        """All that steps can be computed by here. Triton's interpreter, which runs kernels on a CPU, would take minutes for so many."""
+        able = kernels.why_not() is None and self._device.type == "cuda"
         return ("torch", "triton", "fused") if able else ("torch",)
 
     def grown(self, work: Workload, lengths: Sequence[int], warm_up: int, steps: int) -> Growth:
