@@ -107,5 +107,6 @@ def _name(record: Record) -> str:
 
 def _execute(command: list[str], folder: Path) -> subprocess.CompletedProcess[bytes]:
     """Runs a command for which the folder is the only checkout."""
-    environment = {**os.environ, "PYTHONPATH": str(folder), "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=MOST_SECONDS)  # noqa: S603  git and pytest
