@@ -133,7 +133,7 @@ def test_balanced_weights_come_from_the_training_samples(model: Path, place: Pat
     assert main(["train", *at(model, place), *SMALL, "--class-weights", "balanced", "--validation-fraction", "0"]) == 0
     assert "class_weights: [0.6666666666666666, 2.0]\n" in (place / "run" / "config.yaml").read_text()
     assert (place / "run" / "statistics.yaml").read_text().splitlines()[1:] == [
-        "imbalance_ratio: 3",
+        "imbalance_ratio: 3.0",
         "minority_count: 5",
         "sample_count: 20",
     ]

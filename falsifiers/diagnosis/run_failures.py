@@ -36,12 +36,12 @@ def recorded() -> Mapping[str, Mapping[str, str]]:
     return found
 
 
-def record(killed: Iterable[tuple[str, str, str]]) -> None:
-    """Writes claim, mutant and tensor of each kill."""
-    found: dict[str, dict[str, str]] = {}
+def record(killed: Iterable[tuple[str, str, str]], kept: Iterable[str] = ()) -> None:
+    """Writes claim, mutant and tensor of each kill; what is recorded of the claims `kept` stays."""
+    found: dict[str, dict[str, str]] = {claim: dict(recorded()[claim]) for claim in kept if claim in recorded()}
     for claim, mutant, tensor in sorted(killed):
         found.setdefault(claim, {})[mutant] = place(tensor)
-    RECORD.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    RECORD.write_text(json.dumps(dict(sorted(found.items())), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def like_failing(claim: Claim, comparison: Comparison) -> Culprit | None:

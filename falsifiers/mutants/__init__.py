@@ -27,6 +27,7 @@ for _module in (
         "runs",
         "entry_points",
         "pretraining_runs",
+        "commands",
         "warm_up",
         "whole_models",
     ),

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     if options.output:
         options.output.write_text("".join(json.dumps(plain(dataclasses.asdict(cell))) + "\n" for cell in cells), encoding="utf-8")
     if options.record_failures:
-        _record_failures(claims, cells)
+        _record_failures(loaded, claims, cells)
     faults = _concluded(options, claims, names, cells, time.perf_counter() - start)
     return 1 if faults else 0
 
@@ -61,9 +61,11 @@ def _concluded(
     return faults
 
 
-def _record_failures(claims: Sequence[Claim], cells: Sequence[power.Cell]) -> None:
-    systems = {claim.id for claim in claims if claim.system}
-    run_failures.record((cell.claim, cell.mutant, cell.tensor) for cell in cells if cell.mutant and cell.tensor and cell.claim in systems)
+def _record_failures(every: Sequence[Claim], claims: Sequence[Claim], cells: Sequence[power.Cell]) -> None:
+    """Of the claims that were not selected the record stays."""
+    systems, selected = ({claim.id for claim in each if claim.system} for each in (every, claims))
+    killed = ((cell.claim, cell.mutant, cell.tensor) for cell in cells if cell.mutant and cell.tensor and cell.claim in systems)
+    run_failures.record(killed, systems - selected)
 
 
 def _require_tried(chosen: Sequence[str], tasks: Sequence[power.Task], claims: Sequence[str], loaded: Sequence[Claim]) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from blackswan.falsifiers.subjects.doors.models import Model
     from blackswan.falsifiers.subjects.doors.training import Trainer
     from blackswan.falsifiers.subjects.impl.classifiers import Classifiers
+    from blackswan.falsifiers.subjects.impl.commands import Commands
     from blackswan.falsifiers.subjects.impl.corpora import Corpora
     from blackswan.falsifiers.subjects.impl.devices import Devices
     from blackswan.falsifiers.subjects.impl.files import Files
@@ -105,6 +106,7 @@ class Trial:
     """The attack of a system claim on a subject, and the seed that everything drawn follows from."""
 
     classifiers: "_Door[Classifiers]" = _Door()
+    commands: "_Door[Commands]" = _Door()
     corpora: "_Door[Corpora]" = _Door()
     devices: "_Door[Devices]" = _Door()
     files: "_Door[Files]" = _Door()

@@ -45,7 +45,8 @@ def run(options: argparse.Namespace) -> None:
 
 def as_json(evaluation: "Evaluation") -> dict[str, Any]:
     """The evaluation for programs. Of more than MOST_CLASSES classes the confusion is a list of [true, predicted, count] without zeros."""
-    values = dataclasses.asdict(evaluation) | {"macro_f1": macro_f1(evaluation)}
+    scores = [dataclasses.asdict(score) for score in evaluation.per_class]
+    values = vars(evaluation) | {"per_class": scores, "macro_f1": macro_f1(evaluation)}
     if len(evaluation.per_class) > MOST_CLASSES:
         rows = enumerate(values.pop("confusion"))
         values["confusion_counts"] = [[true, taken, count] for true, row in rows for taken, count in enumerate(row) if count]

@@ -239,7 +239,7 @@ def _with_weights(config: "ClassifyConfig", train: "Samples") -> "ClassifyConfig
 def _write_for_rules(output: Path, config: "ClassifyConfig", parameters: int, train: "Samples") -> None:
     """The two files that `python -m contracts check` reads."""
     statistics = train.statistics()
-    ratio = ".inf" if math.isinf(statistics.imbalance) else f"{statistics.imbalance:.6g}"
+    ratio = ".inf" if math.isinf(statistics.imbalance) else repr(statistics.imbalance)
     output.mkdir(parents=True, exist_ok=True)
     said = f"p99_length: {statistics.length_percentiles[99]}\nimbalance_ratio: {ratio}\n"
     said += f"minority_count: {statistics.minority}\nsample_count: {statistics.total}\n"

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 DOORS = {
     "classifiers": "Classifiers",
+    "commands": "Commands",
     "corpora": "Corpora",
     "devices": "Devices",
     "files": "Files",

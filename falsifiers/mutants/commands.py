@@ -1,0 +1,207 @@
+"""Wrong commands: what they open, read, write and print."""
+
+from dataclasses import replace
+from typing import Any
+
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+# Evaluating and predicting
+
+
+def _opens_last(open_saved: Any, options: Any) -> Any:
+    if options.adapter is not None and (options.adapter / "run.json").is_file():
+        options.adapter = options.adapter / "last"
+    return open_saved(options)
+
+
+wrong_steps("impl.commands.evaluate:open_saved", evaluate_opens_last=("A run's folder is its last adapter.", _opens_last))
+wrong_steps("impl.commands.predict:open_saved", predict_opens_last=("A run's folder is its last adapter.", _opens_last))
+wrong_step("impl.saved:_settings", name="saved_settings_of_longer_texts", doc="What was saved reads 16 tokens more of a text.")(
+    lambda settings, *given: replace(settings(*given), max_seq_len=settings(*given).max_seq_len + 16)
+)
+wrong_step("impl.commands.evaluate:macro_f1", name="macro_f1_of_seen_classes", doc="The mean over the classes that have a text.")(
+    lambda _, found: sum(each.f1 for each in found.per_class if each.support) / sum(each.support > 0 for each in found.per_class)
+)
+wrong_step("impl.commands.evaluate:_table", name="confusion_table_transposed", doc="Predicted classes in rows, in the table alone.")(
+    lambda table, confusion, columns: table(confusion if columns else tuple(zip(*confusion, strict=True)), columns)
+)
+wrong_step("impl.commands.evaluate:_most_frequent", name="confusions_transposed", doc="Of the confusions the predicted class comes first.")(
+    lambda most, confusion, several: most(tuple(zip(*confusion, strict=True)), several)
+)
+
+
+@wrong_step("impl.commands.evaluate:as_json")
+def sparse_confusion_transposed(as_json: Any, evaluation: Any) -> Any:
+    """Of many classes the predicted one comes before the true one."""
+    values = as_json(evaluation)
+    counts = values.get("confusion_counts", [])
+    return values | ({"confusion_counts": sorted([taken, true, count] for true, taken, count in counts)} if counts else {})
+
+
+@wrong_step("impl.commands.predict:predictions")
+def predict_drops_the_rest(predictions: Any, pipeline: Any, texts: Any) -> Any:
+    """A last batch that is not full is left out."""
+    every = list(texts)
+    size = pipeline.config.batch_size
+    return predictions(pipeline, every[: max(1, len(every) // size) * size])
+
+
+# Texts from a file
+
+
+def _otherwise(change: Any) -> Any:
+    """The lines of a file, changed as a list."""
+    return lambda lines, name: iter(change(list(lines(name))))
+
+
+wrong_steps(
+    "impl.commands.predict:_lines",
+    by=_otherwise,
+    predict_strips_lines=("Lines of a file lose the white space at their ends.", lambda texts: [text.strip() for text in texts]),
+    predict_skips_empty_lines=("Empty lines of a file are passed over.", lambda texts: [text for text in texts if text]),
+    predict_splits_lines_as_text=(
+        "Lines of a file end at every mark that ends a line of text.",
+        lambda texts: "\n".join(texts).splitlines(),
+    ),
+    predict_drops_byte_order_marks=("A text loses the mark that it begins with.", lambda texts: [text.lstrip("\ufeff") for text in texts]),
+)
+
+# Settings
+
+wrong_step("impl.settings:_shown", name="written_settings_rounded", doc="Numbers in config.yaml have six digits.")(
+    lambda shown, value: f"{value:g}" if isinstance(value, float) else shown(value)
+)
+wrong_step("impl.settings:resolve", name="file_before_options", doc="A file's settings come before those of the command line.")(
+    lambda resolve, size, *sources: resolve(size, *reversed(sources))
+)
+wrong_step("impl.settings:given_options", name="options_that_say_no_ignored", doc="--no-quantize-nf4 has no effect.")(
+    lambda given, options: {name: each for name, each in given(options).items() if each.value is not False}
+)
+
+
+@wrong_step("impl.settings:read_file")
+def file_numbers_in_single_precision(read_file: Any, path: Any) -> Any:
+    """Numbers of a YAML file are float32."""
+    import numpy as np
+
+    found = read_file(path)
+    return {
+        name: replace(each, value=float(np.float32(each.value))) if isinstance(each.value, float) else each for name, each in found.items()
+    }
+
+
+# Records
+
+
+@wrong_step("impl.metrics:MetricsFile.step")
+def metrics_count_samples_by_batch_size(step: Any, file: Any, record: Any) -> None:
+    """Every step has the samples of a full one."""
+    file.__dict__["_most"] = max(record.samples, file.__dict__.get("_most", 0))
+    step(file, replace(record, samples=file.__dict__["_most"]))
+
+
+@wrong_step("impl.metrics:MetricsFile.epoch")
+def metrics_call_every_epoch_the_best(epoch: Any, file: Any, record: Any) -> None:
+    """Every epoch is the best so far."""
+    epoch(file, replace(record, best=record.validation_loss is not None))
+
+
+wrong_step("impl.fit:StepRecord", name="steps_say_accuracy_for_loss", doc="A step's record has its accuracy for its loss.")(
+    lambda record, *given: record(*given[:2], given[3], *given[3:])
+)
+
+
+@wrong_step("impl.fit:_Run._step")
+def epoch_loss_of_means(step: Any, run: Any, indices: Any) -> None:
+    """The training loss of an epoch is the mean over its steps, not over its samples."""
+    before = run.progress
+    step(run, indices)
+    loss = (run.progress.loss_sum - before.loss_sum) / (run.progress.sample_count - before.sample_count)
+    run.progress = replace(run.progress, loss_sum=before.loss_sum + loss, sample_count=before.sample_count + 1)
+
+
+wrong_step(
+    "impl.commands.train:_conclusion", name="conclusion_of_the_last_loss", doc="The best loss that is told is that of the last epoch."
+)(lambda conclusion, output, result: conclusion(output, replace(result, best_validation_loss=result.epochs[-1].validation_loss)))
+
+
+@wrong_step("impl.commands.train:_write_for_rules")
+def statistics_after_truncation_written(write: Any, output: Any, config: Any, parameters: int, train: Any) -> None:
+    """statistics.yaml has the lengths that the model reads."""
+    write(output, config, parameters, replace(train, text_lengths=None))
+
+
+@wrong_step("impl.progress:Progress.step")
+def progress_one_step_late(step: Any, progress: Any, record: Any) -> None:
+    """Every log_interval-th step but one is shown."""
+    step(progress, replace(record, step=record.step + 1 if record.step < progress.total_steps else record.step))
+
+
+# Kills
+
+
+@wrong_step("impl.metrics:_before")
+def metrics_repeat_a_step(before: Any, line: str, epoch: int, step: int | None, where: str) -> bool:
+    """The line of the step that a continuation begins with stays."""
+    return bool(before(line, epoch, None if step is None else step + 1, where))
+
+
+wrong_step("impl.metrics:cut_back", name="metrics_never_cut_back", doc="A continuation appends to what is there, torn lines too.")(
+    lambda *_: None
+)
+
+
+@wrong_step("impl.metrics:_before")
+def metrics_lose_a_step(before: Any, line: str, epoch: int, step: int | None, where: str) -> bool:
+    """The line before that of the step that a continuation begins with is lost."""
+    return bool(before(line, epoch, None if step is None else step - 1, where))
+
+
+wrong_step("impl.pipeline:fit", name="state_every_other_time", doc="The state is written half as often as was asked for.")(
+    lambda fit, *given, save_every=None, **named: fit(*given, save_every=None if save_every is None else 2 * save_every, **named)
+)
+
+# Workers
+
+
+@wrong_step("impl.evaluation:_count")
+def confusion_of_one_worker(count: Any, confusion: Any, *given: Any) -> None:
+    """Other workers than the first count nothing."""
+    from torch import distributed
+
+    if not distributed.is_initialized() or distributed.get_rank() == 0:
+        count(confusion, *given)
+
+
+wrong_step("impl.evaluation:shard", name="workers_evaluate_everything", doc="Every worker evaluates every sample, and all are added.")(
+    lambda _, indices, *__: indices
+)
+
+# Values that are not finite
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline._logits")
+def finite_check_of_last_batch(logits: Any, pipeline: Any, texts: Any) -> Any:
+    """The last batch alone is checked for values that are not finite."""
+    import torch
+
+    size = pipeline.config.batch_size
+    starts = range(0, len(texts), size)
+    with torch.no_grad():
+        batches = [pipeline.tokens.batch(texts[at : at + size]) for at in starts[:-1]]
+        found = [pipeline.classifier(*(each.to(pipeline.device) for each in batch)).cpu() for batch in batches]
+    return torch.cat([*found, logits(pipeline, texts[starts[-1] :])]) if found else logits(pipeline, texts)
+
+
+wrong_step("impl.pipeline:require_finite", "S9", name="answers_that_are_not_finite", doc="Answers are not checked.")(lambda *_: None)
+
+
+@wrong_step("impl.trainer:Trainer.forward_only", "S9")
+def evaluation_loss_made_up(forward_only: Any, trainer: Any, batch: Any, probabilities: bool = False) -> Any:
+    """The loss of an evaluation that is not finite is 100, and every class the first."""
+    from blackswan.impl.trainer import BatchResult
+
+    try:
+        return forward_only(trainer, batch, probabilities)
+    except FloatingPointError:
+        return BatchResult(100.0, 0, len(batch.labels), predicted=batch.labels * 0)

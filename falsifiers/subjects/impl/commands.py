@@ -1,0 +1,106 @@
+"""The commands of `impl`, by their own main function: in this process, in one that is killed, and by workers."""
+
+import io
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+
+from blackswan.falsifiers.subjects.doors.commands import Opened, Said
+from blackswan.falsifiers.subjects.doors.files import Label
+from blackswan.falsifiers.subjects.doors.training import Kill, Rank
+from blackswan.falsifiers.subjects.impl import Door
+from blackswan.falsifiers.subjects.impl.kill_points import KillPoints, file_events
+from blackswan.falsifiers.subjects.impl.workers import on_ranks
+from blackswan.impl import __main__ as command
+from blackswan.impl.corpus import Sample
+from blackswan.impl.group import ALONE, Group
+from blackswan.impl.pipeline import ClassifyPipeline
+from blackswan.reference.table import Array
+
+ON_THE_HOST = ("export",)
+"""Commands that have no device."""
+
+
+class Commands(Door):
+    """The program `impl` as a user runs it."""
+
+    def run(self, *arguments: object, stdin: bytes = b"") -> Said:
+        """A command that does what it was asked. Raises a RuntimeError where it ends otherwise."""
+        said = self.attempt(*arguments, stdin=stdin)
+        if said.status:
+            raise RuntimeError(f"{arguments[0]} ended with status {said.status}: {said.err.strip()[-600:]}")
+        return said
+
+    def attempt(self, *arguments: object, stdin: bytes = b"") -> Said:
+        """A command with whatever end."""
+        with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))):
+            return _run(self._given(arguments))
+
+    def killed(self, folder: Path, kill: Kill | None, *arguments: object) -> Rank:
+        """A command in a process of its own, which is killed at that event of the folder's files; its end and the events up to there."""
+        (outcome,) = on_ranks(_watched, 1, (folder, kill, self._given(arguments)), self._device)
+        return outcome.answer or Rank(outcome.ended, {}, [])
+
+    def by_workers(
+        self, workers: int, folder: Path, texts: Sequence[str], labels: Sequence[Label], *arguments: object
+    ) -> tuple[list[Said], list[Opened]]:
+        """A command that several workers run together, as torchrun would start it, and then the answers of each about the folder.
+
+        Raises a RuntimeError where one of them fails.
+        """
+        outcomes = on_ranks(_joined, workers, (self._given(arguments), folder, texts, labels), self._device)
+        if failed := [f"rank {rank}: {each.ended}" for rank, each in enumerate(outcomes) if each.answer is None]:
+            raise RuntimeError("; ".join(failed))
+        return [each.answer[0] for each in outcomes], [each.answer[1] for each in outcomes]
+
+    def opened(self, folder: Path, texts: Sequence[str], labels: Sequence[Label]) -> Opened:
+        """The library's answers from an adapter or a merged model."""
+        return _opened(ALONE, self._device, folder, texts, labels)
+
+    def library(self, call: str, folder: Path, texts: Sequence[str]) -> Array:
+        """The answer to one call of the library, `predict` or `probabilities`."""
+        return np.asarray(getattr(ClassifyPipeline.from_saved(folder, device=self._device), call)(texts))
+
+    def _given(self, arguments: Sequence[object]) -> list[str]:
+        """The arguments with the device where the command has one, before texts that are to be classified."""
+        name, *rest = map(str, arguments)
+        return [name, *([] if name in ON_THE_HOST else [f"--device={self._device}"]), *rest]
+
+
+def _run(arguments: Sequence[str]) -> Said:
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        status = command.main(arguments)
+    return Said(status, out.getvalue(), err.getvalue())
+
+
+def _watched(group: Group, device: torch.device, folder: Path, kill: Kill | None, arguments: Sequence[str]) -> Rank:
+    del group, device
+    event = KillPoints(kill.event, kill.times) if kill else KillPoints()
+    file_events(folder, event)
+    said = _run(arguments)
+    return Rank(f"status {said.status}: {said.err}" if said.status else "", {}, event.seen)
+
+
+def _joined(
+    group: Group, device: torch.device, arguments: Sequence[str], folder: Path, texts: Sequence[str], labels: Sequence[Label]
+) -> tuple[Said, Opened]:
+    """The command finds the group in which this process is, in the place of torchrun's environment."""
+    with mock.patch("blackswan.impl.group.joined", return_value=nullcontext((group, device))):
+        said = _run(arguments)
+    if said.status:
+        raise RuntimeError(f"{arguments[0]} ended with status {said.status}: {said.err.strip()[-600:]}")
+    group.barrier()  # the first worker writes the folder
+    return said, _opened(group, device, folder, texts, labels)
+
+
+def _opened(group: Group, device: torch.device, folder: Path, texts: Sequence[str], labels: Sequence[Label]) -> Opened:
+    pipeline = ClassifyPipeline.from_saved(folder, device=device, group=group)
+    samples = [Sample(text, tuple(label) if isinstance(label, list) else label) for text, label in zip(texts, labels, strict=True)]
+    probabilities = np.asarray(pipeline.probabilities(texts))
+    return Opened(np.asarray(pipeline.predict(texts)), probabilities, asdict(pipeline.evaluate(samples)))

@@ -1,0 +1,171 @@
+"""A small classifier that the commands train, evaluate and ask: its files, and what an independent reader makes of them."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
+from safetensors import SafetensorError
+
+from blackswan import reference
+from blackswan.falsifiers.data import CHECKPOINT
+from blackswan.falsifiers.numeric.answers import SubjectError
+from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.subjects.doors.files import Label
+from blackswan.falsifiers.system.adapter_files import TOKENIZER, Model, generated, read_adapter
+from blackswan.falsifiers.system.trial import Check, Trial
+from blackswan.reference.table import Array
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+C = TypeVar("C", bound=Check)
+CONFIG, METRICS, RUN, STATISTICS, STATE = "config.yaml", "metrics.jsonl", "run.json", "statistics.yaml", "state/state.safetensors"
+MAX_SEQ_LEN = 10
+ODD = (
+    *("  rm -rf", "rm -rf  ", "\tdate", "rm\trf", " ", "", "\x0bls", "ls\x0c", "a\x1cb", "a\x85", "\u2028b", "\ufeffls", "\u00a0ls"),
+    *("a\rb", '"q"', "\\n", "e\u0301", "\u00e9", "🙂", "{}", "-rf", "date"),
+)
+"""Texts of one line that a door may change: white space at either end, other line ends, an empty one."""
+LONG = "cp one two three four five six seven eight nine ten eleven"
+
+
+def reads_files(check: C) -> C:
+    """A check to which files and printed lines that cannot be read are answers of the subject: it has failed then."""
+
+    @wraps(check)
+    def judged(trial: Trial, **arguments: Any) -> list[Comparison]:
+        try:
+            return check(trial, **arguments)
+        except (ValueError, LookupError, TypeError, AttributeError, OSError, SafetensorError) as error:
+            raise SubjectError(f"what a command left cannot be read: {type(error).__name__}: {error}") from error
+
+    return cast(C, judged)
+
+
+@dataclass(frozen=True)
+class Small:
+    """A checkpoint `base` with the shipped tokenizer, the same as arrays, and the settings of a run on it, all of which are given."""
+
+    folder: Path
+    model: Model
+    settings: dict[str, Any]
+
+    @property
+    def base(self) -> Path:
+        """The checkpoint's folder."""
+        return self.folder / "base"
+
+    @property
+    def several(self) -> bool:
+        """Whether a text has several labels."""
+        return bool(self.settings["multi_label"])
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return int(self.settings["num_classes"])
+
+    def corpus(self, name: str, texts: Sequence[str], labels: Sequence[Label]) -> Path:
+        """Writes a corpus."""
+        path = self.folder / f"{name}.jsonl"
+        rows = ({"input": text, "labels" if isinstance(label, list) else "label": label} for text, label in zip(texts, labels, strict=True))
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    def labels(self, rng: Generator, count: int, without: int | None = None) -> list[Label]:
+        """Drawn labels, every class at least once where there are so many texts; `without` has none."""
+        chosen = [label for label in range(self.classes) if label != without]
+        if self.several:
+            drawn = rng.integers(0, 2, (count, self.classes))
+            drawn[:, [label for label in range(self.classes) if label not in chosen]] = 0
+            rows: list[Label] = drawn.tolist()
+            return rows
+        return [chosen[place % len(chosen)] if place < len(chosen) else int(rng.choice(chosen)) for place in range(count)]
+
+    def inputs(self, adapter: Path, texts: Sequence[str]) -> dict[str, Array]:
+        """The inputs of the reference's classifier with an adapter's files, its ids cut and padded here."""
+        rows = [tokenizer().encode(text).ids[:MAX_SEQ_LEN] or [0] for text in texts]
+        longest = max(map(len, rows))
+        ids = np.array([row + [0] * (longest - len(row)) for row in rows])
+        mask = np.arange(longest) < np.array([len(row) for row in rows])[:, None]
+        trainable = read_adapter(adapter, self.model.scalars)
+        return replace(self.model, trainable=trainable, input_ids=ids, mask=mask).inputs()
+
+    def logits(self, adapter: Path, texts: Sequence[str]) -> Array:
+        """[texts, classes] in float64."""
+        return np.asarray(reference.evaluate("classifier_forward", self.inputs(adapter, texts), self.model.scalars)["logits"])
+
+    def losses(self, logits: Array, labels: Sequence[Label]) -> Array:
+        """The loss of each text, with its class's weight, [texts]."""
+        wanted = np.asarray(labels)
+        if self.several:
+            return np.asarray((np.logaddexp(0.0, logits) - wanted * logits).mean(axis=1))
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        found = np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(wanted)), wanted]
+        weights = self.settings["class_weights"]
+        return np.asarray(found if weights is None else found * np.asarray(weights)[wanted])
+
+
+@contextmanager
+def small(trial: Trial, name: str, fixed: Mapping[str, Any], family: str | None = None) -> Iterator[Small]:
+    """A problem of the trial's seed and a name, in a folder of its own; what is fixed is not drawn."""
+    rng = trial.rng(f"classifier {name}")
+    rank = int(rng.integers(2, 5))
+    settings: dict[str, Any] = {
+        **{"num_classes": 4, "multi_label": bool(rng.integers(2)), "lora_rank": rank, "lora_alpha": rank * float(rng.choice([0.5, 3.0]))},
+        **{"lora_targets": str(rng.choice(["q_v", "all"])), "pooling": str(rng.choice(["mean", "last", "first"]))},
+        **{"padding_side": str(rng.choice(["right", "left"])), "seed": int(rng.integers(1, 2**31)), "max_seq_len": MAX_SEQ_LEN},
+        **{"learning_rate": 0.05, "schedule": "constant", "warmup_fraction": 0.0, "weight_decay": 0.1, "gradient_clip_norm": 0.7},
+        **{"epochs": 2, "batch_size": 3, "accumulation_steps": 2, "log_interval": 2, "class_weights": None, "dtype": "float32"},
+        **{"quantize_nf4": False, "double_quantize": False, "validation_fraction": 0.2, "early_stop_patience": None},
+        **{"backend": "auto"},
+        **fixed,
+    }
+    scalars = {"classes": settings["num_classes"], "rank": settings["lora_rank"], "alpha": settings["lora_alpha"]}
+    scalars |= {"targets": settings["lora_targets"], "pooling": settings["pooling"], "nf4": settings["quantize_nf4"]}
+    scalars |= {"double_quantize": settings["double_quantize"], "vocab": tokenizer().get_vocab_size()}
+    scalars |= {} if family is None else {"family": family}
+    with tempfile.TemporaryDirectory() as folder:
+        model = generated(rng, trial.seed, "float32", **scalars)
+        base = model.write_checkpoint(Path(folder) / "base")
+        shutil.copy(CHECKPOINT / TOKENIZER, base)
+        yield Small(Path(folder), model, settings)
+
+
+@cache
+def tokenizer() -> "Tokenizer":
+    """The shipped tokenizer, by its own library."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(CHECKPOINT / TOKENIZER))
+
+
+def options(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as options of a command line."""
+    return [_option(f"--{name.replace('_', '-')}", value) for name, value in settings.items()]
+
+
+def _option(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return name if value else name.replace("--", "--no-", 1)
+    return f"{name}={'none' if value is None else ','.join(map(repr, value)) if isinstance(value, list) else value}"
+
+
+def texts_of(rng: Generator, count: int) -> list[str]:
+    """Odd texts of one line each in a drawn order; where there are several, one that is cut and one that is not empty are the last."""
+    odd = [str(text) for text in rng.permutation(ODD)]
+    return [*(f"ls {index}" for index in range(count - len(odd) - 2)), *odd, LONG, "rm"][-count:]
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics, without the seconds, which no two runs share."""
+    lines = [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]

@@ -1,0 +1,296 @@
+"""Every number of `evaluate` and `predict`, counted anew from the files; and the same texts by every way in."""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare, value_at_most, value_inside
+from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
+from blackswan.falsifiers.subjects.doors.files import Label
+from blackswan.falsifiers.system.command_problem import ODD, Small, options, reads_files, small, texts_of
+from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.trial import Trial
+from blackswan.reference.table import Array
+
+PRINTED = 0.5e-4 + 1e-9
+"""Half a unit of the last digit that the tables show."""
+QUOTIENTS = Errors.flat(1e-12)
+"""Quotients and means of counts, in float64 on both sides."""
+TABLE, CELLS = 50, 1000
+"""A table has so many rows, and a confusion matrix in JSON so many classes."""
+UNDECIDED = 1e-4
+"""Two logits that are closer than this share of the largest one may change places in float32."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Labelled texts, and the answers to them from the reference's logits of one adapter; a class that the logits leave open is the
+    subject's."""
+
+    problem: Small
+    texts: list[str]
+    labels: list[Label]
+    logits: Array
+    classes: Array
+
+    @classmethod
+    def of(cls, problem: Small, adapter: Path, texts: Sequence[str], labels: Sequence[Label], given: Array) -> "Answers":
+        """`given` are the classes that the subject answers."""
+        logits = problem.logits(adapter, texts)
+        near = UNDECIDED * np.abs(logits).max()
+        if problem.several:
+            classes = np.where(np.abs(logits) < near, given, logits > 0)
+        else:
+            ordered = np.sort(logits, axis=1)
+            classes = np.where(ordered[:, -1] - ordered[:, -2] < near, given, logits.argmax(axis=1))
+        return cls(problem, list(texts), list(labels), logits, classes.astype(np.int64))
+
+    @property
+    def probabilities(self) -> Array:
+        """[texts, classes]: σ of the logits with several labels, else their softmax."""
+        if self.problem.several:
+            return np.asarray(1.0 / (1.0 + np.exp(-self.logits)))
+        powers = np.exp(self.logits - self.logits.max(axis=1, keepdims=True))
+        return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+    @property
+    def loss(self) -> float:
+        """The mean over the texts."""
+        return float(self.problem.losses(self.logits, self.labels).mean())
+
+    @property
+    def accuracy(self) -> float:
+        """The share of texts whose labels are all right."""
+        return float((self.classes == np.asarray(self.labels)).reshape(len(self.texts), -1).all(axis=1).mean())
+
+    @property
+    def confusion(self) -> Array:
+        """[true class, class], or with several labels [class, absent or present · 2 + not found or found]."""
+        labels = np.asarray(self.labels)
+        if self.problem.several:
+            return np.stack([np.bincount(column, minlength=4) for column in (2 * labels + self.classes).T])
+        found = np.zeros((self.problem.classes, self.problem.classes), np.int64)
+        np.add.at(found, (labels, self.classes), 1)
+        return found
+
+    @property
+    def scores(self) -> dict[str, Array]:
+        """Precision, recall, F1 and support of each class; 0 where there is nothing to divide by."""
+        confusion = self.confusion
+        hits, claimed, support = (
+            (confusion[:, 3], confusion[:, 1] + confusion[:, 3], confusion[:, 2] + confusion[:, 3])
+            if self.problem.several
+            else (confusion.diagonal(), confusion.sum(axis=0), confusion.sum(axis=1))
+        )
+        shares = {name: _share(hits, of) for name, of in (("precision", claimed), ("recall", support))}
+        return {**shares, "f1": _share(2 * hits, claimed + support), "support": support}
+
+
+def _share(part: Array, whole: Array) -> Array:
+    return np.divide(part, whole, out=np.zeros(len(part)), where=whole != 0, dtype=np.float64)
+
+
+@reads_files
+def evaluations_are_counted_anew(trial: Trial) -> list[Comparison]:
+    """All that `evaluate` and `predict` print of a run's folder, its best and last adapter and the merged one is counted anew.
+
+    The run is trained by the command, and after each epoch worse on the samples that validate it: its best adapter is the first one. One
+    corpus has every class, one lacks a class, and one has a single text. Models have one label a text, several, or many classes.
+    """
+    found: list[Comparison] = []
+    for kind, settings in _kinds(trial).items():
+        with _trained(trial, kind, settings) as (problem, run):
+            merged = problem.folder / "merged"
+            if problem.classes < TABLE:
+                trial.commands.run("merge", f"--adapter={run}", f"--output={merged}")
+            for place, corpus in enumerate(_corpora(trial, problem)):
+                doors = {"run": (f"--adapter={run}", "best")}
+                if place == 1 and problem.classes < TABLE:
+                    doors |= {part: (f"--adapter={run / part}", part) for part in ("best", "last")} | {
+                        "merged": (f"--model={merged}", "best")
+                    }
+                for door, (option, part) in doors.items():
+                    found += _counted_anew(trial, f"{kind}, {door}", problem, run / part, option, corpus)
+                if problem.classes > CELLS:
+                    break
+    return found
+
+
+Corpus = tuple[Path, list[str], list[Label]]
+
+
+def _kinds(trial: Trial) -> dict[str, dict[str, Any]]:
+    """Settings by kind of model."""
+    rng = trial.rng("kinds")
+    return {
+        "one label": {"num_classes": 4, "multi_label": False, "class_weights": rng.uniform(0.5, 2.0, 4).tolist()},
+        "several labels": {"num_classes": 3, "multi_label": True, "quantize_nf4": True, "double_quantize": bool(rng.integers(2))},
+        "many classes": {"num_classes": TABLE + 10, "multi_label": False, "epochs": 1},
+        "more classes": {"num_classes": CELLS + 1, "multi_label": False, "epochs": 1},
+    }
+
+
+def _corpora(trial: Trial, problem: Small) -> Iterator[Corpus]:
+    """One with every class, one without a class, one with a single text; their files, texts and labels."""
+    rng = trial.rng("corpora")
+    texts = texts_of(rng, 8 if problem.classes < TABLE else 70)
+    for name, given, absent in (
+        ("every", texts, None),
+        ("without", texts[:7], int(rng.integers(problem.classes))),
+        ("single", texts[-1:], None),
+    ):
+        labels = problem.labels(rng, len(given), absent)
+        yield problem.corpus(name, given, labels), given, labels
+
+
+@contextmanager
+def _trained(trial: Trial, name: str, settings: Mapping[str, Any]) -> Iterator[tuple[Small, Path]]:
+    """A problem, and the folder of its run, whose best epoch is the first: what is right in training is wrong in validation."""
+    with small(trial, name, settings) as problem:
+        rng = trial.rng("corpus")
+        texts = texts_of(rng, 9)
+        labels = problem.labels(rng, 9)
+        other: list[Label] = [[1 - one for one in each] if isinstance(each, list) else (each + 1) % problem.classes for each in labels]
+        files = {"corpus": problem.corpus("train", texts, labels), "validation": problem.corpus("validation", texts, other)}
+        given = [f"--{name}={value}" for name, value in {"model": problem.base, **files, "output": problem.folder / "run"}.items()]
+        trial.commands.run("train", *given, *options(problem.settings))
+        yield problem, problem.folder / "run"
+
+
+def _counted_anew(trial: Trial, name: str, problem: Small, adapter: Path, option: str, corpus: Corpus) -> Iterator[Comparison]:
+    """What predict, evaluate --json and evaluate print of one corpus."""
+    path, texts, labels = corpus
+    asked = (option, f"--corpus={path}")
+    shown, wanted = _answers(trial, problem, adapter, asked, texts, labels)
+    yield from _probable(trial, name, wanted, shown)
+    yield from _as_json(trial, name, wanted, json.loads(trial.commands.run("evaluate", *asked, "--json").out))
+    if problem.classes <= CELLS:
+        yield from _as_tables(trial, f"{name}, tables", wanted, trial.commands.run("evaluate", *asked).out)
+
+
+def _answers(
+    trial: Trial,
+    problem: Small,
+    adapter: Path,
+    asked: Sequence[object],
+    texts: Sequence[str],
+    labels: Sequence[Label],
+    given: bytes = b"",
+) -> tuple[list[dict[str, Any]], Answers]:
+    """The lines of `predict`, and the answers that are expected."""
+    lines = _lines(trial.commands.run("predict", *asked, stdin=given).out)
+    name = "labels" if problem.several else "label"
+    shape = (len(texts), problem.classes) if problem.several else (len(texts),)
+    answered = np.asarray([line[name] for line in lines])
+    return lines, Answers.of(problem, adapter, texts, labels, answered if answered.shape == shape else np.zeros(shape, np.int64))
+
+
+def _lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.split("\n") if line]
+
+
+def _probable(trial: Trial, name: str, wanted: Answers, lines: Sequence[Mapping[str, Any]]) -> Iterator[Comparison]:
+    """Texts, classes and probabilities of `predict`."""
+    label = "labels" if wanted.problem.several else "label"
+    expected = [{"input", label, "probabilities"}] * len(wanted.texts)
+    if [set(line) for line in lines] != expected:
+        yield broken(f"{name}: keys of predict's lines", "other ones", str(expected[0]), str([sorted(line) for line in lines])[:200])
+        return
+    yield from same(f"{name}: texts of predict", wanted.texts, [line["input"] for line in lines])
+    yield trial.near(f"{name}: probabilities of predict", wanted.probabilities, np.asarray([line["probabilities"] for line in lines]))
+    yield from same(f"{name}: classes of predict", wanted.classes.tolist(), [line[label] for line in lines])
+
+
+def _as_json(trial: Trial, name: str, wanted: Answers, shown: Mapping[str, Any]) -> Iterator[Comparison]:
+    """Each field of the JSON object."""
+    large = wanted.problem.classes > CELLS
+    keys = {"loss", "accuracy", "total", "per_class", "macro_f1", "confusion_counts" if large else "confusion"}
+    if shown.keys() != keys:
+        yield broken(f"{name}: fields", "other ones", str(sorted(keys)), str(sorted(shown)))
+        return
+    yield trial.near(f"{name}: loss", wanted.loss, shown["loss"])
+    yield _quotient(f"{name}: accuracy", wanted.accuracy, shown["accuracy"])
+    yield from same(f"{name}: total", len(wanted.texts), shown["total"])
+    confusion = wanted.confusion
+    cells = [[int(i), int(j), int(confusion[i, j])] for i, j in np.argwhere(confusion)] if large else confusion.tolist()
+    yield from same(f"{name}: confusion", cells, shown["confusion_counts" if large else "confusion"])
+    for score, value in wanted.scores.items():
+        yield _quotient(f"{name}: {score} of each class", value, np.asarray([each[score] for each in shown["per_class"]]))
+    yield _quotient(f"{name}: macro-F1", wanted.scores["f1"].mean(), shown["macro_f1"])
+
+
+def _quotient(name: str, expected: Any, actual: Any) -> Comparison:
+    return compare(name, np.asarray(expected, np.float64), np.asarray(actual, np.float64), QUOTIENTS, UNIT_ROUNDOFF["float32"])
+
+
+def _as_tables(trial: Trial, name: str, wanted: Answers, text: str) -> Iterator[Comparison]:
+    """Each number of the tables, at the digits that they have."""
+    lines, scores, confusion = text.splitlines(), wanted.scores, wanted.confusion
+    head = re.fullmatch(r"(\d+) samples  loss ([\d.]+)  accuracy ([\d.]+)  macro-F1 ([\d.]+)", lines[0])
+    yield from same(f"{name}: samples", str(len(wanted.texts)), head and head[1])
+    limit = PRINTED + float(trial.literal(np.asarray(wanted.loss)).max)
+    means = {"loss": (wanted.loss, limit), "accuracy": (wanted.accuracy, PRINTED), "macro-F1": (scores["f1"].mean(), PRINTED)}
+    for place, (what, (value, most)) in enumerate(means.items(), start=2):
+        yield value_inside(f"{name}: {what} minus printed", value - float(head[place] if head else "nan"), -most, most)
+    ranked = sorted(range(wanted.problem.classes), key=lambda at: (scores["f1"][at], -scores["support"][at]))[:TABLE]
+    expected = ranked if wanted.problem.classes > TABLE else sorted(ranked)
+    rows = [[*map(float, line.split())] for line in lines if re.fullmatch(r" *\d+(  +\d\.\d{4}){3}  +\d+", line)]
+    yield from same(f"{name}: classes of the table", expected, [int(row[0]) for row in rows])
+    for place, score in enumerate(scores, start=1):
+        away = max((abs(row[place] - scores[score][at]) for row, at in zip(rows, expected, strict=False)), default=math.inf)
+        yield value_inside(f"{name}: {score} against printed", away, 0.0, PRINTED)
+    start = next(
+        (at for at, line in enumerate(lines) if line.startswith(("confusion:", "labels by class", "the most frequent"))), len(lines)
+    )
+    yield from _confusion_table(name, wanted, confusion, [line.split() for line in lines[start + 1 :]])
+
+
+def _confusion_table(name: str, wanted: Answers, confusion: Array, rows: Sequence[Sequence[str]]) -> Iterator[Comparison]:
+    """The whole matrix, or of many classes the confusions that happen most."""
+    if wanted.problem.classes <= TABLE:
+        expected = [[str(index), *map(str, row)] for index, row in enumerate(confusion.tolist())]
+        yield from same(f"{name}: confusion", expected, [list(row) for row in rows[1:]])
+    elif not wanted.problem.several:
+        wrong = [(int(confusion[i, j]), int(i), int(j)) for i, j in np.argwhere(confusion) if i != j]
+        shown = [tuple(map(int, row)) for row in rows]
+        yield from same(
+            f"{name}: counts of the confusions", sorted((each[0] for each in wrong), reverse=True)[:TABLE], [each[0] for each in shown]
+        )
+        yield value_at_most(f"{name}: confusions that there are not", len(set(shown) - set(wrong)), 0)
+
+
+@reads_files
+def texts_by_every_door(trial: Trial) -> list[Comparison]:
+    """Texts from a corpus, from a file by line, from standard input, from the command line and by the library have the same answers.
+
+    They have white space at either end, other line ends inside, or nothing at all; lines end by LF or CRLF, the last one perhaps by none.
+    All answers are the reference's.
+    """
+    rng = trial.rng("doors")
+    found: list[Comparison] = []
+    with _trained(trial, "doors", {"num_classes": 4, "learning_rate": 0.5}) as (problem, run):
+        texts = texts_of(rng, len(ODD) + 2)
+        labels = problem.labels(rng, len(texts))
+        ends = [*(str(end) for end in rng.choice(["\n", "\r\n"], len(texts) - 1)), str(rng.choice(["\n", "\r\n", ""]))]
+        content = "".join(text + end for text, end in zip(texts, ends, strict=True)).encode()
+        (problem.folder / "lines.txt").write_bytes(content)
+        doors = {
+            "corpus": ([f"--corpus={problem.corpus('texts', texts, labels)}"], b""),
+            "file": ([f"--input={problem.folder / 'lines.txt'}"], b""),
+            "standard input": (["--input=-"], content),
+            "command line": (["--", *texts], b""),
+        }
+        for door, (asked, given) in doors.items():
+            shown, wanted = _answers(trial, problem, run / "best", (f"--adapter={run}", *asked), texts, labels, given)
+            found += _probable(trial, door, wanted, shown)
+        opened = trial.commands.opened(run / "best", texts, labels)
+        wanted = Answers.of(problem, run / "best", texts, labels, opened.classes)
+    found.append(trial.near("library: probabilities", wanted.probabilities, opened.probabilities))
+    return [*found, *same("library: classes", wanted.classes.tolist(), opened.classes.tolist())]
