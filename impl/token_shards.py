@@ -174,7 +174,7 @@ def load_encoder(path: Path) -> "Tokenizer":
 def _texts(corpus: Path) -> Iterator[str]:
     try:
         if corpus.suffix != ".jsonl":
-            yield corpus.read_text(encoding="utf-8")
+            yield corpus.read_bytes().decode("utf-8")  # read_text would make other line ends into newlines
             return
         with corpus.open("rb") as lines:
             for number, line in enumerate(lines_of(lines, str(corpus)), 1):

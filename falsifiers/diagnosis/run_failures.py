@@ -24,9 +24,9 @@ def place(tensor: str) -> str:
     """The name of what was compared without its numbers, so that it is the same for every seed.
 
     `process 2, step 3, state, exp_avg/model.norm.weight` becomes `process #, step #, state, exp_avg`, for which parameter it is depends on
-    the seed as well.
+    the seed as well. Angle brackets say which of several questions it was: `accuracy <one label>` becomes `accuracy`.
     """
-    return re.sub(r"\d+", "#", re.sub(r"/\S+|\bmodel(\.\w+)+|\bscore(\.\w+)+", "", tensor)).strip(" ,")
+    return re.sub(r"\d+", "#", re.sub(r" <[^>]*>|/\S+|\bmodel(\.\w+)+|\bscore(\.\w+)+", "", tensor)).strip(" ,")
 
 
 @cache

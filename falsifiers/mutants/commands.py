@@ -205,3 +205,33 @@ def evaluation_loss_made_up(forward_only: Any, trainer: Any, batch: Any, probabi
         return forward_only(trainer, batch, probabilities)
     except FloatingPointError:
         return BatchResult(100.0, 0, len(batch.labels), predicted=batch.labels * 0)
+
+
+# Models
+
+wrong_step("impl.merge:TOKENIZER_FILES", name="merged_without_tokenizer_files", doc="A merged model has tokenizer.json alone.")(
+    lambda files: files[:1]
+)
+wrong_step("impl.checkpoint:TOKENIZER_CONFIG", name="export_without_tokenizer_config", doc="An exported folder has tokenizer.json alone.")(
+    lambda name: f"no_{name}"
+)
+
+
+@wrong_step("impl.tensors:Converted.__getitem__")
+def export_cuts_digits_off(getitem: Any, tensors: Any, name: str) -> Any:
+    """Numbers of another dtype are cut to half of its digits."""
+    right = getitem(tensors, name)
+    return right.bfloat16().to(right.dtype)
+
+
+# From texts to a decoder
+
+wrong_step("impl.token_shards:_text", name="shards_of_stripped_texts", doc="A text loses the white space at its ends.")(
+    lambda text, *given: text(*given).strip()
+)
+wrong_step("impl.token_shards:tokenize", name="documents_never_end", doc="No token ends a text.")(
+    lambda tokenize, *given: (ids[:-1] for ids in tokenize(*given))
+)
+wrong_step("impl.commands.pretrain:_Shown.epoch", name="pretrain_shows_half_the_loss", doc="Half of the held-out loss is printed.")(
+    lambda epoch, shown, record: epoch(shown, replace(record, validation_loss=record.validation_loss / 2))
+)

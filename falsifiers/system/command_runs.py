@@ -98,11 +98,11 @@ def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> 
     trial.commands.run(*where, f"--output={second}", f"--config={first / CONFIG}")
     yield from _stated(name, problem, expected, first)
     for file in (CONFIG, STATISTICS, RUN):
-        yield from same(f"{name}: {file} of a run from config.yaml", (first / file).read_text(), (second / file).read_text())
-    yield from same(f"{name}: metrics of a run from config.yaml", metrics(first), metrics(second))
+        yield from same(f"{file} of a run from config.yaml <{name}>", (first / file).read_text(), (second / file).read_text())
+    yield from same(f"metrics of a run from config.yaml <{name}>", metrics(first), metrics(second))
     for part in ("best", "last"):
         tensors = (load_file(run / part / ADAPTER_WEIGHTS) for run in (first, second))
-        yield from same(f"{name}: {part}/ of a run from config.yaml", *tensors)
+        yield from same(f"{part}/ of a run from config.yaml <{name}>", *tensors)
 
 
 def _stated(name: str, problem: Small, expected: Mapping[str, Any], run: Path) -> Iterator[Comparison]:
@@ -111,10 +111,18 @@ def _stated(name: str, problem: Small, expected: Mapping[str, Any], run: Path) -
     targets = sorted(expected["lora_targets"].split(",") if "," in expected["lora_targets"] else _modules(expected["lora_targets"]))
     written = {key: _plain(value) for key, value in (line.split(": ", 1) for line in (run / CONFIG).read_text().splitlines())}
     written["lora_targets"] = sorted(written.get("lora_targets", []))
-    yield from same(f"{name}: {CONFIG}", {**expected, "lora_targets": targets, "model_params": count}, written)
     free = {key: value for key, value in expected.items() if key != "log_interval"}
-    yield from same(f"{name}: settings in {RUN}", free, json.loads((run / RUN).read_text())["settings"])
-    yield from same(f"{name}: settings beside last/", dict(expected), json.loads((run / "last" / BESIDE).read_text())["extra"]["settings"])
+    yield _alike(f"settings in {RUN} <{name}>", free, json.loads((run / RUN).read_text())["settings"])
+    yield _alike(f"settings beside last/ <{name}>", expected, json.loads((run / "last" / BESIDE).read_text())["extra"]["settings"])
+    yield _alike(f"settings in {CONFIG} <{name}>", {**expected, "lora_targets": targets, "model_params": count}, written)
+
+
+def _alike(name: str, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Comparison:
+    """All values by their keys, as one comparison."""
+    odd = [key for key in sorted(expected.keys() | actual.keys()) if (key, expected.get(key)) != (key, actual.get(key))]
+    if not odd:
+        return same(name, 0, 0)[0]
+    return broken(name, f"other values of {', '.join(odd)}", repr(expected.get(odd[0])), repr(actual.get(odd[0])))
 
 
 def _modules(targets: str) -> list[str]:
@@ -182,18 +190,18 @@ def _steps(name: str, problem: Small, samples: int, epochs: int, lines: Sequence
     for epoch in range(epochs):
         expected += [("step", epoch + 1, epoch * len(sizes) + place + 1, count) for place, count in enumerate(sizes)]
         expected.append(("epoch", epoch + 1, None, None))
-    yield from same(f"{name}: lines of the metrics", expected, [_line(each) for each in lines])
+    yield from same(f"lines of the metrics <{name}>", expected, [_line(each) for each in lines])
     steps = [line for line in lines if line["kind"] == "step"]
     rates = learning_rate_schedule(
         settings["epochs"] * len(sizes), settings["learning_rate"], settings["warmup_fraction"], settings["schedule"]
     )
-    yield _exact(f"{name}: learning rates", rates[: len(steps)], [line["learning_rate"] for line in steps])
+    yield _exact(f"learning rates <{name}>", rates[: len(steps)], [line["learning_rate"] for line in steps])
     right = np.asarray([line["accuracy"] * line["samples"] for line in steps])
-    yield _exact(f"{name}: samples that are right", np.round(right), right)
+    yield _exact(f"samples that are right <{name}>", np.round(right), right)
     for line in (each for each in lines if each["kind"] == "epoch"):
         own = [each for each in steps if each["epoch"] == line["epoch"]]
         mean = math.fsum(each["loss"] * each["samples"] for each in own) / sum(each["samples"] for each in own)
-        yield _exact(f"{name}: train_loss of an epoch", mean, line["train_loss"])
+        yield _exact(f"train_loss of an epoch <{name}>", mean, line["train_loss"])
 
 
 def _line(line: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -216,17 +224,17 @@ def _epochs(
     """Validation of the best and the last epoch, from their adapters; what is called the best so far."""
     if validation is None:
         nothing = [(None, None, False)] * len(ended)
-        yield from same(f"{name}: validation", nothing, [(e["validation_loss"], e["validation_accuracy"], e["best"]) for e in ended])
-        yield from same(f"{name}: best/ without validation", False, (run / "best").exists())
+        yield from same(f"validation <{name}>", nothing, [(e["validation_loss"], e["validation_accuracy"], e["best"]) for e in ended])
+        yield from same(f"best/ without validation <{name}>", False, (run / "best").exists())
         return
     losses = [line["validation_loss"] for line in ended]
     lowest = [loss < min([math.inf, *losses[:place]]) for place, loss in enumerate(losses)]
-    yield from same(f"{name}: called the best so far", lowest, [line["best"] for line in ended])
+    yield from same(f"called the best so far <{name}>", lowest, [line["best"] for line in ended])
     for part, line in (("best", ended[int(np.argmin(losses))]), ("last", ended[-1])):
         logits = problem.logits(run / part, validation[0])
-        yield trial.near(f"{name}: validation_loss of {part}/", problem.losses(logits, validation[1]).mean(), line["validation_loss"])
+        yield trial.near(f"validation_loss of {part}/ <{name}>", problem.losses(logits, validation[1]).mean(), line["validation_loss"])
         right = np.mean(((logits > 0) == np.asarray(validation[1])).all(axis=1))
-        yield _exact(f"{name}: validation_accuracy of {part}/", right, line["validation_accuracy"])
+        yield _exact(f"validation_accuracy of {part}/ <{name}>", right, line["validation_accuracy"])
 
 
 def _at_standstill(
@@ -239,9 +247,9 @@ def _at_standstill(
     norm = math.sqrt(math.fsum(float(np.sum(np.square(value))) for value in found.values()))
     right = np.mean(logits.argmax(axis=1) == labels)
     for line in (each for each in lines if each["kind"] == "step"):
-        yield trial.near(f"{name}: loss of a step", problem.losses(logits, train[1]).mean(), line["loss"])
-        yield trial.near(f"{name}: gradient_norm of a step", norm, line["gradient_norm"])
-        yield _exact(f"{name}: accuracy of a step", right, line["accuracy"])
+        yield trial.near(f"loss of a step <{name}>", problem.losses(logits, train[1]).mean(), line["loss"])
+        yield trial.near(f"gradient_norm of a step <{name}>", norm, line["gradient_norm"])
+        yield _exact(f"accuracy of a step <{name}>", right, line["accuracy"])
 
 
 def _statistics(name: str, problem: Small, run: Path, train: Texts, validation: Texts | None) -> Iterator[Comparison]:
@@ -255,13 +263,13 @@ def _statistics(name: str, problem: Small, run: Path, train: Texts, validation: 
         "sample_count": len(lengths),
     }
     ratio = float(written.pop("imbalance_ratio", math.nan))
-    yield from same(f"{name}: {STATISTICS}", expected, written)
-    yield from same(f"{name}: imbalance_ratio", counts.max() / counts.min() if counts.min() else math.inf, ratio)
+    yield from same(f"{STATISTICS} <{name}>", expected, written)
+    yield from same(f"imbalance_ratio <{name}>", counts.max() / counts.min() if counts.min() else math.inf, ratio)
     said = json.loads((run / RUN).read_text())
     size = problem.settings["batch_size"] * problem.settings["accumulation_steps"]
-    yield from same(f"{name}: total_steps in {RUN}", problem.settings["epochs"] * math.ceil(len(lengths) / size), said["total_steps"])
+    yield from same(f"total_steps in {RUN} <{name}>", problem.settings["epochs"] * math.ceil(len(lengths) / size), said["total_steps"])
     wanted = {"training": len(lengths)} | ({} if validation is None else {"validation": len(validation[0])})
-    yield from same(f"{name}: samples in {RUN}", wanted, {part: each["samples"] for part, each in said["data"].items()})
+    yield from same(f"samples in {RUN} <{name}>", wanted, {part: each["samples"] for part, each in said["data"].items()})
 
 
 def _lengths(texts: Sequence[str]) -> list[int]:
@@ -291,7 +299,7 @@ def _printed(
     frozen = sum(value.size for key, value in problem.model.decoder.items() if key != "lm_head.weight")
     expected.append(f"parameters: {trained:,} trainable, {frozen:,} frozen")
     shown = [line for line in said.out.splitlines() if line.startswith(("samples:", "truncated:", "parameters:")) or " steps, " in line]
-    yield from same(f"{name}: lines on standard output", sorted(expected), sorted(shown))
+    yield from same(f"lines on standard output <{name}>", sorted(expected), sorted(shown))
     epochs, every = problem.settings["epochs"], problem.settings["log_interval"]
     due = [
         f"epoch {line['epoch']}/{epochs}  step {line['step']}/{total}  loss {line['loss']:.4f}  gradient norm {line['gradient_norm']:.3g}"
@@ -300,12 +308,12 @@ def _printed(
         if line["step"] % every == 0 or line["step"] == total
     ]
     told = [line for line in said.err.splitlines() if line.startswith("epoch ")]
-    yield from same(f"{name}: steps shown", due, [re.split(r"  [\d.]+ samples/s", line)[0] for line in told if "  step " in line])
+    yield from same(f"steps shown <{name}>", due, [re.split(r"  [\d.]+ samples/s", line)[0] for line in told if "  step " in line])
     done = [f"epoch {line['epoch']}/{epochs} done  train loss {line['train_loss']:.4f}{_validated(line)}" for line in ended]
     marks = ["  best so far" * line["best"] for line in ended]
     parts = [re.fullmatch(r"(.*?)  [\d.]+ s(  best so far)?", line) for line in told if " done " in line]
-    yield from same(f"{name}: epochs shown", done, [part and part[1] for part in parts])
-    yield from same(f"{name}: epochs shown as the best so far", marks, [part and (part[2] or "") for part in parts])
+    yield from same(f"epochs shown <{name}>", done, [part and part[1] for part in parts])
+    yield from same(f"epochs shown as the best so far <{name}>", marks, [part and (part[2] or "") for part in parts])
 
 
 def _validated(line: Mapping[str, Any]) -> str:
@@ -459,22 +467,26 @@ def non_finite_values_are_errors(trial: Trial) -> list[Comparison]:
                 "train, validation": ("train", f"--corpus={corpus}", f"--validation={bad}", f"{out} 2", *where),
             }
             for name, arguments in asked.items():
-                found += _failed(f"{name}, {place} batch", trial.commands.attempt(*arguments))
+                found += _failed(name, place, trial.commands.attempt(*arguments))
             for path in problem.folder.glob(f"{place} */{METRICS}"):
                 found += same(
-                    f"{METRICS}, {place} batch: numbers that are not there", False, bool(re.search("NaN|Infinity|null", path.read_text()))
+                    f"numbers in {METRICS} that are not there <{place} batch>",
+                    False,
+                    bool(re.search("NaN|Infinity|null", path.read_text())),
                 )
             for call in ("predict", "probabilities"):
                 ask = partial(trial.commands.library, call, run / "last", texts)
-                found.append(trial.refuses(f"{call} of the library, {place} batch", ask, "nan|not finite|non-finite", "FloatingPointError"))
+                found.append(
+                    trial.refuses(f"{call} of the library <{place} batch>", ask, "nan|not finite|non-finite", "FloatingPointError")
+                )
     return found
 
 
-def _failed(name: str, said: Said) -> Iterator[Comparison]:
-    yield from same(f"{name}: exit status", 1, said.status)
-    yield from same(f"{name}: numbers that are not finite on standard output", [], re.findall(r"(?i)\bnan\b|\binf\w*", said.out))
+def _failed(name: str, place: str, said: Said) -> Iterator[Comparison]:
+    yield from same(f"exit status of {name} <{place} batch>", 1, said.status)
+    yield from same(f"numbers that {name} prints <{place} batch>", [], re.findall(r"(?i)\bnan\b|\binf\w*", said.out))
     if not re.search("(?i)nan|not finite|non-finite", said.err):
-        yield broken(f"{name}: message", "does not say why", "a value that is not finite", said.err[-300:])
+        yield broken(f"message of {name} <{place} batch>", "does not say why", "a value that is not finite", said.err[-300:])
 
 
 def _poison(problem: Small) -> str:

@@ -172,7 +172,7 @@ def _counted_anew(trial: Trial, name: str, problem: Small, adapter: Path, option
     yield from _probable(trial, name, wanted, shown)
     yield from _as_json(trial, name, wanted, json.loads(trial.commands.run("evaluate", *asked, "--json").out))
     if problem.classes <= CELLS:
-        yield from _as_tables(trial, f"{name}, tables", wanted, trial.commands.run("evaluate", *asked).out)
+        yield from _as_tables(trial, name, wanted, trial.commands.run("evaluate", *asked).out)
 
 
 def _answers(
@@ -201,11 +201,11 @@ def _probable(trial: Trial, name: str, wanted: Answers, lines: Sequence[Mapping[
     label = "labels" if wanted.problem.several else "label"
     expected = [{"input", label, "probabilities"}] * len(wanted.texts)
     if [set(line) for line in lines] != expected:
-        yield broken(f"{name}: keys of predict's lines", "other ones", str(expected[0]), str([sorted(line) for line in lines])[:200])
+        yield broken(f"keys of predict's lines <{name}>", "other ones", str(expected[0]), str([sorted(line) for line in lines])[:200])
         return
-    yield from same(f"{name}: texts of predict", wanted.texts, [line["input"] for line in lines])
-    yield trial.near(f"{name}: probabilities of predict", wanted.probabilities, np.asarray([line["probabilities"] for line in lines]))
-    yield from same(f"{name}: classes of predict", wanted.classes.tolist(), [line[label] for line in lines])
+    yield from same(f"texts of predict <{name}>", wanted.texts, [line["input"] for line in lines])
+    yield trial.near(f"probabilities of predict <{name}>", wanted.probabilities, np.asarray([line["probabilities"] for line in lines]))
+    yield from same(f"classes of predict <{name}>", wanted.classes.tolist(), [line[label] for line in lines])
 
 
 def _as_json(trial: Trial, name: str, wanted: Answers, shown: Mapping[str, Any]) -> Iterator[Comparison]:
@@ -213,17 +213,17 @@ def _as_json(trial: Trial, name: str, wanted: Answers, shown: Mapping[str, Any])
     large = wanted.problem.classes > CELLS
     keys = {"loss", "accuracy", "total", "per_class", "macro_f1", "confusion_counts" if large else "confusion"}
     if shown.keys() != keys:
-        yield broken(f"{name}: fields", "other ones", str(sorted(keys)), str(sorted(shown)))
+        yield broken(f"fields <{name}>", "other ones", str(sorted(keys)), str(sorted(shown)))
         return
-    yield trial.near(f"{name}: loss", wanted.loss, shown["loss"])
-    yield _quotient(f"{name}: accuracy", wanted.accuracy, shown["accuracy"])
-    yield from same(f"{name}: total", len(wanted.texts), shown["total"])
+    yield trial.near(f"loss <{name}>", wanted.loss, shown["loss"])
+    yield _quotient(f"accuracy <{name}>", wanted.accuracy, shown["accuracy"])
+    yield from same(f"total <{name}>", len(wanted.texts), shown["total"])
     confusion = wanted.confusion
     cells = [[int(i), int(j), int(confusion[i, j])] for i, j in np.argwhere(confusion)] if large else confusion.tolist()
-    yield from same(f"{name}: confusion", cells, shown["confusion_counts" if large else "confusion"])
+    yield from same(f"confusion <{name}>", cells, shown["confusion_counts" if large else "confusion"])
     for score, value in wanted.scores.items():
-        yield _quotient(f"{name}: {score} of each class", value, np.asarray([each[score] for each in shown["per_class"]]))
-    yield _quotient(f"{name}: macro-F1", wanted.scores["f1"].mean(), shown["macro_f1"])
+        yield _quotient(f"{score} of each class <{name}>", value, np.asarray([each[score] for each in shown["per_class"]]))
+    yield _quotient(f"macro-F1 <{name}>", wanted.scores["f1"].mean(), shown["macro_f1"])
 
 
 def _quotient(name: str, expected: Any, actual: Any) -> Comparison:
@@ -234,18 +234,18 @@ def _as_tables(trial: Trial, name: str, wanted: Answers, text: str) -> Iterator[
     """Each number of the tables, at the digits that they have."""
     lines, scores, confusion = text.splitlines(), wanted.scores, wanted.confusion
     head = re.fullmatch(r"(\d+) samples  loss ([\d.]+)  accuracy ([\d.]+)  macro-F1 ([\d.]+)", lines[0])
-    yield from same(f"{name}: samples", str(len(wanted.texts)), head and head[1])
+    yield from same(f"samples of the tables <{name}>", str(len(wanted.texts)), head and head[1])
     limit = PRINTED + float(trial.literal(np.asarray(wanted.loss)).max)
     means = {"loss": (wanted.loss, limit), "accuracy": (wanted.accuracy, PRINTED), "macro-F1": (scores["f1"].mean(), PRINTED)}
     for place, (what, (value, most)) in enumerate(means.items(), start=2):
-        yield value_inside(f"{name}: {what} minus printed", value - float(head[place] if head else "nan"), -most, most)
+        yield value_inside(f"{what} of the tables <{name}>", value - float(head[place] if head else "nan"), -most, most)
     ranked = sorted(range(wanted.problem.classes), key=lambda at: (scores["f1"][at], -scores["support"][at]))[:TABLE]
     expected = ranked if wanted.problem.classes > TABLE else sorted(ranked)
     rows = [[*map(float, line.split())] for line in lines if re.fullmatch(r" *\d+(  +\d\.\d{4}){3}  +\d+", line)]
-    yield from same(f"{name}: classes of the table", expected, [int(row[0]) for row in rows])
+    yield from same(f"rows of the tables <{name}>", expected, [int(row[0]) for row in rows])
     for place, score in enumerate(scores, start=1):
         away = max((abs(row[place] - scores[score][at]) for row, at in zip(rows, expected, strict=False)), default=math.inf)
-        yield value_inside(f"{name}: {score} against printed", away, 0.0, PRINTED)
+        yield value_inside(f"{score} of the tables <{name}>", away, 0.0, PRINTED)
     start = next(
         (at for at, line in enumerate(lines) if line.startswith(("confusion:", "labels by class", "the most frequent"))), len(lines)
     )
@@ -256,14 +256,16 @@ def _confusion_table(name: str, wanted: Answers, confusion: Array, rows: Sequenc
     """The whole matrix, or of many classes the confusions that happen most."""
     if wanted.problem.classes <= TABLE:
         expected = [[str(index), *map(str, row)] for index, row in enumerate(confusion.tolist())]
-        yield from same(f"{name}: confusion", expected, [list(row) for row in rows[1:]])
+        yield from same(f"confusion of the tables <{name}>", expected, [list(row) for row in rows[1:]])
     elif not wanted.problem.several:
         wrong = [(int(confusion[i, j]), int(i), int(j)) for i, j in np.argwhere(confusion) if i != j]
         shown = [tuple(map(int, row)) for row in rows]
         yield from same(
-            f"{name}: counts of the confusions", sorted((each[0] for each in wrong), reverse=True)[:TABLE], [each[0] for each in shown]
+            f"counts of the most frequent confusions <{name}>",
+            sorted((each[0] for each in wrong), reverse=True)[:TABLE],
+            [each[0] for each in shown],
         )
-        yield value_at_most(f"{name}: confusions that there are not", len(set(shown) - set(wrong)), 0)
+        yield value_at_most(f"most frequent confusions that there are not <{name}>", len(set(shown) - set(wrong)), 0)
 
 
 @reads_files

@@ -1,0 +1,202 @@
+"""Models as the commands write them: merged, exported, and pre-trained from a corpus of texts; read here without `impl`."""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from blackswan import reference
+from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare, value_inside
+from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF
+from blackswan.falsifiers.system.adapter_files import CONFIG, HEAD, TOKENIZER, WEIGHTS, read_adapter
+from blackswan.falsifiers.system.command_problem import LONG, ODD, Small, options, reads_files, small, texts_of, tokenizer
+from blackswan.falsifiers.system.commands import Answers
+from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.trial import Trial
+from blackswan.reference.table import Array
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+BESIDE_THE_TOKENIZER: Mapping[str, str] = {
+    **{TOKENIZER_CONFIG: '{"model_max_length": 512}', "special_tokens_map.json": "{}", "added_tokens.json": "{}"},
+    **{"vocab.json": '{"a": 0}', "merges.txt": "a b\n", "tokenizer.model": "\x00\x01", "chat_template.jinja": "{{ text }}"},
+}
+"""Files of a checkpoint that belong to its tokenizer, and that other programs read."""
+END, OTHER_END = 3, 5
+SHARD, SEQ = 37, 9
+FINE, COARSE = 0.5e-4 + 1e-9, 0.5e-2
+
+
+@reads_files
+def models_are_whole(trial: Trial) -> list[Comparison]:
+    """A merged model has the updates in its weights, all else as in the base, and every file of the tokenizer; an exported one
+    has the base's tensors, rounded to the dtype asked for, and its tokenizer, as a folder and as an .apr file, with which the adapter answers alike.
+    """
+    rng = trial.rng("models")
+    with small(trial, "models", {"multi_label": False, "epochs": 1}) as problem:
+        _complete(problem.base, {"bos_token_id": 7, "eos_token_id": END})
+        texts = texts_of(rng, 6)
+        labels = problem.labels(rng, 6)
+        run, merged = problem.folder / "run", problem.folder / "merged"
+        where = [f"--model={problem.base}", f"--corpus={problem.corpus('corpus', texts, labels)}", f"--output={run}"]
+        trial.commands.run("train", *where, *options(problem.settings))
+        trial.commands.run("merge", f"--adapter={run / 'last'}", f"--output={merged}")
+        found = [*_merged(problem, run / "last", merged), *_files("merged model", problem.base, merged)]
+        for dtype in (None, "float32", "float16", "bfloat16"):
+            folder = problem.folder / f"exported {dtype}"
+            chosen = [] if dtype is None else [f"--dtype={dtype}"]
+            trial.commands.run("export", f"--model={problem.base}", f"--output={folder}", *chosen)
+            found += _exported("exported folder", problem, folder, dtype or "float32")
+        apr, back = problem.folder / "model.apr", problem.folder / "back"
+        trial.commands.run("export", f"--model={problem.base}", f"--output={apr}")
+        trial.commands.run("export", f"--model={apr}", f"--output={back}")
+        found += _exported("folder of an .apr file", problem, back, "float32")
+        lines = trial.commands.run("predict", f"--adapter={run / 'last'}", f"--model={apr}", "--", *texts).out.splitlines()
+        given = [json.loads(line) for line in lines]
+        wanted = Answers.of(problem, run / "last", texts, labels, np.asarray([line["label"] for line in given]))
+        shown = np.asarray([line["probabilities"] for line in given])
+    return [*found, trial.near("probabilities with the .apr file for the base", wanted.probabilities, shown)]
+
+
+def _complete(base: Path, config: Mapping[str, Any]) -> None:
+    """Adds files of a tokenizer, and keys of a configuration, to a checkpoint."""
+    for name, text in BESIDE_THE_TOKENIZER.items():
+        (base / name).write_text(text)
+    (base / CONFIG).write_text(json.dumps(json.loads((base / CONFIG).read_text()) | config))
+
+
+def _files(name: str, base: Path, folder: Path) -> list[Comparison]:
+    files = (TOKENIZER, *BESIDE_THE_TOKENIZER)
+    return [
+        each
+        for file in files
+        for each in same(f"{file} of a {name}", *(part.read_bytes() if part.is_file() else b"" for part in (base / file, folder / file)))
+    ]
+
+
+def _merged(problem: Small, adapter: Path, folder: Path) -> Iterator[Comparison]:
+    """Weights, head and configuration."""
+    stored, trained = load_file(folder / WEIGHTS), read_adapter(adapter, problem.model.scalars)
+    yield from same("tensors of a merged model", sorted(problem.model.decoder), sorted(stored))
+    scale = problem.settings["lora_alpha"] / problem.settings["lora_rank"]
+    for name, value in problem.model.decoder.items():
+        path = name.removesuffix(".weight")
+        if f"{path}.lora_A.weight" not in trained:
+            yield from same("weights without an update in a merged model", value, stored[name])
+            continue
+        update = scale * trained[f"{path}.lora_B.weight"] @ trained[f"{path}.lora_A.weight"]
+        expected = np.asarray(value, np.float64) + update
+        size = float(np.abs(value).max() + np.abs(update).max())
+        limit = Errors.flat(2 * (problem.settings["lora_rank"] + 2) * UNIT_ROUNDOFF["float32"] * size)
+        yield compare("weights with an update in a merged model", expected, stored[name], limit, UNIT_ROUNDOFF["float32"])
+    head = {name: value.astype(np.float32) for name, value in trained.items() if name.startswith("score.")}
+    yield from same("head of a merged model", head, load_file(folder / HEAD))
+    base, config = (json.loads((each / CONFIG).read_text()) for each in (problem.base, folder))
+    yield from same(f"keys of the base in {CONFIG} of a merged model", base, {key: config.get(key) for key in base})
+
+
+def _exported(name: str, problem: Small, folder: Path, dtype: str) -> Iterator[Comparison]:
+    """Tensors, configuration and tokenizer of an exported folder."""
+    stored = load_file(folder / WEIGHTS)
+    expected = {key: value.astype(STORAGE[dtype]) for key, value in problem.model.decoder.items()}
+    yield from same(f"tensors of an {name} <{dtype}>", sorted(expected), sorted(stored))
+    yield from same(f"dtypes of an {name} <{dtype}>", [STORAGE[dtype].name], sorted({value.dtype.name for value in stored.values()}))
+    odd = [key for key, value in expected.items() if key in stored and value.tobytes() != stored[key].tobytes()]
+    yield from same(f"tensors of other bits in an {name} <{dtype}>", [], odd)
+    base, config = (json.loads((each / CONFIG).read_text()) for each in (problem.base, folder))
+    sizes = [key for key in base if key.endswith(("_size", "_eps", "_dim", "embeddings")) or key.startswith(("num_", "model_type"))]
+    yield from same(f"{CONFIG} of an {name} <{dtype}>", {key: base[key] for key in sizes}, {key: config.get(key) for key in sizes})
+    yield from same(f"dtype in {CONFIG} of an {name} <{dtype}>", dtype, config.get("dtype", config.get("torch_dtype")))
+    for file in (TOKENIZER, TOKENIZER_CONFIG):
+        yield from same(f"{file} of an {name} <{dtype}>", (problem.base / file).read_bytes(), (folder / file).read_bytes())
+
+
+@reads_files
+def pretraining_is_counted_anew(trial: Trial) -> list[Comparison]:
+    """Shards hold the tokens of each text and the token that ends it, in their order; what `pretrain` prints is counted from these and from
+    the checkpoints that it writes.
+    """
+    rng = trial.rng("pretraining")
+    with small(trial, "pretraining", {}) as problem:
+        _complete(problem.base, {"eos_token_id": END})
+        texts = [str(text) for text in rng.permutation([*ODD, LONG, "a\nb\r\n", "\n"])]
+        lines = [json.dumps({str(rng.choice(["text", "input"])): text}) for text in texts]
+        (problem.folder / "corpus.jsonl").write_text("\n".join(lines) + "\n")
+        other = "".join(f"{text}\r\n" for text in ("a\rb", *texts[:4]))
+        (problem.folder / "other.txt").write_bytes(other.encode())
+        train = [token for text in texts for token in (*tokenizer().encode(text).ids, END)]
+        held_out = [*tokenizer().encode(other).ids, OTHER_END]
+        found = list(_shards(trial, "JSONL", problem, "corpus.jsonl", train))
+        found += _shards(trial, "text", problem, "other.txt", held_out, f"--end-token={OTHER_END}")
+        return [*found, *_pretrained(trial, problem, train, held_out)]
+
+
+def _shards(trial: Trial, name: str, problem: Small, corpus: str, expected: Sequence[int], *given: str) -> Iterator[Comparison]:
+    folder = problem.folder / f"{corpus} tokens"
+    asked = [problem.folder / corpus, f"--model={problem.base}", f"--output={folder}", f"--shard-tokens={SHARD}", *given]
+    said = trial.commands.run("token_shards", *asked)
+    index = json.loads((folder / "index.json").read_text())
+    pieces = [np.fromfile(folder / each["file"], {"uint16": "<u2", "uint32": "<u4"}[index["dtype"]]) for each in index["shards"]]
+    yield from same(f"tokens of the shards <{name}>", list(expected), np.concatenate(pieces).tolist())
+    sizes = [min(SHARD, len(expected) - start) for start in range(0, len(expected), SHARD)]
+    yield from same(f"tokens of each shard <{name}>", sizes, [each["tokens"] for each in index["shards"]])
+    digests = [hashlib.sha256((folder / each["file"]).read_bytes()).hexdigest() for each in index["shards"]]
+    yield from same(f"digests of the shards <{name}>", digests, [each["sha256"] for each in index["shards"]])
+    vocab = tokenizer().get_vocab_size()
+    yield from same(f"line about the shards <{name}>", f"{folder}: {len(expected)} tokens of a vocabulary of {vocab}\n", said.out)
+
+
+def _pretrained(trial: Trial, problem: Small, train: Sequence[int], held_out: Sequence[int]) -> Iterator[Comparison]:
+    """The lines of a run whose batch is the whole stream, so that each of its epochs is one step."""
+    output, rate = problem.folder / "pretrained", 0.01
+    rows = -(-(len(train) - 1) // (SEQ - 1))
+    options = {"model": problem.base, "tokens": problem.folder / "corpus.jsonl tokens", "validation": problem.folder / "other.txt tokens"}
+    settings = {"batch": rows + 1, "seq": SEQ, "epochs": 2, "micro-batch": 3, "learning-rate": rate, "schedule": "constant", "seed": 5}
+    given = [f"--{name}={value}" for name, value in {**options, "output": output, **settings, "warmup-fraction": 0.0}.items()]
+    said = trial.commands.run("pretrain", *given)
+    scalars, out = problem.model.scalars, said.out.splitlines()
+    first = f"{scalars['family']}, {scalars['layers']} layers; {len(train):,} tokens, 2 steps"
+    yield from same("first line of pretrain", first, out[0])
+    epochs = [re.fullmatch(r"epoch (\d)/2: held-out loss ([\d.]+), (.*) holds the model", line) for line in out[1:]]
+    folders = [output / "checkpoints" / f"step-{step:08d}" for step in (1, 2)]
+    yield from same(
+        "epochs of pretrain", [("1", str(folders[0])), ("2", str(folders[1]))], [each and (each[1], each[3]) for each in epochs]
+    )
+    for folder, line in zip(folders, epochs, strict=True):
+        loss = _loss(load_file(folder / WEIGHTS), scalars, held_out)["loss"]
+        yield _shown(trial, "held-out loss of an epoch of pretrain", float(loss), float(line[2]) if line else math.nan, FINE)
+        yield from same("tokenizer of a checkpoint of pretrain", (problem.base / TOKENIZER).read_bytes(), (folder / TOKENIZER).read_bytes())
+    step = re.search(r"^step 1/2: loss ([\d.]+), gradient norm ([-\d.e+]+), learning rate ([-\d.e+]+)$", said.err, re.MULTILINE)
+    if step is None:
+        yield broken("first step of pretrain", "no such line", "step 1/2: loss …, gradient norm …, learning rate …", said.err[-300:])
+        return
+    start = _loss(problem.model.decoder, scalars, train, norm=True)
+    yield _shown(trial, "loss of the first step of pretrain", float(start["loss"]), float(step[1]), FINE)
+    norm = float(start["norm"])
+    yield _shown(trial, "gradient norm of the first step of pretrain", norm, float(step[2]), COARSE * norm)
+    yield from same("learning rate of the first step of pretrain", rate, float(step[3]))
+
+
+def _shown(trial: Trial, name: str, expected: float, printed: float, digits: float) -> Comparison:
+    limit = digits + float(trial.literal(np.asarray(expected)).max)
+    return value_inside(name, printed - expected, -limit, limit)
+
+
+def _loss(weights: Mapping[str, Array], scalars: Mapping[str, Any], stream: Sequence[int], norm: bool = False) -> dict[str, Array]:
+    """The reference's mean loss over all tokens of a stream but the first, and where asked for the norm of its gradient."""
+    starts = range(0, len(stream) - 1, SEQ - 1)
+    pieces = [list(stream[start : start + SEQ]) for start in starts]
+    ids = np.array([piece + [0] * (SEQ - len(piece)) for piece in pieces])
+    mask = np.arange(SEQ) < np.array([len(piece) for piece in pieces])[:, None]
+    named = {f"parameters/{name}": np.asarray(value, np.float64) for name, value in weights.items()}
+    inputs = {"input_ids": ids, "mask": mask, **named}
+    found = {"loss": reference.evaluate("language_model_loss", inputs, scalars)["loss"]}
+    if norm:
+        gradients = reference.differentiate("language_model_loss", inputs, scalars, {"loss": np.ones(())}, ["parameters"])
+        found["norm"] = np.sqrt(sum(float(np.sum(np.square(value))) for value in gradients.values()))
+    return found
