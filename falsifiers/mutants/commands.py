@@ -235,3 +235,18 @@ wrong_step("impl.token_shards:tokenize", name="documents_never_end", doc="No tok
 wrong_step("impl.commands.pretrain:_Shown.epoch", name="pretrain_shows_half_the_loss", doc="Half of the held-out loss is printed.")(
     lambda epoch, shown, record: epoch(shown, replace(record, validation_loss=record.validation_loss / 2))
 )
+
+# Bad input
+
+wrong_step("impl.__main__:BAD_INPUT", name="bad_input_is_a_failure", doc="Bad input ends with the status of a failure.")(lambda _: 1)
+wrong_step("impl.commands.train:_require_usable", name="output_written_over", doc="A run begins in a folder that holds something.")(
+    lambda *_: None
+)
+
+
+@wrong_step("impl.folder:FileLock")
+def two_processes_write_a_run(lock: Any, path: Any, **given: Any) -> Any:
+    """The lock of a folder is one of its own in every process."""
+    import os
+
+    return lock(path.with_name(f"{path.name}{os.getpid()}"), **given)

@@ -34,8 +34,10 @@ FINE, COARSE = 0.5e-4 + 1e-9, 0.5e-2
 
 @reads_files
 def models_are_whole(trial: Trial) -> list[Comparison]:
-    """A merged model has the updates in its weights, all else as in the base, and every file of the tokenizer; an exported one
-    has the base's tensors, rounded to the dtype asked for, and its tokenizer, as a folder and as an .apr file, with which the adapter answers alike.
+    """A merged model has the updates in its weights, all else as in the base, and every file of the tokenizer.
+
+    An exported one has the base's tensors, rounded to the dtype asked for, and its tokenizer, as a folder and as an .apr file; with the
+    .apr file for its base an adapter answers alike.
     """
     rng = trial.rng("models")
     with small(trial, "models", {"multi_label": False, "epochs": 1}) as problem:

@@ -1,6 +1,7 @@
 """A small classifier that the commands train, evaluate and ask: its files, and what an independent reader makes of them."""
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=Check)
 CONFIG, METRICS, RUN, STATISTICS, STATE = "config.yaml", "metrics.jsonl", "run.json", "statistics.yaml", "state/state.safetensors"
 MAX_SEQ_LEN = 10
+STANDSTILL = 1e-30
+"""A learning rate by which no logit moves: every number of a run is then that of the adapter that it leaves."""
 ODD = (
     *("  rm -rf", "rm -rf  ", "\tdate", "rm\trf", " ", "", "\x0bls", "ls\x0c", "a\x1cb", "a\x85", "\u2028b", "\ufeffls", "\u00a0ls"),
     *("a\rb", '"q"', "\\n", "e\u0301", "\u00e9", "🙂", "{}", "-rf", "date"),
@@ -169,3 +172,24 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics, without the seconds, which no two runs share."""
     lines = [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
     return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+def kind_of(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Whether a line of the metrics is a step's or an epoch's, and its place in the run."""
+    return (line["kind"], line["epoch"], line.get("step"), line.get("samples"))
+
+
+def number_of(line: Mapping[str, Any]) -> str:
+    """A line of the metrics by its number."""
+    return f"{line['kind']} {line.get('step', line['epoch'])}"
+
+
+def plain(text: str) -> Any:
+    """A value of a YAML file, as a reader of numbers, words and lists of them takes it."""
+    if text.startswith("["):
+        return [plain(part) for part in text[1:-1].split(", ")]
+    if text in ("null", "true", "false"):
+        return json.loads(text)
+    if re.fullmatch(r"-?\d+", text):
+        return int(text)
+    return float(text) if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|\.inf", text) else text

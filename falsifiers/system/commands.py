@@ -14,7 +14,7 @@ import numpy as np
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare, value_at_most, value_inside
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
 from blackswan.falsifiers.subjects.doors.files import Label
-from blackswan.falsifiers.system.command_problem import ODD, Small, options, reads_files, small, texts_of
+from blackswan.falsifiers.system.command_problem import MAX_SEQ_LEN, ODD, Small, options, reads_files, small, texts_of, tokenizer
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
@@ -172,7 +172,11 @@ def _counted_anew(trial: Trial, name: str, problem: Small, adapter: Path, option
     yield from _probable(trial, name, wanted, shown)
     yield from _as_json(trial, name, wanted, json.loads(trial.commands.run("evaluate", *asked, "--json").out))
     if problem.classes <= CELLS:
-        yield from _as_tables(trial, name, wanted, trial.commands.run("evaluate", *asked).out)
+        said = trial.commands.run("evaluate", *asked)
+        yield from _as_tables(trial, name, wanted, said.out)
+        cut = sum(len(tokenizer().encode(text).ids) > MAX_SEQ_LEN for text in texts)
+        warning = f"{path}: {cut} texts are longer than max_seq_len {MAX_SEQ_LEN}: their end is cut off\n" if cut else ""
+        yield from same(f"texts that are cut off <{name}>", warning, said.err)
 
 
 def _answers(
@@ -285,6 +289,7 @@ def texts_by_every_door(trial: Trial) -> list[Comparison]:
         (problem.folder / "lines.txt").write_bytes(content)
         doors = {
             "corpus": ([f"--corpus={problem.corpus('texts', texts, labels)}"], b""),
+            "corpus without labels": ([f"--corpus={_without_labels(problem, texts)}"], b""),
             "file": ([f"--input={problem.folder / 'lines.txt'}"], b""),
             "standard input": (["--input=-"], content),
             "command line": (["--", *texts], b""),
@@ -296,3 +301,11 @@ def texts_by_every_door(trial: Trial) -> list[Comparison]:
         wanted = Answers.of(problem, run / "best", texts, labels, opened.classes)
     found.append(trial.near("library: probabilities", wanted.probabilities, opened.probabilities))
     return [*found, *same("library: classes", wanted.classes.tolist(), opened.classes.tolist())]
+
+
+def _without_labels(problem: Small, texts: Sequence[str]) -> Path:
+    """A corpus of which some lines have a label that no class has, and others none."""
+    path = problem.folder / "unlabelled.jsonl"
+    rows = [{"input": text} | ({"label": -1} if place % 2 else {}) for place, text in enumerate(texts)]
+    path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
+    return path

@@ -51,11 +51,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Kill:
-    """SIGKILL for a worker that comes to an event of that name for that many times."""
+    """SIGKILL, or Ctrl-C's SIGINT, for a worker that comes to an event of that name for that many times."""
 
     event: str
     times: int
     rank: int = 0
+    interrupt: bool = False
 
 
 @dataclass(frozen=True)

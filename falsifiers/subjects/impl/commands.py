@@ -1,6 +1,7 @@
 """The commands of `impl`, by their own main function: in this process, in one that is killed, and by workers."""
 
 import io
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
@@ -82,7 +83,9 @@ def _run(arguments: Sequence[str]) -> Said:
 
 def _watched(group: Group, device: torch.device, folder: Path, kill: Kill | None, arguments: Sequence[str]) -> Rank:
     del group, device
-    event = KillPoints(kill.event, kill.times) if kill else KillPoints()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    by = signal.SIGINT if kill and kill.interrupt else signal.SIGKILL
+    event = KillPoints(kill.event, kill.times, by) if kill else KillPoints()
     file_events(folder, event)
     said = _run(arguments)
     return Rank(f"status {said.status}: {said.err}" if said.status else "", {}, event.seen)

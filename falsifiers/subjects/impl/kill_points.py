@@ -17,14 +17,14 @@ Event = Callable[[str], None]
 class KillPoints:
     """Counts events by their names, and kills this process when the one has come that often."""
 
-    def __init__(self, name: str | None = None, times: int = 0) -> None:
-        self.name, self.times, self.seen = name, times, list[str]()
+    def __init__(self, name: str | None = None, times: int = 0, by: signal.Signals = signal.SIGKILL) -> None:
+        self.name, self.times, self.by, self.seen = name, times, by, list[str]()
 
     def __call__(self, name: str) -> None:
         """Something of that name is about to happen."""
         self.seen.append(name)
         if name == self.name and self.seen.count(name) == self.times:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.by)
 
 
 def file_events(folder: Path, event: Event) -> None:

@@ -1,0 +1,259 @@
+"""Commands that are killed, that meet values which are not finite, and that are given bad input."""
+
+import fcntl
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from safetensors.numpy import load_file, save_file
+
+from blackswan.falsifiers.numeric.comparison import Comparison, broken
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.subjects.doors.commands import Said
+from blackswan.falsifiers.subjects.doors.training import Kill, Rank
+from blackswan.falsifiers.system.adapter_files import WEIGHTS
+from blackswan.falsifiers.system.command_problem import (
+    CONFIG,
+    METRICS,
+    ODD,
+    RUN,
+    STATE,
+    STATISTICS,
+    Small,
+    metrics,
+    number_of,
+    options,
+    reads_files,
+    small,
+    texts_of,
+    tokenizer,
+)
+from blackswan.falsifiers.system.continued import KILLED
+from blackswan.falsifiers.system.same import content, same
+from blackswan.falsifiers.system.trial import Trial
+
+
+@reads_files
+def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
+    """A command that is killed at its writes, a line of its metrics torn, and given again with --resume leaves what a whole run does.
+
+    Before, it is interrupted. The first kill comes between two states, so that steps are made again; and the state is written after
+    every so many steps.
+    """
+    rng = trial.rng("kills")
+    every = int(rng.integers(2, 4))
+    settings = {"multi_label": False, "batch_size": 1, "accumulation_steps": 2, "learning_rate": 0.02, "backend": "torch"}
+    with small(trial, "killed", settings) as problem:
+        texts = texts_of(rng, 11)
+        corpus = problem.corpus("corpus", texts, problem.labels(rng, 11))
+        where = [f"--model={problem.base}", f"--corpus={corpus}", f"--save-every={every}", *options(problem.settings)]
+        whole, folder = problem.folder / "whole", problem.folder / "killed"
+        rank = trial.commands.killed(whole, None, "train", f"--output={whole}", *where)
+        if rank.ended:
+            return [broken("the whole run", "failed", "its end", rank.ended)]
+        found = same("steps between two states", *_between_states(whole, rank, every))
+        for kill in (*_kills(rng, rank.events, every, kills), None):
+            resume = ["--resume"] if (folder / RUN).is_file() else []
+            rank = trial.commands.killed(folder, kill, "train", f"--output={folder}", *resume, *where)
+            if kill and kill.interrupt:
+                found += _interrupted(trial, folder, rank.ended)
+                continue
+            if rank.ended != (KILLED if kill else ""):
+                if rank.ended or kill is None:
+                    return [*found, broken("a continued run", "did not go on", "its end", rank.ended)]
+                break
+            _tear(trial, rng, folder)
+        found += same("numbers of the lines of the metrics", *(list(map(number_of, metrics(each))) for each in (whole, folder)))
+        found += same("metrics", metrics(whole), metrics(folder))
+        for file in (CONFIG, STATISTICS, RUN):
+            found += same(file, (whole / file).read_text(), (folder / file).read_text())
+        found += same("state and adapters", *(trial.trainer.kept(each) for each in (whole, folder)))
+        left = [sorted(path.name for path in each.iterdir()) for each in (whole, folder)]
+    return [*found, *same("files of the run", *left)]
+
+
+def _interrupted(trial: Trial, folder: Path, ended: str) -> Iterator[Comparison]:
+    """After Ctrl-C: status 2, and a message that names the last step, whose line and whose state are written."""
+    last = max(line["step"] for line in metrics(folder) if line["kind"] == "step")
+    message = f"impl train: interrupted after step {last}; the same command with --resume goes on"
+    if not (ended.startswith("status 2: ") and message in ended):
+        yield broken("end after an interruption", "another one", f"status 2: {message}", ended[-300:] or "the end of the run")
+    yield from same("step of the state after an interruption", last, trial.trainer.kept(folder).progress["step"])
+
+
+def _between_states(whole: Path, rank: Rank, every: int) -> tuple[list[int], list[int]]:
+    """How many steps were made before each state, as they should be and as they were: a line of the metrics is a step's or an epoch's."""
+    kinds = [line["kind"] for line in metrics(whole)]
+    made, found, expected = 0, [], []
+    for event in rank.events:
+        if event == f"open {METRICS}":
+            made += 1
+        elif event.startswith("os.rename state/"):
+            found.append(made)
+    done, position = [0], 0
+    for place, kind in enumerate(kinds, start=1):
+        position += kind == "step"
+        if kind == "epoch" or position % every == 0:
+            done.append(place)
+    expected = done
+    return expected, found
+
+
+def _kills(rng: Generator, events: Sequence[str], every: int, count: int) -> list[Kill]:
+    """Ctrl-C in the second step, a kill between two states, and kills at random events after the beginning, by their names."""
+    first = [Kill(f"open {METRICS}", 2, interrupt=True), Kill(f"open {METRICS}", every)]
+    names = sorted(
+        {name for name in events if not name.startswith(("os.mkdir", f"open {CONFIG}", f"open {STATISTICS}")) and RUN not in name}
+    )
+    return [*first, *(Kill(str(name), 1) for name in rng.permutation(names)[: count - 1])]
+
+
+def _tear(trial: Trial, rng: Generator, folder: Path) -> None:
+    """Cuts a part of the last line off, in half of the cases, as a kill in the middle of its writing does: before its state is written."""
+    if not (folder / STATE).is_file() or not (folder / METRICS).is_file():
+        return
+    content, made = (folder / METRICS).read_bytes(), trial.trainer.kept(folder).progress
+    if not content.endswith(b"\n"):
+        return
+    last, start = metrics(folder)[-1], content.rstrip(b"\n").rfind(b"\n") + 1
+    counted = last["step"] <= made["step"] if last["kind"] == "step" else last["epoch"] <= made["epoch"]
+    if not counted and rng.integers(2):
+        (folder / METRICS).write_bytes(content[: int(rng.integers(start + 1, len(content)))])
+
+
+@reads_files
+def non_finite_values_are_errors(trial: Trial) -> list[Comparison]:
+    """A text on which the model computes NaN, in the first, a middle or the last batch, ends every command with an error that says so.
+
+    Nothing that is not finite is printed or written, and the library raises an error too.
+    """
+    found: list[Comparison] = []
+    fixed = {"multi_label": False, "lora_targets": "q_v", "quantize_nf4": False, "pooling": "mean", "epochs": 1}
+    with small(trial, "non-finite", fixed, "llama") as problem:
+        word = _poison(problem)
+        rng = trial.rng("non-finite")
+        clean = [f"rm {index}" for index in range(7)]
+        labels = problem.labels(rng, 7)
+        where = [f"--model={problem.base}", *options(problem.settings)]
+        corpus, run = problem.corpus("clean", clean, labels), problem.folder / "run"
+        trial.commands.run(
+            "train", f"--corpus={corpus}", f"--validation={problem.corpus('other', clean, labels)}", f"--output={run}", *where
+        )
+        for place, at in (("first", 0), ("middle", 4), ("last", 6)):
+            texts = [*clean[:at], word, *clean[at + 1 :]]
+            bad = problem.corpus(place, texts, labels)
+            out = f"--output={problem.folder / place}"
+            asked = {
+                "predict --corpus": ("predict", f"--adapter={run}", f"--corpus={bad}"),
+                "predict TEXT": ("predict", f"--adapter={run}", *texts),
+                "evaluate": ("evaluate", f"--adapter={run}", f"--corpus={bad}"),
+                "evaluate --json": ("evaluate", f"--adapter={run}", f"--corpus={bad}", "--json"),
+                "train, training": ("train", f"--corpus={bad}", f"--validation={corpus}", f"{out} 1", *where),
+                "train, validation": ("train", f"--corpus={corpus}", f"--validation={bad}", f"{out} 2", *where),
+            }
+            for name, arguments in asked.items():
+                found += _failed(name, place, trial.commands.attempt(*arguments))
+            for path in problem.folder.glob(f"{place} */{METRICS}"):
+                found += same(
+                    f"numbers in {METRICS} that are not there <{place} batch>",
+                    False,
+                    bool(re.search("NaN|Infinity|null", path.read_text())),
+                )
+            for call in ("predict", "probabilities"):
+                ask = partial(trial.commands.library, call, run / "last", texts)
+                found.append(
+                    trial.refuses(f"{call} of the library <{place} batch>", ask, "nan|not finite|non-finite", "FloatingPointError")
+                )
+    return found
+
+
+def _failed(name: str, place: str, said: Said) -> Iterator[Comparison]:
+    yield from same(f"exit status of {name} <{place} batch>", 1, said.status)
+    yield from same(f"numbers that {name} prints <{place} batch>", [], re.findall(r"(?i)\bnan\b|\binf\w*", said.out))
+    if not re.search("(?i)nan|not finite|non-finite", said.err):
+        yield broken(f"message of {name} <{place} batch>", "does not say why", "a value that is not finite", said.err[-300:])
+
+
+def _poison(problem: Small) -> str:
+    """Makes the scores of attention infinite where a token is, and nowhere else; gives a text that has it.
+
+    It alone has a first component, which the weights of queries and keys multiply by 10²⁰.
+    """
+    clean = {token for index in range(7) for token in tokenizer().encode(f"rm {index}").ids}
+    word = next(text for text in ODD if text and not clean & set(tokenizer().encode(text).ids))
+    tensors = load_file(problem.base / WEIGHTS)
+    for name, value in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            value[0] = 0.0
+        elif name.endswith(("layers.0.self_attn.q_proj.weight", "layers.0.self_attn.k_proj.weight")):
+            value[0, 0] = 1e20
+        elif name.endswith("layers.0.input_layernorm.weight"):
+            value[0] = 1.0
+    embedding = tensors["model.embed_tokens.weight"]
+    embedding[:, 0] = 0.0
+    embedding[tokenizer().encode(word).ids[0], 0] = 50.0
+    save_file(tensors, problem.base / WEIGHTS)
+    return word
+
+
+@reads_files
+def bad_input_is_refused(trial: Trial) -> list[Comparison]:
+    """Each command refuses what it cannot use with status 4, names it on standard error, prints nothing else and changes no file.
+
+    So it does where its output is there already, or another process writes it.
+    """
+    rng = trial.rng("bad input")
+    found: list[Comparison] = []
+    with small(trial, "bad input", {"multi_label": False, "epochs": 1, "num_classes": 2, "class_weights": None}) as problem:
+        texts = texts_of(rng, 5)
+        corpus, run = problem.corpus("corpus", texts, problem.labels(rng, 5)), problem.folder / "run"
+        where = [f"--model={problem.base}", f"--corpus={corpus}", *options(problem.settings)]
+        trial.commands.run("train", *where, f"--output={run}")
+        bad = problem.folder / "bad.jsonl"
+        bad.write_text('{"input": "ls", "label": 1}\n{"input": "rm", "label": 2}\n')
+        (problem.folder / "latin").write_bytes(b"ls\n\xff\n")
+        for name, (arguments, message) in _unusable(problem, where, corpus, run).items():
+            before = content(problem.folder)
+            said = trial.commands.attempt(*arguments)
+            found += same(f"status of {name}", 4, said.status)
+            if "another run" not in name:  # what a run is about is told before it is compared with the one that is there
+                found += same(f"what {name} prints", "", said.out)
+            if message not in said.err:
+                found.append(broken(f"message of {name}", "names something else", message, said.err[-300:]))
+            changed = sorted(file for file, _ in content(problem.folder).items() ^ before.items())
+            found += same(f"files that {name} changes", [], changed)
+        with (run / ".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            said = trial.commands.attempt("train", *where, f"--output={run}", "--resume")
+        found += same("status of train where another process writes", 4, said.status)
+    return found
+
+
+def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> dict[str, tuple[tuple[object, ...], str]]:
+    """Commands, and a word of each refusal."""
+    folder, adapter, new = problem.folder, f"--adapter={run}", f"--output={problem.folder / 'new'}"
+    train = ("train", *where, new)
+    return {
+        "train into a run": (("train", *where, f"--output={run}"), "holds a run already"),
+        "train into a folder in use": (("train", *where, f"--output={problem.base}"), "not empty"),
+        "train on a label that no class has": ((*train, f"--corpus={folder / 'bad.jsonl'}"), "bad.jsonl:2: label is 2"),
+        "train on no corpus": ((*train, f"--corpus={folder / 'none.jsonl'}"), "none.jsonl"),
+        "train with an unknown setting": ((*train, "--lora-rnk=2"), "--lora-rank"),
+        "train with a setting out of range": ((*train, "--weight-decay=2"), "--weight-decay"),
+        "train on what validates": ((*train, f"--validation={corpus}"), "--validation"),
+        "train, resumed without a run": ((*train, "--resume"), "holds no run"),
+        "train, resumed as another run": (("train", *where, f"--output={run}", "--resume", "--lora-rank=7"), "settings.lora_rank"),
+        "train on a class without a text": ((*train, "--num-classes=3", "--class-weights=balanced"), "class 2"),
+        "evaluate on a label that no class has": (("evaluate", adapter, f"--corpus={folder / 'bad.jsonl'}"), "bad.jsonl:2: label is 2"),
+        "evaluate without a model": (("evaluate", f"--corpus={corpus}"), "--adapter"),
+        "evaluate a checkpoint": (("evaluate", f"--model={problem.base}", f"--corpus={corpus}"), "without a head"),
+        "predict nothing": (("predict", adapter), "exactly one of"),
+        "predict two things": (("predict", adapter, f"--corpus={corpus}", "ls"), "exactly one of"),
+        "predict a line that is not UTF-8": (("predict", adapter, f"--input={folder / 'latin'}"), "latin:2"),
+        "merge into a folder that is there": (("merge", adapter, f"--output={problem.base}"), "exists"),
+        "export into a folder that is there": (("export", f"--model={problem.base}", f"--output={run}"), "exists"),
+        "export a folder in fewer bits": (("export", f"--model={problem.base}", new, "--dtype=q8"), "--dtype"),
+        "summary of other settings": (("summary", adapter, "--lora-rank=2"), "--lora-rank"),
+        "pretrain without tokens": (("pretrain", f"--model={problem.base}", f"--tokens={folder / 'none'}", new), "none"),
+    }

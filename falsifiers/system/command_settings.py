@@ -1,0 +1,109 @@
+"""The settings of a run by the command `train`: given by options, in files or not at all, and written down."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from blackswan.falsifiers.numeric.comparison import Comparison, broken
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.system.adapter_files import ADAPTER_WEIGHTS, BESIDE
+from blackswan.falsifiers.system.command_problem import (
+    CONFIG,
+    RUN,
+    STATISTICS,
+    Small,
+    metrics,
+    options,
+    plain,
+    reads_files,
+    small,
+    texts_of,
+)
+from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.stated import QLORA
+from blackswan.falsifiers.system.trial import Trial
+from blackswan.reference.classifier import TARGETS
+
+
+@reads_files
+def settings_reach_the_run(trial: Trial) -> list[Comparison]:
+    """Each setting, away from its default, arrives bit for bit, given by an option, in a file or by both, of which the option counts.
+
+    It stands in config.yaml, run.json and beside the adapter; what is not given has its default. A run from config.yaml is the same run.
+    """
+    found: list[Comparison] = []
+    for name, away in _away(trial.rng("settings")).items():
+        with small(trial, name, {}) as problem:
+            found += _reach(trial, name, problem, away)
+    return found
+
+
+def _away(rng: Generator) -> dict[str, dict[str, Any]]:
+    """Every setting with another value than its default, in two combinations; numbers that no few digits hold."""
+    odd = [float(np.nextafter(value, 1.0)) for value in rng.uniform(0.1, 0.9, 6)]
+    common: dict[str, Any] = {
+        **{"num_classes": 3, "lora_rank": 3, "lora_alpha": 7 * odd[0], "learning_rate": 2e-5 * odd[1], "epochs": 2, "max_seq_len": 9},
+        **{"log_interval": 3, "accumulation_steps": 2, "warmup_fraction": odd[2], "weight_decay": odd[3] / 3, "schedule": "cosine"},
+        **{"seed": int(rng.integers(2**53, 2**62)), "padding_side": "left", "backend": "torch", "validation_fraction": 0.3 + odd[4] / 1e4},
+    }
+    one = {"batch_size": 2, "gradient_clip_norm": odd[5], "class_weights": [1 / 3, 1e-7 * odd[0], math.pi], "quantize_nf4": False}
+    two = {"batch_size": 3, "gradient_clip_norm": None, "multi_label": True, "double_quantize": True, "dtype": "bfloat16"}
+    return {
+        "one label": {**common, **one, "lora_targets": "q_proj,down_proj", "pooling": "last", "early_stop_patience": 2},
+        "several labels": {**common, **two, "lora_targets": "all", "pooling": "first", "early_stop_patience": 1},
+    }
+
+
+def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> Iterator[Comparison]:
+    rng = trial.rng(f"ways {name}")
+    ways = {setting: str(rng.choice(["option", "file", "both", "default"], p=[0.35, 0.35, 0.2, 0.1])) for setting in away}
+    ways |= dict.fromkeys(("num_classes", "epochs", "class_weights", "multi_label", "double_quantize", "lora_alpha"), "option")
+    expected = QLORA | {setting: value for setting, value in away.items() if ways[setting] != "default"}
+    if ways["lora_rank"] == "file":  # where the rank alone is given, alpha follows it
+        expected["lora_alpha"], ways["lora_alpha"] = 2.0 * expected["lora_rank"], "default"
+    by_file = {setting: value for setting, value in away.items() if ways[setting] == "file"}
+    by_file |= {setting: value for setting, value in QLORA.items() if ways.get(setting) == "both"}
+    (problem.folder / "given.yaml").write_text("".join(f"{setting}: {json.dumps(value)}\n" for setting, value in by_file.items()))
+    given = options({setting: value for setting, value in away.items() if ways[setting] in ("option", "both")})
+    texts = texts_of(rng, 10)
+    corpus = problem.corpus("corpus", texts, [index % 2 for index in range(10)])
+    where = ["train", f"--model={problem.base}", f"--corpus={corpus}"]
+    first, second = problem.folder / "first", problem.folder / "second"
+    trial.commands.run(*where, f"--output={first}", f"--config={problem.folder / 'given.yaml'}", *given)
+    trial.commands.run(*where, f"--output={second}", f"--config={first / CONFIG}")
+    yield from _stated(name, problem, expected, first)
+    for file in (CONFIG, STATISTICS, RUN):
+        yield from same(f"{file} of a run from config.yaml <{name}>", (first / file).read_text(), (second / file).read_text())
+    yield from same(f"metrics of a run from config.yaml <{name}>", metrics(first), metrics(second))
+    for part in ("best", "last"):
+        tensors = (load_file(run / part / ADAPTER_WEIGHTS) for run in (first, second))
+        yield from same(f"{part}/ of a run from config.yaml <{name}>", *tensors)
+
+
+def _stated(name: str, problem: Small, expected: Mapping[str, Any], run: Path) -> Iterator[Comparison]:
+    """The settings in three files."""
+    count = sum(value.size for value in problem.model.decoder.values())
+    targets = sorted(expected["lora_targets"].split(",") if "," in expected["lora_targets"] else _modules(expected["lora_targets"]))
+    written = {key: plain(value) for key, value in (line.split(": ", 1) for line in (run / CONFIG).read_text().splitlines())}
+    written["lora_targets"] = sorted(written.get("lora_targets", []))
+    free = {key: value for key, value in expected.items() if key != "log_interval"}
+    yield _alike(f"settings in {RUN} <{name}>", free, json.loads((run / RUN).read_text())["settings"])
+    yield _alike(f"settings beside last/ <{name}>", expected, json.loads((run / "last" / BESIDE).read_text())["extra"]["settings"])
+    yield _alike(f"settings in {CONFIG} <{name}>", {**expected, "lora_targets": targets, "model_params": count}, written)
+
+
+def _alike(name: str, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Comparison:
+    """All values by their keys, as one comparison."""
+    odd = [key for key in sorted(expected.keys() | actual.keys()) if (key, expected.get(key)) != (key, actual.get(key))]
+    if not odd:
+        return same(name, 0, 0)[0]
+    return broken(name, f"other values of {', '.join(odd)}", repr(expected.get(odd[0])), repr(actual.get(odd[0])))
+
+
+def _modules(targets: str) -> list[str]:
+    return [path.rpartition(".")[2] for path in TARGETS[targets]]

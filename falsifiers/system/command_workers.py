@@ -1,0 +1,59 @@
+"""The command `train` and the library's answers by several workers."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.system.command_problem import (
+    STANDSTILL,
+    kind_of,
+    metrics,
+    options,
+    reads_files,
+    small,
+    texts_of,
+)
+from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.trial import Trial
+
+
+@reads_files
+def workers_answer_as_one(trial: Trial) -> list[Comparison]:
+    """Two and three workers record and evaluate what one does, in every field, some of them without a sample; only the first one speaks.
+
+    The learning rate moves nothing, so that all numbers are those of the start; the answers are those of every worker.
+    """
+    found: list[Comparison] = []
+    settings = {"learning_rate": STANDSTILL, "batch_size": 2, "backend": "torch"}
+    for workers, several in ((3, False), (2, True)):
+        with small(trial, f"{workers} workers", settings | {"multi_label": several}) as problem:
+            rng = trial.rng(f"corpus of {workers}")
+            texts = texts_of(rng, 7)
+            labels = problem.labels(rng, 7)
+            corpora = [f"--corpus={problem.corpus('corpus', texts, labels)}"]
+            corpora.append(f"--validation={problem.corpus('validation', texts[:2], labels[:2])}")
+            where = ["train", f"--model={problem.base}", *corpora, *options(problem.settings)]
+            one, all_of_them = problem.folder / "one", problem.folder / "several"
+            trial.commands.run(*where, f"--output={one}")
+            expected = trial.commands.opened(one / "last", texts, labels)
+            said, answers = trial.commands.by_workers(workers, all_of_them / "last", texts, labels, *where, f"--output={all_of_them}")
+            found += same("what other workers than the first print", [""] * (workers - 1), [each.out for each in said[1:]])
+            found += same("lines of the metrics", *([kind_of(each) for each in metrics(run)] for run in (one, all_of_them)))
+            for first, second in zip(metrics(one), metrics(all_of_them), strict=False):
+                found += _same_answers(trial, "metrics", first, second)
+            for rank, each in enumerate(answers):
+                found += _same_answers(trial, f"worker {rank}", vars(expected), vars(each))
+    return found
+
+
+def _same_answers(trial: Trial, name: str, expected: Any, actual: Any) -> Iterator[Comparison]:
+    """Numbers that are not whole within the tolerance, all else exactly; lists of numbers at once."""
+    if isinstance(expected, Mapping) and isinstance(actual, Mapping) and expected.keys() == actual.keys():
+        for key in expected:
+            yield from _same_answers(trial, f"{name}, {key}", expected[key], actual[key])
+    elif isinstance(expected, float | np.ndarray) and isinstance(actual, type(expected)) and np.asarray(expected).dtype.kind == "f":
+        yield trial.near(name, np.asarray(expected), np.asarray(actual))
+    else:
+        yield from same(name, expected, actual)
