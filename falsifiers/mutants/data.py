@@ -445,3 +445,16 @@ wrong_steps(
         lambda count, counts: sum(counts) * count**-0.5 / sum(each**0.5 for each in counts),
     ),
 )
+
+
+wrong_steps(
+    "impl.samples:_chunks",
+    corpus_loses_a_text_a_piece=(
+        "The last text of a full piece is lost.",
+        lambda chunks, samples: (chunk[:-1] if len(chunk) == 1024 else chunk for chunk in chunks(samples)),
+    ),
+    corpus_doubles_a_text_a_piece=(
+        "The first text of a piece that another one went before is there twice.",
+        lambda chunks, samples: ([*chunk[: number > 0], *chunk] for number, chunk in enumerate(chunks(samples))),
+    ),
+)

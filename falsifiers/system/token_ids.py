@@ -1,5 +1,6 @@
 """Token ids of a corpus against the `tokenizers` library's own, their statistics, and the batches made of them."""
 
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +13,7 @@ import numpy as np
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
-from blackswan.falsifiers.subjects.doors.files import Batch, Tokenizing
+from blackswan.falsifiers.subjects.doors.files import Batch, CorpusFile, Tokenizing
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial, may_be_non_finite
 from blackswan.falsifiers.system.written import written
@@ -85,6 +86,29 @@ def bytes_are_tokens_without_a_tokenizer(trial: Trial) -> list[Comparison]:
     if not ("bytes" in found.description and "random" in found.description):
         compared.append(broken("description", "does not say that random weights read bytes", "bytes … random", found.description))
     return compared
+
+
+@may_be_non_finite("*.imbalance")
+def long_corpora_arrive(trial: Trial) -> list[Comparison]:
+    """Ids and labels of some thousand short texts, and of texts of half a million bytes, arrive as those of a few short ones do.
+
+    A reader works them off in pieces: none is lost, doubled or moved where a piece ends.
+    """
+    rng, found, limit = trial.rng("long"), [], 16
+    with _tokenizer(rng) as (folder, encode, closed), tempfile.TemporaryDirectory() as parent:
+        short = [f"ls {index % 97}" for index in range(int(rng.integers(2049, 4096)))]
+        known = {text: _kept(encode(text), limit, closed) for text in set(short)}
+        corpora = {
+            "many": (short, [known[text] for text in short], folder),
+            "long": (large := ["rm " * 180_000, "ls", "id"] * 4, [list(text[:limit].encode()) for text in large], None),
+        }
+        for name, (texts, rows, tokenizer) in corpora.items():
+            labels = rng.integers(0, 5, len(texts)).tolist()
+            path = Path(parent) / f"{name}.jsonl"
+            path.write_text("".join(json.dumps({"input": text, "label": label}) + "\n" for text, label in zip(texts, labels, strict=True)))
+            read = trial.corpora.read(CorpusFile(path, 5), Tokenizing(tokenizer, limit))
+            found += [*same(f"ids of {name} texts", rows, read.rows), *same(f"labels of {name} texts", labels, read.labels)]
+    return found
 
 
 @may_be_non_finite("*.imbalance")
