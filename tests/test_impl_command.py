@@ -4,9 +4,7 @@ import dataclasses
 import io
 import json
 import math
-import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -84,10 +82,6 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in each.items() if key != "seconds"} for each in values]
 
 
-def adapter(run: Path, name: str = "last") -> bytes:
-    return (run / name / "adapter_model.safetensors").read_bytes()
-
-
 # What goes right
 
 
@@ -95,14 +89,16 @@ def test_a_run_leaves_what_is_said(trained: Path) -> None:
     assert {path.name for path in trained.iterdir()} == {
         *("run.json", "state", "last", "best", "metrics.jsonl", "config.yaml", "statistics.yaml", ".lock"),
     }
-    steps = [line for line in metrics(trained) if line["kind"] == "step"]
-    epochs = [line for line in metrics(trained) if line["kind"] == "epoch"]
-    assert [line["step"] for line in steps] == list(range(1, 13))
-    assert [line["epoch"] for line in epochs] == [1, 2]
-    assert [line["samples"] for line in steps] == [4, 4, 4, 4, 4, 2] * 2
-    assert set(steps[0]) == {"kind", "step", "epoch", "loss", "accuracy", "gradient_norm", "learning_rate", "samples"}
-    assert all(line["gradient_norm"] > 0 for line in steps)
-    assert epochs[1]["train_loss"] < epochs[0]["train_loss"]
+    step = next(line for line in metrics(trained) if line["kind"] == "step")
+    assert set(step) == {"kind", "step", "epoch", "loss", "accuracy", "gradient_norm", "learning_rate", "samples"}
+
+
+def test_a_finished_run_has_nothing_to_go_on_with(model: Path, place: Path) -> None:
+    command = ["train", *at(model, place), *SMALL, "--learning-rate", "3e-2"]
+    assert main(command) == 0
+    before = files(place / "run")
+    assert main([*command, "--resume"]) == 0
+    assert files(place / "run") == before
 
 
 def test_the_rules_read_what_a_run_writes(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,45 +108,6 @@ def test_the_rules_read_what_a_run_writes(trained: Path, capsys: pytest.CaptureF
     assert "C-HP-001-RANGE: learning_rate 0.03 is outside" in out
     assert "C-HP-002" in out
     assert "unknown" not in out
-
-
-def test_the_written_settings_make_the_same_run(trained: Path, model: Path, place: Path) -> None:
-    assert main(["train", *at(model, place), "--config", str(trained / "config.yaml")]) == 0
-    assert adapter(place / "run") == adapter(trained)
-    assert metrics(place / "run") == metrics(trained)
-
-
-def test_the_command_line_comes_before_the_file(model: Path, place: Path) -> None:
-    (place / "run.yaml").write_text("lora_rank: 4\nlearning_rate: 1e-5\nepochs: 1\nlora_targets: [v_proj]\ngradient_clip_norm: null\n")
-    assert main(["train", *at(model, place), *SMALL, "--config", "run.yaml"]) == 0
-    own = json.loads((place / "run" / "run.json").read_text())["settings"]
-    assert (own["lora_rank"], own["lora_alpha"], own["epochs"]) == (2, 4.0, 2)
-    assert (own["learning_rate"], own["lora_targets"], own["gradient_clip_norm"]) == (1e-5, "v_proj", None)
-
-
-def test_balanced_weights_come_from_the_training_samples(model: Path, place: Path) -> None:
-    (place / "corpus.jsonl").write_text("".join(line(f"text {i}", int(i % 4 == 0)) for i in range(20)))
-    assert main(["train", *at(model, place), *SMALL, "--class-weights", "balanced", "--validation-fraction", "0"]) == 0
-    assert "class_weights: [0.6666666666666666, 2.0]\n" in (place / "run" / "config.yaml").read_text()
-    assert (place / "run" / "statistics.yaml").read_text().splitlines()[1:] == [
-        "imbalance_ratio: 3.0",
-        "minority_count: 5",
-        "sample_count: 20",
-    ]
-    assert not (place / "run" / "best").exists()
-
-
-def test_evaluate_agrees_with_predict(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    corpus = trained.parent / "corpus.jsonl"
-    assert main(["predict", "--adapter", str(trained), "--corpus", str(corpus)]) == 0
-    answers = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
-    rows = [json.loads(text) for text in corpus.read_text().splitlines()]
-    assert [answer["input"] for answer in answers] == [row["input"] for row in rows]
-    assert all(answer["probabilities"][answer["label"]] == max(answer["probabilities"]) for answer in answers)
-    assert main(["evaluate", "--adapter", str(trained), "--corpus", str(corpus), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    right = sum(answer["label"] == row["label"] for answer, row in zip(answers, rows, strict=True))
-    assert (found["total"], found["accuracy"]) == (24, right / 24)
 
 
 def test_evaluate_prints_tables() -> None:
@@ -169,23 +126,6 @@ def test_evaluate_prints_tables() -> None:
     ]
 
 
-def test_predict_reads_texts_files_and_standard_input(
-    trained: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    texts = ["echo one", "", "sleep 1"]
-    (place / "texts").write_text("\n".join(texts) + "\n")
-    command = ["predict", "--adapter", str(trained)]
-    assert main([*command, *texts]) == 0
-    expected = capsys.readouterr().out
-    assert [json.loads(text)["input"] for text in expected.splitlines()] == texts
-    assert main([*command, "--input", "texts"]) == 0
-    assert capsys.readouterr().out == expected
-    with (place / "texts").open() as stream:
-        monkeypatch.setattr(sys, "stdin", stream)
-        assert main([*command, "--input", "-"]) == 0
-    assert capsys.readouterr().out == expected
-
-
 @pytest.mark.parametrize(("option", "line"), [("--corpus", b'{"input": 3}'), ("--input", b"caf\xe9")])
 def test_predict_prints_nothing_where_the_last_line_is_bad(
     trained: Path, place: Path, capsys: pytest.CaptureFixture[str], option: str, line: bytes
@@ -197,30 +137,11 @@ def test_predict_prints_nothing_where_the_last_line_is_bad(
     assert (said.out, "texts:10: " in said.err) == ("", True)
 
 
-def test_lines_of_a_text_file_may_end_as_on_windows(trained: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (place / "texts").write_bytes(b"ls\r\n\r\nrm")
-    capsys.readouterr()
-    assert main(["predict", "--adapter", str(trained), "--input", "texts"]) == 0
-    assert [json.loads(text)["input"] for text in capsys.readouterr().out.splitlines()] == ["ls", "", "rm"]
-
-
 def test_training_does_not_validate_on_what_it_trains_on(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "corpus.jsonl").write_text(CORPUS)
     (place / "link.jsonl").symlink_to("corpus.jsonl")
     assert main(["train", *at(model, place), *SMALL, "--validation", "link.jsonl"]) == 4
     assert "--validation: link.jsonl is what is trained on" in capsys.readouterr().err
-
-
-def test_several_labels_a_text(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"input": f"text {i}", "labels": [int(i % 2), int(i % 3 == 0), 1]} for i in range(18)]
-    (place / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["train", *at(model, place), *SMALL, "--num-classes", "3", "--multi-label"]) == 0
-    capsys.readouterr()
-    assert main(["predict", "--adapter", "run", "text 1"]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["labels"] == [int(value >= 0.5) for value in answer["probabilities"]]
-    assert main(["evaluate", "--adapter", "run", "--corpus", "corpus.jsonl"]) == 0
-    assert "yes, found" in capsys.readouterr().out
 
 
 def test_a_merged_model_answers_as_the_adapter(trained: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -319,20 +240,6 @@ def died() -> None:
     raise Died
 
 
-def test_a_run_that_died_goes_on_as_if_it_had_not(trained: Path, model: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = ["train", *at(model, place), *SMALL, "--learning-rate", "3e-2", "--save-every", "2"]
-    with monkeypatch.context() as patch:
-        broken_off(patch, 3, died)
-        with pytest.raises(Died):
-            main(command)
-    with (place / "run" / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "step", "st')  # what a kill in the midst of a line leaves
-    assert main([*command, "--resume"]) == 0
-    assert adapter(place / "run") == adapter(trained)
-    assert adapter(place / "run", "best") == adapter(trained, "best")
-    assert metrics(place / "run") == metrics(trained)
-
-
 def test_a_run_that_died_between_an_epochs_line_and_its_state_has_the_line_once(
     trained: Path, model: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,27 +258,6 @@ def test_a_run_that_died_between_an_epochs_line_and_its_state_has_the_line_once(
     assert metrics(place / "run")[-1]["kind"] == "epoch"
     assert main([*command, "--resume"]) == 0
     assert metrics(place / "run") == metrics(trained)
-
-
-def test_ctrl_c_stops_after_the_step_and_resume_goes_on(
-    trained: Path, model: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["train", *at(model, place), *SMALL, "--learning-rate", "3e-2"]
-    before_test = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what runs in the background ignore it
-    try:
-        with monkeypatch.context() as patch:
-            broken_off(patch, 7, lambda: os.kill(os.getpid(), signal.SIGINT))
-            assert main(command) == 2
-    finally:
-        signal.signal(signal.SIGINT, before_test)
-    assert "interrupted after step 8; the same command with --resume goes on" in capsys.readouterr().err
-    assert [each["step"] for each in metrics(place / "run") if each["kind"] == "step"] == list(range(1, 9))
-    assert main([*command, "--resume"]) == 0
-    assert adapter(place / "run") == adapter(trained)
-    assert metrics(place / "run") == metrics(trained)
-    before = files(place / "run")
-    assert main([*command, "--resume"]) == 0  # nothing is left to do
-    assert files(place / "run") == before
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Wrong commands: what they open, read, write and print."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
@@ -164,13 +165,16 @@ wrong_step("impl.pipeline:fit", name="state_every_other_time", doc="The state is
 # Workers
 
 
-@wrong_step("impl.evaluation:_count")
-def confusion_of_one_worker(count: Any, confusion: Any, *given: Any) -> None:
-    """Other workers than the first count nothing."""
-    from torch import distributed
-
-    if not distributed.is_initialized() or distributed.get_rank() == 0:
-        count(confusion, *given)
+@wrong_step("impl.pipeline:evaluate")
+def confusion_of_one_worker(evaluate: Any, trainer: Any, *given: Any) -> Any:
+    """Counts are those of a worker's own share."""
+    kept, add = trainer.group, trainer.group.sum
+    trainer.group = SimpleNamespace(rank=kept.rank, size=kept.size, gather=kept.gather, gather_text=kept.gather_text, barrier=kept.barrier)
+    trainer.group.sum = lambda tensor: add(tensor) if tensor.is_floating_point() else tensor
+    try:
+        return evaluate(trainer, *given)
+    finally:
+        trainer.group = kept
 
 
 wrong_step("impl.evaluation:shard", name="workers_evaluate_everything", doc="Every worker evaluates every sample, and all are added.")(
