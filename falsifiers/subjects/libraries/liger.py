@@ -9,7 +9,7 @@ from liger_kernel.ops import LigerCrossEntropyFunction, LigerRMSNormFunction, Li
 from liger_kernel.transformers.rope import liger_rotary_pos_emb
 from torch import Tensor
 
-from blackswan.falsifiers.subjects.libraries.transformers import rotary_tables
+from blackswan.falsifiers.subjects.libraries.transformers import rotary
 from blackswan.falsifiers.subjects.protocol import Lacks
 
 
@@ -31,12 +31,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return LigerRMSNormFunction.apply(x, weight, eps, 0.0, "llama", False, None)  # type: ignore[no-any-return]
 
 
-@on_gpu
-def rope(x: Tensor, positions: Tensor, theta: float, **scaling: float) -> Tensor:
-    """`liger_rotary_pos_emb` with the tables of transformers. It turns queries and keys where they lie, so that both are copies here."""
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`liger_rotary_pos_emb`. It turns queries and keys where they lie, so that both are copies here."""
     queries, keys = (x.transpose(1, 2).clone() for _ in range(2))
-    turned, _ = liger_rotary_pos_emb(queries, keys, *rotary_tables(x, positions, theta, **scaling))
-    return turned.transpose(1, 2)  # type: ignore[no-any-return]
+    return liger_rotary_pos_emb(queries, keys, cos, sin)[0].transpose(1, 2)  # type: ignore[no-any-return]
 
 
 @on_gpu
@@ -79,7 +77,7 @@ def lm_cross_entropy(logits: Tensor, input_ids: Tensor, mask: Tensor) -> Tensor:
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "rms_norm": rms_norm,
     "qk_norm": rms_norm,
-    "rope": rope,
+    "rope": on_gpu(rotary(turned)),
     "swiglu": swiglu,
     "softmax": softmax,
     "weighted_cross_entropy": weighted_cross_entropy,
