@@ -192,8 +192,8 @@ def _text(line: bytes, where: str) -> str:
     if not isinstance(text, str):
         raise ValueError(f'{where}: no text; expected an object such as {{"text": "…"}} or {{"input": "…"}}')
     try:
-        text.encode()
-    except UnicodeEncodeError as error:  # half of a surrogate pair is valid JSON, but no text
+        strict_json.require_text(text)
+    except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     return text
 
