@@ -288,17 +288,20 @@ def _end_token(model: Path) -> int:
     return value
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. Returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m blackswan.impl.token_shards", description="Tokenize a corpus into shards for pre-training."
-    )
+def parser(prog: str) -> argparse.ArgumentParser:
+    """The parser of the command."""
+    parser = argparse.ArgumentParser(prog=prog, description="Tokenizes a corpus into shards for pre-training.")
     parser.add_argument("corpus", type=Path, help="JSONL with a `text` or `input` in each line, or a text file: one document")
     parser.add_argument("--model", type=Path, required=True, help=f"folder with {TOKENIZER}, or MODEL.apr beside MODEL.{TOKENIZER}")
     parser.add_argument("--output", type=Path, required=True, help="folder to write, which must not exist")
     parser.add_argument("--end-token", type=int, help="id that ends each document (default: the model's eos_token_id)")
     parser.add_argument("--shard-tokens", type=int, default=SHARD_TOKENS, help="tokens in a shard (default: %(default)s)")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m blackswan.impl.token_shards") -> int:
+    """The command. Returns its exit status."""
+    options = parser(prog).parse_args(arguments)
     try:
         end = _end_token(options.model) if options.end_token is None else options.end_token
         encoder = load_encoder(belonging(options.model, TOKENIZER))
