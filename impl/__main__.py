@@ -1,4 +1,4 @@
-"""`python -m impl`: train, pretrain, evaluate, predict, merge, export, summary."""
+"""`python -m impl`: train, pretrain, evaluate, predict, merge, export, tokenize, summary."""
 
 import argparse
 import difflib
