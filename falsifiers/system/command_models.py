@@ -141,7 +141,7 @@ def pretraining_is_counted_anew(trial: Trial) -> list[Comparison]:
 def _shards(trial: Trial, name: str, problem: Small, corpus: str, expected: Sequence[int], *given: str) -> Iterator[Comparison]:
     folder = problem.folder / f"{corpus} tokens"
     asked = [problem.folder / corpus, f"--model={problem.base}", f"--output={folder}", f"--shard-tokens={SHARD}", *given]
-    said = trial.commands.run("token_shards", *asked)
+    said = trial.commands.run("tokenize", *asked)
     index = json.loads((folder / "index.json").read_text())
     pieces = [np.fromfile(folder / each["file"], {"uint16": "<u2", "uint32": "<u4"}[index["dtype"]]) for each in index["shards"]]
     yield from same(f"tokens of the shards <{name}>", list(expected), np.concatenate(pieces).tolist())

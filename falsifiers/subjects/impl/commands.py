@@ -19,13 +19,12 @@ from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.kill_points import KillPoints, file_events
 from blackswan.falsifiers.subjects.impl.workers import on_ranks
 from blackswan.impl import __main__ as command
-from blackswan.impl import token_shards
 from blackswan.impl.corpus import Sample
 from blackswan.impl.group import ALONE, Group
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.reference.table import Array
 
-ON_THE_HOST = ("export", "token_shards")
+ON_THE_HOST = ("export", "tokenize")
 """Commands that have no device."""
 
 
@@ -77,7 +76,7 @@ class Commands(Door):
 
 def _run(arguments: Sequence[str]) -> Said:
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-        status = token_shards.main(arguments[1:]) if arguments[0] == "token_shards" else command.main(arguments)
+        status = command.main(arguments)
     return Said(status, out.getvalue(), err.getvalue())
 
 
