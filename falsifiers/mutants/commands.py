@@ -1,6 +1,8 @@
 """Wrong commands: what they open, read, write and print."""
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +41,15 @@ def sparse_confusion_transposed(as_json: Any, evaluation: Any) -> Any:
     return values | ({"confusion_counts": sorted([taken, true, count] for true, taken, count in counts)} if counts else {})
 
 
+@wrong_step("impl.pipeline:evaluate", "S12")
+def evaluated_loss_of_batches(evaluate: Any, trainer: Any, samples: Any, tokens: Any, device: Any) -> Any:
+    """The loss of an evaluation is the mean over batches, the last of which is smaller."""
+    size = trainer.micro_batch
+    parts = [samples.select(range(at, min(at + size, len(samples)))) for at in range(0, len(samples), size)]
+    losses = [evaluate(trainer, part, tokens, device).loss for part in parts]
+    return replace(evaluate(trainer, samples, tokens, device), loss=sum(losses) / len(losses))
+
+
 @wrong_step("impl.commands.predict:predictions")
 def predict_drops_the_rest(predictions: Any, pipeline: Any, texts: Any) -> Any:
     """A last batch that is not full is left out."""
@@ -66,6 +77,19 @@ wrong_steps(
     ),
     predict_drops_byte_order_marks=("A text loses the mark that it begins with.", lambda texts: [text.lstrip("\ufeff") for text in texts]),
 )
+
+
+@wrong_step("impl.commands.predict:_corpus")
+def predict_strips_a_corpus(corpus: Any, path: Any) -> Any:
+    """Texts of a corpus lose the white space at their ends."""
+    return map(str.strip, corpus(path))
+
+
+@wrong_step("impl.commands.predict:_text")
+def predict_strips_arguments(text: Any, given: str) -> Any:
+    """A text of the command line loses the white space at its ends."""
+    return text(given).strip()
+
 
 # Settings
 
@@ -228,6 +252,10 @@ def export_cuts_digits_off(getitem: Any, tensors: Any, name: str) -> Any:
     return right.bfloat16().to(right.dtype)
 
 
+wrong_step("impl.pipeline:save_adapter", name="base_by_its_relative_name", doc="An adapter names its base as the user did.")(
+    lambda save, *given, base, **named: save(*given, base=base and Path(os.path.relpath(base)), **named)
+)
+
 # From texts to a decoder
 
 wrong_step("impl.token_shards:_text", name="shards_of_stripped_texts", doc="A text loses the white space at its ends.")(
@@ -251,6 +279,4 @@ wrong_step("impl.commands.train:_require_usable", name="output_written_over", do
 @wrong_step("impl.folder:FileLock")
 def two_processes_write_a_run(lock: Any, path: Any, **given: Any) -> Any:
     """The lock of a folder is one of its own in every process."""
-    import os
-
     return lock(path.with_name(f"{path.name}{os.getpid()}"), **given)

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,9 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
         texts = texts_of(rng, 6)
         labels = problem.labels(rng, 6)
         run, merged = problem.folder / "run", problem.folder / "merged"
-        where = [f"--model={problem.base}", f"--corpus={problem.corpus('corpus', texts, labels)}", f"--output={run}"]
-        trial.commands.run("train", *where, *options(problem.settings))
+        problem.corpus("corpus", texts, labels)
+        with chdir(problem.folder):  # what a run was given by names that hold here only is found from everywhere
+            trial.commands.run("train", "--model=base", "--corpus=corpus.jsonl", "--output=run", *options(problem.settings))
         trial.commands.run("merge", f"--adapter={run / 'last'}", f"--output={merged}")
         found = [*_merged(problem, run / "last", merged), *_files("merged model", problem.base, merged)]
         for dtype in (None, "float32", "float16", "bfloat16"):

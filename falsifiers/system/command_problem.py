@@ -133,7 +133,7 @@ def small(trial: Trial, name: str, fixed: Mapping[str, Any], family: str | None 
         **fixed,
     }
     scalars = {"classes": settings["num_classes"], "rank": settings["lora_rank"], "alpha": settings["lora_alpha"]}
-    scalars |= {"targets": settings["lora_targets"], "pooling": settings["pooling"], "nf4": settings["quantize_nf4"]}
+    scalars |= {"targets": settings["lora_targets"].replace(",", "+"), "pooling": settings["pooling"], "nf4": settings["quantize_nf4"]}
     scalars |= {"double_quantize": settings["double_quantize"], "vocab": tokenizer().get_vocab_size()}
     scalars |= {} if family is None else {"family": family}
     with tempfile.TemporaryDirectory() as folder:

@@ -74,7 +74,9 @@ def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> 
     corpus = problem.corpus("corpus", texts, [index % 2 for index in range(10)])
     where = ["train", f"--model={problem.base}", f"--corpus={corpus}"]
     first, second = problem.folder / "first", problem.folder / "second"
-    trial.commands.run(*where, f"--output={first}", f"--config={problem.folder / 'given.yaml'}", *given)
+    said = trial.commands.run(*where, f"--output={first}", f"--config={problem.folder / 'given.yaml'}", *given).out.splitlines()
+    summary = trial.commands.run("summary", f"--adapter={first / 'last'}").out.splitlines()
+    yield from same(f"summary of the adapter <{name}>", said[: len(summary)], summary)
     trial.commands.run(*where, f"--output={second}", f"--config={first / CONFIG}")
     yield from _stated(name, problem, expected, first)
     for file in (CONFIG, STATISTICS, RUN):

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def _share(part: Array, whole: Array) -> Array:
 
 @reads_files
 def evaluations_are_counted_anew(trial: Trial) -> list[Comparison]:
-    """All that `evaluate` and `predict` print of a run's folder, its best and last adapter and the merged one is counted anew.
+    """All that `evaluate` and `predict` print of a run's folder, of its last adapter and of the merged one is counted anew.
 
     The run is trained by the command, and after each epoch worse on the samples that validate it: its best adapter is the first one. One
     corpus has every class, one lacks a class, and one has a single text. Models have one label a text, several, or many classes.
@@ -113,9 +113,8 @@ def evaluations_are_counted_anew(trial: Trial) -> list[Comparison]:
             for place, corpus in enumerate(_corpora(trial, problem)):
                 doors = {"run": (f"--adapter={run}", "best")}
                 if place == 1 and problem.classes < TABLE:
-                    doors |= {part: (f"--adapter={run / part}", part) for part in ("best", "last")} | {
-                        "merged": (f"--model={merged}", "best")
-                    }
+                    doors |= {"last": (f"--adapter={run / 'last'}", "last"), "merged": (f"--model={merged}", "best")}
+                    doors |= {"merged, as an adapter": (f"--adapter={merged}", "best")}
                 for door, (option, part) in doors.items():
                     found += _counted_anew(trial, f"{kind}, {door}", problem, run / part, option, corpus)
                 if problem.classes > CELLS:
@@ -132,7 +131,7 @@ def _kinds(trial: Trial) -> dict[str, dict[str, Any]]:
     return {
         "one label": {"num_classes": 4, "multi_label": False, "class_weights": rng.uniform(0.5, 2.0, 4).tolist()},
         "several labels": {"num_classes": 3, "multi_label": True, "quantize_nf4": True, "double_quantize": bool(rng.integers(2))},
-        "many classes": {"num_classes": TABLE + 10, "multi_label": False, "epochs": 1},
+        "many classes": {"num_classes": TABLE + 10, "multi_label": False, "epochs": 1, "lora_targets": "v_proj,down_proj"},
         "more classes": {"num_classes": CELLS + 1, "multi_label": False, "epochs": 1},
     }
 
@@ -296,7 +295,7 @@ def texts_by_every_door(trial: Trial) -> list[Comparison]:
         }
         for door, (asked, given) in doors.items():
             shown, wanted = _answers(trial, problem, run / "best", (f"--adapter={run}", *asked), texts, labels, given)
-            found += _probable(trial, door, wanted, shown)
+            found += [replace(each, tensor=f"{door}: {each.tensor}") for each in _probable(trial, "every line", wanted, shown)]
         opened = trial.commands.opened(run / "best", texts, labels)
         wanted = Answers.of(problem, run / "best", texts, labels, opened.classes)
     found.append(trial.near("library: probabilities", wanted.probabilities, opened.probabilities))
