@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from blackswan.falsifiers.mutants.changes import without_keyword
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
 # Evaluating and predicting
@@ -252,6 +253,11 @@ def export_cuts_digits_off(getitem: Any, tensors: Any, name: str) -> Any:
     return right.bfloat16().to(right.dtype)
 
 
+wrong_steps(
+    "impl.pipeline:save_merged",
+    by=without_keyword,
+    merged_from_weights_of_the_file=("A merge quantises weights in the dtype of their file.", "quantized_as"),
+)
 wrong_step("impl.pipeline:save_adapter", name="base_by_its_relative_name", doc="An adapter names its base as the user did.")(
     lambda save, *given, base, **named: save(*given, base=base and Path(os.path.relpath(base)), **named)
 )

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from safetensors.numpy import load_file
 from blackswan import reference
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare, value_inside
 from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF
-from blackswan.falsifiers.system.adapter_files import CONFIG, HEAD, TOKENIZER, WEIGHTS, read_adapter
+from blackswan.falsifiers.system.adapter_files import CONFIG, HEAD, TOKENIZER, WEIGHTS, base_weight, read_adapter
 from blackswan.falsifiers.system.command_problem import LONG, ODD, Small, options, reads_files, small, texts_of, tokenizer
 from blackswan.falsifiers.system.commands import Answers
 from blackswan.falsifiers.system.same import same
@@ -41,6 +42,9 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
     .apr file for its base, which is gone, an adapter answers alike.
     """
     rng = trial.rng("models")
+    quantised = {"multi_label": False, "epochs": 1, "quantize_nf4": True, "double_quantize": bool(rng.integers(2)), "dtype": "bfloat16"}
+    with small(trial, "quantised", quantised) as problem:
+        found = _merged_after_training(trial, problem, texts_of(rng, 3))
     with small(trial, "models", {"multi_label": False, "epochs": 1}) as problem:
         _complete(problem.base, {"bos_token_id": 7, "eos_token_id": END})
         texts = texts_of(rng, 6)
@@ -50,7 +54,7 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
         with chdir(problem.folder):  # what a run was given by names that hold here only is found from everywhere
             trial.commands.run("train", "--model=base", "--corpus=corpus.jsonl", "--output=run", *options(problem.settings))
         trial.commands.run("merge", f"--adapter={run / 'last'}", f"--output={merged}")
-        found = [*_merged(problem, run / "last", merged), *_files("merged model", problem.base, merged)]
+        found += [*_merged(problem, run / "last", merged), *_files("merged model", problem.base, merged)]
         for dtype in (None, "float32", "float16", "bfloat16"):
             folder = problem.folder / f"exported {dtype}"
             chosen = [] if dtype is None else [f"--dtype={dtype}"]
@@ -65,6 +69,15 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
         lines = trial.commands.run("predict", f"--adapter={run / 'last'}", f"--model={apr}", "--", *texts).out.splitlines()
         shown = np.asarray([json.loads(line)["probabilities"] for line in lines])
     return [*found, trial.near("probabilities with the .apr file for the base", wanted.probabilities, shown)]
+
+
+def _merged_after_training(trial: Trial, problem: Small, texts: Sequence[str]) -> list[Comparison]:
+    """Of weights that were in NF4, and before that in another dtype than the file's, every projection is merged as it was in training."""
+    run, merged = problem.folder / "run", problem.folder / "merged"
+    where = [f"--model={problem.base}", f"--corpus={problem.corpus('corpus', texts, [0, 1, 2])}", f"--output={run}"]
+    trial.commands.run("train", *where, *options({**problem.settings, "validation_fraction": 0.0}))
+    trial.commands.run("merge", f"--adapter={run}", f"--output={merged}")
+    return list(_merged(problem, run / "last", merged))
 
 
 def _complete(base: Path, config: Mapping[str, Any]) -> None:
@@ -88,16 +101,18 @@ def _merged(problem: Small, adapter: Path, folder: Path) -> Iterator[Comparison]
     stored, trained = load_file(folder / WEIGHTS), read_adapter(adapter, problem.model.scalars)
     yield from same("tensors of a merged model", sorted(problem.model.decoder), sorted(stored))
     scale = problem.settings["lora_alpha"] / problem.settings["lora_rank"]
+    model = replace(problem.model, trained_in=problem.settings["dtype"])
     for name, value in problem.model.decoder.items():
         path = name.removesuffix(".weight")
-        if f"{path}.lora_A.weight" not in trained:
+        if not name.endswith("_proj.weight") or not (problem.settings["quantize_nf4"] or f"{path}.lora_A.weight" in trained):
             yield from same("weights without an update in a merged model", value, stored[name])
             continue
-        update = scale * trained[f"{path}.lora_B.weight"] @ trained[f"{path}.lora_A.weight"]
-        expected = np.asarray(value, np.float64) + update
-        size = float(np.abs(value).max() + np.abs(update).max())
+        base, update = base_weight(model, path), np.zeros(())
+        if f"{path}.lora_A.weight" in trained:
+            update = scale * trained[f"{path}.lora_B.weight"] @ trained[f"{path}.lora_A.weight"]
+        size = float(np.abs(base).max() + np.abs(update).max())
         limit = Errors.flat(2 * (problem.settings["lora_rank"] + 2) * UNIT_ROUNDOFF["float32"] * size)
-        yield compare("weights with an update in a merged model", expected, stored[name], limit, UNIT_ROUNDOFF["float32"])
+        yield compare("weights with an update in a merged model", base + update, stored[name], limit, UNIT_ROUNDOFF["float32"])
     head = {name: value.astype(np.float32) for name, value in trained.items() if name.startswith("score.")}
     yield from same("head of a merged model", head, load_file(folder / HEAD))
     base, config = (json.loads((each / CONFIG).read_text()) for each in (problem.base, folder))

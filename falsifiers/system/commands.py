@@ -116,7 +116,7 @@ def evaluations_are_counted_anew(trial: Trial) -> list[Comparison]:
                     doors |= {"last": (f"--adapter={run / 'last'}", "last"), "merged": (f"--model={merged}", "best")}
                     doors |= {"merged, as an adapter": (f"--adapter={merged}", "best")}
                 for door, (option, part) in doors.items():
-                    found += _counted_anew(trial, f"{kind}, {door}", problem, run / part, option, corpus)
+                    found += _counted_anew(trial, f"{kind}, {door}", problem, run / part, option, corpus, tables=door == "run")
                 if problem.classes > CELLS:
                     break
     return found
@@ -163,14 +163,16 @@ def _trained(trial: Trial, name: str, settings: Mapping[str, Any]) -> Iterator[t
         yield problem, problem.folder / "run"
 
 
-def _counted_anew(trial: Trial, name: str, problem: Small, adapter: Path, option: str, corpus: Corpus) -> Iterator[Comparison]:
-    """What predict, evaluate --json and evaluate print of one corpus."""
+def _counted_anew(
+    trial: Trial, name: str, problem: Small, adapter: Path, option: str, corpus: Corpus, *, tables: bool
+) -> Iterator[Comparison]:
+    """What predict, evaluate --json and perhaps evaluate print of one corpus."""
     path, texts, labels = corpus
     asked = (option, f"--corpus={path}")
     shown, wanted = _answers(trial, problem, adapter, asked, texts, labels)
     yield from _probable(trial, name, wanted, shown)
     yield from _as_json(trial, name, wanted, json.loads(trial.commands.run("evaluate", *asked, "--json").out))
-    if problem.classes <= CELLS:
+    if tables and problem.classes <= CELLS:
         said = trial.commands.run("evaluate", *asked)
         yield from _as_tables(trial, name, wanted, said.out)
         cut = sum(len(tokenizer().encode(text).ids) > MAX_SEQ_LEN for text in texts)
