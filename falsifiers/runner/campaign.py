@@ -125,8 +125,8 @@ class Campaign:
         if target.device != self._here or (target.dtype in CUDA_ONLY and self._here != "cuda"):
             reason = f"the claim is about {target.device}, and this run's device is {self.subject.device}"
             return self.conclude(self.without_attack(target, State.NOT_RUN, CUDA_ONLY.get(target.dtype, reason)))
-        if reason := self._left_out(target.claim):
-            return self.conclude(self.without_attack(target, State.NOT_RUN, reason))
+        if left_out := self._left_out(target.claim):
+            return self.conclude(self.without_attack(target, State.NOT_RUN, left_out))
         source = self.real_input.case if target.claim.domain.input == "checkpoint" else None
         verdict = falsify(target.claim, target.dtype, self.subject, self.options, source)
         if verdict.state is State.FALSIFIED and verdict.case is not None:
