@@ -182,6 +182,9 @@ SHOWN_BY: dict[str, Callable[[], Case]] = {
     "attention_without_max_shift": lambda: _scaled_inputs("attention", 100),
     "rms_norm_weight_gradient_of_first_rows": lambda: _case("rms_norm", ({"rows": 1030, "hidden": 2}, {"eps": 1e-6}), "normal", 0),
     "lm_loss_first_tokens_only": lambda: _case("lm_cross_entropy", ({"batch": 1, "seq": 2, "vocab": 70_000}, {}), "normal", 0),
+    "bce_log_of_one_plus": _certain_labels,
+    "bce_gradient_of_target": _certain_labels,
+    "bce_gradient_one_sided": lambda: _scaled_inputs("bce_with_logits", 0),
     "bce_unstable": lambda: _scaled_inputs("bce_with_logits", 100),
 }
 """Inputs for mutants that random values of ordinary size do not show."""

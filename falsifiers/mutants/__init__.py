@@ -25,7 +25,7 @@ for _module in (
         "devices",
         "footprint",
         "runs",
-        "entry_points",
+        "entry_points", "ownership",
         "pretraining_runs",
         "warm_up",
         "whole_models",

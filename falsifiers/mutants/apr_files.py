@@ -258,6 +258,33 @@ def apr_steps_cut_off(_: Step, values: Any, scale: Any, least: int, most: int) -
 
 
 @wrong_step("impl.apr_write:encoded")
+def apr_steps_of_unrounded_scale(encoded: Step, dtype: Any, tensor: Any) -> Any:
+    """The steps of AprQ4 are those of the scale before it is rounded to float16."""
+    content = encoded(dtype, tensor)
+    if dtype.name == "AprQ4":
+        import torch
+
+        flat = tensor.float().reshape(-1)
+        values = torch.nn.functional.pad(flat, (0, -len(flat) % 32)).view(-1, 32)
+        scale = values.abs().amax(1, keepdim=True) / 7
+        codes = torch.where(scale > 0, values / scale, 0).round().clamp(-8, 7).add(8).to(torch.uint8)
+        content.view(-1, 18)[:, 2:] = codes[:, ::2] | codes[:, 1::2] << 4
+    return content
+
+
+@wrong_step("impl.apr_write:encoded")
+def apr_scales_rounded_up(encoded: Step, dtype: Any, tensor: Any) -> Any:
+    """The scales of AprQ4 are the next number of float16."""
+    content = encoded(dtype, tensor)
+    if dtype.name == "AprQ4":
+        import torch
+
+        blocks = content.view(-1, 18)
+        blocks[:, :2] = (blocks[:, :2].contiguous().view(torch.int16) + 1).view(torch.uint8)
+    return content
+
+
+@wrong_step("impl.apr_write:encoded")
 def apr_nibbles_written_swapped(encoded: Step, dtype: Any, tensor: Any) -> Any:
     """Of two elements of AprQ4 the first one is written into the high half."""
     content = encoded(dtype, tensor)

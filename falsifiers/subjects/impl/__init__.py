@@ -15,6 +15,7 @@ DOORS = {
     "files": "Files",
     "memory": "Memory",
     "models": "Models",
+    "ownership": "Ownership",
     "pretrainer": "Pretrainer",
     "trainer": "Trainer",
 }
