@@ -234,10 +234,16 @@ def merge_quantises_what_is_stored(merge: Step, *given: Any, **options: Any) -> 
     return merge(*given, **{**options, "quantized_as": None})
 
 
-@wrong_step("impl.pipeline:save_merged")
-def pipeline_merges_what_is_stored(save: Step, *given: Any, **options: Any) -> None:
+@wrong_step("impl.pipeline:ClassifyPipeline.merge")
+def pipeline_merges_what_is_stored(merge: Step, self: Any, folder: Path) -> None:
     """The same in the pipeline and the command alone."""
-    save(*given, **{**options, "quantized_as": None})
+    from blackswan.impl.merge import save_merged
+
+    def stored(*given: Any, **options: Any) -> None:
+        save_merged(*given, **{**options, "quantized_as": None})
+
+    with mock.patch("blackswan.impl.pipeline.save_merged", stored):
+        merge(self, folder)
 
 
 @wrong_step("impl.checksums:Checked.__getitem__")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
@@ -141,9 +142,19 @@ wrong_steps(
         lambda heads, config, name, stored: heads(replace(config, family="llama"), name, stored) if name.endswith("weight") else 0,
     ),
 )
+
+
+def _nearly_tied(tied: Step, *given: Any) -> Any:
+    import torch
+
+    with mock.patch("torch.equal", torch.allclose):
+        return tied(*given)
+
+
 wrong_steps(
     "impl.apr_checkpoint:_is_tied",
     apr_copied_head_kept=("A copy of the embedding is an output layer of its own.", lambda *_: False),
+    apr_near_copy_tied=("An output layer that is next to the embedding is left out.", _nearly_tied),
     apr_every_head_tied=("A stored output layer is left out, whatever it holds.", lambda *_: True),
     apr_tied_embeddings_ignored=(
         "What the metadata say of tied embeddings is passed over.",

@@ -58,7 +58,7 @@ wrong_steps(
 @wrong_step("impl.memory:repeating")
 def estimate_stops_before_joining(_: Step, batch: Any, size: int) -> Any:
     """The estimate ends one micro-batch before gradients are averaged on the way."""
-    from blackswan.impl.memory import HELD
+    from blackswan.impl.trainer import HELD
 
     return next(iter(batch.split(HELD * size)))
 

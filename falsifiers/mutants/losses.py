@@ -146,7 +146,13 @@ mutants(
     ),
     per_sample_gradient_rounded_before_cotangent=(
         "p − onehot rounded to bfloat16 before it is multiplied by the cotangent.",
-        edited(("dlosses[:, None] * _minus_onehot(probabilities, labels)", "dlosses[:, None] * in_bfloat16(_minus_onehot(probabilities, labels))"), only="backward"),
+        edited(
+            (
+                "dlosses[:, None] * _minus_onehot(probabilities, labels)",
+                "dlosses[:, None] * in_bfloat16(_minus_onehot(probabilities, labels))",
+            ),
+            only="backward",
+        ),
     ),
 )
 BELOW = "np.log1p(np.exp(-np.abs(logits)))"

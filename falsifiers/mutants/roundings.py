@@ -42,7 +42,9 @@ mutants(
     ),
     softmax_gradient_of_rounded=(
         "The gradient reads the probabilities as they were stored.",
-        edited(("backward_from_probabilities(dy, forward(x))", "backward_from_probabilities(dy, in_bfloat16(forward(x)))"), only="backward"),
+        edited(
+            ("backward_from_probabilities(dy, forward(x))", "backward_from_probabilities(dy, in_bfloat16(forward(x)))"), only="backward"
+        ),
     ),
 )
 mutants(
@@ -112,10 +114,19 @@ for operation in ("lora_merge", "lora_unmerge"):
     )
 mutants(
     "nf4_dequantize",
-    nf4_levels_rounded=("The level is rounded before it meets the scale.", edited(("CODEBOOK[nibbles] * scale", "in_bfloat16(CODEBOOK[nibbles]) * scale"))),
-    nf4_scales_rounded=("The scale is rounded before it meets the level.", edited(("CODEBOOK[nibbles] * scale", "CODEBOOK[nibbles] * in_bfloat16(scale)"))),
+    nf4_levels_rounded=(
+        "The level is rounded before it meets the scale.",
+        edited(("CODEBOOK[nibbles] * scale", "in_bfloat16(CODEBOOK[nibbles]) * scale")),
+    ),
+    nf4_scales_rounded=(
+        "The scale is rounded before it meets the level.",
+        edited(("CODEBOOK[nibbles] * scale", "CODEBOOK[nibbles] * in_bfloat16(scale)")),
+    ),
 )
 mutants(
     "nf4_linear",
-    nf4_linear_scales_rounded=("The scale is rounded before it meets the level.", edited(("CODEBOOK[nibbles] * scale", "CODEBOOK[nibbles] * in_bfloat16(scale)"))),
+    nf4_linear_scales_rounded=(
+        "The scale is rounded before it meets the level.",
+        edited(("CODEBOOK[nibbles] * scale", "CODEBOOK[nibbles] * in_bfloat16(scale)")),
+    ),
 )

@@ -75,7 +75,8 @@ FLAVOURS: dict[str, Callable[[Generator, Shape], Array]] = {
     "constant": lambda rng, shape: np.full(shape, float(rng.integers(1, 4)) / 2),
 }
 FLAVOURS |= dict.fromkeys(("masked", "right_padded", "left_padded", "confident", "certain", "long_context"), FLAVOURS["normal"])
-"""Real values by flavour; three of the last six shape the masks instead, `confident` and `certain` the logits, `long_context` the positions."""
+"""Real values by flavour. Three of the last six shape the masks instead, `confident` and `certain` the logits, `long_context` the
+positions."""
 
 SHAPES_FIRST_INPUT_ONLY = frozenset({"zeros", "tiny_norm", "subnormal", "one_hot", "sharp", "constant"})
 """Flavours that only the first real input takes: were all inputs zero, every answer would be zero and nothing attacked."""

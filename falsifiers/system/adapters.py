@@ -140,7 +140,13 @@ def merged_by_the_run(trial: Trial) -> list[Comparison]:
 
 def _settings(model: Model) -> dict[str, Any]:
     own = model.settings
-    found = {"num_classes": own.classes, "lora_rank": own.rank, "lora_alpha": own.alpha, "lora_targets": own.targets, "pooling": own.pooling}
+    found = {
+        "num_classes": own.classes,
+        "lora_rank": own.rank,
+        "lora_alpha": own.alpha,
+        "lora_targets": own.targets,
+        "pooling": own.pooling,
+    }
     return found | {"quantize_nf4": own.nf4, "double_quantize": own.double_quantize, "dtype": model.trained_in, "max_seq_len": 64}
 
 
@@ -150,7 +156,9 @@ def _refuses_another_base(trial: Trial, parent: Path, name: str) -> list[Compari
     tensors = load_file(other / WEIGHTS)
     tensors[name].reshape(-1)[:1] = np.nextafter(tensors[name].reshape(-1)[:1], np.float32(np.inf))
     save_file(tensors, other / WEIGHTS)
-    return [trial.refuses(f"a base whose {name} is one ulp off", partial(trial.classifiers.opened, parent / "adapter", other), re.escape(name))]
+    return [
+        trial.refuses(f"a base whose {name} is one ulp off", partial(trial.classifiers.opened, parent / "adapter", other), re.escape(name))
+    ]
 
 
 def _sums(model: Model, merged: Path, base_folder: Path) -> list[Comparison]:

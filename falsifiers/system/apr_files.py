@@ -149,19 +149,24 @@ def _as_gguf(name: str, value: Array, scalars: Mapping[str, Any]) -> Stored:
 
 
 def tied_heads(trial: Trial) -> list[Comparison]:
-    """Tied: no output layer, a copy, or an entry without bytes, said to be tied or not. Untied: another one, or a copy said to be so."""
+    """Tied: no output layer, a copy, or an entry without bytes, said to be tied or not. Untied: another one, one that differs from the
+    embedding by one ulp of one element, or a copy said to be so."""
     tied, own = _drawn(trial, tied=True), _drawn(trial, tied=False)
     stored = [plain(name, value, "F32") for name, value in tied.decoder.items()]
     copy = plain(HEAD, tied.decoder[EMBEDDING], "F32")
     empty = replace(copy, content=b"")
     said = metadata(tied.scalars)
     separate = replace(tied, scalars=tied.scalars | {"tied": False}, decoder=tied.decoder | {HEAD: tied.decoder[EMBEDDING]})
+    near = tied.decoder[EMBEDDING].copy()
+    near.reshape(-1)[-1:] = np.nextafter(near.reshape(-1)[-1:], np.float32(np.inf))
+    nearly = replace(tied, scalars=tied.scalars | {"tied": False}, decoder=tied.decoder | {HEAD: near})
     different = [plain(name, value, "F32") for name, value in own.decoder.items()]
     cases = {
         **{f"{name}, {what}": (tied, image(said | more, stored + extra))
            for name, extra in (("absent", []), ("copy", [copy]), ("empty", [empty]))
            for what, more in (("not said", {}), ("said", {"tied_embeddings": True}))},
         "different": (own, image(metadata(own.scalars), different)),
+        "one ulp off": (nearly, image(said, [*stored, plain(HEAD, near, "F32")])),
         "copy of its own": (separate, image(said | {"tied_embeddings": False}, [*stored, copy])),
     }  # fmt: skip
     found = []
@@ -254,19 +259,22 @@ def _with_midpoints(trial: Trial, model: Model) -> Model:
 
 def _nearest_steps(name: str, value: Array, content: bytes, dtype: str) -> list[Comparison]:
     """The scales of a matrix in q8, or of each block of 32 in q4, and how many elements have another step than the nearest of theirs."""
-    flat = np.float64(value).reshape(-1)
+    flat = value.astype(np.float64).reshape(-1)
     blocks = flat[None] if dtype == "q8" else np.pad(flat, (0, -len(flat) % 32)).reshape(-1, 32)
     most, stored = (127, np.float32) if dtype == "q8" else (7, np.float16)
     raw = np.frombuffer(content, np.uint8)
     scales = raw[:4].view(np.float32) if dtype == "q8" else np.ascontiguousarray(raw.reshape(-1, 18)[:, :2]).view(np.float16).ravel()
     wanted = (np.abs(blocks).max(axis=1).astype(np.float32) / np.float32(most)).astype(stored)
-    steps = np.float64(scales)[:, None]
+    steps = scales.astype(np.float64)[:, None]
     read = decode("AprQ8" if dtype == "q8" else "AprQ4", content, value.shape)
-    codes = np.pad(np.float64(read).reshape(-1), (0, blocks.size - len(flat))).reshape(blocks.shape)
+    codes = np.pad(read.astype(np.float64).reshape(-1), (0, blocks.size - len(flat))).reshape(blocks.shape)
     least = np.abs(blocks - np.clip(np.rint(blocks / np.where(steps > 0, steps, 1)), -most - (dtype == "q4"), most) * steps)
     # A tie may go either way: the quotient is rounded to float32.
     further = np.abs(codes - blocks) > least + 2.0**-21 * np.abs(blocks)
-    return [*same(f"scales of {name}", wanted, scales), *same(f"{name}, elements that have another step than the nearest", 0, int(further.sum()))]
+    return [
+        *same(f"scales of {name}", wanted, scales),
+        *same(f"{name}, elements that have another step than the nearest", 0, int(further.sum())),
+    ]
 
 
 def pretraining_starts(trial: Trial) -> list[Comparison]:

@@ -1,6 +1,5 @@
 """Losses, in float32 (float64 for float64 logits) whatever the dtype of the logits."""
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 

@@ -112,7 +112,9 @@ def _attention(case: Case, rounded: Rounding) -> dict[str, Array]:
     y, dy = rounded(np.einsum("bhij,bjhd->bihd", rounded(p), values)), case.cotangents["y"]
     slope = p * (np.einsum("bihd,bjhd->bhij", dy, values) - np.einsum("bihd,bihd->bhi", dy, y)[..., None])
     dv = rounded(np.einsum("bhij,bihd->bjhd", rounded(p), dy))
-    dq, dk = (rounded(np.einsum(f"bhij,b{j}hd->b{i}hd", rounded(slope), other) * scale) for i, j, other in (("i", "j", keys), ("j", "i", q)))
+    dq, dk = (
+        rounded(np.einsum(f"bhij,b{j}hd->b{i}hd", rounded(slope), other) * scale) for i, j, other in (("i", "j", keys), ("j", "i", q))
+    )
     summed = (rounded(each.reshape(*k.shape[:3], groups, -1).sum(axis=3)) for each in (dk, dv))
     return {"y": y, "q": dq, **dict(zip(("k", "v"), summed, strict=True))}
 

@@ -85,7 +85,9 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
 
 def _plain(held: Tensors, prefix: str = "") -> Tensors:
     """Weights of the base, or those that are trained."""
-    own = {name.removeprefix(prefix): value for name, value in held.items() if name.startswith(prefix) and name.endswith((".weight", ".bias"))}
+    own = {
+        name.removeprefix(prefix): value for name, value in held.items() if name.startswith(prefix) and name.endswith((".weight", ".bias"))
+    }
     return own if prefix else {name: value for name, value in own.items() if not name.startswith((BASE, BATCH)) and "/" not in name}
 
 
@@ -117,7 +119,13 @@ def _class_weights(work: Workload, held: Tensors, place: torch.device) -> Used:
 def _pipeline(work: Workload, held: Tensors, place: torch.device) -> Used:
     adaptation = adaptation_of(work.scalars)
     settings: dict[str, Any] = {"num_classes": work.classes, "lora_rank": work.rank, "lora_alpha": work.alpha, "lora_targets": work.targets}
-    settings |= {"pooling": adaptation.pooling, "quantize_nf4": work.nf4, "dtype": work.dtype, "learning_rate": RATE, "max_seq_len": work.seq}
+    settings |= {
+        "pooling": adaptation.pooling,
+        "quantize_nf4": work.nf4,
+        "dtype": work.dtype,
+        "learning_rate": RATE,
+        "max_seq_len": work.seq,
+    }
     config = ClassifyConfig.from_mapping(settings)
     made = ClassifyPipeline(config_of(work.scalars), config, _plain(held, BASE), _plain(held), ByteTokens(work.seq), device=place)
     return lambda: _stepped(made.trainer, held)
