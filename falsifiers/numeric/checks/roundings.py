@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from blackswan import reference
-from blackswan.falsifiers.numeric.attack import Attack
+from blackswan.falsifiers.numeric.attack import Attack, rounded_gradients, rounded_outputs
 from blackswan.falsifiers.numeric.case import Case, differentiable
-from blackswan.falsifiers.numeric.comparison import Comparison, Errors, compare, same_structure, value_at_most
-from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF, gradient_dtypes, round_to
+from blackswan.falsifiers.numeric.comparison import Comparison, Errors, compare, ratio, same_structure, value_at_most
+from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF, compute_dtype, gradient_dtypes, is_real, round_to, rounded_table
 from blackswan.falsifiers.subjects.protocol import Lacks
 from blackswan.reference.table import Array, Arrays
 
@@ -17,6 +17,8 @@ Answer = tuple[str, dict[str, Array], dict[str, Array], list[Comparison]]
 """Before the names of its tensors, what is expected, the answer, and what is wrong with its names, shapes and dtypes."""
 SMALLEST = 2.0**-120
 """Numbers below it may be flushed to zero."""
+OTHER_STEPS = 1.5
+"""Formulas are written in other steps than the reference's, of which two add at most the error of a third."""
 
 
 def rounded_once(attack: Attack, case: Case) -> list[Comparison]:
@@ -25,7 +27,8 @@ def rounded_once(attack: Attack, case: Case) -> list[Comparison]:
     Arithmetic in float32 gives another neighbour only where the exact value lies within a few of its roundings of a tie. Of an operation
     that `STORED` knows, an entry may also be that of exact arithmetic which rounds what has to be stored on the way.
     """
-    _require_not_declared(attack)
+    if _rounds_each_step(attack):
+        return _no_worse_than_steps(attack, case)
     share, found, stored = float(attack.claim.arguments["share"]), [], _stored(attack, case)
     for kind, expected, actual, wrong in _answers(attack, case):
         found += wrong
@@ -45,7 +48,8 @@ def _share(name: str, allowed: Sequence[Array], actual: Array, share: float) -> 
 
 def as_precise_as_stored(attack: Attack, case: Case) -> list[Comparison]:
     """The root mean square of the errors is at most `times` that of exact arithmetic which rounds what has to be stored on the way."""
-    _require_not_declared(attack)
+    if _rounds_each_step(attack):
+        return _no_worse_than_steps(attack, case)
     times, found, stored = float(attack.claim.arguments["times"]), [], _stored(attack, case)
     for kind, expected, actual, wrong in _answers(attack, case):
         found += wrong
@@ -61,7 +65,8 @@ def each_entry_is_right(attack: Attack, case: Case) -> list[Comparison]:
     Of a cross-entropy that is asked of the gradients of the other classes alone: its loss is the logarithm of a sum next to one, and the
     label's gradient a probability next to one less one, so that both hold a rounding of one.
     """
-    _require_not_declared(attack)
+    if _rounds_each_step(attack):
+        raise Lacks(f"each step of {attack.claim.operation} is declared to be rounded, and small terms with it")
     relative, found = float(attack.claim.arguments["relative"]), list[Comparison]()
     labels = case.inputs.get("labels")
     for kind, expected, actual, wrong in _answers(attack, case):
@@ -76,11 +81,27 @@ def each_entry_is_right(attack: Attack, case: Case) -> list[Comparison]:
     return found
 
 
-def _require_not_declared(attack: Attack) -> None:
-    """Lacks where each step is declared to be rounded: then there are more roundings than one."""
-    operation = attack.claim.operation or ""
-    if attack.declared.get(operation, {}).get("intermediates") == "storage":
-        raise Lacks(f"each step of {operation} is declared to be rounded")
+def _rounds_each_step(attack: Attack) -> bool:
+    """Whether each step is declared to be rounded: then there are more roundings than one."""
+    return attack.declared.get(attack.claim.operation or "", {}).get("intermediates") == "storage"
+
+
+def _no_worse_than_steps(attack: Attack, case: Case) -> list[Comparison]:
+    """The root mean square of the errors is that of the reference whose every step is rounded, or little more in another order of steps."""
+    if any(output.order for output in attack.signature.outputs.values()):
+        raise Lacks(
+            f"each step of {attack.claim.operation} is declared to be rounded, and a probability that is next to its target with it"
+        )
+    table, found = rounded_table(attack.table, attack.dtype, declared=attack.declared), list[Comparison]()
+    inputs = {name: value.astype(compute_dtype(attack.dtype)) if is_real(value) else value for name, value in case.inputs.items()}
+    runs = rounded_outputs(case), rounded_gradients(case, differentiable(attack.signature, case))
+    for (kind, expected, actual, wrong), run in zip(_answers(attack, case), runs, strict=False):
+        found += wrong
+        steps = {} if wrong else run(inputs, table)
+        for name in (name for name in steps if actual[name].dtype == STORAGE[attack.dtype]):
+            own, allowed = (Errors.of(np.asarray(value, np.float64) - expected[name]).rms for value in (actual[name], steps[name]))
+            found.append(value_at_most(f"{kind}{name}: rms error, in those of rounded steps", ratio(own, allowed), OTHER_STEPS))
+    return found
 
 
 def _stored(attack: Attack, case: Case) -> dict[str, Array]:
