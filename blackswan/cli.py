@@ -34,6 +34,8 @@ DOORS = {
     "evaluate": Door("loss, accuracy and confusion on a corpus", "impl.__main__", ("evaluate",)),
     "predict": Door("classes and probabilities of texts", "impl.__main__", ("predict",)),
     "merge": Door("write the base model with the adapter merged into it", "impl.__main__", ("merge",)),
+    "export": Door("write a checkpoint as an .apr file, or one as a folder", "impl.__main__", ("export",)),
+    "tokenize": Door("tokenize a corpus into shards for pre-training", "impl.__main__", ("tokenize",)),
     "summary": Door("what a model or an adapter is", "impl.__main__", ("summary",)),
     "report": Door("render, compare and check verdict files; list kept evidence", "reports.__main__"),
 }

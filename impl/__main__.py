@@ -1,4 +1,4 @@
-"""`python -m impl`: train, pretrain, evaluate, predict, merge, export, summary."""
+"""`python -m impl`: train, pretrain, evaluate, predict, merge, export, tokenize, summary."""
 
 import argparse
 import difflib
@@ -22,14 +22,16 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m impl") -> int:
     """Exit status 0 done, 1 failed, 2 interrupted, 4 bad input (nothing was written), 6 the device is not there or too small."""
+    said = prog.removeprefix("python -m ")
     try:
         options = _parsed(sys.argv[1:] if arguments is None else arguments, prog)
     except BadInput as error:
-        return _say("impl", error, BAD_INPUT)
+        return _say(said, error, BAD_INPUT)
+    name = f"{said} {options.command}"
     with warnings.catch_warnings():
         warnings.filterwarnings("default", category=UserWarning)
-        warnings.showwarning = lambda message, *_, **__: print(f"impl {options.command}: warning: {message}", file=sys.stderr)
-        return _guarded(options)
+        warnings.showwarning = lambda message, *_, **__: print(f"{name}: warning: {message}", file=sys.stderr)
+        return _guarded(options, name)
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -55,9 +57,8 @@ def _parsed(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     return options
 
 
-def _guarded(options: argparse.Namespace) -> int:
+def _guarded(options: argparse.Namespace, name: str) -> int:
     """Runs a command; what can go wrong for reasons outside the program becomes a message and a status."""
-    name = f"impl {options.command}"
     try:
         return _run(COMMANDS[options.command].run, options, name)
     except KeyboardInterrupt:

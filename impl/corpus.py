@@ -115,7 +115,7 @@ def _sample(value: Any, num_classes: int, multi_label: bool) -> Sample:
     text, label = value["input"], value[key]
     if not isinstance(text, str):
         raise ValueError(f"input is {short(text)}; expected a string")
-    text.encode()  # half of a surrogate pair is valid JSON, but no text
+    strict_json.require_text(text)
     if key == "labels":
         return Sample(text, _multi_hot(label, num_classes, multi_label))
     if not isinstance(label, int) or isinstance(label, bool) or not 0 <= label < num_classes:

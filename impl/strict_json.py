@@ -30,3 +30,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON number")
+
+
+def require_text(text: str) -> None:
+    """ValueError where a string holds half of a surrogate pair, which is valid JSON but no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise ValueError(f"character {error.start + 1} is {half}, half of a surrogate pair; expected text that UTF-8 can hold") from None

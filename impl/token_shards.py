@@ -2,14 +2,10 @@
 
 A shard is a file of nothing but ids (uint16 where the vocabulary allows it, else uint32), as nanoGPT and llm.c keep theirs; index.json
 lists the shards in order, with the number of tokens and the SHA-256 of each. Together they are one stream of tokens.
-
-    python -m impl.token_shards CORPUS --model DIR --output DIR
 """
 
-import argparse
 import hashlib
 import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +19,7 @@ from torch import Tensor
 from blackswan.impl import strict_json
 from blackswan.impl.apr import is_apr, open_apr
 from blackswan.impl.apr_checkpoint import EOS_KEY
-from blackswan.impl.checkpoint import CONFIG, TOKENIZER, belonging
+from blackswan.impl.checkpoint import CONFIG
 from blackswan.impl.corpus import lines_of
 from blackswan.impl.folder import whole_folder
 from blackswan.impl.samples import Indices, epoch_order
@@ -192,8 +188,8 @@ def _text(line: bytes, where: str) -> str:
     if not isinstance(text, str):
         raise ValueError(f'{where}: no text; expected an object such as {{"text": "…"}} or {{"input": "…"}}')
     try:
-        text.encode()
-    except UnicodeEncodeError as error:  # half of a surrogate pair is valid JSON, but no text
+        strict_json.require_text(text)
+    except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     return text
 
@@ -252,7 +248,7 @@ def _open_shard(path: Path, entry: dict[str, Any], dtype: np.dtype[Any], vocab: 
 
 def _read_index(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; expected a folder written by python -m blackswan.impl.token_shards")
+        raise FileNotFoundError(f"{path}: no such file; expected a folder written by blackswan tokenize")
     try:
         index = strict_json.loads(path.read_bytes())
     except ValueError as error:
@@ -275,7 +271,7 @@ def _is_entry(entry: Any) -> bool:
     return isinstance(file, str) and Path(file).name == file and type(tokens) is int and tokens > 0 and isinstance(entry["sha256"], str)
 
 
-def _end_token(model: Path) -> int:
+def end_token(model: Path) -> int:
     """`eos_token_id` of the model's config.json, or of the metadata in an .apr file."""
     path, key = (model, EOS_KEY) if is_apr(model) else (model / CONFIG, "eos_token_id")
     try:
@@ -286,30 +282,3 @@ def _end_token(model: Path) -> int:
     if type(value) is not int:
         raise ValueError(f"{path}: {key} is {value!r}: expected one id that ends a document; give --end-token ID")
     return value
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. Returns its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m blackswan.impl.token_shards", description="Tokenize a corpus into shards for pre-training."
-    )
-    parser.add_argument("corpus", type=Path, help="JSONL with a `text` or `input` in each line, or a text file: one document")
-    parser.add_argument("--model", type=Path, required=True, help=f"folder with {TOKENIZER}, or MODEL.apr beside MODEL.{TOKENIZER}")
-    parser.add_argument("--output", type=Path, required=True, help="folder to write, which must not exist")
-    parser.add_argument("--end-token", type=int, help="id that ends each document (default: the model's eos_token_id)")
-    parser.add_argument("--shard-tokens", type=int, default=SHARD_TOKENS, help="tokens in a shard (default: %(default)s)")
-    options = parser.parse_args(arguments)
-    try:
-        end = _end_token(options.model) if options.end_token is None else options.end_token
-        encoder = load_encoder(belonging(options.model, TOKENIZER))
-        vocab: int = encoder.get_vocab_size()
-        count = write_shards(options.output, tokenize(options.corpus, encoder, end), vocab, options.shard_tokens)
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"{options.output}: {count} tokens of a vocabulary of {vocab}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

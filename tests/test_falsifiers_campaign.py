@@ -181,3 +181,13 @@ def test_claims_run_from_elementary_to_whole() -> None:
     for simple, whole in before:
         assert first[simple] < first[whole], (simple, whole)
     assert len({target.key for target in found}) == len(order)
+
+
+def test_a_quick_run_leaves_out_whole_runs_unless_they_are_named(tmp_path: Path) -> None:
+    found = next(one for contract in LOADED for one in contract.claims if one.id == "DATA-CLASS-WEIGHTS")
+    quick = replace(campaign(tmp_path, Fake(), found), options=Options("quick"))
+    left_out = quick.attack(next(quick.targets()))
+    assert left_out.state is State.NOT_RUN
+    assert "--effort quick leaves out" in (left_out.reason or "")
+    named = replace(quick, selection=Selection((found.id,)))
+    assert "--effort quick" not in (named.attack(next(named.targets())).reason or "")

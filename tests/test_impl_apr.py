@@ -22,7 +22,6 @@ from blackswan.impl.checkpoint import load_checkpoint, save_checkpoint
 from blackswan.impl.config import ClassifyConfig, DecoderConfig
 from blackswan.impl.decoder import random_tensors
 from blackswan.impl.pipeline import ClassifyPipeline
-from blackswan.impl.token_shards import main as shards
 from blackswan.impl.tokens import load_tokenizer
 
 TINY = DecoderConfig("llama", 1024, 16, 24, 1, 2, 1, 8, 1e-6, 1e4, False, 128)
@@ -151,11 +150,11 @@ def test_a_folder_is_no_apr_file(folder: Path) -> None:
 def test_token_shards_end_documents_as_the_file_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "--model", str(CHECKPOINT), "--output", str(tmp_path / "model.apr")]) == 0
     for name, model in (("one", CHECKPOINT), ("other", tmp_path / "model.apr")):
-        assert shards([str(CORPUS_HELDOUT), "--model", str(model), "--output", str(tmp_path / name)]) == 0
+        assert main(["tokenize", str(CORPUS_HELDOUT), "--model", str(model), "--output", str(tmp_path / name)]) == 0
     one, other = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "other"))
     assert one == other
     (tmp_path / "bare.apr").write_bytes(Image({}, []).pack())
-    assert shards([str(CORPUS_HELDOUT), "--model", str(tmp_path / "bare.apr"), "--output", str(tmp_path / "third")]) == 2
+    assert main(["tokenize", str(CORPUS_HELDOUT), "--model", str(tmp_path / "bare.apr"), "--output", str(tmp_path / "third")]) == 4
     assert "tokenizer.eos_token_id is None" in capsys.readouterr().err
 
 

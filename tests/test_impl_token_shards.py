@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
-from blackswan.impl.token_shards import TokenBatch, TokenBatches, TokenShards, load_encoder, main, tokenize, write_shards
+from blackswan.impl.__main__ import main
+from blackswan.impl.token_shards import TokenBatch, TokenBatches, TokenShards, load_encoder, tokenize, write_shards
 
 
 def stream(folder: Path, count: int, shard_tokens: int = 7) -> TokenShards:
@@ -58,25 +59,25 @@ def test_the_tokens_are_those_of_the_library(tmp_path: Path) -> None:
 def test_a_line_without_a_text_is_named(tmp_path: Path, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"text": "ls"}\n' + line + "\n")
-    assert main([str(corpus), "--model", str(CHECKPOINT), "--output", str(tmp_path / "tokens")]) == 2
+    assert main(["tokenize", str(corpus), "--model", str(CHECKPOINT), "--output", str(tmp_path / "tokens")]) == 4
     assert f"{corpus}:2: " in capsys.readouterr().err
     assert not (tmp_path / "tokens").exists()
 
 
 def test_the_command_writes_what_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = [str(CORPUS_HELDOUT), "--model", str(CHECKPOINT), "--output", str(tmp_path / "tokens"), "--shard-tokens", "20000"]
+    given = ["tokenize", str(CORPUS_HELDOUT), "--model", str(CHECKPOINT), "--output", str(tmp_path / "tokens"), "--shard-tokens", "20000"]
     assert main(given) == 0
     shards = TokenShards(tmp_path / "tokens", 1024)
     assert f"{len(shards)} tokens" in capsys.readouterr().out
     assert int((shards.read(0, len(shards)) == 1).sum()) == 600  # one end token a document
-    assert main(given) == 2
+    assert main(given) == 4
 
 
 def test_a_model_without_an_end_token_needs_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "tokenizer.json").write_bytes((CHECKPOINT / "tokenizer.json").read_bytes())
-    given = [str(CORPUS_HELDOUT), "--model", str(tmp_path / "model"), "--output", str(tmp_path / "tokens")]
-    assert main(given) == 2
+    given = ["tokenize", str(CORPUS_HELDOUT), "--model", str(tmp_path / "model"), "--output", str(tmp_path / "tokens")]
+    assert main(given) == 4
     assert "--end-token" in capsys.readouterr().err
     assert main([*given, "--end-token", "0"]) == 0
 

@@ -14,7 +14,7 @@ from blackswan import contracts, reference
 from blackswan.contracts.model import Claim, Examples, Tolerance
 from blackswan.falsifiers import mutants
 from blackswan.falsifiers.__main__ import main
-from blackswan.falsifiers.mutants import MUTANTS, Mutant, power, power_report
+from blackswan.falsifiers.mutants import MUTANTS, Mutant, honest, power, power_report
 from blackswan.falsifiers.mutants.power import Cell, Task
 from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
@@ -31,8 +31,8 @@ CLAIMS = {claim.id: claim for contract in contracts.load() for claim in contract
 
 
 def cells(claim: Claim, dtype: str, *names: str | None) -> list[Cell]:
-    """The cells of a claim against some mutants, in this process."""
-    return list(power.attack(claim, dtype, names))
+    """The cells of a claim against some mutants, in this process, without those of honest ones."""
+    return [cell for cell in power.attack(claim, dtype, names) if not cell.honest]
 
 
 KILLED = {
@@ -58,6 +58,17 @@ KILLED = {
     "C-HP-006-NORM": "rule_always_reports",
 }
 """A mutant of each class, and a claim that names it."""
+
+
+def test_a_claim_that_is_false_for_right_code_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = CLAIMS["OP-SOFTMAX"]
+    found = list(power.attack(claim, "float32", [None, "softmax_unnormalised"]))
+    assert [cell.mutant for cell in found if cell.honest and cell.state == "HELD"] == ["softmax_written_out", "softmax_by_logarithm"]
+    assert power_report.faults([claim], ["softmax_unnormalised"], found) == []
+    monkeypatch.setitem(honest.HONEST, "softmax_by_logarithm", ("softmax", lambda x: x.bfloat16().softmax(-1).to(x.dtype)))
+    faults = power_report.faults([claim], ["softmax_unnormalised"], list(power.attack(claim, "float32", [None, "softmax_unnormalised"])))
+    assert len(faults) == 1
+    assert faults[0].startswith("OP-SOFTMAX in float32: FALSIFIED on softmax_by_logarithm, which is right")
 
 
 @pytest.mark.parametrize(("claim", "mutant"), KILLED.items())
@@ -280,7 +291,7 @@ def test_the_command_writes_cells_and_passes(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "status", "closing"),
     [
-        ("--claim OP-ROPE-NORM", 0, "1 of 8 mutants dies here: OP-ROPE-NORM catches what it must and can fail"),
+        ("--claim OP-ROPE-NORM", 0, "1 of 16 mutants dies here: OP-ROPE-NORM catches what it must and can fail"),
         ("--mutant rope_interleaved_pairs --claim OP-ROPE", 0, "1 of 1 mutants dies here, by OP-ROPE"),
         ("--mutant rope_dropped --claim OP-ROPE-NORM", 1, "1 faults"),
     ],

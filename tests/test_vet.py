@@ -107,6 +107,12 @@ def test_a_process_of_its_own_catches_the_others(name: str, said: str) -> None:
         subject.run("rms_norm", *QUESTION, "float32")
 
 
+def test_what_runs_on_a_gpu_alone_is_not_run_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = vetted(capsys, "liger", "--operation", "swiglu", "--claim", "OP-SWIGLU", "--json")
+    assert status == vet.EXIT_NOTHING_HELD
+    assert {record["reason"] for record in json.loads(out)} == {"Liger's kernels run on a GPU; add --device cuda"}
+
+
 def test_a_function_that_never_answers_is_falsified(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("hangs.py").write_text("import time\n\ndef rms_norm(x, weight, eps):\n    time.sleep(60 if x.numel() == 1 else 0)\n")
     with in_its_process("hangs.py:rms_norm") as subject:
@@ -153,6 +159,7 @@ def test_status_5_where_nothing_held(capsys: pytest.CaptureFixture[str]) -> None
     ("arguments", "message"),
     [
         (("nofile.py:f",), "nofile.py: no such file"),
+        (("mine.py:f", "--device", "xpu"), "mine.py:f: device 'xpu': this host has no usable xpu devices"),
         (("mine.py:g",), "mine.py:g: mine.py has no g; it has f"),
         (("no_module.here:f",), "no_module.here: no module of that name here"),
         (("mine",), "mine: expected FILE.py:NAME or package.module:NAME"),

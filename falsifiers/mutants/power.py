@@ -43,7 +43,7 @@ large as the answer is some hundred tolerances, a much larger number would send 
 
 @dataclass(frozen=True)
 class Cell:
-    """One claim in one dtype against one subject; `mutant` None is the correct one.
+    """One claim in one dtype against one subject; `mutant` None is the correct one, and one of `honest` has to hold as well.
 
     `cases` counts those up to the first kill, or all; `power` is the largest error / tolerance; `looseness`, of a literal tolerance, is the
     median over the cases of tolerance / noise floor. `tensor` is what the first kill found wrong.
@@ -60,6 +60,7 @@ class Cell:
     reason: str | None = None
     looseness: float | None = None
     tensor: str | None = None
+    honest: bool = False
 
     @property
     def killed(self) -> bool:
@@ -69,7 +70,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Task:
-    """The cells of one claim in one dtype, which share their cases; None is the correct subject."""
+    """The cells of one claim in one dtype, which share their cases; with None, the correct subject, honest ones are tried too."""
 
     claim: Claim
     dtype: str
@@ -126,7 +127,7 @@ def candidate_mutants(claim: Claim) -> list[str]:
     return [*due, *(entry.name for entry in found if _differentiates(claim) or not _of_gradients_only(entry))]
 
 
-def attack(claim: Claim, dtype: str, subjects: Iterable[str | None], source: Source | None = None) -> Iterator[Cell]:
+def attack(claim: Claim, dtype: str, subjects: Sequence[str | None], source: Source | None = None) -> Iterator[Cell]:
     """The cells of one claim in one dtype, on the cases of the default run.
 
     What the claim compares has to kill: an answer with NaN leaves the claim of every check, which gives none of them power.
@@ -142,6 +143,12 @@ def attack(claim: Claim, dtype: str, subjects: Iterable[str | None], source: Sou
         with mutants.applied(name if name in mutants.STEPS else None):
             found = cell(RememberingAttack(changed, attacked, dtype, memory=memory, only_compared=True), own, name, due)
         yield replace(found, reason="the rule is this mutant itself") if name in mutants.RULES and changed.rule == claim.rule else found
+    if None in subjects and claim.operation is not None:
+        from blackswan.falsifiers.mutants import honest  # imports torch, which operation mutants do without
+
+        for name in honest.names(claim):
+            attack = RememberingAttack(claim, honest.subject(name), dtype, memory=memory, only_compared=True)
+            yield replace(cell(attack, drawn, name, False), honest=True)
 
 
 def _against(claim: Claim, name: str | None) -> tuple[Subject, Claim]:

@@ -55,7 +55,8 @@ def _concluded(
     print("\n".join([f"\n{least}", *power_report.power_table(cells)]))
     if faults:
         print("\n  ".join(["\nfaults", *faults]))
-    counts = f"{len(shown)} mutants, {len({cell.claim for cell in cells})} claims, {len(cells)} cells"
+    right = len({cell.mutant for cell in cells if cell.honest})
+    counts = f"{len(shown)} mutants, {right} honest ones, {len({cell.claim for cell in cells})} claims, {len(cells)} cells"
     closing = f"{len(faults)} faults" if faults else power_report.closing(shown, cells, bool(options.claim), bool(options.mutant))
     print(f"\n{counts} in {seconds:.0f} s: {closing}")
     return faults
@@ -90,7 +91,7 @@ def _attack(tasks: Sequence[power.Task], processes: int) -> list[power.Cell]:
     found: list[power.Cell] = []
     for number, cells in enumerate(power.run(tasks, processes), start=1):
         found += cells
-        against = [cell for cell in cells if cell.mutant is not None]
+        against = [cell for cell in cells if cell.mutant is not None and not cell.honest]
         spent = sum(cell.seconds for cell in cells)
         killed = sum(cell.killed for cell in against)
         print(f"[{number}/{len(tasks)}] {cells[0].claim} in {cells[0].dtype}: {killed} of {len(against)} killed, {spent:.1f} s", flush=True)

@@ -30,7 +30,7 @@ def closing(names: Sequence[str], cells: Sequence[Cell], chosen_claims: bool, ch
     """The last line where nothing is at fault: how many of the mutants tried die, and which claims can fail."""
     if not chosen_claims and not chosen_mutants:
         return "every mutant dies, every claim can fail"
-    kills = [cell for cell in cells if cell.killed]
+    kills = [cell for cell in cells if cell.killed and not cell.honest]
     dead, claims = {cell.mutant for cell in kills}, list(dict.fromkeys(cell.claim for cell in kills))
     die = f"{len(dead)} of {len(names)} mutants {'dies' if len(dead) == 1 else 'die'} here"
     if chosen_mutants:
@@ -48,6 +48,8 @@ def _unsound(cells: Iterable[Cell]) -> Iterator[str]:
     for cell in cells:
         if cell.mutant is None and cell.state != State.HELD.value:
             yield f"{cell.claim} in {cell.dtype}: {cell.state} on the correct subject ({cell.reason}); a claim must hold there"
+        if cell.honest and cell.state not in (State.HELD.value, State.NOT_RUN.value):
+            yield f"{cell.claim} in {cell.dtype}: {cell.state} on {cell.mutant}, which is right ({cell.reason}); see mutants/honest.py"
         if cell.looseness is not None and cell.looseness > LOOSEST:
             yield (
                 f"{cell.claim} in {cell.dtype}: its literal tolerance is {cell.looseness:.3g} noise floors; at most {LOOSEST:g} tell a "
@@ -65,7 +67,7 @@ def _survivors(claims: Sequence[Claim], names: Iterable[str], cells: Iterable[Ce
 
 
 def _powerless(claims: Iterable[Claim], cells: Iterable[Cell]) -> Iterator[str]:
-    deadly = {cell.claim for cell in cells if cell.killed}
+    deadly = {cell.claim for cell in cells if cell.killed and not cell.honest}
     for claim in claims:
         if claim.id not in deadly:
             yield f"{claim.id}: kills no mutant, so that nothing shows it can fail; name one in must_catch"

@@ -125,12 +125,20 @@ class Campaign:
         if target.device != self._here or (target.dtype in CUDA_ONLY and self._here != "cuda"):
             reason = f"the claim is about {target.device}, and this run's device is {self.subject.device}"
             return self.conclude(self.without_attack(target, State.NOT_RUN, CUDA_ONLY.get(target.dtype, reason)))
+        if left_out := self._left_out(target.claim):
+            return self.conclude(self.without_attack(target, State.NOT_RUN, left_out))
         source = self.real_input.case if target.claim.domain.input == "checkpoint" else None
         verdict = falsify(target.claim, target.dtype, self.subject, self.options, source)
         if verdict.state is State.FALSIFIED and verdict.case is not None:
             found = would_hold_with(target.claim, verdict.case, asked_by(target.claim, self.subject), self.options, source)
             verdict = replace(verdict, reason=f"would hold with {shown(found)}") if found else verdict
         return self.conclude(verdict)
+
+    def _left_out(self, claim: Claim) -> str | None:
+        """Why a quick run does not ask the claim, unless it was named; None where it does."""
+        if self.options.effort != "quick" or self.selection.claims or not (claim.system or asked_by(claim, self.subject).emulator):
+            return None
+        return "--effort quick leaves out whole runs, files and devices, and kernels on a CPU; name the claim to ask it"
 
     def without_attack(self, target: Target, state: State, reason: str) -> Verdict:
         """The verdict on a target that was not attacked, or not to the end."""

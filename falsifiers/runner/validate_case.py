@@ -108,6 +108,8 @@ def _scalars(signature: Signature, case: Case) -> None:
             own = ", ".join((*signature.scalars, *signature.attributes))
             raise ValueError(f"scalars.{name} is none of the operation's; expected {own or 'none'}")
     for name, scalar in signature.scalars.items():
+        if name not in case.scalars and scalar.default is not None:
+            continue
         _scalar(case, name, *_TYPES["text" if scalar.type == "choice" else scalar.type])
         if scalar.of and case.scalars[name] not in scalar.of:
             raise ValueError(f"scalars.{name} is {_shown(case.scalars[name])}; expected one of {', '.join(scalar.of)}")

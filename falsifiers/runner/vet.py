@@ -26,7 +26,7 @@ from blackswan.falsifiers.runner.terminal import story
 from blackswan.falsifiers.runner.validate_case import stored_case
 from blackswan.falsifiers.runner.verdict import State, Verdict
 from blackswan.falsifiers.runner.verdict_file import VerdictFile, writable
-from blackswan.falsifiers.subjects.isolated import Isolated, Named, subject_of
+from blackswan.falsifiers.subjects.isolated import Isolated, Named, require_device, subject_of
 from blackswan.falsifiers.subjects.protocol import Lacks, Subject
 from blackswan.reports import places
 
@@ -142,6 +142,7 @@ def as_subject(given: Any, operation: str | None = None, device: str = "cpu") ->
     """The subject that an object is, guarded, in this process."""
     from blackswan.falsifiers.subjects.guards import Guards
 
+    require_device(device)
     return subject_of(given, getattr(given, "__qualname__", type(given).__name__), operation, device, Guards())
 
 

@@ -52,7 +52,8 @@ class Named:
     """What is said of a whole model that is handed over as it is; None for another subject."""
 
     def load(self) -> Any:
-        """The object of that name. ValueError where there is none; whatever its module raises."""
+        """The object of that name. ValueError where there is none, or not its device; whatever its module raises."""
+        require_device(self.device)
         place, _, name = self.name.rpartition(":") if ":" in self.name else (self.name, "", "OPERATIONS")
         if place not in PACKAGES and ":" not in self.name:
             known = ", ".join(PACKAGES)
@@ -62,6 +63,16 @@ class Named:
             near = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))[:12])
             raise ValueError(f"{self.name}: {place} has no {name}; it has {near or 'no public name'}")
         return getattr(module, name)
+
+
+def require_device(name: str) -> None:
+    """ValueError where there is no device of that name here."""
+    from blackswan.impl.device import DeviceUnavailable, resolve_device
+
+    try:
+        resolve_device(name)
+    except DeviceUnavailable as error:
+        raise ValueError(error) from None
 
 
 def module_at(place: str) -> ModuleType:

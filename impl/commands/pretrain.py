@@ -1,4 +1,4 @@
-"""Trains every parameter of a decoder to predict the next token, on shards that `python -m blackswan.impl.token_shards` wrote.
+"""Trains every parameter of a decoder to predict the next token, on shards that `tokenize` wrote.
 
 The output folder then holds checkpoints/ (a Hugging Face checkpoint after each epoch) and state/ (from which --resume goes on).
 """

@@ -107,7 +107,7 @@ def _lead(
     print(f"samples:    {len(train)} to train on, {0 if validation is None else len(validation)} for validation")
     if truncated := train.statistics().truncated:
         print(f"truncated:  {truncated} of the training samples are longer than max_seq_len {config.max_seq_len}: their end is cut off")
-    print(f"rules:      python -m contracts check {output / CONFIG} --statistics {output / STATISTICS}", flush=True)
+    print(f"rules:      blackswan contracts check {output / CONFIG} --statistics {output / STATISTICS}", flush=True)
     watch = _Watch(config, len(train), MetricsFile(output / METRICS), board)
     result = watch.over(
         lambda: pipeline.fit(

@@ -150,5 +150,10 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 FOREACH = {"adamw_step": adamw(foreach=True)}
 FUSED = {"adamw_step": adamw(fused=True)}
-COMPILED = {name: torch.compile(OPERATIONS[name]) for name in ("rms_norm", "softmax", "swiglu")}
-"""What torch.compile makes of three of them."""
+
+
+def __getattr__(name: str) -> Any:
+    """`COMPILED` is what torch.compile makes of three of them; its compiler takes seconds to import."""
+    if name != "COMPILED":
+        raise AttributeError(name)
+    return {each: torch.compile(OPERATIONS[each]) for each in ("rms_norm", "softmax", "swiglu")}

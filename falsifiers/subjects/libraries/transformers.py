@@ -58,24 +58,26 @@ def lm_cross_entropy(logits: Tensor, input_ids: Tensor, mask: Tensor) -> Tensor:
     return ForCausalLMLoss(logits.contiguous(), torch.where(mask & before, input_ids, -100), logits.shape[-1])
 
 
-def rope(
-    x: Tensor,
-    positions: Tensor,
-    theta: float,
-    factor: float = 1.0,
-    low_freq_factor: float = 1.0,
-    high_freq_factor: float = 4.0,
-    original_positions: int = 8192,
-) -> Tensor:
-    """`Qwen2RotaryEmbedding` and `apply_rotary_pos_emb`."""
-    width = x.shape[-1]
-    scaling = {"factor": factor, "low_freq_factor": low_freq_factor, "high_freq_factor": high_freq_factor}
-    scaling["original_max_position_embeddings"] = original_positions
-    kind: dict[str, Any] = {"rope_type": "default"} if factor == 1.0 else {"rope_type": "llama3", **scaling}
-    config = Qwen2Config(hidden_size=width, num_attention_heads=1, rope_parameters={**kind, "rope_theta": theta})
-    cos, sin = Qwen2RotaryEmbedding(config).to(x.device)(x, positions)
-    turned, _ = apply_rotary_pos_emb(x, x, cos, sin, unsqueeze_dim=2)
-    return turned  # type: ignore[no-any-return]
+def rotary(apply: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """`rope` by a function of x [batch, seq, heads, width] and the cosines and sines of `Qwen2RotaryEmbedding` [batch, seq, width]."""
+
+    def rope(
+        x: Tensor,
+        positions: Tensor,
+        theta: float,
+        factor: float = 1.0,
+        low_freq_factor: float = 1.0,
+        high_freq_factor: float = 4.0,
+        original_positions: int = 8192,
+    ) -> Tensor:
+        width = x.shape[-1]
+        scaling = {"factor": factor, "low_freq_factor": low_freq_factor, "high_freq_factor": high_freq_factor}
+        scaling["original_max_position_embeddings"] = original_positions
+        kind: dict[str, Any] = {"rope_type": "default"} if factor == 1.0 else {"rope_type": "llama3", **scaling}
+        config = Qwen2Config(hidden_size=width, num_attention_heads=1, rope_parameters={**kind, "rope_theta": theta})
+        return apply(x, *Qwen2RotaryEmbedding(config).to(x.device)(x, positions))
+
+    return rope
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -106,7 +108,7 @@ def learning_rate_schedule(peak: float, warmup_fraction: float, kind: str, total
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "rms_norm": norm(Qwen2RMSNorm),
     "qk_norm": norm(Qwen3RMSNorm),
-    "rope": rope,
+    "rope": rotary(lambda x, cos, sin: apply_rotary_pos_emb(x, x, cos, sin, unsqueeze_dim=2)[0]),
     "attention": attention(sdpa_attention_forward),
     "swiglu": swiglu,
     "weighted_cross_entropy": weighted_cross_entropy,
