@@ -37,9 +37,11 @@ FLAVOURS: Mapping[str, str] = {
     "subnormal": "below the smallest normal float32, 2^-126",
     "masked": "normal, with padding anywhere",
     "one_hot": "one large value a row and zeros, which saturates a softmax",
+    "sharp": "the first real input 24 times the standard normal, so that the scores of attention lie far apart",
     "constant": "one value everywhere",
     "long_context": "normal, with positions up to 32,768",
     "confident": "logits of a trained model: each label has a probability of 0.88 to 0.9999",
+    "certain": "logits of a trained model: each label is 18 to 80 ahead of all others",
     "right_padded": "normal, with shorter samples padded at the end",
     "left_padded": "normal, with shorter samples padded at the start",
 }

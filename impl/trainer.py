@@ -85,7 +85,8 @@ class Trainer:
     ) -> None:
         if multi_label and class_weights is not None:
             raise ValueError("class weights weight the cross-entropy of single labels; with several labels a sample leave them out")
-        self.classifier, self.micro_batch, self.class_weights = classifier, micro_batch, class_weights
+        self.classifier, self.micro_batch = classifier, micro_batch
+        self.class_weights = None if class_weights is None else class_weights.clone()  # the caller may write to its own
         self.multi_label, self.group = multi_label, group
         self.max_norm = math.inf if max_norm is None else max_norm
         if not self.max_norm > 0:

@@ -101,6 +101,16 @@ ROUNDED = {
     "rms_norm_statistics_in_low_precision",
     "attention_probabilities_in_low_precision",
     "lora_input_rounded",
+    "attention_queries_scaled_first",
+    "attention_scores_rounded",
+    "linear_bias_after_rounding",
+    "lora_update_rounded",
+    "qk_norm_rounds_before_weight",
+    "rms_norm_inverse_rounded",
+    "rms_norm_rounds_before_weight",
+    "rope_products_rounded",
+    "softmax_exponentials_rounded",
+    "swiglu_activation_rounded",
 }
 """Forward passes that round: a step function has no derivative to compare with."""
 
@@ -111,6 +121,9 @@ OTHER_GRADIENT = {
     "classifier_head_quantised": "a quantised head is frozen",
 }
 """Wrong forward passes that have, on purpose, not their own derivative."""
+
+SMALL_SLOPES = {"bce_gradient_of_target", "bce_gradient_one_sided", "cross_entropy_gradient_floored", "per_sample_gradient_floored"}
+"""Wrong gradients beside which the rounding of central differences is large, or at a single point."""
 
 
 def _case(operation: str, setting: Setting, flavour: str, seed: int, dtype: str = "float64") -> Case:
@@ -137,6 +150,13 @@ def _scaled_inputs(operation: str, factor: float) -> Case:
         for name, value in case.inputs.items()
     }
     return replace(case, inputs=inputs)
+
+
+def _certain_labels() -> Case:
+    """Labels of which logits next to 40 make sure: 1 + e^(−40) is 1 in float64."""
+    case = _case("bce_with_logits", SETTINGS["bce_with_logits"][0], "normal", 0)
+    sign = 2 * case.inputs["targets"] - 1
+    return replace(case, inputs={**case.inputs, "logits": sign * (40 + case.inputs["logits"])})
 
 
 def _midpoints() -> Case:
@@ -182,6 +202,13 @@ SHOWN_BY: dict[str, Callable[[], Case]] = {
     "attention_without_max_shift": lambda: _scaled_inputs("attention", 100),
     "rms_norm_weight_gradient_of_first_rows": lambda: _case("rms_norm", ({"rows": 1030, "hidden": 2}, {"eps": 1e-6}), "normal", 0),
     "lm_loss_first_tokens_only": lambda: _case("lm_cross_entropy", ({"batch": 1, "seq": 2, "vocab": 70_000}, {}), "normal", 0),
+    "bce_log_of_one_plus": _certain_labels,
+    "bce_probability_floor": _certain_labels,
+    "bce_through_the_sum": _certain_labels,
+    "cross_entropy_gradient_floored": lambda: _case("weighted_cross_entropy", ({"batch": 1, "classes": 3}, {}), "certain", 0),
+    "per_sample_gradient_floored": lambda: _case("cross_entropy_per_sample", ({"rows": 1, "classes": 3}, {}), "certain", 0),
+    "bce_gradient_of_target": _certain_labels,
+    "bce_gradient_one_sided": lambda: _scaled_inputs("bce_with_logits", 0),
     "bce_unstable": lambda: _scaled_inputs("bce_with_logits", 100),
 }
 """Inputs for mutants that random values of ordinary size do not show."""
@@ -342,7 +369,7 @@ def test_backward_is_the_derivative_of_the_wrong_forward(name: str) -> None:
     assert _inconsistent(MUTANTS[name]) == []
 
 
-@pytest.mark.parametrize("name", BACKWARD_ONLY)
+@pytest.mark.parametrize("name", sorted(set(BACKWARD_ONLY) - SMALL_SLOPES))
 def test_backward_only_mutant_contradicts_its_forward(name: str) -> None:
     assert _inconsistent(MUTANTS[name]) != []
 

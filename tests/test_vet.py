@@ -253,7 +253,8 @@ def softmax(x, power=1.0):
     return torch.softmax(x.float(), -1).pow(power).to(x.dtype)
 
 @blackswan.parametrize({"softmax": lambda x: softmax(x, 0.9)}, effort="quick", expected={
-    "OP-SOFTMAX": "issue 12", "OP-SOFTMAX-GRADIENT": "issue 12", "OP-SOFTMAX-SIMPLEX": "issue 12"})
+    "OP-SOFTMAX": "issue 12", "OP-SOFTMAX-GRADIENT": "issue 12", "OP-SOFTMAX-SIMPLEX": "issue 12",
+    "PREC-SOFTMAX": "issue 12"})
 def test_known(claim):
     claim()
 

@@ -15,7 +15,7 @@ from blackswan.falsifiers.subjects.protocol import Subject
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
 
 for _module in (
-    *("layers", "norms", "attention", "losses", "lora", "nf4", "optimiser", "decoder", "training", "pretraining"),
+    *("layers", "norms", "attention", "losses", "lora", "nf4", "roundings", "optimiser", "decoder", "training", "pretraining"),
     *(
         "answers",
         "data",
@@ -26,6 +26,7 @@ for _module in (
         "footprint",
         "runs",
         "entry_points",
+        "ownership",
         "pretraining_runs",
         "commands",
         "warm_up",

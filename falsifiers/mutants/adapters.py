@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from unittest.mock import patch
 
 from blackswan.falsifiers.data import CHECKPOINT
@@ -111,6 +112,11 @@ def adapter_of_another_base_accepted(*_: Any) -> dict[str, Any]:
     return {}
 
 
+wrong_step("impl.adapter:require", name="adapter_edits_accepted", doc="An adapter's tensors may be others than those that were saved.")(
+    lambda *_: None
+)
+
+
 @wrong_step("impl.adapter:save_adapter", "S14")
 def adapter_b_premultiplied(save: Step, folder: Path, config: Any, adaptation: Any, trainable: Tensors, **options: Any) -> None:
     """B saved times alpha/r."""
@@ -169,6 +175,15 @@ wrong_steps(
 
 
 @wrong_step("impl.checkpoint:load_checkpoint")
+def checkpoint_near_copy_dropped(load: Step, folder: Path) -> Any:
+    """An output layer that is next to the embedding passes for a copy of it."""
+    import torch
+
+    with mock.patch("torch.equal", torch.allclose):
+        return load(folder)
+
+
+@wrong_step("impl.checkpoint:load_checkpoint")
 def checkpoint_damage_ignored(load: Step, folder: Path) -> Any:
     """A folder that cannot be read gives the tensors of another one."""
     try:
@@ -217,6 +232,28 @@ def merge_quantises_the_rest_not(merge: Step, checkpoint: Any, adapter: Any, **o
 def merge_quantises_what_is_stored(merge: Step, *given: Any, **options: Any) -> Any:
     """Trained in bfloat16 on NF4, merged into the NF4 codes of the checkpoint's float32 weights."""
     return merge(*given, **{**options, "quantized_as": None})
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.merge")
+def pipeline_merges_what_is_stored(merge: Step, self: Any, folder: Path) -> None:
+    """The same in the pipeline and the command alone."""
+    from blackswan.impl.merge import save_merged
+
+    def stored(*given: Any, **options: Any) -> None:
+        save_merged(*given, **{**options, "quantized_as": None})
+
+    with mock.patch("blackswan.impl.pipeline.save_merged", stored):
+        merge(self, folder)
+
+
+@wrong_step("impl.checksums:Checked.__getitem__")
+def base_checksums_not_compared(_: Step, self: Any, name: str) -> Any:
+    """An adapter goes onto any base of its architecture, whatever its weights."""
+    from blackswan.impl.checksums import checksum
+
+    tensor = self._tensors[name]
+    self.found[name] = checksum(tensor)
+    return tensor
 
 
 @wrong_step("impl.merge:_dequantized")

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
@@ -141,9 +142,19 @@ wrong_steps(
         lambda heads, config, name, stored: heads(replace(config, family="llama"), name, stored) if name.endswith("weight") else 0,
     ),
 )
+
+
+def _nearly_tied(tied: Step, *given: Any) -> Any:
+    import torch
+
+    with mock.patch("torch.equal", torch.allclose):
+        return tied(*given)
+
+
 wrong_steps(
     "impl.apr_checkpoint:_is_tied",
     apr_copied_head_kept=("A copy of the embedding is an output layer of its own.", lambda *_: False),
+    apr_near_copy_tied=("An output layer that is next to the embedding is left out.", _nearly_tied),
     apr_every_head_tied=("A stored output layer is left out, whatever it holds.", lambda *_: True),
     apr_tied_embeddings_ignored=(
         "What the metadata say of tied embeddings is passed over.",
@@ -255,6 +266,33 @@ def apr_steps_cut_off(_: Step, values: Any, scale: Any, least: int, most: int) -
     import torch
 
     return torch.where(scale > 0, values / scale, torch.zeros(())).trunc().clamp(least, most)
+
+
+@wrong_step("impl.apr_write:encoded")
+def apr_steps_of_unrounded_scale(encoded: Step, dtype: Any, tensor: Any) -> Any:
+    """The steps of AprQ4 are those of the scale before it is rounded to float16."""
+    content = encoded(dtype, tensor)
+    if dtype.name == "AprQ4":
+        import torch
+
+        flat = tensor.float().reshape(-1)
+        values = torch.nn.functional.pad(flat, (0, -len(flat) % 32)).view(-1, 32)
+        scale = values.abs().amax(1, keepdim=True) / 7
+        codes = torch.where(scale > 0, values / scale, 0).round().clamp(-8, 7).add(8).to(torch.uint8)
+        content.view(-1, 18)[:, 2:] = codes[:, ::2] | codes[:, 1::2] << 4
+    return content
+
+
+@wrong_step("impl.apr_write:encoded")
+def apr_scales_rounded_up(encoded: Step, dtype: Any, tensor: Any) -> Any:
+    """The scales of AprQ4 are the next number of float16."""
+    content = encoded(dtype, tensor)
+    if dtype.name == "AprQ4":
+        import torch
+
+        blocks = content.view(-1, 18)
+        blocks[:, :2] = (blocks[:, :2].contiguous().view(torch.int16) + 1).view(torch.uint8)
+    return content
 
 
 @wrong_step("impl.apr_write:encoded")

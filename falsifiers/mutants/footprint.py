@@ -42,6 +42,7 @@ wrong_steps(
     estimate_without_optimiser=("Moments, gradients and their temporaries left out.", _without("moments", "gradients", "update"), "S30"),
     estimate_without_activations=("What is saved for the backward pass left out.", _without("activations", "working")),
     estimate_of_one_sample=("A batch of one, whatever the batch.", _of_other(lambda _: {"batch": 1})),
+    estimate_of_one_micro_batch=("One micro-batch, however many a step has.", _of_other(lambda _: {"accumulation": 1})),
     estimate_always_in_bfloat16=("bfloat16 whatever the dtype.", _of_other(lambda _: {"dtype": torch.bfloat16})),
     estimate_always_quantised=(
         "NF4 whether or not it was asked for.",
@@ -52,6 +53,14 @@ wrong_steps(
         _of_other(lambda asked: {"adaptation": replace(asked["adaptation"], double_quantize=False)}),
     ),
 )
+
+
+@wrong_step("impl.memory:repeating")
+def estimate_stops_before_joining(_: Step, batch: Any, size: int) -> Any:
+    """The estimate ends one micro-batch before gradients are averaged on the way."""
+    from blackswan.impl.trainer import HELD
+
+    return next(iter(batch.split(HELD * size)))
 
 
 @wrong_step("impl.memory:estimate")

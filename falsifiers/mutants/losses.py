@@ -84,6 +84,14 @@ mutants(
         edited((f"_minus_onehot({P}, labels)", f"_minus_onehot(in_bfloat16({P}), labels)"), only="backward"),
         "P42",
     ),
+    cross_entropy_gradient_rounded_before_weight=(
+        "p − onehot rounded to bfloat16 before it meets the weight and the cotangent.",
+        edited((f"_minus_onehot({P}, labels)", f"in_bfloat16(_minus_onehot({P}, labels))"), only="backward"),
+    ),
+    cross_entropy_gradient_floored=(
+        "Probabilities below 1e-7 are raised to it in the gradient.",
+        edited((f"_minus_onehot({P}, labels)", f"_minus_onehot(np.maximum({P}, 1e-7), labels)"), only="backward"),
+    ),
     cross_entropy_label_clamped=(
         "A label out of range is clamped instead of refused.",
         with_arguments(labels=lambda a: np.clip(a["labels"], 0, a["logits"].shape[1] - 1)),
@@ -132,16 +140,31 @@ mutants(
         ),
     ),
     per_sample_loss_base_two=("log2 instead of ln.", scaled(lambda _: 1 / math.log(2)), "S20"),
+    per_sample_gradient_floored=(
+        "Probabilities below 1e-7 are raised to it in the gradient.",
+        edited(("_minus_onehot(probabilities, labels)", "_minus_onehot(np.maximum(probabilities, 1e-7), labels)"), only="backward"),
+    ),
+    per_sample_gradient_rounded_before_cotangent=(
+        "p − onehot rounded to bfloat16 before it is multiplied by the cotangent.",
+        edited(
+            (
+                "dlosses[:, None] * _minus_onehot(probabilities, labels)",
+                "dlosses[:, None] * in_bfloat16(_minus_onehot(probabilities, labels))",
+            ),
+            only="backward",
+        ),
+    ),
 )
-SOFTPLUS = "np.maximum(logits, 0.0) + np.log1p(np.exp(-np.abs(logits)))"
-MEAN = "(softplus - logits * targets).mean()"
+BELOW = "np.log1p(np.exp(-np.abs(logits)))"
+MEAN = "(np.maximum(logits, 0.0) - logits * targets + below).mean()"
+SLOPE = "((1.0 - targets) * sigmoid(logits) - targets * complement(logits))"
 mutants(
     "bce_with_logits",
     bce_unstable=(
         "−t ln σ(z) − (1−t) ln(1−σ(z)), infinite for large z.",
         edited(
-            (SOFTPLUS, "1.0 / (1.0 + np.exp(-logits))"),
-            (MEAN, "(-targets * np.log(softplus) - (1.0 - targets) * np.log(1.0 - softplus)).mean()"),
+            (BELOW, "1.0 / (1.0 + np.exp(-logits))"),
+            (MEAN, "(-targets * np.log(below) - (1.0 - targets) * np.log(1.0 - below)).mean()"),
             only="forward",
         ),
         "P12",
@@ -150,25 +173,49 @@ mutants(
     bce_as_softmax=(
         "Softmax over classes instead of a sigmoid each.",
         edited(
-            (SOFTPLUS, "(logits - logits.max(axis=1, keepdims=True))"),
-            (MEAN, "(targets * (np.log(np.exp(softplus).sum(axis=1, keepdims=True)) - softplus)).mean()"),
-            ("(sigmoid(logits) - targets)", "(targets.sum(axis=1, keepdims=True) * softmax.forward(logits) - targets)"),
+            (BELOW, "(logits - logits.max(axis=1, keepdims=True))"),
+            (MEAN, "(targets * (np.log(np.exp(below).sum(axis=1, keepdims=True)) - below)).mean()"),
+            (SLOPE, "(targets.sum(axis=1, keepdims=True) * softmax.forward(logits) - targets)"),
             ("import numpy as np", "import numpy as np\nimport blackswan.reference.softmax as softmax"),
         ),
         "S24",
     ),
     bce_negatives_dropped=(
         "Only the positive targets count.",
-        edited((MEAN, "(targets * (softplus - logits)).mean()"), ("(sigmoid(logits) - targets)", "targets * (sigmoid(logits) - 1.0)")),
+        edited((MEAN, "(targets * (np.maximum(logits, 0.0) - logits + below)).mean()"), (SLOPE, "targets * (sigmoid(logits) - 1.0)")),
     ),
     bce_gradient_ignores_cotangent=(
         "The gradient of the loss, whatever share or multiple of it is differentiated.",
-        edited(("dloss * (sigmoid", "(sigmoid"), only="backward"),
+        edited(("dloss * " + SLOPE, SLOPE), only="backward"),
     ),
     bce_gradient_rounded_before_target=(
         "σ(z) rounded to bfloat16 before the target is subtracted.",
-        edited(("(sigmoid(logits) - targets)", "(in_bfloat16(sigmoid(logits)) - targets)"), only="backward"),
+        edited((SLOPE, "(in_bfloat16(sigmoid(logits)) - targets)"), only="backward"),
         "P42",
+    ),
+    bce_log_of_one_plus=(
+        "log(1 + e^(−|z|)): of a confident label nothing is left.",
+        edited((BELOW, "np.log(1.0 + np.exp(-np.abs(logits)))"), only="forward"),
+    ),
+    bce_probability_floor=(
+        "1e-7 is added to what the logarithm takes.",
+        edited((BELOW, "np.log1p(np.exp(-np.abs(logits)) + 1e-7)"), only="forward"),
+    ),
+    bce_through_the_sum=(
+        "max(z, 0) + log1p first, then less z t: of a confident label the rounding of z is left.",
+        edited((MEAN, "(np.maximum(logits, 0.0) + below - logits * targets).mean()"), only="forward"),
+    ),
+    bce_gradient_of_target=(
+        "σ(z) − t, of which nothing is left where σ(z) rounds to the target.",
+        edited((SLOPE, "(sigmoid(logits) - targets)"), only="backward"),
+    ),
+    bce_gradient_one_sided=(
+        "At z = 0 the derivative of max(z, 0) is taken for 1 and that of |z| for 0: 1 − t.",
+        edited((SLOPE, f"np.where(logits == 0, 1.0 - targets, {SLOPE})"), only="backward"),
+    ),
+    bce_gradient_rounded_twice=(
+        "The gradient of the sum rounded to bfloat16 before it is divided.",
+        edited((SLOPE, f"in_bfloat16({SLOPE})"), only="backward"),
     ),
     bce_gradient_not_averaged=(
         "Gradient not divided by samples times classes.",
@@ -223,6 +270,10 @@ mutants(
             by=lambda logits, _: np.where(np.arange(logits.shape[-1]) < 65_536, logits, -1e4),
             back=lambda gradient, _: np.where(np.arange(gradient.shape[-1]) < 65_536, gradient, 0),
         ),
+    ),
+    lm_gradient_rounded_before_mean=(
+        "p − onehot rounded to bfloat16 before it is divided by the number of positions.",
+        edited(("dloss * difference / len(target)", "dloss * in_bfloat16(difference) / len(target)"), only="backward"),
     ),
     lm_loss_counts_padding=("Divided by all positions.", scaled(lambda a: float(_predicting(a).mean())), "S11"),
     lm_loss_mask_ignored=("Padding tokens are targets.", with_arguments(mask=lambda a: a["mask"] | True), "S11"),

@@ -219,6 +219,20 @@ def resume_state_counts_an_unfinished_epoch(validate: Any, run: Any) -> Any:
 wrong_step(
     "impl.fit:_differences", name="resume_ignores_what_differs", doc="A run is continued with other settings and samples without a word."
 )(lambda _, *__: iter(()))
+
+
+@wrong_step("impl.fit:_differences")
+def resume_takes_nearly_for_equal(differences: Any, own: Any, stored: Any, *name: str) -> Any:
+    """Numbers of the settings may be nearly what they were."""
+
+    def near(one: Any, other: Any) -> Any:
+        if isinstance(one, dict) and isinstance(other, dict):
+            return {key: near(value, other.get(key)) for key, value in one.items()}
+        return other if isinstance(one, float) and isinstance(other, float) and math.isclose(one, other) else one
+
+    return differences(near(own, stored), stored, *name)
+
+
 wrong_step(
     "impl.fit:_FREE", name="resume_ignores_most_settings", doc="A run is continued with another alpha, schedule or seed without a word."
 )(lambda free: (*free, "lora_alpha", "schedule", "seed"))

@@ -71,12 +71,14 @@ FLAVOURS: dict[str, Callable[[Generator, Shape], Array]] = {
     "tiny_norm": tiny_norm,
     "subnormal": lambda rng, shape: np.asarray(rng.standard_normal(shape) * 2.0**-130),
     "one_hot": one_hot,
+    "sharp": lambda rng, shape: 24 * rng.standard_normal(shape),
     "constant": lambda rng, shape: np.full(shape, float(rng.integers(1, 4)) / 2),
 }
-FLAVOURS |= dict.fromkeys(("masked", "right_padded", "left_padded", "confident", "long_context"), FLAVOURS["normal"])
-"""Real values by flavour; three of the last five shape the masks instead, `confident` the logits, `long_context` the positions."""
+FLAVOURS |= dict.fromkeys(("masked", "right_padded", "left_padded", "confident", "certain", "long_context"), FLAVOURS["normal"])
+"""Real values by flavour. Three of the last six shape the masks instead, `confident` and `certain` the logits, `long_context` the
+positions."""
 
-SHAPES_FIRST_INPUT_ONLY = frozenset({"zeros", "tiny_norm", "subnormal", "one_hot", "constant"})
+SHAPES_FIRST_INPUT_ONLY = frozenset({"zeros", "tiny_norm", "subnormal", "one_hot", "sharp", "constant"})
 """Flavours that only the first real input takes: were all inputs zero, every answer would be zero and nothing attacked."""
 
 
@@ -127,15 +129,15 @@ def nonnegative(rng: Generator, shape: Shape, _flavour: str) -> Array:
     return np.asarray(values * (rng.random(shape) < 0.9))
 
 
-MARGINS = (2.0, 9.0)
-"""How far a confident label is ahead of all the others together: its probability is 0.88 to 0.9999."""
+MARGINS = {"confident": (2.0, 9.0), "certain": (18.0, 80.0)}
+"""How far a label is ahead of all the others together: its probability is 0.88 to 0.9999, or next to 1 − 1e-8 and beyond."""
 
 
-def confident(inputs: Mapping[str, Array], rng: Generator) -> Array:
+def confident(inputs: Mapping[str, Array], rng: Generator, margins: tuple[float, float] = MARGINS["confident"]) -> Array:
     """The logits of a case with those of its labels far ahead, as a trained model has them. ValueError where there are no labels."""
     logits = inputs["logits"].copy()
     if "targets" in inputs:
-        return np.asarray((2 * inputs["targets"] - 1) * rng.uniform(*MARGINS, logits.shape))
+        return np.asarray((2 * inputs["targets"] - 1) * rng.uniform(*margins, logits.shape))
     if "labels" in inputs:
         rows, labels = logits, inputs["labels"]
     elif "input_ids" in inputs:
@@ -145,7 +147,7 @@ def confident(inputs: Mapping[str, Array], rng: Generator) -> Array:
     chosen = labels[..., None]
     np.put_along_axis(rows, chosen, -np.inf, axis=-1)
     others = np.logaddexp.reduce(rows, axis=-1, keepdims=True)
-    np.put_along_axis(rows, chosen, others + rng.uniform(*MARGINS, others.shape), axis=-1)
+    np.put_along_axis(rows, chosen, others + rng.uniform(*margins, others.shape), axis=-1)
     return logits
 
 

@@ -190,10 +190,11 @@ class _Rounding:
         never = {name: np.where(where, equal[name] - 1000, equal[name]) for name, where in opposed.items()}
         targets = self.entry.backward(*upstream, **{**given, **never})
         (generator,) = self.replay.spawn(1)
-        noisy = {}
+        wide, noisy = "float64" if self.dtype == "float64" else "float32", {}
+        unit = UNIT_ROUNDOFF[self.inner if self.stepwise else wide]
         for name, value in gradients.items():
             terms = np.where(opposed[name], order * targets[name], 0)
-            noise = generator.uniform(-1, 1, value.shape) * UNIT_ROUNDOFF["float64" if value.dtype == np.float64 else "float32"]
+            noise = generator.uniform(-1, 1, value.shape) * unit
             noisy[name] = np.asarray(value + terms * noise, value.dtype)
         return noisy
 

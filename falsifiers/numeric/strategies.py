@@ -11,7 +11,7 @@ from blackswan.contracts import sizes as symbolic
 from blackswan.contracts.fields import FIELDS
 from blackswan.contracts.model import Claim, Range, Scalar, Signature
 from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.generators import confident, fill, generator_for, model_parameter, scale
+from blackswan.falsifiers.numeric.generators import MARGINS, confident, fill, generator_for, model_parameter, scale
 from blackswan.falsifiers.numeric.precision import STORAGE, held_dtype, is_real, round_to, signatures
 from blackswan.reference.classifier import parameter_shapes as classifier_shapes
 from blackswan.reference.classifier import trainable_names
@@ -98,8 +98,8 @@ def build(claim: Claim, draw: Draw, flavour: str, dtype: str) -> Case:
         first_real = first_real and not is_real(array)
         narrow = signature.precision == "storage" and spec.dtype == "real"
         inputs[name] = _representable(array, dtype if narrow else held_dtype("float32", dtype))
-    if flavour == "confident":
-        inputs["logits"] = _representable(confident(inputs, generator_for(draw.seed, "confident")), dtype)
+    if flavour in MARGINS:
+        inputs["logits"] = _representable(confident(inputs, generator_for(draw.seed, flavour), MARGINS[flavour]), dtype)
     cotangents = _cotangents(signature, sizes, draw.seed, dtype) if signature.gradients else {}
     return Case(claim.operation, dtype, sizes, scalars, draw.seed, flavour, inputs, cotangents)
 

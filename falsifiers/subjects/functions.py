@@ -89,7 +89,8 @@ class Functions(Subject):
             return {name: _gradient(leaf, value, owned) for (name, leaf), value in every}
 
         tensors = self._tensors(bound.signature, inputs, dtype)
-        tensors |= {f"{COTANGENT}{name}": self._tensor(value, DTYPES[dtype]) for name, value in cotangents.items()}
+        wide = torch.float64 if dtype == "float64" else torch.float32  # the cotangent of a float32 loss is no number of a narrower dtype
+        tensors |= {f"{COTANGENT}{name}": self._tensor(value, wide) for name, value in cotangents.items()}
         return {name: to_numpy(value) for name, value in self._within(gradients, tensors).items()}
 
     def _bound(self, operation: str, inputs: Arrays, scalars: Mapping[str, Any]) -> "Bound":

@@ -1,15 +1,18 @@
 """Adapters, merged checkpoints and saved checkpoints: the files that a subject writes and reads, held to NumPy, JSON and the reference."""
 
 import json
+import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from blackswan import reference
 from blackswan.falsifiers.data import CHECKPOINT
@@ -121,8 +124,46 @@ def merged_weights_are_sums(trial: Trial) -> list[Comparison]:
 
 def _merged_sums(trial: Trial, model: Model) -> list[Comparison]:
     with _saved(trial, model, merged=True) as folder:
-        stored, head = (load_file(folder / "merged" / name) for name in (WEIGHTS, HEAD))
-        config, base = (_json(folder / name / CONFIG) for name in ("merged", "base"))
+        return _sums(model, folder / "merged", folder / "base")
+
+
+def merged_by_the_run(trial: Trial) -> list[Comparison]:
+    """What a run's pipeline and the command write of an adapter that was trained on the shipped float32 checkpoint, in bfloat16 and float32
+    by turns, on NF4, doubly quantised or not; and on bases of which one number is another the adapter is not opened."""
+    rng = trial.rng("run")
+    model = replace(shipped(rng, trial.seed, nf4=True), trained_in=("bfloat16", "float32")[trial.seed % 2])
+    with tempfile.TemporaryDirectory() as parent:
+        trial.classifiers.merged(CHECKPOINT, _settings(model), model.trainable, Path(parent))
+        found = _sums(model, Path(parent) / "merged", CHECKPOINT) + _sums(model, Path(parent) / "opened", CHECKPOINT)
+        return found + _refuses_another_base(trial, Path(parent), str(rng.choice(sorted(model.decoder))))
+
+
+def _settings(model: Model) -> dict[str, Any]:
+    own = model.settings
+    found = {
+        "num_classes": own.classes,
+        "lora_rank": own.rank,
+        "lora_alpha": own.alpha,
+        "lora_targets": own.targets,
+        "pooling": own.pooling,
+    }
+    return found | {"quantize_nf4": own.nf4, "double_quantize": own.double_quantize, "dtype": model.trained_in, "max_seq_len": 64}
+
+
+def _refuses_another_base(trial: Trial, parent: Path, name: str) -> list[Comparison]:
+    """The adapter is not opened on a checkpoint of which one number of one tensor is the next that there is."""
+    other = Path(shutil.copytree(CHECKPOINT, parent / "other"))
+    tensors = load_file(other / WEIGHTS)
+    tensors[name].reshape(-1)[:1] = np.nextafter(tensors[name].reshape(-1)[:1], np.float32(np.inf))
+    save_file(tensors, other / WEIGHTS)
+    return [
+        trial.refuses(f"a base whose {name} is one ulp off", partial(trial.classifiers.opened, parent / "adapter", other), re.escape(name))
+    ]
+
+
+def _sums(model: Model, merged: Path, base_folder: Path) -> list[Comparison]:
+    stored, head = (load_file(merged / name) for name in (WEIGHTS, HEAD))
+    config, base = (_json(folder / CONFIG) for folder in (merged, base_folder))
     paths = sorted(f"{path}.weight" for path in projections(model))
     plain, others = ({name: value for name, value in tensors.items() if name not in paths} for tensors in (model.decoder, stored))
     found = _same_tensors({name: model.trainable[name] for name in ("score.weight", "score.bias")}, head)

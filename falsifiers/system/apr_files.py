@@ -149,19 +149,24 @@ def _as_gguf(name: str, value: Array, scalars: Mapping[str, Any]) -> Stored:
 
 
 def tied_heads(trial: Trial) -> list[Comparison]:
-    """Tied: no output layer, a copy, or an entry without bytes, said to be tied or not. Untied: another one, or a copy said to be so."""
+    """Tied: no output layer, a copy, or an entry without bytes, said to be tied or not. Untied: another one, one that differs from the
+    embedding by one ulp of one element, or a copy said to be so."""
     tied, own = _drawn(trial, tied=True), _drawn(trial, tied=False)
     stored = [plain(name, value, "F32") for name, value in tied.decoder.items()]
     copy = plain(HEAD, tied.decoder[EMBEDDING], "F32")
     empty = replace(copy, content=b"")
     said = metadata(tied.scalars)
     separate = replace(tied, scalars=tied.scalars | {"tied": False}, decoder=tied.decoder | {HEAD: tied.decoder[EMBEDDING]})
+    near = tied.decoder[EMBEDDING].copy()
+    near.reshape(-1)[-1:] = np.nextafter(near.reshape(-1)[-1:], np.float32(np.inf))
+    nearly = replace(tied, scalars=tied.scalars | {"tied": False}, decoder=tied.decoder | {HEAD: near})
     different = [plain(name, value, "F32") for name, value in own.decoder.items()]
     cases = {
         **{f"{name}, {what}": (tied, image(said | more, stored + extra))
            for name, extra in (("absent", []), ("copy", [copy]), ("empty", [empty]))
            for what, more in (("not said", {}), ("said", {"tied_embeddings": True}))},
         "different": (own, image(metadata(own.scalars), different)),
+        "one ulp off": (nearly, image(said, [*stored, plain(HEAD, near, "F32")])),
         "copy of its own": (separate, image(said | {"tied_embeddings": False}, [*stored, copy])),
     }  # fmt: skip
     found = []
@@ -216,8 +221,9 @@ def _same_layout(content: bytes, header: Mapping[str, Any], stored: Sequence[Sto
 
 
 def quantised_export(trial: Trial) -> list[Comparison]:
-    """Q8 and Q4 of a written file, read by the formulas: within half a step of each matrix or block; vectors keep their bits."""
-    model = _drawn(trial)
+    """Q8 and Q4 of a written file, read by the formulas: scales are those of the largest magnitudes, and each element has the nearest of
+    the steps of the scale that is stored; vectors keep their bits. Matrices hold midpoints between steps too."""
+    model = _with_midpoints(trial, _drawn(trial))
     found = []
     with _folder() as folder:
         base = model.write_checkpoint(folder / "base")
@@ -232,19 +238,43 @@ def quantised_export(trial: Trial) -> list[Comparison]:
                     continue
                 found += same(f"dtype of {name}", CODES[code], stored[name].code)
                 if found[-1].held:
-                    excess = np.abs(decode(code, stored[name].content, value.shape) - np.float64(value)) / _half_steps(value, dtype)
-                    found += same(f"{name} in {dtype}, elements further off than half a step", 0, int((excess > 1.02).sum()))
+                    found += _nearest_steps(f"{name} in {dtype}", value, stored[name].content, dtype)
             found += same_bits({name: apr_format.array(each) for name, each in stored.items()}, trial.files.read_checkpoint(path))
     return found
 
 
-def _half_steps(value: Array, dtype: str) -> Array:
-    """Half of a step for each element, where the largest of the matrix or block has 127 or 7 steps; at least what float16 resolves."""
-    flat = np.abs(np.float64(value)).reshape(-1)
-    if dtype == "q8":
-        return np.full(value.shape, flat.max() / 127 / 2)
-    largest = np.pad(flat, (0, -len(flat) % 32)).reshape(-1, 32).max(axis=1)
-    return np.repeat(np.maximum(largest / 7 / 2, 2.0**-20), 32)[: len(flat)].reshape(value.shape)
+def _with_midpoints(trial: Trial, model: Model) -> Model:
+    """The model with some elements of its matrices next to midway between two steps of their block's unrounded scale."""
+    rng, decoder = trial.rng("midpoints"), dict(model.decoder)
+    for name, value in decoder.items():
+        if value.ndim == 2:
+            flat = value.reshape(-1).copy()
+            blocks = flat[: len(flat) // 32 * 32].reshape(-1, 32)
+            steps = (rng.integers(-6, 6, blocks.shape) + rng.uniform(0.498, 0.502, blocks.shape)) / 7
+            near = steps * np.abs(blocks).max(axis=1, keepdims=True)
+            blocks[:, ::3] = near[:, ::3].astype(np.float32)
+            decoder[name] = flat.reshape(value.shape)
+    return replace(model, decoder=decoder)
+
+
+def _nearest_steps(name: str, value: Array, content: bytes, dtype: str) -> list[Comparison]:
+    """The scales of a matrix in q8, or of each block of 32 in q4, and how many elements have another step than the nearest of theirs."""
+    flat = value.astype(np.float64).reshape(-1)
+    blocks = flat[None] if dtype == "q8" else np.pad(flat, (0, -len(flat) % 32)).reshape(-1, 32)
+    most, stored = (127, np.float32) if dtype == "q8" else (7, np.float16)
+    raw = np.frombuffer(content, np.uint8)
+    scales = raw[:4].view(np.float32) if dtype == "q8" else np.ascontiguousarray(raw.reshape(-1, 18)[:, :2]).view(np.float16).ravel()
+    wanted = (np.abs(blocks).max(axis=1).astype(np.float32) / np.float32(most)).astype(stored)
+    steps = scales.astype(np.float64)[:, None]
+    read = decode("AprQ8" if dtype == "q8" else "AprQ4", content, value.shape)
+    codes = np.pad(read.astype(np.float64).reshape(-1), (0, blocks.size - len(flat))).reshape(blocks.shape)
+    least = np.abs(blocks - np.clip(np.rint(blocks / np.where(steps > 0, steps, 1)), -most - (dtype == "q4"), most) * steps)
+    # A tie may go either way: the quotient is rounded to float32.
+    further = np.abs(codes - blocks) > least + 2.0**-21 * np.abs(blocks)
+    return [
+        *same(f"scales of {name}", wanted, scales),
+        *same(f"{name}, elements that have another step than the nearest", 0, int(further.sum())),
+    ]
 
 
 def pretraining_starts(trial: Trial) -> list[Comparison]:

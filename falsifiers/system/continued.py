@@ -1,6 +1,7 @@
 """Runs that are killed or broken off, and continued."""
 
 import json
+import math
 import re
 import tempfile
 from collections.abc import Sequence
@@ -127,11 +128,11 @@ def _damaged(whole: bytes, place: str, share: float) -> bytes:
 
 
 def _with_another(trial: Trial, name: str, value: Any) -> SmallRun:
-    """The same run but for one setting, with the parameters and labels that go with it."""
+    """The same run but for one setting, with the parameters and labels that go with it; a real number is the next that there is."""
     if name in _OTHERS:
         other = next(each for each in _OTHERS[name] if each != value)
     else:
-        other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else value / 2
+        other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else math.nextafter(value, 0)
     return small_run(trial, **{"quantize_nf4": True, name: other})
 
 

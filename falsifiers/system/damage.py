@@ -112,6 +112,18 @@ def _integers(tensors: dict[str, Array], name: str) -> str:
     return name
 
 
+def _one_ulp(tensors: dict[str, Array], name: str) -> str:
+    """The last element is the next number that its dtype has."""
+    tensors[name].reshape(-1)[-1:] = np.nextafter(tensors[name].reshape(-1)[-1:], np.array(np.inf, tensors[name].dtype))
+    return name.removeprefix(PREFIX)
+
+
+def _nearly_tied(tensors: dict[str, Array], name: str) -> str:
+    """An output layer beside the embedding that it is said to be, different in one element by one ulp."""
+    tensors["lm_head.weight"] = tensors[name].copy()
+    return _one_ulp(tensors, "lm_head.weight") and "tie_word_embeddings"
+
+
 def _not_finite(value: float, place: int) -> Callable[[dict[str, Array], str], str]:
     def change(tensors: dict[str, Array], name: str) -> str:
         tensors[name].reshape(-1)[place] = value
@@ -129,6 +141,7 @@ CHECKPOINT_DAMAGE: dict[str, Damage] = {
     "surplus tensor": _weights(_surplus),
     "misshapen tensor": _weights(_misshapen),
     "integer tensor": _weights(_integers),
+    "tied output layer one ulp off": _weights(_nearly_tied, "embed_tokens"),
     "encoder": _checkpoint("decoder|encoder", model_type="bert", architectures=["BertForSequenceClassification"]),
     "unknown model type": _checkpoint(model_type="mystery"),
     "no hidden size": _checkpoint(hidden_size=ABSENT),
@@ -185,6 +198,12 @@ OTHER_BASES: dict[str, tuple[str, str]] = {
     "intermediate_size": ("ours", f"{BESIDE}.*intermediate"),
 }
 """A number of the base's architecture, an adapter that shows that it has changed, and what the refusal names."""
+EDITS: dict[str, Damage] = {
+    "factor one ulp off": _factors(_one_ulp, "lora_"),
+    "head one ulp off": _factors(_one_ulp, "score."),
+    "alpha one ulp off": _adapter("lora_alpha|alpha", lora_alpha=lambda config: float(np.nextafter(config["lora_alpha"], np.inf))),
+}
+"""The least that can be another in an adapter that was saved with checksums."""
 
 
 def refuses_checkpoint(trial: Trial) -> list[Comparison]:
@@ -203,18 +222,23 @@ def refuses_adapter(trial: Trial) -> list[Comparison]:
     with tempfile.TemporaryDirectory() as parent:
         base, theirs = model.write_checkpoint(Path(parent) / "base"), model.write_peft(Path(parent) / "theirs")
         damaged = _refuses(trial, theirs, ADAPTER_DAMAGE, lambda folder: trial.files.load_adapter(folder, base))
-        return [*damaged, *_refuses_other_bases(trial, model, Path(parent))]
+        bases = list(_refuses_other_bases(trial, model, Path(parent)))
+        return [*damaged, *bases, *_refuses(trial, Path(parent) / "ours", EDITS, lambda folder: trial.files.load_adapter(folder, base))]
 
 
 def _refuses_other_bases(trial: Trial, model: Model, parent: Path) -> Iterator[Comparison]:
-    """Damages copies of the folder, each in one way; a refusal must name the damage and leave the copy as it is."""
+    """Bases whose architecture has one number another: twice as large, or of a real number the next that there is."""
     trial.files.save_adapter(parent / "ours", parent / "base", model.settings, model.trainable)
     for key, (adapter, message) in OTHER_BASES.items():
         other = parent / f"base of another {key}"
         other.mkdir()
         config = json.loads((parent / "base" / CONFIG).read_text())
-        (other / CONFIG).write_text(json.dumps({**config, key: config[key] * 2}))
+        (other / CONFIG).write_text(json.dumps({**config, key: _another(config[key])}))
         yield trial.refuses(f"another {key}", partial(trial.files.load_adapter, parent / adapter, other), message)
+
+
+def _another(value: Any) -> Any:
+    return 2 * value if isinstance(value, int) else float(np.nextafter(value, np.inf))
 
 
 def _refuses(trial: Trial, whole: Path, damages: Mapping[str, Damage], ask: Callable[[Path], object]) -> Iterator[Comparison]:

@@ -16,6 +16,7 @@ from blackswan.falsifiers.numeric.comparison import (
     value_at_least,
     value_at_most,
     value_inside,
+    value_within,
     value_within_factor,
 )
 from blackswan.falsifiers.numeric.whole_model import SHAPES
@@ -31,6 +32,8 @@ ROUNDED = 512
 TRANSIENT = ("activations", "gradients", "update", "batch", "working", "logits")
 STEPS_AT_THE_PEAK = {"torch": 1, "fused": 3}
 """The hand-written layers capture their graph in the first, and the next have the state of all before."""
+HELD = 4
+"""Gradients of micro-batches that are kept side by side; one more, and they are averaged."""
 LENGTHS = 3
 STEPS = {"cpu": 30, "cuda": 1000}
 MEASURES = {"cpu": ("bytes", "tensors", "peak"), "cuda": ("bytes", "tensors", "reserved", "segments", "driver")}
@@ -106,6 +109,24 @@ def estimate_equals_measure(trial: Trial) -> list[Comparison]:
         if backend == "torch":
             kept = estimate.parts.get("activations", 0) + estimate.parts.get("dequantised_weights", 0)
             found.append(value_within_factor("saved for backward", kept / trial.memory.saved(asked), factor))
+    return found
+
+
+def estimate_follows_every_setting(trial: Trial) -> list[Comparison]:
+    """Steps of a few micro-batches and of more than are held side by side, in any dtype and quantisation, where a CPU's allocator counts
+    every byte: the total against the measure, and the parts of gradients against their count and size."""
+    rng, width, found = trial.rng("settings"), float(trial.literal(np.ones(1)).max), list[Comparison]()
+    for accumulation, dtype in (int(rng.integers(1, HELD + 1)), "float32"), (int(rng.integers(HELD + 1, 10)), "bfloat16"):
+        nf4, double = bool(rng.integers(2)), bool(rng.integers(2))
+        work = replace(small(rng, trial.seed, nf4, nf4 and double), targets="all", rank=int(rng.choice([8, 24])), accumulation=accumulation)
+        work = replace(work, layers=1, batch=int(rng.integers(1, 4)), seq=int(rng.integers(4, 17)), dtype=dtype)
+        estimate, measured = trial.memory.estimate(work), trial.memory.measure(work, 1).peak
+        gradient = 4 * sum(split(work, counts(work))[1].values())
+        name = f"{accumulation} micro-batches"
+        found.append(value_within(f"{name}: total / measured", estimate.total / measured, 1 - width, 1 + width))
+        found.append(value_at_least(f"{name}: gradients", estimate.parts.get("gradients", 0), min(accumulation, HELD) * gradient))
+        if accumulation > HELD:  # they are averaged on the way, which takes a copy of each
+            found.append(value_at_least(f"{name}: working", estimate.parts.get("working", 0), HELD * gradient))
     return found
 
 

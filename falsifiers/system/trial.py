@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from blackswan.falsifiers.subjects.impl.devices import Devices
     from blackswan.falsifiers.subjects.impl.files import Files
     from blackswan.falsifiers.subjects.impl.memory import Memory
+    from blackswan.falsifiers.subjects.impl.ownership import Ownership
     from blackswan.falsifiers.subjects.impl.pretrainer import Pretrainer
 
 Check = Callable[..., list[Comparison]]
@@ -112,6 +113,7 @@ class Trial:
     files: "_Door[Files]" = _Door()
     memory: "_Door[Memory]" = _Door()
     models: "_Door[Model]" = _Door()
+    ownership: "_Door[Ownership]" = _Door()
     pretrainer: "_Door[Pretrainer]" = _Door()
     trainer: "_Door[Trainer]" = _Door()
 

@@ -19,6 +19,7 @@ from blackswan.impl.fused.side import SideStream
 from blackswan.impl.fused.weights import Weights
 from blackswan.impl.kernels.rms_norm import rms_norm, rms_norm_backward
 from blackswan.impl.kernels.rope import rope_table
+from blackswan.impl.operations.losses import binary_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class FusedClassifier:
         """One a sample."""
         if self.multi_label:
             targets = labels.to(logits.dtype)
-            return (logits.clamp(min=0) - logits * targets + torch.log1p(torch.exp(-logits.abs()))).mean(dim=1)
+            return binary_cross_entropy(logits, targets).mean(dim=1)
         weights = None if self.class_weights is None else self.class_weights.to(logits)
         return functional.cross_entropy(logits, labels, weight=weights, reduction="none")
 

@@ -1,6 +1,5 @@
 """Losses, in float32 (float64 for float64 logits) whatever the dtype of the logits."""
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -60,9 +59,15 @@ def bce_with_logits(logits: Tensor, targets: Tensor) -> Tensor:
         raise ValueError(f"logits {list(logits.shape)} and targets {list(targets.shape)} must have one shape, and not be empty")
     validation.require_finite("logits", logits)
     validation.require_between("targets", targets, 0.0, 1.0)
-    # torch's own (1 − t) z − log σ(z) cancels: of a confident, correct sample nothing is left but the rounding of z.
-    z, t = widen(logits), widen(targets)
-    return (z.clamp(min=0) - z * t + torch.log1p(torch.exp(-z.abs()))).mean()
+    return binary_cross_entropy(widen(logits), widen(targets)).mean()
+
+
+def binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """t log(1 + e^(−z)) + (1 − t) log(1 + e^z) of each logit z and target t, in their dtype.
+
+    Neither it nor its gradient cancels: torch's own (1 − t) z − log σ(z) leaves the rounding of z of a confident, correct sample.
+    """
+    return targets * functional.softplus(-logits) + (1 - targets) * functional.softplus(logits)
 
 
 def lm_cross_entropy(logits: Tensor, input_ids: Tensor, mask: Tensor) -> Tensor:

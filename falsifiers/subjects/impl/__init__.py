@@ -16,6 +16,7 @@ DOORS = {
     "files": "Files",
     "memory": "Memory",
     "models": "Models",
+    "ownership": "Ownership",
     "pretrainer": "Pretrainer",
     "trainer": "Trainer",
 }

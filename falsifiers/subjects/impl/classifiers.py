@@ -46,15 +46,35 @@ class Classifiers(Door):
         self, model: Path, hyperparameters: Mapping[str, Any], trainable: Mapping[str, Array], texts: Sequence[str], labels: Sequence[Label]
     ) -> dict[str, Answered]:
         """The answers of a checkpoint with those trainable tensors, as an `adapter` and `merged`, with each text's label for evaluation."""
-        pipeline = ClassifyPipeline.from_pretrained(model, ClassifyConfig.from_mapping(hyperparameters), device=self._device)
-        with torch.no_grad():
-            for name, parameter in pipeline.classifier.trainable_parameters().items():
-                parameter.copy_(torch.tensor(trainable[name]))
+        pipeline = self._pipeline(model, hyperparameters, trainable)
         samples = [Sample(text, tuple(label) if isinstance(label, list) else label) for text, label in zip(texts, labels, strict=True)]
         with tempfile.TemporaryDirectory() as parent:
             pipeline.merge(Path(parent) / "merged")
             merged = ClassifyPipeline.from_merged(Path(parent) / "merged", device=self._device)
             return {name: _answered(each, samples) for name, each in (("adapter", pipeline), ("merged", merged))}
+
+    def merged(self, model: Path, hyperparameters: Mapping[str, Any], trainable: Mapping[str, Array], folder: Path) -> None:
+        """Saves the adapter of a run with those trainable tensors as `adapter`, and merges it as the run does, `merged`, and as the command
+        does that opens the saved one, `opened`."""
+        pipeline = self._pipeline(model, hyperparameters, trainable)
+        pipeline.save(folder / "adapter")
+        pipeline.merge(folder / "merged")
+        saved = ("--adapter", str(folder / "adapter"), "--output", str(folder / "opened"), "--device", str(self._device))
+        with redirect_stdout(io.StringIO()):
+            status = command.main(["merge", *saved])
+        if status:
+            raise RuntimeError(f"the command ended with status {status}")
+
+    def opened(self, adapter: Path, model: Path) -> None:
+        """Opens a saved adapter on a checkpoint."""
+        ClassifyPipeline.from_adapter(adapter, model, device=self._device)
+
+    def _pipeline(self, model: Path, hyperparameters: Mapping[str, Any], trainable: Mapping[str, Array]) -> ClassifyPipeline:
+        pipeline = ClassifyPipeline.from_pretrained(model, ClassifyConfig.from_mapping(hyperparameters), device=self._device)
+        with torch.no_grad():
+            for name, parameter in pipeline.classifier.trainable_parameters().items():
+                parameter.copy_(torch.tensor(trainable[name]))
+        return pipeline
 
     def defaults(self, model_params: int, given: Mapping[str, Any]) -> dict[str, Any]:
         """The settings that a command takes for a model of so many parameters, where the user gives no more than those."""

@@ -1,0 +1,56 @@
+"""Programs that write to tensors which somebody else keeps, or read them after they were handed over."""
+
+from typing import Any
+
+from blackswan.falsifiers.mutants.registry import wrong_step
+
+
+@wrong_step("impl.classifier:Classifier.__init__")
+def masters_are_the_start_values(init: Any, self: Any, config: Any, adaptation: Any, base: Any, trainable: Any, **options: Any) -> None:
+    """Start values that need no conversion become the parameters, not copies of them."""
+    init(self, config, adaptation, base, trainable, **options)
+    for name, parameter in self.trainable_parameters().items():
+        if trainable[name].dtype == parameter.dtype and trainable[name].device == parameter.device:
+            parameter.data = trainable[name]
+
+
+@wrong_step("impl.optimiser:AdamW.state")
+def state_holds_the_parameters(state: Any, self: Any) -> Any:
+    """The state that is given out has the parameters themselves."""
+    return state(self) | {f"trainable/{name}": value.detach() for name, value in self.parameters.items()}
+
+
+@wrong_step("impl.optimiser:AdamW.load_state")
+def state_becomes_the_parameters(load: Any, self: Any, state: Any) -> None:
+    """The tensors of a state that is loaded become the parameters."""
+    load(self, state)
+    for name, parameter in self.parameters.items():
+        parameter.data = state[f"trainable/{name}"]
+
+
+@wrong_step("impl.optimiser:AdamW.clip")
+def gradient_clipped_in_place(clip: Any, self: Any, gradient: Any, max_norm: float) -> Any:
+    """The gradient that is given is clipped where it lies."""
+    clipped, norm = clip(self, gradient, max_norm / 1000)
+    return gradient.copy_(clipped), norm
+
+
+@wrong_step("impl.trainer:Trainer.gradient_vector")
+def gradient_given_out_is_kept(vector: Any, self: Any) -> Any:
+    """The vector that is given out is the one that is stepped with."""
+    found = vector(self)
+    return self._accumulated[0].gradient if len(self._accumulated) == 1 else found
+
+
+@wrong_step("impl.trainer:Trainer.__init__")
+def class_weights_scaled_in_place(init: Any, self: Any, *given: Any, **options: Any) -> None:
+    """Class weights are scaled to a mean of one where they lie."""
+    if options.get("class_weights") is not None:
+        options["class_weights"].div_(options["class_weights"].mean())
+    init(self, *given, **options)
+
+
+@wrong_step("impl.merge:lora_merge")
+def merge_updates_the_base(merge: Any, weight: Any, *factors: Any) -> Any:
+    """The update is added to the base's own tensor."""
+    return weight.copy_(merge(weight, *factors))

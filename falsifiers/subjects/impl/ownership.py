@@ -1,0 +1,198 @@
+"""Objects of `impl` made of tensors that somebody else keeps, and what they compute."""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of, to_numpy
+from blackswan.falsifiers.subjects.doors.devices import Workload
+from blackswan.falsifiers.subjects.impl import Door
+from blackswan.falsifiers.subjects.impl.devices import batch_of, trainer_of
+from blackswan.falsifiers.subjects.protocol import Session
+from blackswan.impl.adapter import Adapter, save_adapter
+from blackswan.impl.checkpoint import Checkpoint
+from blackswan.impl.classifier import trainable_shapes
+from blackswan.impl.config import ClassifyConfig
+from blackswan.impl.merge import merge_adapter
+from blackswan.impl.pipeline import ClassifyPipeline
+from blackswan.impl.tokens import ByteTokens
+from blackswan.impl.trainer import Batch, Trainer
+from blackswan.reference.table import Array
+
+STEPS, RATE = 2, 1e-2
+Tensors = dict[str, Tensor]
+Used = Callable[[], Mapping[str, Tensor]]
+"""Works with an object and gives what came of it."""
+LATE = ("an adapter that is merged and saved",)
+"""What takes tensors when it works, and not before."""
+BASE, BATCH = "base ", "batch "
+"""The names of tensors that an object may read for as long as it lives begin so."""
+
+
+class Ownership(Door):
+    """Objects made of tensors that are handed over."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What tensors can be handed to."""
+        return tuple(_OPENED)
+
+    def hand(self, kind: str, work: Workload, weights: Mapping[str, Array]) -> "Hand":
+        """Tensors that are handed to objects of that kind: float32 weights, a batch, and what else they take."""
+        return Hand(kind, work, weights, self._device)
+
+
+class Hand(Session):
+    """Tensors that somebody keeps, and the objects that were made of them."""
+
+    def __init__(self, kind: str, work: Workload, weights: Mapping[str, Array], place: torch.device) -> None:
+        self._kind, self._work, self._place = kind, work, place
+        trained, batch = trainable_shapes(config_of(work.scalars), adaptation_of(work.scalars)), batch_of(work, place)
+        self._held = {("" if name in trained else BASE) + name: torch.tensor(value, device=place) for name, value in weights.items()}
+        self._held |= {f"{BATCH}{name}": getattr(batch, name) for name in ("input_ids", "mask", "labels")}
+        self._held["class weights"] = torch.arange(1, work.classes + 1, device=place) / work.classes
+        if kind in _GIVEN:
+            self._held |= {name: value.clone() for name, value in _GIVEN[kind](work, self._held, place).items()}
+        self._used: list[Used] = []
+
+    def content(self) -> dict[str, Array]:
+        """The tensors that were handed over, as they are."""
+        return _copied(self._held)
+
+    def open(self) -> int:
+        """Makes one more object of the tensors; its number."""
+        self._used.append(_OPENED[self._kind](self._work, self._held, self._place))
+        return len(self._used) - 1
+
+    def work(self, number: int) -> dict[str, Array]:
+        """Works with that object, and gives what came of it."""
+        return _copied(self._used[number]())
+
+    def overwrite(self) -> None:
+        """Writes over all tensors that an object must have copied when it was made."""
+        for name, value in self._held.items():
+            if not name.startswith((BASE, BATCH)) and self._kind not in LATE:
+                value.zero_()
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
+    return {name: to_numpy(value.detach()).copy() for name, value in tensors.items()}
+
+
+def _plain(held: Tensors, prefix: str = "") -> Tensors:
+    """Weights of the base, or those that are trained."""
+    own = {
+        name.removeprefix(prefix): value for name, value in held.items() if name.startswith(prefix) and name.endswith((".weight", ".bias"))
+    }
+    return own if prefix else {name: value for name, value in own.items() if not name.startswith((BASE, BATCH)) and "/" not in name}
+
+
+def _batch(held: Tensors) -> Batch:
+    return Batch(*(held[f"{BATCH}{name}"] for name in ("input_ids", "mask", "labels")))
+
+
+def _trainer(work: Workload, held: Tensors, place: torch.device) -> Trainer:
+    return trainer_of(work, _plain(held, BASE), _plain(held), place)
+
+
+def _stepped(trainer: Trainer, held: Tensors) -> dict[str, Tensor]:
+    for _ in range(STEPS):
+        trainer.train_batch(_batch(held))
+    return trainer.state()
+
+
+def _classifier(work: Workload, held: Tensors, place: torch.device) -> Used:
+    trainer = _trainer(work, held, place)
+    return lambda: _stepped(trainer, held)
+
+
+def _class_weights(work: Workload, held: Tensors, place: torch.device) -> Used:
+    made = _trainer(work, held, place).classifier
+    trainer = Trainer(made, total_steps=STEPS, micro_batch=work.batch, learning_rate=RATE, class_weights=held["class weights"])
+    return lambda: _stepped(trainer, held)
+
+
+def _pipeline(work: Workload, held: Tensors, place: torch.device) -> Used:
+    adaptation = adaptation_of(work.scalars)
+    settings: dict[str, Any] = {"num_classes": work.classes, "lora_rank": work.rank, "lora_alpha": work.alpha, "lora_targets": work.targets}
+    settings |= {
+        "pooling": adaptation.pooling,
+        "quantize_nf4": work.nf4,
+        "dtype": work.dtype,
+        "learning_rate": RATE,
+        "max_seq_len": work.seq,
+    }
+    config = ClassifyConfig.from_mapping(settings)
+    made = ClassifyPipeline(config_of(work.scalars), config, _plain(held, BASE), _plain(held), ByteTokens(work.seq), device=place)
+    return lambda: _stepped(made.trainer, held)
+
+
+def _state(work: Workload, held: Tensors, place: torch.device) -> Tensors:
+    """The state of a trainer after steps."""
+    return _stepped(_trainer(work, held, place), held)
+
+
+def _loaded(work: Workload, held: Tensors, place: torch.device) -> Used:
+    trainer = _trainer(work, held, place)
+    trainer.load_state({name: held[name] for name in trainer.state()})
+    return lambda: _stepped(trainer, held)
+
+
+def _reported(work: Workload, held: Tensors, place: torch.device) -> Used:
+    """A trainer's state after a step is given out, and the trainer goes on."""
+    trainer = _trainer(work, held, place)
+    trainer.train_batch(_batch(held))
+    held |= {f"given out/{len(held)}/{name}": value for name, value in trainer.state().items()}
+    return lambda: _stepped(trainer, held)
+
+
+def _gradient(work: Workload, held: Tensors, place: torch.device) -> Tensors:
+    trainer = _trainer(work, held, place)
+    trainer.accumulate(_batch(held))
+    return {f"{BATCH}gradient": trainer.gradient_vector()}
+
+
+def _applied(work: Workload, held: Tensors, place: torch.device) -> Used:
+    """A gradient is given out, and the step is made; then one with a gradient that is handed over."""
+    trainer = _trainer(work, held, place)
+    trainer.accumulate(_batch(held))
+    held[f"given out/{len(held)}"] = trainer.gradient_vector()
+
+    def used() -> Mapping[str, Tensor]:
+        trainer.apply()
+        trainer.apply_gradient_vector(held[f"{BATCH}gradient"])
+        return trainer.state()
+
+    return used
+
+
+def _merged(work: Workload, held: Tensors, place: torch.device) -> Used:
+    """A merged decoder, and the adapter saved."""
+    del place
+
+    def used() -> Mapping[str, Tensor]:
+        trained = _plain(held)
+        config, adaptation = config_of(work.scalars), adaptation_of(work.scalars)
+        with tempfile.TemporaryDirectory() as parent:
+            save_adapter(Path(parent) / "adapter", config, adaptation, trained, base=None, extra={})
+        return merge_adapter(Checkpoint(config, _plain(held, BASE)), Adapter(adaptation, trained))
+
+    return used
+
+
+_GIVEN: dict[str, Callable[[Workload, Tensors, torch.device], Tensors]] = {"a state that is loaded": _state, "a gradient": _gradient}
+"""What else is handed over, made of the weights."""
+_OPENED: dict[str, Callable[[Workload, Tensors, torch.device], Used]] = {
+    "a classifier": _classifier,
+    "a pipeline": _pipeline,
+    "class weights": _class_weights,
+    "a state that is loaded": _loaded,
+    "a state that is given out": _reported,
+    "a gradient": _applied,
+    "an adapter that is merged and saved": _merged,
+}
+"""How an object of each kind is made of the tensors."""

@@ -1,0 +1,30 @@
+"""Who owns tensors that are handed over: the one who keeps them, and nobody else writes to them."""
+
+from dataclasses import replace
+
+from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.trial import Trial
+from blackswan.falsifiers.system.workloads import drawn, small
+
+
+def handed_tensors_stay(trial: Trial) -> list[Comparison]:
+    """Objects made of the same tensors work one after the other, and once more when those were written over, as one by itself does.
+
+    Before they are written over, the tensors are as they were.
+    """
+    rng, found = trial.rng("work"), list[Comparison]()
+    work = replace(small(rng, trial.seed, nf4=bool(rng.integers(2))), vocab=260, targets=str(rng.choice(["q_v", "all"])))
+    weights = drawn(rng, work)
+    for kind in trial.ownership.kinds:
+        hand, other = (trial.ownership.hand(kind, work, weights) for _ in range(2))
+        handed = hand.content()
+        objects = [hand.open() for _ in range(3)]
+        before = {**hand.content(), **handed}  # what objects give out is somebody's too
+        alone = other.work(other.open())
+        found += same(f"{kind}: the first of two", alone, hand.work(objects[0]))
+        found += same(f"{kind}: the second of two", alone, hand.work(objects[1]))
+        found += same(f"{kind}: what was handed over", before, hand.content())
+        hand.overwrite()
+        found += same(f"{kind}: once that was written over", alone, hand.work(objects[2]))
+    return found
