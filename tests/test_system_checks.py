@@ -3,6 +3,7 @@
 import copy
 import inspect
 import pkgutil
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -103,5 +104,8 @@ def test_each_check_of_arrays_reads_the_arguments_that_it_declares() -> None:
 
     source = "".join(inspect.getsource(import_module(f"{checks.__name__}.{found.name}")) for found in pkgutil.iter_modules(checks.__path__))
     declared = {name for check in contracts.load_checks().values() for name in (*check.arguments, *check.optional)}
-    assert {name for name in declared if f'arguments["{name}"]' in source or f'arguments.get("{name}"' in source} == declared
-    assert source.count('arguments["') + source.count("arguments.get(") == len(declared)
+    read = set(re.findall(r'arguments(?:\[|\.get\()"(\w+)"', source))
+    assert read == declared
+    assert len(re.findall(r"arguments(?:\[|\.get\()", source)) == len(re.findall(r'arguments(?:\[|\.get\()"\w+"', source)), (
+        "read by a variable name"
+    )

@@ -105,6 +105,14 @@ wrong_step("impl.settings:given_options", name="options_that_say_no_ignored", do
 )
 
 
+@wrong_step("impl.settings:resolve")
+def rank_of_an_option_overrides_alpha_of_a_file(resolve: Any, size: int, *sources: Any) -> Any:
+    """Alpha is twice the rank of each source that has a rank and no alpha."""
+    alone = [source for source in sources if "lora_rank" in source and "lora_alpha" not in source]
+    twice = [{"lora_alpha": replace(source["lora_rank"], value=2.0 * source["lora_rank"].value)} for source in alone]
+    return resolve(size, *sources, *twice)
+
+
 @wrong_step("impl.settings:read_file")
 def file_numbers_in_single_precision(read_file: Any, path: Any) -> Any:
     """Numbers of a YAML file are float32."""

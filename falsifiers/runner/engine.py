@@ -4,16 +4,17 @@ import hashlib
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity
 from hypothesis.errors import Flaky, Unsatisfiable
 
 from blackswan.contracts.conventions import Declaration, alternatives
-from blackswan.contracts.model import Claim
+from blackswan.contracts.model import Claim, Range
 from blackswan.falsifiers.numeric.answers import SubjectError, raised
 from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
@@ -83,9 +84,25 @@ class Options:
 
 
 def same_sizes(claim: Claim, draw: Draw) -> list[Draw]:
-    """The draw, and for an elementary operation the same sizes with further seeds."""
-    seeds = SEEDS_OF_A_DRAW if _elementary(claim) and claim.domain.input == "generated" else 1
-    return [replace(draw, seed=draw.seed + step) for step in range(seeds)]
+    """The draw, and for an elementary operation the same sizes with further seeds and one other scalar.
+
+    What a subject keeps by sizes, or by some of the scalars, is stale there.
+    """
+    if not _elementary(claim) or claim.domain.input != "generated":
+        return [draw]
+    further = (replace(draw, seed=draw.seed + step, scalars=_one_other(claim, draw, step)) for step in range(1, SEEDS_OF_A_DRAW))
+    return [draw, *further]
+
+
+def _one_other(claim: Claim, draw: Draw, step: int) -> Mapping[str, Any]:
+    """The draw's scalars with the next choice of one of them, where the domain lists choices; which one, the seed says."""
+    listed = {name: choices for name, choices in claim.domain.scalars.items() if not isinstance(choices, Range)}
+    able = [name for name, choices in listed.items() if len(choices) > 1 and draw.scalars.get(name) in choices]
+    if not able:
+        return draw.scalars
+    name = able[draw.seed % len(able)]
+    choices = list(listed[name])
+    return {**draw.scalars, name: choices[(choices.index(draw.scalars[name]) + step) % len(choices)]}
 
 
 def _elementary(claim: Claim) -> bool:

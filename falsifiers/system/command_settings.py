@@ -29,6 +29,12 @@ from blackswan.falsifiers.system.stated import QLORA
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.classifier import TARGETS
 
+ALPHA = {
+    "one label": {"lora_rank": "option", "lora_alpha": "file"},
+    "several labels": {"lora_rank": "file", "lora_alpha": "default"},
+}
+"""Alpha follows the rank, wherever that comes from, but only where alpha is given nowhere."""
+
 
 @reads_files
 def settings_reach_the_run(trial: Trial) -> list[Comparison]:
@@ -62,10 +68,11 @@ def _away(rng: Generator) -> dict[str, dict[str, Any]]:
 def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> Iterator[Comparison]:
     rng = trial.rng(f"ways {name}")
     ways = {setting: str(rng.choice(["option", "file", "both", "default"], p=[0.35, 0.35, 0.2, 0.1])) for setting in away}
-    ways |= dict.fromkeys(("num_classes", "epochs", "class_weights", "multi_label", "double_quantize", "lora_alpha"), "option")
+    ways |= dict.fromkeys(("num_classes", "epochs", "class_weights", "multi_label", "double_quantize"), "option")
+    ways |= ALPHA[name]
     expected = QLORA | {setting: value for setting, value in away.items() if ways[setting] != "default"}
-    if ways["lora_rank"] == "file":  # where the rank alone is given, alpha follows it
-        expected["lora_alpha"], ways["lora_alpha"] = 2.0 * expected["lora_rank"], "default"
+    if ways["lora_alpha"] == "default":
+        expected["lora_alpha"] = 2.0 * expected["lora_rank"]
     by_file = {setting: value for setting, value in away.items() if ways[setting] == "file"}
     by_file |= {setting: value for setting, value in QLORA.items() if ways.get(setting) == "both"}
     (problem.folder / "given.yaml").write_text("".join(f"{setting}: {json.dumps(value)}\n" for setting, value in by_file.items()))
