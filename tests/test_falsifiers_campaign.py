@@ -17,10 +17,11 @@ from blackswan.contracts.model import Claim, Contract
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from blackswan.falsifiers.numeric.case import Case, load
 from blackswan.falsifiers.runner.campaign import Campaign, Selection, targets
-from blackswan.falsifiers.runner.engine import Options
+from blackswan.falsifiers.runner.engine import Options, falsify
 from blackswan.falsifiers.runner.real_input import RealInput
 from blackswan.falsifiers.runner.verdict import State, Verdict
 from blackswan.falsifiers.runner.verdict_file import VerdictFile
+from blackswan.falsifiers.subjects.implementation import Implementation
 from blackswan.reference.table import Array
 from blackswan.reports import markdown
 from blackswan.reports.records import read
@@ -160,6 +161,18 @@ def test_nothing_is_left_of_a_counterexample_that_a_full_disk_cut_off(tmp_path: 
     with pytest.raises(OSError, match="No space left"):
         case.save(tmp_path / "case.npz", "OP-RMSNORM")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_on_cuda_asks_no_claim_about_the_cpu_alone() -> None:
+    here = {kind: {target.claim.id for target in targets(LOADED, Selection(), kind)} for kind in ("cpu", "cuda")}
+    assert "DEV-ESTIMATE-SETTINGS" in here["cpu"] - here["cuda"]
+    assert here["cuda"] < here["cpu"]
+
+
+def test_what_warms_a_device_up_is_no_sample_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackswan.impl.warm_up.COLD", ())
+    one = next(each for contract in LOADED for each in contract.claims if each.id == "DATA-SPLIT-APART")
+    assert falsify(one, "float32", Implementation("cpu"), Options()).state is State.HELD
 
 
 def test_claims_run_from_elementary_to_whole() -> None:

@@ -65,12 +65,13 @@ class Target:
 def targets(contracts: Sequence[Contract], selection: Selection, here: str) -> list[Target]:
     """Every selected claim in each of its dtypes and on each device that it names; elementary operations first, whole programs last.
 
-    `here` is the run's kind of device, cpu or cuda.
+    `here` is the run's kind of device, cpu or cuda; a run on CUDA leaves out claims that are about the CPU alone.
     """
     claims = [claim for contract in contracts for claim in contract.claims if selection.chooses(claim)]
     found = []
     for claim in sorted(claims, key=_wholeness):
-        named = [here] if here == "cuda" else (claim.domain.device or (here,))
+        own = claim.domain.device or (here,)
+        named = own if here != "cuda" else tuple({here} & set(own))
         for device, dtype in product(named, claim.domain.dtype):
             elsewhere = dtype in CUDA_ONLY and device != "cuda" and "cuda" in named
             if not elsewhere and (not selection.dtypes or dtype in selection.dtypes):
