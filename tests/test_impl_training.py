@@ -233,3 +233,13 @@ def test_a_process_without_memory_on_the_card_is_not_there(monkeypatch: pytest.M
         else:
             with pytest.raises(NotResident, match="holds no memory there"):
                 require_residency(torch.nn.Module(), None, torch.device("cuda"))
+
+
+def test_the_binary_cross_entropy_keeps_small_terms_in_float64() -> None:
+    """Beside a logit of 25 the term log(1 + e^−25) is 1.4e-11, which float64 holds and the runs' dtypes do not."""
+    logits = torch.tensor([[25.0]], dtype=torch.float64, requires_grad=True)
+    loss = OPERATIONS["bce_with_logits"](logits, torch.zeros(1, 1, dtype=torch.float64))
+    loss.backward()
+    assert loss.item() - 25.0 == pytest.approx(math.log1p(math.exp(-25.0)), rel=1e-3)
+    assert logits.grad is not None
+    assert 1.0 - logits.grad.item() == pytest.approx(1 / (1 + math.exp(25.0)), rel=1e-3)

@@ -36,7 +36,7 @@ wrong_step("impl.commands.evaluate:_most_frequent", name="confusions_transposed"
 
 @wrong_step("impl.commands.evaluate:as_json")
 def sparse_confusion_transposed(as_json: Any, evaluation: Any) -> Any:
-    """Of many classes the predicted one comes before the true one."""
+    """The list of counts has the predicted class before the true one, where there are many classes."""
     values = as_json(evaluation)
     counts = values.get("confusion_counts", [])
     return values | ({"confusion_counts": sorted([taken, true, count] for true, taken, count in counts)} if counts else {})

@@ -54,7 +54,7 @@ def subject(name: str) -> Functions:
 
 @honest("linear")
 def linear_written_out(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The product by einsum in float32, the bias added before rounding."""
+    """The product is made by einsum in float32, and the bias is added before rounding."""
     y = torch.einsum("...i,oi->...o", widen(x), widen(weight))
     return (y if bias is None else y + widen(bias)).to(x.dtype)
 
@@ -67,51 +67,35 @@ def linear_in_two_parts(x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     return (y if bias is None else y + widen(bias)).to(x.dtype)
 
 
-def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+@honest("rms_norm")
+def rms_norm_by_reciprocal_root(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The reciprocal root of the mean of squares is multiplied in, then the weight."""
     wide = widen(x)
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * widen(weight)).to(x.dtype)
 
 
-def _normed_weight_first(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+@honest("rms_norm")
+def rms_norm_weight_first(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The weight is multiplied in first, and the root divides."""
     wide = widen(x)
     scale = torch.sqrt((wide * wide).sum(-1, keepdim=True) / x.shape[-1] + eps)
     return (wide * widen(weight) / scale).to(x.dtype)
 
 
-@honest("rms_norm")
-def rms_norm_by_reciprocal_root(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The mean of squares, its reciprocal root, then the weight."""
-    return _normed(x, weight, eps)
-
-
-@honest("rms_norm")
-def rms_norm_weight_first(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The weight first, then a division by the root."""
-    return _normed_weight_first(x, weight, eps)
-
-
-@honest("qk_norm")
-def qk_norm_by_reciprocal_root(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `rms_norm_by_reciprocal_root`."""
-    return _normed(x, weight, eps)
-
-
-@honest("qk_norm")
-def qk_norm_weight_first(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As `rms_norm_weight_first`."""
-    return _normed_weight_first(x, weight, eps)
+HONEST["qk_norm_by_reciprocal_root"] = "qk_norm", rms_norm_by_reciprocal_root
+HONEST["qk_norm_weight_first"] = "qk_norm", rms_norm_weight_first
 
 
 @honest("swiglu")
 def swiglu_by_sigmoid(gate: Tensor, up: Tensor) -> Tensor:
-    """The sigmoid last."""
+    """The sigmoid is multiplied in last."""
     wide = widen(gate)
     return (wide * widen(up) * torch.sigmoid(wide)).to(gate.dtype)
 
 
 @honest("softmax")
 def softmax_written_out(x: Tensor) -> Tensor:
-    """Exponentials below the maximum, over their sum."""
+    """Exponentials of what is below the maximum are divided by their sum."""
     wide = widen(x)
     powers = torch.exp(wide - wide.amax(-1, keepdim=True))
     return (powers / powers.sum(-1, keepdim=True)).to(x.dtype)
@@ -119,13 +103,13 @@ def softmax_written_out(x: Tensor) -> Tensor:
 
 @honest("softmax")
 def softmax_by_logarithm(x: Tensor) -> Tensor:
-    """The exponential of log-softmax."""
+    """The exponential of log-softmax is taken."""
     return torch.log_softmax(widen(x), -1).exp().to(x.dtype)
 
 
 @honest("pool")
 def pool_by_product(x: Tensor, mask: Tensor, mode: str) -> Tensor:
-    """A product with the share of each token."""
+    """Each token is multiplied by its share, and the products are added."""
     places = torch.arange(x.shape[1], device=x.device)
     first = torch.where(mask, places, x.shape[1]).amin(1)
     last = torch.where(mask, places, -1).amax(1)
@@ -170,7 +154,7 @@ def _scores(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
 
 @honest("attention")
 def attention_written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Scores of scaled queries, softmax and a product, by einsum."""
+    """Queries are scaled first, and both products are made by einsum."""
     weights = torch.softmax(_scores(q, k, mask), -1).nan_to_num(0.0)
     values = widen(v).repeat_interleave(q.shape[2] // v.shape[2], 2)
     return torch.einsum("bhqk,bkhd->bqhd", weights, values).to(q.dtype)
@@ -178,7 +162,7 @@ def attention_written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tens
 
 @honest("attention")
 def attention_by_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Keys in blocks of four from the last to the first, with a running maximum and sum, as fused kernels do."""
+    """Keys are taken in blocks of four from the last to the first, and their exponentials are summed beside the values, as in fused kernels."""
     scores, values = _scores(q, k, mask), widen(v).repeat_interleave(q.shape[2] // v.shape[2], 2).transpose(1, 2)
     largest = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min).detach()
     total, sums = scores.new_zeros(()), scores.new_zeros(())
@@ -199,7 +183,7 @@ def _losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 @honest("weighted_cross_entropy")
 def cross_entropy_by_product(logits: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
-    """Log-softmax times one-hot targets, which hold the weights."""
+    """Log-softmax is multiplied by one-hot targets, which hold the weights."""
     wide = widen(logits)
     wanted = functional.one_hot(labels, logits.shape[-1]).to(wide.dtype)
     weighted = wanted if class_weights is None else wanted * class_weights.to(wide.dtype)
@@ -208,7 +192,7 @@ def cross_entropy_by_product(logits: Tensor, labels: Tensor, class_weights: Tens
 
 @honest("cross_entropy_per_sample")
 def cross_entropy_per_sample_gathered(logits: Tensor, labels: Tensor) -> Tensor:
-    """Log-softmax written out below the maximum, of which the label's entry is gathered."""
+    """The label's entry is gathered from log-softmax, which is written out below the maximum."""
     wide = widen(logits)
     below = wide - wide.amax(-1, keepdim=True)
     return below.exp().sum(-1).log() - below.gather(-1, labels[:, None])[:, 0]
@@ -223,7 +207,7 @@ def bce_by_softplus(logits: Tensor, targets: Tensor) -> Tensor:
 
 @honest("lm_cross_entropy")
 def lm_cross_entropy_by_logsumexp(logits: Tensor, input_ids: Tensor, mask: Tensor) -> Tensor:
-    """The logarithm of the sum of exponentials less the target's logit, averaged over the targets."""
+    """The target's logit is subtracted from the logarithm of the sum of exponentials; the mean is over the targets."""
     wanted = mask[:, 1:] & mask[:, :-1]
     return _losses(logits[:, :-1], input_ids[:, 1:])[wanted].mean()
 
@@ -233,7 +217,7 @@ def lm_cross_entropy_by_logsumexp(logits: Tensor, input_ids: Tensor, mask: Tenso
 
 @honest("lora_linear")
 def lora_linear_merged(x: Tensor, weight: Tensor, lora_a: Tensor, lora_b: Tensor, alpha: float, bias: Tensor | None = None) -> Tensor:
-    """A product with the merged weight, in float32."""
+    """One product is made with the merged weight, in float32."""
     merged = widen(weight) + (alpha / lora_a.shape[0]) * (widen(lora_b) @ widen(lora_a))
     return functional.linear(widen(x), merged, None if bias is None else widen(bias)).to(x.dtype)
 
@@ -269,7 +253,7 @@ def nf4_quantize_by_counting(weight: Tensor, block_size: int) -> tuple[Tensor, T
 def nf4_linear_written_out(
     x: Tensor, codes: Tensor, absmax: Tensor, in_features: int, out_features: int, block_size: int, bias: Tensor | None = None
 ) -> Tensor:
-    """The weight in the dtype of x, and a product by einsum."""
+    """The weight is restored in the dtype of x, and the product is made by einsum."""
     weight = nf4_dequantize(codes, absmax, out_features, in_features, block_size).to(x.dtype)
     return linear_written_out(x, weight, bias)  # type: ignore[no-any-return]
 
@@ -279,7 +263,7 @@ def nf4_linear_written_out(
 
 @honest("clip_by_global_norm")
 def clip_by_norm_of_norms(gradients: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
-    """The norm of the rows' norms, as torch.nn.utils computes it, without its ε."""
+    """The norm is that of the rows' norms, as in torch.nn.utils but without its ε."""
     wide = widen(gradients)
     norm = torch.linalg.vector_norm(torch.linalg.vector_norm(wide, dim=1))
     return torch.where(norm > max_norm, wide / norm * max_norm, wide), norm
@@ -287,7 +271,7 @@ def clip_by_norm_of_norms(gradients: Tensor, max_norm: float) -> tuple[Tensor, T
 
 @honest("average_gradients")
 def average_by_shares(gradients: Tensor, counts: Tensor) -> Tensor:
-    """Each gradient times its share of the samples."""
+    """Each gradient is multiplied by its share of the samples."""
     wide = widen(gradients)
     return torch.einsum("m,mp->p", counts.to(wide.dtype) / counts.sum(), wide)
 

@@ -63,7 +63,7 @@ def _concluded(
 
 
 def _record_failures(every: Sequence[Claim], claims: Sequence[Claim], cells: Sequence[power.Cell]) -> None:
-    """Of the claims that were not selected the record stays."""
+    """Records where the selected claims failed on each mutant; what is recorded of the other claims stays."""
     systems, selected = ({claim.id for claim in each if claim.system} for each in (every, claims))
     killed = ((cell.claim, cell.mutant, cell.tensor) for cell in cells if cell.mutant and cell.tensor and cell.claim in systems)
     run_failures.record(killed, systems - selected)

@@ -86,7 +86,7 @@ class Options:
 def same_sizes(claim: Claim, draw: Draw) -> list[Draw]:
     """The draw, and for an elementary operation the same sizes with further seeds and one other scalar.
 
-    What a subject keeps by sizes, or by some of the scalars, is stale there.
+    A subject that keeps something by the sizes, or by some of the scalars, gives a stale answer there.
     """
     if not _elementary(claim) or claim.domain.input != "generated":
         return [draw]

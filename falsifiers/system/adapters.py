@@ -128,8 +128,11 @@ def _merged_sums(trial: Trial, model: Model) -> list[Comparison]:
 
 
 def merged_by_the_run(trial: Trial) -> list[Comparison]:
-    """What a run's pipeline and the command write of an adapter that was trained on the shipped float32 checkpoint, in bfloat16 and float32
-    by turns, on NF4, doubly quantised or not; and on bases of which one number is another the adapter is not opened."""
+    """A run's pipeline and the command `merge` write the weights that the adapter was trained on, plus its update.
+
+    Training is on the shipped float32 checkpoint in NF4, in bfloat16 and float32 by turns, doubly quantised or not. The adapter is not
+    opened on a base that differs by one number.
+    """
     rng = trial.rng("run")
     model = replace(shipped(rng, trial.seed, nf4=True), trained_in=("bfloat16", "float32")[trial.seed % 2])
     with tempfile.TemporaryDirectory() as parent:

@@ -72,7 +72,7 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
 
 
 def _merged_after_training(trial: Trial, problem: Small, texts: Sequence[str]) -> list[Comparison]:
-    """Of weights that were in NF4, and before that in another dtype than the file's, every projection is merged as it was in training."""
+    """Every projection is merged as it was in training: in NF4, made of weights in another dtype than the file's."""
     run, merged = problem.folder / "run", problem.folder / "merged"
     where = [f"--model={problem.base}", f"--corpus={problem.corpus('corpus', texts, [0, 1, 2])}", f"--output={run}"]
     trial.commands.run("train", *where, *options({**problem.settings, "validation_fraction": 0.0}))

@@ -67,7 +67,8 @@ def binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
     Neither it nor its gradient cancels: torch's own (1 − t) z − log σ(z) leaves the rounding of z of a confident, correct sample.
     """
-    return targets * functional.softplus(-logits) + (1 - targets) * functional.softplus(logits)
+    # Beyond the threshold softplus(z) is z; its default of 20 would leave out 2e-9, which float64 holds. Below 88 no float32 overflows.
+    return targets * functional.softplus(-logits, threshold=88) + (1 - targets) * functional.softplus(logits, threshold=88)
 
 
 def lm_cross_entropy(logits: Tensor, input_ids: Tensor, mask: Tensor) -> Tensor:

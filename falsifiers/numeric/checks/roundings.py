@@ -62,8 +62,8 @@ def as_precise_as_stored(attack: Attack, case: Case) -> list[Comparison]:
 def each_entry_is_right(attack: Attack, case: Case) -> list[Comparison]:
     """Every entry of outputs and gradients is right to `relative` and a rounding of its own size, however small it is beside the others.
 
-    Of a cross-entropy that is asked of the gradients of the other classes alone: its loss is the logarithm of a sum next to one, and the
-    label's gradient a probability next to one less one, so that both hold a rounding of one.
+    A cross-entropy is asked only for the gradients of the classes that are not the label. Its loss is the logarithm of a sum next to one,
+    and the label's gradient is a probability next to one less one, so that both hold a rounding of one.
     """
     if _rounds_each_step(attack):
         raise Lacks(f"each step of {attack.claim.operation} is declared to be rounded, and small terms with it")
@@ -82,7 +82,7 @@ def each_entry_is_right(attack: Attack, case: Case) -> list[Comparison]:
 
 
 def _rounds_each_step(attack: Attack) -> bool:
-    """Whether each step is declared to be rounded: then there are more roundings than one."""
+    """Whether the subject declares that it rounds each step, and so more than once."""
     return attack.declared.get(attack.claim.operation or "", {}).get("intermediates") == "storage"
 
 
@@ -105,7 +105,7 @@ def _no_worse_than_steps(attack: Attack, case: Case) -> list[Comparison]:
 
 
 def _stored(attack: Attack, case: Case) -> dict[str, Array]:
-    """What `STORED` makes of the case; nothing for an operation that has nothing to store on the way."""
+    """The answers of exact arithmetic that rounds what the operation has to store on the way; none where it stores nothing."""
     model = STORED.get(case.operation)
     return model(case, lambda value: np.asarray(round_to(value, attack.dtype), np.float64)) if model else {}
 

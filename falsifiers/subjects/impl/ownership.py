@@ -28,9 +28,9 @@ Tensors = dict[str, Tensor]
 Used = Callable[[], Mapping[str, Tensor]]
 """Works with an object and gives what came of it."""
 LATE = ("an adapter that is merged and saved",)
-"""What takes tensors when it works, and not before."""
+"""Kinds of object that take their tensors when they work, and not when they are made."""
 BASE, BATCH = "base ", "batch "
-"""The names of tensors that an object may read for as long as it lives begin so."""
+"""Beginnings of the names of tensors that an object may read for as long as it lives."""
 
 
 class Ownership(Door):
@@ -38,7 +38,7 @@ class Ownership(Door):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What tensors can be handed to."""
+        """The kinds of object that tensors can be handed to."""
         return tuple(_OPENED)
 
     def hand(self, kind: str, work: Workload, weights: Mapping[str, Array]) -> "Hand":
@@ -185,7 +185,7 @@ def _merged(work: Workload, held: Tensors, place: torch.device) -> Used:
 
 
 _GIVEN: dict[str, Callable[[Workload, Tensors, torch.device], Tensors]] = {"a state that is loaded": _state, "a gradient": _gradient}
-"""What else is handed over, made of the weights."""
+"""By kind of object, the further tensors that are handed to it; they are made of the weights."""
 _OPENED: dict[str, Callable[[Workload, Tensors, torch.device], Used]] = {
     "a classifier": _classifier,
     "a pipeline": _pipeline,
