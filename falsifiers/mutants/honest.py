@@ -162,7 +162,7 @@ def attention_written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tens
 
 @honest("attention")
 def attention_by_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Keys are taken in blocks of four from the last to the first, and their exponentials are summed beside the values, as in fused kernels."""
+    """Keys are taken in blocks of four, the last first; their exponentials are summed beside the values, as in fused kernels."""
     scores, values = _scores(q, k, mask), widen(v).repeat_interleave(q.shape[2] // v.shape[2], 2).transpose(1, 2)
     largest = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min).detach()
     total, sums = scores.new_zeros(()), scores.new_zeros(())
