@@ -105,6 +105,7 @@ ROUNDED = {
     "attention_scores_rounded",
     "linear_bias_after_rounding",
     "lora_update_rounded",
+    "pool_sum_rounded",
     "qk_norm_rounds_before_weight",
     "rms_norm_inverse_rounded",
     "rms_norm_rounds_before_weight",

@@ -1,10 +1,12 @@
 """Wrong commands: what they open, read, write and print."""
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from blackswan.falsifiers.mutants.changes import without_keyword
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
@@ -269,11 +271,17 @@ wrong_steps(
 wrong_step("impl.pipeline:save_adapter", name="base_by_its_relative_name", doc="An adapter names its base as the user did.")(
     lambda save, *given, base, **named: save(*given, base=base and Path(os.path.relpath(base)), **named)
 )
+wrong_step("impl.pipeline:ClassifyPipeline._extra", name="balanced_weights_saved_as_a_word", doc="No numbers are saved with the adapter.")(
+    lambda extra, pipeline: {**extra(pipeline), "settings": asdict(pipeline.config)}
+)
 
 # From texts to a decoder
 
 wrong_step("impl.token_shards:_text", name="shards_of_stripped_texts", doc="A text loses the white space at its ends.")(
     lambda text, *given: text(*given).strip()
+)
+wrong_step("impl.token_shards:load_encoder", name="shards_of_cut_texts", doc="A text ends where the tokenizer was cutting others.")(
+    lambda _, path: Tokenizer.from_file(str(path))
 )
 wrong_step("impl.token_shards:tokenize", name="documents_never_end", doc="No token ends a text.")(
     lambda tokenize, *given: (ids[:-1] for ids in tokenize(*given))

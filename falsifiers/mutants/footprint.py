@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
@@ -53,6 +54,17 @@ wrong_steps(
         _of_other(lambda asked: {"adaptation": replace(asked["adaptation"], double_quantize=False)}),
     ),
 )
+
+
+@wrong_step("impl.allocations:_CUDA")
+def estimate_of_fused_attention(kernels: Any) -> Any:
+    """Attention is fused in float32 too."""
+    attention = kernels[functional.scaled_dot_product_attention]
+
+    def fused(*inputs: Any, **options: Any) -> Any:
+        return attention(*(each.bfloat16() if each.is_floating_point() else each for each in inputs), **options).to(inputs[0].dtype)
+
+    return {**kernels, functional.scaled_dot_product_attention: fused}
 
 
 @wrong_step("impl.memory:repeating")

@@ -4,6 +4,7 @@ from blackswan.falsifiers.mutants.changes import edited, in_bfloat16, with_resul
 from blackswan.falsifiers.mutants.registry import mutants
 
 INVERSE = "1.0 / np.sqrt(mean_square + eps)"
+POOLED = "np.where(weights > 0, weights * x, 0.0).sum(axis=1)"
 mutants(
     "rms_norm",
     rms_norm_rounds_before_weight=(
@@ -63,6 +64,10 @@ mutants(
     pool_weights_rounded=(
         "The sum is multiplied by a rounded 1 / length.",
         edited(("    return weights\n", "    return in_bfloat16(weights)\n")),
+    ),
+    pool_sum_rounded=(
+        "The sum over the tokens is rounded before it is divided.",
+        edited((POOLED, f"in_bfloat16({POOLED.replace('weights * x', 'x')}) * weights.max(axis=1)"), only="forward"),
     ),
 )
 mutants(

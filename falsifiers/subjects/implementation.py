@@ -37,6 +37,7 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype.storage) for name, 
 PARAMETERS = "parameters/"
 TRAINING = ("train_steps", "multi_label_steps", "pretrain_steps")
 FUSED = ("train_steps", "multi_label_steps")
+FUSED_PARTS = ("attention", "linear", "pool")
 
 _CONFIGURED = (
     "num_classes",
@@ -79,7 +80,7 @@ class Implementation(Subject):
         """This subject with its operations computed by that backend."""
         other = copy.copy(self)
         other.backend = backend
-        if backend == "triton" and self._device.type == "cpu" and kernels.interpreted():
+        if backend in ("triton", "fused") and self._device.type == "cpu" and kernels.interpreted():
             other.emulator = "Triton's interpreter"
         return other
 
@@ -94,10 +95,11 @@ class Implementation(Subject):
         return None if self.backend in (None, "torch") else self._without_kernels(operation, dtype)
 
     def _without_kernels(self, operation: str, dtype: str) -> str | None:
-        if self.backend == "fused":
-            return why_not(DTYPES[dtype], self._device) if operation in FUSED else f"impl has no fused {operation}"
-        if dtype == "float64" or operation not in (*kernels.NAMES, *_COMPOSITIONS):
-            return f"impl has no Triton kernel for {operation} in {dtype}"
+        if self.backend == "fused" and operation in FUSED:
+            return why_not(DTYPES[dtype], self._device)
+        names = FUSED_PARTS if self.backend == "fused" else (*kernels.NAMES, *_COMPOSITIONS)
+        if dtype == "float64" or operation not in names:
+            return f"impl has no {self.backend} {operation} in {dtype}"
         if dtype == "bfloat16" and self.emulator:
             return f"{self.emulator} cuts float32 off to bfloat16, where a GPU rounds to nearest"
         return kernels.why_not()
@@ -179,7 +181,8 @@ class Implementation(Subject):
             return _COMPOSITIONS[operation](_Model(tensors, scalars, DTYPES[dtype], self._device, self.backend), wrt)
         leaves = {name: tensors[name].requires_grad_() for name in wrt}
         extra = {"dtype": DTYPES[dtype]} if operation == "nf4_dequantize" else {}
-        result = dispatch.call(operation, operation, **tensors, **scalars, **extra)
+        with dispatch.replaced(_fused_parts() if self.backend == "fused" else {}):
+            result = dispatch.call(operation, operation, **tensors, **scalars, **extra)
         results = result if isinstance(result, tuple) else (result,)
         return dict(zip(signature.outputs, results, strict=True)), leaves
 
@@ -210,6 +213,12 @@ class Implementation(Subject):
             elif inputs.get(name) is not None:
                 names.append(name)
         return names
+
+
+def _fused_parts() -> Mapping[str, Callable[..., torch.Tensor]]:
+    from blackswan.falsifiers.subjects.impl.fused_parts import OPERATIONS  # imports Triton
+
+    return OPERATIONS
 
 
 def traced(call: dispatch.Call) -> TracedCall:

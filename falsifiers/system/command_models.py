@@ -137,7 +137,7 @@ def _exported(name: str, problem: Small, folder: Path, dtype: str) -> Iterator[C
 
 @reads_files
 def pretraining_is_counted_anew(trial: Trial) -> list[Comparison]:
-    """Shards hold the tokens of each text and the token that ends it, in their order; what `pretrain` prints is counted from these and from
+    """Shards hold all tokens of each text and the token that ends it, in their order; what `pretrain` prints is counted from these and from
     the checkpoints that it writes.
     """
     rng = trial.rng("pretraining")

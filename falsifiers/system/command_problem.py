@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,6 +36,14 @@ ODD = (
     *("a\rb", '"q"', "\\n", "e\u0301", "\u00e9", "🙂", "{}", "-rf", "date"),
 )
 """Texts of one line that a door may change: white space at either end, other line ends, an empty one."""
+LEFT_BY_OTHERS: Mapping[str, Any] = {
+    "truncation": {"direction": "Left", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
+    "padding": {
+        **{"strategy": {"Fixed": 7}, "direction": "Right", "pad_to_multiple_of": None},
+        **{"pad_id": 5, "pad_type_id": 0, "pad_token": "p"},
+    },
+}
+"""A tokenizer is saved with these by a program that was cutting and padding texts; they are not those of a run."""
 LONG = "cp one two three four five six seven eight nine ten eleven"
 
 
@@ -93,6 +100,14 @@ class Small:
             return rows
         return [chosen[place % len(chosen)] if place < len(chosen) else int(rng.choice(chosen)) for place in range(count)]
 
+    def with_weights_of(self, labels: Sequence[Label]) -> "Small":
+        """The same with the numbers that balance these labels, where its class weights are a word."""
+        if not isinstance(kind := self.settings["class_weights"], str):
+            return self
+        counts = np.bincount(np.asarray(labels), minlength=self.classes)
+        scale = counts.sum() / self.classes if kind == "balanced" else self.classes / (1.0 / counts).sum()
+        return replace(self, settings={**self.settings, "class_weights": (scale / counts).tolist()})
+
     def inputs(self, adapter: Path, texts: Sequence[str]) -> dict[str, Array]:
         """The inputs of the reference's classifier with an adapter's files, its ids cut and padded here."""
         rows = [tokenizer().encode(text).ids[:MAX_SEQ_LEN] or [0] for text in texts]
@@ -139,7 +154,7 @@ def small(trial: Trial, name: str, fixed: Mapping[str, Any], family: str | None 
     with tempfile.TemporaryDirectory() as folder:
         model = generated(rng, trial.seed, "float32", **scalars)
         base = model.write_checkpoint(Path(folder) / "base")
-        shutil.copy(CHECKPOINT / TOKENIZER, base)
+        (base / TOKENIZER).write_text(json.dumps({**json.loads((CHECKPOINT / TOKENIZER).read_text()), **LEFT_BY_OTHERS}))
         yield Small(Path(folder), model, settings)
 
 

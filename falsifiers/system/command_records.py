@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +82,10 @@ def _recorded(trial: Trial, name: str, problem: Small, corpus: Texts) -> Iterato
         assert validation is not None
         given.append(f"--validation={problem.corpus('validation', *validation)}")
     said = trial.commands.run("train", *given, *options(settings))
-    if isinstance(kind := settings["class_weights"], str):
-        counts = np.bincount(np.asarray(train[1]), minlength=problem.classes)
-        scale = counts.sum() / problem.classes if kind == "balanced" else problem.classes / (1.0 / counts).sum()
-        problem = replace(problem, settings={**settings, "class_weights": (scale / counts).tolist()})
+    if isinstance(settings["class_weights"], str):
+        problem = problem.with_weights_of(train[1])
         written = dict(line.split(": ", 1) for line in (run / CONFIG).read_text().splitlines())
-        yield _exact(f"class weights in {CONFIG} <{name}>", scale / counts, plain(written["class_weights"]))
+        yield _exact(f"class weights in {CONFIG} <{name}>", problem.settings["class_weights"], plain(written["class_weights"]))
     lines = metrics(run)
     yield from _steps(name, problem, len(train[0]), lines)
     ended = [line for line in lines if line["kind"] == "epoch"]

@@ -101,8 +101,9 @@ def _share(part: Array, whole: Array) -> Array:
 def evaluations_are_counted_anew(trial: Trial) -> list[Comparison]:
     """All that `evaluate` and `predict` print of a run's folder, of its last adapter and of the merged one is counted anew.
 
-    The run is trained by the command, and after each epoch worse on the samples that validate it: its best adapter is the first one. One
-    corpus has every class, one lacks a class, and one has a single text. Models have one label a text, several, or many classes.
+    The run is trained by the command, or by the library with class weights that are a word, and after each epoch worse on the samples that
+    validate it: its best adapter is the first one. One corpus has every class, one lacks a class, one has a single text. Models have one
+    label a text, several, or many classes.
     """
     found: list[Comparison] = []
     for kind, settings in _kinds(trial).items():
@@ -128,11 +129,14 @@ Corpus = tuple[Path, list[str], list[Label]]
 
 def _kinds(trial: Trial) -> dict[str, dict[str, Any]]:
     """Settings by kind of model."""
-    rng = trial.rng("kinds")
+    rng, many = trial.rng("kinds"), TABLE + 10
     return {
-        "one label": {"num_classes": 4, "multi_label": False, "class_weights": rng.uniform(0.5, 2.0, 4).tolist()},
+        "one label": {"num_classes": 4, "multi_label": False, "class_weights": str(rng.choice(["balanced", "balanced_over_classes"]))},
         "several labels": {"num_classes": 3, "multi_label": True, "quantize_nf4": True, "double_quantize": bool(rng.integers(2))},
-        "many classes": {"num_classes": TABLE + 10, "multi_label": False, "epochs": 1, "lora_targets": "v_proj,down_proj"},
+        "many classes": {
+            **{"num_classes": many, "multi_label": False, "epochs": 1, "lora_targets": "v_proj,down_proj"},
+            **{"class_weights": rng.uniform(0.5, 2.0, many).tolist()},
+        },
         "more classes": {"num_classes": CELLS + 1, "multi_label": False, "epochs": 1},
     }
 
@@ -159,9 +163,13 @@ def _trained(trial: Trial, name: str, settings: Mapping[str, Any]) -> Iterator[t
         labels = problem.labels(rng, 9)
         other: list[Label] = [[1 - one for one in each] if isinstance(each, list) else (each + 1) % problem.classes for each in labels]
         files = {"corpus": problem.corpus("train", texts, labels), "validation": problem.corpus("validation", texts, other)}
-        given = [f"--{name}={value}" for name, value in {"model": problem.base, **files, "output": problem.folder / "run"}.items()]
-        trial.commands.run("train", *given, *options(problem.settings))
-        yield problem, problem.folder / "run"
+        files |= {"model": problem.base}
+        if isinstance(problem.settings["class_weights"], str):  # by the library, for the command makes numbers of the word
+            trial.trainer.fit_files("pipeline", problem.settings, problem.folder / "run", **files)
+        else:
+            given = [f"--{name}={value}" for name, value in {**files, "output": problem.folder / "run"}.items()]
+            trial.commands.run("train", *given, *options(problem.settings))
+        yield problem.with_weights_of(labels), problem.folder / "run"
 
 
 def _counted_anew(

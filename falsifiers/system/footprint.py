@@ -57,7 +57,15 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     double = replace(plain, nf4=True, double_quantize=True)
     single, nested = (trial.memory.estimate(replace(double, double_quantize=on)).parts.get("activations", 0) for on in (False, True))
     less = value_at_most("double quantisation: activations beyond those without it", nested - single, 0)
-    return [*_every_part(trial, plain), *_every_part(trial, double), less]
+    return [*_every_part(trial, plain), *_every_part(trial, double), less, _kept_scores(trial, plain)]
+
+
+def _kept_scores(trial: Trial, work: Workload) -> Comparison:
+    """On CUDA attention in float32 is not fused, so that the backward pass keeps the probabilities of each layer: 4 bytes · seq² a head."""
+    sizes = [replace(work, dtype="float32", seq=seq) for seq in (256, 512)]
+    short, long = (trial.memory.estimate(each, "cuda").parts.get("activations", 0) for each in sizes)
+    scores = 4 * work.layers * work.heads * work.batch * (512**2 - 2 * 256**2)
+    return value_at_least("float32 on CUDA: activations of twice the tokens beyond twice those", long - 2 * short, 0.99 * scores)
 
 
 def _every_part(trial: Trial, work: Workload) -> list[Comparison]:
