@@ -2,4 +2,5 @@
 
 from blackswan.cli import main
 
-main(prog_name="blackswan")
+if __name__ == "__main__":  # processes that are spawned import this module again
+    main(prog_name="blackswan")
