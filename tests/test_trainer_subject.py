@@ -146,6 +146,7 @@ def problem(**settings: Any) -> Problem:
         ({"pooling": "mean"}, "no pooling mean"),
         ({"dtype": "bfloat16"}, "no dtype bfloat16"),
         ({"backend": "fused"}, "no backend fused"),
+        ({"warmup_fraction": 1.0}, "takes a warm-up of 1 for one step"),
         ({"max_seq_len": 1}, "one has . tokens, and max_seq_len is 1"),
         ({"log_interval": 3}, "no counterpart of log_interval"),
     ],
@@ -174,7 +175,7 @@ def test_vet_asks_it_in_its_own_process_and_says_what_it_lacks(capsys: pytest.Ca
     said = capsys.readouterr().out
     for line in ("FALSIFIED  TRN-RUN-STEPS", "HELD       TRN-BEST-CHECKPOINT", "NOT_RUN    TRN-SCORES", "NOT_RUN    DATA-SPLIT-APART"):
         assert line in said
-    assert "has no pipeline: it makes whole runs" in said
+    assert "transformers' Trainer makes whole runs" in said
     assert "culprit    accumulation of micro-batches" in said
 
 

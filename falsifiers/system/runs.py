@@ -39,7 +39,7 @@ def steps_follow_the_reference(trial: Trial) -> list[Comparison]:
     several = trial.seed % 2 == 1
     weights = None if several else str(trial.rng("weights").choice(["balanced", "balanced_over_classes"]))
     problem = small_run(trial, multi_label=several, class_weights=weights, weight_decay=0.1, gradient_clip_norm=0.1, backend="torch")
-    spared = trial.attack.declared.get("train_steps", {}).get("decay") == "weights"
+    spared = trial.attack.declared.get("multi_label_steps" if several else "train_steps", {}).get("decay") == "weights"
     run, _ = _whole(trial, problem)
     before = problem.trainable()
     first = second = np.zeros(sum(value.size for value in before.values()))

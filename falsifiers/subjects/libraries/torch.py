@@ -162,6 +162,7 @@ def __getattr__(name: str) -> Any:
 
     from blackswan.impl import operations
 
-    torch._dynamo.config.recompile_limit = RECOMPILED  # from there on it would be left uncompiled, and say so in a log alone
+    # From there on a function would be left uncompiled, and only a log would say so.
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = RECOMPILED
     plain = OPERATIONS if name == "COMPILED" else operations.OPERATIONS
     return {each: torch.compile(plain[each], dynamic=True) for each in ("rms_norm", "softmax", "swiglu")}

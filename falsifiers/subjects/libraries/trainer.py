@@ -42,13 +42,13 @@ ALONE = {"pooling": ("last",), "dtype": ("float32",), "backend": ("auto", "torch
 """Settings of which it has these values alone."""
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 QUESTIONS = {
-    "settings": "it continues a run with other settings than those it was begun with, and refuses none",
-    "pipeline": "it makes whole runs, and has no calls on single batches",
-    "fit_files": "it reads no corpus",
-    "shares": "its workers are accelerate's, which need a launcher",
-    "steps_in_parallel": "its workers are accelerate's, which need a launcher",
+    "settings": "continues a run with other settings than those that it was begun with, and refuses none",
+    "pipeline": "makes whole runs, and has no calls on single batches",
+    "fit_files": "reads no corpus",
+    "shares": "has the workers of accelerate, which need a launcher",
+    "steps_in_parallel": "has the workers of accelerate, which need a launcher",
 }
-"""Questions that it has no answer to, and why."""
+"""Questions that it has no answer to, and what it does instead."""
 
 
 class TrainingRuns:
@@ -63,7 +63,7 @@ class TrainingRuns:
         """Lacks for the other questions of the protocol."""
         if name not in QUESTIONS:
             raise AttributeError(name)
-        raise Lacks(f"transformers' Trainer has no {name}: {QUESTIONS[name]}")
+        raise Lacks(f"transformers' Trainer {QUESTIONS[name]}")
 
     def fit(self, problem: Problem, folder: Path, plan: Plan) -> Run:
         """A run in that folder."""
@@ -100,6 +100,8 @@ def _settings(problem: Problem) -> dict[str, Any]:
             raise Lacks(f"transformers' Trainer has no counterpart of {name}")
         if value not in ALONE.get(name, (value,)):
             raise Lacks(f"transformers' classification heads and Trainer have no {name} {value}")
+    if given["warmup_fraction"] == 1:
+        raise Lacks("transformers' Trainer takes a warm-up of 1 for one step")
     longest = max(map(len, problem.training.rows))
     if longest > given["max_seq_len"]:
         raise Lacks(f"transformers' Trainer cuts no samples; one has {longest} tokens, and max_seq_len is {given['max_seq_len']}")

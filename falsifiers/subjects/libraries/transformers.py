@@ -134,13 +134,16 @@ class MODEL_EAGER(ModelSubject):  # noqa: N801  # the name of a form, as `EAGER`
     attention = "eager"
 
 
+DECAY = {"decay": "weights"}
+
+
 class TRAINER(WholeSubject):
     """Runs of the Trainer, which decays no biases."""
 
     accumulate = True
 
     def __init__(self, device: str = "cpu") -> None:
-        super().__init__("transformers, Trainer", device, {"train_steps": {"decay": "weights"}})
+        super().__init__("transformers, Trainer", device, {"train_steps": DECAY, "multi_label_steps": DECAY})
 
     def door(self, name: str) -> TrainingRuns:
         """The door `trainer`."""
