@@ -183,7 +183,8 @@ def table(found: Mapping[str, Any]) -> list[str]:
     lines += ["`blackswan vet NAME --declare … --replay FILE` asks a case again that falsified a claim.", ""]
     lines += ["| `blackswan vet` | held | falsified | not run | `--declare` |", "|---|---|---|---|---|"]
     for name, declared in SUBJECTS.items():
-        states, count = found[name]["states"], len(found[name]["falsified"])
+        states, unsteady = found[name]["states"], len(found[name]["falsified"]) - found[name]["states"].get("FALSIFIED", 0)
+        count = f"{states.get('FALSIFIED', 0)}" + (f", {unsteady} flaky" if unsteady else "")
         own = [f"`{OF_ITS_OWN[name]}` by itself"] if name in OF_ITS_OWN else []
         conventions = ", ".join([*(f"`{each}`" for each in declared), *own]) or "—"
         lines.append(f"| `{name}` | {states.get('HELD', 0)} | {count} | {states.get('NOT_RUN', 0)} | {conventions} |")
