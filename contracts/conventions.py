@@ -37,13 +37,23 @@ def checked(signature: Signature, declared: Mapping[str, Any]) -> dict[str, str]
 
 
 def shared_out(operations: Mapping[str, Signature], declared: Declaration) -> dict[str, Declaration]:
-    """What is declared of several operations at once, for each of them that has the convention. ValueError where none of them has it."""
+    """What is declared of several operations at once, for each of them that has the convention; by the name `operation.convention` of one.
+
+    ValueError where none of them has it.
+    """
     for name in declared:
-        if not any(name in choices(signature) for signature in operations.values()):
+        one, dot, _ = name.partition(".")
+        if dot and one not in operations:
+            raise ValueError(f"{name}: there is no operation {one!r} here; expected one of {', '.join(operations)}")
+        if not dot and not any(name in choices(signature) for signature in operations.values()):
             known = dict.fromkeys(choice for signature in operations.values() for choice in choices(signature))
             raise ValueError(f"none of {', '.join(operations)} has a convention {name!r}; expected one of {', '.join(known)}")
     return {
-        operation: checked(signature, {name: value for name, value in declared.items() if name in choices(signature)})
+        operation: checked(
+            signature,
+            {name: value for name, value in declared.items() if name in choices(signature)}
+            | {name.removeprefix(f"{operation}."): value for name, value in declared.items() if name.startswith(f"{operation}.")},
+        )
         for operation, signature in operations.items()
     }
 

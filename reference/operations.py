@@ -19,7 +19,8 @@ import blackswan.reference.rms_norm as rms_norm
 import blackswan.reference.rope as rope
 import blackswan.reference.softmax as softmax
 import blackswan.reference.swiglu as swiglu
-from blackswan.reference.table import Array, Operation, Table
+from blackswan.reference.table import Array, Composition, Operation, Table
+from blackswan.reference.training import WEIGHTS_DECAY
 
 TABLE: dict[str, Operation] = {
     "embedding": Operation(embedding.forward, embedding.backward),
@@ -50,13 +51,15 @@ TABLE: dict[str, Operation] = {
     "learning_rate_schedule": Operation(optimiser.learning_rate_schedule, None, ("rates",)),
 }
 
-CONVENTIONS: dict[tuple[str, str, str], Operation] = {
+CONVENTIONS: dict[tuple[str, str, str], Operation | Composition] = {
     ("weighted_cross_entropy", "reduction", "weights"): Operation(
         partial(cross_entropy.weighted_forward, reduction="weights"),
         partial(cross_entropy.weighted_backward, reduction="weights"),
         ("loss",),
     ),
     ("clip_by_global_norm", "eps", "1e-6"): Operation(partial(optimiser.clip_by_global_norm, eps=1e-6), None, ("gradients", "norm")),
+    ("train_steps", "decay", "weights"): WEIGHTS_DECAY,
+    ("multi_label_steps", "decay", "weights"): WEIGHTS_DECAY,
 }
 """Operation, convention, value → what is computed then. Conventions that are not here change dtypes and rounding alone."""
 

@@ -6,6 +6,7 @@ The trainable parameters and their moments are float32 masters in mixed precisio
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -87,7 +88,7 @@ def rates(tape: Tape, scalars: Scalars) -> Array:
     return tape.values[schedule]
 
 
-def _train_steps(tape: Tape, scalars: Scalars) -> None:
+def _train_steps(tape: Tape, scalars: Scalars, biases_decay: bool = True) -> None:
     inputs = dict(tape.values)
     steps, batch = scalars["steps"], scalars["batch"]
     if inputs["input_ids"].shape[0] != steps * batch:
@@ -97,12 +98,15 @@ def _train_steps(tape: Tape, scalars: Scalars) -> None:
     state = {"parameter": tape.put("initial", flatten([inputs[name] for name in names]))}
     zeros = np.zeros_like(tape.values["initial"])
     state |= {moment: tape.put(f"initial.{moment}", zeros) for moment in ("exp_avg", "exp_avg_sq")}
+    weight_decay = scalars.get("weight_decay", 0.01)
+    if not biases_decay:
+        weight_decay *= flatten([np.full(shape, float(not name.endswith("bias"))) for name, shape in zip(names, shapes, strict=True)])
     losses, norms = [], []
     for step, rate in enumerate(rates(tape, scalars)):
         path = f"steps.{step}"
         loss, gradient = _batch(tape, path, scalars, inputs, names, step * batch)
         clipped, norm = _clip(tape, f"{path}.clip", gradient, shapes, scalars.get("max_norm", 1.0))
-        update = {"learning_rate": float(rate), "weight_decay": scalars.get("weight_decay", 0.01)}
+        update = {"learning_rate": float(rate), "weight_decay": weight_decay}
         tape.call(f"{path}.adamw", "adamw_step", **state, gradient=clipped, step=step + 1, **update)
         state = {name: f"{path}.adamw.{name}" for name in state}
         inputs |= dict(zip(names, split(tape.values[state["parameter"]], shapes), strict=True))
@@ -125,3 +129,5 @@ def _publish(
 
 
 TRAIN_STEPS = Composition(_train_steps, differentiable=False)
+WEIGHTS_DECAY = Composition(partial(_train_steps, biases_decay=False), differentiable=False)
+"""The same with biases that do not decay."""

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 import blackswan
 from blackswan import contracts, reference
-from blackswan.contracts.conventions import alternatives, choices
+from blackswan.contracts.conventions import alternatives, choices, shared_out
 from blackswan.falsifiers.numeric.precision import rounded_table
 from blackswan.falsifiers.numeric.rounding import Stored
 from blackswan.falsifiers.runner import vet
@@ -87,6 +87,16 @@ def test_what_is_declared_holds_on_the_gradients_too() -> None:
     assert asked("LOSS-CE-GRADIENT-ROWS", theirs("torch", "weighted_cross_entropy"), reduction="weights", **TORCH_LOSS).state is State.HELD
     assert asked("LOSS-CE-WEIGHTS-SCALE", theirs("torch", "weighted_cross_entropy"), "float32", reduction="weights").state is State.HELD
     assert asked("LOSS-CE-BATCH", theirs("torch", "weighted_cross_entropy"), "float32", reduction="weights").state is State.HELD
+
+
+def test_a_convention_of_one_operation() -> None:
+    known = contracts.load_operations()
+    every = shared_out({name: known[name] for name in ("softmax", "rms_norm")}, {**STORED, "softmax.intermediates": "float32"})
+    assert every == {"softmax": {"intermediates": "float32"}, "rms_norm": STORED}
+    with pytest.raises(ValueError, match="no operation 'soft' here; expected one of softmax"):
+        shared_out({"softmax": known["softmax"]}, {"soft.intermediates": "storage"})
+    with pytest.raises(ValueError, match="softmax has no convention 'eps'"):
+        shared_out({"softmax": known["softmax"]}, {"softmax.eps": "storage"})
 
 
 def test_clipping_with_an_epsilon() -> None:

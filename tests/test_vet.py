@@ -148,6 +148,30 @@ def test_a_replay_of_mended_code_holds(capsys: pytest.CaptureFixture[str]) -> No
     assert (status, out.split()[0]) == (0, "HELD")
 
 
+def test_two_processes_share_the_claims(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(vet.options, "TARGETS_PER_PROCESS", 1)
+    asked_of = (f"{FILE}:honest", "--operation", "rms_norm", "--claim", "OP-RMSNORM", "--effort", "quick")
+    status, said, _ = vetted(capsys, *asked_of, "-n", "2", "--verdicts", str(tmp_path / "v.jsonl"))
+    assert status == 0
+    assert "2 HELD" in said
+
+
+COMPILED = """
+import torch
+
+@torch.compile(backend="eager", fullgraph=True, dynamic=True)
+def norm(x, weight, eps):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+"""
+
+
+def test_what_torch_compiles_is_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(COMPILED)
+    status, said, _ = vetted(capsys, f"{file}:norm", *ONE, "--effort", "quick", "--verdicts", str(tmp_path / "v.jsonl"))
+    assert status == 0, said
+
+
 def test_status_5_where_nothing_held(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.py").write_text("def rms_norm(x, weight):\n    return x\n")
     status, out, _ = vetted(capsys, "mine.py:rms_norm", *ONE)

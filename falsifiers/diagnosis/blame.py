@@ -14,7 +14,7 @@ from blackswan import reference
 from blackswan.contracts.model import Claim
 from blackswan.falsifiers.diagnosis.local import Local, Suspicion
 from blackswan.falsifiers.diagnosis.mutant_match import Question, find, find_in_call, questions
-from blackswan.falsifiers.diagnosis.run_failures import like_failing
+from blackswan.falsifiers.diagnosis.run_failures import like_failing, not_averaged
 from blackswan.falsifiers.diagnosis.trace_check import NOT_CALLED, Section, Trace, same
 from blackswan.falsifiers.diagnosis.training_trace import Training
 from blackswan.falsifiers.mutants import MUTANTS
@@ -39,7 +39,11 @@ def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: S
     if (claim.check or "").startswith("whole_models.") and comparison is not None:
         return _in_a_layer(claim, case, comparison, subject)
     if claim.operation is None:
-        return like_failing(claim, comparison) if comparison is not None and subject.name == "impl" else None
+        if comparison is None:
+            return None
+        if subject.name == "impl":
+            return like_failing(claim, comparison)
+        return not_averaged(comparison) if (claim.check or "").startswith("runs.") else None
     asked = questions(claim, case, subject)
     found = first_clear(suspicions(claim, asked, subject))
     mutant, distance = find(claim, asked, subject, found.operation if found else claim.operation, left_out)

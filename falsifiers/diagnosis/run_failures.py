@@ -5,6 +5,7 @@
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -14,6 +15,7 @@ from blackswan.contracts.model import Claim
 from blackswan.falsifiers.mutants.registry import STEPS
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.runner.verdict import Culprit
+from blackswan.falsifiers.system.run_problem import ACCUMULATION
 
 RECORD = Path(__file__).with_name("failures.json")
 NAMED = 3
@@ -58,3 +60,12 @@ def like_failing(claim: Claim, comparison: Comparison) -> Culprit | None:
     told = ", ".join(ranked[1:NAMED])
     others = f"; so does that of {told}" if told else ""
     return Culprit(ranked[0], place(comparison.tensor), f"a wrong version of it {where} ({', '.join(steps[ranked[0]][:NAMED])}){others}")
+
+
+def not_averaged(comparison: Comparison) -> Culprit | None:
+    """The accumulation of micro-batches, where a run answers with as many times what is expected as its steps have of them."""
+    expected, actual = comparison.expected, comparison.actual
+    if not (isinstance(expected, float) and isinstance(actual, float) and math.isclose(actual, ACCUMULATION * expected, rel_tol=1e-4)):
+        return None
+    why = f"is {actual / expected:.4f} times what is expected, and a step has {ACCUMULATION} micro-batches, which add up to no mean"
+    return Culprit("accumulation of micro-batches", place(comparison.tensor), f"{comparison.tensor} {why}")

@@ -164,11 +164,11 @@ class Campaign:
         return verdict
 
     def _declared(self, claim: Claim) -> str:
-        """What the subject declares of the claim's operation, or of the operations of a whole model, in words."""
+        """What the subject declares of the claim's operation, or of those of a whole model or run, in words."""
         if claim.operation:
             return shown(declaration(self.subject, claim.operation))
-        of_a_model = (claim.check or "").startswith("whole_models.")
-        return "; ".join(f"{name} {shown(own)}" for name, own in declared_by(self.subject).items() if own) if of_a_model else ""
+        of_several = (claim.check or "").startswith(("whole_models.", "runs."))
+        return "; ".join(f"{name} {shown(own)}" for name, own in declared_by(self.subject).items() if own) if of_several else ""
 
     def record(self, verdict: Verdict) -> dict[str, Any]:
         """The verdict's record for the verdict file."""

@@ -38,6 +38,9 @@ FEW = 3
 SEEDS_OF_A_DRAW = 2
 """An elementary operation runs faster than Hypothesis draws its sizes, so each draw of sizes gets this many seeds."""
 
+SEEDS_OF_AN_ATTEMPT = 4
+"""So many problems are drawn at most for each attempt at a system claim, where the subject lacks what some of them need."""
+
 SHRINK_SECONDS = 5.0
 
 SMALL = 4
@@ -127,11 +130,11 @@ class Drawing:
         """The case of a draw, generated or from real input."""
         return (self.source or build)(self.claim, draw, flavour, self.dtype)
 
-    def first(self) -> Iterator[tuple[Draw, str]]:
-        """The boundary cases; of a system claim, which has no sizes to draw or to shrink, its attempts, one a seed."""
+    def first(self, times: int = 1) -> Iterator[tuple[Draw, str]]:
+        """The boundary cases; of a system claim, which has no sizes to draw or to shrink, its attempts, one a seed, so many times."""
         seed = own_seed(self.claim, self.dtype, self.options.seed) % 2**31
         if self.claim.system:
-            yield from ((Draw({}, {}, seed=seed + index), "normal") for index in range(self.options.cases(self.claim)))
+            yield from ((Draw({}, {}, seed=seed + index), "normal") for index in range(times * self.options.cases(self.claim)))
         for draw, flavour in boundaries(self.claim, seed):
             yield from ((seeded, flavour) for seeded in same_sizes(self.claim, draw))
 
@@ -181,8 +184,6 @@ class Examination:
                 return
             comparisons = [raised(error)]
         except Lacks as lacking:
-            if self.attack.claim.system:
-                raise
             self.tally.lacking, self.tally.reason = self.tally.lacking + 1, str(lacking)
             return
         except Exception as error:  # a reference or a check that breaks proves nothing about the subject, and must not pass for that
@@ -303,8 +304,13 @@ def replay(claim: Claim, case: Case, subject: Subject, assumed: Declared | None 
 
 
 def _first(examination: Examination, drawing: Drawing) -> Falsified | None:
-    """The first of the claim's first cases that falsifies it, attacked twice, as Hypothesis does with its draws."""
-    for draw, flavour in drawing.first():
+    """The first of the claim's first cases that falsifies it, attacked twice, as Hypothesis does with its draws.
+
+    For each attempt at a system claim that the subject lacks something for there is a further one, up to a limit.
+    """
+    for index, (draw, flavour) in enumerate(drawing.first(SEEDS_OF_AN_ATTEMPT)):
+        if drawing.claim.system and index - examination.tally.lacking >= drawing.options.cases(drawing.claim):
+            break
         try:
             examination.drawn(drawing, draw, flavour)
         except Falsified as falsified:

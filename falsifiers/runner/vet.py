@@ -31,6 +31,11 @@ from blackswan.falsifiers.subjects.protocol import Lacks, Subject
 from blackswan.reports import places
 
 EXIT_FAILED, EXIT_USAGE, EXIT_NOTHING_HELD = 1, 4, 5
+MATTERS = {
+    "models": ("whole_models",),
+    "trainer": ("continued", "entry_points", "parallel", "parallel_runs", "runs", "scores", "split_runs"),
+}
+"""The modules of `system` whose claims are asked of a subject that has a door."""
 BAD = (State.FALSIFIED, State.FLAKY, State.VACUOUS)
 DESCRIPTION = """Asks your code every claim on the operations that it has, in a process of its own that never holds an answer. Each claim
 holds, is falsified by a smallest case that can be replayed, or could not be asked. Exit status: 0 all held, 1 a claim failed, 4 the subject
@@ -51,8 +56,10 @@ class Result:
 
     def __str__(self) -> str:
         """A line a claim, the story of each failure, and the totals."""
-        stories = most_telling((verdict.claim.operation, telling(verdict), f"\n{story(verdict)}") for verdict in self.failures)
-        return "\n".join([*map(line, self.verdicts), *stories, "", totals(self.subject, [verdict.state for verdict in self.verdicts])])
+        told = [(one.claim.operation or one.claim.id, telling(one), f"\n{story(one)}") for one in self.failures]
+        return "\n".join(
+            [*map(line, self.verdicts), *most_telling(told), "", totals(self.subject, [verdict.state for verdict in self.verdicts])]
+        )
 
 
 Telling = tuple[bool, float]
@@ -64,9 +71,9 @@ def telling(verdict: Verdict) -> Telling:
     return named, verdict.comparison.headroom if verdict.comparison else float("inf")
 
 
-def most_telling(failures: Iterable[tuple[str | None, Telling, str]]) -> list[str]:
-    """The story of one failure of each operation, the most telling: the others mostly say the same again."""
-    best: dict[str | None, tuple[Telling, str]] = {}
+def most_telling(failures: Iterable[tuple[str, Telling, str]]) -> list[str]:
+    """The story of one failure of each operation, the most telling: the others mostly say the same again. Claims about runs have none."""
+    best: dict[str, tuple[Telling, str]] = {}
     for operation, how, told in failures:
         if operation not in best or how > best[operation][0]:
             best[operation] = how, told
@@ -94,14 +101,14 @@ def asked_of(subject: Subject, loaded: Sequence[Contract]) -> list[Contract]:
 
 def _has(subject: Subject, claim: Claim) -> bool:
     if claim.operation is None or claim.kind == "rule":
-        return _is_a_model(subject) and (claim.check or "").startswith("whole_models.")
+        matter = (claim.check or "").partition(".")[0]
+        return any(matter in matters and _opens(subject, door) for door, matters in MATTERS.items())
     return any(subject.unsupported(claim.operation, dtype) is None for dtype in claim.domain.dtype)
 
 
-def _is_a_model(subject: Subject) -> bool:
-    """Whether it has the door `models`."""
+def _opens(subject: Subject, door: str) -> bool:
     try:
-        subject.door("models")
+        subject.door(door)
     except Lacks:
         return False
     return True
@@ -239,7 +246,7 @@ def _vet(given: argparse.Namespace, subject: Isolated, command: str) -> int:
     for record, said, told in found:
         file.add(record)
         say(said, flush=True)
-        failures += [(record["operation"], *told)] if record["state"] in BAD else []
+        failures += [(record["operation"] or record["claim"], *told)] if record["state"] in BAD else []
     states = [record["state"] for record in file.records.values()]
     status = EXIT_FAILED if failures else 0 if State.HELD in states else EXIT_NOTHING_HELD
     file.close(status, interrupted=False)

@@ -6,6 +6,7 @@ first. It returns a tensor, a tuple in the order of the outputs, or a mapping by
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +119,13 @@ class Functions(Subject):
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype.storage) for name, dtype in contracts.DTYPES.items()}
 
 
+def _called(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    """The answer. What torch.compile made of a function is called without the guards' mode, which it would compile too."""
+    compiled = hasattr(function, "_torchdynamo_orig_callable")
+    with torch._C.DisableTorchFunction() if compiled else nullcontext():
+        return function(**given)
+
+
 @dataclass(frozen=True)
 class Bound:
     """A function with the signature that it is called by: `takes` are the inputs and scalars that it can be given."""
@@ -143,7 +151,7 @@ class Bound:
             if not given.optional and name not in names:
                 raise _misfit(signature, function, f"does not take {name}")
         takes = frozenset(wanted) & frozenset(names)
-        return cls(signature, takes, lambda tensors, scalars: function(**tensors, **scalars), "dtype" in names)
+        return cls(signature, takes, lambda tensors, scalars: _called(function, {**tensors, **scalars}), "dtype" in names)
 
     @classmethod
     def _by_position(cls, signature: Signature, function: Callable[..., Any], names: Sequence[str], required: Sequence[str]) -> "Bound":

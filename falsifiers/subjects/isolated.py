@@ -16,14 +16,14 @@ from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import blackswan
 from blackswan.contracts.conventions import Declaration
 from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.precision import declared_by
-from blackswan.falsifiers.subjects import libraries
-from blackswan.falsifiers.subjects.doors.models import Described, Given, Model, ModelOutputs, Rounded, Whole
+from blackswan.falsifiers.subjects import far, libraries
+from blackswan.falsifiers.subjects.doors.models import Described
 from blackswan.falsifiers.subjects.libraries import PACKAGES
 from blackswan.falsifiers.subjects.protocol import Lacks, Subject, TracedCall
 from blackswan.reference.table import Array
@@ -133,16 +133,17 @@ class Isolated(Subject):
     """The subject `named`, asked in another process. ValueError where it cannot be loaded. A process that dies is an answer; the next
     question starts another."""
 
-    def __init__(self, named: Named) -> None:
+    def __init__(self, named: Named, start: bool = True) -> None:
         self.named, self.name, self.device = named, named.name, named.device
         self._backend: str | None = None
         self._connection: Connection | None = None
         self._process: Any = None
-        self._started()
+        if start:
+            self._started()
 
-    def __reduce__(self) -> tuple[type["Isolated"], tuple[Named]]:
-        """Loaded anew in another process."""
-        return Isolated, (self.named,)
+    def __reduce__(self) -> tuple[type["Isolated"], tuple[Named, bool]]:
+        """Loaded anew in another process, with the first question: one that is itself being started cannot start another."""
+        return Isolated, (self.named, False)
 
     def __copy__(self) -> "Isolated":
         """A subject that asks the same process."""
@@ -186,12 +187,12 @@ class Isolated(Subject):
         other._backend = backend
         return other
 
-    def door(self, name: str) -> "FarModels":
-        """The door `models`; the others do not reach into another process."""
-        if name != "models":
+    def door(self, name: str) -> object:
+        """The doors `models` and `trainer`; the others do not reach into another process."""
+        if name not in far.DOORS:
             raise Lacks(f"{self.name} is asked in a process of its own, where no question about {name} reaches it")
         self._ask("door", self._backend, name)
-        return FarModels(self)
+        return far.DOORS[name](lambda method, *arguments: self._ask(method, self._backend, *arguments))
 
     def described(self) -> dict[str, Any]:
         """What a model that was handed over is, see `handed.HandedModel`."""
@@ -248,40 +249,6 @@ class Isolated(Subject):
             self.close()
             raise _unusable(self.name, kind, value)
         return ours
-
-
-class FarModels:
-    """The door `models` of a subject in another process: see the protocol Model. What goes there and back are plain arrays."""
-
-    def __init__(self, subject: Isolated) -> None:
-        self._subject = subject
-
-    def outputs(self, whole: Whole, dtype: str, rounded: Rounded | None = None) -> ModelOutputs:
-        """A forward and a backward pass."""
-        how = rounded and (rounded.dtype, rounded.replay)
-        answer = self._subject._ask("outputs", self._subject._backend, *_plain(whole), dtype, how)
-        return ModelOutputs(**answer)
-
-    def calls(self, whole: Whole, dtype: str, block: str) -> list[TracedCall]:
-        """The calls of a block."""
-        return [TracedCall(**call) for call in self._subject._ask("calls", self._subject._backend, *_plain(whole), dtype, block)]
-
-
-def _plain(whole: Whole) -> tuple[dict[str, Any], dict[str, Array], dict[str, Array]]:
-    return dict(whole.scalars), dict(whole.inputs), dict(whole.parameters())
-
-
-def _asked(subject: Subject, method: str, backend: str | None, *arguments: Any) -> Any:
-    """In the subject's process: a question to its door `models`, whose answer is made plain."""
-    subject = subject if backend is None else subject.using(backend)
-    if method == "door":
-        subject.door(*arguments)
-        return None
-    door = cast(Model, subject.door("models"))
-    *given, dtype, last = arguments
-    if method == "outputs":
-        return vars(door.outputs(Given(*given), dtype, last and Rounded(*last)))
-    return [vars(call) for call in door.calls(Given(*given), dtype, last)]
 
 
 def _unusable(name: str, kind: str, value: Any) -> ValueError:
@@ -354,7 +321,7 @@ def _builder(named: Named, within: Any) -> Callable[[Any], Any]:
 def _answer(subject: Subject, method: str, arguments: tuple[Any, ...]) -> Any:
     if method == "sources":
         return _sources()
-    return _asked(subject, method, *arguments) if method in ("door", "outputs", "calls") else getattr(subject, method)(*arguments)
+    return far.asked(subject, method, *arguments) if method in far.METHODS else getattr(subject, method)(*arguments)
 
 
 def _sources() -> dict[str, str]:

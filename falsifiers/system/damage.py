@@ -127,7 +127,7 @@ def _nearly_tied(tensors: dict[str, Array], name: str) -> str:
 def _not_finite(value: float, place: int) -> Callable[[dict[str, Array], str], str]:
     def change(tensors: dict[str, Array], name: str) -> str:
         tensors[name].reshape(-1)[place] = value
-        return name
+        return name.rpartition(".")[0]  # a quantised weight is kept under other names there
 
     return change
 
@@ -152,6 +152,13 @@ CHECKPOINT_DAMAGE: dict[str, Damage] = {
     "no config": _removed(CONFIG),
     "no weights": _removed(WEIGHTS),
 }
+NOT_FINITE: dict[str, Damage] = {
+    "NaN in a projection": _weights(_not_finite(np.nan, -1), "_proj.weight"),
+    "infinity in a projection": _weights(_not_finite(np.inf, 0), "_proj.weight"),
+    "NaN in a norm": _weights(_not_finite(np.nan, 0), "norm.weight"),
+    "infinity in the embedding": _weights(_not_finite(-np.inf, -1), "embed_tokens"),
+}
+"""Weights of which a run refuses to begin, quantised or not."""
 TOKENIZER_DAMAGE: dict[str, Damage] = {"no tokenizer": _removed(TOKENIZER), "truncated tokenizer": _truncated(TOKENIZER)}
 ADAPTER_DAMAGE: dict[str, Damage] = {
     "no config": _removed(ADAPTER_CONFIG),
@@ -207,8 +214,15 @@ EDITS: dict[str, Damage] = {
 
 
 def refuses_checkpoint(trial: Trial) -> list[Comparison]:
-    """Each damage of the shipped checkpoint is refused by the name of the file or the key."""
-    return list(_refuses(trial, CHECKPOINT, CHECKPOINT_DAMAGE, trial.files.load_decoder))
+    """Each damage of the shipped checkpoint is refused by the name of the file or the key, and a weight that is not finite by its own."""
+    rng = trial.rng("not finite")
+    name, nf4, double = str(rng.choice([*NOT_FINITE])), bool(rng.integers(3)), bool(rng.integers(2))
+    settings = {"num_classes": 2, "quantize_nf4": nf4, "double_quantize": nf4 and double}
+    spoiled = {f"{name}, {settings}": NOT_FINITE[name]}
+    return [
+        *_refuses(trial, CHECKPOINT, CHECKPOINT_DAMAGE, trial.files.load_decoder),
+        *_refuses(trial, CHECKPOINT, spoiled, lambda folder: trial.classifiers.fresh(folder, settings, ["date"])),
+    ]
 
 
 def refuses_tokenizer(trial: Trial) -> list[Comparison]:

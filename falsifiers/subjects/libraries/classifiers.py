@@ -101,7 +101,7 @@ class Classifier(nn.Module):
             _quantise(decoder, dtype, device)
         self.body = _adapted(decoder.to(device), scalars)
         self.score = nn.Linear(scalars["hidden"], scalars["classes"], device=device)
-        self.trained = {f"model.{_plain(name)}": value for name, value in self.body.named_parameters() if value.requires_grad}
+        self.trained = {f"model.{plain_name(name)}": value for name, value in self.body.named_parameters() if value.requires_grad}
         self.trained |= {f"score.{name}": value for name, value in self.score.named_parameters()}
         with torch.no_grad():
             for name, value in self.trained.items():
@@ -142,9 +142,9 @@ def pooled(hidden: Tensor, mask: Tensor, pooling: str) -> Tensor:
     return hidden[torch.arange(len(hidden), device=hidden.device), places]
 
 
-def _decoder(scalars: Mapping[str, Any], attention: str, dtype: torch.dtype) -> Any:
-    config_class, model_class = FAMILIES[scalars["family"]]
-    config = config_class(
+def configuration(scalars: Mapping[str, Any], attention: str, **further: Any) -> Any:
+    """The configuration of a family's model with those sizes."""
+    return FAMILIES[scalars["family"]][0](
         vocab_size=scalars["vocab"],
         hidden_size=scalars["hidden"],
         intermediate_size=scalars["intermediate"],
@@ -155,9 +155,13 @@ def _decoder(scalars: Mapping[str, Any], attention: str, dtype: torch.dtype) -> 
         rms_norm_eps=scalars["eps"],
         rope_parameters={"rope_type": "default", "rope_theta": scalars["theta"]},
         attn_implementation=attention,
+        **further,
     )
+
+
+def _decoder(scalars: Mapping[str, Any], attention: str, dtype: torch.dtype) -> Any:
     with torch.random.fork_rng(), torch.device("cpu"):  # the initial values are replaced
-        return model_class(config).to(dtype).eval()
+        return FAMILIES[scalars["family"]][1](configuration(scalars, attention)).to(dtype).eval()
 
 
 def _quantise(decoder: Any, dtype: torch.dtype, device: torch.device) -> None:
@@ -190,9 +194,9 @@ def _adapted(decoder: Any, scalars: Mapping[str, Any]) -> Any:
     return get_peft_model(decoder, config)
 
 
-def _plain(name: str) -> str:
-    """PEFT's name of a factor as Hugging Face calls it."""
-    return name.removeprefix("base_model.model.").replace(".default.", ".")
+def plain_name(name: str) -> str:
+    """PEFT's name of a factor or of a head as Hugging Face calls it."""
+    return name.removeprefix("base_model.model.").replace(".modules_to_save.", ".").replace(".default.", ".")
 
 
 def _tensor(value: Any, dtype: torch.dtype) -> Tensor:

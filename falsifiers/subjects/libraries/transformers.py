@@ -15,6 +15,8 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm, Qwen2RotaryEm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from blackswan.falsifiers.subjects.libraries.classifiers import ModelSubject
+from blackswan.falsifiers.subjects.libraries.trainer import TrainingRuns
+from blackswan.falsifiers.subjects.protocol import Lacks, WholeSubject
 
 
 def norm(kind: type[torch.nn.Module]) -> Callable[[Tensor, Tensor, float], Tensor]:
@@ -130,3 +132,27 @@ class MODEL_EAGER(ModelSubject):  # noqa: N801  # the name of a form, as `EAGER`
     """The same with attention written out."""
 
     attention = "eager"
+
+
+DECAY = {"decay": "weights"}
+
+
+class TRAINER(WholeSubject):
+    """Runs of the Trainer, which decays no biases."""
+
+    accumulate = True
+
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__("transformers, Trainer", device, {"train_steps": DECAY, "multi_label_steps": DECAY})
+
+    def door(self, name: str) -> TrainingRuns:
+        """The door `trainer`."""
+        if name != "trainer":
+            raise Lacks(f"{self.name} has no {name}")
+        return TrainingRuns(self.accumulate, torch.device(self.device))
+
+
+class TRAINER_ONE_BATCH(TRAINER):  # noqa: N801  # as above
+    """The same, where the samples of a step are one micro-batch."""
+
+    accumulate = False

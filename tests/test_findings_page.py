@@ -1,0 +1,79 @@
+"""FINDINGS.md against what was found of the subjects that ship: nothing is falsified without a reproduction, and nothing is left out."""
+
+import ast
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from blackswan.falsifiers.subjects.libraries import PACKAGES
+
+ROOT = Path(__file__).resolve().parents[1]
+FINDINGS = ROOT / "examples" / "findings"
+PAGE = (ROOT / "FINDINGS.md").read_text(encoding="utf-8")
+LONGEST = 15
+"""Lines of a reproduction."""
+
+
+def _loaded() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("page", FINDINGS / "page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+page = _loaded()
+FOUND: dict[str, Any] = json.loads(page.HELD.read_text(encoding="utf-8"))
+SCRIPTS = sorted(FINDINGS.glob("*_*.py"))
+
+
+def test_every_subject_was_asked() -> None:
+    assert {name.partition(":")[0] for name in page.SUBJECTS} == set(PACKAGES)
+    assert FOUND.keys() == page.SUBJECTS.keys()
+    assert all(each["states"] for each in FOUND.values())
+
+
+def test_whatever_is_falsified_has_a_reproduction() -> None:
+    assert page.not_analysed(FOUND) == []
+    assert "not analysed" not in PAGE
+    explaining = {finding for findings in page.EXPLAINED.values() for finding in findings}
+    assert explaining <= {script.stem for script in SCRIPTS} == page.WHERE.keys()
+
+
+def test_nothing_is_explained_that_is_not_falsified() -> None:
+    falsified = {failure["claim"] for each in FOUND.values() for failure in each["falsified"]}
+    transposed = {claim for claim, findings in page.EXPLAINED.items() if findings == page.COMPILED}  # the layouts of a run decide on one
+    assert page.EXPLAINED.keys() - falsified < transposed
+
+
+def test_a_claim_without_a_reproduction_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(page.EXPLAINED, "TRN-RUN-STEPS")
+    assert page.not_analysed(FOUND) == ["TRN-RUN-STEPS"]
+    assert any("| TRN-RUN-STEPS in float32 |" in line and "| not analysed |" in line for line in page.falsified(FOUND))
+
+
+def test_the_page_says_what_was_found() -> None:
+    assert "\n".join(page.table(FOUND)) in PAGE
+    assert "\n".join(page.falsified(FOUND)) in PAGE
+    for script in SCRIPTS:
+        assert f"### [{script.stem}](examples/findings/{script.name})" in PAGE
+
+
+def test_each_has_a_case_to_replay() -> None:
+    for each in FOUND.values():
+        assert all((FINDINGS / failure["replay"]).is_file() for failure in each["falsified"])
+    kept = {failure["replay"] for each in FOUND.values() for failure in each["falsified"]}
+    assert kept == {path.relative_to(FINDINGS).as_posix() for path in page.REPLAYS.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_reproductions_are_short_and_without_blackswan(script: Path) -> None:
+    text = script.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= LONGEST
+    assert ast.get_docstring(ast.parse(text))
+    assert "blackswan" not in text
