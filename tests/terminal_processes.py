@@ -68,8 +68,10 @@ def records(file: Path) -> list[dict[str, Any]]:
 QUICK = ("--effort", "quick", *PLAIN)
 
 SEVERAL = """
-import contextlib, io, json, sys
+import contextlib, functools, io, json, sys
 import pytest
+from blackswan import contracts
+contracts.load = functools.cache(contracts.load)
 for line in sys.stdin:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
