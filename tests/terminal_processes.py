@@ -70,13 +70,14 @@ QUICK = ("--effort", "quick", *PLAIN)
 SEVERAL = """
 import contextlib, functools, io, json, sys
 import pytest
-from blackswan import contracts
-contracts.load = functools.cache(contracts.load)
 for line in sys.stdin:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         status = pytest.main(json.loads(line))
     print(json.dumps([int(status), out.getvalue()]), flush=True)
+    contracts = sys.modules["blackswan.contracts"]  # which pytest imports, that it can rewrite its assert statements
+    if not hasattr(contracts.load, "cache_info"):
+        contracts.load = functools.cache(contracts.load)
 """
 
 
