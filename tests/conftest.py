@@ -10,10 +10,22 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-def pytest_configure() -> None:
+SLOWEST = ["falsifiers_command", "foreign_models", "vet", "falsifiers_both_backends", "installed", "impl_parallel", "footprint"]
+SLOWEST += ["memory_benchmark", "declarations", "impl_kernel_attention", "impl_fused", "power", "falsifiers_settings"]
+"""Files that take longest, which come first where files are shared out: the last ones then end at the same time."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Tests speak by `assert`, and their helpers' are not rewritten by pytest."""
     if not __debug__:
         pytest.exit("the tests need assert statements; run them without PYTHONOPTIMIZE and python -O", returncode=4)
+    config.option.loadscopereorder = False  # by the number of tests, which would leave those with few and slow ones for the end
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slowest files first."""
+    places = {f"test_{name}": place for place, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.fixture

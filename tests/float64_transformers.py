@@ -10,31 +10,20 @@ from torch import Tensor, nn
 
 from blackswan.falsifiers.subjects.libraries.float64 import true_float64
 
-FAMILIES = {
-    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-}
-
 
 def build(scalars: Mapping[str, Any], parameters: Mapping[str, np.ndarray]) -> nn.Module:
     """The family's model in float64 with these parameters, by Hugging Face name; use it inside `true_float64`."""
-    config_class, model_class = FAMILIES[scalars["family"]]
-    config = config_class(
-        vocab_size=scalars["vocab"],
-        hidden_size=scalars["hidden"],
-        intermediate_size=scalars["intermediate"],
-        num_hidden_layers=scalars["layers"],
-        num_attention_heads=scalars["heads"],
-        num_key_value_heads=scalars["kv_heads"],
-        head_dim=scalars["head_dim"],
-        rms_norm_eps=scalars["eps"],
+    names = {"vocab": "vocab_size", "hidden": "hidden_size", "intermediate": "intermediate_size", "layers": "num_hidden_layers"}
+    names |= {"heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "head_dim": "head_dim", "eps": "rms_norm_eps"}
+    config = transformers.AutoConfig.for_model(
+        scalars["family"],
+        **{theirs: scalars[ours] for ours, theirs in names.items()},
         rope_parameters={"rope_type": "default", "rope_theta": scalars["theta"]},
         tie_word_embeddings=scalars["tied"],
         attn_implementation="eager",
     )
     with true_float64():
-        model: nn.Module = model_class(config)
+        model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
     state = {name: torch.tensor(value) for name, value in parameters.items()}
     if scalars["tied"]:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
@@ -76,10 +65,7 @@ def hidden_states(model: nn.Module, input_ids: np.ndarray, mask: np.ndarray) -> 
     """The states after the final norm [batch, seq, hidden]; positions count a sample's real tokens."""
     positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
     output = model.model(
-        input_ids=torch.tensor(input_ids),
-        attention_mask=torch.tensor(mask),
-        position_ids=torch.tensor(positions),
-        use_cache=False,
+        input_ids=torch.tensor(input_ids), attention_mask=torch.tensor(mask), position_ids=torch.tensor(positions), use_cache=False
     )
     return output.last_hidden_state
 

@@ -21,12 +21,9 @@ def collectives(group: Group, *_: Any) -> dict[str, Any]:
         "rows": group.gather(torch.tensor([group.rank, -1])).numpy(),
         "broadcast": group.broadcast(own + 5).numpy(),
         "texts": np.asarray(group.gather_text("ä" * group.rank)),
+        # 1, 2⁻²⁴ and 2⁻²⁴: the first added to the others one by one is 1, the others first give more.
+        "rounded": group.sum(torch.tensor([1.0 if group.rank == 0 else 2.0**-24])).numpy(),
     }
-
-
-def rounding_sum(group: Group, *_: Any) -> dict[str, Any]:
-    """1, 2⁻²⁴ and 2⁻²⁴: the first added to the others one by one is 1, the others first give more."""
-    return {"sum": group.sum(torch.tensor([1.0 if group.rank == 0 else 2.0**-24])).numpy()}
 
 
 def failing(group: Group, _: torch.device, errors: Sequence[tuple[Exception, list[int]]]) -> dict[str, Any]:

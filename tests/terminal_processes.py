@@ -1,13 +1,17 @@
 """Commands as users run them: in a terminal of their own, where Ctrl-C goes to all their processes, and what they leave."""
 
+import atexit
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from threading import Timer
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,19 +68,30 @@ def records(file: Path) -> list[dict[str, Any]]:
 QUICK = ("--effort", "quick", *PLAIN)
 
 SEVERAL = """
-import contextlib, io, json, sys
+import contextlib, functools, io, json, sys
 import pytest
-for arguments in json.load(sys.stdin):
+for line in sys.stdin:
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        status = pytest.main(arguments)
+        status = pytest.main(json.loads(line))
     print(json.dumps([int(status), out.getvalue()]), flush=True)
+    contracts = sys.modules["blackswan.contracts"]  # which pytest imports, that it can rewrite its assert statements
+    if not hasattr(contracts.load, "cache_info"):
+        contracts.load = functools.cache(contracts.load)
 """
 
 
 class Run(NamedTuple):
     status: int
     text: str
+
+    def refuses(self, status: int, *words: str) -> None:
+        """It ended so, with one message that has these words, and no traceback."""
+        assert self.status == status, self.text
+        assert [word for word in words if word not in self.text] == [], self.text
+        assert self.text.count("blackswan: ") + self.text.count("error: ") == 1, self.text
+        assert "Traceback" not in self.text, self.text
+        assert "INTERNALERROR" not in self.text, self.text
 
     def verdict(self, file: Path) -> dict[str, Any]:
         """The only verdict of the file."""
@@ -96,14 +111,37 @@ def command(*arguments: object, tree: Path = ROOT, folder: Path | None = None) -
     return Run(ran.returncode, ran.stdout + ran.stderr)
 
 
-def several(lines: list[list[str]], tree: Path = ROOT) -> list[Run]:
-    """The same command many times in one process, since it takes seconds to start."""
-    given = json.dumps([["falsifiers", *QUICK, *line] for line in lines])
-    ran = subprocess.run(
-        [sys.executable, "-c", SEVERAL], cwd=tree, env=ENVIRONMENT, input=given, capture_output=True, text=True, timeout=600
-    )
-    assert ran.returncode == 0, ran.stderr
-    return [Run(*json.loads(line)) for line in ran.stdout.splitlines()]
+def several(lines: list[list[str]]) -> list[Run]:
+    """The same command many times, in one process for all tests, since it takes seconds to start."""
+    if not _kept:
+        _kept.append(_server(ROOT))
+        atexit.register(_kept[0].kill)
+    return [_asked(_kept[0], line) for line in lines]
+
+
+_kept: "list[subprocess.Popen[str]]" = []
+
+
+@contextmanager
+def serving(tree: Path = ROOT) -> Iterator[Callable[[list[str]], Run]]:
+    """The same in a process of its own, with the environment and the tree as they are now."""
+    with _server(tree) as server:
+        yield partial(_asked, server)
+
+
+def _server(tree: Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", SEVERAL]
+    return subprocess.Popen(command, cwd=tree, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def _asked(server: "subprocess.Popen[str]", line: list[str]) -> Run:
+    limit = Timer(600, server.kill)
+    limit.start()
+    try:
+        print(json.dumps(["falsifiers", *QUICK, *map(str, line)]), file=server.stdin, flush=True)
+        return Run(*json.loads(server.stdout.readline()))
+    finally:
+        limit.cancel()
 
 
 def listing(folder: Path) -> dict[str, int]:

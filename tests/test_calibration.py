@@ -28,7 +28,6 @@ CALIBRATED = {name: claim for name, claim in CLAIMS.items() if claim.tolerance a
 
 def looser(claim: Claim, record: calibration_record.Record) -> list[str]:
     """The factors of a claim that its calibrations do not justify."""
-    assert claim.tolerance is not None
     found = []
     for dtype, factors in claim.tolerance.factors.items():
         allowed = calibration_record.factors(record, claim.id, dtype)
@@ -49,10 +48,9 @@ def test_a_tensor_that_many_replays_reject_counts_for_nothing() -> None:
     assert attack.ratios == []
 
 
-@pytest.mark.parametrize("claim", CALIBRATED.values(), ids=CALIBRATED)
-def test_no_factor_is_looser_than_its_calibration(claim: Claim) -> None:
-    assert claim.id in RECORD, f"{claim.id} was never calibrated: python -m falsifiers calibrate --claim {claim.id} --write"
-    assert looser(claim, RECORD) == []
+def test_no_factor_is_looser_than_its_calibration() -> None:
+    assert CALIBRATED.keys() - RECORD.keys() == set(), "never calibrated: python -m falsifiers calibrate --claim ID --write"
+    assert [line for claim in CALIBRATED.values() for line in looser(claim, RECORD)] == []
 
 
 def test_a_loosened_factor_is_found() -> None:
@@ -169,7 +167,6 @@ def test_a_claim_without_factors_is_loaded_to_be_calibrated_and_refused_otherwis
     assert "decoder-operations-v1.yaml:" in str(caught.value)
     loaded = {claim.id: claim for contract in contracts.load(vocabulary=replace(vocabulary, factors=None)) for claim in contract.claims}
     tolerance = loaded["OP-LINEAR"].tolerance
-    assert tolerance is not None
     assert tolerance.factors["bfloat16"] == Factors(1.0, 1.0, 1.0)
 
 
@@ -205,24 +202,15 @@ BAD_LINES: list[tuple[str, str]] = [
     ('{"claim": "OP-RMSNORM"}', "the line: 'dtype' is a required property"),
     ("[1]", "the line: [1] is not of type 'object'"),
     ("", "Expecting value"),
-    ("{", "Expecting property name"),
     ("[" * 100_000, "nested too deeply"),
     (json.dumps(LINE)[:-1] + ', "seed": 2}', "key 'seed' is given twice"),
     (json.dumps({**LINE, "surprise": 1}), "the line: Additional properties are not allowed ('surprise' was unexpected)"),
     (json.dumps({**LINE, "claim": "OP-LINAER"}), "unknown claim 'OP-LINAER'"),
-    (json.dumps({**LINE, "claim": "OP-RESIDUAL-GRADIENT"}), "unknown claim 'OP-RESIDUAL-GRADIENT'"),
     (json.dumps({**LINE, "dtype": "float8"}), "unknown dtype 'float8'"),
     (json.dumps({**LINE, "machine": None}), "machine: None is not of type 'string'"),
-    (json.dumps({**LINE, "cases": -1}), "cases: -1 is less than the minimum of 0"),
-    (json.dumps({**LINE, "seed": True}), "seed: True is not of type 'integer'"),
-    (json.dumps({**LINE, "tensors": 1.5}), "tensors: 1.5 is not of type 'integer'"),
-    (json.dumps({**LINE, "largest": 2.0}), "largest: 2.0 is not of type 'object'"),
     (json.dumps({**LINE, "median": {"rms": 1.0, "max": 1.0}}), "median: 'row' is a required property"),
-    *((json.dumps({**LINE, "largest": {**LINE["largest"], "row": value}}), "no JSON number") for value in (float("nan"), float("inf"))),
-    *(
-        (json.dumps({**LINE, "largest": {**LINE["largest"], "row": value}}), "largest.row: ")
-        for value in (-1.0, 10**400, "1.0", None, True)
-    ),
+    (json.dumps({**LINE, "largest": {**LINE["largest"], "row": float("nan")}}), "no JSON number"),
+    *((json.dumps({**LINE, "largest": {**LINE["largest"], "row": value}}), "largest.row: ") for value in (-1.0, 10**400, True)),
 ]
 
 

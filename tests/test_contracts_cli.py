@@ -57,7 +57,6 @@ claims:
     must_catch: [rms_norm_eps_hard_coded]
 """
 RULES_FILE = Path(contracts.__file__).parent / "qlora-hyperparameters-v1.yaml"
-WEIGHTS = "balanced, balanced_over_classes or a positive number for each class"
 CONFIG = "learning_rate: 2e-4\nlora_rank: 16\nlora_alpha: 32\nbatch_size: 16\naccumulation_steps: 1\n"
 
 
@@ -206,20 +205,14 @@ def test_a_configuration_that_cannot_be_judged_is_a_usage_error(
 @pytest.mark.parametrize(
     ("text", "problems"),
     [
-        ("learning_rate: .nan", ["1: learning_rate: is nan; expected a number"]),
         ("epochs: 3\nlora_alpha: -.inf", ["2: lora_alpha: is -inf; expected a finite number"]),
-        ("batch_size: 1e308", ["1: batch_size: is 1e+308; expected an integer"]),
         (f"pooling: 0x1{'0' * 5000}", ["1: pooling: is a whole number of 20001 bits; expected none of more than 4096"]),
         (
             f"class_weights: [1.0, 0x1{'0' * 5000}]",
             ["1: class_weights[1]: is a whole number of 20001 bits; expected none of more than 4096"],
         ),
         ("lora_alpha: -2e31", ["1: lora_alpha: is -2e+31; expected at least -1e+30"]),
-        ("class_weights: [1.0, .inf]", [f"1: class_weights: is a list; expected {WEIGHTS}"]),
         (f"epochs: 1{'0' * 400}", [f"1: epochs: is 1{'0' * 59}…; expected at most {2**63 - 1}"]),
-        ("class_weights: .inf", [f"1: class_weights: is inf; expected {WEIGHTS}"]),
-        ("seed: 1e19", ["1: seed: is 1e+19; expected an integer"]),
-        (f"seed: {2**63}", [f"1: seed: is {2**63}; expected at most {2**63 - 1}"]),
     ],
 )
 def test_numbers_that_no_rule_can_compute_with_are_a_usage_error(
@@ -257,23 +250,7 @@ def test_statistics_that_contradict_each_other_are_a_usage_error(tmp_path: Path,
 
 
 TRIED = [
-    *(
-        "0",
-        "1",
-        "2",
-        "-1",
-        "0.5",
-        "0.999",
-        "1.0",
-        "1.1",
-        "-0.1",
-        "2.0",
-        "1e-4",
-        "1e30",
-        "1e31",
-        "9223372036854775807",
-        "9223372036854775808",
-    ),
+    *("0", "1", "2", "-1", "0.5", "0.999", "1.0", "1.1", "-0.1", "2.0", "1e-4", "1e30", "1e31", str(2**63 - 1), str(2**63)),
     *("0x10", "0o20", "016", "+3", "1.", "2e0", "1_000", ".nan", ".inf", "-.inf", "null", "~", "true", "FALSE", "yes", "x", "''", "'16'"),
     *("[]", "{a: 1}", "[[1]]", "balanced", "balanced_over_classes", "[1.0, 2.0]", "[1, 2]", "[1.0]", "[1.0, 2.0, 3.0]", "[0.0, 1.0]"),
     *("[1.0, .inf]", "[1, x]", "[1, 1e31]", "q_v", "all", "q_proj", "'q_proj,v_proj'", "'q_proj, v_proj'", "w_proj", "[q_proj]", "[q_v]"),

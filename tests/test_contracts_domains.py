@@ -74,12 +74,7 @@ def test_a_claim_that_uses_a_domain_is_the_claim_that_writes_it_out(tmp_path: Pa
 @pytest.mark.parametrize(
     ("domains", "old", "new", "expected"),
     [
-        (
-            ["{use: row}", *BOTH],
-            "",
-            "",
-            ["19: claims[0].domain.use: unknown domain 'row'; expected one of rows, wide; did you mean 'rows"],
-        ),
+        (["{use: row}", *BOTH], "", "", ["19: claims[0].domain.use: unknown domain 'row'; expected one of rows, wide; did you mean 'rows"]),
         (["{use: rows}"], "", "", ["9: domains.wide: is used by no claim of this file"]),
         (["{use: rows, sizes: {hiden: 3}}", *BOTH], "", "", ["19: claims[0].domain.sizes.hiden: unknown size 'hiden'; "]),
         (BOTH, "hidden: [8]", "hiden: [8]", ["6: domains.rows.sizes.hiden: unknown size 'hiden'; ", "6: domains.rows.sizes: missing size"]),
@@ -87,12 +82,7 @@ def test_a_claim_that_uses_a_domain_is_the_claim_that_writes_it_out(tmp_path: Pa
         (BOTH, "[wide]", "[wde]", ["12: domains.wide.flavours[0]: unknown flavours 'wde'; expected one of "]),
         (BOTH, "[float32]", "[fp32]", ["7: domains.rows.dtype[0]: unknown dtype 'fp32'"]),
         (BOTH, "eps:", "epsilon:", ["8: domains.rows.scalars.epsilon: unknown scalar", "8: domains.rows.scalars: missing scalar 'eps'"]),
-        (
-            BOTH,
-            "dtype: [float32]",
-            "dtpe: [float32]",
-            ["7: domains.rows.dtpe: unknown key 'dtpe'", "19: claims[0].domain: missing key"],
-        ),
+        (BOTH, "dtype: [float32]", "dtpe: [float32]", ["7: domains.rows.dtpe: unknown key 'dtpe'", "19: claims[0].domain: missing key"]),
         (BOTH, "use: rows", "use: wide", ["10: domains.wide.use: the domain 'wide' uses itself"]),
         (BOTH, "use: rows", "use: 3", ["10: domains.wide.use: is 3; expected a lower-case name"]),
         (["{use: 3}", *BOTH], "", "", ["19: claims[0].domain.use: is 3; expected "]),

@@ -89,7 +89,6 @@ def test_the_good_contract_loads_completely(tmp_path: Path) -> None:
     assert contract.sources["higham2002"].locator == "§3.1"
     assert claim.domain.sizes == {"rows": Range(1, 64), "hidden": (32, 64)}
     assert claim.domain.scalars == {"eps": (1e-6, 1e-5)}
-    assert claim.tolerance is not None
     assert claim.tolerance.factors == {"float32": Factors(1.5, 4, 3), "bfloat16": Factors(1.5, 4, 3)}
     assert claim.location.file == str(tmp_path / "forward-parity-v1.yaml")
     assert claim.location.line == 1 + (tmp_path / "forward-parity-v1.yaml").read_text().split("\n").index("- id: FWD-RMSNORM")

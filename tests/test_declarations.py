@@ -34,7 +34,6 @@ TORCH_LOSS = {**STORED, "loss_dtype": "storage"}
 
 def asked(claim: str, function: Callable[..., Any], dtype: str = "bfloat16", **declared: str) -> Verdict:
     operation = CLAIMS[claim].operation
-    assert operation is not None
     subject = Functions({operation: blackswan.declare(function, **declared)}, "tried")
     return falsify(anywhere(claim), dtype, subject, Options(shrink=False))
 
@@ -45,7 +44,6 @@ def anywhere(claim: str) -> contracts.Claim:
 
 def helps(claim: str, function: Callable[..., Any], dtype: str = "bfloat16") -> Any:
     operation = CLAIMS[claim].operation
-    assert operation is not None
     found = asked(claim, function, dtype)
     assert found.state is State.FALSIFIED
     assert found.case is not None
@@ -127,7 +125,6 @@ def angles_in_storage(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 )
 def test_a_bug_stays_falsified_whatever_is_declared(claim: str, wrong: Callable[..., Any]) -> None:
     operation = CLAIMS[claim].operation
-    assert operation is not None
     for declared in alternatives(contracts.load_operations()[operation], narrow=True):
         assert asked(claim, wrong, **declared).state is State.FALSIFIED, declared
     assert helps(claim, wrong) is None

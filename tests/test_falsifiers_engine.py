@@ -41,7 +41,6 @@ def test_a_correct_subject_holds_and_is_counted() -> None:
     assert expected == SEEDS_OF_A_DRAW + 6 * 2
     assert (found.tally.run, found.tally.compared, found.tally.rejected) == (expected, expected, 0)
     assert found.case is found.comparison is found.reason is None
-    assert found.tally.worst is not None
     assert found.tally.worst.headroom <= 1
 
 
@@ -52,8 +51,6 @@ def test_a_wrong_subject_is_falsified_with_a_counterexample_that_reproduces(kind
     found = falsify(one, "float32", wrong, QUICK)
     assert found.state is State.FALSIFIED
     assert found.reason is None
-    assert found.case is not None
-    assert found.comparison is not None
     assert not found.comparison.held
     assert engine.replay(one, found.case, wrong).state is State.FALSIFIED
     assert engine.replay(one, found.case, ReferenceSubject()).state is State.HELD
@@ -69,7 +66,6 @@ def test_a_subject_that_raises_is_falsified(error: Exception) -> None:
 
     found = verdict(raising)
     assert found.state is State.FALSIFIED
-    assert found.comparison is not None
     assert f"raised {type(error).__name__}" in str(found.comparison.reason)
 
 
@@ -137,12 +133,7 @@ def test_a_gpu_that_is_too_small_falsifies_claims_about_memory_alone(check: str,
 @pytest.mark.parametrize(
     ("check", "arguments", "backend", "words"),
     [
-        (
-            "continued.killed_run_goes_on",
-            {"kils": 2},
-            None,
-            "arguments.kils: continued.killed_run_goes_on has no such argument; it has",
-        ),
+        ("continued.killed_run_goes_on", {"kils": 2}, None, "arguments.kils: continued.killed_run_goes_on has no such argument; it has"),
         ("continued.killed_run_goes_on", {}, None, "continued.killed_run_goes_on needs kills"),
         ("sampling.refuses_split", {"kills": 2}, None, "sampling.refuses_split has no such argument; it has none"),
         ("sampling.refuses_split", {}, "fused", "impl's corpora have no choice of backends"),
@@ -174,7 +165,6 @@ def test_what_is_no_arrays_by_name_is_no_answer(answer: Any, words: str) -> None
     for one in (claim(), claim(check="twice_the_same", kind="determinism")):
         found = verdict(lambda _, __: answer, one)
         assert found.state is State.FALSIFIED
-        assert found.comparison is not None
         assert words in str(found.comparison.reason)
 
 
@@ -197,7 +187,6 @@ def test_an_answer_of_another_structure_is_falsified_on_every_basis(
     one = claim("residual_add", tolerance=tolerance, domain_changes={"sizes": {"rows": Range(2, 3), "hidden": Range(2, 4)}, "scalars": {}})
     found = verdict(lambda _, outputs: {"y": change(outputs["y"])}, one)
     assert found.state is State.FALSIFIED
-    assert found.comparison is not None
     assert words in str(found.comparison.reason or found.comparison.metric) or (words == "non-finite" and tolerance is EXACT)
 
 
@@ -310,9 +299,7 @@ def test_a_subject_that_writes_to_its_inputs_is_found(kind: str) -> None:
 
     found = falsify(claim(kind=kind), "float32", Scribbler(), QUICK)
     assert found.state is State.FALSIFIED
-    assert found.comparison is not None
     assert found.comparison.reason == f"changed its input {'x' if kind == 'parity' else 'cotangent y'} in place"
-    assert found.case is not None
     assert (
         found.case.digest
         == build(
@@ -351,7 +338,6 @@ def test_a_refusal_that_damages_the_input_is_no_refusal() -> None:
     )
     found = falsify(one, "float32", Damaging(), QUICK)
     assert found.state is State.FALSIFIED
-    assert found.comparison is not None
     assert "changed its input logits" in str(found.comparison.reason)
     assert falsify(one, "float32", ReferenceSubject(), QUICK).state is State.HELD
     accepting = falsify(one, "float32", Wrong(lambda _, outputs: outputs), replace(QUICK, examples=1))
@@ -364,14 +350,12 @@ def test_a_refusal_that_damages_the_input_is_no_refusal() -> None:
 def test_shrinking_ends_in_the_smallest_size_and_the_plainest_flavour() -> None:
     one = claim(domain_changes={"flavours": ("normal", "wide", "outliers")})
     found = verdict(lambda inputs, outputs: y_off(inputs, outputs) if inputs["x"].shape[-1] >= 7 else outputs, one, options=Options())
-    assert found.case is not None
     assert (found.case.sizes["hidden"], found.case.sizes["rows"], found.case.flavour, found.case.seed) == (7, 1, "normal", 0)
 
 
 def test_shrinking_keeps_a_flavour_that_is_needed() -> None:
     one = claim(domain_changes={"flavours": ("normal", "wide", "outliers")})
     found = verdict(lambda inputs, outputs: y_off(inputs, outputs) if np.abs(inputs["x"]).max() > 60 else outputs, one, options=Options())
-    assert found.case is not None
     assert found.case.flavour in ("wide", "outliers")
 
 

@@ -81,7 +81,6 @@ def test_noise_excuses_noise_alone(value: float, why: str | None) -> None:
     found = falsify(claim, "float32", subject, Options(shrink=False))
     assert subject.spoilt
     assert found.state is State.FALSIFIED
-    assert found.comparison is not None
     assert found.comparison.reason == why
 
 
@@ -111,7 +110,6 @@ class SpoilingDoor(Implementation):
 def test_a_door_that_answers_with_nan_leaves_the_claim(name: str, door: str, method: str, answer: Any) -> None:
     found = falsify(CLAIMS[name], "float32", SpoilingDoor(door, method, answer), Options(examples=1, shrink=False))
     assert found.state is State.FALSIFIED
-    assert found.comparison is not None
     assert found.comparison.reason == NOT_FINITE
 
 

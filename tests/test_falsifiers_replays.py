@@ -27,7 +27,7 @@ Damage = Callable[[Parts, Parts], Any]
 
 
 def drawn(claim: Claim, dtype: str) -> list[Case]:
-    return list(engine.cases(claim, dtype, Options(examples=2), SHIPPED.case if claim.domain.input == "checkpoint" else None))
+    return list(engine.cases(claim, dtype, Options(examples=1), SHIPPED.case if claim.domain.input == "checkpoint" else None))
 
 
 ONE_OF_EACH = {(claim.operation or claim.check, claim.kind, claim.domain.input): claim for claim in CLAIMS.values()}
@@ -75,7 +75,6 @@ def wider(value: Any) -> Any:
 
 BAD: list[tuple[str, Damage, str]] = [
     ("OP-RMSNORM", header(dtype="float64"), "dtype is float64; OP-RMSNORM can be attacked in float32, bfloat16 only"),
-    ("OP-RMSNORM", header(dtype="float8"), "dtype is float8; OP-RMSNORM can be attacked in float32, bfloat16 only"),
     ("OP-RMSNORM", header(seed="one"), "seed is 'one'; expected a whole number"),
     ("OP-RMSNORM", header(seed=10**30), "seed is 1000000000000000000000000000000; expected a whole number from 0 to 9223372036854775807"),
     ("OP-RMSNORM", header(flavour=3), "flavour is 3; expected text"),
@@ -87,16 +86,12 @@ BAD: list[tuple[str, Damage, str]] = [
     ("OP-RMSNORM", lambda header, _: header["scalars"].clear(), "scalars.eps is missing; expected a finite number"),
     ("OP-RMSNORM", scalars(eps="1e-6"), "scalars.eps is '1e-6'; expected a finite number"),
     ("OP-RMSNORM", scalars(eps=float("nan")), "scalars.eps is nan; expected a finite number"),
-    ("OP-RMSNORM", scalars(eps=float("-inf")), "scalars.eps is -inf; expected a finite number"),
     ("OP-RMSNORM", scalars(eps=True), "scalars.eps is true; expected a finite number"),
-    ("OP-RMSNORM", scalars(eps=None), "scalars.eps is null; expected a finite number"),
     ("OP-RMSNORM", sizes(hidden="wide"), "sizes.hidden is 'wide'; expected a whole number"),
     ("OP-RMSNORM", lambda header, _: header["sizes"].pop("hidden"), "missing size 'hidden'"),
     ("OP-RMSNORM", array("input:x", wider), "input:x has shape"),
     ("OP-RMSNORM", array("input:x", lambda x: x[0, 0]), "input:x has shape ()"),
-    ("OP-RMSNORM", array("input:weight", wider), "input:weight has shape"),
     ("OP-RMSNORM", array("input:x", lambda x: x + 1j), "input:x has dtype complex128; expected real numbers"),
-    ("OP-RMSNORM", array("input:x", lambda x: x.astype(str)), "expected real numbers"),
     ("OP-RMSNORM", lambda _, arrays: arrays.update({"input:y": np.ones(3)}), "input:y is none of the operation's; expected x, weight"),
     ("OP-RMSNORM-GRADIENT", array("cotangent:y", wider), "cotangent:y has shape"),
     (
@@ -115,19 +110,16 @@ BAD: list[tuple[str, Damage, str]] = [
     ("OP-ROPE", sizes(head_dim=3), "sizes.head_dim is 3; expected"),
     ("OP-ROPE", array("input:positions", lambda positions: positions + 0.5), "input:positions has dtype float64; expected whole numbers"),
     ("OP-POOL", scalars(mode="median"), "scalars.mode is 'median'; expected one of mean, last, first"),
-    ("OP-POOL", scalars(mode=3), "scalars.mode is 3; expected text"),
     ("OP-POOL", array("input:mask", lambda mask: mask * 1.0), "input:mask has dtype float64; expected truth values"),
     ("NF4-QUANTIZE", scalars(block_size=7), "scalars.block_size is 7; expected"),
     ("OPT-ADAMW", scalars(step=1.5), "scalars.step is 1.5; expected a whole number"),
     ("FWD-DECODER", scalars(tied="yes"), "scalars.tied is 'yes'; expected true or false"),
-    ("FWD-DECODER", array("input:parameters/model.norm.weight", wider), "input:parameters/model.norm.weight has shape"),
     ("FWD-DECODER", lambda _, arrays: arrays.pop("input:parameters/model.norm.weight"), "input:parameters/model.norm.weight is missing"),
     (
         "FWD-DECODER",
         array("input:input_ids", lambda ids: ids + 10**6),
         "input:input_ids is outside its range; expected whole numbers from 0 to below",
     ),
-    ("FWD-DECODER", array("input:input_ids", lambda ids: -1 - ids), "input:input_ids is outside its range"),
     ("FWD-CHECKPOINT", array("input:mask", lambda mask: mask[:, 1:]), "input:mask has shape"),
     ("C-HP-001-RANGE", scalars(learning_rate="high"), "scalars.learning_rate is 'high'; expected a number"),
     ("C-HP-001-RANGE", lambda header, _: header["scalars"].pop("learning_rate"), "scalars.learning_rate is missing"),
@@ -166,8 +158,5 @@ def test_a_case_of_another_operation_is_refused(tmp_path: Path) -> None:
 def test_a_malformed_case_is_one_line_and_status_4(tmp_path: Path) -> None:
     path = stored(tmp_path, "OP-RMSNORM", scalars(eps=float("nan")))
     (run,) = several([["--replay", str(path), "--verdicts", str(tmp_path / "out" / "replay.jsonl")]])
-    assert run.status == EXIT_USAGE, run.text
-    assert f"blackswan: {path}: not a case of OP-RMSNORM: scalars.eps is nan; expected a finite number" in run.text
-    assert run.text.count("blackswan: ") == 1
-    assert "Traceback" not in run.text
+    run.refuses(EXIT_USAGE, f"blackswan: {path}: not a case of OP-RMSNORM: scalars.eps is nan; expected a finite number")
     assert not (tmp_path / "out").exists()

@@ -138,21 +138,11 @@ def moves(
         (1.0, 0.01, 1.0, True, False),
         (0.4, 0.01, 0.01, False, False),
         (0.4, 0.01, 0.24, False, False),
-        (0.4, 0.01, 0.26, True, True),
+        (0.4, 0.01, 0.26, True, True),  # noise that many replays show
         (0.4, 1.0, 0.01, True, True),
-        (2.1, 0.01, 1.0, False, False),
+        (2.1, 0.01, 1.0, False, False),  # beyond reach
         (3.0, 1.0, 1.0, False, False),
         (0.0, 0.01, 1.0, False, False),
-    ],
-    ids=[
-        "held",
-        "missed",
-        "missed by many replays",
-        "noise that many show",
-        "noise",
-        "beyond reach by many",
-        "beyond reach",
-        "missed by far",
     ],
 )
 def test_how_far_a_tensor_moves_is_not_asked_where_noise_may_halve_it(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from reports_factory import verdict, write
-from terminal_processes import ENVIRONMENT, listing, records, several
+from terminal_processes import ENVIRONMENT, listing, records, serving, several
 
 from blackswan.falsifiers.runner import verdict_file
 from blackswan.falsifiers.runner.plugin import EXIT_NOTHING_HELD, EXIT_USAGE
@@ -37,9 +37,7 @@ def test_a_second_run_on_one_verdict_file_is_refused_and_changes_nothing(tmp_pat
         refused = several([asked, [*asked, "--resume"]])
         assert listing(tmp_path) == before
     for run in refused:
-        assert run.status == EXIT_USAGE, run.text
-        assert run.text.count("is being written by another run") == 1, run.text
-        assert "Traceback" not in run.text
+        run.refuses(EXIT_USAGE, "is being written by another run")
 
 
 @pytest.mark.parametrize("beginning", ["", '{"record": "ru', '{"schema": 1, "record": "run"}\n', '{"record": "run", "schema": 1'])
@@ -108,18 +106,12 @@ def test_what_cannot_be_written_is_one_line_and_falsifies_nothing(tmp_path: Path
     monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(tmp_path))
     left = {"0": 0, "1": 1, "2": 2, "page": 3}
     asked = ["-p", "full", "--claim", "OP-RMSNORM", "--dtype", "float32", "--verdicts"]
-    for name, run in zip(left, several([[*asked, str(tmp_path / f"{name}.jsonl")] for name in left]), strict=True):
-        assert run.status == 3, run.text
-        assert "Traceback" not in run.text
-        assert "INTERNALERROR" not in run.text
-        assert run.text.count("blackswan: ") == 1, run.text
-        assert ("page.md" if name == "page" else "No space left") in run.text
-        assert len(records(tmp_path / f"{name}.jsonl")) == left[name]
+    with serving() as run:
+        for name, count in left.items():
+            run([*asked, tmp_path / f"{name}.jsonl"]).refuses(3, "page.md" if name == "page" else "No space left")
+            assert len(records(tmp_path / f"{name}.jsonl")) == count
 
 
 def test_a_folder_that_takes_no_file_is_bad_input() -> None:
     (run,) = several([["--claim", "OP-RMSNORM", "--dtype", "float32", "--verdicts", "/proc/x.jsonl"]])
-    assert run.status == EXIT_USAGE, run.text
-    assert "/proc/x.jsonl cannot be written" in run.text
-    assert "INTERNALERROR" not in run.text
-    assert "Traceback" not in run.text
+    run.refuses(EXIT_USAGE, "/proc/x.jsonl cannot be written")

@@ -20,7 +20,7 @@ from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.runner.campaign import Selection
 from blackswan.falsifiers.runner.engine import Options
-from blackswan.falsifiers.runner.model_command import Parity, check_model
+from blackswan.falsifiers.runner.model_command import check_model
 from blackswan.falsifiers.runner.vet import campaign_of
 from blackswan.falsifiers.runner.vet import main as vet
 from blackswan.falsifiers.subjects.libraries import classifiers
@@ -45,7 +45,6 @@ def test_transformers_peft_and_bitsandbytes_hold(kind: Callable[[], Any], claim:
 
 def test_the_loss_in_bfloat16_is_declared_and_nothing_else() -> None:
     found = first_wrong("WHOLE-TORCH", MODEL(declared={"loss_dtype": "float32"}))
-    assert found is not None
     assert (found.tensor, found.reason or found.metric) == ("plain loss", "dtype")
 
 
@@ -106,7 +105,6 @@ def _first_layer_sees_all(decoder: Any) -> None:
 def test_a_bug_in_one_layer_is_found_there(step: str, change: Any, tensor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _patched(monkeypatch, step, change)
     found = first_wrong("WHOLE-TORCH", MODEL_EAGER())
-    assert found is not None
     assert found.tensor == tensor
 
 
@@ -138,13 +136,7 @@ def qlora(nested: bool = True) -> Any:
 
 @pytest.mark.parametrize(
     ("make", "declared"),
-    [
-        (lambda: causal(torch.float32), {}),
-        (causal, {}),
-        (lambda: causal(tie_word_embeddings=True), {}),
-        (classes, STORED),
-        (qlora, STORED),
-    ],
+    [(lambda: causal(torch.float32), {}), (causal, {}), (lambda: causal(tie_word_embeddings=True), {}), (classes, STORED), (qlora, STORED)],
     ids=["float32", "bfloat16", "tied", "classes", "QLoRA"],
 )
 def test_a_model_holds_on_its_own_weights(make: Any, declared: dict[str, str]) -> None:
@@ -188,10 +180,7 @@ def _scaled() -> Any:
     ],
 )
 def test_the_first_wrong_layer_of_a_model_is_named(make: Any, first: str) -> None:
-    found: Parity = check_model(make, declared=STORED if make is _scale_of_lora else {}, on_fail="return")
-    assert not found.held
-    assert str(found.first).startswith(first)
-    with pytest.raises(AssertionError, match="is the first to leave its noise"):
+    with pytest.raises(AssertionError, match=rf"{first}\S* is the first to leave its noise"):
         check_model(make, declared=STORED if make is _scale_of_lora else {})
 
 
@@ -254,8 +243,6 @@ def test_the_command_in_a_process_of_its_own(capsys: pytest.CaptureFixture[str])
     assert main(["vet-model", f"{EXAMPLE}:scaled", "--json"]) == 1
     record = json.loads(capsys.readouterr().out)
     assert record["first"] == "hidden/model.layers.2"
-    assert main(["vet-model", f"{EXAMPLE}:Wrapped"]) == 4
-    assert "has neither lm_head nor score.weight; the nearest is out.weight" in capsys.readouterr().err
     assert main(["vet-model", f"{EXAMPLE}:Wrapped", "--names", str(EXAMPLE.with_name("names.json"))]) == 0
 
 

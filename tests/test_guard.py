@@ -303,11 +303,7 @@ def test_what_is_not_checked_is_said_once(model: torch.nn.Module, caplog: pytest
 
 @pytest.mark.parametrize(
     ("settings", "why"),
-    [
-        ({"label_smoothing": 0.1}, "label smoothing"),
-        ({"weight": torch.ones(3)}, "weights"),
-        ({"reduction": "none"}, "not reduced"),
-    ],
+    [({"label_smoothing": 0.1}, "label smoothing"), ({"weight": torch.ones(3)}, "weights"), ({"reduction": "none"}, "not reduced")],
 )
 def test_a_loss_that_is_not_supported_is_stated(model: torch.nn.Module, settings: dict[str, Any], why: str) -> None:
     optimizer = adamw(model)
@@ -369,7 +365,6 @@ def test_the_file_of_a_failure_holds_a_case_of_the_claim_and_the_recorded_answer
     with pytest.raises(blackswan.GuardError) as stopped, blackswan.guard(model, optimizer, folder="kept"):
         train(model, optimizer)
     path = stopped.value.failures[0].replay
-    assert path is not None
     assert path.parent == Path("kept")
     claim, case = load(path)
     require(claims()[claim], case)

@@ -19,10 +19,8 @@ from blackswan.falsifiers.runner.real_input import RealInput
 from blackswan.impl import corpus
 from blackswan.impl.adapter import load_adapter
 from blackswan.impl.checkpoint import load_checkpoint, read_config
-from blackswan.impl.commands.evaluate import as_json, lines
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.corpus import load_corpus
-from blackswan.impl.evaluation import ClassScore, Evaluation
 from blackswan.impl.fit import total_steps
 from blackswan.impl.metrics import cut_back
 from blackswan.impl.operations.attention import attention
@@ -133,14 +131,3 @@ def test_a_damaged_line_of_metrics_is_named_and_a_torn_last_one_is_dropped(tmp_p
     path.write_text(f"{whole}{line[:5]}")
     cut_back(path, 1, 2)
     assert path.read_text() == whole
-
-
-def test_ten_thousand_classes_are_told_in_a_page() -> None:
-    classes = 1200
-    rows = tuple(tuple(int(i == j or (i == 7 and j == 9)) for j in range(classes)) for i in range(classes))
-    found = Evaluation(0.5, 0.9, classes + 1, tuple(ClassScore(1.0, 1.0, i / classes, 1) for i in range(classes)), rows)
-    text = "\n".join(lines(found, multi_label=False))
-    assert len(text) < 10_000
-    assert "        1      7      9" in text
-    assert [7, 9, 1] in as_json(found)["confusion_counts"]
-    assert len(json.dumps(as_json(found))) < 200_000

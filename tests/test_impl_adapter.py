@@ -13,9 +13,9 @@ from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.impl import folder as folders
 from blackswan.impl.adapter import Adapter, _digest, load_adapter, prepare_sequence_classifier, save_adapter
 from blackswan.impl.architecture import to_huggingface
-from blackswan.impl.checkpoint import Checkpoint, load_checkpoint
+from blackswan.impl.checkpoint import Checkpoint
 from blackswan.impl.classifier import Adaptation, Classifier, initial_trainable
-from blackswan.impl.config import ClassifyConfig, DecoderConfig, target_modules
+from blackswan.impl.config import ClassifyConfig, DecoderConfig
 from blackswan.impl.decoder import random_tensors
 from blackswan.impl.merge import load_merged, save_merged
 from blackswan.impl.pipeline import ClassifyPipeline
@@ -165,16 +165,6 @@ def test_merged_logits_here_and_in_transformers(family: str, nf4: bool, tmp_path
     assert torch.equal(theirs, checkpoint.tensors["model.layers.1.mlp.up_proj.weight"])
 
 
-def test_a_merged_checkpoint_brings_the_tokenizer_and_the_special_tokens(tmp_path: Path) -> None:
-    base = load_checkpoint(CHECKPOINT)
-    save_merged(tmp_path / "merged", base, Adapter(LAST, trained(base.config)), source=CHECKPOINT)
-    assert (tmp_path / "merged" / "tokenizer.json").read_bytes() == (CHECKPOINT / "tokenizer.json").read_bytes()
-    config = json.loads((tmp_path / "merged" / "config.json").read_text())
-    assert (config["pad_token_id"], config["eos_token_id"]) == (0, 1)
-    with pytest.raises(FileExistsError, match="merged exists"):
-        save_merged(tmp_path / "merged", base, Adapter(LAST, trained(base.config)))
-
-
 def test_a_save_replaces_nothing_but_an_adapter(tmp_path: Path) -> None:
     config = FAMILIES["qwen2"]
     (tmp_path / "documents").mkdir()
@@ -207,9 +197,16 @@ def test_a_head_without_updates_is_no_adapter_of_peft(tmp_path: Path) -> None:
         save_adapter(tmp_path / "best", config, head_only, trained(config, head_only), base=None, extra={})
 
 
-def test_damaged_settings_are_refused(tmp_path: Path) -> None:
-    config, path = FAMILIES["qwen2"], tmp_path / "best"
-    save_adapter(path, config, LAST, trained(config), base=None, extra={})
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, DecoderConfig]:
+    """An adapter, and the architecture of its base."""
+    config = FAMILIES["qwen2"]
+    save_adapter(tmp_path / "best", config, LAST, trained(config), base=None, extra={"step": 2})
+    return tmp_path / "best", config
+
+
+def test_damaged_settings_are_refused(saved: tuple[Path, DecoderConfig]) -> None:
+    path, config = saved
     whole = json.loads((path / "blackswan.json").read_text())
     absent = [(key, {}) for key in whole.keys() - {"lora"}]
     wrong = [(key, {key: []}) for key in whole] + [
@@ -223,9 +220,8 @@ def test_damaged_settings_are_refused(tmp_path: Path) -> None:
             load_adapter(path, config)
 
 
-def test_every_tensor_of_an_adapter_has_a_checksum(tmp_path: Path) -> None:
-    config, path = FAMILIES["qwen2"], tmp_path / "best"
-    save_adapter(path, config, LAST, trained(config), base=None, extra={})
+def test_every_tensor_of_an_adapter_has_a_checksum(saved: tuple[Path, DecoderConfig]) -> None:
+    path, config = saved
     whole = json.loads((path / "blackswan.json").read_text())
     del whole["checksums"]["tensors"]["score.weight"]
     (path / "blackswan.json").write_text(json.dumps(whole | {"digest": _digest(whole)}))
@@ -233,62 +229,30 @@ def test_every_tensor_of_an_adapter_has_a_checksum(tmp_path: Path) -> None:
         load_adapter(path, config)
 
 
-def test_a_pickled_adapter_is_pointed_out(tmp_path: Path) -> None:
-    config, path = FAMILIES["qwen2"], tmp_path / "best"
-    save_adapter(path, config, LAST, trained(config), base=None, extra={})
+def test_a_pickled_adapter_is_pointed_out(saved: tuple[Path, DecoderConfig]) -> None:
+    path, config = saved
     shutil.move(path / "adapter_model.safetensors", path / "adapter_model.bin")
     with pytest.raises(FileNotFoundError, match=r"convert the \.bin file"):
         load_adapter(path, config)
 
 
-def test_targets_by_name() -> None:
-    assert target_modules("v_proj,q_proj") == target_modules("q_v") == ("q_proj", "v_proj")
-    assert ClassifyConfig(lora_targets="o_proj,up_proj").lora_targets == "o_proj,up_proj"
-    with pytest.raises(ValueError, match=r"lora_targets is 'q_proj,v_prj'.*nearest: v_proj"):
-        ClassifyConfig(lora_targets="q_proj,v_prj")
-    with pytest.raises(ValueError, match="lora_targets is ''"):
-        ClassifyConfig(lora_targets="")
-
-
-def flipped(path: Path, at: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 1
-    path.write_bytes(content)
-
-
-def test_a_flipped_bit_of_an_adapter_is_named(tmp_path: Path) -> None:
-    config = FAMILIES["qwen2"]
-    save_adapter(tmp_path / "best", config, LAST, trained(config), base=None, extra={})
-    flipped(tmp_path / "best" / "adapter_model.safetensors", -3)
-    with pytest.raises(ValueError, match=r"adapter_model\.safetensors: tensor '.*' is not what was saved"):
-        load_adapter(tmp_path / "best", config)
-
-
-@pytest.mark.parametrize(("file", "old", "new"), [("blackswan.json", '"step": 2', '"step": 3'), ("adapter_config.json", '"r": ', '"r": 1')])
-def test_an_edited_setting_of_an_adapter_is_named(tmp_path: Path, file: str, old: str, new: str) -> None:
-    config, path = FAMILIES["qwen2"], tmp_path / "best"
-    save_adapter(path, config, LAST, trained(config), base=None, extra={"step": 2})
-    (path / file).write_text((path / file).read_text().replace(old, new, 1))
-    with pytest.raises(ValueError, match=r"is not what was saved|has shape|one was edited"):
+def test_an_edited_setting_of_an_adapter_is_named(saved: tuple[Path, DecoderConfig]) -> None:
+    """Of those that are PEFT's, CKPT-ADAPTER-REFUSES asks it."""
+    path, config = saved
+    (path / "blackswan.json").write_text((path / "blackswan.json").read_text().replace('"step": 2', '"step": 3', 1))
+    with pytest.raises(ValueError, match="is not what was saved"):
         load_adapter(path, config)
 
 
-@pytest.mark.parametrize("merged", [False, True])
-def test_another_base_of_the_same_architecture_is_named(tmp_path: Path, merged: bool) -> None:
-    config = ClassifyConfig(num_classes=2, lora_rank=2, max_seq_len=8)
-    folder = tmp_path / "base"
-    shutil.copytree(CHECKPOINT, folder)
-    pipeline = ClassifyPipeline.from_pretrained(folder, config)
-    pipeline.save(tmp_path / "adapter")
+def test_another_base_of_the_same_architecture_is_named(tmp_path: Path) -> None:
+    """CKPT-MERGE-RUN asks it of an adapter that is opened."""
+    shutil.copytree(CHECKPOINT, tmp_path / "base")
+    pipeline = ClassifyPipeline.from_pretrained(tmp_path / "base", ClassifyConfig(num_classes=2, lora_rank=2, max_seq_len=8))
     pipeline.merge(tmp_path / "merged")
-    changed = tmp_path / "merged" if merged else folder
-    assert ClassifyPipeline.from_saved(tmp_path / ("merged" if merged else "adapter")).predict(["ls"])
-    tensors = load_file(changed / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
-    tensors[name] = -tensors[name]
-    save_file(tensors, changed / "model.safetensors")
-    with pytest.raises(ValueError, match=rf"tensor '{name}' is not the one that .* was trained on"):
-        ClassifyPipeline.from_saved(tmp_path / ("merged" if merged else "adapter"))
-    if not merged:
-        with pytest.raises(ValueError, match=rf"tensor '{name}' is not the one"):
-            pipeline.merge(tmp_path / "again")
+    for folder in ("base", "merged"):
+        tensors = load_file(tmp_path / folder / "model.safetensors")
+        save_file({**tensors, name: -tensors[name]}, tmp_path / folder / "model.safetensors")
+    for ask in (lambda: pipeline.merge(tmp_path / "again"), lambda: ClassifyPipeline.from_saved(tmp_path / "merged")):
+        with pytest.raises(ValueError, match=rf"tensor '{name}' is not the one that .* was trained on"):
+            ask()

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from blackswan.impl import folder as folders
-from blackswan.impl.checkpoint import load_checkpoint, load_decoder, save_checkpoint
+from blackswan.impl.checkpoint import load_checkpoint, save_checkpoint
 from blackswan.impl.config import DecoderConfig
 from blackswan.impl.decoder import random_tensors
 
@@ -23,10 +22,6 @@ NAME = "model.layers.1.mlp.up_proj.weight"
 def folder(tmp_path: Path) -> Path:
     save_checkpoint(tmp_path / "model", CONFIG, random_tensors(CONFIG, 3))
     return tmp_path / "model"
-
-
-def test_conversion_is_to_the_dtype_asked_for(folder: Path) -> None:
-    assert {p.dtype for p in load_decoder(folder, dtype=torch.bfloat16).parameters()} == {torch.bfloat16}
 
 
 def test_saving_refuses_an_existing_folder_and_leaves_nothing_after_a_failure(folder: Path, tmp_path: Path) -> None:
@@ -66,7 +61,6 @@ def duplicate_key(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "error", "message"),
     [
-        (change_tensors(lambda t: t.update({"lm_head.weight": torch.zeros(40, 32)})), ValueError, "lm_head.weight differs"),
         (duplicate_key, ValueError, "model.safetensors: not a whole safetensors file"),
         (lambda f: (f / "config.json").write_text('{"a": 1, "a": 2}'), ValueError, "config.json: .*'a' is given twice"),
         (lambda f: shutil.rmtree(f), FileNotFoundError, "model: no such folder"),
@@ -94,14 +88,6 @@ def shard(folder: Path) -> dict[str, str]:
         save_file({name: tensors[name] for name in names if weight_map[name] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return weight_map
-
-
-def test_reads_shards(folder: Path) -> None:
-    whole = dict(load_checkpoint(folder).tensors)
-    shard(folder)
-    parts = load_checkpoint(folder).tensors
-    assert whole.keys() == parts.keys()
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
 def test_refuses_shards_that_disagree_with_the_index(folder: Path) -> None:

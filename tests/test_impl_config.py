@@ -38,10 +38,6 @@ def read(**changes: Any) -> DecoderConfig:
         ({"model_type": "qwen22"}, "model_type", "'qwen22'.*nearest: qwen2"),
         ({"layer_types": 3}, "layer_types", "3; expected full attention in every layer"),
         ({"layer_types": [["full_attention"]]}, "layer_types", "expected full attention in every layer"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_scaling", "yarn"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e6}}, "rope_parameters", "llama3"),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_theta", "1000000.0.*10000.0"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config", "bits"),
         ({"num_hidden_layers": 0}, "num_hidden_layers", "0"),
         ({"num_hidden_layers": 2.0}, "num_hidden_layers", "2.0"),
         ({"num_attention_heads": 5, "num_key_value_heads": 5}, "hidden_size", "32"),
@@ -61,41 +57,23 @@ def test_names_a_missing_key_and_the_nearest() -> None:
         read(rms_norm_eps="absent", rms_norm_epsilon=1e-6)
 
 
-@pytest.mark.parametrize(("parameters", "rate"), [(0.5e9, 2e-4), (13e9, 2e-4), (13.1e9, 1e-4), (70e9, 1e-4)])
-def test_qlora_default_rate_by_model_size(parameters: float, rate: float) -> None:
-    settings = ClassifyConfig.qlora_default(parameters)
-    assert settings.learning_rate == rate
-    assert (settings.num_classes, settings.lora_alpha, settings.max_seq_len, settings.quantize_nf4) == (2, 32.0, 256, True)
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"learning_rate": 0.0}, "learning_rate is 0.0"),
-        ({"learning_rate": float("nan")}, "learning_rate is nan"),
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"epochs": True}, "epochs is True"),
-        ({"num_classes": 1}, "num_classes is 1"),
-        ({"gradient_clip_norm": -1.0}, "gradient_clip_norm is -1.0"),
-        ({"warmup_fraction": 1.5}, "warmup_fraction is 1.5"),
         ({"pooling": "lst"}, "pooling is 'lst'.*nearest: last"),
         ({"class_weights": [1.0, 1.0]}, "class_weights.*expected 5 positive numbers"),
-        ({"class_weights": [1.0, 1.0, 1.0, 1.0, 0.0]}, "class_weights.*expected 5 positive numbers"),
         ({"class_weights": "balancd"}, "class_weights is 'balancd'.*nearest: balanced"),
         ({"class_weights": "balanced", "multi_label": True}, "class_weights is 'balanced' with multi_label"),
-        ({"validation_fraction": 1.0}, "validation_fraction is 1.0: expected a number from 0 to below 1"),
-        ({"early_stop_patience": 0}, "early_stop_patience is 0: expected a positive integer"),
         ({"padding_side": "lft"}, "padding_side is 'lft'.*nearest: left"),
         ({"dtype": "float16"}, "dtype is 'float16'.*expected one of float32, bfloat16"),
-        ({"multi_label": 1}, "multi_label is 1: expected true or false"),
         ({"double_quantize": True}, "double_quantize is True without quantize_nf4"),
-        ({"seed": -1}, "seed is -1"),
         ({"seed": 2**63}, "seed is 9223372036854775808: expected an integer from 0 to 9223372036854775807"),
         ({"batch_size": 2**63}, "batch_size is 9223372036854775808: expected 9223372036854775807 at most"),
-        ({"class_weights": 3}, "class_weights is 3: expected 5 positive numbers"),
         ({"lora_rnk": 8}, "'lora_rnk'.*nearest is 'lora_rank'"),
+        ({"lora_targets": "q_proj,v_prj"}, r"lora_targets is 'q_proj,v_prj'.*nearest: v_proj"),
     ],
 )
 def test_refuses_bad_settings(values: dict[str, Any], message: str) -> None:
+    """Which values are refused, test_contracts_cli asks of every setting, beside the rules: here it is what is said of them."""
     with pytest.raises(ValueError, match=message):
         ClassifyConfig.from_mapping(values)

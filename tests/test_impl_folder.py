@@ -18,7 +18,6 @@ def holding(name: str, folder: Path, half: str) -> "subprocess.Popen[str]":
     """Another process, inside the block."""
     command = [sys.executable, "-c", HOLD.format(name=name, half=half), str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     assert process.stdout.readline() == "inside\n"
     return process
 

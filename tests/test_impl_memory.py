@@ -17,7 +17,7 @@ from blackswan.impl.decoder import parameter_shapes, random_tensors, require_ten
 from blackswan.impl.fused.memory import estimate_fused
 from blackswan.impl.fused.step import FusedTrainer
 from blackswan.impl.memory import WORKSPACE_HOPPER, Estimate, estimate
-from blackswan.impl.trainer import HELD, Batch, Trainer
+from blackswan.impl.trainer import HELD, Batch
 from blackswan.impl.validation import unchecked
 
 CONFIG = DecoderConfig("qwen2", 40, 32, 48, 3, 4, 2, 8, 1e-6, 1e4, True, 128)
@@ -54,38 +54,6 @@ def test_a_tensor_that_was_read_does_not_change_with_the_file(tmp_path: Path) ->
     path = tmp_path / "model" / "model.safetensors"
     path.write_bytes(bytes(len(path.read_bytes())))
     assert torch.equal(read, tensors["model.norm.weight"])
-
-
-def step(config: DecoderConfig, adaptation: Adaptation, dtype: torch.dtype, shape: tuple[int, int], accumulation: int) -> Allocations:
-    """What a real training step on the CPU allocates, weights included."""
-    base, trainable = random_tensors(config, 0), initial_trainable(config, adaptation, 0)
-    base = {name: value.to(dtype) for name, value in base.items()}
-    with Allocations("cpu", block=1) as allocations:
-        classifier = Classifier(config, adaptation, {name: value.clone() for name, value in base.items()}, trainable, dtype=dtype)
-        trainer = Trainer(classifier, total_steps=None, micro_batch=shape[0], learning_rate=1e-3)
-        rows = (accumulation * shape[0], shape[1])
-        batch = Batch(torch.zeros(rows, dtype=torch.int64), torch.ones(rows, dtype=torch.bool), torch.zeros(rows[0], dtype=torch.int64))
-        trainer.train_batch(batch)
-    return allocations
-
-
-@pytest.mark.parametrize(
-    ("family", "nf4", "targets", "pooling", "dtype", "accumulation"),
-    [
-        ("qwen2", True, "q_v", "mean", torch.float32, 1),
-        ("qwen3", False, "all", "last", torch.bfloat16, 2),
-        ("llama", True, "all", "first", torch.bfloat16, 3),
-        ("llama", False, "all", "mean", torch.float32, 8),
-    ],
-)
-def test_the_estimate_is_what_a_step_allocates(
-    family: str, nf4: bool, targets: str, pooling: str, dtype: torch.dtype, accumulation: int
-) -> None:
-    config = DecoderConfig(family, 40, 32, 48, 3, 4, 2, 8, 1e-6, 1e4, True, 128)
-    adaptation = Adaptation(3, 4, 8.0, targets, pooling, nf4)
-    found = estimate(config, adaptation, 6, 20, dtype, accumulation=accumulation, device="cpu")
-    measured = step(config, adaptation, dtype, (6, 20), accumulation)
-    assert found.total == pytest.approx(measured.peak, rel=0.01)
 
 
 @pytest.mark.parametrize("chosen", [estimate, estimate_fused])

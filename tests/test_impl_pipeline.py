@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.impl.adapter import _digest
 from blackswan.impl.checkpoint import save_checkpoint
 from blackswan.impl.commands.predict import predictions
 from blackswan.impl.config import ClassifyConfig, DecoderConfig
-from blackswan.impl.corpus import Sample, load_corpus
+from blackswan.impl.corpus import Sample
 from blackswan.impl.decoder import random_tensors
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.samples import tokenize
@@ -110,20 +110,6 @@ def test_classes_are_the_logits_where_probabilities_are_rounded(
     assert used.answers(["a"])[1].tolist() == [answer["probabilities"]]
 
 
-def test_an_adapter_gives_the_pipeline_again(tmp_path: Path) -> None:
-    used = ClassifyPipeline.from_pretrained(CHECKPOINT, replace(CONFIG, num_classes=5, quantize_nf4=True, pooling="last"))
-    corpus = load_corpus(CORPUS_HELDOUT, 5)[:8]
-    used.train_batch(corpus)
-    used.save(tmp_path / "adapter")
-    again = ClassifyPipeline.from_adapter(tmp_path / "adapter")
-    assert (again.config, again.source) == (used.config, CHECKPOINT.resolve())
-    assert again.encode(["ls -l", ""]) == [used.tokens.encode("ls -l"), [used.tokens.fill]]
-    assert str(CHECKPOINT / "tokenizer.json") in again.summary()
-    assert_same(weights(again), weights(used))
-    assert again.evaluate(corpus) == used.evaluate(corpus)
-    assert_same(weights(ClassifyPipeline.from_adapter(tmp_path / "adapter", CHECKPOINT)), weights(used))
-
-
 def test_an_adapter_on_random_weights_gives_the_pipeline_again(tmp_path: Path) -> None:
     used = pipeline(multi_label=True, quantize_nf4=True, seed=3, padding_side="left")
     used.train_batch(SEVERAL)
@@ -203,25 +189,9 @@ def test_a_damaged_random_architecture_is_refused(content: Any, tmp_path: Path) 
         ClassifyPipeline.from_adapter(tmp_path / "adapter")
 
 
-def test_the_summary_counts_what_is_trained() -> None:
-    text = pipeline().summary()
-    assert f"{2 * (16 + 16) + 2 * (16 + 8) + 3 * 16 + 3} trainable" in text
-    for word in ("qwen3", "random weights", "cpu", "UTF-8 bytes", "rank 2, alpha 4, on q_proj, v_proj", "3 classes, mean pooling"):
-        assert word in text
-
-
 def test_no_text_has_no_answer() -> None:
     assert pipeline().predict([]) == []
     assert pipeline().probabilities([]).shape == (0, 3)
-
-
-def test_a_model_that_computes_nonsense_gives_no_answer() -> None:
-    used = pipeline()
-    with torch.no_grad():
-        used.classifier.score.bias[1] = math.nan
-    for answer in (used.probabilities, used.predict):
-        with pytest.raises((FloatingPointError, ValueError), match=r"logits\[0, 1\] is nan"):
-            answer(["ls"])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e5])

@@ -1,6 +1,5 @@
 """Token shards: written and read back, batches of an epoch, damage, the command."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -43,16 +42,12 @@ def test_rows_without_a_token_to_predict_are_refused(tmp_path: Path) -> None:
         TokenBatches(stream(tmp_path / "tokens", 5), batch=2, seq=1)
 
 
-def test_the_tokens_are_those_of_the_library(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer
-
-    lines = CORPUS_HELDOUT.read_text(encoding="utf-8").splitlines()[:20]
-    (tmp_path / "corpus.jsonl").write_text("\n".join(lines) + "\n")
-    library = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
-    expected = [[*library.encode(json.loads(line)["input"]).ids, 1] for line in lines]
-    assert list(tokenize(tmp_path / "corpus.jsonl", load_encoder(CHECKPOINT / "tokenizer.json"), 1)) == expected
-    (tmp_path / "plain.txt").write_text(json.loads(lines[0])["input"])
-    assert list(tokenize(tmp_path / "plain.txt", load_encoder(CHECKPOINT / "tokenizer.json"), 1)) == expected[:1]
+def test_a_plain_text_is_one_document(tmp_path: Path) -> None:
+    encoder = load_encoder(CHECKPOINT / "tokenizer.json")
+    (tmp_path / "plain.txt").write_text("cd /srv\nls -l\n")
+    (tmp_path / "corpus.jsonl").write_text('{"text": "cd /srv\\nls -l\\n"}\n')
+    one, other = (list(tokenize(tmp_path / name, encoder, 1)) for name in ("plain.txt", "corpus.jsonl"))
+    assert one == other
 
 
 @pytest.mark.parametrize("line", ['{"label": 1}', '{"text": 3}', "[]", "{", '{"text": "\\ud800"}'])
@@ -62,15 +57,6 @@ def test_a_line_without_a_text_is_named(tmp_path: Path, line: str, capsys: pytes
     assert main(["tokenize", str(corpus), "--model", str(CHECKPOINT), "--output", str(tmp_path / "tokens")]) == 4
     assert f"{corpus}:2: " in capsys.readouterr().err
     assert not (tmp_path / "tokens").exists()
-
-
-def test_the_command_writes_what_can_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["tokenize", str(CORPUS_HELDOUT), "--model", str(CHECKPOINT), "--output", str(tmp_path / "tokens"), "--shard-tokens", "20000"]
-    assert main(given) == 0
-    shards = TokenShards(tmp_path / "tokens", 1024)
-    assert f"{len(shards)} tokens" in capsys.readouterr().out
-    assert int((shards.read(0, len(shards)) == 1).sum()) == 600  # one end token a document
-    assert main(given) == 4
 
 
 def test_a_model_without_an_end_token_needs_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,9 +34,16 @@ def allowed(folder: str) -> set[str]:
     return named
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """What imports, in a file."""
+    found = ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path)))
+    return [node for node in found if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)]
+
+
 def imports(path: Path, source: str | None = None) -> Iterator[tuple[int, str]]:
     """Line and package of every import, wherever in the file it stands; relative and dynamic ones included. Below blackswan, the folder."""
-    for node in ast.walk(ast.parse(source if source is not None else path.read_text(encoding="utf-8"), str(path))):
+    for node in nodes(path) if source is None else ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, _package(alias.name)) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -149,7 +157,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     known = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
     edges: dict[str, set[str]] = {module: set() for module in known}
     for module, path in known.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module:
                 names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]

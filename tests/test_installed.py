@@ -73,15 +73,8 @@ def test_the_wheel_holds_one_package_with_its_data(installed: Installed) -> None
     assert {f"blackswan/{name}" for name in SHIPPED} <= {*installed.names}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        ("pytest", "--pyargs", "blackswan.falsifiers", "--claim", "OP-SOFTMAX", "-p", "no:cacheprovider"),
-        ("blackswan", "falsify", "--claim", "OP-SOFTMAX"),
-    ],
-    ids=lambda line: line[0],
-)
-def test_claims_are_attacked_and_verdicts_land_in_the_working_directory(installed: Installed, line: tuple[str, ...]) -> None:
+def test_claims_are_attacked_and_verdicts_land_in_the_working_directory(installed: Installed) -> None:
+    line = ("pytest", "--pyargs", "blackswan.falsifiers", "--claim", "OP-SOFTMAX", "-p", "no:cacheprovider")
     ran = installed.run(*line)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     found = records(installed.repository / "blackswan-reports" / "verdicts.jsonl")
@@ -98,6 +91,7 @@ def test_a_falsified_claim_is_replayed_by_its_line(installed: Installed) -> None
         operations.write_text(right + "\nOPERATIONS['residual_add'] = lambda x, branch: branch * 1.0\n")
         ran = installed.run("blackswan", "falsify", "--claim", "OP-RESIDUAL", "--dtype", "float32")
         assert ran.returncode == 1, ran.stdout + ran.stderr
+        assert "report: blackswan-reports/verdicts.md" in ran.stdout
         (replay,) = [
             record["counterexample"]["replay"]
             for record in records(installed.repository / "blackswan-reports" / "verdicts.jsonl")
@@ -115,7 +109,7 @@ def test_the_other_doors_work(installed: Installed) -> None:
     for line, words in (
         (("python", "-m", "blackswan.contracts", "lint"), "no problems"),
         (("blackswan", "contracts", "lint"), "no problems"),
-        (("blackswan", "power", "--claim", "OP-RESIDUAL", "--processes", "2"), "catches what it must and can fail"),
+        (("blackswan", "power", "--claim", "OP-RESIDUAL", "--processes", "1"), "catches what it must and can fail"),
         (("blackswan", "report", "render", "blackswan-reports/verdicts.jsonl"), "blackswan-reports/verdicts.html"),
         (("blackswan", "--version"), "0.1.0"),
     ):

@@ -4,7 +4,9 @@ import ctypes
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -59,37 +61,27 @@ def test_does_nothing_without_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
         assert np.ones(3).sum() == 3
 
 
-class Libc:
-    """Notes what is called."""
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is called of the C library."""
+    names: list[str] = []
 
-    def __init__(self) -> None:
-        self.called: list[str] = []
+    def noted(name: str) -> Callable[..., int]:
+        return lambda _, *values: names.append(" ".join(map(str, (name, *values)))) or 1
 
-    def mallopt(self, parameter: int, value: int) -> int:
-        self.called.append(f"mallopt {parameter} {value}")
-        return 1
-
-    def malloc_trim(self, pad: int) -> int:
-        self.called.append(f"malloc_trim {pad}")
-        return 1
-
-
-def test_gives_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    libc = Libc()
+    libc = type("Libc", (), {name: noted(name) for name in ("mallopt", "malloc_trim")})()
     monkeypatch.setattr(ctypes, "CDLL", lambda _: libc)
-    with pytest.raises(KeyError), memory.kept():
-        raise KeyError
-    assert libc.called == ["mallopt -3 33554432", "mallopt -1 2147483647", "malloc_trim 0"]
+    return names
 
 
-def test_gives_back_once_at_the_end_of_the_outermost_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    libc = Libc()
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: libc)
-    with memory.kept():
+def test_gives_back_once_at_the_end_of_the_outermost_block_and_after_an_error(called: list[str]) -> None:
+    with suppress(KeyError), memory.kept():
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda _: _in_a_block(), range(20)))
-        assert "malloc_trim 0" not in libc.called
-    assert libc.called.count("malloc_trim 0") == 1
+        assert {*called} == {"mallopt -3 33554432", "mallopt -1 2147483647"}
+        raise KeyError
+    assert called[-1] == "malloc_trim 0"
+    assert called.count("malloc_trim 0") == 1
 
 
 def _in_a_block() -> None:
@@ -97,9 +89,7 @@ def _in_a_block() -> None:
         pass
 
 
-def test_a_model_by_layer_keeps_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    libc = Libc()
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: libc)
+def test_a_model_by_layer_keeps_its_memory(called: list[str]) -> None:
     with pytest.raises(ValueError, match="missing"):
         ByLayer({}, {}, SCALARS).run()
-    assert libc.called[-1] == "malloc_trim 0"
+    assert called[-1] == "malloc_trim 0"

@@ -90,7 +90,6 @@ def test_the_language_model_loss_and_its_gradients_equal_transformers(seed: int)
     _assert_close(loss, expected, 1e-12, "loss")
     assert list(gradients) == [f"parameters/{name}" for name in parameters]
     for name, parameter in model.named_parameters():
-        assert parameter.grad is not None
         _assert_close(gradients[f"parameters/{name}"], parameter.grad, 1e-10, name)
 
 
@@ -141,7 +140,6 @@ def test_the_classifier_and_its_gradients_equal_transformers_with_lora(seed: int
     assert list(gradients) == [f"parameters/{name}" for name in classifier.trainable_names(scalars)]
     assert sorted(trainable) == sorted(classifier.trainable_names(scalars))
     for name, parameter in trainable.items():
-        assert parameter.grad is not None
         _assert_close(gradients[f"parameters/{name}"], parameter.grad, 1e-10, name)
 
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,12 @@ case "$(basename "$0") $*" in
     "pytest falsifiers") mkdir -p reports/generated; echo '{}' > reports/generated/verdicts.jsonl ;;
     "pytest tests "*) echo "===== 12 passed in 0.10s =====" ;;
 esac
-[ "$(basename "$0") $*" != "$FAILING" ]
+[[ $'\\n'$FAILING$'\\n' != *$'\\n'"$(basename "$0") $*"$'\\n'* ]]
 """
 
 
 def ci(
-    folder: Path, readme: str = README, failing: str = "", uncommitted: bool = False
+    folder: Path, readme: str = README, failing: Sequence[str] = (), uncommitted: bool = False
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """Runs the script; returns the outcome and the commands that it called."""
     repository, tools = folder / "repository", folder / "tools"
@@ -40,7 +41,7 @@ def ci(
     for name in ("python3", "python", "pip", "pytest", "ruff", "mypy"):
         (tools / name).write_text(STAND_IN)
         (tools / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "CALLS": str(folder / "calls"), "FAILING": failing}
+    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "CALLS": str(folder / "calls"), "FAILING": "\n".join(failing)}
     environment["TMPDIR"] = str(folder)
     outcome = subprocess.run([str(repository / ".ci" / "run")], env=environment, capture_output=True, text=True, timeout=60)
     calls = folder / "calls"
@@ -68,28 +69,23 @@ def test_commands_of_readme_are_run_in_order(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("tmp.*"))
 
 
-SECTIONS = [
-    "ruff check .",
-    "ruff format --check .",
-    "mypy ",
-    "python -m contracts lint",
-    "pytest falsifiers",
-    "python -m falsifiers power",
-    TESTS,
-]
+SECTIONS = {
+    **{"lint": "ruff check .", "format": "ruff format --check .", "types": "mypy ", "contracts": "python -m contracts lint"},
+    **{"falsifiers": "pytest falsifiers", "power": "python -m falsifiers power", "tests": TESTS},
+}
 
 
-@pytest.mark.parametrize("failing", SECTIONS)
-def test_one_failure_fails_the_run_and_the_rest_still_runs(tmp_path: Path, failing: str) -> None:
-    outcome, calls = ci(tmp_path, failing=failing)
+@pytest.mark.parametrize("names", [[*SECTIONS], ["lint"], ["tests"]], ids="-".join)
+def test_a_failure_fails_the_run_and_the_rest_still_runs(tmp_path: Path, names: list[str]) -> None:
+    outcome, calls = ci(tmp_path, failing=[SECTIONS[name] for name in names])
     assert outcome.returncode == 1
-    assert calls[-1] == TESTS
-    assert outcome.stdout.splitlines()[-1].startswith("ci: failed:")
+    assert {*SECTIONS.values()} <= {*calls}
+    assert outcome.stdout.splitlines()[-1] == f"ci: failed: {' '.join(names)}"
 
 
 @pytest.mark.parametrize("failing", ["python3 -m venv .venv", "pip install -e .[test]"])
 def test_failed_install_stops_the_run(tmp_path: Path, failing: str) -> None:
-    outcome, calls = ci(tmp_path, failing=failing)
+    outcome, calls = ci(tmp_path, failing=[failing])
     assert outcome.returncode != 0
     assert calls[-1] == failing
 

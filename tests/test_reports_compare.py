@@ -38,8 +38,7 @@ def test_only_held_is_an_improvement(tmp_path: Path, old: str, new: str, worse: 
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "worse"),
-    [(0.2, 0.31, True), (0.2, 0.3, None), (0.31, 0.2, False), (0, 1e-9, True), (1e-9, 0, False), (0, 0, None)],
+    ("old", "new", "worse"), [(0.2, 0.31, True), (0.2, 0.3, None), (0.31, 0.2, False), (0, 1e-9, True), (1e-9, 0, False), (0, 0, None)]
 )
 def test_headroom_counts_beyond_the_factor(tmp_path: Path, old: float, new: float, worse: bool | None) -> None:
     found = changes(tmp_path, [at(old)], [at(new)])

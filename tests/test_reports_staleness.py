@@ -9,7 +9,7 @@ import pytest
 import yaml
 from reports_factory import SOURCE, end_record, run_record, verdict, write, write_records
 
-from blackswan.contracts import load
+from blackswan.contracts import load, load_vocabulary, loader
 from blackswan.contracts.model import Location
 from blackswan.contracts.tables import ACCELERATORS
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
@@ -25,6 +25,7 @@ from blackswan.reports.evidence import collect, coverage, listing, seen
 from blackswan.reports.records import read
 from blackswan.reports.staleness import current_tree, stale_verdicts
 
+VOCABULARY = load_vocabulary()
 CONTRACT = {
     "contract": "sample",
     "version": "1.0.0",
@@ -46,8 +47,9 @@ CONTRACT = {
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """A small checkout."""
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small checkout, whose contracts are read by this one's vocabulary."""
+    monkeypatch.setattr(loader, "load_vocabulary", lambda: VOCABULARY)
     for folder in FOLDERS:
         (tmp_path / "tree" / folder).mkdir(parents=True)
         (tmp_path / "tree" / folder / "norm.py").write_text(SOURCE)
@@ -96,13 +98,7 @@ def test_removed_claim_makes_its_verdict_stale(evidence: Path, tree: Path) -> No
 def test_evidence_lists_device_date_result_and_staleness(evidence: Path, tree: Path) -> None:
     (tree / "impl" / "norm.py").write_text("x = 1\n")
     line = listing(collect(evidence.parent, current_tree(tree))).splitlines()[1]
-    for expected in (
-        "gpu.jsonl",
-        "cuda:0 (NVIDIA H200)",
-        "2025-03-01",
-        "HELD: 2 held",
-        "STALE, 2 of 2 verdicts: 2 × impl changed",
-    ):
+    for expected in ("gpu.jsonl", "cuda:0 (NVIDIA H200)", "2025-03-01", "HELD: 2 held", "STALE, 2 of 2 verdicts: 2 × impl changed"):
         assert expected in line
 
 
@@ -145,8 +141,7 @@ def test_every_kind_of_device_is_seen_by_a_record_or_never(evidence: Path, tree:
 
 
 @pytest.mark.parametrize(
-    ("header", "kind"),
-    [({"device": "cuda:0", "versions": {"hip": "6.4"}}, "hip"), ({"device": "xpu:0", "versions": {}}, "xpu")],
+    ("header", "kind"), [({"device": "cuda:0", "versions": {"hip": "6.4"}}, "hip"), ({"device": "xpu:0", "versions": {}}, "xpu")]
 )
 def test_hardware_is_named_by_its_own_kind(evidence: Path, tree: Path, header: dict[str, Any], kind: str) -> None:
     verdicts = [{**made, "device": header["device"]} for made in on_cuda(evidence, tree)]
@@ -289,7 +284,6 @@ def test_of_what_lacks_a_verdict_some_are_named() -> None:
 def test_a_loader_that_makes_something_else_of_a_claim_makes_its_verdicts_stale() -> None:
     claim = next(claim for contract in load() for claim in contract.claims if claim.id == "OP-RMSNORM")
     tolerance = claim.tolerance
-    assert tolerance is not None
     doubled = {name: replace(factors, max=2 * factors.max) for name, factors in tolerance.factors.items()}
     others = [
         replace(claim, tolerance=replace(tolerance, factors=doubled)),

@@ -26,14 +26,12 @@ def test_the_record_is_of_the_claims_and_mutants_that_there_are() -> None:
 
 def test_a_failure_at_a_known_place_is_blamed_on_the_function_whose_mutant_fails_there() -> None:
     found = like_failing(CLAIMS["TRN-KILLED-AND-CONTINUED"], broken("process 3, step 1, state, trainable/score.weight", "differs"))
-    assert found is not None
     assert found.operation == STEPS["resume_forgets_moments"].step
     assert "fails here too (resume_forgets_moments" in found.explanation
 
 
 def test_a_failure_at_a_new_place_says_that_it_is_new() -> None:
     found = like_failing(CLAIMS["TRN-KILLED-AND-CONTINUED"], broken("nowhere", "differs"))
-    assert found is not None
     assert "though elsewhere" in found.explanation
 
 
@@ -41,7 +39,6 @@ def test_a_false_claim_about_runs_says_what_was_asked() -> None:
     with applied("order_same_in_each_epoch"):
         verdict = falsify(CLAIMS["DATA-EPOCH-ORDER"], "float32", Implementation("cpu"), Options())
     assert verdict.state is State.FALSIFIED
-    assert verdict.reason is not None
     assert verdict.reason.startswith("asked corpora.epoch_order(")
 
 

@@ -57,23 +57,24 @@ def _layers_swapped(decoder: Decoder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plant", "named"),
+    ("plant", "dtype", "named"),
     [
-        (_theta_in_the_third_layer, "hidden/model.layers.2 is the first to leave …; model.layers.2.self_attn.q_rope (rope): "),
+        (_theta_in_the_third_layer, "float32", "hidden/model.layers.2 is the first to leave …; model.layers.2.self_attn.q_rope (rope): "),
         (
             _keys_negated_in_the_second_layer,
+            "bfloat16",
             "hidden/model.layers.1 is the first to leave …; model.layers.1.self_attn.k_proj (linear): ",
         ),
-        (_epsilon_in_the_last_norm, "hidden/model.norm is the first to leave …; model.norm (rms_norm): "),
+        (_epsilon_in_the_last_norm, "bfloat16", "hidden/model.norm is the first to leave …; model.norm (rms_norm): "),
         (
             _layers_swapped,
+            "float32",
             "hidden/model.layers.1 is the first to leave …; model.layers.1.input_layernorm (rms_norm): is called with",
         ),
     ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_planted_bug_is_found_and_its_place_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], plant: Callable[[Decoder], None], named: str, dtype: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], plant: Callable[[Decoder], None], dtype: str, named: str
 ) -> None:
     def planted(*arguments: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
         decoder = load_decoder(*arguments, dtype=dtype, device=device)

@@ -55,30 +55,23 @@ def test_small_models_have_no_number_that_a_program_would_have_by_mistake() -> N
     ("mutant", "tensor"),
     [
         ("whole_last_value_bias_dropped", "plain hidden/model.layers.2"),
-        ("whole_first_mlp_everywhere", "plain hidden/model.layers.1"),
-        ("whole_layers_in_reverse", "plain hidden/model.layers.0"),
         ("whole_first_layer_detached", "plain gradient/model.layers.0."),
         ("whole_first_layer_alone_quantised", "NF4 hidden/model.layers.1"),
     ],
 )
 def test_the_first_output_that_is_outside_is_the_one_that_fails(mutant: str, tensor: str) -> None:
     found = failing("WHOLE-TORCH", mutant)
-    assert found is not None
     assert found.tensor.startswith(tensor)
 
 
 @pytest.mark.parametrize(
     ("mutant", "place"),
-    [
-        ("whole_last_value_bias_dropped", "model.layers.2.self_attn.v_proj"),
-        ("whole_first_mlp_everywhere", "model.layers.1.mlp.gate_proj"),
-    ],
+    [("whole_last_value_bias_dropped", "model.layers.2.self_attn.v_proj"), ("whole_first_mlp_everywhere", "model.layers.1.mlp.gate_proj")],
 )
 def test_the_culprit_is_the_first_wrong_call_of_that_layer(mutant: str, place: str) -> None:
     found = failing("WHOLE-TORCH", mutant)
     with applied(mutant):
         culprit = diagnose(CLAIMS["WHOLE-TORCH"], case(), found, Implementation("cpu").using("torch"))
-    assert culprit is not None
     assert culprit.path == place
     assert culprit.operation in ("linear", "lora_linear")
 
@@ -87,13 +80,11 @@ def test_a_gradient_that_does_not_arrive_is_blamed_on_its_layer() -> None:
     found = failing("WHOLE-TORCH", "whole_first_layer_detached")
     with applied("whole_first_layer_detached"):
         culprit = diagnose(CLAIMS["WHOLE-TORCH"], case(), found, Implementation("cpu").using("torch"))
-    assert culprit is not None
     assert culprit.path.startswith("model.layers.0")
 
 
 def test_float64_has_to_be_the_references_first() -> None:
     found = failing("WHOLE-QWEN3", "whole_head_norms_swapped")
-    assert found is not None
     assert found.tensor.startswith("float64-plain hidden/model.layers.0")
 
 
@@ -113,7 +104,6 @@ def attention_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("attention_scaled")
 def test_an_error_of_all_rounded_runs_is_no_noise() -> None:
     found = failing("WHOLE-QWEN3", None)
-    assert found is not None
     assert found.tensor == "plain hidden/model.layers.0"
 
 
@@ -126,7 +116,6 @@ def test_the_correct_implementation_holds_by_its_own_noise(seed: int) -> None:
 @pytest.mark.usefixtures("as_on_a_gpu", "attention_scaled")
 def test_the_subjects_own_noise_has_to_be_the_references_first() -> None:
     found = failing("WHOLE-QWEN3", None)
-    assert found is not None
     assert found.tensor == "rounded-plain hidden/model.layers.0"
 
 
@@ -135,7 +124,6 @@ def test_noise_that_only_replays_have_is_found(monkeypatch: pytest.MonkeyPatch) 
     moved = models._Rounding._moved
     monkeypatch.setattr(models._Rounding, "_moved", lambda self, value, step: moved(self, value, max(step, 2.0**-5)))
     found = failing("WHOLE-QWEN3", None)
-    assert found is not None
     assert found.tensor == "rounded-plain hidden/model.embed_tokens"
 
 
