@@ -182,6 +182,12 @@ def metrics_repeat_a_step(before: Any, line: str, epoch: int, step: int | None, 
     return bool(before(line, epoch, None if step is None else step + 1, where))
 
 
+@wrong_step("impl.metrics:_before")
+def metrics_repeat_an_epoch(before: Any, line: str, epoch: int, step: int | None, where: str) -> bool:
+    """The line of the epoch that a continuation ends once more stays."""
+    return bool(before(line, epoch, step, where) or before(line, epoch + 1, 0, where))
+
+
 wrong_step("impl.metrics:cut_back", name="metrics_never_cut_back", doc="A continuation appends to what is there, torn lines too.")(
     lambda *_: None
 )

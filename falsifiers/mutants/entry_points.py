@@ -51,6 +51,16 @@ def evaluation_forgets_what_is_accumulated(forward_only: Any, trainer: Any, batc
     return forward_only(trainer, batch, probabilities)
 
 
+@wrong_step("impl.trainer:Trainer._accumulate")
+def micro_batches_of_a_failed_batch_stay(accumulate: Any, trainer: Any, batch: Any) -> Any:
+    """A batch that fails in a later micro-batch leaves the first one accumulated."""
+    try:
+        return accumulate(trainer, batch)
+    except ValueError:
+        accumulate(trainer, next(iter(batch.split(trainer.micro_batch))))
+        raise
+
+
 @wrong_step("impl.trainer:Trainer.forward_only", "S13")
 def evaluation_decays_moments(forward_only: Any, trainer: Any, batch: Any, probabilities: bool = False) -> Any:
     """An evaluation decays the first moment."""

@@ -38,8 +38,8 @@ from blackswan.falsifiers.system.trial import Trial
 def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
     """A command that is killed at its writes, a line of its metrics torn, and given again with --resume leaves what a whole run does.
 
-    Before, it is interrupted. The first kill comes between two states, so that steps are made again; and the state is written after
-    every so many steps.
+    Before, it is interrupted. Two kills come before a state is written, so that steps are made again, and an epoch ends again; and the
+    state is written after every so many steps.
     """
     rng = trial.rng("kills")
     every = int(rng.integers(2, 4))
@@ -101,12 +101,17 @@ def _between_states(whole: Path, rank: Rank, every: int) -> tuple[list[int], lis
 
 
 def _kills(rng: Generator, events: Sequence[str], every: int, count: int) -> list[Kill]:
-    """Ctrl-C in the second step, a kill between two states, and kills at random events after the beginning, by their names."""
-    first = [Kill(f"open {METRICS}", 2, interrupt=True), Kill(f"open {METRICS}", every)]
+    """Ctrl-C in the second step; kills between an epoch's line and its state, and between two states; and kills at random events after the
+    beginning, by their names."""
+    line = f"open {METRICS}"
+    third = [place for place, event in enumerate(events) if event == line][2]
+    saved = events.index("flush .partial-last")  # the epoch's adapter; its line and the state come next
+    state = next(event for event in events[saved:] if event.startswith("os.rename state/"))
+    first = [Kill(line, 2, interrupt=True), Kill(state, events[third:saved].count(state) + 1), Kill(line, every)]
     names = sorted(
         {name for name in events if not name.startswith(("os.mkdir", f"open {CONFIG}", f"open {STATISTICS}")) and RUN not in name}
     )
-    return [*first, *(Kill(str(name), 1) for name in rng.permutation(names)[: count - 1])]
+    return [*first, *(Kill(str(name), 1) for name in rng.permutation(names)[: count - 2])]
 
 
 def _tear(trial: Trial, rng: Generator, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The entry points of a pipeline: gradient vector, numbers of parameters, evaluation, the empty batch."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -64,6 +65,23 @@ def evaluation_changes_nothing(trial: Trial) -> list[Comparison]:
         mixed.forward_only([8, 2])
         mixed.predict([1])
         mixed.evaluate([0, 1, 2])
+        if name:
+            for pipeline in (plain, mixed):
+                getattr(pipeline, name)(*given)
+        found += same(f"state after {name or 'the end'} {given}", plain.state(), mixed.state())
+    return found
+
+
+def failed_calls_change_nothing(trial: Trial) -> list[Comparison]:
+    """Calls that fail in their last micro-batch, by a label that no class has, leave the state and what was accumulated as they were."""
+    problem = small_run(trial, samples=(10, 7))
+    labels = [*problem.training.labels[:-1], problem.classes]
+    problem, bad = replace(problem, training=replace(problem.training, labels=labels)), len(labels) - 1
+    plain, mixed, found = trial.trainer.pipeline(problem), trial.trainer.pipeline(problem), []
+    for name, *given in (("train_batch", [0, 1, 2]), ("accumulate", [3, 4, 8]), ("apply",), ("train_batch", [5, 6]), ("",)):
+        for failing in ("accumulate", *(["train_batch"] if name != "apply" else [])):
+            called = f"{failing} before {name or 'the end'}"
+            found.append(trial.refuses(called, partial(getattr(mixed, failing), [0, 1, 2, 7, bad]), r"\b(label|class)", "ValueError"))
         if name:
             for pipeline in (plain, mixed):
                 getattr(pipeline, name)(*given)
