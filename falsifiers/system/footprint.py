@@ -124,10 +124,13 @@ def estimate_follows_every_setting(trial: Trial) -> list[Comparison]:
     """Steps of a few micro-batches and of more than are held side by side, in any dtype and quantisation, where a CPU's allocator counts
     every byte: the total against the measure, and the parts of gradients against their count and size."""
     rng, width, found = trial.rng("settings"), float(trial.literal(np.ones(1)).max), list[Comparison]()
-    for accumulation, dtype in (int(rng.integers(1, HELD + 1)), "float32"), (int(rng.integers(HELD + 1, 10)), "bfloat16"):
+    few, many = int(rng.integers(2, HELD + 1)), int(rng.integers(HELD + 1, 10))
+    for accumulation, dtype in (few, "float32"), (many, "bfloat16"), (1, "float32"):
         nf4, double = bool(rng.integers(2)), bool(rng.integers(2))
         work = replace(small(rng, trial.seed, nf4, nf4 and double), targets="all", rank=int(rng.choice([8, 24])), accumulation=accumulation)
         work = replace(work, layers=1, batch=int(rng.integers(1, 4)), seq=int(rng.integers(4, 17)), dtype=dtype)
+        if accumulation == 1:  # what attention keeps weighs more than weights
+            work = replace(work, batch=8, seq=512)
         estimate, measured = trial.memory.estimate(work), trial.memory.measure(work, 1).peak
         gradient = 4 * sum(split(work, counts(work))[1].values())
         name = f"{accumulation} micro-batches"

@@ -105,14 +105,16 @@ def gradient_norms_are_real(trial: Trial) -> list[Comparison]:
 def interrupted_run_goes_on(trial: Trial) -> list[Comparison]:
     """A run that is killed after a step and resumed makes the later steps, parameters and hash of one that was not, bit for bit.
 
-    It is killed before its state was saved for the first time, after, and after the last step; its checkpoints have the same names.
+    It is killed before its state was saved for the first time, after, after a state at the last step of an epoch, which has not ended, and
+    after the last step; its checkpoints have the same names.
     """
     rng, found = trial.rng("kill"), []
     with _run(trial, 2) as (problem, _):
         whole = trial.pretrainer.run(problem)
         last = len(whole.steps)
         stop = int(rng.integers(1, last))
-        for kill, interval in ((1, None), (stop, int(rng.integers(1, min(stop, 3) + 1))), (last, None)):
+        epoch = last // 2
+        for kill, interval in ((1, None), (stop, int(rng.integers(1, min(stop, 3) + 1))), (epoch, epoch), (last, None)):
             when = f"killed after {kill} of {last}"
             settings = {**problem.settings, "save_every": interval}
             killed = replace(problem, output=problem.output.with_name(f"{when}, {interval}"), settings=settings)
