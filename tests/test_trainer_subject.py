@@ -1,6 +1,7 @@
 """transformers' Trainer as a subject: whole runs hold, the multiplied loss of accumulation is found, what it cannot do is lacking."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from falsifiers_claims import CLAIMS
 
 from blackswan import reference
 from blackswan.falsifiers.diagnosis.blame import diagnose
+from blackswan.falsifiers.diagnosis.run_failures import not_averaged
 from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison
@@ -69,6 +71,7 @@ def test_accumulation_multiplies_loss_and_norm_and_is_named() -> None:
     assert culprit is not None
     assert culprit.operation == "accumulation of micro-batches"
     assert "is 2.0000 times what is expected, and a step has 2 micro-batches" in culprit.explanation
+    assert not_averaged(replace(found[0], tensor="steps made")) is None, "twice as many steps are another fault"
 
 
 def _arguments(**changes: Any) -> Callable[[Any], None]:

@@ -63,9 +63,11 @@ def like_failing(claim: Claim, comparison: Comparison) -> Culprit | None:
 
 
 def not_averaged(comparison: Comparison) -> Culprit | None:
-    """The accumulation of micro-batches, where a run answers with as many times what is expected as its steps have of them."""
-    expected, actual = comparison.expected, comparison.actual
-    if not (isinstance(expected, float) and isinstance(actual, float) and math.isclose(actual, ACCUMULATION * expected, rel_tol=1e-4)):
+    """The accumulation of micro-batches, where a loss or a norm is as many times what is expected as the steps of a run have of them."""
+    expected, actual, of_a_mean = comparison.expected, comparison.actual, comparison.tensor.endswith((", loss", ", norm"))
+    if not (of_a_mean and isinstance(expected, float) and isinstance(actual, float)):
+        return None
+    if not math.isclose(actual, ACCUMULATION * expected, rel_tol=1e-4):
         return None
     why = f"is {actual / expected:.4f} times what is expected, and a step has {ACCUMULATION} micro-batches, which add up to no mean"
     return Culprit("accumulation of micro-batches", place(comparison.tensor), f"{comparison.tensor} {why}")
