@@ -37,7 +37,7 @@ def checked(signature: Signature, declared: Mapping[str, Any]) -> dict[str, str]
 
 
 def shared_out(operations: Mapping[str, Signature], declared: Declaration) -> dict[str, Declaration]:
-    """What is declared of several operations at once, for each of them that has the convention; by the name `operation.convention` of one.
+    """Each operation gets what is declared of it: a name is of every operation that has such a convention, `operation.name` of one alone.
 
     ValueError where none of them has it.
     """

@@ -237,7 +237,7 @@ def test_a_pickled_adapter_is_pointed_out(saved: tuple[Path, DecoderConfig]) -> 
 
 
 def test_an_edited_setting_of_an_adapter_is_named(saved: tuple[Path, DecoderConfig]) -> None:
-    """Of those that are PEFT's, CKPT-ADAPTER-REFUSES asks it."""
+    """The edited setting is of blackswan.json; CKPT-ADAPTER-REFUSES edits those of PEFT's file."""
     path, config = saved
     (path / "blackswan.json").write_text((path / "blackswan.json").read_text().replace('"step": 2', '"step": 3', 1))
     with pytest.raises(ValueError, match="is not what was saved"):

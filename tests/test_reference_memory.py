@@ -63,7 +63,7 @@ def test_does_nothing_without_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is called of the C library."""
+    """A stand-in for the C library notes its calls here."""
     names: list[str] = []
 
     def noted(name: str) -> Callable[..., int]:

@@ -36,7 +36,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "bitsandbytes": (),
     "liger": (),
 }
-"""What `blackswan vet` is asked, and the conventions that are declared of it."""
+"""Each subject that `blackswan vet` is asked, with the conventions that are declared of it."""
 OF_ITS_OWN = {
     "transformers:MODEL": "loss_dtype=storage",
     "transformers:MODEL_EAGER": "loss_dtype=storage",
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def asked(name: str) -> dict[str, Any]:
-    """What `blackswan vet` says of a subject: the numbers of verdicts, why claims were not asked, and the falsified ones with a replay."""
+    """Asks `blackswan vet` of a subject: the numbers of verdicts, why claims were not asked, and the falsified ones with a replay."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "verdicts.jsonl"
         declared = [word for each in SUBJECTS[name] for word in ("--declare", each)]
@@ -192,7 +192,7 @@ def table(found: Mapping[str, Any]) -> list[str]:
 
 
 def falsified(found: Mapping[str, Any]) -> list[str]:
-    """What is falsified of each subject, by which finding, with its replay; and what it lacks."""
+    """Lists each subject's falsified claims with their findings and replays, and the reasons why claims were not asked."""
     lines: list[str] = []
     for name in SUBJECTS:
         if failures := found[name]["falsified"]:
@@ -212,7 +212,7 @@ def _row(failure: Mapping[str, str]) -> str:
 
 
 def reproductions() -> tuple[list[str], bool]:
-    """What each reproduction says and prints, and whether one failed."""
+    """Runs each reproduction: gives its lines of the page, and whether one of them failed."""
     lines = ["## Reproductions", "", "Each finding is shown here without Blackswan.", ""]
     failed = False
     for script in _scripts():

@@ -164,7 +164,7 @@ class Campaign:
         return verdict
 
     def _declared(self, claim: Claim) -> str:
-        """What the subject declares of the claim's operation, or of those of a whole model or run, in words."""
+        """The subject's declarations in words: of the claim's operation, or for a whole model or run of all that have some."""
         if claim.operation:
             return shown(declaration(self.subject, claim.operation))
         of_several = (claim.check or "").startswith(("whole_models.", "runs."))

@@ -82,7 +82,7 @@ def each_entry_is_right(attack: Attack, case: Case) -> list[Comparison]:
 
 
 def _rounds_each_step(attack: Attack) -> bool:
-    """Whether the subject declares that it rounds each step, and so more than once."""
+    """True where the subject declares that it rounds each step, and so more than once."""
     return attack.declared.get(attack.claim.operation or "", {}).get("intermediates") == "storage"
 
 
