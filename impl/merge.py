@@ -119,8 +119,10 @@ def load_merged(folder: Path) -> tuple[Checkpoint, Adapter]:
 
 
 def _config(config: DecoderConfig, source: Path | None) -> dict[str, Any]:
-    """The base's config.json as a language model's, or the architecture's own."""
+    """The base's config.json as a language model's, or the architecture's own.
+
+    Rotary parameters are the architecture's own: transformers 4 and 5 spell them in different keys, which must not contradict each other.
+    """
     values = {} if source is None or is_apr(source) else read_object(source / CONFIG)
-    kept = {key: value for key, value in values.items() if key not in ("torch_dtype", "num_labels", "id2label", "label2id")}
-    plain = to_huggingface(config)
-    return plain | kept | {"architectures": plain["architectures"]}
+    other = ("torch_dtype", "num_labels", "id2label", "label2id", "architectures", "rope_theta", "rope_scaling", "rope_parameters")
+    return to_huggingface(config) | {key: value for key, value in values.items() if key not in other}

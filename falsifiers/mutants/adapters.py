@@ -1,5 +1,6 @@
 """Wrong adapters, checkpoints, merges and saves: one step of `impl` replaced while the subject runs."""
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -219,6 +220,37 @@ wrong_steps(
         "P4, P29",
     ),
 )
+
+
+wrong_steps(
+    "impl.architecture:_Reading._rope_scaling",
+    config_scaling_ignored=("Scaled rotary frequencies of config.json are read as plain ones.", lambda _read, _self: None),
+    config_original_positions_assumed=(
+        "The number of original positions is Llama 3's, whatever config.json says.",
+        lambda read, self: (found := read(self)) and replace(found, original_positions=8192),
+    ),
+)
+wrong_step(
+    "impl.architecture:_Reading._theta",
+    name="config_theta_at_one_place",
+    doc="The base of the rotary angles is read as transformers 4 has it.",
+)(lambda _, self: float(self.values.get("rope_theta", 10_000.0)))
+wrong_step(
+    "impl.architecture:_Reading._head_dim",
+    name="config_head_dim_by_kv_heads",
+    doc="Without head_dim the hidden size is shared out to key heads.",
+)(lambda read, self, family: read(self, family) if "head_dim" in self.values else self.values["hidden_size"] // self._kv_heads(family))
+wrong_step(
+    "impl.architecture:_rope",
+    name="saved_scaling_for_one_version",
+    doc="A saved config.json has scaled frequencies as transformers 5 reads them alone.",
+)(lambda rope, config: {key: value for key, value in rope(config).items() if key != "rope_scaling"})
+
+
+@wrong_step("impl.merge:_config")
+def merged_config_contradicts_itself(config: Step, architecture: Any, source: Path) -> dict[str, Any]:
+    """The merged config.json has the base's rotary parameters beside the architecture's own, which are spelled otherwise."""
+    return {**config(architecture, source), **json.loads((source / "config.json").read_text())}
 
 
 @wrong_step("impl.merge:_dequantized", "P27")

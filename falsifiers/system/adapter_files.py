@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from blackswan.falsifiers.numeric.precision import STORAGE
 from blackswan.falsifiers.numeric.strategies import parameters
 from blackswan.falsifiers.runner.real_input import RealInput
 from blackswan.falsifiers.subjects.doors.files import AdapterSettings
+from blackswan.falsifiers.system import config_files
 from blackswan.falsifiers.system.workloads import through_nf4
 from blackswan.reference.classifier import TARGETS, trainable_names
 from blackswan.reference.decoder import parameter_shapes
@@ -25,17 +26,6 @@ CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json
 ADAPTER_CONFIG, ADAPTER_WEIGHTS, BESIDE, HEAD = "adapter_config.json", "adapter_model.safetensors", "blackswan.json", "head.safetensors"
 PREFIX = "base_model.model."
 CLASSES = 5
-KEYS = {
-    "vocab": "vocab_size",
-    "hidden": "hidden_size",
-    "intermediate": "intermediate_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "eps": "rms_norm_eps",
-    "tied": "tie_word_embeddings",
-}
 PEFT_DEFAULTS: dict[str, Any] = {
     **dict.fromkeys(("alora_invocation_tokens", "arrow_config", "auto_mapping", "corda_config", "eva_config", "exclude_modules")),
     **dict.fromkeys(("kasa_config", "layer_replication", "layers_pattern", "layers_to_transform", "lora_ga_config", "megatron_config")),
@@ -51,7 +41,8 @@ PEFT_DEFAULTS: dict[str, Any] = {
 class Model:
     """A classifier: scalars of `classifier_forward`, its decoder as a checkpoint holds it in `dtype`, LoRA and head in float32, a batch.
 
-    `trained_in` is the dtype in which training had the weights when it quantised them, where that is not `dtype`.
+    `trained_in` is the dtype in which training had the weights when it quantised them, where that is not `dtype`; `config` is what
+    config.json says, where it is not the plain spelling.
     """
 
     scalars: dict[str, Any]
@@ -61,6 +52,7 @@ class Model:
     input_ids: Array
     mask: Array
     trained_in: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def settings(self) -> AdapterSettings:
@@ -76,10 +68,7 @@ class Model:
     def write_checkpoint(self, folder: Path) -> Path:
         """The decoder as a Hugging Face checkpoint."""
         folder.mkdir(parents=True)
-        scalars = self.scalars
-        config = {key: scalars[name] for name, key in KEYS.items()} | {"model_type": scalars["family"], "hidden_act": "silu"}
-        config |= {"rope_theta": scalars["theta"], "max_position_embeddings": 512, "pad_token_id": 0}
-        (folder / CONFIG).write_text(json.dumps(config))
+        (folder / CONFIG).write_text(json.dumps(self.config or config_files.plain(self.scalars)))
         save_file(self.decoder, folder / WEIGHTS)
         return folder
 
@@ -96,20 +85,24 @@ class Model:
 
 
 def generated(rng: Generator, seed: int, dtype: str, **fixed: Any) -> Model:
-    """A small classifier of any family; `fixed` are scalars that are not drawn."""
-    kv_heads, groups = int(rng.integers(1, 3)), int(rng.integers(1, 3))
+    """A small classifier of any family, its config.json in any spelling; `fixed` are scalars that are not drawn.
+
+    Its rotary frequencies are scaled or not, unless `factor` is fixed.
+    """
+    kv_heads, groups, hidden = int(rng.integers(1, 3)), int(rng.integers(1, 3)), int(rng.choice([16, 32]))
     scalars = {
         "family": str(rng.choice(["llama", "qwen2", "qwen3"])),
         "vocab": 32,
-        "hidden": int(rng.choice([16, 32])),
+        "hidden": hidden,
         "intermediate": int(rng.choice([24, 48])),
         "layers": int(rng.integers(1, 3)),
         "heads": kv_heads * groups,
         "kv_heads": kv_heads,
-        "head_dim": int(rng.choice([8, 16])),
+        "head_dim": int(rng.choice([8, 16, hidden // (kv_heads * groups)])),
         "eps": float(rng.choice([1e-5, 1e-6])),
         "theta": float(rng.choice([1e4, 1e6])),
         "tied": bool(rng.integers(2)),
+        **(config_files.SCALED if rng.integers(2) else {"factor": 1.0}),
         **_adaptation(rng),
         **fixed,
     }
@@ -117,7 +110,7 @@ def generated(rng: Generator, seed: int, dtype: str, **fixed: Any) -> Model:
     input_ids, mask = rng.integers(0, 32, (3, int(lengths.max()))), np.arange(int(lengths.max())) < lengths[:, None]
     if rng.integers(2):
         input_ids, mask = input_ids[:, ::-1].copy(), mask[:, ::-1].copy()
-    return _filled(scalars, seed, dtype, None, input_ids, mask)
+    return replace(_filled(scalars, seed, dtype, None, input_ids, mask), config=config_files.spelled(rng, scalars))
 
 
 def shipped(rng: Generator, seed: int, **fixed: Any) -> Model:

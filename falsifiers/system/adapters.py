@@ -19,6 +19,7 @@ from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare
 from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF
+from blackswan.falsifiers.system import config_files
 from blackswan.falsifiers.system.adapter_files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -94,10 +95,10 @@ def adapter_arrives_exactly(trial: Trial) -> list[Comparison]:
 def saved_adapter_gives_the_logits(trial: Trial) -> list[Comparison]:
     """The reference's logits of a saved adapter's files are exactly the model's, and the subject's are so within noise.
 
-    This is asked on the shipped checkpoint and on a small random one.
+    This is asked on the shipped checkpoint and on small random ones, the architecture of each spelled in a way of its own.
     """
     rng, found = trial.rng("model"), []
-    for model in (shipped(rng, trial.seed), generated(rng, trial.seed, "float32")):
+    for model in (shipped(rng, trial.seed), *(generated(rng, trial.seed, "float32") for _ in range(3))):
         with _saved(trial, model) as folder:
             stored = read_adapter(folder / "adapter", model.scalars)
             actual = trial.files.adapter_logits(folder / "adapter", folder / "base", model.input_ids, model.mask)
@@ -170,7 +171,8 @@ def _sums(model: Model, merged: Path, base_folder: Path) -> list[Comparison]:
     paths = sorted(f"{path}.weight" for path in projections(model))
     plain, others = ({name: value for name, value in tensors.items() if name not in paths} for tensors in (model.decoder, stored))
     found = _same_tensors({name: model.trainable[name] for name in ("score.weight", "score.bias")}, head)
-    return found + _same_keys(CONFIG, base, config) + _same_tensors(plain, others) + [_sum(model, name, stored.get(name)) for name in paths]
+    found += _same_keys(CONFIG, config_files.others(base), config) + same(CONFIG, *map(config_files.said, (base, config)))
+    return found + _same_tensors(plain, others) + [_sum(model, name, stored.get(name)) for name in paths]
 
 
 def merged_gives_the_logits(trial: Trial) -> list[Comparison]:
@@ -198,9 +200,10 @@ def saved_checkpoint_is_exact(trial: Trial) -> list[Comparison]:
     with tempfile.TemporaryDirectory() as parent:
         base, copy = model.write_checkpoint(Path(parent) / "base"), Path(parent) / "copy"
         loaded = trial.files.copy_checkpoint(base, copy)
-        stored, config, architecture = load_file(copy / WEIGHTS), _json(copy / CONFIG), _json(base / CONFIG)
-    del architecture["pad_token_id"]
-    return _same_tensors(model.decoder, stored) + _same_keys(CONFIG, architecture, config) + _same_tensors(model.decoder, loaded)
+        stored, architectures = load_file(copy / WEIGHTS), [config_files.said(_json(each / CONFIG)) for each in (base, copy)]
+        elder = config_files.said({key: value for key, value in _json(copy / CONFIG).items() if key != "rope_parameters"})
+    found = same(CONFIG, *architectures) + same(f"{CONFIG} as transformers 4 reads it", architectures[0], elder)
+    return _same_tensors(model.decoder, stored) + found + _same_tensors(model.decoder, loaded)
 
 
 def interrupted_save_leaves_a_whole_adapter(trial: Trial) -> list[Comparison]:

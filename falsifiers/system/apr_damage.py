@@ -167,7 +167,7 @@ PROMISES: dict[str, Damage] = {
 
 def _small(trial: Trial) -> tuple[Image, dict[str, Array]]:
     """A small Qwen2 whose file is as it should be, and its tensors."""
-    sizes = {"layers": 1, "hidden": 16, "intermediate": 24, "heads": 2, "kv_heads": 1, "head_dim": 8}
+    sizes = {"layers": 1, "hidden": 16, "intermediate": 24, "heads": 2, "kv_heads": 1, "head_dim": 8, "factor": 1.0}
     model = generated(trial.rng("model"), trial.seed, "float32", family="qwen2", nf4=False, tied=False, **sizes)
     return image(metadata(model.scalars), [plain(name, value, "F32") for name, value in model.decoder.items()]), model.decoder
 

@@ -64,7 +64,7 @@ def _bits(value: Array) -> Array:
 
 
 def _drawn(trial: Trial, **fixed: Any) -> Model:
-    return generated(trial.rng("model"), trial.seed, "float32", nf4=False, **fixed)
+    return replace(generated(trial.rng("model"), trial.seed, "float32", nf4=False, factor=1.0, **fixed), config={})
 
 
 def _reads_alike(trial: Trial, folder: Path, model: Model, file: Image) -> list[Comparison]:

@@ -152,7 +152,7 @@ def small(trial: Trial, name: str, fixed: Mapping[str, Any], family: str | None 
     scalars |= {"double_quantize": settings["double_quantize"], "vocab": tokenizer().get_vocab_size()}
     scalars |= {} if family is None else {"family": family}
     with tempfile.TemporaryDirectory() as folder:
-        model = generated(rng, trial.seed, "float32", **scalars)
+        model = generated(rng, trial.seed, "float32", factor=1.0, **scalars)
         base = model.write_checkpoint(Path(folder) / "base")
         (base / TOKENIZER).write_text(json.dumps({**json.loads((CHECKPOINT / TOKENIZER).read_text()), **LEFT_BY_OTHERS}))
         yield Small(Path(folder), model, settings)

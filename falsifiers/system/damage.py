@@ -5,6 +5,7 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -232,7 +233,7 @@ def refuses_tokenizer(trial: Trial) -> list[Comparison]:
 
 def refuses_adapter(trial: Trial) -> list[Comparison]:
     """Each damage of an adapter of PEFT's is refused by file and key, and so are bases that it was not trained on."""
-    model = generated(trial.rng("model"), trial.seed, "float32", nf4=False, layers=2, targets="q_v")
+    model = replace(generated(trial.rng("model"), trial.seed, "float32", nf4=False, factor=1.0, layers=2, targets="q_v"), config={})
     with tempfile.TemporaryDirectory() as parent:
         base, theirs = model.write_checkpoint(Path(parent) / "base"), model.write_peft(Path(parent) / "theirs")
         damaged = _refuses(trial, theirs, ADAPTER_DAMAGE, lambda folder: trial.files.load_adapter(folder, base))
