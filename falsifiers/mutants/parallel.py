@@ -109,6 +109,11 @@ def parallel_hashes_the_first_chunk(fingerprint: Any, tensor: Any) -> Any:
     return fingerprint(tensor.detach().flatten()[: agreement._CHUNK])
 
 
+wrong_step("impl.group:_places", name="environment_of_workers_ignored", doc="Each worker that torchrun started trains by itself.")(
+    lambda _places, _environment: (0, 1, 0)
+)
+
+
 @wrong_step("impl.group:DistributedGroup.sum")
 def parallel_sums_the_first_chunk(summed: Any, group: Any, tensor: Any) -> Any:
     """Only the first chunk of the gradient is summed over the workers."""

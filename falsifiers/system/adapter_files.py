@@ -98,7 +98,7 @@ def generated(rng: Generator, seed: int, dtype: str, **fixed: Any) -> Model:
         "layers": int(rng.integers(1, 3)),
         "heads": kv_heads * groups,
         "kv_heads": kv_heads,
-        "head_dim": int(rng.choice([8, 16, hidden // (kv_heads * groups)])),
+        "head_dim": int(rng.choice([8, 16, *[hidden // (kv_heads * groups)] * 2])),
         "eps": float(rng.choice([1e-5, 1e-6])),
         "theta": float(rng.choice([1e4, 1e6])),
         "tied": bool(rng.integers(2)),

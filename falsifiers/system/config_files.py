@@ -46,7 +46,7 @@ def spelled(rng: Generator, scalars: Mapping[str, Any]) -> dict[str, Any]:
         "tie_word_embeddings": not scalars["tied"],
         "hidden_act": True,
     }
-    for key in (key for key, able in absent.items() if able and rng.integers(2)):
+    for key in (key for key, able in absent.items() if able and rng.integers(4)):
         del found[key]
     neutral = {"attention_bias": False, "mlp_bias": False} if llama else {"use_sliding_window": False, "sliding_window": 4}
     neutral |= {"layer_types": ["full_attention"] * scalars["layers"], "use_cache": False}

@@ -20,7 +20,7 @@ from blackswan.falsifiers.subjects.impl.kill_points import KillPoints, file_even
 from blackswan.falsifiers.subjects.impl.workers import on_ranks
 from blackswan.impl import __main__ as command
 from blackswan.impl.corpus import Sample
-from blackswan.impl.group import ALONE, Group
+from blackswan.impl.group import ALONE, Group, joined
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.reference.table import Array
 
@@ -55,7 +55,8 @@ class Commands(Door):
 
         Raises a RuntimeError where one of them fails.
         """
-        outcomes = on_ranks(_joined, workers, (self._given(arguments), folder, texts, labels), self._device)
+        given = self._given(arguments), folder, texts, labels
+        outcomes = on_ranks(_joined, workers, given, self._device, by_environment=torch.device(self._device).type == "cpu")
         if failed := [f"rank {rank}: {each.ended}" for rank, each in enumerate(outcomes) if each.answer is None]:
             raise RuntimeError("; ".join(failed))
         return [each.answer[0] for each in outcomes], [each.answer[1] for each in outcomes]
@@ -93,13 +94,15 @@ def _watched(group: Group, device: torch.device, folder: Path, kill: Kill | None
 def _joined(
     group: Group, device: torch.device, arguments: Sequence[str], folder: Path, texts: Sequence[str], labels: Sequence[Label]
 ) -> tuple[Said, Opened]:
-    """The command finds the group in which this process is, in the place of torchrun's environment."""
-    with mock.patch("blackswan.impl.group.joined", return_value=nullcontext((group, device))):
+    """The command finds the others by torchrun's environment; where NCCL would need a GPU for each, the group that is there."""
+    there = group is not ALONE
+    with mock.patch("blackswan.impl.group.joined", return_value=nullcontext((group, device))) if there else nullcontext():
         said = _run(arguments)
     if said.status:
         raise RuntimeError(f"{arguments[0]} ended with status {said.status}: {said.err.strip()[-600:]}")
-    group.barrier()  # the first worker writes the folder
-    return said, _opened(group, device, folder, texts, labels)
+    with nullcontext((group, device)) if there else joined(str(device)) as (group, device):
+        group.barrier()  # the first worker writes the folder
+        return said, _opened(group, device, folder, texts, labels)
 
 
 def _opened(group: Group, device: torch.device, folder: Path, texts: Sequence[str], labels: Sequence[Label]) -> Opened:

@@ -7,6 +7,7 @@ and a run costs no start of Python.
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -50,17 +51,20 @@ class Outcome:
         return "" if self.error is None else f"{self.error}: {self.message}"
 
 
-def on_ranks(function: Callable[..., Any], size: int, arguments: tuple[Any, ...], device: object) -> list[Outcome]:
+def on_ranks(
+    function: Callable[..., Any], size: int, arguments: tuple[Any, ...], device: object, *, by_environment: bool = False
+) -> list[Outcome]:
     """Runs `function(group, device, *arguments)` on each rank, with the change of a mutant that holds here.
 
-    The function is found by its module and name; arguments and answers travel by pickle.
+    The function is found by its module and name; arguments and answers travel by pickle. With `by_environment` each rank is ALONE and has
+    the environment that torchrun gives, so that the function can find the others itself.
     """
     _serve()
     with tempfile.TemporaryDirectory() as folder:
-        ranks = []
+        ranks, port = [], _free_port() if by_environment else None
         for rank in range(size):
             receiving, sending = _FORKS.Pipe(duplex=False)
-            given = (sending, function, arguments, rank, size, str(device), Path(folder) / "group", planted())
+            given = (sending, function, arguments, rank, size, str(device), Path(folder) / "group", port, planted())
             process = _FORKS.Process(target=_run, args=given, daemon=True)
             with _free_to_start():
                 process.start()
@@ -68,6 +72,12 @@ def on_ranks(function: Callable[..., Any], size: int, arguments: tuple[Any, ...]
             ranks.append((process, receiving))
         end = time.monotonic() + RUN_SECONDS
         return [_received(process, pipe, end) for process, pipe in ranks]
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
 
 
 def _serve() -> None:
@@ -114,6 +124,7 @@ def _run(
     size: int,
     device: str,
     meeting: Path,
+    port: int | None,
     mutant: str | None,
 ) -> None:
     """One rank. Ctrl-C is the parent's business."""
@@ -124,7 +135,10 @@ def _run(
     exchange = own if several else torch.device("cpu")
     try:
         with replanted(mutant):
-            if size == 1:
+            if port is not None:
+                os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": "0"}  # as if each had a machine of its own
+                os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            if size == 1 or port is not None:
                 outcome = Outcome(function(ALONE, own, *arguments))
             else:
                 with connected(rank, size, exchange, f"file://{meeting}", timeout=GROUP_SECONDS) as group:
