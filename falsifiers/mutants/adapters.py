@@ -247,6 +247,19 @@ wrong_step(
 )(lambda rope, config: {key: value for key, value in rope(config).items() if key != "rope_scaling"})
 
 
+wrong_step(
+    "impl.saved:random_tensors",
+    name="random_base_of_another_seed",
+    doc="An adapter on random weights is opened on those of the first seed.",
+)(lambda tensors, architecture, _seed: tensors(architecture, 0))
+wrong_step("impl.adapter:save_file", name="adapter_without_format", doc="The adapter's file does not say that it holds tensors of torch.")(
+    lambda save, tensors, path, metadata=None: save(tensors, path)
+)
+wrong_step("impl.merge:is_apr", name="merge_reads_files_as_folders", doc="The base's config.json is looked for beside an .apr file too.")(
+    lambda _is_apr, _source: False
+)
+
+
 @wrong_step("impl.merge:_config")
 def merged_config_contradicts_itself(config: Step, architecture: Any, source: Path) -> dict[str, Any]:
     """The merged config.json has the base's rotary parameters beside the architecture's own, which are spelled otherwise."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from blackswan import reference
@@ -58,8 +59,10 @@ def _saved(trial: Trial, model: Model, *, merged: bool = False) -> Iterator[Path
 def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     """After a save, adapter_model.safetensors has PEFT's names, dtypes and bits, and adapter_config.json PEFT's keys."""
     model = generated(trial.rng("model"), trial.seed, "float32")
-    with _saved(trial, model) as folder:
+    with _saved(trial, model, merged=True) as folder:
         stored, config = load_file(folder / "adapter" / ADAPTER_WEIGHTS), _json(folder / "adapter" / ADAPTER_CONFIG)
+        files = [folder / "adapter" / ADAPTER_WEIGHTS, folder / "merged" / WEIGHTS]
+        formats = [each for file in files for each in same(f"{file.name}, metadata", {"format": "pt"}, _metadata(file))]
     said = {
         "peft_type": "LORA",
         "task_type": "SEQ_CLS",
@@ -75,7 +78,14 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     }
     config["target_modules"] = sorted(config.get("target_modules") or [])
     tensors = _same_tensors({PREFIX + name: value for name, value in model.trainable.items()}, stored)
-    return _same_keys(ADAPTER_CONFIG, said, config) + tensors
+    return _same_keys(ADAPTER_CONFIG, said, config) + tensors + formats
+
+
+def _metadata(file: Path) -> dict[str, str]:
+    """What a safetensors file says of itself. transformers opens none that does not say `pt`."""
+    with safe_open(file, "np") as opened:
+        found: dict[str, str] = opened.metadata() or {}
+    return found
 
 
 def adapter_arrives_exactly(trial: Trial) -> list[Comparison]:

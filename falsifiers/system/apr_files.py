@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file
 
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.numeric import apr_format
 from blackswan.falsifiers.numeric.apr_format import BLOCKS, CODES, PLAIN, ROW_MAJOR, Image, Stored, decode, plain
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly
 from blackswan.falsifiers.numeric.generators import Generator
-from blackswan.falsifiers.system.adapter_files import TOKENIZER, Model, generated
+from blackswan.falsifiers.system import config_files
+from blackswan.falsifiers.system.adapter_files import CONFIG, TOKENIZER, WEIGHTS, Model, generated
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
@@ -95,7 +97,17 @@ def equals_safetensors(trial: Trial) -> list[Comparison]:
     unused = b'"n_embd": null}' if "n_embd" not in said else b'"hidden_size": null}'
     file = image(said, rows + own, order=order, header={"flags": flags}, footer=bool(rng.integers(2)))
     with _folder() as folder:
-        return _reads_alike(trial, folder, model, replace(file, metadata=repeated[:-1] + b", " + unused))
+        found = _reads_alike(trial, folder, model, replace(file, metadata=repeated[:-1] + b", " + unused))
+        return found + _merges_alike(trial, folder)
+
+
+def _merges_alike(trial: Trial, folder: Path) -> list[Comparison]:
+    """An adapter is merged into the file as it is into the folder."""
+    merged = [folder / "merged folder", folder / "merged file"]
+    for base, each in zip(("base", "model.apr"), merged, strict=True):
+        trial.files.merge(folder / "adapter", folder / base, each)
+    said = (config_files.said(json.loads((each / CONFIG).read_text())) for each in merged)
+    return [*same_bits(*(load_file(each / WEIGHTS) for each in merged)), *same("config.json of the merged", *said)]
 
 
 def quantised_exact(trial: Trial) -> list[Comparison]:

@@ -24,7 +24,7 @@ SCALING = {
     "original_positions": "original_max_position_embeddings",
 }
 """Scalars of scaled rotary frequencies, by the keys of the rope_type llama3."""
-SCALED: dict[str, float] = {"factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 3.0, "original_positions": 24.0}
+SCALED: dict[str, Any] = {"factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 3.0, "original_positions": 24}
 """Among the wavelengths of small heads some are shorter than 8 positions, some longer than 12, and some between."""
 DEFAULT_THETA = 10_000.0
 ROTARY = ("rope_theta", "rope_scaling", "rope_parameters")
@@ -48,7 +48,7 @@ def spelled(rng: Generator, scalars: Mapping[str, Any]) -> dict[str, Any]:
     }
     for key in (key for key, able in absent.items() if able and rng.integers(4)):
         del found[key]
-    neutral = {"attention_bias": False, "mlp_bias": False} if llama else {"use_sliding_window": False, "sliding_window": 4}
+    neutral: dict[str, Any] = {"attention_bias": False, "mlp_bias": False} if llama else {"use_sliding_window": False, "sliding_window": 4}
     neutral |= {"layer_types": ["full_attention"] * scalars["layers"], "use_cache": False}
     found |= {key: value for key, value in neutral.items() if rng.integers(2)}
     return found | _rotary(rng, scalars, found)
@@ -59,7 +59,6 @@ def _rotary(rng: Generator, scalars: Mapping[str, Any], found: dict[str, Any]) -
     theta = {"rope_theta": found.pop("rope_theta")}
     if scalars.get("factor", 1.0) != 1.0:
         scaling = {"rope_type": "llama3", **{key: scalars[name] for name, key in SCALING.items()}}
-        scaling["original_max_position_embeddings"] = int(scalars["original_positions"])
         ways = [theta | {"rope_scaling": scaling}, {"rope_parameters": scaling | theta}]
         return ways[int(rng.integers(2))]
     ways = [

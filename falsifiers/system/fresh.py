@@ -11,6 +11,7 @@ import numpy as np
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_at_most, value_inside
 from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.system.config_files import SCALED
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.workloads import FAMILIES
@@ -43,7 +44,7 @@ def _fresh(trial: Trial, name: str, model: Path | Mapping[str, Any], settings: d
     first, again, other = (
         trial.classifiers.fresh(model, {**settings, "seed": settings["seed"] + step}, ["rm -rf", "date +%s"]) for step in (0, 0, 1)
     )
-    found = [*same("logits", first.plain, first.logits), *same("again", first, again)]
+    found = [*same("logits", first.plain, first.logits), *same("again", first, again), *same("opened again", first.logits, first.opened)]
     scaled: list[Array] = []
     for label, part in (("", first), (" of the next seed", other)):
         for tensor, value in part.trainable.items():
@@ -91,7 +92,7 @@ def _architecture(rng: Generator, family: str) -> dict[str, Any]:
         "layers": int(rng.integers(1, 3)),
     }
     heads = {"heads": kv_heads * groups, "kv_heads": kv_heads, "head_dim": 64}
-    return {**sizes, **heads, "family": family, "eps": 1e-6, "theta": 1e4, "tied": bool(rng.integers(2)), "max_positions": 64}
+    return {**sizes, **heads, "family": family, "eps": 1e-6, "theta": 1e4, "tied": bool(rng.integers(2)), "max_positions": 64, **SCALED}
 
 
 def _settings(rng: Generator, targets: str) -> dict[str, Any]:

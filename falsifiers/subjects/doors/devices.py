@@ -91,11 +91,13 @@ class Quantised:
 
 @dataclass(frozen=True)
 class FreshClassifier:
-    """Trainable tensors by name, the logits of some texts, and those of the same decoder and head without an update."""
+    """Trainable tensors by name, the logits of some texts, those of the same decoder and head without an update, and those of what was
+    saved and opened again."""
 
     trainable: dict[str, Array]
     logits: Array
     plain: Array
+    opened: Array
 
 
 @dataclass(frozen=True)

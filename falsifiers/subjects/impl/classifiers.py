@@ -40,7 +40,11 @@ class Classifiers(Door):
         with torch.no_grad():
             logits, plain = (made(*tokens).cpu().numpy() for made in (pipeline.classifier, self._without_update(pipeline.classifier)))
         trainable = {name: value.detach().cpu().numpy() for name, value in pipeline.classifier.trainable_parameters().items()}
-        return FreshClassifier(trainable, logits, plain)
+        with tempfile.TemporaryDirectory() as folder:
+            pipeline.save(Path(folder) / "adapter")
+            opened = ClassifyPipeline.from_saved(Path(folder) / "adapter", device=self._device)
+        with torch.no_grad():
+            return FreshClassifier(trainable, logits, plain, opened.classifier(*tokens).cpu().numpy())
 
     def answers(
         self, model: Path, hyperparameters: Mapping[str, Any], trainable: Mapping[str, Array], texts: Sequence[str], labels: Sequence[Label]
