@@ -253,7 +253,7 @@ wrong_step(
     doc="An adapter on random weights is opened on those of the first seed.",
 )(lambda tensors, architecture, _seed: tensors(architecture, 0))
 wrong_step("impl.adapter:save_file", name="adapter_without_format", doc="The adapter's file does not say that it holds tensors of torch.")(
-    lambda save, tensors, path, metadata=None: save(tensors, path)
+    lambda save, tensors, path, **_metadata: save(tensors, path)
 )
 wrong_step("impl.merge:is_apr", name="merge_reads_files_as_folders", doc="The base's config.json is looked for beside an .apr file too.")(
     lambda _is_apr, _source: False

@@ -59,10 +59,9 @@ def _saved(trial: Trial, model: Model, *, merged: bool = False) -> Iterator[Path
 def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     """After a save, adapter_model.safetensors has PEFT's names, dtypes and bits, and adapter_config.json PEFT's keys."""
     model = generated(trial.rng("model"), trial.seed, "float32")
-    with _saved(trial, model, merged=True) as folder:
+    with _saved(trial, model) as folder:
         stored, config = load_file(folder / "adapter" / ADAPTER_WEIGHTS), _json(folder / "adapter" / ADAPTER_CONFIG)
-        files = [folder / "adapter" / ADAPTER_WEIGHTS, folder / "merged" / WEIGHTS]
-        formats = [each for file in files for each in same(f"{file.name}, metadata", {"format": "pt"}, _metadata(file))]
+        metadata = _metadata(folder / "adapter" / ADAPTER_WEIGHTS)
     said = {
         "peft_type": "LORA",
         "task_type": "SEQ_CLS",
@@ -78,14 +77,13 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     }
     config["target_modules"] = sorted(config.get("target_modules") or [])
     tensors = _same_tensors({PREFIX + name: value for name, value in model.trainable.items()}, stored)
-    return _same_keys(ADAPTER_CONFIG, said, config) + tensors + formats
+    return _same_keys(ADAPTER_CONFIG, said, config) + tensors + metadata
 
 
-def _metadata(file: Path) -> dict[str, str]:
-    """What a safetensors file says of itself. transformers opens none that does not say `pt`."""
+def _metadata(file: Path) -> list[Comparison]:
+    """A safetensors file says `pt` of itself: transformers opens none that does not."""
     with safe_open(file, "np") as opened:
-        found: dict[str, str] = opened.metadata() or {}
-    return found
+        return same(f"{file.name}, metadata", {"format": "pt"}, opened.metadata())
 
 
 def adapter_arrives_exactly(trial: Trial) -> list[Comparison]:
@@ -181,7 +179,11 @@ def _sums(model: Model, merged: Path, base_folder: Path) -> list[Comparison]:
     paths = sorted(f"{path}.weight" for path in projections(model))
     plain, others = ({name: value for name, value in tensors.items() if name not in paths} for tensors in (model.decoder, stored))
     found = _same_tensors({name: model.trainable[name] for name in ("score.weight", "score.bias")}, head)
-    found += _same_keys(CONFIG, config_files.others(base), config) + same(CONFIG, *map(config_files.said, (base, config)))
+    found += (
+        _metadata(merged / WEIGHTS)
+        + _same_keys(CONFIG, config_files.others(base), config)
+        + same(CONFIG, *map(config_files.said, (base, config)))
+    )
     return found + _same_tensors(plain, others) + [_sum(model, name, stored.get(name)) for name in paths]
 
 
