@@ -79,6 +79,11 @@ def stray_tensor_is_named(trial: Trial) -> list[Comparison]:
     return found
 
 
+def last_rows_are_as_alone(trial: Trial) -> list[Comparison]:
+    """On more elements than 32 bits count kernels give for the last rows, bit for bit, what they give for these alone."""
+    return [each for name, whole, alone in trial.devices.last_rows() for each in same(name, alone, whole)]
+
+
 def origin_is_named(trial: Trial) -> list[Comparison]:
     """A value planted in a parameter, in the output of a call or in the gradient that a call passes on is found by its place.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of
 from blackswan.falsifiers.subjects.doors.devices import Chosen, Plant, Workload
 from blackswan.falsifiers.subjects.impl import Door
+from blackswan.falsifiers.subjects.impl.large import last_rows
 from blackswan.falsifiers.subjects.impl.openings import Opening
 from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import device, nonfinite, residency
@@ -50,6 +51,10 @@ class Devices(Door):
     def trainer(self, work: Workload, weights: Mapping[str, Array]) -> "PlacedTrainer":
         """A trainer that starts from those float32 weights."""
         return PlacedTrainer(work, weights, self._device)
+
+    def last_rows(self) -> list[tuple[str, Array, Array]]:
+        """Of each kernel's outputs on more than 2³¹ elements, on a GPU, the last rows, and what it gives for these alone."""
+        return list(last_rows(self._device))
 
     def opening(self, work: Workload, kind: str) -> Opening:
         """A classifier or a decoder that is to be opened."""
