@@ -7,7 +7,6 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-import torch
 from falsifiers_claims import CLAIMS
 from reports_factory import CULPRIT, verdict
 
@@ -20,9 +19,10 @@ from blackswan.falsifiers.runner.engine import Options, falsify
 from blackswan.falsifiers.runner.terminal import story
 from blackswan.falsifiers.runner.verdict import Culprit, State
 from blackswan.falsifiers.subjects.implementation import Implementation
-from blackswan.impl import fit, samples
+from blackswan.impl import corpus, fit, samples
 from blackswan.impl.operations import attention, optimisation
 from blackswan.reports import words as report_words
+from blackswan.reports.digests import sealed
 
 IMPL, QUICK = Implementation("cpu"), Options(effort="quick", shrink=False)
 SCHEMA = json.loads((Path(__file__).parents[1] / "reports/verdict.schema.json").read_text(encoding="utf-8"))
@@ -40,13 +40,13 @@ def untouched(name):
     return name not in {program().defined(entry.step) for entry in STEPS.values()}
 
 
-def test_a_wrong_function_of_a_claim_on_files_and_data_is_a_suspect_though_no_mutant_touches_it(monkeypatch):
-    right = samples._shares
-    monkeypatch.setattr(samples, "_shares", lambda *given: [0 * share for share in right(*given)])
-    found = blamed("DATA-SPLIT").culprit
-    assert untouched("impl.samples:_shares")
-    assert "impl.samples:_shares" in found.suspects
-    assert found.operation, "the mutants that fail alike are said as well"
+def test_a_wrong_function_of_a_claim_on_data_is_a_suspect_though_no_mutant_touches_it(monkeypatch):
+    right = corpus.Statistics.imbalance.fget
+    monkeypatch.setattr(corpus.Statistics, "imbalance", property(lambda self: 1.5 * right(self)))
+    found = blamed("DATA-STATISTICS").culprit
+    assert untouched("impl.corpus:Statistics.imbalance")
+    assert "impl.corpus:Statistics.imbalance" in found.suspects
+    assert found.operation != "impl.corpus:Statistics.imbalance", "what is blamed has mutants"
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,10 @@ def test_calls_inside_the_block_are_named_by_module_and_function_and_tracing_end
     before = sys.gettrace()
     with executed() as ran:
         samples.epoch_order(5, 1, 0)
-        optimisation.learning_rate_schedule(1e-3, 10, 0.1, "cosine") if False else None
-    fit.total_steps.__doc__  # outside the block
+    fit.require_a_rate([1.0])  # outside the block
     assert "impl.samples:epoch_order" in ran
     assert all(name.startswith("impl.") for name in ran)
-    assert "impl.fit:total_steps" not in ran
+    assert "impl.fit:require_a_rate" not in ran
     assert sys.gettrace() is before
 
 
@@ -122,6 +121,6 @@ def test_suspects_are_within_the_first_three_lines_of_the_story(monkeypatch):
 def test_records_and_pages_carry_the_suspects():
     named = asdict(Culprit("rms_norm", "rms_norm", "why", suspects=("impl.a:b", "impl.c:d")))
     record = verdict(state="FALSIFIED", culprit={**named, "suspects": list(named["suspects"])})
-    jsonschema.Draft202012Validator({"$ref": "#/$defs/verdict", "$defs": SCHEMA["$defs"]}).validate(record)
+    jsonschema.Draft202012Validator({"$ref": "#/$defs/verdict", "$defs": SCHEMA["$defs"]}).validate(sealed(record, []))
     assert report_words.culprit(record).endswith("suspects, ranked and not proven: impl.a:b, impl.c:d")
     assert "suspects" not in report_words.culprit(verdict(state="FALSIFIED", culprit=CULPRIT))
