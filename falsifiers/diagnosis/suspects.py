@@ -92,7 +92,8 @@ def program() -> Program:
     for path in sorted(SOURCES.rglob("*.py")):
         module, text = _module(path), path.read_text(encoding="utf-8")
         tree = ast.parse(text)
-        functions |= {f"{module}:{name}": ast.get_source_segment(text, node) or "" for name, node in _functions(tree, "")}
+        lines = text.splitlines()
+        functions |= {f"{module}:{name}": "\n".join(lines[node.lineno - 1 : node.end_lineno]) for name, node in _functions(tree, "")}
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("blackswan.impl"):
                 source = (node.module or "").removeprefix("blackswan.")
@@ -100,7 +101,7 @@ def program() -> Program:
     return Program(functions, imports)
 
 
-def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
+def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.stmt]]:
     """Functions and methods, also those that a condition defines, by dotted names."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
