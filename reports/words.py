@@ -59,14 +59,15 @@ def excess(counterexample: Counterexample) -> str:
 
 
 def culprit(verdict: Verdict) -> str | None:
-    """The call that a falsified claim was traced to: operation, path, explanation, and the mutant that answers alike."""
+    """The call that a falsified claim was traced to: operation, path, explanation, the mutant that answers alike, and the suspects."""
     found = verdict["culprit"]
     if found is None:
         return None
     place = " at ".join(part for part in (found["operation"], found["path"]) if part)
     distance = f", distance {figure(found['distance'])}" if found["distance"] is not None else ""
     mutant = f" (mutant {found['mutant']}{distance})" if found["mutant"] else ""
-    return (f"{place}: " if place else "") + found["explanation"] + mutant
+    suspects = f"; suspects, ranked and not proven: {', '.join(found['suspects'])}" if found.get("suspects") else ""
+    return (f"{place}: " if place else "") + found["explanation"] + mutant + suspects
 
 
 def worst(verdict: Verdict) -> float | None:

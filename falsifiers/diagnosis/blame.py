@@ -14,7 +14,8 @@ from blackswan import reference
 from blackswan.contracts.model import Claim
 from blackswan.falsifiers.diagnosis.local import Local, Suspicion
 from blackswan.falsifiers.diagnosis.mutant_match import Question, find, find_in_call, questions
-from blackswan.falsifiers.diagnosis.run_failures import like_failing, not_averaged
+from blackswan.falsifiers.diagnosis.run_failures import like_failing, not_averaged, place
+from blackswan.falsifiers.diagnosis.suspects import executed, suspects
 from blackswan.falsifiers.diagnosis.trace_check import NOT_CALLED, Section, Trace, same
 from blackswan.falsifiers.diagnosis.training_trace import Training
 from blackswan.falsifiers.mutants import MUTANTS
@@ -42,16 +43,26 @@ def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: S
         if comparison is None:
             return None
         if subject.name == "impl":
-            return like_failing(claim, comparison)
+            return _in_the_program(claim, comparison)
         return not_averaged(comparison) if (claim.check or "").startswith("runs.") else None
-    asked = questions(claim, case, subject)
+    with executed() as ran:
+        asked = questions(claim, case, subject)
     found = first_clear(suspicions(claim, asked, subject))
     mutant, distance = find(claim, asked, subject, found.operation if found else claim.operation, left_out)
     if mutant is None and found is not None and found.call is not None:
         mutant, distance = find_in_call(claim, found.call, case, subject, left_out)
     if found is None:
         found = _unexplained(claim, comparison, mutant)
-    return Culprit(found.operation, found.path, found.explanation, mutant, distance)
+    named = suspects(claim, comparison.tensor if comparison else "", ran) if subject.name == "impl" else ()
+    return Culprit(found.operation, found.path, found.explanation, mutant, distance, named)
+
+
+def _in_the_program(claim: Claim, comparison: Comparison) -> Culprit | None:
+    """The functions whose mutants fail the claim, and the suspects; the first of these where no mutant is known."""
+    found, named = like_failing(claim, comparison), suspects(claim, comparison.tensor) if claim.system else ()
+    if found is None and named:
+        found = Culprit(named[0], place(comparison.tensor), "no wrong version of a function is known to fail this claim")
+    return found and replace(found, suspects=named)
 
 
 def first_clear(found: Iterator[Suspicion]) -> Suspicion | None:

@@ -12,12 +12,12 @@ Record = Mapping[str, Any]
 
 
 def story(verdict: Verdict) -> str:
-    """Statement, culprit, smallest case, worst element, error against tolerance, and the line that replays it."""
+    """Culprit, statement, smallest case, worst element, error against tolerance, and the line that replays it."""
     claim = verdict.claim
     lines = [
         f"{verdict.state.value}  {claim.id} ({claim.severity}, {claim.contract}, {claim.location.file}:{claim.location.line})",
-        f"  claim      {claim.statement}",
         *_blame(verdict.culprit),
+        f"  claim      {claim.statement}",
         f"  attacked   {claim.operation or claim.check or 'a rule'} in {verdict.dtype} on {verdict.device}: {verdict.tally.run} cases",
     ]
     if verdict.reason:
@@ -40,6 +40,8 @@ def _blame(culprit: Culprit | None) -> Iterable[str]:
     yield f"  culprit    {culprit.operation} at {culprit.path}: {culprit.explanation}"
     if culprit.mutant:
         yield f"             the answer equals the mutant {culprit.mutant}, to {culprit.distance:.2g}"
+    if culprit.suspects:
+        yield f"  suspects   {'; '.join(culprit.suspects)} (ranked, not proven)"
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

@@ -22,13 +22,17 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Culprit:
-    """Which operation is to blame, where in the model, and why; with the mutant that gives the same wrong answer, and how close it is."""
+    """Which operation is to blame, where in the model, and why; with the mutant that gives the same wrong answer, and how close it is.
+
+    `suspects` are functions of the subject, the most suspicious first: ranked, not proven.
+    """
 
     operation: str
     path: str
     explanation: str
     mutant: str | None = None
     distance: float | None = None
+    suspects: tuple[str, ...] = ()
 
 
 @dataclass

@@ -1,0 +1,126 @@
+"""Suspects of a falsified claim: which functions are ranked, and that they are said wherever a verdict is."""
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from falsifiers_claims import CLAIMS
+from reports_factory import CULPRIT, verdict
+
+from blackswan.falsifiers.diagnosis.blame import diagnose
+from blackswan.falsifiers.diagnosis.run_failures import recorded
+from blackswan.falsifiers.diagnosis.suspects import NAMED, executed, program, suspects, words
+from blackswan.falsifiers.mutants import subject as mutated
+from blackswan.falsifiers.mutants.registry import STEPS
+from blackswan.falsifiers.runner.engine import Options, falsify
+from blackswan.falsifiers.runner.terminal import story
+from blackswan.falsifiers.runner.verdict import Culprit, State
+from blackswan.falsifiers.subjects.implementation import Implementation
+from blackswan.impl import corpus, fit, samples
+from blackswan.impl.operations import attention, optimisation
+from blackswan.reports import words as report_words
+from blackswan.reports.digests import sealed
+
+IMPL, QUICK = Implementation("cpu"), Options(effort="quick", shrink=False)
+SCHEMA = json.loads((Path(__file__).parents[1] / "reports/verdict.schema.json").read_text(encoding="utf-8"))
+
+
+def blamed(claim):
+    """The verdict on a claim that has to be false, with its culprit."""
+    found = falsify(CLAIMS[claim], "float32", IMPL, QUICK)
+    assert found.state is State.FALSIFIED, found.reason
+    return replace(found, culprit=diagnose(found.claim, found.case, found.comparison, IMPL))
+
+
+def untouched(name):
+    """Whether no mutant changes the function."""
+    return name not in {program().defined(entry.step) for entry in STEPS.values()}
+
+
+def test_a_wrong_function_of_a_claim_on_data_is_a_suspect_though_no_mutant_touches_it(monkeypatch):
+    right = corpus.Statistics.imbalance.fget
+    monkeypatch.setattr(corpus.Statistics, "imbalance", property(lambda self: 1.5 * right(self)))
+    found = blamed("DATA-STATISTICS").culprit
+    assert untouched("impl.corpus:Statistics.imbalance")
+    assert "impl.corpus:Statistics.imbalance" in found.suspects
+    assert found.operation != "impl.corpus:Statistics.imbalance", "what is blamed has mutants"
+
+
+@pytest.mark.parametrize(
+    ("claim", "module", "name", "wrong"),
+    [
+        ("OPT-SCHEDULE", optimisation, "_rate", lambda rate: 0.9 * rate),
+        ("OP-ROPE", attention, "frequencies", lambda found: 1.1 * found),
+    ],
+)
+def test_a_wrong_function_below_an_operation_is_a_suspect(claim, module, name, wrong, monkeypatch):
+    right = getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *given, **named: wrong(right(*given, **named)))
+    full = f"impl.operations.{module.__name__.rpartition('.')[2]}:{name}"
+    assert untouched(full)
+    assert full in blamed(claim).culprit.suspects
+
+
+def test_of_a_claim_on_an_operation_only_functions_that_ran_are_ranked():
+    claim = CLAIMS["OPT-SCHEDULE"]
+    assert suspects(claim, "rates", {"impl.fit:fit"}) in ((), ("impl.fit:fit",))
+    assert suspects(claim, "rates", ()) == ()
+    assert len(suspects(claim, "rates")) == NAMED
+
+
+def test_mutants_that_fail_at_the_same_place_count_most():
+    places = recorded()["TRN-KILLED-AND-CONTINUED"]
+    assert suspects(CLAIMS["TRN-KILLED-AND-CONTINUED"], places["resume_forgets_moments"])[0] == STEPS["resume_forgets_moments"].step
+
+
+def test_a_failure_of_another_claim_in_the_same_words_counts(monkeypatch):
+    """A function whose source says nothing of the kind is ranked by its mutants alone."""
+    monkeypatch.setattr("blackswan.falsifiers.diagnosis.suspects.WORDS", 0.0)
+    other = next(name for name in recorded()["TRN-RUN-STEPS"] if name in STEPS)
+    place = recorded()["TRN-RUN-STEPS"][other]
+    assert program().defined(STEPS[other].step) in suspects(replace(CLAIMS["TRN-RUN-STEPS"], id="TRN-RUN-STEPS-ANEW"), place)
+
+
+def test_calls_inside_the_block_are_named_by_module_and_function_and_tracing_ends():
+    before = sys.gettrace()
+    with executed() as ran:
+        samples.epoch_order(5, 1, 0)
+    fit.require_a_rate([1.0])  # outside the block
+    assert "impl.samples:epoch_order" in ran
+    assert all(name.startswith("impl.") for name in ran)
+    assert "impl.fit:require_a_rate" not in ran
+    assert sys.gettrace() is before
+
+
+def test_a_function_has_the_name_of_the_module_that_defines_it():
+    assert program().defined("impl.fit:evaluate") == "impl.evaluation:evaluate"
+    assert program().defined("impl.fit:_Run._after") == "impl.fit:_Run._after"
+    assert "impl.fit:_Run._after" in program().functions
+
+
+def test_words_have_no_endings_and_names_are_parted():
+    assert words("stale_epochs TokenBatches padded") == ["stal", "epoch", "token", "batch", "padd"]
+
+
+def test_another_subject_has_no_suspects():
+    found = falsify(CLAIMS["CLS-TRAJECTORY"], "float32", mutated("clip_per_tensor"), QUICK)
+    assert diagnose(found.claim, found.case, found.comparison, mutated("clip_per_tensor")).suspects == ()
+
+
+def test_suspects_are_within_the_first_three_lines_of_the_story(monkeypatch):
+    right = optimisation._rate
+    monkeypatch.setattr(optimisation, "_rate", lambda *given: 0.9 * right(*given))
+    found = blamed("OPT-SCHEDULE")
+    assert "  suspects   " in "\n".join(story(found).splitlines()[:3])
+    assert "impl.operations.optimisation:_rate" in "\n".join(story(found).splitlines()[:3])
+
+
+def test_records_and_pages_carry_the_suspects():
+    named = asdict(Culprit("rms_norm", "rms_norm", "why", suspects=("impl.a:b", "impl.c:d")))
+    record = verdict(state="FALSIFIED", culprit={**named, "suspects": list(named["suspects"])})
+    jsonschema.Draft202012Validator({"$ref": "#/$defs/verdict", "$defs": SCHEMA["$defs"]}).validate(sealed(record, []))
+    assert report_words.culprit(record).endswith("suspects, ranked and not proven: impl.a:b, impl.c:d")
+    assert "suspects" not in report_words.culprit(verdict(state="FALSIFIED", culprit=CULPRIT))
