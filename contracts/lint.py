@@ -23,7 +23,7 @@ def faults(raw: Mapping[str, Any], vocabulary: Vocabulary, sources: Iterable[str
         if name not in vocabulary.mutants:
             yield ("must_catch", index), unknown("mutant", name, vocabulary.mutants)
     if raw["kind"] == "rule":
-        from blackswan.contracts.rule_lint import faults as rule_faults  # CEL takes a fifth of a second to import
+        from blackswan.contracts.rule_lint import faults as rule_faults
 
         yield from rule_faults(raw)
         return

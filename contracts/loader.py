@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,7 @@ def _resolved_signature(raw: Mapping[str, Any], vocabulary: Vocabulary) -> dict[
     return resolved_signature | ({"check": _said(vocabulary.checks[raw["check"]])} if raw.get("check") in vocabulary.checks else {})
 
 
+@lru_cache(maxsize=1024)  # many claims ask for one operation
 def _said(entry: Signature | Check) -> dict[str, Any]:
     return {name: value for name, value in asdict(entry).items() if name not in ("doc", "location", "conventions")}
 

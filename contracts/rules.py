@@ -1,15 +1,22 @@
 """Hyperparameter rules in CEL: their limits, their compilation and their evaluation on the fields of one configuration."""
 
+import importlib
 import re
 import string
+import sys
 from collections.abc import Mapping
 from functools import lru_cache
+from types import ModuleType
 from typing import Any, Final
-
-import cel
 
 from blackswan.contracts.fields import CONFIG, ConfigError, as_double, checked, from_double
 from blackswan.contracts.model import Rule
+
+if "cel" not in sys.modules:  # the package imports its command line as well, which takes ten times as long as the engine
+    sys.modules["cel.cli"] = ModuleType("cel.cli")
+    importlib.import_module("cel")
+    del sys.modules["cel.cli"]
+import cel
 
 _UNFORESEEN: Final = (ArithmeticError, LookupError)
 """The errors that CEL raises where a rule divides by zero or indexes past a list."""

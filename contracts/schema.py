@@ -1,20 +1,22 @@
-"""Checks documents against the schemas, and says what is wrong in the document's words instead of the schema's."""
+"""Checks documents against the schemas, and says what is wrong in the document's words instead of the schema's.
+
+The compiled schemas let through what fits; jsonschema, which takes longer to import than that, explains the rest.
+"""
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-from jsonschema import Draft202012Validator, ValidationError
-from jsonschema.validators import extend
-from referencing import Registry
-from referencing.jsonschema import DRAFT202012
+from typing import TYPE_CHECKING, Any
 
 from blackswan.contracts.document import Document
 from blackswan.contracts.problems import KeyPath, unknown
 from blackswan.contracts.tables import DTYPES, FLAVOURS
+from blackswan.contracts.validation import Check, compiler
+
+if TYPE_CHECKING:
+    from jsonschema import ValidationError
 
 _FOLDER = Path(__file__).parent
 _FILES = ("contract.schema.json", "vocabulary.schema.json")
@@ -29,20 +31,17 @@ _NAMES = {
 }
 
 
-def _is_integer(_checker: object, value: object) -> bool:
+def _is_integer(value: Any) -> bool:
+    """Whether the value is an integer of 64 bits. JSON Schema counts 1.0 as an integer."""
     return isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 64
 
 
-def _is_number(_checker: object, value: Any) -> bool:
-    """Whether a float can hold the value. Nothing can be computed with an integer beyond that."""
+def _is_number(value: Any) -> bool:
+    """Whether a float can hold the value. Nothing can be computed with an integer beyond that; JSON Schema lets NaN pass every bound."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-# JSON Schema counts 1.0 as an integer and lets NaN pass every bound.
-_Validator = extend(  # type: ignore[no-untyped-call]  # untyped in the stubs
-    Draft202012Validator,
-    type_checker=Draft202012Validator.TYPE_CHECKER.redefine_many({"integer": _is_integer, "number": _is_number}),
-)
+_TYPES: Mapping[str, Check] = {"integer": _is_integer, "number": _is_number}
 
 
 @cache
@@ -62,21 +61,35 @@ def kinds() -> tuple[str, ...]:
 
 
 @cache
+def _compiled() -> Callable[[str], Check]:
+    return compiler(schemas(), _TYPES)
+
+
+@cache
 def _validator(reference: str) -> Any:
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import extend
+    from referencing import Registry
+    from referencing.jsonschema import DRAFT202012
+
+    types = {name: lambda _, value, check=check: check(value) for name, check in _TYPES.items()}
+    kind: Any = extend(Draft202012Validator, type_checker=Draft202012Validator.TYPE_CHECKER.redefine_many(types))  # type: ignore[no-untyped-call]
     # Where a schema says $schema, jsonschema goes back to its own type checker.
     bare = {name: {key: value for key, value in schema.items() if key != "$schema"} for name, schema in schemas().items()}
     registry: Any = Registry().with_resources((name, DRAFT202012.create_resource(schema)) for name, schema in bare.items())
-    return _Validator({"$ref": reference}, registry=registry)
+    return kind({"$ref": reference}, registry=registry)
 
 
 def violations(document: Document, reference: str) -> Iterator[tuple[KeyPath, str]]:
     """Key path and message of each violation of a schema (`contract.schema.json`, `vocabulary.schema.json#/$defs/checks`)."""
+    if _compiled()(reference)(document.data):
+        return
     for error in _validator(reference).iter_errors(document.data):
         path = tuple(error.absolute_path)
         yield from ((path + key, message) for key, message in _translate(error, path, document.data))
 
 
-def _translate(error: ValidationError, path: KeyPath, data: Any) -> Iterator[tuple[KeyPath, str]]:
+def _translate(error: "ValidationError", path: KeyPath, data: Any) -> Iterator[tuple[KeyPath, str]]:
     instance: Any = error.instance
     rule: Any = error.validator_value
     schema: Any = error.schema
@@ -116,7 +129,7 @@ def _translate(error: ValidationError, path: KeyPath, data: Any) -> Iterator[tup
             yield (), error.message
 
 
-def _situation(error: ValidationError, data: Any) -> str:
+def _situation(error: "ValidationError", data: Any) -> str:
     """The reason why a conditional part of the schema applies: the claim's kind, the tolerance's basis or the domain's input."""
     conditional = {"then", "else"} & set(map(str, error.absolute_schema_path))
     if not conditional:

@@ -11,11 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, NotRequired, TypedDict, cast
 
-from jsonschema import Draft202012Validator, FormatChecker
-from jsonschema.exceptions import ValidationError, best_match
-
+from blackswan.contracts.validation import compiler
 from blackswan.reports.digests import lines_digest, record_digest
-from blackswan.reports.validation import compiler
 
 SCHEMA: Final[dict[str, Any]] = json.loads(Path(__file__).with_name("verdict.schema.json").read_text(encoding="utf-8"))
 SCHEMA_VERSION: Final = 4
@@ -192,7 +189,7 @@ def problem(record: object) -> str | None:
         version = _shown(record.get("schema"))
         return f"schema version {version}; this reader knows version {SCHEMA_VERSION}. Use the matching checkout, or run again"
     if not _fits(record):
-        return _explain(best_match(_validator().iter_errors(record)))
+        return _explain(record)
     counts = record.get("cases", {"run": 0, "compared": 0, "rejected": 0})
     if counts["compared"] + counts["rejected"] > counts["run"]:
         return f"cases: {counts['compared']} compared and {counts['rejected']} rejected are more than the {counts['run']} that were run"
@@ -200,10 +197,10 @@ def problem(record: object) -> str | None:
 
 
 def _fits(record: Mapping[str, Any]) -> bool:
-    return record.get("record") in ("run", "verdict", "end") and _part(record["record"])(record)
+    return record.get("record") in ("run", "verdict", "end") and _part(f"verdict#/$defs/{record['record']}")(record)
 
 
-_part: Final = compiler(SCHEMA)
+_part: Final = compiler({"verdict": SCHEMA})
 
 
 def read(path: Path | str) -> Run:
@@ -335,7 +332,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 @cache
-def _validator() -> Draft202012Validator:
+def _validator() -> Any:
+    from jsonschema import Draft202012Validator, FormatChecker
+
     formats = FormatChecker(formats=())
     formats.checks("date-time", raises=ValueError)(lambda text: _is(datetime.datetime, text))
     formats.checks("date", raises=ValueError)(lambda text: _is(datetime.date, text))
@@ -347,7 +346,10 @@ def _is(kind: type[datetime.date], text: object) -> bool:
     return not isinstance(text, str) or bool(kind.fromisoformat(text))
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(record: Mapping[str, Any]) -> str:
+    from jsonschema.exceptions import best_match  # it takes longer to import than the compiled schema takes to check a file
+
+    error = best_match(_validator().iter_errors(record))
     where = ".".join(str(part) for part in error.absolute_path) or "the record"
     schema: Mapping[str, Any] = error.schema if isinstance(error.schema, dict) else {}
     text = error.message

@@ -15,7 +15,7 @@ from threading import Timer
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "400"}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "400"}
 PLAIN = ("-q", "-p", "no:cacheprovider")
 
 

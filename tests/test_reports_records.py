@@ -1,6 +1,5 @@
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,6 @@ from reports_factory import COUNTEREXAMPLE, CULPRIT, end_record, run_record, ver
 
 from blackswan.reports import records
 from blackswan.reports.__main__ import main
-from blackswan.reports.digests import sealed
-from blackswan.reports.validation import compiler
 
 
 @pytest.fixture
@@ -285,34 +282,3 @@ def test_records_that_are_replaced_moved_or_removed_are_missed(file: Path, tmp_p
     for lines in ((header, replaced, two, end), (header, two, one, end), (header, one, end)):
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
         assert "the end record's digest is of other lines" in refused(file)
-
-
-WRONG = (None, True, -1, 0, 1, 0.5, 10**15, 1e300, "", "nan", "-inf", "x", [], {}, [1], {"a": None}, "2025-02-30", 3.0)
-
-
-def mutations(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The record with each of its values replaced by values of other kinds, with each key removed, and with one more, at every depth."""
-    yield {**record, "more": 1}
-    for name, value in record.items():
-        yield {key: entry for key, entry in record.items() if key != name}
-        yield from ({**record, name: wrong} for wrong in WRONG)
-        if isinstance(value, dict):
-            yield from ({**record, name: inner} for inner in mutations(value))
-
-
-def test_the_compiled_schema_and_the_library_agree() -> None:
-    """On some thousand records, most of them wrong."""
-    whole = verdict(state="FALSIFIED", known_failure={"reason": "slow", "expiry": "2099-01-01"})
-    made = [sealed(record, []) for record in (run_record(), whole, verdict(), end_record(whole))]
-    validator, valid, invalid = records._validator(), 0, 0
-    for record in (mutation for each in made for mutation in mutations(each)):
-        agreed = validator.is_valid(record)
-        assert records._fits(record) is agreed, record
-        valid, invalid = valid + agreed, invalid + (not agreed)
-    assert valid > 100
-    assert invalid > 1000
-
-
-def test_a_keyword_that_is_not_compiled_is_an_error() -> None:
-    with pytest.raises(KeyError, match="oneOf"):
-        compiler({"$defs": {"run": {"oneOf": []}}})("run")
