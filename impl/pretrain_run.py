@@ -1,7 +1,6 @@
 """A pre-training run: epochs of steps, validation and a checkpoint after each, and a state from which it goes on after a kill."""
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from blackswan.impl import strict_json
+from blackswan.impl.config import SCHEDULES, require_choice, require_count, require_number, require_share
 from blackswan.impl.decoder import Decoder
 from blackswan.impl.decoder_optimiser import state_hash
 from blackswan.impl.folder import whole_folder
@@ -38,16 +38,12 @@ class PretrainSettings:
     def __post_init__(self) -> None:
         """Raises a ValueError that names the setting, its value and what was expected."""
         for name in ("epochs", "micro_batch", *(() if self.save_every is None else ("save_every",))):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name} is {value!r}: expected a positive integer")
-        clip = () if self.gradient_clip_norm is None else ("gradient_clip_norm",)
-        for name in ("learning_rate", *clip):
-            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
-                raise ValueError(f"{name} is {getattr(self, name)!r}: expected a finite number above 0")
+            require_count(name, getattr(self, name))
+        for name in ("learning_rate", *(() if self.gradient_clip_norm is None else ("gradient_clip_norm",))):
+            require_number(name, getattr(self, name), above=0.0)
         for name in ("warmup_fraction", "weight_decay"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)!r}: expected a number from 0 to 1")
+            require_share(name, getattr(self, name))
+        require_choice("schedule", self.schedule, SCHEDULES)
 
 
 @dataclass(frozen=True)
