@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from blackswan.impl import training_state
 from blackswan.impl.config import ClassifyConfig, DecoderConfig
 from blackswan.impl.fit import FitResult, StepRecord, fit
 from blackswan.impl.pipeline import ClassifyPipeline
@@ -95,23 +94,6 @@ def test_left_overs_of_a_kill_are_removed_by_the_next_state(tmp_path: Path) -> N
     save_state(tmp_path, Progress(run="r"), {})
     assert [path.name for path in tmp_path.iterdir()] == [STATE_FILE]
     assert load_state(tmp_path / "nowhere") is None
-
-
-def test_a_state_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_state, "VERSION", 2)
-    save_state(tmp_path, Progress(run="r"), {})
-    monkeypatch.undo()
-    with pytest.raises(ValueError, match="state of version 2; this program reads version 1"):
-        load_state(tmp_path)
-
-
-def test_a_state_belongs_to_its_run(tmp_path: Path) -> None:
-    for name, rate in (("one", 1e-2), ("other", 1e-3)):
-        with pytest.raises(RuntimeError):
-            run(tmp_path / name, Watch(1), learning_rate=rate)
-    (tmp_path / "one" / "state" / STATE_FILE).replace(tmp_path / "other" / "state" / STATE_FILE)
-    with pytest.raises(ValueError, match="the state of another run"):
-        run(tmp_path / "other", Watch(), resume=True, learning_rate=1e-3)
 
 
 def test_starting_and_continuing_are_not_confused(tmp_path: Path) -> None:

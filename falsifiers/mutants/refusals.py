@@ -83,3 +83,41 @@ def adapter_base_of_any_type(named: Any, path: Path) -> Path | None:
     del named
     value = read_object(path).get("base_model_name_or_path")
     return Path(str(value)) if value else None
+
+
+# States of runs
+
+
+@wrong_step("impl.training_state:_progress")
+def state_progress_made_up(progress: Any, values: Any, path: Path) -> Any:
+    """What a state's progress does not say is as at the beginning, and what it says besides is passed over."""
+    from dataclasses import asdict
+
+    from blackswan.impl.training_state import Progress
+
+    del progress, path
+    known = asdict(Progress(run=values.get("run", "")))
+    return Progress(**{**known, **{key: value for key, value in values.items() if key in known}})
+
+
+wrong_step("impl.fit:_Run._continue_from", name="state_of_another_run_taken", doc="A run goes on from the state of another one.")(
+    lambda go_on, run, progress, tensors: go_on(run, replace(progress, run=run.progress.run), tensors)
+)
+
+
+@wrong_step("impl.optimiser:AdamW._require_state")
+def state_with_a_tensor_more(require: Any, optimiser: Any, state: Any) -> None:
+    """Tensors that a run does not have are passed over."""
+    known = optimiser.state()
+    require(optimiser, {name: value for name, value in state.items() if name in known})
+
+
+wrong_step("impl.pretrain_run:state_hash", name="pretrain_state_of_other_weights", doc="Nothing says which parameters were saved.")(
+    lambda hashed, tensors, steps, **of: "" if of else hashed(tensors, steps)
+)
+
+
+@wrong_step("impl.pretrain_run:_Run.identity")
+def pretrain_state_of_another_decay(identity: Any, run: Any) -> dict[str, Any]:
+    """A run goes on with another weight decay."""
+    return {name: value for name, value in identity(run).items() if name != "weight_decay"}

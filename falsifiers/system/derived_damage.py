@@ -31,6 +31,7 @@ ABSENT = object()
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TEXTS = ["rm -rf /", "ls"]
 SETTINGS = {"num_classes": 3, "lora_rank": 2, "lora_alpha": 3.0, "max_seq_len": 8, "pooling": "last", "seed": 3}
+UNREAD = "lm_head.weight"
 Values = dict[str, Any]
 
 
@@ -146,9 +147,10 @@ def tensors(folder: Path, file: str, prefix: str, rng: Generator) -> Iterator[Da
             changed |= {name: value, f"{name}.surplus": value}
         elif kind != "missing":
             changed[name] = _spoiled(value, kind)
-        # A damage of a base's tensor is found where it is read, and NaN also by its path alone.
+        # A damage of a base's tensor is found where it is read, and NaN also by its path alone. A classifier reads no output layer.
         path = plain.rpartition(".")[0]
-        yield Damage(f"{file}: {name} {kind}", {file: save(changed)}, f"({file}|{folder.name}).*{path}|{path}.*({folder.name})")
+        named = f"({file}|{folder.name}).*{path}|{path}.*({folder.name})"
+        yield Damage(f"{file}: {name} {kind}", {file: save(changed)}, named, free=name == UNREAD)
 
 
 def _spoiled(value: Array, kind: str) -> Array:

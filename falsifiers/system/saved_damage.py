@@ -13,6 +13,7 @@ from blackswan.falsifiers.system.derived_damage import (
     ABSENT,
     SETTINGS,
     TEXTS,
+    UNREAD,
     Damage,
     another,
     edited,
@@ -66,7 +67,7 @@ def _beside_damage(folder: Path, rng: Generator) -> Iterator[Damage]:
             yield make({f"{part}/{key}": ABSENT}, key, seal=True, free=unread or value is None)
     for group, file in (("tensors", "safetensors"), ("base", "")):
         kept = values["checksums"][group]
-        name = str(rng.choice(sorted(kept)))
+        name = str(rng.choice(sorted(kept.keys() - {UNREAD})))
         yield make({f"checksums/{group}/{name}": another(kept[name])}, f"{file}.*{name}", seal=True)
         yield make({f"checksums/{group}/{name}": ABSENT}, f"{file}.*{name}", seal=True, free=group == "base")
         yield make({f"checksums/{group}": [1]}, f"{BESIDE}.*checksums", seal=True)
