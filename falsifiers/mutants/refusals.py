@@ -121,3 +121,25 @@ wrong_step("impl.pretrain_run:state_hash", name="pretrain_state_of_other_weights
 def pretrain_state_of_another_decay(identity: Any, run: Any) -> dict[str, Any]:
     """A run goes on with another weight decay."""
     return {name: value for name, value in identity(run).items() if name != "weight_decay"}
+
+
+wrong_step("impl.fit:_Run._begin_or_compare", name="run_goes_on_unasked", doc="A run that is begun where one is goes on with that.")(
+    lambda begin, run, resume: begin(run, resume or (run.output / "run.json").is_file())
+)
+
+# Calls
+
+
+@wrong_step("impl.trainer:Trainer.train_batch")
+def waiting_samples_forgotten(train_batch: Any, trainer: Any, batch: Any) -> Any:
+    """A batch is trained on while samples wait, which are forgotten."""
+    trainer.discard()
+    return train_batch(trainer, batch)
+
+
+wrong_step("impl.trainer:Trainer.gradient_vector", name="gradient_of_nothing", doc="The gradient of no sample is 0.")(
+    lambda gradient, trainer: gradient(trainer) if trainer.accumulated else trainer.optimiser.exp_avg * 0
+)
+wrong_step("impl.optimiser:AdamW.clip", name="clip_lets_nan_through", doc="A gradient that is not finite is taken for zeros.")(
+    lambda clip, optimiser, gradient, limit: clip(optimiser, gradient.nan_to_num(0.0), limit)
+)

@@ -22,7 +22,7 @@ from blackswan.falsifiers.subjects.doors.training import Plan
 from blackswan.falsifiers.system.derived_damage import ABSENT, Damage, another, edited, forms, judged, other_types, tensors
 from blackswan.falsifiers.system.pretraining import small_pretraining
 from blackswan.falsifiers.system.run_problem import small_run
-from blackswan.falsifiers.system.same import content
+from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
 
@@ -44,7 +44,18 @@ def refuses_training_state(trial: Trial) -> list[Comparison]:
             value = json.loads((folder / RUN).read_text())[key]
             damages += [edited(folder, RUN, {key: each}) for each in (ABSENT, another(value), other_types(value)[0])]
         damages += [edited(folder, RUN, {"source_model": "elsewhere"}, taken=True), Damage("no run.json", {RUN: None}, RUN)]
-        return list(judged(trial, folder, damages, ask))
+        found = list(judged(trial, folder, damages, ask))
+        waiting = replace(problem, validation=None, settings={**problem.settings, "early_stop_patience": 1})
+        for name, (given, there, plan, message, error) in {
+            "a run begun twice": (problem, folder, Plan(), "holds a run", "FileExistsError"),
+            "no run to go on with": (problem, folder.with_name("none"), Plan(resume=True), "run.json", "FileNotFoundError"),
+            "patience without validation": (waiting, folder.with_name("none"), Plan(), "early_stop_patience", "ValueError"),
+        }.items():
+            before = content(there)
+            found.append(trial.refuses(name, partial(trial.trainer.fit, given, there, plan), message, error))
+            left = sorted(file for file, _ in content(there).items() ^ before.items() if file != ".lock")
+            found += same(f"files that {name} changes", [], left)
+        return found
 
 
 def _on_a_copy(folder: Path, go_on: Callable[[Path], object]) -> Callable[[], object]:
