@@ -41,12 +41,12 @@ class RopeScaling:
     def __post_init__(self) -> None:
         """Checks the values."""
         for name in ("factor", "low_freq_factor", "high_freq_factor"):
-            _require_number(name, getattr(self, name), above=0.0)
+            require_number(name, getattr(self, name), above=0.0)
         if self.factor < 1:
             raise ValueError(f"factor is {self.factor!r}: expected a number from 1, by which low frequencies are divided")
         if self.high_freq_factor <= self.low_freq_factor:
             raise ValueError(f"high_freq_factor is {self.high_freq_factor!r}: expected more than low_freq_factor, {self.low_freq_factor!r}")
-        _require_count("original_positions", self.original_positions)
+        require_count("original_positions", self.original_positions)
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         """Checks the sizes."""
-        _require_choice("family", self.family, FAMILIES)
+        require_choice("family", self.family, FAMILIES)
         for name in ("vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "max_positions"):
-            _require_count(name, getattr(self, name))
+            require_count(name, getattr(self, name))
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
         if self.head_dim % 2:
@@ -135,21 +135,19 @@ class ClassifyConfig:
     def __post_init__(self) -> None:
         """Checks the settings."""
         for name in ("num_classes", "lora_rank", "epochs", "max_seq_len", "log_interval", "batch_size", "accumulation_steps"):
-            _require_count(name, getattr(self, name))
+            require_count(name, getattr(self, name))
         if self.num_classes < 2:
             raise ValueError(f"num_classes is {self.num_classes}: classification needs at least 2")
         for name in ("lora_alpha", "learning_rate"):
-            _require_number(name, getattr(self, name), above=0.0)
+            require_number(name, getattr(self, name), above=0.0)
         if self.gradient_clip_norm is not None:
-            _require_number("gradient_clip_norm", self.gradient_clip_norm, above=0.0)
+            require_number("gradient_clip_norm", self.gradient_clip_norm, above=0.0)
         for name in ("warmup_fraction", "weight_decay"):
-            value = getattr(self, name)
-            if not (_is_number(value) and 0 <= value <= 1):
-                raise ValueError(f"{name} is {value!r}: expected a number from 0 to 1")
-        if not (_is_number(self.validation_fraction) and 0 <= self.validation_fraction < 1):
+            require_share(name, getattr(self, name))
+        if not (is_number(self.validation_fraction) and 0 <= self.validation_fraction < 1):
             raise ValueError(f"validation_fraction is {self.validation_fraction!r}: expected a number from 0 to below 1")
         if self.early_stop_patience is not None:
-            _require_count("early_stop_patience", self.early_stop_patience)
+            require_count("early_stop_patience", self.early_stop_patience)
         for name in ("quantize_nf4", "double_quantize", "multi_label"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: expected true or false")
@@ -161,11 +159,11 @@ class ClassifyConfig:
             raise ValueError(f"seed is {self.seed!r}: expected an integer from 0 to {LARGEST}")
         if not (isinstance(self.lora_targets, str) and target_modules(self.lora_targets)):
             raise ValueError(f"lora_targets is {self.lora_targets!r}: expected {', '.join(TARGETS)} or names of projections with commas")
-        _require_choice("schedule", self.schedule, SCHEDULES)
-        _require_choice("pooling", self.pooling, POOLINGS)
-        _require_choice("padding_side", self.padding_side, PADDING_SIDES)
-        _require_choice("dtype", self.dtype, DTYPES)
-        _require_choice("backend", self.backend, BACKENDS)
+        require_choice("schedule", self.schedule, SCHEDULES)
+        require_choice("pooling", self.pooling, POOLINGS)
+        require_choice("padding_side", self.padding_side, PADDING_SIDES)
+        require_choice("dtype", self.dtype, DTYPES)
+        require_choice("backend", self.backend, BACKENDS)
         self._check_class_weights()
 
     def _check_class_weights(self) -> None:
@@ -177,9 +175,9 @@ class ClassifyConfig:
                 f"class_weights is {weights!r} with multi_label: they weight the cross-entropy of single labels; leave them out"
             )
         if isinstance(weights, str):
-            _require_choice("class_weights", weights, BALANCED)
+            require_choice("class_weights", weights, BALANCED)
             return
-        numbers = isinstance(weights, tuple | list) and all(_is_number(w) and math.isfinite(w) and w > 0 for w in weights)
+        numbers = isinstance(weights, tuple | list) and all(is_number(w) and math.isfinite(w) and w > 0 for w in weights)
         if not numbers or len(weights) != self.num_classes:
             raise ValueError(f"class_weights is {weights!r}: expected {self.num_classes} positive numbers, one a class")
 
@@ -189,7 +187,7 @@ class ClassifyConfig:
 
         Without double quantisation, which that paper used: see `double_quantize`.
         """
-        _require_number("model_params", model_params, above=0.0)
+        require_number("model_params", model_params, above=0.0)
         return cls(
             num_classes=2,
             lora_rank=16,
@@ -239,21 +237,32 @@ def target_modules(targets: str) -> tuple[str, ...]:
     return tuple(name for name in TARGETS["all"] if name in names)
 
 
-def _is_number(value: Any) -> bool:
-    """An integer may be larger than every float: such a one is no number that anything is computed with."""
+def is_number(value: Any) -> bool:
+    """Whether a value is a number and no truth value.
+
+    An integer may be larger than every float: such a one is no number that anything is computed with.
+    """
     return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST)
 
 
-def _require_count(name: str, value: Any) -> None:
+def require_count(name: str, value: Any) -> None:
+    """Raises a ValueError for all but an integer from 1 to `LARGEST`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} is {value!r}: expected a positive integer")
     if value > LARGEST:
         raise ValueError(f"{name} is {value}: expected {LARGEST} at most")
 
 
-def _require_number(name: str, value: Any, above: float, most: float = 1e30) -> None:
-    if not (_is_number(value) and above < value <= most):
+def require_number(name: str, value: Any, above: float, most: float = 1e30) -> None:
+    """Raises a ValueError for all but a number above `above` and up to `most`."""
+    if not (is_number(value) and above < value <= most):
         raise ValueError(f"{name} is {_shown(value)}: expected a number above {above:g} and up to {most:g}")
+
+
+def require_share(name: str, value: Any) -> None:
+    """Raises a ValueError for all but a number from 0 to 1."""
+    if not (is_number(value) and 0 <= value <= 1):
+        raise ValueError(f"{name} is {_shown(value)}: expected a number from 0 to 1")
 
 
 def _shown(value: Any) -> str:
@@ -261,7 +270,8 @@ def _shown(value: Any) -> str:
     return repr(value) if not isinstance(value, int) or value.bit_length() < 1000 else f"an integer of {value.bit_length()} bits"
 
 
-def _require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+def require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raises a ValueError for a value that is none of the choices, with the nearest one."""
     if value not in choices:
         near = difflib.get_close_matches(str(value), choices, n=1)
         raise ValueError(f"{name} is {value!r}: expected one of {', '.join(choices)}" + (f" (nearest: {near[0]})" if near else ""))

@@ -113,12 +113,14 @@ class DecoderAdamW:
         self.zero_gradients()
 
 
-def state_hash(state: Mapping[str, Tensor], steps: int) -> str:
+def state_hash(state: Mapping[str, Tensor], steps: int, of: tuple[str, ...] = MOMENTS) -> str:
     """SHA-256 of an optimiser's state: the number of steps as 8 bytes, then each moment (`exp_avg/…`, `exp_avg_sq/…`) in the order of the
     names: the name, a zero byte, the values; all little-endian. Two states have one hash where steps and moments are equal bit for bit.
+
+    `of` are the beginnings of the names of other tensors that take the moments' place.
     """
     digest = hashlib.sha256(steps.to_bytes(8, "little"))
-    for name in sorted(name for name in state if name.startswith(MOMENTS)):
+    for name in sorted(name for name in state if name.startswith(of)):
         values = state[name].cpu().contiguous().numpy()
         digest.update(name.encode() + b"\0")
         digest.update(values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes())

@@ -1,7 +1,6 @@
 """A pre-training run: epochs of steps, validation and a checkpoint after each, and a state from which it goes on after a kill."""
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,8 +8,10 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from blackswan.impl import strict_json
+from blackswan.impl.config import SCHEDULES, require_choice, require_count, require_number, require_share
 from blackswan.impl.decoder import Decoder
 from blackswan.impl.decoder_optimiser import state_hash
 from blackswan.impl.folder import whole_folder
@@ -38,16 +39,12 @@ class PretrainSettings:
     def __post_init__(self) -> None:
         """Raises a ValueError that names the setting, its value and what was expected."""
         for name in ("epochs", "micro_batch", *(() if self.save_every is None else ("save_every",))):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name} is {value!r}: expected a positive integer")
-        clip = () if self.gradient_clip_norm is None else ("gradient_clip_norm",)
-        for name in ("learning_rate", *clip):
-            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
-                raise ValueError(f"{name} is {getattr(self, name)!r}: expected a finite number above 0")
+            require_count(name, getattr(self, name))
+        for name in ("learning_rate", *(() if self.gradient_clip_norm is None else ("gradient_clip_norm",))):
+            require_number(name, getattr(self, name), above=0.0)
         for name in ("warmup_fraction", "weight_decay"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)!r}: expected a number from 0 to 1")
+            require_share(name, getattr(self, name))
+        require_choice("schedule", self.schedule, SCHEDULES)
 
 
 @dataclass(frozen=True)
@@ -195,7 +192,7 @@ class _Run:
     def _save(self, position: _Position) -> None:
         optimiser = self.step.optimiser
         tensors = {name: value.cpu().contiguous() for name, value in optimiser.state().items()}
-        facts = {"steps": optimiser.steps, "optimiser": state_hash(tensors, optimiser.steps), **vars(position), "run": self.identity}
+        facts = {"steps": optimiser.steps, **_hashes(tensors, optimiser.steps), **vars(position), "run": self.identity}
         with whole_folder(self.output / STATE, replace=True) as folder:
             save_file(tensors, folder / _TENSORS)
             (folder / _POSITION).write_text(json.dumps(facts, indent=2) + "\n")
@@ -213,12 +210,18 @@ class _Run:
             raise ValueError(f"{state / _POSITION}: {facts['steps']} steps do not end at batch {position.batch} of epoch {position.epoch}")
         try:
             tensors = load_file(state / _TENSORS)
-            if state_hash(tensors, facts["steps"]) != facts["optimiser"]:
-                raise ValueError("the moments are not those that were saved: their SHA-256 differs")
+            for name, value in _hashes(tensors, facts["steps"]).items():
+                if value != facts[name]:
+                    raise ValueError(f"the {name} is not what was saved: its SHA-256 differs")
             optimiser.load_state(tensors, facts["steps"])
         except (SafetensorError, OSError, ValueError) as error:
             raise ValueError(f"{state / _TENSORS}: not the state of this run ({error})") from None
         return position
+
+
+def _hashes(tensors: Mapping[str, Tensor], steps: int) -> dict[str, str]:
+    """What is kept beside the tensors: a hash of the moments and one of the parameters."""
+    return {"optimiser": state_hash(tensors, steps), "decoder": state_hash(tensors, steps, of=("trainable/",))}
 
 
 def _read_facts(path: Path) -> Mapping[str, Any]:
@@ -227,8 +230,11 @@ def _read_facts(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: cannot be read ({error}); the run cannot go on from here") from None
     counts = ("steps", "epoch", "batch")
-    if not isinstance(facts, dict) or facts.keys() != {*counts, "optimiser", "run"} or not isinstance(facts["run"], dict):
-        raise ValueError(f"{path}: not the state of a pre-training run")
+    expected = {*counts, "optimiser", "decoder", "run"}
+    wrong = sorted(expected ^ facts.keys()) if isinstance(facts, dict) else []
+    if not isinstance(facts, dict) or wrong or not isinstance(facts["run"], dict):
+        said = f"{wrong[0]!r} is {'missing' if wrong[0] in expected else 'unexpected'}" if wrong else "expected an object with the run's"
+        raise ValueError(f"{path}: not the state of a pre-training run ({said})")
     if any(type(facts[name]) is not int or facts[name] < 0 for name in counts):
         raise ValueError(f"{path}: {', '.join(counts)} must be counts, 0 or more")
     return facts

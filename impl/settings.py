@@ -16,7 +16,19 @@ from typing import Any
 
 import yaml
 
-from blackswan.impl.config import BACKENDS, BALANCED, DTYPES, PADDING_SIDES, POOLINGS, SCHEDULES, TARGETS, ClassifyConfig, target_modules
+from blackswan.impl.config import (
+    BACKENDS,
+    BALANCED,
+    DTYPES,
+    LARGEST,
+    PADDING_SIDES,
+    POOLINGS,
+    SCHEDULES,
+    TARGETS,
+    ClassifyConfig,
+    is_number,
+    target_modules,
+)
 
 HELP: Mapping[str, str] = {
     "num_classes": "number of classes",
@@ -140,7 +152,7 @@ def resolve(model_params: int, *sources: Mapping[str, Setting]) -> ClassifyConfi
     given = {name: setting for source in sources for name, setting in source.items()}
     values = {name: setting.value for name, setting in given.items()}
     if "lora_rank" in values and "lora_alpha" not in values:  # the rule is alpha = 2 · rank, not a number
-        values["lora_alpha"] = 2.0 * values["lora_rank"]
+        values["lora_alpha"] = 2.0 * min(values["lora_rank"], LARGEST)  # a larger rank, which may be more than any float, is refused
     try:
         return dataclasses.replace(ClassifyConfig.qlora_default(model_params), **values)
     except ValueError as error:
@@ -198,7 +210,7 @@ def _parsed(name: str, text: str) -> Any:
         return text
     if tuple in kinds and ("," in text):
         return [_scalar(part.strip()) for part in text.split(",")]
-    return None if text.lower() == "none" else _scalar(text)
+    return None if text.lower() == "none" else _scalar(text) if text else text  # nothing is no value, not even that for none
 
 
 def _scalar(text: str) -> Any:
@@ -212,9 +224,9 @@ def _converted(name: str, value: Any) -> Any:
     if name == "lora_targets" and isinstance(value, list):
         listed = set(map(str, value))
         value = next((group for group, members in TARGETS.items() if set(members) == listed), ",".join(map(str, value)))
-    if tuple in kinds and isinstance(value, list) and all(_is_number(entry) for entry in value):
+    if tuple in kinds and isinstance(value, list) and all(is_number(entry) for entry in value):
         return tuple(float(entry) for entry in value)
-    if float in kinds and _is_number(value):
+    if float in kinds and is_number(value):
         return float(value)
     if type(value) in kinds:
         return value
@@ -230,10 +242,6 @@ def _expected(name: str) -> str:
     kinds = _kinds(name)
     expected = [word for kind, word in words.items() if kind in kinds]
     return " or ".join([*expected, "none (null in a file)"] if types.NoneType in kinds else expected)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _entries(path: Path) -> Iterable[tuple[yaml.Node, yaml.Node]]:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -70,11 +70,23 @@ def load_state(folder: Path) -> tuple[Progress, dict[str, Tensor]] | None:
     text = metadata.get("progress", "")
     if metadata.get("sha256") != _digest(text, tensors):
         raise _damaged(path, "its content does not match its checksum")
-    values = strict_json.loads(text)
-    version = values.pop("version")
+    return _progress(strict_json.loads(text), path), tensors
+
+
+def _progress(values: Any, path: Path) -> Progress:
+    """Raises a ValueError for a state of another version, and for a key that is missing, unknown or of another type."""
+    version = values.pop("version", None) if isinstance(values, dict) else None
     if version != VERSION:
         raise ValueError(f"{path}: a state of version {version}; this program reads version {VERSION}")
-    return Progress(**{**values, "records": tuple(values["records"])}), tensors
+    kinds = {name: {*(get_args(hint) or (hint,))} for name, hint in get_type_hints(Progress).items()}
+    for name in sorted(kinds.keys() ^ values.keys()):
+        raise _damaged(path, f"its {name} is {'missing' if name in kinds else 'unknown'}")
+    for name, value in values.items():
+        if name != "records" and type(value) not in kinds[name]:
+            raise _damaged(path, f"its {name} is {value!r}")
+    if not isinstance(values["records"], list) or not all(isinstance(record, dict) for record in values["records"]):
+        raise _damaged(path, "its records are no list of epochs")
+    return Progress(**{**values, "records": tuple(values["records"])})
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -13,7 +13,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from blackswan.falsifiers.runner.real_input import RealInput
 from blackswan.impl.apr_write import export_apr
-from blackswan.impl.architecture import FIXED, read_architecture, to_huggingface
+from blackswan.impl.architecture import FIXED, to_huggingface
 from blackswan.impl.checkpoint import load_checkpoint, load_decoder
 from blackswan.impl.config import RopeScaling
 from blackswan.impl.decoder import Decoder
@@ -167,12 +167,6 @@ def test_every_key_that_transformers_reads_is_known(monkeypatch: pytest.MonkeyPa
     assert keys - known == set()
 
 
-def test_both_readings_of_theta_must_agree() -> None:
-    values = {"model_type": "llama", **SIZES, "rope_theta": 10.0, "rope_scaling": {"rope_type": "default", "rope_theta": 500.0}}
-    with pytest.raises(ValueError, match=r"config\.json: rope_theta is 10\.0; expected the value of rope_scaling\.rope_theta, 500\.0"):
-        read_architecture(values, Path("config.json"))
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore")
 def test_llama3_scaling_is_computed_in_every_layer_of_positions_beyond_the_original(tmp_path: Path, family: str) -> None:
@@ -192,34 +186,6 @@ def test_llama3_scaling_is_computed_in_every_layer_of_positions_beyond_the_origi
         again = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)(input_ids=ids).logits
         assert torch.equal(theirs, again)
     assert load_decoder(folder, dtype=torch.float32).config == decoder.config
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({key: ABSENT}, f"expected a {key} beside the rope_type 'llama3'")
-        for key in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    ]
-    + [
-        ({"high_freq_factor": 1.0}, r"high_freq_factor is 1\.0: expected more than low_freq_factor, 1\.0"),
-        ({"factor": 0.5}, r"factor is 0\.5: expected a number from 1"),
-        ({"factor": "8"}, "expected a number for factor"),
-        ({"original_max_position_embeddings": 8.5}, r"original_positions is 8\.5"),
-        ({"beta_fast": 32.0}, "'llama3' with its four numbers"),
-    ],
-)
-def test_contradictory_and_missing_parameters_of_llama3_are_refused(changes: dict[str, Any], message: str) -> None:
-    found = {key: value for key, value in {**LLAMA3, **changes}.items() if value != ABSENT}
-    with pytest.raises(
-        ValueError, match=rf"config\.json: {message}" if message.startswith("rope_") else rf"config\.json: rope_.*{message}"
-    ):
-        read_architecture({"model_type": "llama", **SIZES, "rope_parameters": found}, Path("config.json"))
-
-
-def test_two_numbers_of_original_positions_are_refused() -> None:
-    values = {"model_type": "llama", **SIZES, "rope_parameters": LLAMA3, "original_max_position_embeddings": 16}
-    with pytest.raises(ValueError, match=r"original_max_position_embeddings is 16; expected that of rope_parameters, 8"):
-        read_architecture(values, Path("config.json"))
 
 
 def test_no_apr_file_is_written_of_a_scaled_model(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.impl import folder as folders
-from blackswan.impl.adapter import Adapter, _digest, load_adapter, prepare_sequence_classifier, save_adapter
+from blackswan.impl.adapter import Adapter, load_adapter, prepare_sequence_classifier, save_adapter
 from blackswan.impl.architecture import to_huggingface
 from blackswan.impl.checkpoint import Checkpoint
 from blackswan.impl.classifier import Adaptation, Classifier, initial_trainable
@@ -205,42 +205,10 @@ def saved(tmp_path: Path) -> tuple[Path, DecoderConfig]:
     return tmp_path / "best", config
 
 
-def test_damaged_settings_are_refused(saved: tuple[Path, DecoderConfig]) -> None:
-    path, config = saved
-    whole = json.loads((path / "blackswan.json").read_text())
-    absent = [(key, {}) for key in whole.keys() - {"lora"}]
-    wrong = [(key, {key: []}) for key in whole] + [
-        ("pooling", {"pooling": "none"}),
-        ("checksums", {"checksums": {}}),
-        ("step", {"step": 2}),
-    ]
-    for key, change in [*absent, *wrong]:
-        (path / "blackswan.json").write_text(json.dumps({name: entry for name, entry in whole.items() if name != key} | change))
-        with pytest.raises(ValueError, match=f"blackswan.json: .*{key}"):
-            load_adapter(path, config)
-
-
-def test_every_tensor_of_an_adapter_has_a_checksum(saved: tuple[Path, DecoderConfig]) -> None:
-    path, config = saved
-    whole = json.loads((path / "blackswan.json").read_text())
-    del whole["checksums"]["tensors"]["score.weight"]
-    (path / "blackswan.json").write_text(json.dumps(whole | {"digest": _digest(whole)}))
-    with pytest.raises(ValueError, match=r"tensor 'score\.weight' is not what was saved"):
-        load_adapter(path, config)
-
-
 def test_a_pickled_adapter_is_pointed_out(saved: tuple[Path, DecoderConfig]) -> None:
     path, config = saved
     shutil.move(path / "adapter_model.safetensors", path / "adapter_model.bin")
     with pytest.raises(FileNotFoundError, match=r"convert the \.bin file"):
-        load_adapter(path, config)
-
-
-def test_an_edited_setting_of_an_adapter_is_named(saved: tuple[Path, DecoderConfig]) -> None:
-    """The edited setting is of blackswan.json; CKPT-ADAPTER-REFUSES edits those of PEFT's file."""
-    path, config = saved
-    (path / "blackswan.json").write_text((path / "blackswan.json").read_text().replace('"step": 2', '"step": 3', 1))
-    with pytest.raises(ValueError, match="is not what was saved"):
         load_adapter(path, config)
 
 

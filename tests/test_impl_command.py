@@ -233,7 +233,6 @@ def test_what_ends_a_run_is_one_line_and_no_bad_input(
 
 # What goes wrong
 
-BAD_CONFIG = "learning_rate: 1e-3\nlora_rnk: 4\n"
 TRAIN_FAULTS: dict[str, tuple[list[str], str]] = {
     "no such model": (["--model", "nowhere"], "nowhere: no such folder"),
     "what is trained on": (["--validation", "link.jsonl"], "--validation: link.jsonl is what is trained on"),
@@ -243,20 +242,8 @@ TRAIN_FAULTS: dict[str, tuple[list[str], str]] = {
     "one sample": (["--corpus", "single.jsonl"], "leave none for validation"),
     "several labels": (["--corpus", "several.jsonl"], "several.jsonl:1: labels (several a sample), but one label a sample was asked for"),
     "no such validation corpus": (["--validation", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
-    "no such config": (["--config", "nowhere.yaml"], "nowhere.yaml: cannot be read: No such file"),
-    "an unknown key": (["--config", "unknown.yaml"], "unknown.yaml:2: no setting is named 'lora_rnk'; the nearest is 'lora_rank'"),
-    "a key twice": (["--config", "twice.yaml"], "twice.yaml:3: epochs is given twice, first in line 1"),
-    "a wrong type": (["--config", "type.yaml"], "type.yaml:1: weight_decay is 'little'; expected a number"),
-    "no YAML": (["--config", "broken.yaml"], "broken.yaml:2: is not YAML"),
-    "no mapping": (["--config", "list.yaml"], "list.yaml: expected lines `key: value`"),
-    "a config that is no text": (["--config", "binary.yaml"], "binary.yaml: is not UTF-8"),
-    "ten thousand brackets": (["--config", "deep.yaml"], "deep.yaml: expected lines"),
-    "a rank of half": (["--lora-rank", "1.5"], "--lora-rank: lora_rank is 1.5; expected an integer"),
-    "a rate in words": (["--learning-rate", "fast"], "--learning-rate: learning_rate is 'fast'; expected a number"),
-    "weights that are no numbers": (["--class-weights", "1,heavy"], "--class-weights: class_weights is [1, 'heavy']; expected a list"),
     "an unknown weighting": (["--class-weights", "balansed"], "expected one of balanced, balanced_over_classes (nearest: balanced)"),
     "a length the model has not": (["--max-seq-len", "4096"], "max_seq_len is 4096: the model was made for at most 128 positions"),
-    "training of all parameters": (["--lora-targets", "full"], "--lora-targets: lora_targets is 'full': a classifier's base weights"),
     "an unknown device": (["--device", "gpu"], "device 'gpu': expected cpu, cuda, cuda:N"),
     "states after every zero steps": (["--save-every", "0"], "argument --save-every: '0': expected a positive integer"),
     "an output that is a file": (["--output", "corpus.jsonl"], "corpus.jsonl is no folder"),
@@ -269,13 +256,6 @@ FAULTY = {
     "bad.jsonl": line("a", 0).encode() + b'{"input": "b", "label": 1\n',
     "single.jsonl": line("a", 0).encode(),
     "several.jsonl": b'{"input": "a", "labels": [0, 1]}\n',
-    "unknown.yaml": BAD_CONFIG.encode(),
-    "twice.yaml": b"epochs: 1\nbatch_size: 2\nepochs: 3\n",
-    "type.yaml": b"weight_decay: little\n",
-    "broken.yaml": b"epochs: [1\nbatch_size: 2\n",
-    "list.yaml": b"- epochs\n",
-    "binary.yaml": b"epochs: 1 # \xff\n",
-    "deep.yaml": b"[" * 10_000,
 }
 
 

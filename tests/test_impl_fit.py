@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from blackswan.impl import training_state
 from blackswan.impl.config import ClassifyConfig, DecoderConfig
 from blackswan.impl.fit import FitResult, StepRecord, fit
 from blackswan.impl.pipeline import ClassifyPipeline
@@ -97,29 +96,8 @@ def test_left_overs_of_a_kill_are_removed_by_the_next_state(tmp_path: Path) -> N
     assert load_state(tmp_path / "nowhere") is None
 
 
-def test_a_state_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_state, "VERSION", 2)
-    save_state(tmp_path, Progress(run="r"), {})
-    monkeypatch.undo()
-    with pytest.raises(ValueError, match="state of version 2; this program reads version 1"):
-        load_state(tmp_path)
-
-
-def test_a_state_belongs_to_its_run(tmp_path: Path) -> None:
-    for name, rate in (("one", 1e-2), ("other", 1e-3)):
-        with pytest.raises(RuntimeError):
-            run(tmp_path / name, Watch(1), learning_rate=rate)
-    (tmp_path / "one" / "state" / STATE_FILE).replace(tmp_path / "other" / "state" / STATE_FILE)
-    with pytest.raises(ValueError, match="the state of another run"):
-        run(tmp_path / "other", Watch(), resume=True, learning_rate=1e-3)
-
-
 def test_starting_and_continuing_are_not_confused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"run\.json: no such file, so there is no run to continue"):
-        run(tmp_path / "run", Watch(), resume=True)
     run(tmp_path / "run", Watch(), epochs=1)
-    with pytest.raises(FileExistsError, match="holds a run already"):
-        run(tmp_path / "run", Watch(), epochs=1)
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "state").mkdir()
     with pytest.raises(FileExistsError, match="holds a run already"):
@@ -157,7 +135,6 @@ def test_the_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:
         (samples(4, classes=2), VALIDATION, {}, "training samples were read with num_classes 2, the settings say 3"),
         (TRAIN, samples(4, classes=2), {}, "validation samples were read with num_classes 2"),
         (replace(TRAIN, multi_label=True), None, {}, "training samples were read with multi_label True"),
-        (TRAIN, TRAIN.select([]), {"early_stop_patience": 1}, "early_stop_patience waits for a better validation loss"),
         (samples(1), None, {"class_weights": "balanced"}, "class . has no sample"),
         (samples(4), None, {"epochs": 1}, "one step, in the warm-up's rate of 0: it would learn nothing; .*warmup_fraction 0"),
     ],

@@ -28,6 +28,7 @@ for _module in (
         "entry_points",
         "ownership",
         "pretraining_runs",
+        "refusals",
         "commands",
         "warm_up",
         "whole_models",

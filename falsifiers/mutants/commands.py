@@ -1,5 +1,6 @@
 """Wrong commands: what they open, read, write and print."""
 
+import math
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -125,6 +126,38 @@ def file_numbers_in_single_precision(read_file: Any, path: Any) -> Any:
         name: replace(each, value=float(np.float32(each.value))) if isinstance(each.value, float) else each for name, each in found.items()
     }
 
+
+wrong_steps(
+    "impl.config:require_count",
+    settings_may_be_zero=("A count may be 0.", lambda right, name, value: None if value == 0 else right(name, value)),
+    settings_count_truth=("A truth value is a count.", lambda right, name, value: right(name, int(value) if value is True else value)),
+    settings_without_an_upper_bound=("A count may be 2⁶³.", lambda right, name, value: right(name, value - (value == 2**63))),
+)
+wrong_step("impl.config:require_share", name="settings_just_above_one", doc="A share may be the next number above 1.")(
+    lambda right, name, value: right(name, min(value, 1.0) if value == math.nextafter(1.0, 2.0) else value)
+)
+wrong_step("impl.config:require_number", name="settings_may_be_infinite", doc="A positive number may be infinite.")(
+    lambda right, name, value, **bounds: None if value == math.inf else right(name, value, **bounds)
+)
+wrong_step("impl.config:ClassifyConfig._check_class_weights", name="settings_weigh_anything", doc="Class weights are not looked at.")(
+    lambda *_: None
+)
+wrong_step("impl.settings:_converted", name="settings_say_yes_for_true", doc="A word stands for a switch.")(
+    lambda right, name, value: right(name, {"yes": True, "on": True}.get(value, value) if isinstance(value, str) else value)
+)
+wrong_step("impl.settings:_entries", name="settings_of_the_last_line", doc="Of a key that a file gives twice the last counts.")(
+    lambda entries, path: (
+        {getattr(key, "value", ""): (key, value) for key, value in entries(path)}.values()
+        if all(isinstance(getattr(key, "value", ""), str) for key, _ in entries(path))
+        else entries(path)
+    )
+)
+wrong_step("impl.pretrain_run:require_count", name="pretrain_settings_not_counted", doc="Steps and rows may be any number.")(
+    lambda *_: None
+)
+wrong_step("impl.token_shards:TokenBatches", name="batches_of_no_pairs", doc="Rows of one token are rows of two.")(
+    lambda batches, shards, *, seq, **given: batches(shards, seq=max(seq, 2), **given)
+)
 
 # Records
 

@@ -145,11 +145,7 @@ CHECKPOINT_DAMAGE: dict[str, Damage] = {
     "tied output layer one ulp off": _weights(_nearly_tied, "embed_tokens"),
     "encoder": _checkpoint("decoder|encoder", model_type="bert", architectures=["BertForSequenceClassification"]),
     "unknown model type": _checkpoint(model_type="mystery"),
-    "no hidden size": _checkpoint(hidden_size=ABSENT),
-    "hidden size as text": _checkpoint(hidden_size="many"),
     "fewer layers than stored": _checkpoint(r"model\.layers", num_hidden_layers=1, layer_types=["full_attention"]),
-    "types of more layers than there are": _checkpoint(layer_types=lambda config: [*config["layer_types"], "full_attention"]),
-    "truncated config": _truncated(CONFIG),
     "no config": _removed(CONFIG),
     "no weights": _removed(WEIGHTS),
 }

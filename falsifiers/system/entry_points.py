@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -82,6 +83,33 @@ def failed_calls_change_nothing(trial: Trial) -> list[Comparison]:
         for failing in ("accumulate", *(["train_batch"] if name != "apply" else [])):
             called = f"{failing} before {name or 'the end'}"
             found.append(trial.refuses(called, partial(getattr(mixed, failing), [0, 1, 2, 7, bad]), r"\b(label|class)", "ValueError"))
+        if name:
+            for pipeline in (plain, mixed):
+                getattr(pipeline, name)(*given)
+        found += same(f"state after {name or 'the end'} {given}", plain.state(), mixed.state())
+    return found
+
+
+def calls_out_of_order_are_refused(trial: Trial) -> list[Comparison]:
+    """Of nothing that was accumulated there is no gradient and no step; while samples wait no other batch is trained on.
+
+    A gradient that is not finite makes no step either. Nothing changes, and the calls that are in order do what they would have done.
+    """
+    problem = small_run(trial)
+    plain, mixed = trial.trainer.pipeline(problem), trial.trainer.pipeline(problem)
+    found, size = [], sum(problem.parameters[name].size for name in problem.names)
+    for name, *given in (("train_batch", [0, 1, 2]), ("accumulate", [3, 4, 8]), ("apply",), ("",)):
+        calls: dict[str, tuple[list[Any], str, str]] = {
+            "accumulate": ([[]], "empty", "ValueError"),
+            "apply_gradient_vector": ([np.full(size, np.nan)], "nan|norm|finite", "FloatingPointError"),
+        }
+        if name == "apply":
+            calls["train_batch"] = ([[5, 6]], "3 accumulated", "RuntimeError")
+        else:
+            calls |= {call: ([], "no sample is accumulated", "ValueError") for call in ("apply", "gradient_vector")}
+            calls["train_batch"] = ([[]], "empty", "ValueError")
+        for call, (arguments, message, error) in calls.items():
+            found.append(trial.refuses(f"{call} before {name or 'the end'}", partial(getattr(mixed, call), *arguments), message, error))
         if name:
             for pipeline in (plain, mixed):
                 getattr(pipeline, name)(*given)

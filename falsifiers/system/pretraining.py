@@ -60,7 +60,7 @@ def _folder() -> Iterator[Path]:
 
 
 @contextmanager
-def _run(trial: Trial, epochs: int, **settings: Any) -> Iterator[tuple[Pretraining, int]]:
+def small_pretraining(trial: Trial, epochs: int, **settings: Any) -> Iterator[tuple[Pretraining, int]]:
     """A run on a small random stream, and its number of tokens; rows and batches that end unevenly."""
     rng = trial.rng("run")
     count = int(rng.integers(60, 120))
@@ -75,7 +75,7 @@ def _run(trial: Trial, epochs: int, **settings: Any) -> Iterator[tuple[Pretraini
 def exhausted_stream_ends_the_epoch(trial: Trial) -> list[Comparison]:
     """Each epoch has the steps and tokens that follow from the stream's length, and is validated."""
     epochs = 3
-    with _run(trial, epochs) as (problem, count):
+    with small_pretraining(trial, epochs) as (problem, count):
         record = trial.pretrainer.run(problem)
     rows = -(-(count - 1) // (problem.train.seq - 1))
     steps = -(-rows // problem.train.batch)
@@ -95,7 +95,7 @@ def gradient_norms_are_real(trial: Trial) -> list[Comparison]:
     """Each norm is finite and ≥ 0, with clipping and without, and at the first step the same: it is taken before clipping."""
     firsts, found = [], []
     for clip in (0.1, 1e6, None):
-        with _run(trial, 1, gradient_clip_norm=clip) as (problem, _):
+        with small_pretraining(trial, 1, gradient_clip_norm=clip) as (problem, _):
             steps = trial.pretrainer.run(problem).steps
         firsts.append(steps[0].gradient_norm)
         found += [value_inside(f"norm at step {step.step} with clipping at {clip}", step.gradient_norm, 0.0, 1e9) for step in steps]
@@ -109,7 +109,7 @@ def interrupted_run_goes_on(trial: Trial) -> list[Comparison]:
     after the last step; its checkpoints have the same names.
     """
     rng, found = trial.rng("kill"), []
-    with _run(trial, 2) as (problem, _):
+    with small_pretraining(trial, 2) as (problem, _):
         whole = trial.pretrainer.run(problem)
         last = len(whole.steps)
         stop = int(rng.integers(1, last))
@@ -146,7 +146,7 @@ def command_runs_alike(trial: Trial) -> list[Comparison]:
         "schedule": str(rng.choice(["linear", "constant"])),
         "weight_decay": 0.3,
     }
-    with _run(trial, 2, gradient_clip_norm=0.2, save_every=2, **drawn) as (problem, _):
+    with small_pretraining(trial, 2, gradient_clip_norm=0.2, save_every=2, **drawn) as (problem, _):
         tokens, held_out = (replace(each, vocab=architecture["vocab"]) for each in (problem.train, problem.validation) if each)
         problem = replace(problem, architecture=architecture, train=tokens, validation=held_out)
         expected = trial.pretrainer.run(problem).parameters
@@ -168,7 +168,7 @@ def run_has_its_own_settings(trial: Trial) -> list[Comparison]:
     By Adam alone an element moves at most lr · norm / ε.
     """
     rate, decay, share = 1e-2, 0.5, 1e-5
-    with _run(trial, 1, warmup_fraction=0.0, weight_decay=decay, gradient_clip_norm=share * EPS) as (problem, _):
+    with small_pretraining(trial, 1, warmup_fraction=0.0, weight_decay=decay, gradient_clip_norm=share * EPS) as (problem, _):
         start = trial.pretrainer.random(problem.architecture, problem.seed).parameters()
         moved = trial.pretrainer.run(problem, stop_after=1).parameters
     found = []

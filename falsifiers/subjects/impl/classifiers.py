@@ -85,6 +85,10 @@ class Classifiers(Door):
         sources = {name: settings.Setting(value, f"--{name}") for name, value in given.items()}
         return asdict(settings.resolve(model_params, sources))
 
+    def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a run, as Python makes them of those that are given."""
+        return asdict(ClassifyConfig.from_mapping(given))
+
     def summary(self, *arguments: str) -> str:
         """The output of the command."""
         with redirect_stdout(io.StringIO()) as printed:

@@ -4,8 +4,10 @@ import argparse
 import io
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,6 +72,10 @@ class Pretrainer(Door):
             command.run(parser.parse_args([*given, *flags]))
         last = max((problem.output / pretrain_run.CHECKPOINTS).iterdir())
         return _parameters(load_decoder(last, dtype=torch.float32))
+
+    def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a run, as Python makes them of those that are given."""
+        return asdict(pretrain_run.PretrainSettings(**given))
 
     def random(self, architecture: Architecture, seed: int) -> "TrainedDecoder":
         """A decoder with random weights."""

@@ -1,0 +1,145 @@
+"""Programs that refuse too little: a check that is not made, a bound that is one off, a key that is not looked at."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+# Checkpoints
+
+
+@wrong_step("impl.architecture:_Reading._count")
+def config_counts_rounded(count: Any, reading: Any, key: str) -> int:
+    """16.0 is a count too."""
+    value = reading.values.get(key)
+    return int(value) if isinstance(value, float) and value.is_integer() else count(reading, key)
+
+
+wrong_step("impl.architecture:_same", name="config_of_another_function", doc="Keys with which the model would be another are passed over.")(
+    lambda *_: True
+)
+wrong_step(
+    "impl.architecture:_Reading._require_full_attention", name="config_types_of_layers_passed_over", doc="Every layer attends fully."
+)(lambda *_: None)
+wrong_step("impl.config:RopeScaling.__post_init__", name="config_scaling_of_any_numbers", doc="The four numbers of llama3 may be any.")(
+    lambda *_: None
+)
+
+
+@wrong_step("impl.architecture:_Reading._theta")
+def config_theta_of_one_place(theta: Any, reading: Any) -> float:
+    """Of two bases of the rotary angles the inner one counts."""
+    reading.values = {key: value for key, value in reading.values.items() if key != "rope_theta" or "rope_parameters" not in reading.values}
+    return float(theta(reading))
+
+
+@wrong_step("impl.checkpoint:_sharded")
+def shards_without_their_index(sharded: Any, index: Path) -> Any:
+    """The tensors of whatever shards there are."""
+    from blackswan.impl import checkpoint
+
+    del sharded
+    return {name: found for shard in sorted(index.parent.glob("model-*")) for name, found in checkpoint._header(shard).items()}
+
+
+wrong_step(
+    "impl.tokens:_require_alike", name="tokenizer_settings_passed_over", doc="tokenizer_config.json names tokens that there are not."
+)(lambda *_: None)
+wrong_step("impl.pipeline:_require_fitting", name="more_positions_than_the_model_has", doc="Texts are longer than the model's positions.")(
+    lambda *_: None
+)
+wrong_steps(
+    "impl.strict_json:_unique",
+    json_keys_twice=("Of a key that is given twice the last value counts.", lambda _, pairs: dict(pairs)),
+)
+wrong_step("impl.strict_json:_refuse", name="json_with_nan", doc="NaN is a number of JSON.")(lambda _, constant: float(constant))
+
+# Adapters and merged models
+
+wrong_step("impl.adapter:_digest", name="saved_settings_edited", doc="Nothing says that blackswan.json was edited.")(lambda *_: "0")
+wrong_step("impl.adapter:_OPTIONAL", name="saved_keys_unknown", doc="blackswan.json may say more than is read.")(
+    lambda keys: keys | {"surplus": int}
+)
+wrong_step("impl.adapter:_IRRELEVANT", name="adapter_keys_passed_over", doc="Keys of later versions of PEFT are passed over.")(
+    lambda keys: (*keys, "use_something_new")
+)
+
+
+@wrong_step("impl.saved:_settings")
+def saved_settings_made_up(settings: Any, adapter: Any, folder: Path) -> Any:
+    """Settings beside an adapter that cannot be read are the defaults."""
+    try:
+        return settings(adapter, folder)
+    except ValueError:
+        return settings(replace(adapter, extra={}), folder)
+
+
+@wrong_step("impl.saved:_named_base")
+def adapter_base_of_any_type(named: Any, path: Path) -> Path | None:
+    """What an adapter says of its base is taken as text."""
+    from blackswan.impl.adapter import read_object
+
+    del named
+    value = read_object(path).get("base_model_name_or_path")
+    return Path(str(value)) if value else None
+
+
+# States of runs
+
+
+@wrong_step("impl.training_state:_progress")
+def state_progress_made_up(progress: Any, values: Any, path: Path) -> Any:
+    """What a state's progress does not say is as at the beginning, and what it says besides is passed over."""
+    from dataclasses import asdict
+
+    from blackswan.impl.training_state import Progress
+
+    del progress, path
+    known = asdict(Progress(run=values.get("run", "")))
+    return Progress(**{**known, **{key: value for key, value in values.items() if key in known}})
+
+
+wrong_step("impl.fit:_Run._continue_from", name="state_of_another_run_taken", doc="A run goes on from the state of another one.")(
+    lambda go_on, run, progress, tensors: go_on(run, replace(progress, run=run.progress.run), tensors)
+)
+
+
+@wrong_step("impl.optimiser:AdamW._require_state")
+def state_with_a_tensor_more(require: Any, optimiser: Any, state: Any) -> None:
+    """Tensors that a run does not have are passed over."""
+    known = optimiser.state()
+    require(optimiser, {name: value for name, value in state.items() if name in known})
+
+
+wrong_step("impl.pretrain_run:state_hash", name="pretrain_state_of_other_weights", doc="Nothing says which parameters were saved.")(
+    lambda hashed, tensors, steps, **of: "" if of else hashed(tensors, steps)
+)
+
+
+@wrong_step("impl.pretrain_run:_Run.identity")
+def pretrain_state_of_another_decay(identity: Any, run: Any) -> dict[str, Any]:
+    """A run goes on with another weight decay."""
+    return {name: value for name, value in identity(run).items() if name != "weight_decay"}
+
+
+wrong_step("impl.fit:_Run._begin_or_compare", name="run_goes_on_unasked", doc="A run that is begun where one is goes on with that.")(
+    lambda begin, run, resume: begin(run, resume or (run.output / "run.json").is_file())
+)
+
+# Calls
+
+
+@wrong_step("impl.trainer:Trainer.train_batch")
+def waiting_samples_forgotten(train_batch: Any, trainer: Any, batch: Any) -> Any:
+    """A batch is trained on while samples wait, which are forgotten."""
+    trainer.discard()
+    return train_batch(trainer, batch)
+
+
+wrong_step("impl.trainer:Trainer.gradient_vector", name="gradient_of_nothing", doc="The gradient of no sample is 0.")(
+    lambda gradient, trainer: gradient(trainer) if trainer.accumulated else trainer.optimiser.exp_avg * 0
+)
+wrong_step("impl.optimiser:AdamW.clip", name="clip_lets_nan_through", doc="A gradient that is not finite is taken for zeros.")(
+    lambda clip, optimiser, gradient, limit: clip(optimiser, gradient.nan_to_num(0.0), limit)
+)

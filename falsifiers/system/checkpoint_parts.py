@@ -1,0 +1,175 @@
+"""What the parts of a checkpoint say: each key of its configuration and of its tokenizer's, and an index with its shards."""
+
+import json
+import math
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import load, save
+
+from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.system.adapter_files import CONFIG, TOKENIZER, WEIGHTS
+from blackswan.falsifiers.system.command_problem import tokenizer
+from blackswan.falsifiers.system.derived_damage import (
+    ABSENT,
+    SETTINGS,
+    TEXTS,
+    TOKENIZER_CONFIG,
+    Damage,
+    Values,
+    edited,
+    forms,
+    judged,
+    small_base,
+)
+from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.trial import Trial
+
+INDEX, SHARDS = "model.safetensors.index.json", ("model-1.safetensors", "model-2.safetensors")
+COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+NOT_COUNTS = (0, -1, 1.5, 16.0, "16", True, [16], {"a": 1}, 2**40 + 1, 10**400)
+LLAMA3 = {
+    **{"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "original_max_position_embeddings": 8,
+}
+ROTARY: dict[str, tuple[Values, str]] = {
+    "two bases": ({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, "rope_theta"),
+    "two scalings": ({"rope_parameters": LLAMA3, "rope_scaling": {**LLAMA3, "factor": 4.0}}, "rope_scaling"),
+    "a list": ({"rope_parameters": ["default"]}, "rope_parameters"),
+    "another type": ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters"),
+    "its older name": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+    "an unknown number": ({"rope_parameters": {**LLAMA3, "beta_fast": 32.0}}, "rope_parameters"),
+    "a part of each head": ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    "an original length apart": ({"rope_parameters": LLAMA3, "original_max_position_embeddings": 9}, "original_max_position_embeddings"),
+    **{f"no {key}": ({"rope_parameters": {k: v for k, v in LLAMA3.items() if k != key}}, key) for key in (*LLAMA3,)[2:]},
+    **{f"{key} as text": ({"rope_parameters": {**LLAMA3, key: "8"}}, key) for key in (*LLAMA3,)[2:]},
+    **{
+        f"{key} of 0": ({"rope_parameters": {**LLAMA3, key: 0}}, key.replace("max_position_embeddings", "positions"))
+        for key in (*LLAMA3,)[2:]
+    },
+    "a factor below 1": ({"rope_parameters": {**LLAMA3, "factor": math.nextafter(1.0, 0.0)}}, "factor"),
+    "no band": ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor"),
+}
+"""Rotary parameters that contradict each other, or that are not computed."""
+NOT_COMPUTED: Mapping[str, Any] = {
+    **{"hidden_act": "gelu", "attention_bias": True, "mlp_bias": True, "attention_dropout": 0.1, "is_causal": False},
+    **{"is_encoder_decoder": True, "use_sliding_window": True, "use_bidirectional_attention": True, "partial_rotary_factor": 0.5},
+    **{"quantization_config": {"bits": 4}, "auto_map": {}, "attention_chunk_size": 4, "head_dim": 7, "num_key_value_heads": 3},
+    **{"tie_word_embeddings": "yes", "model_type": "lama", "rms_norm_eps": "1e-6"},
+}
+"""Values of keys with which the model would be another."""
+
+
+def _config_damage(folder: Path, family: str) -> Iterator[Damage]:
+    """Every key of a config.json that is read."""
+    make = partial(edited, folder, CONFIG)
+    for key in COUNTS:
+        yield from (make({key: value}) for value in (*NOT_COUNTS, None, ABSENT))
+    for key in ("num_key_value_heads", "head_dim"):
+        yield from (make({key: value}) for value in NOT_COUNTS)
+    for value in (0, -1e-6, 1.0, 1, "1e-6", True, None, [1e-6], 10**400, ABSENT):
+        yield make({"rms_norm_eps": value}, f"{CONFIG}.*eps")
+    for value in (0, -1.0, "1e4", True, [1e4], 10**400):
+        yield make({"rope_theta": value}, f"{CONFIG}.*theta")
+    yield from (make({key: value}, f"{CONFIG}.*{key.replace('num_key_value_', '')}") for key, value in NOT_COMPUTED.items())
+    yield from (make({key: value}) for key in ("tie_word_embeddings", "model_type") for value in (0, 1, None, [True]))
+    yield from (
+        make({"layer_types": value}) for value in (3, ["full_attention"], ["full_attention", "sliding_attention"], [["full_attention"]])
+    )
+    yield make({"model_type": ABSENT})
+    yield from (make(changes, f"{CONFIG}.*{named}") for changes, named in ROTARY.values())
+    if family == "llama":
+        yield make({"sliding_window": 4})
+    if family != "qwen3":  # whose heads have a size of their own
+        yield make({"head_dim": ABSENT, "num_attention_heads": 3, "num_key_value_heads": 3}, f"{CONFIG}.*hidden_size.*multiple")
+    yield from (make(changes, taken=True) for changes in _taken(folder, family))
+
+
+def _taken(folder: Path, family: str) -> Iterator[Values]:
+    """Values at their bounds, and keys that say what is so anyway."""
+    nearly_one, heads = math.nextafter(1.0, 0.0), json.loads((folder / CONFIG).read_text())["num_attention_heads"]
+    yield from ({"max_position_embeddings": size} for size in (SETTINGS["max_seq_len"], 2**40))
+    yield from ({"rms_norm_eps": eps} for eps in (1e-30, nearly_one))
+    yield from ({"rope_theta": theta} for theta in (ABSENT, 1, 1e300))
+    yield {"rope_parameters": LLAMA3, "rope_scaling": LLAMA3, "original_max_position_embeddings": 8}
+    yield {"rope_parameters": {**LLAMA3, "factor": 1, "high_freq_factor": math.nextafter(1.0, 2.0)}}
+    yield {
+        "layer_types": ["full_attention"] * 2,
+        "use_sliding_window": False,
+        "attention_bias": None,
+        "quantization_config": None,
+        "new": 1,
+    }
+    yield {"sliding_window": None if family == "llama" else 4, "num_attention_heads": heads}
+
+
+def _shard(folder: Path) -> dict[str, str]:
+    """Spreads the tensors of a checkpoint over two files, and gives the map of the index."""
+    whole = load((folder / WEIGHTS).read_bytes())
+    (folder / WEIGHTS).unlink()
+    places = {name: SHARDS[place % 2] for place, name in enumerate(sorted(whole))}
+    for file in SHARDS:
+        (folder / file).write_bytes(save({name: whole[name] for name in whole if places[name] == file}))
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return places
+
+
+def _shard_damage(folder: Path, places: Mapping[str, str], rng: Generator) -> Iterator[Damage]:
+    """An index and shards that do not say the same."""
+    name = str(rng.choice(sorted(places)))
+    other = next(file for file in SHARDS if file != places[name])
+    make, first = partial(edited, folder, INDEX), load((folder / places[name]).read_bytes())
+    both = {**load((folder / other).read_bytes()), name: first[name]}
+    key = "weight_map"
+    yield Damage("a shard removed", {other: None}, f"{other}: no such file.*{INDEX}")
+    yield Damage("no index", {INDEX: None}, f"neither {WEIGHTS} nor {INDEX}")
+    yield Damage("a whole file beside the index", {WEIGHTS: (folder / other).read_bytes()}, f"both {WEIGHTS} and {INDEX}")
+    yield Damage("a tensor in both shards", {other: save(both)}, f"{other}|{places[name]}.*{name}")
+    yield Damage("a tensor in no shard", {places[name]: save({k: v for k, v in first.items() if k != name})}, f"{places[name]}.*{name}")
+    yield make({f"{key}/{name}": other}, f"{places[name]}.*{name}")
+    yield make({f"{key}/{name}": ABSENT}, f"{places[name]}.*{name}")
+    yield make({f"{key}/ghost": other}, f"{other}.*ghost")
+    yield from (make({f"{key}/{name}": f"{parent}/{other}"}, f"{INDEX}.*{key}") for parent in ("..", str(folder), "."))
+    yield from (make({f"{key}/{name}": value}, f"{INDEX}.*{key}") for value in (3, None, [other]))
+    yield from (make({key: value}) for value in (ABSENT, [*places], 3))
+    yield make({"metadata": ABSENT, "surplus": 1}, taken=True)
+
+
+def _tokenizer_damage(folder: Path) -> Iterator[Damage]:
+    """A tokenizer_config.json by which texts would be split otherwise, and a tokenizer of more tokens than the model has."""
+    make, new, end = partial(edited, folder, TOKENIZER_CONFIG), "<new>", {"content": "<eos>", "special": True}
+    yield from (make({key: new}) for key in ("pad_token", "bos_token", "eos_token", "unk_token"))
+    yield from (make({"pad_token": {"content": new}}), make({"split_special_tokens": True}))
+    yield from (make({key: [new]}) for key in ("additional_special_tokens", "extra_special_tokens"))
+    yield make({"extra_special_tokens": {"image": new}})
+    yield from (make({"added_tokens_decoder": {"1": token}}) for token in ({"content": new}, {**end, "lstrip": True}))
+    yield make({"pad_token": "<eos>", "split_special_tokens": False, "added_tokens_decoder": {"1": end}, "surplus": 1}, taken=True)
+    values = json.loads((folder / TOKENIZER).read_text())
+    more = {"id": tokenizer().get_vocab_size(), "content": "<more>", "special": True, "normalized": False}
+    more |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    values["added_tokens"].append(more)
+    yield Damage("a token more than the model has", {TOKENIZER: json.dumps(values).encode()}, f"{TOKENIZER}.*embeddings")
+
+
+def refuses_parts(trial: Trial) -> list[Comparison]:
+    """Each key of config.json and tokenizer_config.json, and an index with its shards, which is read as the one file that they were."""
+    rng = trial.rng("parts")
+    with tempfile.TemporaryDirectory() as parent:
+        folder, model = small_base(trial, Path(parent))
+        family = model.scalars["family"]
+
+        def ask(**changes: Any) -> object:
+            return trial.classifiers.fresh(folder, {**SETTINGS, **changes}, TEXTS)
+
+        whole = ask()
+        damages = [*_config_damage(folder, family), *_tokenizer_damage(folder)]
+        damages += [each for file in (CONFIG, TOKENIZER_CONFIG) for each in forms(folder, file, rng)]
+        found = list(judged(trial, folder, damages, ask))
+        found.append(trial.refuses("longer texts than positions", partial(ask, max_seq_len=513), "max_seq_len", "ValueError"))
+        places = _shard(folder)
+        found += same("answer of the shards", whole, ask())
+        return [*found, *judged(trial, folder, [*_shard_damage(folder, places, rng), *forms(folder, INDEX, rng)], ask)]

@@ -1,0 +1,97 @@
+"""Saved adapters and merged models of which a key or a tensor is damaged."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.system.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BESIDE, CONFIG, HEAD, PREFIX, WEIGHTS
+from blackswan.falsifiers.system.derived_damage import (
+    ABSENT,
+    SETTINGS,
+    TEXTS,
+    UNREAD,
+    Damage,
+    another,
+    edited,
+    forms,
+    judged,
+    other_types,
+    small_base,
+    tensors,
+)
+from blackswan.falsifiers.system.trial import Trial
+
+IRRELEVANT = ("auto_mapping", "inference_mode", "lora_dropout", "revision", "task_type", "base_model_name_or_path")
+"""Keys of an adapter_config.json of which nothing is computed; the last one is looked at where no base is given."""
+
+
+def _adapter_damage(folder: Path, rng: Generator) -> Iterator[Damage]:
+    """Each key of PEFT's file, once removed and once of another type; of the others a damage may leave the adapter as it is."""
+    needed = ("peft_type", "r", "lora_alpha", "target_modules", "modules_to_save")
+    make = partial(edited, folder, ADAPTER_CONFIG)
+    for key, value in json.loads((folder / ADAPTER_CONFIG).read_text()).items():
+        yield make({key: ABSENT}, free=key not in needed)
+        other = other_types(value)[int(rng.integers(len(other_types(value))))]
+        yield make({key: other}, free=key in IRRELEVANT)
+    yield from (make({"base_model_name_or_path": value}) for value in (ABSENT, None, 3, ["a"]))
+    yield from (make({"use_something_new": value}) for value in (True, 1, "on", {"a": 1}, [0]))
+    yield make({"use_something_new": False}, taken=True)
+
+
+def _beside_damage(folder: Path, rng: Generator) -> Iterator[Damage]:
+    """Each key of blackswan.json: removed, of another type, another value, unknown; edited so that its digest fits, or not.
+
+    A merged model computes nothing of the updates that it says are in it, and a base's tensor without a checksum is not looked at.
+    """
+    merged = (folder / CONFIG).is_file()
+    make, values = partial(edited, folder, BESIDE), json.loads((folder / BESIDE).read_text())
+    for key, value in values.items():
+        other = other_types(value)[int(rng.integers(len(other_types(value))))]
+        updates = key == "lora"
+        yield make({key: ABSENT}, BESIDE if updates else "")
+        yield make({key: other})
+        yield make({key: another(value)}, BESIDE)
+        if key != "digest":
+            yield make({key: ABSENT}, "rank" if updates else "", seal=True, free=updates and merged)
+            yield make({key: other}, seal=True)
+    yield from (make({"surplus": 1}, seal=seal) for seal in (False, True))
+    yield from (make({"pooling": value}, seal=True) for value in ("max", "", "Mean"))
+    for part in ("architecture", "lora"):
+        for key, value in values.get(part, {}).items():
+            unread = part == "lora" and merged
+            yield make({f"{part}/{key}": another(value)}, key, seal=True, free=unread)
+            yield make({f"{part}/{key}": ABSENT}, key, seal=True, free=unread or value is None)
+    for group, file in (("tensors", "safetensors"), ("base", "")):
+        kept = values["checksums"][group]
+        name = str(rng.choice(sorted(kept.keys() - {UNREAD})))
+        yield make({f"checksums/{group}/{name}": another(kept[name])}, f"{file}.*{name}", seal=True)
+        yield make({f"checksums/{group}/{name}": ABSENT}, f"{file}.*{name}", seal=True, free=group == "base")
+        yield make({f"checksums/{group}": [1]}, f"{BESIDE}.*checksums", seal=True)
+    yield make({"extra/settings": ["mean"]}, f"{BESIDE}.*settings", seal=True)
+    yield make({"extra/settings/surplus": 1}, f"{BESIDE}.*surplus", seal=True)
+    own = ("num_classes", "pooling", "quantize_nf4", "double_quantize", *(() if merged else ("lora_rank", "lora_alpha", "lora_targets")))
+    for key in values["extra"]["settings"]:
+        yield make({f"extra/settings/{key}": {"a": 1}}, f"{BESIDE}.*{key}", seal=True, free=key in own)
+
+
+def refuses_saved(trial: Trial) -> list[Comparison]:
+    """Each key and each tensor of a saved adapter and of what it was merged into; what the files themselves say is the same after all."""
+    rng = trial.rng("saved")
+    with tempfile.TemporaryDirectory() as parent:
+        base, model = small_base(trial, Path(parent))
+        settings = {**SETTINGS, "num_classes": model.scalars["classes"], "lora_rank": model.scalars["rank"], "lora_targets": "q_v"}
+        settings |= {"lora_alpha": model.scalars["alpha"], "pooling": model.scalars["pooling"]}
+        trial.classifiers.merged(base, settings, model.trainable, Path(parent))
+        found: list[Comparison] = []
+        for name, config, weights in (("adapter", ADAPTER_CONFIG, {ADAPTER_WEIGHTS: PREFIX}), ("merged", CONFIG, {WEIGHTS: "", HEAD: ""})):
+            folder = Path(parent) / name
+            damages = [each for file in (config, BESIDE) for each in forms(folder, file, rng)]
+            damages += [*_beside_damage(folder, rng), *(_adapter_damage(folder, rng) if name == "adapter" else ())]
+            damages += [each for file, prefix in weights.items() for each in tensors(folder, file, prefix, rng)]
+            damages += [Damage(f"no {file}", {file: None}, file) for file in (*weights, config)]
+            found += judged(trial, folder, damages, partial(trial.commands.library, "probabilities", folder, TEXTS))
+        return found

@@ -1,0 +1,234 @@
+"""The values that every setting may have: those at its bounds are taken, those beyond or of another kind are refused by its name."""
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blackswan.falsifiers.data import CHECKPOINT
+from blackswan.falsifiers.numeric.comparison import Comparison, broken
+from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.token_streams import write_shards
+from blackswan.falsifiers.system.trial import Trial
+
+LARGEST = 2**63 - 1
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+WORDS = ("many", "", "nan", "none of these")
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a setting may be and what not; `beside` are the settings without which its values mean nothing."""
+
+    taken: tuple[Any, ...]
+    refused: tuple[Any, ...]
+    beside: Mapping[str, Any]
+
+    def or_none(self) -> "Values":
+        """The setting may be left open too."""
+        return replace(self, taken=(*self.taken, None), refused=tuple(value for value in self.refused if value is not None))
+
+
+def _values(taken: tuple[Any, ...], *refused: Any, **beside: Any) -> Values:
+    return Values(taken, (*refused, *WORDS, None, {"a": 1}), beside)
+
+
+def _whole(low: int, high: int = LARGEST) -> Values:
+    return _values((low, high), low - 1, -LARGEST, high + 1, 10**400, "1_0", low + 0.5, float(low + 1), True, [low], math.nan, math.inf)
+
+
+def _real(low: float, high: float, *, low_in: bool = False, high_in: bool = True) -> Values:
+    """A number of an interval, with the next ones on either side of its ends."""
+    inside = (low if low_in else math.nextafter(low, math.inf), high if high_in else math.nextafter(high, -math.inf))
+    outside = (math.nextafter(low, -math.inf) if low_in else low, math.nextafter(high, math.inf) if high_in else high)
+    return _values(inside, *outside, -1, 10**400, True, [inside[1]], math.nan, math.inf, -math.inf)
+
+
+def _one_of(*words: str) -> Values:
+    return _values(words, *(f"{word}s" for word in words), words[0].upper(), f" {words[0]}", 1, True, [words[0]], math.nan)
+
+
+SWITCH = _values((True, False), 0, 1, 1.0, "on", "yes", [True], math.nan)
+TRAINING: dict[str, Values] = {
+    "num_classes": _whole(2),
+    **dict.fromkeys(("lora_rank", "epochs", "max_seq_len", "log_interval", "batch_size", "accumulation_steps"), _whole(1)),
+    **dict.fromkeys(("lora_alpha", "learning_rate"), _real(0.0, 1e30)),
+    **dict.fromkeys(("warmup_fraction", "weight_decay"), _real(0.0, 1.0, low_in=True)),
+    "gradient_clip_norm": _real(0.0, 1e30).or_none(),
+    "early_stop_patience": _whole(1).or_none(),
+    "validation_fraction": _real(0.0, 1.0, low_in=True, high_in=False),
+    "seed": _whole(0),
+    "schedule": _one_of("constant", "linear", "cosine"),
+    "pooling": _one_of("mean", "last", "first"),
+    "padding_side": _one_of("right", "left"),
+    "dtype": _one_of("float32", "bfloat16"),
+    "backend": _one_of("auto", "torch", "fused"),
+    "lora_targets": _values(
+        ("q_v", "all", *MODULES, ",".join(MODULES[::2])), "full", "q_prj", "q_proj,", ",q_proj", "q_proj;v_proj", "q_proj,all", 1, True
+    ),
+    "quantize_nf4": replace(SWITCH, beside={"double_quantize": False}),
+    "double_quantize": replace(SWITCH, beside={"quantize_nf4": True}),
+    "multi_label": SWITCH,
+    "class_weights": _values(
+        ("balanced", "balanced_over_classes", [5e-324, 1e300, 1]),
+        *([1.0, 2.0], [1.0, 2.0, 3.0, 4.0], [1.0, 0.0, 1.0], [1.0, -5e-324, 1.0], [1.0, math.nan, 1.0], [1.0, math.inf, 1.0]),
+        *([1.0, "many", 1.0], [1.0, True, 1.0], [], "balance", "Balanced", 1, 3.0, True),
+        num_classes=3,
+    ).or_none(),
+}
+TOGETHER: dict[str, dict[str, Any]] = {
+    "double_quantize": {"double_quantize": True, "quantize_nf4": False},
+    "class_weights": {"class_weights": "balanced", "multi_label": True},
+}
+"""Settings that contradict each other, by the one that is named."""
+PRETRAINING: dict[str, Values] = {
+    **dict.fromkeys(("epochs", "micro_batch"), _whole(1)),
+    "save_every": _whole(1).or_none(),
+    "learning_rate": _real(0.0, 1e30),
+    "gradient_clip_norm": _real(0.0, 1e30).or_none(),
+    **dict.fromkeys(("warmup_fraction", "weight_decay"), _real(0.0, 1.0, low_in=True)),
+    "schedule": _one_of("constant", "linear", "cosine"),
+}
+BATCHES: dict[str, Values] = {"batch": _values((1, 40), 0, -1, 1.0), "seq": _whole(2, 512), "seed": _whole(0)}
+"""Options of the command alone; the shipped checkpoint is for 512 positions, and a batch of more rows than there are has all of them."""
+FILES: dict[str, tuple[bytes, int | None]] = {
+    "epochs is given twice, first in line 1": (b"epochs: 2\nseed: 1\nepochs: 2\n", 3),
+    "the nearest is 'lora_rank'": (b"seed: 1\nlora_rnk: 2\n", 2),
+    "no setting is named": (b"[a, b]: 2\n", 1),
+    "is not UTF-8": (b"dtype: float32 # \xff\n", None),
+    "is not UTF-8 ": ("epochs: 2\n".encode("utf-16"), None),
+    "is not YAML": (b"seed: 1\nepochs: [1\n", None),
+    "is not YAML ": (b"seed: 1\n\tepochs: 1\n", 2),
+    "expected lines": (b"- epochs\n- 2\n", None),
+    "expected lines ": (b"", None),
+    "expected lines  ": (b"epochs", None),
+    "expected lines   ": (b"epochs: " + 5000 * b"[" + 5000 * b"]", None),
+}
+"""Files that hold no settings: what is said of each, and the line that is named."""
+GOOD = "\ufeff# a comment\nepochs:   2\nseed: 0x10\nlora_targets: [q_proj, v_proj]\ngradient_clip_norm: ~\nmodel_params: 7\n"
+
+
+def training_settings_have_bounds(trial: Trial) -> list[Comparison]:
+    """Every value of the table by Python, and every other one by an option or a file; two settings that contradict each other.
+
+    A refusal names the setting, and the option or the file and its line, whatever line that is. Files that are none are refused too.
+    """
+    rng = trial.rng("ways")
+    found: list[Comparison] = []
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent)
+        for name, values in TRAINING.items():
+            for value, taken in _each(values):
+                given = {**values.beside, name: value}
+                found += _in_python(trial, partial(trial.classifiers.settings, given), name, value, taken=taken)
+                way = [None, None, _by_file, _by_option if _is_option(name, value) else _by_file][int(rng.integers(4))]
+                found += way(trial, folder, name, given, taken=taken) if way else ()
+        for name, given in TOGETHER.items():
+            found += _in_python(trial, partial(trial.classifiers.settings, given), name, given, taken=False)
+            found += [each for way in (_by_option, _by_file) for each in way(trial, folder, name, given, taken=False)]
+        found += _in_python(trial, partial(trial.classifiers.settings, {"lora_rnk": 1}), "lora_rank", "lora_rnk", taken=False)
+        return [*found, *_files(trial, folder)]
+
+
+def pretraining_settings_have_bounds(trial: Trial) -> list[Comparison]:
+    """The same of a pre-training run, by Python and by options; with the options of its batches."""
+    found: list[Comparison] = []
+    with tempfile.TemporaryDirectory() as parent:
+        tokens = write_shards(Path(parent) / "tokens", [np.arange(40)])
+        where = ("pretrain", f"--model={CHECKPOINT}", f"--tokens={tokens}", f"--output={parent}/run", f"--validation={parent}/absent")
+        for name, values in {**PRETRAINING, **BATCHES}.items():
+            for value, taken in _each(values):
+                if name in PRETRAINING:
+                    found += _in_python(trial, partial(trial.pretrainer.settings, {name: value}), name, value, taken=taken)
+                if not isinstance(value, list | dict) and value not in (None, "1_0"):  # Python's own reading of a number
+                    asked = f"{name} = {value!r} by option"
+                    found += _answered(trial, asked, (*where, *_options({name: value})), f"{name}|--{_dashed(name)}", taken=taken)
+        return found
+
+
+def _each(values: Values) -> Iterator[tuple[Any, bool]]:
+    yield from ((value, True) for value in values.taken)
+    yield from ((value, False) for value in values.refused if not any(value is one for one in values.taken))
+
+
+def _in_python(trial: Trial, ask: Callable[[], Mapping[str, Any]], name: str, value: Any, *, taken: bool) -> Iterator[Comparison]:
+    if not taken:
+        yield trial.refuses(f"{name} = {str(value)[:40]} by Python", ask, name, "ValueError")
+    else:
+        yield from same(f"{name} = {value!r} by Python", tuple(value) if isinstance(value, list) else value, ask()[name])
+
+
+def _is_option(name: str, value: Any) -> bool:
+    """Whether a command line can say it: a switch has no value there, and a list is one of several."""
+    switch = TRAINING[name].taken == (True, False)
+    return isinstance(value, bool) if switch else value is not None and not (isinstance(value, dict | list) and len(value) < 2)
+
+
+def _by_option(trial: Trial, folder: Path, name: str, given: Mapping[str, Any], *, taken: bool) -> Iterator[Comparison]:
+    asked = f"{name} = {str(given[name])[:40]} by option"
+    yield from _answered(trial, asked, (*_train(folder), *_options(given)), f"--{_dashed(name)}: {name}", taken=taken)
+
+
+def _by_file(trial: Trial, folder: Path, name: str, given: Mapping[str, Any], *, taken: bool) -> Iterator[Comparison]:
+    """The setting comes last, after a line for each other and a comment."""
+    lines = [*(f"{key}: {_written(value)}" for key, value in given.items() if key != name), "# at last", f"{name}: {_written(given[name])}"]
+    (folder / "run.yaml").write_text("\n".join(lines) + "\n")
+    asked = f"{name} = {str(given[name])[:40]} by file"
+    yield from _answered(trial, asked, (*_train(folder), f"--config={folder / 'run.yaml'}"), f"run.yaml:{len(lines)}: {name}", taken=taken)
+
+
+def _files(trial: Trial, folder: Path) -> Iterator[Comparison]:
+    """Files that are no settings; one with all that YAML allows is taken."""
+    path = folder / "file.yaml"
+    asked = (*_train(folder), f"--config={path}")
+    for name, (written, line) in FILES.items():
+        path.write_bytes(written)
+        place = str(path) if line is None else f"{path}:{line}: "
+        yield from _answered(trial, f"file: {name}", asked, place, taken=False, also=name.strip())
+    path.write_text(GOOD, encoding="utf-8")
+    yield from _answered(trial, "file with a mark and a comment", asked, "", taken=True)
+    yield from _answered(trial, "no such file", (*_train(folder), f"--config={folder / 'none.yaml'}"), "none.yaml", taken=False)
+    yield from _answered(trial, "a folder for a file", (*_train(folder), f"--config={folder}"), f"{folder}: cannot be read", taken=False)
+
+
+def _train(folder: Path) -> tuple[str, ...]:
+    return ("train", f"--model={CHECKPOINT}", f"--corpus={folder / 'absent'}", f"--output={folder / 'run'}")
+
+
+def _answered(trial: Trial, asked: str, arguments: tuple[str, ...], place: str, *, taken: bool, also: str = "") -> Iterator[Comparison]:
+    """A command that has nothing to read says so, or that a setting of it is refused: with status 4, and nothing printed."""
+    said = trial.commands.attempt(*arguments)
+    yield from same(f"{asked}: status and output", (4, ""), (said.status, said.out))
+    if taken != ("absent" in said.err):
+        yield broken(asked, "refused" if taken else "accepted", place, said.err[-300:])
+    elif not taken and not (any(word in said.err for word in place.split("|")) and also in said.err):
+        yield broken(asked, "named otherwise", f"{place} {also}", said.err[-300:])
+
+
+def _options(given: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in given.items():
+        if isinstance(value, bool) and name in TRAINING and TRAINING[name].taken == (True, False):
+            yield f"--{_dashed(name)}" if value else f"--no-{_dashed(name)}"
+        elif isinstance(value, list):
+            yield f"--{_dashed(name)}={','.join(map(_written, value))}"
+        else:
+            yield f"--{_dashed(name)}={value if isinstance(value, str) else _written(value)}"
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _written(value: Any) -> str:
+    """As YAML writes it, and a command line alike; no more digits than Python writes at once."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_written, value))}]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else f"{'-' if value < 0 else ''}.inf"
+    return json.dumps(value)

@@ -1,0 +1,141 @@
+"""States of runs of which a key or a tensor is damaged: a run goes on from none of them, and changes none."""
+
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save
+
+from blackswan.falsifiers.numeric.answers import SubjectError
+from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.subjects.doors.training import Plan
+from blackswan.falsifiers.system.derived_damage import ABSENT, Damage, another, edited, forms, judged, other_types, tensors
+from blackswan.falsifiers.system.pretraining import small_pretraining
+from blackswan.falsifiers.system.run_problem import small_run
+from blackswan.falsifiers.system.same import content, same
+from blackswan.falsifiers.system.trial import Trial
+from blackswan.reference.table import Array
+
+STATE, POSITION, RUN = "state/state.safetensors", "state/state.json", "run.json"
+TORCH = {"float32": "torch.float32", "float64": "torch.float64", "int64": "torch.int64", "int32": "torch.int32"}
+
+
+def refuses_training_state(trial: Trial) -> list[Comparison]:
+    """Each key of the progress and each tensor, with a checksum that fits; the state of another run; each key of run.json."""
+    rng, problem = trial.rng("state"), small_run(trial)
+    with tempfile.TemporaryDirectory() as parent:
+        folder, other = Path(parent) / "run", Path(parent) / "other"
+        trial.trainer.fit(problem, folder, Plan(save_every=1, stop_after=2))
+        trial.trainer.fit(replace(problem, settings={**problem.settings, "learning_rate": 0.02}), other, Plan(save_every=1, stop_after=2))
+        ask = _on_a_copy(folder, lambda copy: trial.trainer.fit(problem, copy, Plan(resume=True)).result)
+        damages = [*_progress_damage(folder / STATE, rng), *_tensor_damage(folder / STATE, rng), *forms(folder, RUN, rng)]
+        damages.append(Damage("the state of another run", {STATE: (other / STATE).read_bytes()}, "state.*another run"))
+        for key in ("settings", "architecture", "base_weights", "data"):
+            value = json.loads((folder / RUN).read_text())[key]
+            damages += [edited(folder, RUN, {key: each}) for each in (ABSENT, another(value), other_types(value)[0])]
+        damages += [edited(folder, RUN, {"source_model": "elsewhere"}, taken=True), Damage("no run.json", {RUN: None}, RUN)]
+        found = list(judged(trial, folder, damages, ask))
+        waiting = replace(problem, validation=None, settings={**problem.settings, "early_stop_patience": 1})
+        for name, (given, there, plan, message, error) in {
+            "a run begun twice": (problem, folder, Plan(), "holds a run", "FileExistsError"),
+            "no run to go on with": (problem, folder.with_name("none"), Plan(resume=True), "run.json", "FileNotFoundError"),
+            "patience without validation": (waiting, folder.with_name("none"), Plan(), "early_stop_patience", "ValueError"),
+        }.items():
+            before = content(there)
+            found.append(trial.refuses(name, partial(trial.trainer.fit, given, there, plan), message, error))
+            left = sorted(file for file, _ in content(there).items() ^ before.items() if file != ".lock")
+            found += same(f"files that {name} changes", [], left)
+        return found
+
+
+def _on_a_copy(folder: Path, go_on: Callable[[Path], object]) -> Callable[[], object]:
+    """A run that goes on in a copy of the folder, which a refusal has to leave as it is."""
+
+    def ask() -> object:
+        copy = folder.with_name("copy")
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(folder, copy)
+        try:
+            return go_on(copy)
+        except SubjectError as error:
+            changed = sorted(file for file, _ in content(copy).items() ^ content(folder).items())
+            if not changed:
+                raise
+            raise SubjectError(f"changed {changed[0]}") from RuntimeError(f"{changed[0]} was changed before: {error}")
+
+    return ask
+
+
+def _progress_damage(path: Path, rng: Generator) -> Iterator[Damage]:
+    """Each key of the progress: edited without the checksum, and removed or of another type with one that fits."""
+    whole, progress = _read(path)
+    for key, value in progress.items():
+        yield _sealed(f"{key} edited", whole, {**progress, key: another(value)}, "state.*damaged", seal=False)
+        yield _sealed(f"{key} removed", whole, {name: each for name, each in progress.items() if name != key}, "state")
+        other = other_types(value)[int(rng.integers(len(other_types(value))))] if value is not None else [1.5]
+        yield _sealed(f"{key} = {other}", whole, {**progress, key: other}, f"state.*({key}|version)")
+    yield _sealed("an unknown key", whole, {**progress, "surplus": 1}, "state.*surplus")
+    yield from (_sealed(f"version {number}", whole, {**progress, "version": number}, f"version {number}") for number in (0, 2))
+    yield replace(_sealed("with its own checksum", whole, progress, ""), taken=True)
+
+
+def _tensor_damage(path: Path, rng: Generator) -> Iterator[Damage]:
+    """Each tensor missing, or of another shape or dtype; one more; a step that is no count."""
+    whole, progress = _read(path)
+    for name, value in whole.items():
+        kind = str(rng.choice(["missing", "of another shape", *(["of another dtype"] if value.dtype == np.float32 else [])]))
+        longer = np.concatenate([value.reshape(-1), value.reshape(-1)[:1]])
+        held = {key: each for key, each in whole.items() if key != name}
+        if kind != "missing":
+            held[name] = longer if kind == "of another shape" else value.astype(np.float64)
+        yield _sealed(f"{name} {kind}", held, progress, f"state.*{re.escape(name.rpartition('/')[2])}")
+    yield _sealed("a tensor more", {**whole, "trainable/surplus": whole["step"]}, progress, "surplus")
+    yield _sealed("a step below 0", {**whole, "step": np.asarray(-whole["step"])}, progress, "step")
+
+
+def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+    with safe_open(path, framework="numpy") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["progress"])  # noqa: SIM118
+
+
+def _sealed(name: str, held: Mapping[str, Array], progress: Mapping[str, Any], named: str, *, seal: bool = True) -> Damage:
+    """A state with the checksum of its content, or with that of none."""
+    text = json.dumps(progress)
+    digest = hashlib.sha256(text.encode())
+    for key in sorted(held):
+        digest.update(f"\n{key} {TORCH[held[key].dtype.name]} {list(held[key].shape)}\n".encode() + held[key].tobytes())
+    metadata = {"progress": text, "sha256": digest.hexdigest() if seal else "0" * 64}
+    return Damage(f"state: {name}", {STATE: save(dict(held), metadata=metadata)}, named)
+
+
+def refuses_pretraining_state(trial: Trial) -> list[Comparison]:
+    """Each key of state.json, of the run in it, and each tensor; the state of another run."""
+    rng = trial.rng("state")
+    with small_pretraining(trial, 2, save_every=1) as (problem, _):
+        folder, other = problem.output, problem.output.with_name("other")
+        trial.pretrainer.run(problem, stop_after=2)
+        trial.pretrainer.run(replace(problem, output=other, settings={**problem.settings, "weight_decay": 0.2}), stop_after=2)
+        ask = _on_a_copy(folder, lambda copy: trial.pretrainer.run(replace(problem, output=copy), resume=True).state_hash)
+        make, values = partial(edited, folder, POSITION), json.loads((folder / POSITION).read_text())
+        damages = [*forms(folder, POSITION, rng)]
+        for key, value in values.items():
+            damages += [make({key: each}, "state.json|state.safetensors") for each in (ABSENT, another(value), other_types(value)[0])]
+        damages += [make({key: value}) for key in ("steps", "epoch", "batch") for value in (-1, 1.0, True)]
+        for key, value in values["run"].items():
+            damages.append(make({f"run/{key}": ABSENT if value is not None and rng.integers(2) else another(value)}))
+        damages += [make({"run/surplus": 1}), make({"surplus": 1})]
+        damages += [replace(each, named="state.safetensors") for each in tensors(folder, STATE, "", rng)]
+        damages += [Damage(f"no {file}", {file: None}, file) for file in (POSITION, STATE)]
+        for files in ((POSITION,), (STATE,), (POSITION, STATE)):
+            damages.append(Damage(f"{files} of another run", {file: (other / file).read_bytes() for file in files}, "state"))
+        return list(judged(trial, folder, damages, ask))
