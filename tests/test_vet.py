@@ -20,8 +20,11 @@ from torch import Tensor
 
 import blackswan
 from blackswan.falsifiers.runner import vet
+from blackswan.falsifiers.runner.campaign import Selection
+from blackswan.falsifiers.runner.engine import Options
 from blackswan.falsifiers.runner.verdict import State
 from blackswan.falsifiers.subjects import guards, isolated
+from blackswan.falsifiers.subjects.functions import Functions
 from tests import cheating_subjects
 from tests.cheating_subjects import honest
 
@@ -81,6 +84,29 @@ def test_honest_code_holds(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = vetted(capsys, f"{FILE}:honest", *ONE, "--json")
     assert status == 0
     assert [record["state"] for record in json.loads(out)] == ["HELD"]
+
+
+def test_what_is_asked_on_request_is_asked_where_it_is_named() -> None:
+    def asked(**chosen: Any) -> set[str]:
+        campaign = vet.campaign_of(vet.as_subject(honest, "rms_norm"), Selection(**chosen), Options())
+        return {target.dtype for target in campaign.targets()}
+
+    assert asked() == {"float32", "bfloat16"}
+    assert asked(dtypes=["float16"]) == asked(claims=["F16-RMSNORM"]) == {"float16"}
+
+
+@pytest.mark.parametrize("declared", [{}, {"intermediates": "storage"}])
+def test_what_overflows_in_float16_is_falsified_whatever_is_declared(declared: dict[str, str]) -> None:
+    def squares(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps) * weight
+
+    def once(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return squares(x.float(), weight.float(), eps).to(x.dtype)
+
+    for function, state in ((squares, State.FALSIFIED), (once, State.HELD)):
+        subject = Functions({"rms_norm": function}, function.__name__, declared=declared)
+        result = blackswan.check(subject, claims=["F16-RMSNORM"], dtypes=["float16"], on_fail="return")
+        assert [verdict.state for verdict in result.verdicts] == [state]
 
 
 @pytest.mark.usefixtures("restored")
