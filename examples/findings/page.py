@@ -37,6 +37,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "peft": (STORED,),
     "peft:RSLORA": (STORED,),
     "bitsandbytes": (),
+    "bitsandbytes:ADAMW_8BIT": (),
     "liger": (),
 }
 """Each subject that `blackswan vet` is asked, with the conventions that are declared of it."""
