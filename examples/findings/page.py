@@ -39,6 +39,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "bitsandbytes": (),
     "bitsandbytes:ADAMW_8BIT": (),
     "liger": (),
+    "unsloth": (),
 }
 """Each subject that `blackswan vet` is asked, with the conventions that are declared of it."""
 OF_ITS_OWN = {

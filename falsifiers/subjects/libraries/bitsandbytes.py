@@ -67,8 +67,8 @@ def _stepping(parameter: Tensor, gradient: Tensor, settings: dict[str, float]) -
     moved = torch.nn.Parameter(parameter.clone())
     moved.grad = gradient.clone()
     betas = settings.pop("beta1"), settings.pop("beta2")
-    optimiser = bitsandbytes.optim.AdamW8bit([moved], lr=settings.pop("learning_rate"), betas=betas, **settings)  # type: ignore[attr-defined]
-    optimiser.init_state(optimiser.param_groups[0], moved, 0, 0)
+    optimiser = bitsandbytes.optim.AdamW8bit([moved], lr=settings.pop("learning_rate"), betas=betas, **settings)  # type: ignore[attr-defined,no-untyped-call]
+    optimiser.init_state(optimiser.param_groups[0], moved, 0, 0)  # type: ignore[no-untyped-call]
     return optimiser, moved, optimiser.state[moved]
 
 
