@@ -137,6 +137,7 @@ def _contract(document: Document, vocabulary: Vocabulary) -> Contract:
             _claim(claim, raw["contract"], vocabulary, location) for claim, location in zip(raw["claims"], locations, strict=True)
         ),
         path=document.path,
+        on_request=raw.get("on_request", False),
     )
 
 

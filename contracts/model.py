@@ -262,7 +262,7 @@ class Claim:
 
 @dataclass(frozen=True, eq=False)
 class Contract:
-    """A contract file."""
+    """A contract file. One that is `on_request` is asked where a claim, an operation or a dtype is named."""
 
     name: str
     version: str
@@ -270,6 +270,7 @@ class Contract:
     sources: Mapping[str, Source]
     claims: tuple[Claim, ...]
     path: Path
+    on_request: bool = False
 
 
 def contract_digest(claim: Claim) -> str:

@@ -4,7 +4,7 @@ The scales minus their mean are cut into blocks of 256, each scaled by its own a
 of the signed dynamic 8-bit type (Dettmers 2015, arXiv:1511.04561; Dettmers et al. 2021, arXiv:2110.02861, §1.3). All in fp32.
 
 The dynamic type: for each exponent e = 0 … 6, the midpoints of 2^e equal intervals of [0.1, 1], times 10^(e − 6), with both signs; and 0
-and 1.
+and 1. Its unsigned form has twice as many intervals and no negative values.
 """
 
 import numpy as np
@@ -23,17 +23,18 @@ def _interval_ends(intervals: int) -> Array:
     return np.where(index < (intervals + 1) // 2, float(low) + step * index, float(high) - step * (intervals - index)).astype(np.float32)
 
 
-def _dynamic_codebook() -> Array:
+def _dynamic_codebook(signed: bool) -> Array:
     values: list[Array] = [np.array([0, 1], np.float32)]
     for exponent in range(7):
-        ends = _interval_ends(2**exponent)
+        ends = _interval_ends(2**exponent if signed else 2 ** (exponent + 1))
         midpoints = (ends[1:] + ends[:-1]) / 2
         magnitude = np.float32(10.0 ** (exponent - 6)) * midpoints
-        values += [magnitude, -magnitude]
+        values += [magnitude, -magnitude] if signed else [magnitude]
     return np.sort(np.concatenate(values))
 
 
-CODEBOOK = _dynamic_codebook()  # [256]
+CODEBOOK = _dynamic_codebook(signed=True)  # [256]
+UNSIGNED = _dynamic_codebook(signed=False)  # [256]
 MIDPOINTS = (CODEBOOK[1:] + CODEBOOK[:-1]) / 2
 
 

@@ -45,6 +45,7 @@ TABLE: dict[str, Operation] = {
     "nf4_linear": Operation(nf4.linear_forward, nf4.linear_backward),
     "nf4_double_quantize": Operation(nf4_double.quantize, None, ("codes", "scales", "offset")),
     "nf4_double_dequantize": Operation(nf4_double.dequantize, None, ("absmax",)),
+    "adamw_8bit_step": Operation(optimiser.adamw_8bit_step, None, ("parameter", "exp_avg", "exp_avg_sq")),
     "adamw_step": Operation(optimiser.adamw_step, None, ("parameter", "exp_avg", "exp_avg_sq")),
     "clip_by_global_norm": Operation(optimiser.clip_by_global_norm, None, ("gradients", "norm")),
     "average_gradients": Operation(optimiser.average_gradients, None, ("gradient",)),

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from blackswan.reference.nf4_double import CODEBOOK, GROUP, UNSIGNED
 from blackswan.reference.table import Array
 
 SCHEDULES = ("constant", "linear", "cosine")
@@ -62,6 +63,30 @@ def adamw_step(
     decay = learning_rate * weight_decay * parameter
     update = learning_rate * unbiased_first / (np.sqrt(unbiased_second) + eps)
     return parameter - decay - update, first, second
+
+
+def adamw_8bit_step(
+    parameter: Array,
+    gradient: Array,
+    first_codes: Array,
+    first_scales: Array,
+    second_codes: Array,
+    second_scales: Array,
+    step: int,
+    learning_rate: float,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+) -> tuple[Array, Array, Array]:
+    """`adamw_step` from moments that are held in 8 bits (Dettmers et al. 2021, arXiv:2110.02861, §2), codebook[code] · scale.
+
+    Codes [count] uint8, of the signed dynamic type for the first moment and the unsigned one for the second; scales [blocks] of 256
+    elements. Returns the parameter and both moments [count] after the step, before they are held in 8 bits again.
+    """
+    first = CODEBOOK[first_codes].astype(first_scales.dtype) * np.repeat(first_scales, GROUP)[: first_codes.size]
+    second = UNSIGNED[second_codes].astype(second_scales.dtype) * np.repeat(second_scales, GROUP)[: second_codes.size]
+    return adamw_step(parameter, gradient, first, second, step, learning_rate, beta1, beta2, eps, weight_decay)
 
 
 def learning_rate_schedule(total_steps: int, peak: float, warmup_fraction: float, kind: str) -> Array:

@@ -164,6 +164,11 @@ def test_each_step_is_rounded_and_what_comes_of_no_stored_value_enters_rounded()
     assert np.array_equal(np.maximum(stored, 0.0), stored)
 
 
+def test_a_step_that_overflows_is_not_rounded() -> None:
+    stored = Stored.of(np.array([300.0, 1.0], np.float32), np.dtype(np.float16), 2.0**-11)
+    assert np.array_equal(stored * stored, [90_000.0, 1.0])
+
+
 def test_a_declaration_changes_the_rounding_of_its_own_operation_only_and_none_in_float32() -> None:
     x = np.random.default_rng(0).standard_normal((4, 9)).astype(np.float32)
     for dtype, operation, same in (("bfloat16", "softmax", False), ("bfloat16", "swiglu", True), ("float32", "softmax", True)):

@@ -33,8 +33,12 @@ def inputs(settings: dict[str, Any]) -> dict[str, Array]:
     return values | {"input_ids": rng.integers(0, 11, (4, 5)), "mask": MASK, "labels": np.array([0, 2, 1, 1])}
 
 
+OF_OTHERS = {"adamw_8bit_step"}
+"""Operations that only subjects of others have."""
+
+
 def test_every_elementary_operation_has_its_signature() -> None:
-    elementary = {name: entry for name, entry in signatures().items() if not entry.composition}
+    elementary = {name: entry for name, entry in signatures().items() if not entry.composition and name not in OF_OTHERS}
     assert elementary.keys() == OPERATIONS.keys()
     for name, entry in elementary.items():
         taken = inspect.signature(OPERATIONS[name]).parameters

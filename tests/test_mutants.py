@@ -61,6 +61,7 @@ SETTINGS: dict[str, list[Setting]] = {
     "nf4_double_quantize": [({"blocks": 300}, {})],
     "nf4_double_dequantize": [({"blocks": 300}, {})],
     "adamw_step": [({"count": 9}, {**ADAM, "step": step, "learning_rate": 1e-2}) for step in (1, 3)],
+    "adamw_8bit_step": [({"count": 300}, {**ADAM, "step": step, "learning_rate": 1e-2}) for step in (1, 3)],
     "clip_by_global_norm": [({"tensors": 3, "count": 4}, {"max_norm": limit}) for limit in (0.7, 100.0)],
     "average_gradients": [({"micro_batches": 3, "count": 4}, {})],
     "learning_rate_schedule": [
@@ -83,7 +84,12 @@ DIFFERENTIABLE = {"decoder_forward": "language_model_loss", "classifier_forward"
 
 ROUNDED = {
     "linear_accumulates_in_low_precision",
+    "cross_entropy_sum_in_float16",
+    "lm_loss_sum_in_float16",
+    "rms_norm_squares_in_float16",
     "rms_norm_weight_rounded",
+    "softmax_exponentials_in_float16",
+    "swiglu_exponential_in_float16",
     "rms_norm_statistics_in_low_precision",
     "attention_probabilities_in_low_precision",
     "lora_input_rounded",

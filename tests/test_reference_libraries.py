@@ -97,6 +97,7 @@ def test_nf4_of_a_tail(flavour: str) -> None:
 
 def test_the_dynamic_codebook_equals_bitsandbytes_bit_for_bit() -> None:
     np.testing.assert_array_equal(nf4_double.CODEBOOK, bitsandbytes.create_dynamic_map().numpy())
+    np.testing.assert_array_equal(nf4_double.UNSIGNED, bitsandbytes.create_dynamic_map(signed=False).numpy())
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 255, 256, 257, 3000])

@@ -1,4 +1,8 @@
-"""The mean of the scales of 1,000 blocks, which double quantisation subtracts from them, and what bitsandbytes stores for it."""
+"""The mean of the scales of 1,000 blocks, which double quantisation subtracts from them, and what bitsandbytes stores for it.
+
+Where: functional.py:939 sums the scales in float32, and the mean depends on the order.
+Explains bitsandbytes: NF4-DOUBLE-QUANTIZE.
+"""
 
 import torch
 from bitsandbytes.functional import quantize_4bit

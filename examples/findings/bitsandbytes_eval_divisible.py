@@ -1,4 +1,8 @@
-"""A 4-bit layer of 16 outputs answers in training; in evaluation, on a CPU with bfloat16 products, it does not."""
+"""A 4-bit layer of 16 outputs answers in training; in evaluation, on a CPU with bfloat16 products, it does not.
+
+Where: functional.py:1696 asserts that outputs come by 32; nn/modules.py:620 asks for no such thing.
+Explains transformers:TRAINER, transformers:TRAINER_ONE_BATCH: TRN-BASE-FROZEN, TRN-NF4-APPLIED.
+"""
 
 import bitsandbytes
 import torch

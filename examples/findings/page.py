@@ -1,6 +1,8 @@
 """Asks the subjects that ship, runs every reproduction of this folder, and writes FINDINGS.md: `python examples/findings/page.py`.
 
 With names (`page.py transformers:TRAINER`) only those subjects are asked anew, with `--kept` none; held.json has what the others came to.
+A reproduction's docstring has its title and then lines `Where: …`, the line of the installed package that is responsible or the
+convention that the library follows, and `Explains SUBJECT, …: CLAIM, …`, the falsified claims that it explains.
 """
 
 import argparse
@@ -11,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,7 +37,9 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "peft": (STORED,),
     "peft:RSLORA": (STORED,),
     "bitsandbytes": (),
+    "bitsandbytes:ADAMW_8BIT": (),
     "liger": (),
+    "unsloth": (),
 }
 """Each subject that `blackswan vet` is asked, with the conventions that are declared of it."""
 OF_ITS_OWN = {
@@ -44,69 +49,42 @@ OF_ITS_OWN = {
     "transformers:TRAINER_ONE_BATCH": "decay=weights",
 }
 """Conventions that a subject declares by itself."""
-NO_REFUSAL, ROPE = ("torch_no_refusal",), ("transformers_rope_float32",)
-ONE_BYTE, NARROW = ("bitsandbytes_one_byte",), ("bitsandbytes_narrow_rows",)
-EVALUATED = ("bitsandbytes_eval_divisible", "bitsandbytes_eval_rounds_scales", "bitsandbytes_eval_cuts_gradient")
-COMPILED = ("torch_compiled_transposed",)
-EXPLAINED: dict[str, tuple[str, ...]] = {
-    "KERNEL-RMSNORM": COMPILED,
-    "OP-RMSNORM": COMPILED,
-    "LOSS-CE-REFUSES-NAN": NO_REFUSAL,
-    "LOSS-CE-REFUSES-ONE-CLASS": NO_REFUSAL,
-    "LOSS-LM-REFUSES-EMPTY": NO_REFUSAL,
-    "KERNEL-ROPE": ROPE,
-    "KERNEL-ROPE-GRADIENT": ROPE,
-    "OP-ROPE": ROPE,
-    "OP-ROPE-GRADIENT": ROPE,
-    "OP-ROPE-LLAMA3": ROPE,
-    "OP-ROPE-LLAMA3-GRADIENT": ROPE,
-    "TRN-RUN-STEPS": ("transformers_accumulation",),
-    "TRN-VALIDATION-LOSS": ("transformers_epoch_loss",),
-    "TRN-NON-FINITE": ("transformers_nan_goes_on",),
-    "TRN-BASE-FROZEN": EVALUATED,
-    "TRN-NF4-APPLIED": ("bitsandbytes_eval_divisible", *NARROW),
-    "KERNEL-NF4-DEQUANTIZE": ONE_BYTE,
-    "KERNEL-NF4-LINEAR": NARROW,
-    "KERNEL-NF4-LINEAR-GRADIENT": ONE_BYTE,
-    "NF4-DEQUANTIZE": (*NARROW, *ONE_BYTE),
-    "NF4-DOUBLE-QUANTIZE": ("bitsandbytes_double_quantize_zero", "bitsandbytes_double_quantize_mean"),
-    "NF4-LINEAR-GRADIENT": ONE_BYTE,
-    "NF4-QUANTIZE": ("bitsandbytes_zero_tail_block", "bitsandbytes_tail_block_divides"),
-    "NF4-ROUNDTRIP-BOUND": NARROW,
-    "PREC-NF4-LINEAR": NARROW,
-}
-"""Claim that is falsified → the reproductions of what falsifies it."""
-WHERE = {
-    "bitsandbytes_double_quantize_mean": "functional.py:939 sums the scales in float32, and the mean depends on the order",
-    "bitsandbytes_double_quantize_zero": "a group whose values are all 0 gets the code 0, which stands for −0.993, and not that of zero",
-    "bitsandbytes_eval_cuts_gradient": "autograd/_functions.py:422 calls gemv_4bit, which has no backward pass, and goes on with it",
-    "bitsandbytes_eval_divisible": "functional.py:1696 asserts that outputs come by 32; nn/modules.py:620 asks for no such thing",
-    "bitsandbytes_eval_rounds_scales": "functional.py:1721 rounds the scales to bfloat16 and keeps no others; 1781 restores what is left",
-    "bitsandbytes_narrow_rows": "backends/cpu/ops.py:211 calls a CPU kernel (AVX-512) that counts columns // block_size scales a row",
-    "bitsandbytes_one_byte": "functional.py:1076 takes a weight of one byte for a transposed one",
-    "bitsandbytes_tail_block_divides": "backends/default/ops.py:249 divides a short last block by its scale, 245 multiplies by 1 / scale",
-    "bitsandbytes_zero_tail_block": "backends/default/ops.py:247 raises the scale of a short last block to 1e-38",
-    "peft_merge_4bit_bias": "tuners/lora/bnb.py:405 adds the LoRA bias without the scaling",
-    "peft_safe_merge_4bit_bias": "tuners/lora/bnb.py:406 asks for the truth of a tensor",
-    "peft_unmerge_bfloat16": "tuners/lora/layer.py:1070 rounds the update to bfloat16 before line 1036 subtracts it",
-    "torch_clip": "nn/utils/clip_grad.py:164 adds 1e-6 to the norm; `--declare eps=1e-6` says so",
-    "torch_compiled_transposed": "_inductor/codegen/cpp.py:2273 adds up to 4,096 numbers one after the other where a row is not contiguous",
-    "torch_confident_bfloat16": "log_softmax on the CPU rounds within; `--declare intermediates=storage` says so",
-    "torch_loss_bfloat16": "the loss has the dtype of the logits; `--declare loss_dtype=storage` says so",
-    "torch_no_refusal": "nothing is refused",
-    "torch_weighted_mean": "the mean is over the class weights; `--declare reduction=weights` says so",
-    "transformers_accumulation": "trainer.py:521 takes the model's `**kwargs` for num_items_in_batch; modeling_layers.py:190 drops it",
-    "transformers_epoch_loss": "trainer.py:2254 divides the sum of the steps' means by their number, and the last one has fewer samples",
-    "transformers_nan_goes_on": "trainer.py:1917 adds the mean of former losses for one that is not finite, and nothing else looks at it",
-    "transformers_rms_norm_bfloat16": "modeling_qwen2.py:244 rounds twice; `--declare intermediates=storage` says so",
-    "transformers_rope_float32": "modeling_qwen2.py:83 rounds the frequencies to float32, and line 89 multiplies them by the position",
-}
-"""Reproduction → the line of the installed package that is responsible, or the convention that the library follows."""
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
 
 
+@dataclass(frozen=True)
+class Finding:
+    """A reproduction, by what its docstring says: `explains` has pairs of a subject and a claim."""
+
+    script: Path
+    title: str
+    where: str
+    explains: frozenset[tuple[str, str]]
+
+
+def _finding(script: Path) -> Finding:
+    title, _, rest = (ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or "").partition("\n\n")
+    said = [line.removesuffix(".").partition(": ") for line in rest.splitlines()]
+    explains = {
+        (subject, claim)
+        for names, _, claims in said
+        if names.startswith("Explains ")
+        for subject in names.removeprefix("Explains ").split(", ")
+        for claim in claims.split(", ")
+    }
+    return Finding(script, title, "".join(what for kind, _, what in said if kind == "Where"), frozenset(explains))
+
+
+FINDINGS = {script.stem: _finding(script) for script in sorted(HERE.glob("*_*.py"))}
+
+
+def explaining(subject: str, claim: str) -> list[str]:
+    """The names of the findings that explain why a claim is falsified of a subject. Another subject's findings do not."""
+    return [name for name, finding in FINDINGS.items() if (subject, claim) in finding.explains]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the page; 1 where a reproduction failed or has no place in WHERE, or a falsified claim is not analysed."""
+    """Writes the page; 1 where a reproduction failed or does not say where, or a falsified claim is not analysed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help=f"asked anew (default: all): {', '.join(SUBJECTS)}")
     parser.add_argument("--kept", action="store_true", help="ask none")
@@ -172,9 +150,10 @@ def _short(value: Any) -> str:
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
-def not_analysed(found: Mapping[str, Any]) -> list[str]:
-    """The falsified claims that no reproduction explains."""
-    return [failure["claim"] for each in found.values() for failure in each["falsified"] if failure["claim"] not in EXPLAINED]
+def not_analysed(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The subjects and their falsified claims that no reproduction explains."""
+    failed = [(name, failure["claim"]) for name, each in found.items() for failure in each["falsified"]]
+    return [pair for pair in failed if not explaining(*pair)]
 
 
 def table(found: Mapping[str, Any]) -> list[str]:
@@ -197,15 +176,15 @@ def falsified(found: Mapping[str, Any]) -> list[str]:
     for name in SUBJECTS:
         if failures := found[name]["falsified"]:
             lines += [f"### Falsified of `{name}`", "", "| claim | | finding | replay |", "|---|---|---|---|"]
-            lines += [_row(failure) for failure in failures]
+            lines += [_row(name, failure) for failure in failures]
             lines += [""]
         if lacks := found[name]["lacks"]:
             lines += [f"`{name}` was not asked where:", "", *(f"- {reason}" for reason in lacks), ""]
     return lines
 
 
-def _row(failure: Mapping[str, str]) -> str:
-    findings = ", ".join(f"[{each}](#{each})" for each in EXPLAINED.get(failure["claim"], ())) or "not analysed"
+def _row(subject: str, failure: Mapping[str, str]) -> str:
+    findings = ", ".join(f"[{each}](#{each})" for each in explaining(subject, failure["claim"])) or "not analysed"
     replay = f"[{failure['dtype']}](examples/findings/{failure['replay']})"
     flaky = "" if failure["state"] == "FALSIFIED" else f" ({failure['state'].lower()})"
     return f"| {failure['claim']} in {failure['dtype']}{flaky} | {failure['what'].replace('|', '/')} | {findings} | {replay} |"
@@ -215,19 +194,14 @@ def reproductions() -> tuple[list[str], bool]:
     """Runs each reproduction: gives its lines of the page, and whether one of them failed."""
     lines = ["## Reproductions", "", "Each finding is shown here without Blackswan.", ""]
     failed = False
-    for script in _scripts():
-        print(script.name, file=sys.stderr)
-        ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)  # noqa: S603  # our own scripts
+    for name, finding in FINDINGS.items():
+        print(name, file=sys.stderr)
+        ran = subprocess.run([sys.executable, str(finding.script)], capture_output=True, text=True, check=False)  # noqa: S603  # our own scripts
         said = [line for line in ran.stdout.splitlines() if "expected" in line]
-        failed = failed or ran.returncode != 0 or not said or script.stem not in WHERE
-        title = (ast.get_docstring(ast.parse(script.read_text())) or "").replace("\n", " ")
-        lines += [f'<a id="{script.stem}"></a>', f"### [{script.stem}](examples/findings/{script.name})", "", title, ""]
-        lines += [f"Where: {WHERE.get(script.stem, 'not analysed')}.", "", "```", *said, "```", ""]
+        failed = failed or ran.returncode != 0 or not said or not finding.where
+        lines += [f'<a id="{name}"></a>', f"### [{name}](examples/findings/{finding.script.name})", "", finding.title, ""]
+        lines += [f"Where: {finding.where or 'not analysed'}.", "", "```", *said, "```", ""]
     return lines, failed
-
-
-def _scripts() -> Iterable[Path]:
-    return sorted(HERE.glob("*_*.py"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""A merged 4-bit layer must answer as before; x is zero, so that only the biases count. The LoRA bias is 1 and alpha / rank is 4."""
+"""A merged 4-bit layer must answer as before; x is zero, so that only the biases count. The LoRA bias is 1 and alpha / rank is 4.
+
+Where: tuners/lora/bnb.py:405 adds the LoRA bias without the scaling.
+"""
 
 import bitsandbytes
 import torch

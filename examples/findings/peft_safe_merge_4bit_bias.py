@@ -1,4 +1,7 @@
-"""`merge(safe_merge=True)` of a 4-bit layer with a LoRA bias, all values finite."""
+"""`merge(safe_merge=True)` of a 4-bit layer with a LoRA bias, all values finite.
+
+Where: tuners/lora/bnb.py:406 asks for the truth of a tensor.
+"""
 
 import bitsandbytes
 from peft import LoraConfig

@@ -1,4 +1,7 @@
-"""Unmerges a layer of one weight in bfloat16: 1 − 0.99609375 · 1.0078125, rounded once, against PEFT's."""
+"""Unmerges a layer of one weight in bfloat16: 1 − 0.99609375 · 1.0078125, rounded once, against PEFT's.
+
+Where: tuners/lora/layer.py:1070 rounds the update to bfloat16 before line 1036 subtracts it.
+"""
 
 import torch
 from peft.tuners.lora import Linear, LoraConfig

@@ -1,4 +1,7 @@
-"""Clips a gradient of norm 1e-3 to 0.3e-3."""
+"""Clips a gradient of norm 1e-3 to 0.3e-3.
+
+Where: nn/utils/clip_grad.py:164 adds 1e-6 to the norm; `--declare eps=1e-6` says so.
+"""
 
 import torch
 

@@ -1,4 +1,8 @@
-"""The largest relative error of a row of RMSNorm in float32 whose input is transposed, by torch and by torch.compile of the same."""
+"""The largest relative error of a row of RMSNorm in float32 whose input is transposed, by torch and by torch.compile of the same.
+
+Where: _inductor/codegen/cpp.py:2273 adds up to 4,096 numbers one after the other where a row is not contiguous.
+Explains torch:COMPILED, torch:OURS_COMPILED: KERNEL-RMSNORM, OP-RMSNORM.
+"""
 
 import torch
 

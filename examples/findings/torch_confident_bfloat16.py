@@ -1,4 +1,7 @@
-"""The gradient of the loss of bfloat16 logits [6, 0] with the label 0, which is p − 1 for p = 0.9975, by torch."""
+"""The gradient of the loss of bfloat16 logits [6, 0] with the label 0, which is p − 1 for p = 0.9975, by torch.
+
+Where: log_softmax on the CPU rounds within; `--declare intermediates=storage` says so.
+"""
 
 import torch
 

@@ -1,4 +1,7 @@
-"""The loss of bfloat16 logits, computed in float64 and by torch."""
+"""The loss of bfloat16 logits, computed in float64 and by torch.
+
+Where: the loss has the dtype of the logits; `--declare loss_dtype=storage` says so.
+"""
 
 import torch
 from torch.nn.functional import cross_entropy

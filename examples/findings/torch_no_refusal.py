@@ -1,4 +1,8 @@
-"""A loss of NaN logits, of one class and of no token. Expected is a refusal; torch returns a number."""
+"""A loss of NaN logits, of one class and of no token. Expected is a refusal; torch returns a number.
+
+Where: nothing is refused.
+Explains torch, transformers: LOSS-CE-REFUSES-NAN, LOSS-CE-REFUSES-ONE-CLASS, LOSS-LM-REFUSES-EMPTY.
+"""
 
 import torch
 from torch.nn.functional import cross_entropy

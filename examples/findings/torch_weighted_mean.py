@@ -1,4 +1,7 @@
-"""The loss of a batch whose classes weigh 1 and 9: expected is the sum of w · loss over the number of samples."""
+"""The loss of a batch whose classes weigh 1 and 9: expected is the sum of w · loss over the number of samples.
+
+Where: the mean is over the class weights; `--declare reduction=weights` says so.
+"""
 
 import torch
 from torch.nn.functional import cross_entropy

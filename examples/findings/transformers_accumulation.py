@@ -1,4 +1,8 @@
-"""Loss and gradient norm of the same eight samples, in one batch and in four micro-batches, by transformers' Trainer."""
+"""Loss and gradient norm of the same eight samples, in one batch and in four micro-batches, by transformers' Trainer.
+
+Where: trainer.py:521 takes the model's `**kwargs` for num_items_in_batch; modeling_layers.py:190 drops it.
+Explains transformers:TRAINER: TRN-RUN-STEPS.
+"""
 
 import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification, Trainer, TrainingArguments

@@ -1,4 +1,7 @@
-"""RMSNorm of one row in bfloat16, against the same in float64 rounded once."""
+"""RMSNorm of one row in bfloat16, against the same in float64 rounded once.
+
+Where: modeling_qwen2.py:244 rounds twice; `--declare intermediates=storage` says so.
+"""
 
 import torch
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm

@@ -196,6 +196,10 @@ mutants(
 mutants(
     "softmax",
     softmax_without_max_shift=("Exp overflows.", edited(("x - x.max(axis=-1, keepdims=True)  #", "x  #")), "P12"),
+    softmax_exponentials_in_float16=(
+        "Exponentials in float16 of scores as they are, infinite beyond 11.",
+        edited(("x - x.max(axis=-1, keepdims=True)  #", "x  #"), ("np.exp(shifted)", "in_float16(np.exp(shifted))")),
+    ),
     softmax_over_rows=(
         "Normalised over the wrong axis.",
         edited(

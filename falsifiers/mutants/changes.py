@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import ml_dtypes
+import numpy as np
 
 from blackswan.falsifiers.numeric.rounding import nearest
 from blackswan.reference.table import Array, Operation
@@ -25,6 +26,11 @@ Change = Callable[[Operation], Operation]
 def in_bfloat16(value: Array) -> Array:
     """Rounded to bfloat16, in the dtype it came in."""
     return nearest(value, ml_dtypes.bfloat16)
+
+
+def in_float16(value: Array) -> Array:
+    """Rounded to float16, in the dtype it came in; beyond 65,504 infinite."""
+    return nearest(value, np.float16)
 
 
 def call(correct: Operation, arguments: Arguments) -> Any:
@@ -46,7 +52,7 @@ def _compiled(module: ModuleType, edits: tuple[tuple[str, str], ...]) -> dict[st
         if source.count(old) != 1:
             raise ValueError(f"{module.__file__}: a mutant replaces {old!r}, which stands there {source.count(old)} times, not once")
         source = source.replace(old, new)
-    names: dict[str, Any] = {"__name__": module.__name__, "in_bfloat16": in_bfloat16, "math": math}
+    names: dict[str, Any] = {"__name__": module.__name__, "in_bfloat16": in_bfloat16, "in_float16": in_float16, "math": math}
     exec(compile(source, str(module.__file__), "exec"), names)  # noqa: S102  the reference's own source, with a mutant's texts in it
     return names
 
@@ -54,8 +60,8 @@ def _compiled(module: ModuleType, edits: tuple[tuple[str, str], ...]) -> dict[st
 def edited(*edits: tuple[str, str], only: str = "") -> Change:
     """The operation compiled anew from the source of its module in the reference, with texts replaced: (old, new), …
 
-    `only` is `forward` or `backward` where the other pass stays the correct one. A new text may use `math` and `in_bfloat16`. ValueError
-    where an old text does not stand in the source exactly once.
+    `only` is `forward` or `backward` where the other pass stays the correct one. A new text may use `math`, `in_bfloat16` and
+    `in_float16`. ValueError where an old text does not stand in the source exactly once.
     """
 
     def change(correct: Operation) -> Operation:

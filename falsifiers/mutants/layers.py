@@ -100,6 +100,10 @@ mutants(
             ("sigmoid(gate), complement(gate)", f"sigmoid({GELU}), complement({GELU}) * 1.5957691216 * (1 + 0.134145 * gate**2)"),
         ),
     ),
+    swiglu_exponential_in_float16=(
+        "e^gate / (1 + e^gate) in float16, infinite over infinite for gates beyond 11.",
+        edited(("y = sigmoid(gate)", "powers = in_float16(sigmoid(gate) / complement(gate)); y = powers / (1.0 + powers)"), only="forward"),
+    ),
     swiglu_swapped=("Gate and up swapped.", _swapped),
     swiglu_sigmoid_only=(
         "σ(gate) · up.",

@@ -67,6 +67,10 @@ mutants(
         scaled(lambda a: 1.0 if a.get("class_weights") is None else len(a["class_weights"]) / float(a["class_weights"].sum())),
     ),
     cross_entropy_sum=("Sum over samples instead of mean.", scaled(_batch)),
+    cross_entropy_sum_in_float16=(
+        "The losses of a batch added up in float16 before they are divided.",
+        edited(("(weights * nll).sum()", "in_float16((weights * nll).sum())"), only="forward"),
+    ),
     cross_entropy_weights_dropped=("Class weights ignored.", without("class_weights")),
     cross_entropy_base_two=("log2 instead of ln.", scaled(lambda _: 1 / math.log(2)), "S20"),
     cross_entropy_gradient_not_averaged=(
@@ -274,6 +278,16 @@ mutants(
     lm_gradient_rounded_before_mean=(
         "p − onehot rounded to bfloat16 before it is divided by the number of positions.",
         edited(("dloss * difference / len(target)", "dloss * in_bfloat16(difference) / len(target)"), only="backward"),
+    ),
+    lm_loss_sum_in_float16=(
+        "The losses of all positions added up in float16 before they are divided.",
+        edited(
+            (
+                "_negative_log_likelihood(logits[where], target).mean()",
+                "in_float16(_negative_log_likelihood(logits[where], target).sum()) / len(target)",
+            ),
+            only="forward",
+        ),
     ),
     lm_loss_counts_padding=("Divided by all positions.", scaled(lambda a: float(_predicting(a).mean())), "S11"),
     lm_loss_mask_ignored=("Padding tokens are targets.", with_arguments(mask=lambda a: a["mask"] | True), "S11"),

@@ -59,6 +59,12 @@ mutants(
         "own",
         "bfloat16",
     ),
+    rms_norm_squares_in_float16=(
+        "Squares and their mean in float16, where those of more than 255 are infinite.",
+        edited(("np.mean(x * x, axis=-1, keepdims=True)", "in_float16(np.mean(in_float16(x * x), axis=-1, keepdims=True))")),
+        "own",
+        "bfloat16",
+    ),
     rms_norm_gradient_without_projection=(
         "The norm treated as a constant in backward.",
         edited(("dx -= normalised", "pass"), only="backward"),

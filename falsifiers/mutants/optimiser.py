@@ -6,6 +6,7 @@ import numpy as np
 
 from blackswan.falsifiers.mutants.changes import Arguments, edited, in_bfloat16, with_arguments, with_result
 from blackswan.falsifiers.mutants.registry import mutants
+from blackswan.reference.nf4_double import CODEBOOK, GROUP, UNSIGNED
 from blackswan.reference.table import Array
 
 
@@ -17,8 +18,41 @@ def _eps(a: Arguments) -> float:
     return float(a.get("eps", 1e-8))
 
 
+def _held_below(moment: Array, codebook: Array) -> Array:
+    """The largest code at most each element, by blocks."""
+    blocks = np.pad(np.abs(moment), (0, -moment.size % GROUP)).reshape(-1, GROUP)
+    scale = np.repeat(blocks.max(axis=1), GROUP)[: moment.size]
+    below = np.searchsorted(codebook, moment / np.maximum(scale, 1e-38), side="right") - 1
+    return np.asarray(codebook[below] * scale, moment.dtype)
+
+
 ROOT = "(np.sqrt(unbiased_second) + eps)"
 RETURNED = "return parameter - decay - update, first, second"
+BLOCKS = "np.repeat(first_scales, GROUP)"
+mutants(
+    "adamw_8bit_step",
+    adamw_8bit_signed_second_moment=(
+        "The signed codes for the second moment too.",
+        edited(("UNSIGNED[second_codes]", "np.abs(CODEBOOK[second_codes])")),
+    ),
+    adamw_8bit_blocks_of_512=("A scale for 512 elements.", edited((BLOCKS, "np.repeat(first_scales[::2], 2 * GROUP)"))),
+    adamw_8bit_linear_codes=(
+        "Codes stand for 256 equal steps of [−1, 1].",
+        edited(("CODEBOOK[first_codes]", "np.linspace(-1, 1, 256)[first_codes]")),
+    ),
+    adamw_8bit_moments_cut_off=(
+        "A moment is held as the code below it.",
+        with_result(lambda state, _: (state[0], _held_below(state[1], CODEBOOK), _held_below(state[2], UNSIGNED))),
+    ),
+    adamw_8bit_scales_kept=(
+        "Moments are held by the scales from before the step, so that those which grew are cut off.",
+        with_result(lambda state, a: (*state[:2], np.minimum(state[2], np.repeat(a["second_scales"], GROUP)[: state[2].size]))),
+    ),
+    adamw_8bit_decay_dropped=("No decay.", with_arguments(weight_decay=lambda _: 0.0)),
+    adamw_8bit_no_bias_correction=("Moments not corrected.", with_arguments(step=lambda _: 10**9), "P35"),
+)
+
+
 mutants(
     "adamw_step",
     adamw_coupled_decay=(

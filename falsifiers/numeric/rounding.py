@@ -142,6 +142,7 @@ class Stored(Rounded):
         if self.replay is not None:
             moving = nearest(dithered(array, self.unit, self.replay), self.storage)
             rounded = np.where(rounded == array, array, moving)
+        rounded = np.where(np.isfinite(rounded), rounded, array)  # overflow is no rounding: honest code has that step in a wider dtype
         if isinstance(result, np.ndarray):  # which may be the array that the caller wants written
             array[...] = rounded
             rounded = array

@@ -89,8 +89,11 @@ def _measure(task: Task) -> dict[str, Any]:
     from blackswan.falsifiers.numeric.calibration import calibrate
     from blackswan.falsifiers.numeric.precision import CUDA_ONLY
     from blackswan.falsifiers.runner.real_input import RealInput
+    from blackswan.falsifiers.subjects.functions import Functions
     from blackswan.falsifiers.subjects.implementation import Implementation
+    from blackswan.falsifiers.subjects.protocol import Subject
     from blackswan.falsifiers.subjects.tf32 import Tf32Emulation
+    from blackswan.impl.operations import OPERATIONS
 
     name, dtype, device, draws, seed = task
     claim = next(claim for claim in _claims() if claim.id == name)
@@ -98,7 +101,10 @@ def _measure(task: Task) -> dict[str, Any]:
     if dtype in CUDA_ONLY and Implementation(device).device == "cpu":
         found = calibrate(claim, dtype, Tf32Emulation(), draws, seed, source)
         return {**found, "machine": f"{found['machine']}, TF32 emulated"}
-    return calibrate(claim, dtype, Implementation(device), draws, seed, source)
+    subject: Subject = Implementation(device)
+    if dtype == "float16":  # no setting of impl has this dtype, but its operations compute in it
+        subject = Functions(OPERATIONS, "impl", subject.device)
+    return calibrate(claim, dtype, subject, draws, seed, source)
 
 
 def _merge(entries: Iterable[dict[str, Any]]) -> None:

@@ -26,7 +26,7 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Selection:
-    """The claim ids, operations and dtypes to attack; an empty list means all."""
+    """The claim ids, operations and dtypes to attack; an empty list means all, but for contracts that are asked on request."""
 
     claims: Sequence[str] = ()
     operations: Sequence[str] = ()
@@ -67,13 +67,15 @@ def targets(contracts: Sequence[Contract], selection: Selection, here: str) -> l
 
     `here` is the run's kind of device, cpu or cuda; a run on CUDA leaves out claims that are about the CPU alone.
     """
-    claims = [claim for contract in contracts for claim in contract.claims if selection.chooses(claim)]
+    named = bool(selection.claims or selection.operations or selection.dtypes)
+    asked = [contract for contract in contracts if named or not contract.on_request]
+    claims = [claim for contract in asked for claim in contract.claims if selection.chooses(claim)]
     found = []
     for claim in sorted(claims, key=_wholeness):
         own = claim.domain.device or (here,)
-        named = own if here != "cuda" else tuple({here} & set(own))
-        for device, dtype in product(named, claim.domain.dtype):
-            elsewhere = dtype in CUDA_ONLY and device != "cuda" and "cuda" in named
+        devices = own if here != "cuda" else tuple({here} & set(own))
+        for device, dtype in product(devices, claim.domain.dtype):
+            elsewhere = dtype in CUDA_ONLY and device != "cuda" and "cuda" in devices
             if not elsewhere and (not selection.dtypes or dtype in selection.dtypes):
                 found.append(Target(claim, dtype, device))
     return found

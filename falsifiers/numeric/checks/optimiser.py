@@ -10,6 +10,7 @@ from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, compare, compare_exactly, value_at_most, value_inside
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF, round_to
 from blackswan.reference.decoder import parameter_shapes
+from blackswan.reference.nf4_double import CODEBOOK, GROUP, UNSIGNED
 from blackswan.reference.table import Array
 
 U = UNIT_ROUNDOFF["float32"]
@@ -72,6 +73,34 @@ def decay_reaches_matrices_only(attack: Attack, case: Case) -> list[Comparison]:
             # Each of the two parameters carries the rounding of its products, of θ and of the step, which is at most the rate.
             limit = 8 * U * (float(np.abs(start).max()) + rate)
             found.append(compare(name, -rate * decay * start, moved, Errors.flat(limit), U))
+    return found
+
+
+def eight_bit_step_is_adamw(attack: Attack, case: Case) -> list[Comparison]:
+    """|θ' − exact| ≤ 16 u (|θ| + lr (β₁ |m| + (1 − β₁) |g|) / (1 − β₁ᵗ) / (sqrt(v̂) + ε)): m and g may cancel."""
+    rate, step = float(case.scalars["learning_rate"]), int(case.scalars["step"])
+    beta1, beta2, eps = (float(case.scalars[name]) for name in ("beta1", "beta2", "eps"))
+    expected, theta, gradient = attack.expect(case), case.inputs["parameter"], case.inputs["gradient"]
+    terms = np.abs(expected["exp_avg"]) + 2 * (1 - beta1) * np.abs(gradient)
+    size = rate * terms / (1 - beta1**step) / (np.sqrt(expected["exp_avg_sq"] / (1 - beta2**step)) + eps)
+    scale = 16 * U * (np.abs(theta) + size)
+    found = np.asarray(attack.answer(case)["parameter"], np.float64)
+    return [compare("θ' / bound", expected["parameter"] / scale, found / scale, Errors.flat(1.0), U)]
+
+
+def eight_bit_moments_keep_their_code(attack: Attack, case: Case) -> list[Comparison]:
+    """|held − m| ≤ half a gap of the dynamic type times the block's absmax; a whole one next to zero, where the sign may be kept."""
+    expected, answer = attack.expect(case), attack.answer(case)
+    found = []
+    for name, codebook in (("exp_avg", CODEBOOK), ("exp_avg_sq", UNSIGNED)):
+        moment, book = expected[name], codebook.astype(np.float64)
+        blocks = np.pad(np.abs(moment), (0, -moment.size % GROUP)).reshape(-1, GROUP)
+        absmax = np.repeat(np.maximum(blocks.max(axis=1), np.finfo(np.float32).tiny), GROUP)[: moment.size]
+        above = np.clip(np.searchsorted(book, moment / absmax), 1, book.size - 1)
+        lower, upper = book[above - 1], book[above]
+        gap = (upper - lower) * np.where((lower == 0) | (upper == 0), 1.0, 0.5)
+        error = np.abs(np.asarray(answer[name], np.float64) - moment)
+        found.append(value_at_most(f"{name}: error / bound", float((error / ((gap + 8 * U) * absmax)).max()), 1.0))
     return found
 
 

@@ -2,7 +2,10 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-PACKAGES = {"torch": "torch", "transformers": "transformers", "peft": "peft", "bitsandbytes": "bitsandbytes", "liger": "liger-kernel"}
+PACKAGES = {
+    **{name: name for name in ("torch", "transformers", "peft", "bitsandbytes", "unsloth")},
+    "liger": "liger-kernel",
+}
 """The name that `blackswan vet` takes → the distribution that it is about."""
 
 
