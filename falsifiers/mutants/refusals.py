@@ -127,6 +127,13 @@ wrong_step("impl.fit:_Run._begin_or_compare", name="run_goes_on_unasked", doc="A
     lambda begin, run, resume: begin(run, resume or (run.output / "run.json").is_file())
 )
 
+# Commands
+
+wrong_step("impl.token_shards:_checked", name="tokens_of_no_vocabulary", doc="Shards hold tokens that the vocabulary does not have.")(
+    lambda _, documents, __: iter(documents)
+)
+wrong_step("impl.token_shards:end_token", name="end_token_made_up", doc="A model that names no end token has the token 0.")(lambda *_: 0)
+
 # Calls
 
 

@@ -202,6 +202,17 @@ def _poison(problem: Small) -> str:
     return word
 
 
+UNUSABLE = {
+    "bad.jsonl": b'{"input": "ls", "label": 1}\n{"input": "rm", "label": 2}\n',
+    "latin": b"ls\n\xff\n",
+    "half.jsonl": b'{"input": "ls"}\n{"input": "\\ud800"}\n',
+    "untitled.jsonl": b'{"input": "ls"}\n{"title": "rm"}\n',
+    "torn.jsonl": b'{"input": "ls"}\n{"input": "rm\n',
+    "empty.jsonl": b"",
+}
+"""Files that no command can use, the second line of those with several."""
+
+
 @reads_files
 def bad_input_is_refused(trial: Trial) -> list[Comparison]:
     """Each command refuses what it cannot use with status 4, names it on standard error, prints nothing else and changes no file.
@@ -215,9 +226,8 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
         corpus, run = problem.corpus("corpus", texts, problem.labels(rng, 5)), problem.folder / "run"
         where = [f"--model={problem.base}", f"--corpus={corpus}", *options(problem.settings)]
         trial.commands.run("train", *where, f"--output={run}")
-        bad = problem.folder / "bad.jsonl"
-        bad.write_text('{"input": "ls", "label": 1}\n{"input": "rm", "label": 2}\n')
-        (problem.folder / "latin").write_bytes(b"ls\n\xff\n")
+        for name, written in UNUSABLE.items():
+            (problem.folder / name).write_bytes(written)
         for name, (arguments, message) in _unusable(problem, where, corpus, run).items():
             before = content(problem.folder)
             said = trial.commands.attempt(*arguments)
@@ -259,6 +269,28 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "merge into a folder that is there": (("merge", adapter, f"--output={problem.base}"), "exists"),
         "export into a folder that is there": (("export", f"--model={problem.base}", f"--output={run}"), "exists"),
         "export a folder in fewer bits": (("export", f"--model={problem.base}", new, "--dtype=q8"), "--dtype"),
+        "predict a text that is not UTF-8": (("predict", adapter, "\udce9"), "UTF-8"),
+        "predict a line without a text": (("predict", adapter, f"--corpus={folder / 'untitled.jsonl'}"), "untitled.jsonl:2"),
+        "predict a line that is torn": (("predict", adapter, f"--corpus={folder / 'torn.jsonl'}"), "torn.jsonl:2"),
+        "predict from no folder": (("predict", f"--adapter={folder / 'none'}", "ls"), "none: no such folder"),
+        "train with states after no step": ((*train, "--save-every=0"), "--save-every"),
+        "train, patient without validation": ((*train, "--validation-fraction=0", "--early-stop-patience=1"), "early_stop_patience"),
+        "train into a file": (("train", *where, f"--output={corpus}"), "is no folder"),
+        "summary of nothing": (("summary",), "--adapter"),
+        "summary of the memory of an adapter on nothing": (("summary", "--memory", f"--adapter={folder / 'none'}"), "none"),
+        **{
+            f"tokenize {what}": (("tokenize", folder / file, f"--model={problem.base}", new, *given), message)
+            for what, file, given, message in (
+                ("without an end", "bad.jsonl", (), "eos_token_id"),
+                ("with an end of no token", "bad.jsonl", ("--end-token=100000",), "100000"),
+                ("text that is not UTF-8", "latin", ("--end-token=1",), "latin"),
+                ("half a character", "half.jsonl", ("--end-token=1",), "half.jsonl:2"),
+                ("a line without a text", "untitled.jsonl", ("--end-token=1",), "untitled.jsonl:2"),
+                ("a line that is torn", "torn.jsonl", ("--end-token=1",), "torn.jsonl:2"),
+                ("nothing", "empty.jsonl", ("--end-token=1",), "empty"),
+                ("into shards of nothing", "bad.jsonl", ("--end-token=1", "--shard-tokens=0"), "shard_tokens"),
+            )
+        },
         "summary of other settings": (("summary", adapter, "--lora-rank=2"), "--lora-rank"),
         "pretrain without tokens": (("pretrain", f"--model={problem.base}", f"--tokens={folder / 'none'}", new), "none"),
     }
