@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,7 @@ def small_base(trial: Trial, parent: Path) -> tuple[Path, Model]:
         "heads": 2,
         "head_dim": 8,
     }
-    model = generated(trial.rng("model"), trial.seed, "float32", nf4=False, family=family, **sizes)
+    model = replace(generated(trial.rng("model"), trial.seed, "float32", nf4=False, family=family, factor=1.0, **sizes), config={})
     folder = model.write_checkpoint(parent / "base")
     shutil.copyfile(CHECKPOINT / TOKENIZER, folder / TOKENIZER)
     (folder / TOKENIZER_CONFIG).write_text(json.dumps({"pad_token": "<eos>", "model_max_length": 9}))
