@@ -85,7 +85,7 @@ def _asked(patch: Path | None, options: Sequence[str], device: str) -> tuple[lis
         copy, file = Path(folder) / "checkout", Path(folder) / "verdicts.jsonl"
         with tarfile.open(fileobj=BytesIO(_execute(["git", "archive", "HEAD"], CHECKOUT).stdout)) as archive:
             archive.extractall(copy, filter="data")
-        if patch and (applied := _execute(["git", "apply", str(patch)], copy)).returncode:
+        if patch and (applied := _execute(["git", "apply", "-C1", str(patch)], copy)).returncode:
             return [], f"no end: {applied.stderr.decode().strip()}"
         given = ["-q", "-p", "no:cacheprovider", "-n", "2", "--verdicts", str(file), *(["--device", "cuda"] if device == "cuda" else [])]
         try:
