@@ -26,7 +26,6 @@ from blackswan.impl.config import (
     SCHEDULES,
     TARGETS,
     ClassifyConfig,
-    is_number,
     target_modules,
 )
 
@@ -224,9 +223,9 @@ def _converted(name: str, value: Any) -> Any:
     if name == "lora_targets" and isinstance(value, list):
         listed = set(map(str, value))
         value = next((group for group, members in TARGETS.items() if set(members) == listed), ",".join(map(str, value)))
-    if tuple in kinds and isinstance(value, list) and all(is_number(entry) for entry in value):
+    if tuple in kinds and isinstance(value, list) and all(_is_number(entry) for entry in value):
         return tuple(float(entry) for entry in value)
-    if float in kinds and is_number(value):
+    if float in kinds and _is_number(value):
         return float(value)
     if type(value) in kinds:
         return value
@@ -242,6 +241,11 @@ def _expected(name: str) -> str:
     kinds = _kinds(name)
     expected = [word for kind, word in words.items() if kind in kinds]
     return " or ".join([*expected, "none (null in a file)"] if types.NoneType in kinds else expected)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number that a float can hold; which ones are computed with, ClassifyConfig says."""
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**300)
 
 
 def _entries(path: Path) -> Iterable[tuple[yaml.Node, yaml.Node]]:
