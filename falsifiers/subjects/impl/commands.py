@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -17,10 +18,10 @@ from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Kill, Rank
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.kill_points import KillPoints, file_events
-from blackswan.falsifiers.subjects.impl.workers import on_ranks
+from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.impl import __main__ as command
 from blackswan.impl.corpus import Sample
-from blackswan.impl.group import ALONE, Group, joined
+from blackswan.impl.group import ALONE, Group
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.reference.table import Array
 
@@ -55,11 +56,9 @@ class Commands(Door):
 
         Raises a RuntimeError where one of them fails.
         """
-        given = self._given(arguments), folder, texts, labels
-        outcomes = on_ranks(_joined, workers, given, self._device, by_environment=torch.device(self._device).type == "cpu")
-        if failed := [f"rank {rank}: {each.ended}" for rank, each in enumerate(outcomes) if each.answer is None]:
-            raise RuntimeError("; ".join(failed))
-        return [each.answer[0] for each in outcomes], [each.answer[1] for each in outcomes]
+        on_cpu = torch.device(self._device).type == "cpu"
+        said = _answers(on_ranks(_joined, workers, (self._given(arguments),), self._device, by_environment=on_cpu))
+        return said, _answers(on_ranks(_opened, workers, (folder, texts, labels), self._device))
 
     def opened(self, folder: Path, texts: Sequence[str], labels: Sequence[Label]) -> Opened:
         """The library's answers from an adapter or a merged model."""
@@ -91,18 +90,20 @@ def _watched(group: Group, device: torch.device, folder: Path, kill: Kill | None
     return Rank(f"status {said.status}: {said.err}" if said.status else "", {}, event.seen)
 
 
-def _joined(
-    group: Group, device: torch.device, arguments: Sequence[str], folder: Path, texts: Sequence[str], labels: Sequence[Label]
-) -> tuple[Said, Opened]:
+def _joined(group: Group, device: torch.device, arguments: Sequence[str]) -> Said:
     """The command finds the others by torchrun's environment; where NCCL would need a GPU for each, the group that is there."""
-    there = group is not ALONE
-    with mock.patch("blackswan.impl.group.joined", return_value=nullcontext((group, device))) if there else nullcontext():
+    with nullcontext() if group is ALONE else mock.patch("blackswan.impl.group.joined", return_value=nullcontext((group, device))):
         said = _run(arguments)
     if said.status:
         raise RuntimeError(f"{arguments[0]} ended with status {said.status}: {said.err.strip()[-600:]}")
-    with nullcontext((group, device)) if there else joined(str(device)) as (group, device):
-        group.barrier()  # the first worker writes the folder
-        return said, _opened(group, device, folder, texts, labels)
+    return said
+
+
+def _answers(outcomes: Sequence[Outcome]) -> list[Any]:
+    """The workers' answers. Raises a RuntimeError where one of them failed."""
+    if failed := [f"rank {rank}: {each.ended}" for rank, each in enumerate(outcomes) if each.answer is None]:
+        raise RuntimeError("; ".join(failed))
+    return [each.answer for each in outcomes]
 
 
 def _opened(group: Group, device: torch.device, folder: Path, texts: Sequence[str], labels: Sequence[Label]) -> Opened:
