@@ -56,6 +56,12 @@ wrong_steps(
 )
 
 
+@wrong_step("impl.commands.common:memory_of_a_step")
+def estimate_without_the_last_micro_batch(estimate: Any, model: Any, config: Any, samples: int, *given: Any) -> Any:
+    """Micro-batches that are not full are no part of a step."""
+    return estimate(model, config, max(config.batch_size, samples // config.batch_size * config.batch_size), *given)
+
+
 @wrong_step("impl.allocations:_CUDA")
 def estimate_of_fused_attention(kernels: Any) -> Any:
     """Attention is fused in float32 too."""

@@ -109,6 +109,12 @@ def parallel_hashes_the_first_chunk(fingerprint: Any, tensor: Any) -> Any:
     return fingerprint(tensor.detach().flatten()[: agreement._CHUNK])
 
 
+@wrong_step("impl.group:_own_device")
+def first_device_shared(own: Any, name: str, *place: Any) -> Any:
+    """cuda:0 is taken for cuda, and given to all workers."""
+    return own("cuda" if name == "cuda:0" else name, *place)
+
+
 wrong_step("impl.group:_places", name="environment_of_workers_ignored", doc="Each worker that torchrun started trains by itself.")(
     lambda _places, _environment: (0, 1, 0)
 )

@@ -123,6 +123,12 @@ def pretrain_state_of_another_decay(identity: Any, run: Any) -> dict[str, Any]:
     return {name: value for name, value in identity(run).items() if name != "weight_decay"}
 
 
+@wrong_step("impl.pretrain_run:_Run.identity")
+def pretrain_state_of_another_seed(identity: Any, run: Any) -> dict[str, Any]:
+    """A run goes on in the order of another seed."""
+    return {name: value for name, value in identity(run).items() if name != "seed"}
+
+
 wrong_step("impl.fit:_Run._begin_or_compare", name="run_goes_on_unasked", doc="A run that is begun where one is goes on with that.")(
     lambda begin, run, resume: begin(run, resume or (run.output / "run.json").is_file())
 )

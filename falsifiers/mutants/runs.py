@@ -123,6 +123,14 @@ def fit_best_is_last_of_equals(validate: Any, run: Any) -> Any:
     return found
 
 
+@wrong_step("impl.fit:_Run._validate")
+def fit_loss_of_zero_is_none(validate: Any, run: Any) -> Any:
+    """A lowest validation loss of 0 counts as none."""
+    if run.progress.best_loss == 0:
+        run.progress = replace(run.progress, best_loss=None)
+    return validate(run)
+
+
 wrong_step("impl.fit:_Run._export", name="fit_best_never_replaced", doc="best/ stays what the first epoch wrote.")(
     lambda export, run, name: None if name == "best" and (run.output / "best").exists() else export(run, name)
 )

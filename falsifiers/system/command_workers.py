@@ -1,6 +1,7 @@
 """The command `train` and the library's answers by several workers."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from blackswan.falsifiers.system.trial import Trial
 @reads_files
 def workers_answer_as_one(trial: Trial) -> list[Comparison]:
     """Two and three workers record and evaluate what one does, in every field, some of them without a sample; only the first one speaks.
+    A device that all of them would share, or that cannot exchange gradients, is refused.
 
     The learning rate moves nothing, so that all numbers are those of the start; the answers are those of every worker.
     """
@@ -45,6 +47,10 @@ def workers_answer_as_one(trial: Trial) -> list[Comparison]:
                 found += _same_answers(trial, "metrics", first, second)
             for rank, each in enumerate(answers):
                 found += _same_answers(trial, f"worker {rank}", vars(expected), vars(each))
+            for name in ("cuda:0", "cuda:1", "mps"):
+                given = [*where, f"--output={problem.folder / 'refused'}", f"--device={name}"]
+                ask = partial(trial.commands.by_workers, workers, problem.folder, [], [], *given)
+                found.append(trial.refuses(f"{workers} workers on {name}", ask, f"status 4: .*'{name}'", "RuntimeError"))
     return found
 
 

@@ -138,7 +138,17 @@ def estimate_follows_every_setting(trial: Trial) -> list[Comparison]:
         found.append(value_at_least(f"{name}: gradients", estimate.parts.get("gradients", 0), min(accumulation, HELD) * gradient))
         if accumulation > HELD:  # they are averaged on the way, which takes a copy of each
             found.append(value_at_least(f"{name}: working", estimate.parts.get("working", 0), HELD * gradient))
-    return found
+    return found + _of_last_micro_batches(trial)
+
+
+def _of_last_micro_batches(trial: Trial) -> list[Comparison]:
+    """A run on fewer samples than a step has room for: a micro-batch that is not full counts as a full one does, and more than none."""
+    settings = {"num_classes": 2, "batch_size": 4, "accumulation_steps": 3, "quantize_nf4": False, "backend": "torch"}
+    full, part = ([trial.memory.of_a_run(count, settings) for count in counts] for counts in ((4, 8, 12), (5, 9, 13)))
+    return [
+        *same("estimates of 8, 12 and 12 samples, and of 5, 9 and 13", [*full[1:], full[2]], part),
+        value_at_least("estimate of 8 samples / of 4", full[1] / full[0], 1.0 + 1e-6),
+    ]
 
 
 def quantised_one_at_a_time(trial: Trial) -> list[Comparison]:

@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.generators import Generator
-from blackswan.falsifiers.subjects.doors.training import Plan
+from blackswan.falsifiers.subjects.doors.training import Plan, Pretraining
 from blackswan.falsifiers.system.derived_damage import ABSENT, Damage, another, edited, forms, judged, other_types, tensors
 from blackswan.falsifiers.system.pretraining import small_pretraining
 from blackswan.falsifiers.system.run_problem import small_run
@@ -138,4 +138,19 @@ def refuses_pretraining_state(trial: Trial) -> list[Comparison]:
         damages += [Damage(f"no {file}", {file: None}, file) for file in (POSITION, STATE)]
         for files in ((POSITION,), (STATE,), (POSITION, STATE)):
             damages.append(Damage(f"{files} of another run", {file: (other / file).read_bytes() for file in files}, "state"))
-        return list(judged(trial, folder, damages, ask))
+        found = list(judged(trial, folder, damages, ask))
+        for key, given in _other_runs(problem).items():
+            run = partial(trial.pretrainer.run, given, resume=True)
+            found.append(trial.refuses(f"a run of another {key}", run, rf"state\.json: {key} is .*same", "ValueError"))
+        return found
+
+
+def _other_runs(problem: Pretraining) -> dict[str, Pretraining]:
+    """The run with another seed, and with one row or token more in a batch, by the key that its refusal names."""
+    train = problem.train
+    others: dict[str, dict[str, Any]] = {
+        "seed": {"seed": (train.seed or 0) + 1},
+        "batch": {"batch": train.batch + 1},
+        "seq": {"seq": train.seq + 1},
+    }
+    return {key: replace(problem, train=replace(train, **change)) for key, change in others.items()}

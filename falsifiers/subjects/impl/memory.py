@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of
 from blackswan.falsifiers.subjects.doors.devices import Card, Estimate, Growth, Quantised, Usage, Workload
 from blackswan.falsifiers.subjects.impl import Door
@@ -17,6 +19,8 @@ from blackswan.falsifiers.subjects.impl.allocator import allocated
 from blackswan.falsifiers.subjects.impl.devices import batch_of, trainer_of
 from blackswan.falsifiers.subjects.protocol import Lacks, Session
 from blackswan.impl import checkpoint, classifier, dispatch, kernels, ledger, memory
+from blackswan.impl.commands import common
+from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.fused.memory import estimate_fused
 from blackswan.impl.tensors import LazyTensors, Shapes
 from blackswan.impl.trainer import Batch, Trainer
@@ -42,6 +46,10 @@ class Memory(Door):
         else:
             found = memory.estimate(*model, accumulation=work.accumulation, device=kind or self._device)
         return Estimate(dict(found.parts), found.total, found.resident)
+
+    def of_a_run(self, samples: int, settings: Mapping[str, Any]) -> int:
+        """Estimates a run's steps on so many samples of the shipped checkpoint's, as the command does before it starts."""
+        return common.memory_of_a_step(CHECKPOINT, ClassifyConfig(**settings), samples, 8, self._device).total
 
     def measure(self, work: Workload, steps: int = 3) -> Usage:
         """Measures loading and steps by the device's allocator: the first step may capture a graph, the next have all state.
