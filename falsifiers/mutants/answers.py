@@ -54,6 +54,7 @@ wrong_steps(
     probabilities_of_the_next_class=("Each class has that of its neighbour.", lambda right, *given: right(*given).roll(1, 1)),
     probabilities_of_another_text=("Each text has those of the one before.", lambda right, *given: right(*given).roll(1, 0)),
     probabilities_rounded=("Two digits after the point.", lambda right, *given: right(*given).round(decimals=2)),
+    probabilities_in_narrow_numbers=("As precise as the logits.", lambda right, *given: right(*given).to(given[0].dtype).float()),
 )
 wrong_steps(
     "impl.trainer:class_probabilities",

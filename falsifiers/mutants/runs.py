@@ -4,6 +4,7 @@ import math
 import os
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -311,6 +312,13 @@ def fit_moves_norm_weights(step: Any, trainer: Any, gradient: Any) -> Any:
 
 
 # Non-finite values
+
+
+@wrong_step("impl.fit:_weights_digest")
+def resume_ignores_quantised_weights(digest: Any, classifier: Any) -> Any:
+    """A run is continued on other weights in NF4."""
+    with mock.patch.object(classifier, "named_buffers", return_value=[]):
+        return digest(classifier)
 
 
 @wrong_step("impl.fit:_Run._update", "S9")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from blackswan.falsifiers.data import CHECKPOINT
@@ -33,7 +34,19 @@ def probabilities_are_of_the_logits(trial: Trial) -> list[Comparison]:
         name: value if "lora_A" in name else rng.normal(size=value.shape).astype(np.float32) * 0.1 for name, value in fresh.items()
     }
     answers = trial.classifiers.answers(CHECKPOINT, settings, trainable, texts, labels)
-    return [found for model, answered in answers.items() for found in _judged(trial, model, answered, np.asarray(labels), several)]
+    found = [found for model, answered in answers.items() for found in _judged(trial, model, answered, np.asarray(labels), several)]
+    narrow = trial.classifiers.answers(
+        CHECKPOINT, {**settings, "quantize_nf4": False, "dtype": "bfloat16"}, trainable, texts[:3], labels[:3]
+    )
+    return found + [each for model, answered in narrow.items() for each in _wide(model, answered)]
+
+
+def _wide(model: str, answered: Answered) -> Iterator[Comparison]:
+    """Probabilities of a model in bfloat16 are computed in float32: few of them are numbers that bfloat16 holds."""
+    for way, given in answered.probabilities.items():
+        rounded = np.asarray(given, np.float32)
+        share = float(np.mean(rounded == rounded.astype(ml_dtypes.bfloat16).astype(np.float32)))
+        yield value_at_most(f"{model} in bfloat16, {way}: share of probabilities that are numbers of bfloat16", share, 0.25)
 
 
 def _judged(trial: Trial, model: str, answered: Answered, labels: Array, several: bool) -> Iterator[Comparison]:

@@ -81,7 +81,7 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
 
 
 def refuses_to_continue_another_run(trial: Trial) -> list[Comparison]:
-    """A run is not continued with another value of any setting but the free one, with other samples, or from a damaged state.
+    """A run is not continued with another value of any setting but the free one, on other samples or weights, or from a damaged state.
 
     The folder is as it was, and with another value of the free setting the run goes on to its end.
     """
@@ -93,6 +93,8 @@ def refuses_to_continue_another_run(trial: Trial) -> list[Comparison]:
         folder = Path(parent) / "run"
         trial.trainer.fit(problem, folder, Plan(save_every=1, stop_after=2))
         found = [each for name, other in others.items() for each in _refused(trial, name, other, folder, re.escape(name))]
+        for name, other in _on_other_bases(problem, rng).items():
+            found += _refused(trial, f"another {name}", other, folder, "base_weights")
         (file,) = (folder / "state").iterdir()
         whole = file.read_bytes()
         for place in ("file", "tensors", "progress"):
@@ -134,6 +136,14 @@ def _with_another(trial: Trial, name: str, value: Any) -> SmallRun:
     else:
         other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else math.nextafter(value, 0)
     return small_run(trial, **{"quantize_nf4": True, name: other})
+
+
+def _on_other_bases(problem: SmallRun, rng: Generator) -> dict[str, SmallRun]:
+    """One weight twice as large that is in NF4, and one that is not; by its name."""
+    quantised = [name for name in problem.parameters if name.endswith("_proj.weight")]
+    plain = [name for name in problem.parameters if name.endswith("norm.weight")]
+    names = [str(rng.choice(each)) for each in (quantised, plain)]
+    return {name: replace(problem, parameters={**problem.parameters, name: 2 * problem.parameters[name]}) for name in names}
 
 
 def _with_other_samples(problem: SmallRun, rng: Generator) -> dict[str, SmallRun]:

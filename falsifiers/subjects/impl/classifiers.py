@@ -120,4 +120,4 @@ def _answered(pipeline: ClassifyPipeline, samples: list[Sample]) -> Answered:
     probabilities = {"predict": pipeline.probabilities(texts).numpy(), "forward_only": passed.probabilities.cpu().numpy()}
     classes = {"predict": np.asarray(pipeline.predict(texts)), "forward_only": passed.predicted.cpu().numpy(), "evaluate": shown}
     probabilities["command"], classes["command"] = (np.asarray([line[key] for line in lines]) for key in ("probabilities", name))
-    return Answered(logits.cpu().numpy(), probabilities, classes, np.asarray([evaluation.loss for evaluation in evaluations]))
+    return Answered(logits.float().cpu().numpy(), probabilities, classes, np.asarray([evaluation.loss for evaluation in evaluations]))
