@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
 # Checkpoints
@@ -132,6 +134,15 @@ def pretrain_state_of_another_seed(identity: Any, run: Any) -> dict[str, Any]:
 wrong_step("impl.fit:_Run._begin_or_compare", name="run_goes_on_unasked", doc="A run that is begun where one is goes on with that.")(
     lambda begin, run, resume: begin(run, resume or (run.output / "run.json").is_file())
 )
+
+
+@wrong_step("impl.samples:Samples.digest")
+def digest_of_the_first_texts(digest: Any, samples: Any) -> str:
+    """A part of a corpus is known by as many tokens from the corpus's beginning."""
+    lengths = samples.lengths()
+    first = type(samples.rows)(samples.rows._ids, np.cumsum(lengths) - lengths, lengths)
+    return str(digest(replace(samples, rows=first)))
+
 
 # Commands
 

@@ -15,6 +15,7 @@ from blackswan.falsifiers.subjects.doors.training import Kill, Rank
 from blackswan.falsifiers.system.adapter_files import WEIGHTS
 from blackswan.falsifiers.system.command_problem import (
     CONFIG,
+    MAX_SEQ_LEN,
     METRICS,
     ODD,
     RUN,
@@ -222,13 +223,17 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
     rng = trial.rng("bad input")
     found: list[Comparison] = []
     with small(trial, "bad input", {"multi_label": False, "epochs": 1, "num_classes": 2, "class_weights": None}) as problem:
-        texts = texts_of(rng, 5)
-        corpus, run = problem.corpus("corpus", texts, problem.labels(rng, 5)), problem.folder / "run"
+        texts, labels = texts_of(rng, 5), problem.labels(rng, 5)
+        corpus, run = problem.corpus("corpus", texts, labels), problem.folder / "run"
         where = [f"--model={problem.base}", f"--corpus={corpus}", *options(problem.settings)]
         trial.commands.run("train", *where, f"--output={run}")
+        others = {f"of another text {place}": each for place, each in _with_another_text(texts)}
+        corpora = {name: problem.corpus(name, each, labels) for name, each in others.items()}
         for name, written in UNUSABLE.items():
             (problem.folder / name).write_bytes(written)
-        for name, (arguments, message) in _unusable(problem, where, corpus, run).items():
+        resumed = ("train", *where, f"--output={run}", "--resume")
+        edited = {f"train, resumed as another run {name}": ((*resumed, f"--corpus={path}"), "data.") for name, path in corpora.items()}
+        for name, (arguments, message) in {**_unusable(problem, where, corpus, run), **edited}.items():
             before = content(problem.folder)
             said = trial.commands.attempt(*arguments)
             found += same(f"status of {name}", 4, said.status)
@@ -243,6 +248,17 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
             said = trial.commands.attempt("train", *where, f"--output={run}", "--resume")
         found += same("status of train where another process writes", 4, said.status)
     return found
+
+
+def _with_another_text(texts: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """The texts with one of them another one of as many tokens, each in turn that has such a neighbour; its place, from 1."""
+    for place, text in enumerate(texts):
+        ids = tokenizer().encode(text).ids
+        for last in "abcdefghijklmnopqrstuvwxyz":
+            other = tokenizer().encode(text[:-1] + last).ids
+            if len(other) == len(ids) and other[:MAX_SEQ_LEN] != ids[:MAX_SEQ_LEN]:
+                yield place + 1, [*texts[:place], text[:-1] + last, *texts[place + 1 :]]
+                break
 
 
 def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> dict[str, tuple[tuple[object, ...], str]]:
