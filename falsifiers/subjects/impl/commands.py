@@ -54,10 +54,12 @@ class Commands(Door):
     ) -> tuple[list[Said], list[Opened]]:
         """A command that several workers run together, as torchrun would start it, and then the answers of each about the folder.
 
+        On CUDA, where one GPU may be all there is, they find the group that is there, unless the arguments name a device.
+
         Raises a RuntimeError where one of them fails.
         """
-        on_cpu = torch.device(self._device).type == "cpu"
-        said = _answers(on_ranks(_joined, workers, (self._given(arguments),), self._device, by_environment=on_cpu))
+        alone = torch.device(self._device).type == "cpu" or any(str(each).startswith("--device=") for each in arguments)
+        said = _answers(on_ranks(_joined, workers, (self._given(arguments),), self._device, by_environment=alone))
         return said, _answers(on_ranks(_opened, workers, (folder, texts, labels), self._device))
 
     def opened(self, folder: Path, texts: Sequence[str], labels: Sequence[Label]) -> Opened:
