@@ -16,22 +16,30 @@ from blackswan.falsifiers.runner.engine import Options, falsify
 from blackswan.falsifiers.runner.real_input import RealInput
 from blackswan.falsifiers.runner.verdict import State
 from blackswan.falsifiers.subjects.implementation import Implementation
+from blackswan.falsifiers.subjects.reference import ReferenceSubject
 from blackswan.reference.table import Array, Arrays
 
+OF_OTHERS = ("adamw_8bit_step",)
+"""Operations that only subjects of other libraries have."""
 MINUTES = {"DEV-NO-LEAK", "DEV-MEMORY-BOUND"}
 
 
 class Spoiling(Implementation):
-    """The implementation, with NaN for the last element of everything real that it answers with."""
+    """The implementation, with NaN for the last element of all that is real in its answers; the reference where it has no operation."""
 
     def __init__(self, claim: Claim) -> None:
         super().__init__("cpu")
         self.may = checks()[claim.check].non_finite if claim.check else ()
         self.spoilt: list[str] = []
 
+    def unsupported(self, operation: str, dtype: str) -> str | None:
+        """As of the implementation, for its operations."""
+        return None if operation in OF_OTHERS else super().unsupported(operation, dtype)
+
     def run(self, operation: str, inputs: Arrays, scalars: Any, dtype: str) -> dict[str, Array]:
         """As the implementation, spoilt."""
-        return self._spoil(super().run(operation, inputs, scalars, dtype))
+        ask = ReferenceSubject().run if operation in OF_OTHERS else super().run
+        return self._spoil(ask(operation, inputs, scalars, dtype))
 
     def differentiate(
         self, operation: str, inputs: Arrays, scalars: Any, cotangents: Arrays, wrt: Sequence[str], dtype: str

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import time
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,10 @@ def test_an_interrupt_of_all_processes_at_any_time_is_one_line(working: bool) ->
     children, end = Path(f"/proc/{process.pid}/task/{process.pid}/children"), time.monotonic() + 60
     while working and len(children.read_text().split()) < 2 and time.monotonic() < end:  # a worker, and what tracks resources
         time.sleep(0.1)
-    assert interrupted(process) == (130, "interrupted")
+    status, said = interrupted(process)
+    assert said == "interrupted"
+    # Where the interrupt came inside an exec of an import, Python ends by the signal itself; a shell shows 130 for both.
+    assert status in (130, -signal.SIGINT)
 
 
 def _asleep() -> None:
