@@ -32,12 +32,12 @@ _NAMES = {
 
 
 def _is_integer(value: Any) -> bool:
-    """Whether the value is an integer of 64 bits. JSON Schema counts 1.0 as an integer."""
+    """True for an integer of 64 bits. JSON Schema counts 1.0 as an integer too."""
     return isinstance(value, int) and not isinstance(value, bool) and value.bit_length() < 64
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a float can hold the value. Nothing can be computed with an integer beyond that; JSON Schema lets NaN pass every bound."""
+    """True for what a float can hold. Nothing can be computed with an integer beyond that; JSON Schema lets NaN pass every bound."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 

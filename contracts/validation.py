@@ -117,7 +117,7 @@ def _format(rule: str) -> Check:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two values are equal, where true is not 1."""
+    """True for two values that are equal, where true is not 1."""
     return isinstance(one, bool) is isinstance(other, bool) and bool(one == other)
 
 

@@ -114,7 +114,8 @@ def coverage(evidence: Sequence[Evidence], tree: Tree) -> list[Coverage]:
 
 def _covered(device: str, evidence: Sequence[Evidence], tree: Tree) -> Coverage:
     kind = "cuda" if device == "hip" else device
-    speaking = {name: domain for name, domain in tree.domains.items() if not domain.device or kind in domain.device}
+    asked = {name: domain for name, domain in tree.domains.items() if name not in tree.on_request}
+    speaking = {name: domain for name, domain in asked.items() if not domain.device or kind in domain.device}
     pairs = ((name, dtype) for name, domain in speaking.items() for dtype in domain.dtype)
     targets: set[Target] = {(*name, dtype) for name, dtype in pairs if kind == "cuda" or dtype not in CUDA_ONLY}
     targets |= {_target(verdict) for entry in evidence for verdict in _on(device, entry) if verdict["state"] != "NOT_RUN"}

@@ -1,6 +1,6 @@
 """Staleness of kept verdicts. They are current while the folders that a verdict depends on are what they were."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -14,10 +14,11 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Tree:
-    """A checkout: the digests of its folders, and what each of its claims speaks of, by contract and claim."""
+    """A checkout: the digests of its folders, what each of its claims speaks of, by contract and claim, and which are asked on request."""
 
     digests: Mapping[str, str]
     domains: Mapping[tuple[str, str], Domain] = field(default_factory=dict)
+    on_request: Collection[tuple[str, str]] = ()
 
 
 def current_tree(root: Path) -> Tree:
@@ -29,10 +30,11 @@ def current_tree(root: Path) -> Tree:
     from blackswan.contracts import ContractError, load
 
     try:
-        claims = [claim for contract in load([root / "contracts"]) for claim in contract.claims]
+        claims = [(contract, claim) for contract in load([root / "contracts"]) for claim in contract.claims]
     except ContractError as error:
         raise DigestError(f"the contracts of this checkout do not load:\n{error}") from error
-    return Tree(tree_digests(root), {(claim.contract, claim.id): claim.domain for claim in claims})
+    requested = {(claim.contract, claim.id) for contract, claim in claims if contract.on_request}
+    return Tree(tree_digests(root), {(claim.contract, claim.id): claim.domain for _, claim in claims}, requested)
 
 
 def stale_verdicts(run: Run, tree: Tree) -> dict[Identity, str]:

@@ -96,6 +96,13 @@ def test_what_is_asked_on_request_is_asked_where_it_is_named() -> None:
     assert asked(dtypes=["float16"]) == asked(claims=["F16-RMSNORM"]) == {"float16"}
 
 
+def test_what_is_asked_on_request_is_asked_of_an_operation_that_nothing_else_is_on() -> None:
+    from blackswan.falsifiers.subjects.libraries.bitsandbytes import ADAMW_8BIT
+
+    campaign = vet.campaign_of(Functions(ADAMW_8BIT, "8 bits"), Selection(), Options())
+    assert {"OPT-ADAMW", "OPT-ADAMW-8BIT-STEP"} < {target.claim.id for target in campaign.targets()}
+
+
 @pytest.mark.parametrize("declared", [{}, {"intermediates": "storage"}])
 def test_what_overflows_in_float16_is_falsified_whatever_is_declared(declared: dict[str, str]) -> None:
     def squares(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -75,7 +75,7 @@ def executed() -> Iterator[set[str]]:
 
 
 def _name(code: CodeType) -> str | None:
-    """What a function of `impl` is called; a function inside another one is that one. None for code of others."""
+    """The name of a function of `impl`; a function inside another one has the name of that one. None for code of others."""
     path = Path(code.co_filename).resolve()
     return f"{_module(path)}:{code.co_qualname.partition('.<locals>')[0]}" if path.is_relative_to(SOURCES.resolve()) else None
 

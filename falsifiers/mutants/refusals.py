@@ -31,7 +31,7 @@ wrong_step("impl.config:RopeScaling.__post_init__", name="config_scaling_of_any_
 
 @wrong_step("impl.architecture:_Reading._theta")
 def config_theta_of_one_place(theta: Any, reading: Any) -> float:
-    """Of two bases of the rotary angles the inner one counts."""
+    """The inner one of two bases of the rotary angles counts."""
     reading.values = {key: value for key, value in reading.values.items() if key != "rope_theta" or "rope_parameters" not in reading.values}
     return float(theta(reading))
 
@@ -79,7 +79,7 @@ def saved_settings_made_up(settings: Any, adapter: Any, folder: Path) -> Any:
 
 @wrong_step("impl.saved:_named_base")
 def adapter_base_of_any_type(named: Any, path: Path) -> Path | None:
-    """What an adapter says of its base is taken as text."""
+    """An adapter's base is taken as text, whatever it is."""
     from blackswan.impl.adapter import read_object
 
     del named
@@ -92,7 +92,7 @@ def adapter_base_of_any_type(named: Any, path: Path) -> Path | None:
 
 @wrong_step("impl.training_state:_progress")
 def state_progress_made_up(progress: Any, values: Any, path: Path) -> Any:
-    """What a state's progress does not say is as at the beginning, and what it says besides is passed over."""
+    """A key that a state's progress lacks is as at the beginning, and one that it has besides is passed over."""
     from dataclasses import asdict
 
     from blackswan.impl.training_state import Progress
@@ -129,6 +129,13 @@ def pretrain_state_of_another_decay(identity: Any, run: Any) -> dict[str, Any]:
 def pretrain_state_of_another_seed(identity: Any, run: Any) -> dict[str, Any]:
     """A run goes on in the order of another seed."""
     return {name: value for name, value in identity(run).items() if name != "seed"}
+
+
+@wrong_step("impl.token_shards:TokenShards.__init__")
+def shards_known_by_their_sizes(opened: Any, shards: Any, *given: Any) -> None:
+    """Shards are known by the numbers of their tokens, not by the tokens."""
+    opened(shards, *given)
+    shards.digest = str([len(shard) for shard in shards._shards])
 
 
 wrong_step("impl.fit:_Run._begin_or_compare", name="run_goes_on_unasked", doc="A run that is begun where one is goes on with that.")(

@@ -95,8 +95,16 @@ def totals(name: str, states: Sequence[str]) -> str:
 
 
 def asked_of(subject: Subject, loaded: Sequence[Contract]) -> list[Contract]:
-    """The contracts with the claims on operations that the subject has, each on the device that the subject is on."""
-    return [replace(contract, claims=tuple(_anywhere(claim) for claim in contract.claims if _has(subject, claim))) for contract in loaded]
+    """The contracts with the claims on operations that the subject has, each on the device that the subject is on.
+
+    A contract on request is asked without one where no other contract speaks of an operation of the subject's.
+    """
+    regular = {claim.operation for contract in loaded if not contract.on_request for claim in contract.claims}
+    kept = [(contract, tuple(_anywhere(claim) for claim in contract.claims if _has(subject, claim))) for contract in loaded]
+    return [
+        replace(contract, claims=claims, on_request=contract.on_request and all(claim.operation in regular for claim in claims))
+        for contract, claims in kept
+    ]
 
 
 def _has(subject: Subject, claim: Claim) -> bool:

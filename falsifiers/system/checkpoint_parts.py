@@ -1,4 +1,4 @@
-"""What the parts of a checkpoint say: each key of its configuration and of its tokenizer's, and an index with its shards."""
+"""Checkpoints of which a part is damaged: a key of the configuration or of the tokenizer's, or the index of the shards."""
 
 import json
 import math

@@ -82,7 +82,7 @@ def _harmless(damage: Damage, whole: object, ask: Callable[[], object]) -> Itera
 
 
 def forms(folder: Path, file: str, rng: Generator) -> Iterator[Damage]:
-    """What is no JSON object of one value a key: the file is named, and the key where there is one."""
+    """Files that are no JSON object with one value a key; the refusal names the file, and the key where there is one."""
     whole = (folder / file).read_bytes()
     key, value = next(iter(json.loads(whole).items()))
     written: dict[str, tuple[bytes, str]] = {

@@ -91,7 +91,7 @@ def failed_calls_change_nothing(trial: Trial) -> list[Comparison]:
 
 
 def calls_out_of_order_are_refused(trial: Trial) -> list[Comparison]:
-    """Of nothing that was accumulated there is no gradient and no step; while samples wait no other batch is trained on.
+    """A pipeline refuses a gradient or a step of nothing accumulated, and another batch while samples wait.
 
     A gradient that is not finite makes no step either. Nothing changes, and the calls that are in order do what they would have done.
     """

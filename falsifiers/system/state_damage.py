@@ -23,6 +23,7 @@ from blackswan.falsifiers.system.derived_damage import ABSENT, Damage, another, 
 from blackswan.falsifiers.system.pretraining import small_pretraining
 from blackswan.falsifiers.system.run_problem import small_run
 from blackswan.falsifiers.system.same import content, same
+from blackswan.falsifiers.system.token_streams import write_shards
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
 
@@ -139,10 +140,27 @@ def refuses_pretraining_state(trial: Trial) -> list[Comparison]:
         for files in ((POSITION,), (STATE,), (POSITION, STATE)):
             damages.append(Damage(f"{files} of another run", {file: (other / file).read_bytes() for file in files}, "state"))
         found = list(judged(trial, folder, damages, ask))
+        found.append(_on_other_tokens(trial, problem, rng))
         for key, given in _other_runs(problem).items():
             run = partial(trial.pretrainer.run, given, resume=True)
             found.append(trial.refuses(f"a run of another {key}", run, rf"state\.json: {key} is .*same", "ValueError"))
         return found
+
+
+def _on_other_tokens(trial: Trial, problem: Pretraining, rng: Generator) -> Comparison:
+    """A run is not continued on shards of the same sizes of which one token is another one."""
+    tokens = rng.integers(0, problem.train.vocab, 60)
+    other = tokens.copy()
+    place = int(rng.integers(60))
+    other[place] = (other[place] + 1) % problem.train.vocab
+    runs = [
+        replace(problem, output=problem.output.with_name("tokens"), train=replace(problem.train, folder=write_shards(folder, [each])))
+        for folder, each in ((problem.output.with_name("shards"), tokens), (problem.output.with_name("other shards"), other))
+    ]
+    trial.pretrainer.run(runs[0], stop_after=1)
+    return trial.refuses(
+        "a run on other tokens", partial(trial.pretrainer.run, runs[1], resume=True), r"state\.json: data is .*same", "ValueError"
+    )
 
 
 def _other_runs(problem: Pretraining) -> dict[str, Pretraining]:

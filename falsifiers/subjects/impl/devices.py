@@ -53,7 +53,7 @@ class Devices(Door):
         return PlacedTrainer(work, weights, self._device)
 
     def last_rows(self) -> list[tuple[str, Array, Array]]:
-        """Of each kernel's outputs on more than 2³¹ elements, on a GPU, the last rows, and what it gives for these alone."""
+        """Runs each kernel on more than 2³¹ elements, on a GPU: the last rows of its outputs, and what it gives for these alone."""
         return list(last_rows(self._device))
 
     def opening(self, work: Workload, kind: str) -> Opening:
