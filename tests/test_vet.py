@@ -157,6 +157,51 @@ def test_a_function_that_never_answers_is_falsified(monkeypatch: pytest.MonkeyPa
             subject.run("rms_norm", {"x": np.ones((1, 2)), "weight": np.ones(2)}, {"eps": 1e-6}, "float32")
 
 
+BREAKS = """
+import torch
+broken = []
+
+def rms_norm(x, weight, eps):
+    broken.append(1)
+    raise torch.AcceleratorError("CUDA error: misaligned address\\nFor debugging consider …")
+
+def softmax(x):
+    if broken:
+        raise torch.AcceleratorError("CUDA error: misaligned address")
+    return torch.softmax(x, -1)
+
+OPERATIONS = {"rms_norm": rms_norm, "softmax": softmax}
+"""
+
+
+def test_after_an_error_of_cuda_the_other_claims_are_asked_in_another_process(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("breaks.py").write_text(BREAKS)
+    chosen = ("--claim", "OP-RMSNORM", "--claim", "OP-SOFTMAX", "--dtype", "float32", "--effort", "quick", "-n", "1")
+    _, out, _ = vetted(capsys, "breaks.py:OPERATIONS", *chosen, "--json")
+    assert {record["claim"]: record["state"] for record in json.loads(out)} == {"OP-RMSNORM": "FALSIFIED", "OP-SOFTMAX": "HELD"}
+    assert json.loads(out)[0]["counterexample"]["metric"] == "raised AcceleratorError: CUDA error: misaligned address"
+
+
+def test_a_function_that_says_so_is_given_aligned_tensors_only(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("aligned.py").write_text("import torch\n\ndef softmax(x):\n    assert x.data_ptr() % 16 == 0\n    return torch.softmax(x, -1)\n")
+    chosen = ("--claim", "OP-SOFTMAX", "--dtype", "float32", "--effort", "quick")
+    status, out, _ = vetted(capsys, "aligned.py:softmax", *chosen)
+    assert status == 1
+    assert "blackswan vet aligned.py:softmax --replay" in out
+    assert vetted(capsys, "aligned.py:softmax", "--aligned", *chosen)[0] == 0
+
+
+def test_what_a_package_replaces_in_torch_when_it_is_imported_is_no_fault_of_its_user(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = Path("site-packages")
+    package.mkdir()
+    (package / "patching_package.py").write_text("import torch\nload = torch.load\ntorch.load = lambda *given: load(*given)\n")
+    monkeypatch.syspath_prepend(str(package.resolve()))
+    Path("mine.py").write_text("import torch\nimport patching_package\n\ndef softmax(x):\n    return torch.softmax(x, -1)\n")
+    assert vetted(capsys, "mine.py:softmax", "--claim", "OP-SOFTMAX", "--dtype", "float32", "--effort", "quick")[0] == 0
+
+
 def test_the_line_that_is_printed_replays_the_case(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.py").write_text("import torch\n" + inspect.getsource(_bad).replace("Tensor", "torch.Tensor"))
     status, out, _ = vetted(capsys, "mine.py:_bad", *ONE)

@@ -197,6 +197,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     add("--effort", choices=("quick", "default", "deep"), default="default", help="how many cases a claim gets")
     add("--seed", type=int, default=0, help="seed of the run (default: 0)")
     add("--contiguous", action="store_true", help="its tensors are contiguous, for it says that it takes no others")
+    add("--aligned", action="store_true", help="its tensors begin at multiples of 64 elements, for it says that it takes no others")
     add(
         "--contracts",
         type=Path,
@@ -214,7 +215,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 def main(arguments: Sequence[str], prog: str = "blackswan vet") -> int:
     """Runs the command; returns its exit status."""
     given = parser(prog).parse_args(arguments)
-    named = Named(given.subject, given.operation, given.device, contiguous=given.contiguous, declared=tuple(given.declare))
+    named = Named(given.subject, given.operation, given.device, True, given.contiguous, given.aligned, tuple(given.declare))
     try:
         use_folder(given.contracts)
         return _vet(given, Isolated(named), _command(prog, given))
@@ -228,8 +229,8 @@ def _command(prog: str, given: argparse.Namespace) -> str:
     own = ["--contracts", str(given.contracts)] if given.contracts else []
     device = ["--device", given.device] if given.device != "cpu" else []
     declared = [word for name, value in given.declare for word in ("--declare", f"{name}={value}")]
-    contiguous = ["--contiguous"] if given.contiguous else []
-    return " ".join([prog, *map(shlex.quote, [given.subject, *named, *device, *own, *contiguous, *declared])])
+    tensors = [option for option in ("--contiguous", "--aligned") if getattr(given, option[2:])]
+    return " ".join([prog, *map(shlex.quote, [given.subject, *named, *device, *own, *tensors, *declared])])
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -34,16 +34,16 @@ class Tampered(Exception):  # noqa: N818  # a finding about the subject
 
 
 class Guards:
-    """Asks computations one by one. `layouts` is False for one that says that it takes contiguous tensors only."""
+    """Asks computations one by one. `contiguous` and `aligned` are of one that says that it takes no other tensors, see `Placed`."""
 
-    def __init__(self, seed: int = 0, layouts: bool = True) -> None:
-        self._random, self._layouts = random.Random(seed), layouts  # noqa: S311  # layouts, no secrets
+    def __init__(self, seed: int = 0, contiguous: bool = False, aligned: bool = False) -> None:
+        self._random, self._contiguous, self._aligned = random.Random(seed), contiguous, aligned  # noqa: S311  # layouts, no secrets
         self._functions = {place: dict(vars(module)) for place, module in WATCHED.items()}
         self._settings = _settings()
 
     def __call__(self, compute: Compute, tensors: Tensors) -> Tensors:
         """What `compute` answers on tensors of these values. Tampered, or whatever it raises."""
-        placed = {name: Placed(value, self._random, self._layouts) for name, value in tensors.items()}
+        placed = {name: Placed(value, self._random, self._contiguous, self._aligned) for name, value in tensors.items()}
         torch.manual_seed(self._random.getrandbits(32))
         drawn = torch.get_rng_state()
         self._decoy(compute, placed)
@@ -106,22 +106,22 @@ class Guards:
         for place, functions in self._functions.items():
             now = vars(WATCHED[place])
             for name, function in functions.items():
-                if now.get(name) is not function and callable(function) and not _torchs_own(now.get(name)):
+                if now.get(name) is not function and callable(function) and not _of_a_package(now.get(name)):
                     raise Tampered(f"replaced {place}.{name}")
 
 
 class Placed:
-    """A tensor's values between guard elements, in some layout."""
+    """A tensor's values between guard elements, in some layout, `aligned` at a multiple of 64 elements or anywhere."""
 
-    def __init__(self, values: Tensor, rng: random.Random, layouts: bool) -> None:
+    def __init__(self, values: Tensor, rng: random.Random, contiguous: bool, aligned: bool) -> None:
         self.values = values
-        layout = rng.choice(LAYOUTS) if layouts and values.dim() > 1 else "contiguous"
+        layout = "contiguous" if contiguous or values.dim() < 2 else rng.choice(LAYOUTS)
         shape = list(values.shape)
         if layout == "padded rows":
             shape[-1] += rng.randint(1, 7)
         elif layout == "transposed":
             shape[-1], shape[-2] = shape[-2], shape[-1]
-        start = GUARD + rng.randint(0, 15)
+        start = GUARD + (0 if aligned else rng.randint(0, 15))
         count = torch.Size(shape).numel()
         self.buffer = torch.full((start + count + GUARD,), _guard(values.dtype), dtype=values.dtype, device=values.device)
         inner = self.buffer[start : start + count].view(shape)
@@ -208,10 +208,10 @@ def _poison(given: Tensors) -> None:
             del_me.clear()
 
 
-def _torchs_own(function: Any) -> bool:
-    """Whether torch put it there itself, as its compiler does when it is first imported."""
+def _of_a_package(function: Any) -> bool:
+    """Whether an installed package put it there: torch's compiler and Unsloth do when they are first imported."""
     code = getattr(function, "__code__", None)
-    return code is not None and Path(code.co_filename).is_relative_to(Path(str(torch.__file__)).parent)
+    return code is not None and not {"site-packages", "dist-packages"}.isdisjoint(Path(code.co_filename).parts)
 
 
 def _settings() -> dict[str, Any]:

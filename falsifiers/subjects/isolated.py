@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import multiprocessing
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +48,7 @@ class Named:
     device: str = "cpu"
     guarded: bool = True
     contiguous: bool = False
+    aligned: bool = False
     declared: tuple[tuple[str, str], ...] = ()
     told: Described | None = None
     """What is said of a whole model that is handed over as it is; None for another subject."""
@@ -232,6 +234,8 @@ class Isolated(Subject):
             raise SubjectError(f"ended its process with status {status}") from None
         if kind == "answer":
             return value
+        if kind == "broken":  # whatever that process were asked next would fail alike
+            self.close()
         raise _raised(kind, value)
 
     def _started(self) -> Connection:
@@ -274,10 +278,10 @@ def _serve(connection: Connection, named: Named) -> None:
     warnings.simplefilter("ignore")  # a subject that warns has not left a claim
     from blackswan.falsifiers.subjects.guards import Guards, Tampered
 
-    within = Guards(layouts=not named.contiguous) if named.guarded else None
     _functions_class()
     try:
         loaded = named.load() if named.name.partition(":")[0] in PACKAGES else None
+        within = Guards(contiguous=named.contiguous, aligned=named.aligned) if named.guarded else None
         build = _builder(named, within)
         _seal()
         subject = build(loaded or named.load())
@@ -300,7 +304,12 @@ def _serve(connection: Connection, named: Named) -> None:
         except Lacks as error:
             connection.send(("lacks", str(error)))
         except Exception as error:  # whatever a subject raises is its answer
-            connection.send(("raised", _described(error)))
+            names, text = _described(error)
+            said = text.partition("\n")[0]
+            if "AcceleratorError" in names or re.search(r"CUDA error|Error \[CUDA\]", said):  # CUDA gives it again to every call that follows
+                connection.send(("broken", (names, said)))
+                return
+            connection.send(("raised", (names, text)))
 
 
 def _builder(named: Named, within: Any) -> Callable[[Any], Any]:
