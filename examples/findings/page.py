@@ -1,21 +1,25 @@
 """Asks the subjects that ship, runs every reproduction of this folder, and writes FINDINGS.md: `python examples/findings/page.py`.
 
-With names (`page.py transformers:TRAINER`) only those subjects are asked anew, with `--kept` none; held.json has what the others came to.
+Of the subjects on CUDA those are asked that the machine has a GPU for. With names (`page.py transformers:TRAINER "liger on cuda"`) only
+those subjects are asked anew, with `--kept` none; held.json has what the others came to, and where.
 A reproduction's docstring has its title and then lines `Where: …`, the line of the installed package that is responsible or the
-convention that the library follows, and `Explains SUBJECT, …: CLAIM, …`, the falsified claims that it explains.
+convention that the library follows, `Needs: CUDA` where it runs on a GPU alone, and `Explains SUBJECT, …: CLAIM, …`, the falsified claims
+that it explains.
 """
 
 import argparse
 import ast
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +42,16 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "peft:RSLORA": (STORED,),
     "bitsandbytes": (),
     "bitsandbytes:ADAMW_8BIT": (),
-    "liger": (),
-    "unsloth": (),
+    "torch on cuda": ("--aligned", STORED, LOSS, "reduction=weights", "eps=1e-6"),
+    "bitsandbytes on cuda": ("--aligned",),
+    "bitsandbytes:ADAMW_8BIT on cuda": (),
+    "liger on cuda": (STORED, LOSS, "reduction=weights"),
+    "unsloth on cuda": ("--contiguous", STORED, LOSS),
+    "unsloth:FROZEN on cuda": ("--contiguous", STORED),
+    "unsloth:QKV on cuda": ("--contiguous", STORED),
+    "unsloth:ONE_LENGTH on cuda": ("--contiguous", STORED),
 }
-"""Each subject that `blackswan vet` is asked, with the conventions that are declared of it."""
+"""Each subject that `blackswan vet` is asked, with its options, the conventions that are declared of it among them."""
 OF_ITS_OWN = {
     "transformers:MODEL": "loss_dtype=storage",
     "transformers:MODEL_EAGER": "loss_dtype=storage",
@@ -49,7 +59,7 @@ OF_ITS_OWN = {
     "transformers:TRAINER_ONE_BATCH": "decay=weights",
 }
 """Conventions that a subject declares by itself."""
-PACKAGES = ("torch", "transformers", "peft", "bitsandbytes")
+PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "liger-kernel", "unsloth")
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,7 @@ class Finding:
     title: str
     where: str
     explains: frozenset[tuple[str, str]]
+    on_gpu: bool
 
 
 def _finding(script: Path) -> Finding:
@@ -72,7 +83,13 @@ def _finding(script: Path) -> Finding:
         for subject in names.removeprefix("Explains ").split(", ")
         for claim in claims.split(", ")
     }
-    return Finding(script, title, "".join(what for kind, _, what in said if kind == "Where"), frozenset(explains))
+    return Finding(
+        script,
+        title,
+        "".join(what for kind, _, what in said if kind == "Where"),
+        frozenset(explains),
+        ["Needs", ": ", "CUDA"] in map(list, said),
+    )
 
 
 FINDINGS = {script.stem: _finding(script) for script in sorted(HERE.glob("*_*.py"))}
@@ -88,37 +105,85 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help=f"asked anew (default: all): {', '.join(SUBJECTS)}")
     parser.add_argument("--kept", action="store_true", help="ask none")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="subjects at a time (default: 1)")
     given = parser.parse_args(arguments)
     if unknown := sorted(set(given.subjects) - set(SUBJECTS)):
         parser.error(f"{unknown[0]}: expected one of {', '.join(SUBJECTS)}")
-    found = json.loads(HELD.read_text(encoding="utf-8")) if HELD.exists() else {}
-    for name in [] if given.kept else given.subjects or SUBJECTS:
-        found[name] = asked(name)
-        HELD.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    lines, failed = reproductions()
-    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    head = ["# Findings in published libraries", "", f"`python examples/findings/page.py` made this page on a CPU with {versions}.", ""]
-    page = [*head, *table(found), *falsified(found), *lines]
+    found = json.loads(HELD.read_text(encoding="utf-8")) if HELD.exists() else {"subjects": {}, "reproductions": {}}
+    ask_subjects(found, [] if given.kept else given.subjects or [name for name in SUBJECTS if has_gpu() or not _on_gpu(name)], given.jobs)
+    failed = run_reproductions(found)
+    page = [*head(found["subjects"]), *table(found["subjects"]), *falsified(found["subjects"]), *reproductions(found["reproductions"])]
     (HERE.parents[1] / "FINDINGS.md").write_text("\n".join(page), encoding="utf-8")
-    return int(failed or bool(not_analysed(found)))
+    return int(failed or bool(not_analysed(found["subjects"])))
 
 
-def asked(name: str) -> dict[str, Any]:
+def has_gpu() -> bool:
+    """Whether there is a GPU here."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _on_gpu(name: str) -> bool:
+    return name.endswith(" on cuda")
+
+
+def _machine() -> str:
+    """The device and the versions of the packages."""
+    import torch
+
+    device = torch.cuda.get_device_name() if has_gpu() else "a CPU"
+    found = {name: version(name) for name in PACKAGES if any(each.metadata["Name"] == name for each in distributions())}
+    return f"{device} with " + ", ".join(f"{name} {number}" for name, number in found.items())
+
+
+def ask_subjects(found: dict[str, Any], names: Sequence[str], jobs: int) -> None:
+    """Asks those subjects, as many at a time, and keeps what each came to."""
+    kept, processes = found["subjects"], max(1, (os.cpu_count() or 1) // jobs)
+    with ThreadPoolExecutor(jobs) as pool:
+        asking = {pool.submit(asked, name, processes): name for name in names}
+        for answer in as_completed(asking):
+            kept[asking[answer]] = answer.result()
+            _keep(found)
+
+
+def _keep(found: Mapping[str, Any]) -> None:
+    HELD.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def head(found: Mapping[str, Any]) -> list[str]:
+    """The title, and where the subjects were asked."""
+    machines = {each["machine"]: _on_gpu(name) for name, each in found.items()}
+    lines = [
+        f"`python examples/findings/page.py` asked subjects {'on cuda' if gpu else 'without a device'} on {at}."
+        for at, gpu in machines.items()
+    ]
+    return ["# Findings in published libraries", "", *(line for each in lines for line in (each, ""))]
+
+
+def asked(name: str, processes: int) -> dict[str, Any]:
     """Asks `blackswan vet` of a subject: the numbers of verdicts, why claims were not asked, and the falsified ones with a replay."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "verdicts.jsonl"
-        declared = [word for each in SUBJECTS[name] for word in ("--declare", each)]
-        command = [sys.executable, "-m", "blackswan", "vet", name, *declared, "--verdicts", str(file)]
+        command = [sys.executable, "-m", "blackswan", "vet", *_command(name), "-n", str(processes), "--verdicts", str(file)]
         ran = subprocess.run(command, stdout=sys.stderr, check=False)  # noqa: S603  # our own program
         if ran.returncode not in (0, 1, 5):
             raise SystemExit(f"{' '.join(command)} ended with status {ran.returncode}")
         records = [record for line in file.read_text(encoding="utf-8").splitlines() if (record := json.loads(line))["record"] == "verdict"]
         shutil.rmtree(_replays(name), ignore_errors=True)
         return {
+            "machine": _machine(),
             "states": Counter(record["state"] for record in records),
             "lacks": sorted({record["reason"] for record in records if record["state"] == "NOT_RUN"}),
             "falsified": [_failure(name, record) for record in records if record["state"] not in ("HELD", "NOT_RUN")],
         }
+
+
+def _command(name: str) -> list[str]:
+    """The arguments of `blackswan vet`."""
+    device = ["--device", "cuda"] if _on_gpu(name) else []
+    options = [word for each in SUBJECTS[name] for word in ([each] if each.startswith("--") else ["--declare", each])]
+    return [name.partition(" ")[0], *device, *options]
 
 
 def _failure(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +208,7 @@ def _failure(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _replays(name: str) -> Path:
-    return REPLAYS / name.replace(":", "-")
+    return REPLAYS / name.replace(":", "-").replace(" ", "-")
 
 
 def _short(value: Any) -> str:
@@ -160,20 +225,21 @@ def table(found: Mapping[str, Any]) -> list[str]:
     """A line a subject: numbers of verdicts, and what is declared of it."""
     lines = ["A verdict is of a claim in a dtype. Each subject is asked with the conventions that it follows, which are declared.", ""]
     lines += ["`blackswan vet NAME --declare … --replay FILE` asks a case again that falsified a claim.", ""]
-    lines += ["| `blackswan vet` | held | falsified | not run | `--declare` |", "|---|---|---|---|---|"]
-    for name, declared in SUBJECTS.items():
+    lines += ["| `blackswan vet` | held | falsified | not run | options |", "|---|---|---|---|---|"]
+    for name in (each for each in SUBJECTS if each in found):
         states, unsteady = found[name]["states"], len(found[name]["falsified"]) - found[name]["states"].get("FALSIFIED", 0)
         count = f"{states.get('FALSIFIED', 0)}" + (f", {unsteady} flaky" if unsteady else "")
         own = [f"`{OF_ITS_OWN[name]}` by itself"] if name in OF_ITS_OWN else []
-        conventions = ", ".join([*(f"`{each}`" for each in declared), *own]) or "—"
-        lines.append(f"| `{name}` | {states.get('HELD', 0)} | {count} | {states.get('NOT_RUN', 0)} | {conventions} |")
+        subject, *options = _command(name)
+        conventions = ", ".join([*([f"`{' '.join(options)}`"] if options else []), *own]) or "—"
+        lines.append(f"| `{subject}` | {states.get('HELD', 0)} | {count} | {states.get('NOT_RUN', 0)} | {conventions} |")
     return [*lines, ""]
 
 
 def falsified(found: Mapping[str, Any]) -> list[str]:
     """Lists each subject's falsified claims with their findings and replays, and the reasons why claims were not asked."""
     lines: list[str] = []
-    for name in SUBJECTS:
+    for name in (each for each in SUBJECTS if each in found):
         if failures := found[name]["falsified"]:
             lines += [f"### Falsified of `{name}`", "", "| claim | | finding | replay |", "|---|---|---|---|"]
             lines += [_row(name, failure) for failure in failures]
@@ -190,18 +256,28 @@ def _row(subject: str, failure: Mapping[str, str]) -> str:
     return f"| {failure['claim']} in {failure['dtype']}{flaky} | {failure['what'].replace('|', '/')} | {findings} | {replay} |"
 
 
-def reproductions() -> tuple[list[str], bool]:
-    """Runs each reproduction: gives its lines of the page, and whether one of them failed."""
-    lines = ["## Reproductions", "", "Each finding is shown here without Blackswan.", ""]
+def run_reproductions(found: dict[str, Any]) -> bool:
+    """Runs each reproduction that can run here and keeps the lines that it prints; whether one of them failed."""
     failed = False
     for name, finding in FINDINGS.items():
+        if finding.on_gpu and not has_gpu():
+            continue
         print(name, file=sys.stderr)
         ran = subprocess.run([sys.executable, str(finding.script)], capture_output=True, text=True, check=False)  # noqa: S603  # our own scripts
         said = [line for line in ran.stdout.splitlines() if "expected" in line]
+        found["reproductions"][name] = said
         failed = failed or ran.returncode != 0 or not said or not finding.where
+    _keep(found)
+    return failed
+
+
+def reproductions(said: Mapping[str, Sequence[str]]) -> list[str]:
+    """Each reproduction with what it printed."""
+    lines = ["## Reproductions", "", "Each finding is shown here without Blackswan.", ""]
+    for name, finding in FINDINGS.items():
         lines += [f'<a id="{name}"></a>', f"### [{name}](examples/findings/{finding.script.name})", "", finding.title, ""]
-        lines += [f"Where: {finding.where or 'not analysed'}.", "", "```", *said, "```", ""]
-    return lines, failed
+        lines += [f"Where: {finding.where or 'not analysed'}.", "", "```", *said.get(name, ["not run"]), "```", ""]
+    return lines
 
 
 if __name__ == "__main__":

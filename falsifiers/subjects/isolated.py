@@ -306,7 +306,7 @@ def _serve(connection: Connection, named: Named) -> None:
         except Exception as error:  # whatever a subject raises is its answer
             names, text = _described(error)
             said = text.partition("\n")[0]
-            if "AcceleratorError" in names or re.search(r"CUDA error|Error \[CUDA\]", said):  # CUDA gives it again to every call that follows
+            if "AcceleratorError" in names or re.search(r"CUDA error|Error \[CUDA\]", said):  # every later call would get it again
                 connection.send(("broken", (names, said)))
                 return
             connection.send(("raised", (names, text)))
