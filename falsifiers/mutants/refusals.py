@@ -151,6 +151,48 @@ wrong_step("impl.token_shards:_checked", name="tokens_of_no_vocabulary", doc="Sh
 )
 wrong_step("impl.token_shards:end_token", name="end_token_made_up", doc="A model that names no end token has the token 0.")(lambda *_: 0)
 
+# Samples
+
+
+@wrong_step("impl.samples:_Collected.samples")
+def labels_without_a_text_dropped(samples: Any, kept: Any) -> Any:
+    """The labels that come after the last text are passed over, so that a text that is missing gives each its neighbour's label."""
+    del kept._targets[len(kept._lengths) * (kept._classes if kept._multi_label else 1) :]
+    return samples(kept)
+
+
+@wrong_step("impl.samples:_Collected.add")
+def labels_of_any_number_of_entries(add: Any, kept: Any, measured: Any, labels: Any) -> None:
+    """The entries of all labels are read one after another, however many each has."""
+    add(kept, measured, ())
+    for label in labels:
+        kept._targets.extend(label if isinstance(label, tuple) else (label,))
+
+
+@wrong_step("impl.samples:Samples.require_read_with")
+def samples_one_token_too_long(require: Any, samples: Any, config: Any, name: str) -> None:
+    """A text may have a token more than max_seq_len."""
+    require(samples, replace(config, max_seq_len=config.max_seq_len + 1), name)
+
+
+@wrong_step("impl.samples:Samples.require_read_with")
+def samples_of_other_classes(require: Any, samples: Any, config: Any, name: str) -> None:
+    """A run takes samples that were read with another number of classes."""
+    require(replace(samples, num_classes=config.num_classes), config, name)
+
+
+@wrong_step("impl.fit:_Run._require_fitting_samples")
+def validation_labels_not_looked_at(require: Any, run: Any) -> None:
+    """Only the labels that are trained on are looked at before the run begins."""
+    held_out, run.validation = run.validation, None
+    require(run)
+    run.validation = held_out
+
+
+wrong_step("impl.fit:require_count", name="states_after_any_number_of_steps", doc="The steps between two states may be any number.")(
+    lambda *_: None
+)
+
 # Calls
 
 

@@ -20,10 +20,11 @@ State = dict[str, Array]
 
 @dataclass(frozen=True)
 class Corpus:
-    """Samples as token ids, and their labels."""
+    """Samples as token ids, and their labels; read with the run's settings but for those of `read_with`."""
 
     rows: list[list[int]]
     labels: list[Label]
+    read_with: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Number of samples."""

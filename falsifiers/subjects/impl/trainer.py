@@ -228,8 +228,9 @@ def _pipeline(problem: Problem, device: torch.device, group: Group) -> ClassifyP
 
 
 def _samples(problem: Problem, corpus: told.Corpus) -> Samples:
-    rows, labels = zip(*corpus.samples(), strict=True)
-    return Samples.of(rows, labels, problem.settings["num_classes"], bool(problem.settings.get("multi_label", False)))
+    read = {**problem.settings, **corpus.read_with}
+    labels = [tuple(label) if isinstance(label, list) else label for label in corpus.labels]
+    return Samples.of(corpus.rows, labels, read["num_classes"], bool(read.get("multi_label", False)))
 
 
 def _frozen(pipeline: ClassifyPipeline) -> dict[str, Array]:
