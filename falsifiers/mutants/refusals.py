@@ -119,16 +119,53 @@ wrong_step("impl.pretrain_run:state_hash", name="pretrain_state_of_other_weights
 )
 
 
-@wrong_step("impl.pretrain_run:_Run.identity")
-def pretrain_state_of_another_decay(identity: Any, run: Any) -> dict[str, Any]:
-    """A run goes on with another weight decay."""
-    return {name: value for name, value in identity(run).items() if name != "weight_decay"}
+wrong_steps(
+    "impl.pretrain_run:_Run.identity",
+    by=lambda key: lambda identity, run: {name: value for name, value in identity(run).items() if name != key},
+    pretrain_state_of_another_decay=("A run goes on with another weight decay.", "weight_decay"),
+    pretrain_state_of_another_clip_norm=("A run goes on with another limit of the gradient's norm.", "gradient_clip_norm"),
+    pretrain_state_of_another_seed=("A run goes on in the order of another seed.", "seed"),
+    pretrain_state_of_another_tokenizer=("A run goes on, and writes checkpoints with another tokenizer.", "tokenizer"),
+)
 
 
 @wrong_step("impl.pretrain_run:_Run.identity")
-def pretrain_state_of_another_seed(identity: Any, run: Any) -> dict[str, Any]:
-    """A run goes on in the order of another seed."""
-    return {name: value for name, value in identity(run).items() if name != "seed"}
+def pretrain_state_of_another_eps(identity: Any, run: Any) -> dict[str, Any]:
+    """Of the architecture only what the tensors' shapes show is compared."""
+    found = dict(identity(run))
+    return {**found, "architecture": {name: found["architecture"][name] for name in ("vocab", "hidden", "layers")}}
+
+
+@wrong_step("impl.pretrain_run:_Run.identity")
+def pretrain_state_of_as_many_tokens(identity: Any, run: Any) -> dict[str, Any]:
+    """A run goes on with other tokens of the same number."""
+    return {**identity(run), "data": len(run.train.shards)}
+
+
+wrong_step("impl.pretrain_run:_Run.start", name="pretrain_resumes_nothing", doc="Where there is no run to go on with, one begins.")(
+    lambda start, run, resume: start(run, resume and (run.output / "state").exists())
+)
+
+
+@wrong_step("impl.fit:_Run._identity")
+def resume_with_another_eps(identity: Any, run: Any) -> dict[str, Any]:
+    """Of the architecture only what the tensors' shapes show is compared."""
+    found = dict(identity(run))
+    return {**found, "architecture": {name: found["architecture"][name] for name in ("vocab", "hidden", "layers")}}
+
+
+@wrong_step("impl.samples:Samples.digest")
+def digest_in_any_order(digest: Any, samples: Any) -> str:
+    """A corpus is known by its samples, whatever their order."""
+    return str(digest(samples.select(sorted(range(len(samples)), key=lambda place: samples.rows[place]))))
+
+
+@wrong_step("impl.samples:Samples.digest")
+def digest_without_lengths(_: Any, samples: Any) -> str:
+    """A corpus is known by its tokens and labels, wherever one text ends and the next begins."""
+    import hashlib
+
+    return hashlib.sha256(repr((samples.targets.tolist(), [each for row in samples.rows for each in row])).encode()).hexdigest()
 
 
 wrong_step("impl.fit:_Run._begin_or_compare", name="run_goes_on_unasked", doc="A run that is begun where one is goes on with that.")(
