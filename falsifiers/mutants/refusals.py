@@ -168,6 +168,27 @@ def digest_without_lengths(_: Any, samples: Any) -> str:
     return hashlib.sha256(repr((samples.targets.tolist(), [each for row in samples.rows for each in row])).encode()).hexdigest()
 
 
+@wrong_step("impl.fit:_Run._finish_epoch")
+def state_before_the_adapters(finish: Any, run: Any) -> None:
+    """The state that counts an epoch is written before the epoch's adapters."""
+    waiting: list[str] = []
+    run._export = waiting.append
+    finish(run)
+    del run._export
+    for name in waiting:
+        run._export(name)
+
+
+@wrong_step("impl.adapter:whole_folder")
+def last_adapter_removed_first(whole_folder: Any, folder: Path, *, replace: bool = False) -> Any:
+    """An adapter is removed before the one that takes its place is written."""
+    import shutil
+
+    if replace and folder.is_dir():
+        shutil.rmtree(folder)
+    return whole_folder(folder, replace=replace)
+
+
 wrong_step("impl.fit:_Run._begin_or_compare", name="run_goes_on_unasked", doc="A run that is begun where one is goes on with that.")(
     lambda begin, run, resume: begin(run, resume or (run.output / "run.json").is_file())
 )

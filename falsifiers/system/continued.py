@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.training import Corpus, Kill, Plan, Run
-from blackswan.falsifiers.system.run_problem import SmallRun, small_run
+from blackswan.falsifiers.system.run_problem import BATCH, SmallRun, small_run
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial
 
@@ -62,6 +63,33 @@ def _kills(rng: Generator, events: Sequence[str], count: int) -> list[Kill]:
         name = str(rng.choice([name for name in names if ("state" in name) == (turn % 2 == 0)]))
         chosen.append(Kill(name, int(rng.integers(1, max(1, events.count(name) // (turn + 1)) + 1))))
     return chosen
+
+
+def goes_on_from_every_write(trial: Trial) -> list[Comparison]:
+    """The folder as it was before something was done to one of its files: of the moments of each name one is drawn, and the run goes on
+    from there, or begins anew where it had not begun, and ends as it did. No file of the run is ever gone or empty after it was there.
+    """
+    rng, problem = trial.rng("moments"), small_run(trial, samples=(BATCH, 3), epochs=2, learning_rate=0.1)
+    with tempfile.TemporaryDirectory() as parent:
+        folder, copies, found = Path(parent) / "whole", Path(parent) / "copies", list[Comparison]()
+        whole = trial.trainer.fit(problem, folder, Plan(processes=1, save_every=1, copies=copies))
+        moments: dict[str, dict[tuple[Any, ...], Path]] = {}
+        there: set[str] = set()
+        for copy in sorted(copies.iterdir(), key=lambda copy: int(copy.name.partition(" ")[0])):
+            files, name = content(copy), copy.name.partition(" ")[2]
+            moments.setdefault(name, {})[tuple(sorted(files.items()))] = copy
+            whole_files = {file for file, written in files.items() if written and not re.search(r"(^|/)\.", file)}
+            found += same(f"files that are gone before {name}", [], sorted(there - whole_files))
+            there |= whole_files
+        seen: set[tuple[Any, ...]] = set()
+        for name, different in sorted(moments.items()):
+            if new := sorted(different.keys() - seen):
+                seen.add(chosen := new[int(rng.integers(len(new)))])
+                copy = different[chosen]
+                rest = trial.trainer.fit(problem, copy, Plan(resume=(copy / "run.json").is_file()))
+                found += same(f"result after a kill before {name}", whole.result, rest.result)
+                found += same(f"folder after a kill before {name}", *(trial.trainer.kept(each) for each in (folder, copy)))
+        return found
 
 
 FREE = "log_interval"

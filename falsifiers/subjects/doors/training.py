@@ -66,7 +66,7 @@ class Plan:
 
     `processes` is 0 for a run in this process, else the number of workers, each a process of its own. `next_rate`: each step sets the
     rate of the next one to that share of the schedule's. The run is broken off after step `stop_after`; after `poison_after` the first
-    element of the head's bias is NaN.
+    element of the head's bias is NaN. `copies` gets a folder `NUMBER EVENT` for each event of the process, as a kill would leave the run's.
     """
 
     resume: bool = False
@@ -76,6 +76,7 @@ class Plan:
     stop_after: int | None = None
     poison_after: int | None = None
     kill: Kill | None = None
+    copies: Path | None = None
 
 
 @dataclass(frozen=True)

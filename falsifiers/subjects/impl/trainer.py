@@ -20,7 +20,7 @@ from blackswan.falsifiers.subjects.conversion import config_of
 from blackswan.falsifiers.subjects.doors import training as told
 from blackswan.falsifiers.subjects.doors.training import Epoch, Fault, Kept, Plan, Problem, Read, Run, State, Step, Steps
 from blackswan.falsifiers.subjects.impl import Door, parallel_steps
-from blackswan.falsifiers.subjects.impl.kill_points import KillPoints, file_events, sums
+from blackswan.falsifiers.subjects.impl.kill_points import Copies, KillPoints, file_events, sums
 from blackswan.falsifiers.subjects.impl.watching import Note, Stopped, Watch, on_host, read_notes, reading, state_of
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.falsifiers.subjects.protocol import Session
@@ -170,7 +170,7 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
     """One worker's part; where its notes go to a folder, in a process of its own, which ends with the run."""
     pipeline = _pipeline(problem, device, group)
     kill = plan.kill if plan.kill and plan.kill.rank == group.rank else None
-    event = KillPoints(kill.event, kill.times) if kill else KillPoints()
+    event = Copies(folder, plan.copies) if plan.copies else KillPoints(kill.event, kill.times) if kill else KillPoints()
     if journals is not None:
         file_events(folder, event)
         if group.size > 1:
