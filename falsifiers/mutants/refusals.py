@@ -1,8 +1,10 @@
 """Programs that refuse too little: a check that is not made, a bound that is one off, a key that is not looked at."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -208,6 +210,23 @@ wrong_step("impl.token_shards:_checked", name="tokens_of_no_vocabulary", doc="Sh
     lambda _, documents, __: iter(documents)
 )
 wrong_step("impl.token_shards:end_token", name="end_token_made_up", doc="A model that names no end token has the token 0.")(lambda *_: 0)
+
+# Workers
+
+wrong_step("impl.fit:require_same", name="workers_of_other_runs", doc="Nobody asks whether the workers were given the same.")(
+    lambda *_: None
+)
+
+
+@wrong_step("impl.fit:_Run.open")
+def workers_compare_settings_alone(go: Any, run: Any, resume: bool) -> None:
+    """Nobody asks whether the workers were given the same corpus and weights."""
+    from blackswan.impl import agreement, fit
+
+    compare, said = agreement.require_same, json.dumps(run.identity["settings"])
+    with mock.patch.object(fit, "require_same", lambda group, what, _: compare(group, what, said)):
+        go(run, resume)
+
 
 # Samples
 

@@ -13,7 +13,7 @@ from typing import Any
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.training import Corpus, Kill, Plan, Run
-from blackswan.falsifiers.system.run_problem import BATCH, SmallRun, small_run
+from blackswan.falsifiers.system.run_problem import BATCH, PARTS, SmallRun, small_run, with_samples
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial
 
@@ -140,9 +140,9 @@ def other_runs(trial: Trial, problem: SmallRun, rng: Generator) -> dict[str, tup
     others = {f"settings.{name}": (_with_another(trial, name, value), rf"settings\.{name} was") for name, value in settings.items()}
     for name, other in other_architectures(problem.architecture).items():
         others[f"architecture.{name}"] = replace(problem, architecture=other), rf"architecture\.{name}"
-    for part in ("training", "validation"):
+    for part in PARTS:
         for name, corpus in _other_samples(getattr(problem, part), problem.classes, rng).items():
-            others[f"data.{part}, {name}"] = replace(problem, **{part: corpus}), rf"data\.{part}"
+            others[f"data.{part}, {name}"] = with_samples(problem, part, corpus), rf"data\.{part}"
     others["data.validation, none"] = replace(problem, validation=None), r"data\.validation"
     return others | {name: (other, "base_weights") for name, other in _on_other_bases(problem, rng).items()}
 
@@ -155,7 +155,10 @@ def other_architectures(architecture: Mapping[str, Any]) -> dict[str, dict[str, 
         "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_positions": 32},
     }
     if architecture["family"] != "qwen3":  # whose heads have a norm of their own
-        changes["head_dim"] = {**{name: 2 * architecture[name] for name in ("heads", "kv_heads")}, "head_dim": architecture["head_dim"] // 2}
+        changes["head_dim"] = {
+            **{name: 2 * architecture[name] for name in ("heads", "kv_heads")},
+            "head_dim": architecture["head_dim"] // 2,
+        }
     return {name: {**architecture, **change} for name, change in changes.items()}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Corpus, Plan
-from blackswan.falsifiers.system.run_problem import SIZES, SmallRun, small_run
+from blackswan.falsifiers.system.run_problem import PARTS, SIZES, SmallRun, small_run, with_samples
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial
 
@@ -30,8 +30,8 @@ def refuses_samples(trial: Trial) -> list[Comparison]:
             problem = small_run(trial, multi_label=several, epochs=1)
             for name, bad, message in _misfits(problem, problem.training):
                 told = f"{name}, {'several labels' if several else 'one label'} a sample"
-                for part in ("training", "validation"):
-                    run = partial(trial.trainer.fit, replace(problem, **{part: bad}), folder, Plan())
+                for part in PARTS:
+                    run = partial(trial.trainer.fit, with_samples(problem, part, bad), folder, Plan())
                     found.append(trial.refuses(f"{told}, {part}", run, message, ERRORS))
                     if "token" not in name:
                         left = sorted(content(folder).keys() - {".lock"}) if folder.exists() else []
@@ -43,7 +43,9 @@ def refuses_samples(trial: Trial) -> list[Comparison]:
             found += same("steps on samples at the bounds", len(problem.batches), held.result and held.result.steps)
             shutil.rmtree(folder)
         nothing = replace(small_run(trial, epochs=1), training=Corpus([], []))
-        found.append(trial.refuses("no sample, training", partial(trial.trainer.fit, nothing, folder, Plan()), "empty|no sample", "ValueError"))
+        found.append(
+            trial.refuses("no sample, training", partial(trial.trainer.fit, nothing, folder, Plan()), "empty|no sample", "ValueError")
+        )
         for every in (0, -1, 1.5, True):
             states = partial(trial.trainer.fit, problem, folder, Plan(save_every=every))  # type: ignore[arg-type]
             found.append(trial.refuses(f"states after {every} steps", states, "save_every", "ValueError"))

@@ -251,6 +251,9 @@ class Trainer(Protocol):
     def fit(self, problem: Problem, folder: Path, plan: Plan) -> Run:
         """A run in that folder, or its continuation."""
 
+    def mixed(self, problem: Problem, others: Sequence[Problem], folder: Path) -> list[list[str]]:
+        """What each of two workers says where the second one is given each other problem in turn; "" where it is not refused."""
+
     def kept(self, folder: Path) -> Kept:
         """Reads the folder of a run."""
 

@@ -29,7 +29,7 @@ class KillPoints:
 
 
 class Copies(KillPoints):
-    """Copies a folder when an event comes, as a process that is killed then leaves it; and with a file empty that is opened to be written."""
+    """Copies a folder at each event, as a process that is killed then leaves it; and with a file empty that is opened to be written."""
 
     def __init__(self, folder: Path, copies: Path) -> None:
         super().__init__()

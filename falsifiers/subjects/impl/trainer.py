@@ -58,6 +58,12 @@ class Trainer(Door):
             outcomes = on_ranks(_fit, plan.processes, (problem, folder, plan, Path(journals)), self._device)
             return _joined([_survived(outcome, Path(journals) / str(rank)) for rank, outcome in enumerate(outcomes)])
 
+    def mixed(self, problem: Problem, others: Sequence[Problem], folder: Path) -> list[list[str]]:
+        """What each of two workers says of a ValueError where the second one is given another problem, one after another, up to the first
+        that it does not refuse: "" there, as after a step."""
+        outcomes = on_ranks(_mixed, 2, (problem, list(others), folder), self._device)
+        return [outcome.answer or [outcome.ended] for outcome in outcomes]
+
     def kept(self, folder: Path) -> Kept:
         """Reads the folder of a run without `impl`."""
         with safe_open(folder / "state" / "state.safetensors", framework="numpy") as file:
@@ -190,6 +196,19 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
             stopped = str(error)
     answer = {"result": result and _result(result), "stopped": stopped, "frozen": (before, _frozen(pipeline)), "quantised": quantised}
     return _Part(watch.notes, told.Rank("", watch.state, event.seen), answer)
+
+
+def _mixed(group: Group, device: torch.device, problem: Problem, others: list[Problem], folder: Path) -> list[str]:
+    said: list[str] = []
+    for number, other in enumerate(others):
+        given = problem if group.rank == 0 else other
+        try:
+            _fit(group, device, given, folder / str(number), Plan(stop_after=1), None)
+        except ValueError as error:
+            said.append(str(error))
+        else:
+            return [*said, ""]
+    return said
 
 
 def _survived(outcome: Outcome, journal: Path) -> _Part:
