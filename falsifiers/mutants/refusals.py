@@ -211,6 +211,30 @@ wrong_step("impl.token_shards:_checked", name="tokens_of_no_vocabulary", doc="Sh
 )
 wrong_step("impl.token_shards:end_token", name="end_token_made_up", doc="A model that names no end token has the token 0.")(lambda *_: 0)
 
+wrong_step(
+    "impl.tensors:Converted.__getitem__", name="export_cuts_weights_off", doc="A weight that float16 does not hold is its largest one."
+)(lambda read, tensors, name: read(tensors, name).nan_to_num())
+wrong_step("impl.apr_write:_metadata", name="export_without_scaling", doc="A file says nothing of frequencies that are scaled.")(
+    lambda metadata, config: metadata(replace(config, rope_scaling=None))
+)
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.from_saved")
+def merged_model_on_a_base(opened: Any, folder: Path, model: Path | None = None, **options: Any) -> Any:
+    """The base that is given with a merged model is passed over."""
+    from blackswan.impl.saved import is_merged
+
+    return opened(folder, None if is_merged(folder) else model, **options)
+
+
+@wrong_step("impl.fit:_Run._export")
+def adapter_over_any_folder(export: Any, run: Any, name: str) -> None:
+    """A folder that holds something else is replaced by an adapter."""
+    if (run.output / name).is_dir():
+        (run.output / name / "adapter_config.json").touch()
+    export(run, name)
+
+
 # Workers
 
 wrong_step("impl.fit:require_same", name="workers_of_other_runs", doc="Nobody asks whether the workers were given the same.")(
@@ -280,6 +304,12 @@ def waiting_samples_forgotten(train_batch: Any, trainer: Any, batch: Any) -> Any
     return train_batch(trainer, batch)
 
 
+wrong_step("impl.trainer:Trainer.train_step", name="step_of_several_samples", doc="A step on one sample takes several.")(
+    lambda _, trainer, samples: trainer.train_batch(samples)
+)
+wrong_step("impl.pipeline:ClassifyPipeline._ready", name="steps_without_balanced_weights", doc="Weights that nobody has counted are 1.")(
+    lambda _, pipeline: pipeline.trainer
+)
 wrong_step("impl.trainer:Trainer.gradient_vector", name="gradient_of_nothing", doc="The gradient of no sample is 0.")(
     lambda gradient, trainer: gradient(trainer) if trainer.accumulated else trainer.optimiser.exp_avg * 0
 )

@@ -59,7 +59,12 @@ def refuses_training_state(trial: Trial) -> list[Comparison]:
             found.append(trial.refuses(name, partial(trial.trainer.fit, given, there, plan), message, error))
             left = sorted(file for file, _ in content(there).items() ^ before.items() if file != ".lock")
             found += same(f"files that {name} changes", [], left)
-        return found
+        notes = folder.with_name("in use") / "last" / "notes.txt"
+        notes.parent.mkdir(parents=True)
+        notes.write_text("mine")
+        ask = partial(trial.trainer.fit, problem, notes.parents[1], Plan())
+        found.append(trial.refuses("a folder of others in an adapter's place", ask, "last.*no adapter", "FileExistsError"))
+        return found + same("what the folder holds", {notes.name: b"mine"}, content(notes.parent))
 
 
 def _on_a_copy(folder: Path, go_on: Callable[[Path], object]) -> Callable[[], object]:
@@ -151,6 +156,9 @@ def refuses_pretraining_state(trial: Trial) -> list[Comparison]:
             found += same(f"end of a run of another {key}", whole, _on_a_copy(folder, partial(_goes_on, trial, given))())
         none, beginning = problem.output.with_name("none"), partial(trial.pretrainer.run, resume=True)
         found.append(trial.refuses("no run to go on with", partial(beginning, replace(problem, output=none)), "state", "FileNotFoundError"))
+        stream = write_shards(problem.output.with_name("one token"), [np.zeros(1, np.int64)])
+        short = replace(problem, output=none, train=replace(problem.train, folder=stream))
+        found.append(trial.refuses("a stream of one token", partial(trial.pretrainer.run, short), "at least two", "ValueError"))
         return [*found, *same("files of no run", {}, content(none))]
 
 

@@ -120,6 +120,14 @@ class Pipeline(Session):
         """One optimiser step."""
         return _passed(self._pipeline.train_batch(self._samples.select(places)))
 
+    def train_step(self, places: Sequence[int]) -> told.Passed:
+        """One optimiser step on one sample."""
+        return _passed(self._pipeline.train_step(self._samples.select(places)))
+
+    def set_rate(self, rate: float) -> None:
+        """Gives the next step that learning rate."""
+        self._pipeline.learning_rate = rate
+
     def accumulate(self, places: Sequence[int]) -> told.Passed:
         """Adds to what the next step averages."""
         return _passed(self._pipeline.accumulate(self._samples.select(places)))
