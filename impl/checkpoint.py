@@ -129,13 +129,16 @@ def save_checkpoint(folder: Path, config: DecoderConfig, tensors: Tensors, token
     """Writes a folder that `load_checkpoint` and transformers read; `tokenizer` is a tokenizer.json to copy, with the
     tokenizer_config.json beside it, if there is one.
 
-    The folder appears whole or not at all. Raises a FileExistsError where it exists and a ValueError where the tensors are not the
-    architecture's.
+    The folder appears whole or not at all. Raises a FileExistsError where it exists, and a ValueError where the tensors are not the
+    architecture's and for one that is not finite.
     """
     require_tensors(parameter_shapes(config), tensors, str(folder))
     dtype = tensors[EMBEDDING].dtype
     with whole_folder(folder) as partial:
         contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        for name, tensor in contiguous.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise ValueError(f"{name}: NaN or infinity in {_NAMES[tensor.dtype]}; the model is damaged, or the dtype too narrow")
         save_file(contiguous, partial / WEIGHTS, metadata={"format": "pt"})
         (partial / CONFIG).write_text(json.dumps({**to_huggingface(config), "dtype": _NAMES[dtype]}, indent=2) + "\n")
         if tokenizer is not None:

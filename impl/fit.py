@@ -32,7 +32,7 @@ from torch import Tensor
 from blackswan.impl import strict_json
 from blackswan.impl.agreement import fingerprint, require_equal, require_same, together
 from blackswan.impl.classifier import Classifier
-from blackswan.impl.config import ClassifyConfig, DecoderConfig
+from blackswan.impl.config import ClassifyConfig, DecoderConfig, require_count
 from blackswan.impl.evaluation import Evaluation, evaluate
 from blackswan.impl.folder import sole_writer
 from blackswan.impl.group import Group, shard
@@ -134,6 +134,8 @@ def fit(
     nothing changed by that step; KeyboardInterrupt, from which the run can be continued.
     """
     run = _Run(pipeline, train, validation if validation is not None and len(validation) else None, output)
+    if save_every is not None:
+        require_count("save_every", save_every)
     run.save_every, run.on_step, run.on_epoch = save_every, on_step, on_epoch
     with ExitStack() as stack:
         with together(pipeline.group):
@@ -206,10 +208,12 @@ class _Run:
                 continue
             if not len(samples):
                 raise ValueError("the training corpus is empty: there is nothing to train on")
-            for setting in ("num_classes", "multi_label"):
-                found, expected = getattr(samples, setting), getattr(self.config, setting)
-                if found != expected:
-                    raise ValueError(f"the {name} samples were read with {setting} {found!r}, the settings say {expected!r}")
+            samples.require_read_with(self.config, f"{name} ")
+            most = 1 if samples.multi_label else samples.num_classes - 1
+            wrong = (samples.targets < 0) | (samples.targets > most)
+            if wrong.any():
+                at = tuple(int(place[0]) for place in wrong.nonzero())
+                raise ValueError(f"the {name} sample {at[0] + 1} has the label {samples.targets[at]}; expected 0 to {most}")
         if self.config.early_stop_patience is not None and self.validation is None:
             raise ValueError("early_stop_patience waits for a better validation loss, and there are no validation samples")
 

@@ -345,6 +345,7 @@ class ClassifyPipeline:
 
     def _samples(self, given: Given) -> Samples:
         if isinstance(given, Samples):
+            given.require_read_with(self.config, "")
             return given
         return tokenize(given, self.tokens, self.config.num_classes, self.config.multi_label)
 

@@ -1,5 +1,6 @@
 """A pre-training run: epochs of steps, validation and a checkpoint after each, and a state from which it goes on after a kill."""
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -99,9 +100,10 @@ def pretrain(
 ) -> PretrainResult:
     """Trains `decoder` in place; `output` gets `checkpoints/` and `state/`.
 
-    With `resume` a run goes on from its state on the same trajectory, given the same decoder, batches and settings.
-    Raises a FileExistsError for an output with a run in it without `resume`, a ValueError for no tokens to train on, for a run whose every
-    rate is 0 and for a state of another run, and what the step raises.
+    With `resume` a run goes on from its state on the same trajectory, given the same architecture, batches, tokenizer and settings; the
+    decoder's weights are the state's then, and `save_every` and `validation`, of which no step depends, may be others.
+    Raises a FileExistsError for an output with a run in it without `resume`, a FileNotFoundError for one without a run with it, a
+    ValueError for no tokens to train on, for a run whose every rate is 0 and for a state of another run, and what the step raises.
     """
     if len(train) == 0:
         raise ValueError(f"{train.shards.folder}: {len(train.shards)} tokens; expected at least two, one of them to predict")
@@ -154,17 +156,18 @@ class _Run:
         """What a state belongs to: a run with other values is another run."""
         settings = {name: value for name, value in asdict(self.settings).items() if name != "save_every"}
         data = {"data": self.train.shards.digest, "batch": self.train.batch, "seq": self.train.seq, "seed": self.train.seed}
-        return {**settings, **data, "architecture": asdict(self.validate.decoder.config)}
+        tokenizer = hashlib.sha256(self.checkpoint.tokenizer.read_bytes()).hexdigest()
+        return {**settings, **data, "architecture": asdict(self.validate.decoder.config), "tokenizer": tokenizer}
 
     def start(self, resume: bool) -> _Position:
         """The beginning, or where the state stands."""
         state = self.output / STATE
-        if resume and state.exists():
+        if resume and not state.exists():
+            raise FileNotFoundError(f"{state}: no such folder, so there is no run to continue; start it without --resume")
+        if resume:
             return self._load(state)
         if state.exists() or self.checkpoint.folder.exists():
-            raise FileExistsError(
-                f"{self.output} holds {'checkpoints without a state' if resume else 'a run; resume it'}; choose another output"
-            )
+            raise FileExistsError(f"{self.output} holds a run; resume it, or choose another output")
         beginning = _Position(0, 0)
         self._save(beginning)
         return beginning

@@ -20,6 +20,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.corpus import Integers, Label, Sample, Statistics, read_corpus, statistics
 from blackswan.impl.folder import DISK_ERRORS
 from blackswan.impl.tokens import Tokens
@@ -112,7 +113,7 @@ class Samples:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]], targets: Sequence[Label], num_classes: int, multi_label: bool = False) -> "Samples":
-        """Samples of those token ids and classes, in memory."""
+        """Samples of those token ids and classes, in memory. Raises a ValueError for another number or kind of labels."""
         kept = _Collected(array(_IDS), num_classes, multi_label)
         kept.add([(ids, len(ids)) for ids in rows], targets)
         return kept.samples()
@@ -146,6 +147,16 @@ class Samples:
         labels = torch.from_numpy(self.targets[np.asarray(indices, np.int64)]).to(torch.float32 if self.multi_label else torch.int64)
         return Batch(input_ids.to(device), mask.to(device), labels.to(device))
 
+    def require_read_with(self, config: ClassifyConfig, name: str) -> None:
+        """Raises a ValueError where they were read with other settings than these: classes, kind of labels, longest sample."""
+        for setting in ("num_classes", "multi_label"):
+            found, expected = getattr(self, setting), getattr(config, setting)
+            if found != expected:
+                raise ValueError(f"the {name}samples were read with {setting} {found!r}, the settings say {expected!r}")
+        wrong = self.lengths()[(self.lengths() < 1) | (self.lengths() > config.max_seq_len)]
+        if len(wrong):
+            raise ValueError(f"one of the {name}samples has {wrong[0]} tokens; expected 1 to max_seq_len, which is {config.max_seq_len}")
+
     def digest(self) -> str:
         """SHA-256 of tokens, lengths and classes."""
         state = hashlib.sha256(f"{self.targets.shape}\n".encode())
@@ -171,12 +182,20 @@ class _Collected:
             self._lengths.append(len(row))
             self._full.append(length)
         self._ids.extend(ids)
+        entries = self._classes if self._multi_label else 1
         for label in labels:
-            self._targets.extend(label if isinstance(label, tuple) else (label,))
+            own = label if isinstance(label, tuple) else (label,)
+            if isinstance(label, tuple) != self._multi_label or len(own) != entries:
+                expected = f"a tuple of {entries} entries 0 or 1" if self._multi_label else "an integer"
+                raise ValueError(f"sample {len(self._targets) // entries + 1}: the label is {label!r}; expected {expected}")
+            self._targets.extend(own)
 
     def samples(self) -> Samples:
-        """All of them."""
+        """All of them. Raises a ValueError where there are not as many labels as texts: the rest would be another sample's."""
         lengths, full, targets = np.asarray(self._lengths), np.asarray(self._full), np.asarray(self._targets)
+        labels = len(targets) // (self._classes if self._multi_label else 1)
+        if labels != len(lengths):
+            raise ValueError(f"{len(lengths)} samples have {labels} labels; expected one label a sample")
         starts = np.cumsum(lengths, dtype=np.int64) - lengths
         targets = targets.reshape(-1, self._classes) if self._multi_label else targets
         return Samples(Rows(self._ids, starts, lengths), targets, self._classes, self._multi_label, full)
@@ -197,10 +216,6 @@ def tokenize(
     """
     kept, count = _Collected(array(_IDS) if ids is None else ids, num_classes, multi_label), 0
     for chunk in _chunks(samples):
-        for number, sample in enumerate(chunk, start=count + 1):
-            if isinstance(sample.label, tuple) != multi_label:
-                expected = f"a tuple of {num_classes} entries 0 or 1" if multi_label else "an integer"
-                raise ValueError(f"sample {number}: the label is {sample.label!r}; expected {expected}")
         kept.add(tokens.measure([sample.text for sample in chunk]), (sample.label for sample in chunk))
         count += len(chunk)
         if tell is not None:

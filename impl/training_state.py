@@ -76,7 +76,7 @@ def load_state(folder: Path) -> tuple[Progress, dict[str, Tensor]] | None:
 def _progress(values: Any, path: Path) -> Progress:
     """Raises a ValueError for a state of another version, and for a key that is missing, unknown or of another type."""
     version = values.pop("version", None) if isinstance(values, dict) else None
-    if version != VERSION:
+    if type(version) is not int or version != VERSION:
         raise ValueError(f"{path}: a state of version {version}; this program reads version {VERSION}")
     kinds = {name: {*(get_args(hint) or (hint,))} for name, hint in get_type_hints(Progress).items()}
     for name in sorted(kinds.keys() ^ values.keys()):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import blackswan.contracts.__main__
 from blackswan.contracts.fields import CONFIG
@@ -360,8 +361,9 @@ def test_weights_that_are_not_finite(
     name: str, value: float, option: str, said: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tensors = random_tensors(TINY, 0)
-    tensors[name].view(-1)[3] = value
     save_checkpoint(place / "spoiled", TINY, tensors, CHECKPOINT / "tokenizer.json")
+    tensors[name].view(-1)[3] = value
+    save_file(tensors, place / "spoiled" / "model.safetensors")
     (place / "there").mkdir()
     before = files(place)
     for output in ("new", "there"):  # a folder that is there and empty may be used, and stays as it is

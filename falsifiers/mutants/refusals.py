@@ -1,8 +1,10 @@
 """Programs that refuse too little: a check that is not made, a bound that is one off, a key that is not looked at."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -119,23 +121,74 @@ wrong_step("impl.pretrain_run:state_hash", name="pretrain_state_of_other_weights
 )
 
 
-@wrong_step("impl.pretrain_run:_Run.identity")
-def pretrain_state_of_another_decay(identity: Any, run: Any) -> dict[str, Any]:
-    """A run goes on with another weight decay."""
-    return {name: value for name, value in identity(run).items() if name != "weight_decay"}
+wrong_steps(
+    "impl.pretrain_run:_Run.identity",
+    by=lambda key: lambda identity, run: {name: value for name, value in identity(run).items() if name != key},
+    pretrain_state_of_another_decay=("A run goes on with another weight decay.", "weight_decay"),
+    pretrain_state_of_another_clip_norm=("A run goes on with another limit of the gradient's norm.", "gradient_clip_norm"),
+    pretrain_state_of_another_seed=("A run goes on in the order of another seed.", "seed"),
+    pretrain_state_of_another_tokenizer=("A run goes on, and writes checkpoints with another tokenizer.", "tokenizer"),
+)
 
 
 @wrong_step("impl.pretrain_run:_Run.identity")
-def pretrain_state_of_another_seed(identity: Any, run: Any) -> dict[str, Any]:
-    """A run goes on in the order of another seed."""
-    return {name: value for name, value in identity(run).items() if name != "seed"}
+def pretrain_state_of_another_eps(identity: Any, run: Any) -> dict[str, Any]:
+    """Of the architecture only what the tensors' shapes show is compared."""
+    found = dict(identity(run))
+    return {**found, "architecture": {name: found["architecture"][name] for name in ("vocab", "hidden", "layers")}}
 
 
-@wrong_step("impl.token_shards:TokenShards.__init__")
-def shards_known_by_their_sizes(opened: Any, shards: Any, *given: Any) -> None:
-    """Shards are known by the numbers of their tokens, not by the tokens."""
-    opened(shards, *given)
-    shards.digest = str([len(shard) for shard in shards._shards])
+@wrong_step("impl.pretrain_run:_Run.identity")
+def pretrain_state_of_as_many_tokens(identity: Any, run: Any) -> dict[str, Any]:
+    """A run goes on with other tokens of the same number."""
+    return {**identity(run), "data": len(run.train.shards)}
+
+
+wrong_step("impl.pretrain_run:_Run.start", name="pretrain_resumes_nothing", doc="Where there is no run to go on with, one begins.")(
+    lambda start, run, resume: start(run, resume and (run.output / "state").exists())
+)
+
+
+@wrong_step("impl.fit:_Run._identity")
+def resume_with_another_eps(identity: Any, run: Any) -> dict[str, Any]:
+    """Of the architecture only what the tensors' shapes show is compared."""
+    found = dict(identity(run))
+    return {**found, "architecture": {name: found["architecture"][name] for name in ("vocab", "hidden", "layers")}}
+
+
+@wrong_step("impl.samples:Samples.digest")
+def digest_in_any_order(digest: Any, samples: Any) -> str:
+    """A corpus is known by its samples, whatever their order."""
+    return str(digest(samples.select(sorted(range(len(samples)), key=lambda place: samples.rows[place]))))
+
+
+@wrong_step("impl.samples:Samples.digest")
+def digest_without_lengths(_: Any, samples: Any) -> str:
+    """A corpus is known by its tokens and labels, wherever one text ends and the next begins."""
+    import hashlib
+
+    return hashlib.sha256(repr((samples.targets.tolist(), [each for row in samples.rows for each in row])).encode()).hexdigest()
+
+
+@wrong_step("impl.fit:_Run._finish_epoch")
+def state_before_the_adapters(finish: Any, run: Any) -> None:
+    """The state that counts an epoch is written before the epoch's adapters."""
+    waiting: list[str] = []
+    run._export = waiting.append
+    finish(run)
+    del run._export
+    for name in waiting:
+        run._export(name)
+
+
+@wrong_step("impl.adapter:whole_folder")
+def last_adapter_removed_first(whole_folder: Any, folder: Path, *, replace: bool = False) -> Any:
+    """An adapter is removed before the one that takes its place is written."""
+    import shutil
+
+    if replace and folder.is_dir():
+        shutil.rmtree(folder)
+    return whole_folder(folder, replace=replace)
 
 
 wrong_step("impl.fit:_Run._begin_or_compare", name="run_goes_on_unasked", doc="A run that is begun where one is goes on with that.")(
@@ -158,6 +211,89 @@ wrong_step("impl.token_shards:_checked", name="tokens_of_no_vocabulary", doc="Sh
 )
 wrong_step("impl.token_shards:end_token", name="end_token_made_up", doc="A model that names no end token has the token 0.")(lambda *_: 0)
 
+wrong_step(
+    "impl.tensors:Converted.__getitem__", name="export_cuts_weights_off", doc="A weight that float16 does not hold is its largest one."
+)(lambda read, tensors, name: read(tensors, name).nan_to_num())
+wrong_step("impl.apr_write:_metadata", name="export_without_scaling", doc="A file says nothing of frequencies that are scaled.")(
+    lambda metadata, config: metadata(replace(config, rope_scaling=None))
+)
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.from_saved")
+def merged_model_on_a_base(opened: Any, folder: Path, model: Path | None = None, **options: Any) -> Any:
+    """The base that is given with a merged model is passed over."""
+    from blackswan.impl.saved import is_merged
+
+    return opened(folder, None if is_merged(folder) else model, **options)
+
+
+@wrong_step("impl.fit:_Run._export")
+def adapter_over_any_folder(export: Any, run: Any, name: str) -> None:
+    """A folder that holds something else is replaced by an adapter."""
+    if (run.output / name).is_dir():
+        (run.output / name / "adapter_config.json").touch()
+    export(run, name)
+
+
+# Workers
+
+wrong_step("impl.fit:require_same", name="workers_of_other_runs", doc="Nobody asks whether the workers were given the same.")(
+    lambda *_: None
+)
+
+
+@wrong_step("impl.fit:_Run.open")
+def workers_compare_settings_alone(go: Any, run: Any, resume: bool) -> None:
+    """Nobody asks whether the workers were given the same corpus and weights."""
+    from blackswan.impl import agreement, fit
+
+    compare, said = agreement.require_same, json.dumps(run.identity["settings"])
+    with mock.patch.object(fit, "require_same", lambda group, what, _: compare(group, what, said)):
+        go(run, resume)
+
+
+# Samples
+
+
+@wrong_step("impl.samples:_Collected.samples")
+def labels_without_a_text_dropped(samples: Any, kept: Any) -> Any:
+    """The labels that come after the last text are passed over, so that a text that is missing gives each its neighbour's label."""
+    del kept._targets[len(kept._lengths) * (kept._classes if kept._multi_label else 1) :]
+    return samples(kept)
+
+
+@wrong_step("impl.samples:_Collected.add")
+def labels_of_any_number_of_entries(add: Any, kept: Any, measured: Any, labels: Any) -> None:
+    """The entries of all labels are read one after another, however many each has."""
+    add(kept, measured, ())
+    for label in labels:
+        kept._targets.extend(label if isinstance(label, tuple) else (label,))
+
+
+@wrong_step("impl.samples:Samples.require_read_with")
+def samples_one_token_too_long(require: Any, samples: Any, config: Any, name: str) -> None:
+    """A text may have a token more than max_seq_len."""
+    require(samples, replace(config, max_seq_len=config.max_seq_len + 1), name)
+
+
+@wrong_step("impl.samples:Samples.require_read_with")
+def samples_of_other_classes(require: Any, samples: Any, config: Any, name: str) -> None:
+    """A run takes samples that were read with another number of classes."""
+    require(replace(samples, num_classes=config.num_classes), config, name)
+
+
+@wrong_step("impl.fit:_Run._require_fitting_samples")
+def validation_labels_not_looked_at(require: Any, run: Any) -> None:
+    """Only the labels that are trained on are looked at before the run begins."""
+    held_out, run.validation = run.validation, None
+    require(run)
+    run.validation = held_out
+
+
+wrong_step("impl.fit:require_count", name="states_after_any_number_of_steps", doc="The steps between two states may be any number.")(
+    lambda *_: None
+)
+
 # Calls
 
 
@@ -168,6 +304,12 @@ def waiting_samples_forgotten(train_batch: Any, trainer: Any, batch: Any) -> Any
     return train_batch(trainer, batch)
 
 
+wrong_step("impl.trainer:Trainer.train_step", name="step_of_several_samples", doc="A step on one sample takes several.")(
+    lambda _, trainer, samples: trainer.train_batch(samples)
+)
+wrong_step("impl.pipeline:ClassifyPipeline._ready", name="steps_without_balanced_weights", doc="Weights that nobody has counted are 1.")(
+    lambda _, pipeline: pipeline.trainer
+)
 wrong_step("impl.trainer:Trainer.gradient_vector", name="gradient_of_nothing", doc="The gradient of no sample is 0.")(
     lambda gradient, trainer: gradient(trainer) if trainer.accumulated else trainer.optimiser.exp_avg * 0
 )

@@ -1,7 +1,9 @@
 """Commands that are killed, that meet values which are not finite, and that are given bad input."""
 
 import fcntl
+import json
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,9 @@ from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.commands import Said
 from blackswan.falsifiers.subjects.doors.training import Kill, Rank
-from blackswan.falsifiers.system.adapter_files import WEIGHTS
+from blackswan.falsifiers.system.adapter_files import CONFIG as MODEL_CONFIG
+from blackswan.falsifiers.system.adapter_files import TOKENIZER, WEIGHTS
+from blackswan.falsifiers.system.checkpoint_parts import LLAMA3
 from blackswan.falsifiers.system.command_problem import (
     CONFIG,
     MAX_SEQ_LEN,
@@ -231,6 +235,8 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
         corpora = {name: problem.corpus(name, each, labels) for name, each in others.items()}
         for name, written in UNUSABLE.items():
             (problem.folder / name).write_bytes(written)
+        trial.commands.run("merge", f"--adapter={run}", f"--output={problem.folder / 'merged'}")
+        _spoil_models(problem)
         resumed = ("train", *where, f"--output={run}", "--resume")
         edited = {f"train, resumed as another run {name}": ((*resumed, f"--corpus={path}"), "data.") for name, path in corpora.items()}
         for name, (arguments, message) in {**_unusable(problem, where, corpus, run), **edited}.items():
@@ -243,11 +249,31 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
                 found.append(broken(f"message of {name}", "names something else", message, said.err[-300:]))
             changed = sorted(file for file, _ in content(problem.folder).items() ^ before.items())
             found += same(f"files that {name} changes", [], changed)
+        for place in ("largest.apr", "largest float16"):
+            trial.commands.run("export", f"--model={problem.folder / 'largest'}", f"--output={problem.folder / place}", "--dtype=float16")
         with (run / ".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             said = trial.commands.attempt("train", *where, f"--output={run}", "--resume")
         found += same("status of train where another process writes", 4, said.status)
+        found += _environments(trial, ("train", *where, f"--corpus={problem.folder / 'none.jsonl'}", f"--output={problem.folder / 'new'}"))
     return found
+
+
+WORKER = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+def _environments(trial: Trial, command: tuple[object, ...]) -> Iterator[Comparison]:
+    """A worker whose environment is not what torchrun gives trains neither with others nor alone; the only one of a group reads on."""
+    given = {f"no {name}": ({key: value for key, value in WORKER.items() if key != name}, name) for name in WORKER}
+    changes = [(name, value) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") for value in ("", "-1", "1.5", "one", "²")]
+    for name, value in (*changes, ("RANK", "2"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "0")):
+        given[f"{name}={value}"] = {**WORKER, name: value}, name
+    given["WORLD_SIZE=1"] = {**WORKER, "WORLD_SIZE": "1"}, "none.jsonl"
+    for name, (environment, message) in given.items():
+        said = trial.commands.attempt(*command, environment=environment)
+        yield from same(f"status and output of a worker with {name}", (4, ""), (said.status, said.out))
+        if message not in said.err:
+            yield broken(f"message of a worker with {name}", "names something else", message, said.err[-300:])
 
 
 def _with_another_text(texts: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
@@ -259,6 +285,22 @@ def _with_another_text(texts: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
             if len(other) == len(ids) and other[:MAX_SEQ_LEN] != ids[:MAX_SEQ_LEN]:
                 yield place + 1, [*texts[:place], text[:-1] + last, *texts[place + 1 :]]
                 break
+
+
+def _spoil_models(problem: Small) -> None:
+    """Models in folders of their own: with frequencies scaled as Llama 3's, with a weight that float16 does not hold or just holds, without
+    a tokenizer or with a part of it."""
+    for name in ("scaled", "too large", "largest", "no tokenizer", "torn tokenizer"):
+        shutil.copytree(problem.base, problem.folder / name)
+    config = problem.folder / "scaled" / MODEL_CONFIG
+    config.write_text(json.dumps({**json.loads(config.read_text()), "rope_parameters": LLAMA3}))
+    for name, number in (("too large", 65520.0), ("largest", 65504.0)):
+        tensors = load_file(problem.folder / name / WEIGHTS)
+        tensors["model.embed_tokens.weight"].reshape(-1)[-1] = number
+        save_file(tensors, problem.folder / name / WEIGHTS)
+    (problem.folder / "no tokenizer" / TOKENIZER).unlink()
+    torn = problem.folder / "torn tokenizer" / TOKENIZER
+    torn.write_bytes(torn.read_bytes()[:-9])
 
 
 def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> dict[str, tuple[tuple[object, ...], str]]:
@@ -306,6 +348,24 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
                 ("nothing", "empty.jsonl", ("--end-token=1",), "empty"),
                 ("into shards of nothing", "bad.jsonl", ("--end-token=1", "--shard-tokens=0"), "shard_tokens"),
             )
+        },
+        "evaluate an adapter as a model": (("evaluate", f"--model={run / 'last'}", f"--corpus={corpus}"), "is an adapter"),
+        "predict from a file of a base": (("predict", f"--adapter={folder / 'model.apr'}", "ls"), "without a head"),
+        "predict from a merged model on a base": (("predict", f"--adapter={folder / 'merged'}", where[0], "ls"), "leave the base"),
+        "export a merged model": (("export", f"--model={folder / 'merged'}", new), "merged"),
+        "summary of the memory of a merged model": (("summary", "--memory", f"--adapter={folder / 'merged'}"), "--memory"),
+        **{
+            f"export {what} as {place}": (("export", f"--model={folder / what}", f"--output={folder / place}", "--dtype=float16"), message)
+            for what, message, places in (
+                ("scaled", "rope_scaling", ("new.apr",)),
+                ("too large", "embed_tokens", ("new.apr", "new")),
+                ("no tokenizer", "tokenizer.json", ("new.apr", "new")),
+            )
+            for place in places
+        },
+        **{
+            f"tokenize by {what}": (("tokenize", folder / "bad.jsonl", f"--model={folder / what}", new, "--end-token=1"), "tokenizer.json")
+            for what in ("no tokenizer", "torn tokenizer")
         },
         "summary of other settings": (("summary", adapter, "--lora-rank=2"), "--lora-rank"),
         "pretrain without tokens": (("pretrain", f"--model={problem.base}", f"--tokens={folder / 'none'}", new), "none"),

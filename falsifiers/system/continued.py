@@ -4,7 +4,7 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.training import Corpus, Kill, Plan, Run
-from blackswan.falsifiers.system.run_problem import SmallRun, small_run
+from blackswan.falsifiers.system.run_problem import BATCH, PARTS, SmallRun, small_run, with_samples
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial
 
@@ -65,6 +65,33 @@ def _kills(rng: Generator, events: Sequence[str], count: int) -> list[Kill]:
     return chosen
 
 
+def goes_on_from_every_write(trial: Trial) -> list[Comparison]:
+    """The folder as it was before something was done to one of its files: of the moments of each name one is drawn, and the run goes on
+    from there, or begins anew where it had not begun, and ends as it did. No file of the run is ever gone or empty after it was there.
+    """
+    rng, problem = trial.rng("moments"), small_run(trial, samples=(BATCH, 3), epochs=2, learning_rate=0.1)
+    with tempfile.TemporaryDirectory() as parent:
+        folder, copies, found = Path(parent) / "whole", Path(parent) / "copies", list[Comparison]()
+        whole = trial.trainer.fit(problem, folder, Plan(processes=1, save_every=1, copies=copies))
+        moments: dict[str, dict[tuple[Any, ...], Path]] = {}
+        there: set[str] = set()
+        for copy in sorted(copies.iterdir(), key=lambda copy: int(copy.name.partition(" ")[0])):
+            files, name = content(copy), copy.name.partition(" ")[2]
+            moments.setdefault(name, {})[tuple(sorted(files.items()))] = copy
+            whole_files = {file for file, written in files.items() if written and not re.search(r"(^|/)\.", file)}
+            found += same(f"files that are gone before {name}", [], sorted(there - whole_files))
+            there |= whole_files
+        seen: set[tuple[Any, ...]] = set()
+        for name, different in sorted(moments.items()):
+            if new := sorted(different.keys() - seen):
+                seen.add(chosen := new[int(rng.integers(len(new)))])
+                copy = different[chosen]
+                rest = trial.trainer.fit(problem, copy, Plan(resume=(copy / "run.json").is_file()))
+                found += same(f"result after a kill before {name}", whole.result, rest.result)
+                found += same(f"folder after a kill before {name}", *(trial.trainer.kept(each) for each in (folder, copy)))
+        return found
+
+
 FREE = "log_interval"
 """The setting that a continuation may change: it changes no step."""
 _OTHERS: dict[str, tuple[Any, ...]] = {
@@ -81,20 +108,19 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
 
 
 def refuses_to_continue_another_run(trial: Trial) -> list[Comparison]:
-    """A run is not continued with another value of any setting but the free one, on other samples or weights, or from a damaged state.
+    """A run is not continued with another value of any setting but the free one, on other samples or weights, in another architecture, or
+    from a damaged state.
 
     The folder is as it was, and with another value of the free setting the run goes on to its end.
     """
     problem, rng = small_run(trial, quantize_nf4=True), trial.rng("changes")
     settings = trial.trainer.settings(problem)
-    others = {f"settings.{name} was": _with_another(trial, name, value) for name, value in settings.items() if name != FREE}
-    others |= _with_other_samples(problem, rng)
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
         trial.trainer.fit(problem, folder, Plan(save_every=1, stop_after=2))
-        found = [each for name, other in others.items() for each in _refused(trial, name, other, folder, re.escape(name))]
-        for name, other in _on_other_bases(problem, rng).items():
-            found += _refused(trial, f"another {name}", other, folder, "base_weights")
+        found = []
+        for name, (other, message) in other_runs(trial, problem, rng).items():
+            found += _refused(trial, name, other, folder, message)
         (file,) = (folder / "state").iterdir()
         whole = file.read_bytes()
         for place in ("file", "tensors", "progress"):
@@ -105,6 +131,35 @@ def refuses_to_continue_another_run(trial: Trial) -> list[Comparison]:
         run = trial.trainer.fit(free, folder, Plan(resume=True))
     steps = problem.settings["epochs"] * len(problem.batches)
     return [*found, *same(f"steps with another {FREE}", steps, run.result and run.result.steps)]
+
+
+def other_runs(trial: Trial, problem: SmallRun, rng: Generator) -> dict[str, tuple[SmallRun, str]]:
+    """All that decides what a run computes, another in turn, by its name, and what the refusal names: each setting, number of the
+    architecture and kind of change of the samples, and a weight of the base."""
+    settings = {name: value for name, value in trial.trainer.settings(problem).items() if name != FREE}
+    others = {f"settings.{name}": (_with_another(trial, name, value), rf"settings\.{name} was") for name, value in settings.items()}
+    for name, other in other_architectures(problem.architecture).items():
+        others[f"architecture.{name}"] = replace(problem, architecture=other), rf"architecture\.{name}"
+    for part in PARTS:
+        for name, corpus in _other_samples(getattr(problem, part), problem.classes, rng).items():
+            others[f"data.{part}, {name}"] = with_samples(problem, part, corpus), rf"data\.{part}"
+    others["data.validation, none"] = replace(problem, validation=None), r"data\.validation"
+    return others | {name: (other, "base_weights") for name, other in _on_other_bases(problem, rng).items()}
+
+
+def other_architectures(architecture: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The architecture with another number that no tensor's shape shows, by its name."""
+    changes: dict[str, dict[str, Any]] = {
+        **{name: {name: math.nextafter(architecture[name], 1.0)} for name in ("eps", "theta")},
+        **{"tied": {"tied": not architecture["tied"]}, "max_positions": {"max_positions": architecture.get("max_positions", 2**31) - 1}},
+        "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_positions": 32},
+    }
+    if architecture["family"] != "qwen3":  # whose heads have a norm of their own
+        changes["head_dim"] = {
+            **{name: 2 * architecture[name] for name in ("heads", "kv_heads")},
+            "head_dim": architecture["head_dim"] // 2,
+        }
+    return {name: {**architecture, **change} for name, change in changes.items()}
 
 
 def _refused(trial: Trial, name: str, problem: SmallRun, folder: Path, message: str) -> list[Comparison]:
@@ -146,14 +201,18 @@ def _on_other_bases(problem: SmallRun, rng: Generator) -> dict[str, SmallRun]:
     return {name: replace(problem, parameters={**problem.parameters, name: 2 * problem.parameters[name]}) for name in names}
 
 
-def _with_other_samples(problem: SmallRun, rng: Generator) -> dict[str, SmallRun]:
-    """One token of a training sample, and one label of a validation sample; by what refuses it."""
-    assert problem.validation is not None
-    rows, labels = [list(row) for row in problem.training.rows], list(problem.validation.labels)
-    rows[int(rng.integers(len(rows)))][-1] ^= 1
-    at = int(rng.integers(len(labels)))
-    labels[at] = (int(labels[at]) + 1) % problem.classes  # type: ignore[arg-type]  # a sample has one label here
+def _other_samples(corpus: Corpus, classes: int, rng: Generator) -> dict[str, Corpus]:
+    """Another token or label of one sample; two samples, or the ends of two, that change places; one sample less."""
+    rows, labels, at = corpus.rows, corpus.labels, int(rng.integers(1, len(corpus)))
+    token, label = [list(row) for row in rows], list(labels)
+    token[at][-1] ^= 1
+    label[at] = (int(labels[at]) + 1) % classes  # type: ignore[arg-type]  # a sample has one label here
+    order = [at, *range(1, at), 0, *range(at + 1, len(rows))]
+    shifted = [*rows[: at - 1], [*rows[at - 1], rows[at][0]], rows[at][1:], *rows[at + 1 :]]
     return {
-        "data.training": replace(problem, training=Corpus(rows, problem.training.labels)),
-        "data.validation": replace(problem, validation=Corpus(problem.validation.rows, labels)),
+        "a token": Corpus(token, labels),
+        "a label": Corpus(rows, label),
+        "their order": Corpus([rows[place] for place in order], [labels[place] for place in order]),
+        "where they end": Corpus(shifted, labels),
+        "their number": Corpus(rows[:-1], labels[:-1]),
     }

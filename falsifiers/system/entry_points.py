@@ -93,15 +93,21 @@ def failed_calls_change_nothing(trial: Trial) -> list[Comparison]:
 def calls_out_of_order_are_refused(trial: Trial) -> list[Comparison]:
     """A pipeline refuses a gradient or a step of nothing accumulated, and another batch while samples wait.
 
-    A gradient that is not finite makes no step either. Nothing changes, and the calls that are in order do what they would have done.
+    A gradient that is not finite makes no step either, nor do several samples where one is meant, or class weights that nobody has counted;
+    and a rate that is none is refused. Nothing changes, and the calls that are in order do what they would have done, at a rate of 0 too.
     """
-    problem = small_run(trial)
+    problem, rng = small_run(trial), trial.rng("calls")
     plain, mixed = trial.trainer.pipeline(problem), trial.trainer.pipeline(problem)
     found, size = [], sum(problem.parameters[name].size for name in problem.names)
-    for name, *given in (("train_batch", [0, 1, 2]), ("accumulate", [3, 4, 8]), ("apply",), ("",)):
+    uncounted = trial.trainer.pipeline(replace(problem, settings={**problem.settings, "class_weights": "balanced"}))
+    for call in ("train_batch", "train_step", "accumulate"):
+        found.append(trial.refuses(f"{call}, balanced", partial(getattr(uncounted, call), [0]), "class_weights", "ValueError"))
+    for name, *given in (("train_batch", [0, 1, 2]), ("accumulate", [3, 4, 8]), ("apply",), ("set_rate", 0.0), ("train_step", [5]), ("",)):
         calls: dict[str, tuple[list[Any], str, str]] = {
             "accumulate": ([[]], "empty", "ValueError"),
             "apply_gradient_vector": ([np.full(size, np.nan)], "nan|norm|finite", "FloatingPointError"),
+            "train_step": ([[[0, 1], []][int(rng.integers(2))]], "samples|empty", "ValueError"),
+            "set_rate": ([float(rng.choice([np.nan, np.inf, -np.inf, -5e-324]))], "learning_rate", "ValueError"),
         }
         if name == "apply":
             calls["train_batch"] = ([[5, 6]], "3 accumulated", "RuntimeError")

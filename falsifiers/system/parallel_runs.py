@@ -2,11 +2,12 @@
 
 import tempfile
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_inside
 from blackswan.falsifiers.subjects.doors.training import Kill, Plan, Problem, Run
-from blackswan.falsifiers.system.continued import KILLED
+from blackswan.falsifiers.system.continued import KILLED, other_runs
 from blackswan.falsifiers.system.run_problem import small_run
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
@@ -38,6 +39,23 @@ def killed_run_resumes(trial: Trial) -> list[Comparison]:
         *_same_samples(whole, killed, resumed),
         *_same_end(whole, resumed),
     ]
+
+
+def mixed_workers_are_refused(trial: Trial) -> list[Comparison]:
+    """Two workers of which one was given another setting, architecture, sample or weight, two of each drawn, begin no run; both say so."""
+    problem, rng = small_run(trial, quantize_nf4=True), trial.rng("others")
+    every = other_runs(trial, problem, rng)
+    kinds = {name.partition(".")[0]: [each for each in every if each.startswith(name.partition(".")[0])] for name in every}
+    others = {str(name): every[str(name)][0] for names in kinds.values() for name in rng.permutation(names)[:2]}
+    with tempfile.TemporaryDirectory() as parent:
+        said = trial.trainer.mixed(problem, list(others.values()), Path(parent))
+        left = [path.name for path in Path(parent).glob("*/*") if path.name != ".lock"]
+    found = same("files of the runs", [], left)
+    for rank, texts in enumerate(said):
+        for name, text in zip_longest(others, texts, fillvalue=""):
+            if "rank 1: another" not in text:
+                return [*found, broken(f"{name}, rank {rank}", "not refused", "rank 1: another …", text or "a step was made")]
+    return [*found, *same("workers that refused", 2, len(said))]
 
 
 def _failures(name: str, run: Run) -> list[Comparison]:

@@ -112,6 +112,14 @@ def _corpus(rng: Generator, count: int, classes: int, several: bool) -> Corpus:
     return Corpus(rows, labels[:count])
 
 
+PARTS = ("training", "validation")
+
+
+def with_samples(problem: SmallRun, part: str, corpus: Corpus) -> SmallRun:
+    """The run with other samples to train on, or to validate on."""
+    return replace(problem, training=corpus) if part == "training" else replace(problem, validation=corpus)
+
+
 def part(state: State, group: str) -> dict[str, Array]:
     """The tensors of one group of a state: `trainable`, `exp_avg` or `exp_avg_sq`."""
     return {name.removeprefix(f"{group}/"): value for name, value in state.items() if name.startswith(f"{group}/")}

@@ -19,6 +19,7 @@ from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.training import Plan, Pretraining
+from blackswan.falsifiers.system.continued import other_architectures
 from blackswan.falsifiers.system.derived_damage import ABSENT, Damage, another, edited, forms, judged, other_types, tensors
 from blackswan.falsifiers.system.pretraining import small_pretraining
 from blackswan.falsifiers.system.run_problem import small_run
@@ -28,6 +29,8 @@ from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
 
 STATE, POSITION, RUN = "state/state.safetensors", "state/state.json", "run.json"
+FREE = "save_every"
+"""The setting of a pre-training run that a continuation may change."""
 TORCH = {"float32": "torch.float32", "float64": "torch.float64", "int64": "torch.int64", "int32": "torch.int32"}
 
 
@@ -56,7 +59,12 @@ def refuses_training_state(trial: Trial) -> list[Comparison]:
             found.append(trial.refuses(name, partial(trial.trainer.fit, given, there, plan), message, error))
             left = sorted(file for file, _ in content(there).items() ^ before.items() if file != ".lock")
             found += same(f"files that {name} changes", [], left)
-        return found
+        notes = folder.with_name("in use") / "last" / "notes.txt"
+        notes.parent.mkdir(parents=True)
+        notes.write_text("mine")
+        ask = partial(trial.trainer.fit, problem, notes.parents[1], Plan())
+        found.append(trial.refuses("a folder of others in an adapter's place", ask, "last.*no adapter", "FileExistsError"))
+        return found + same("what the folder holds", {notes.name: b"mine"}, content(notes.parent))
 
 
 def _on_a_copy(folder: Path, go_on: Callable[[Path], object]) -> Callable[[], object]:
@@ -122,11 +130,11 @@ def _sealed(name: str, held: Mapping[str, Array], progress: Mapping[str, Any], n
 def refuses_pretraining_state(trial: Trial) -> list[Comparison]:
     """Each key of state.json, of the run in it, and each tensor; the state of another run."""
     rng = trial.rng("state")
-    with small_pretraining(trial, 2, save_every=1) as (problem, _):
+    with small_pretraining(trial, 1, save_every=1) as (problem, _):
         folder, other = problem.output, problem.output.with_name("other")
         trial.pretrainer.run(problem, stop_after=2)
         trial.pretrainer.run(replace(problem, output=other, settings={**problem.settings, "weight_decay": 0.2}), stop_after=2)
-        ask = _on_a_copy(folder, lambda copy: trial.pretrainer.run(replace(problem, output=copy), resume=True).state_hash)
+        ask = _on_a_copy(folder, partial(_goes_on, trial, problem))
         make, values = partial(edited, folder, POSITION), json.loads((folder / POSITION).read_text())
         damages = [*forms(folder, POSITION, rng)]
         for key, value in values.items():
@@ -140,35 +148,51 @@ def refuses_pretraining_state(trial: Trial) -> list[Comparison]:
         for files in ((POSITION,), (STATE,), (POSITION, STATE)):
             damages.append(Damage(f"{files} of another run", {file: (other / file).read_bytes() for file in files}, "state"))
         found = list(judged(trial, folder, damages, ask))
-        found.append(_on_other_tokens(trial, problem, rng))
-        for key, given in _other_runs(problem).items():
-            run = partial(trial.pretrainer.run, given, resume=True)
-            found.append(trial.refuses(f"a run of another {key}", run, rf"state\.json: {key} is .*same", "ValueError"))
-        return found
+        for key, given in _other_runs(trial, problem).items():
+            run = _on_a_copy(folder, partial(_goes_on, trial, given))
+            found.append(trial.refuses(f"a run of another {key}", run, rf"state\.json: {key.partition('.')[0]} is .*same", "ValueError"))
+        whole = ask()
+        for key, given in _same_runs(problem).items():
+            found += same(f"end of a run of another {key}", whole, _on_a_copy(folder, partial(_goes_on, trial, given))())
+        none, beginning = problem.output.with_name("none"), partial(trial.pretrainer.run, resume=True)
+        found.append(trial.refuses("no run to go on with", partial(beginning, replace(problem, output=none)), "state", "FileNotFoundError"))
+        stream = write_shards(problem.output.with_name("one token"), [np.zeros(1, np.int64)])
+        short = replace(problem, output=none, train=replace(problem.train, folder=stream))
+        found.append(trial.refuses("a stream of one token", partial(trial.pretrainer.run, short), "at least two", "ValueError"))
+        return [*found, *same("files of no run", {}, content(none))]
 
 
-def _on_other_tokens(trial: Trial, problem: Pretraining, rng: Generator) -> Comparison:
-    """A run is not continued on shards of the same sizes of which one token is another one."""
-    tokens = rng.integers(0, problem.train.vocab, 60)
-    other = tokens.copy()
-    place = int(rng.integers(60))
-    other[place] = (other[place] + 1) % problem.train.vocab
-    runs = [
-        replace(problem, output=problem.output.with_name("tokens"), train=replace(problem.train, folder=write_shards(folder, [each])))
-        for folder, each in ((problem.output.with_name("shards"), tokens), (problem.output.with_name("other shards"), other))
-    ]
-    trial.pretrainer.run(runs[0], stop_after=1)
-    return trial.refuses(
-        "a run on other tokens", partial(trial.pretrainer.run, runs[1], resume=True), r"state\.json: data is .*same", "ValueError"
-    )
+def _goes_on(trial: Trial, problem: Pretraining, folder: Path) -> str:
+    return trial.pretrainer.run(replace(problem, output=folder), resume=True).state_hash
 
 
-def _other_runs(problem: Pretraining) -> dict[str, Pretraining]:
-    """The run with another seed, and with one row or token more in a batch, by the key that its refusal names."""
-    train = problem.train
-    others: dict[str, dict[str, Any]] = {
-        "seed": {"seed": (train.seed or 0) + 1},
-        "batch": {"batch": train.batch + 1},
-        "seq": {"seq": train.seq + 1},
+def _other_runs(trial: Trial, problem: Pretraining) -> dict[str, Pretraining]:
+    """All that decides what a run computes or writes, another in turn, by the key that its refusal names: each setting, number of the
+    architecture and property of the batches, one token, the order of two, and the tokenizer."""
+    train, settings = problem.train, trial.pretrainer.settings(problem.settings)
+    others = {
+        name: replace(problem, settings={**problem.settings, name: "linear" if name == "schedule" else another(value)})
+        for name, value in settings.items()
+        if name != FREE
     }
-    return {key: replace(problem, train=replace(train, **change)) for key, change in others.items()}
+    others["gradient_clip_norm"] = replace(problem, settings={**problem.settings, "gradient_clip_norm": None})
+    for name, architecture in other_architectures(problem.architecture).items():
+        others[f"architecture.{name}"] = replace(problem, architecture=architecture)
+    for name in ("batch", "seq", "seed"):
+        others[name] = replace(problem, train=replace(train, **{name: getattr(train, name) + 1}))
+    shards = [np.fromfile(path, "<u2").astype(np.int64) for path in sorted(train.folder.glob("part-*"))]
+    ids, ends = np.concatenate(shards), np.cumsum([len(shard) for shard in shards])[:-1]
+    at = int(np.flatnonzero(np.diff(ids))[-1])
+    for name, change in (("a token", [(ids[at] + 1) % train.vocab, ids[at + 1]]), ("the order", ids[[at + 1, at]])):
+        stream = np.split(np.concatenate([ids[:at], change, ids[at + 2 :]]), ends)
+        others[f"data.{name}"] = replace(problem, train=replace(train, folder=write_shards(problem.output.with_name(name), stream)))
+    tokenizer = problem.output.with_name(problem.tokenizer.name)
+    tokenizer.write_bytes(problem.tokenizer.read_bytes() + b"\n")
+    return others | {"tokenizer": replace(problem, tokenizer=tokenizer)}
+
+
+def _same_runs(problem: Pretraining) -> dict[str, Pretraining]:
+    """What may be another in a continuation: the steps between two states, the held-out tokens, and the weights, which are the state's."""
+    free = replace(problem, settings={**problem.settings, FREE: None})
+    held_out = replace(problem, validation=replace(problem.train, seed=None))
+    return {FREE: free, "validation": held_out, "start": replace(problem, seed=problem.seed + 1)}

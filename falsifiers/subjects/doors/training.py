@@ -20,10 +20,11 @@ State = dict[str, Array]
 
 @dataclass(frozen=True)
 class Corpus:
-    """Samples as token ids, and their labels."""
+    """Samples as token ids, and their labels; read with the run's settings but for those of `read_with`."""
 
     rows: list[list[int]]
     labels: list[Label]
+    read_with: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -65,7 +66,7 @@ class Plan:
 
     `processes` is 0 for a run in this process, else the number of workers, each a process of its own. `next_rate`: each step sets the
     rate of the next one to that share of the schedule's. The run is broken off after step `stop_after`; after `poison_after` the first
-    element of the head's bias is NaN.
+    element of the head's bias is NaN. `copies` gets a folder `NUMBER EVENT` for each event of the process, as a kill would leave the run's.
     """
 
     resume: bool = False
@@ -75,6 +76,7 @@ class Plan:
     stop_after: int | None = None
     poison_after: int | None = None
     kill: Kill | None = None
+    copies: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,12 @@ class Pipeline(Protocol):
     def train_batch(self, places: Sequence[int]) -> Passed:
         """One optimiser step."""
 
+    def train_step(self, places: Sequence[int]) -> Passed:
+        """One optimiser step on one sample."""
+
+    def set_rate(self, rate: float) -> None:
+        """Gives the next step that learning rate."""
+
     def accumulate(self, places: Sequence[int]) -> Passed:
         """Adds to what the next step averages."""
 
@@ -248,6 +256,9 @@ class Trainer(Protocol):
 
     def fit(self, problem: Problem, folder: Path, plan: Plan) -> Run:
         """A run in that folder, or its continuation."""
+
+    def mixed(self, problem: Problem, others: Sequence[Problem], folder: Path) -> list[list[str]]:
+        """What each of two workers says where the second one is given each other problem in turn; "" where it is not refused."""
 
     def kept(self, folder: Path) -> Kept:
         """Reads the folder of a run."""

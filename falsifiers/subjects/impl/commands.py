@@ -1,9 +1,10 @@
 """The commands of `impl`, by their own main function: in this process, in one that is killed, and by workers."""
 
 import io
+import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
@@ -39,9 +40,9 @@ class Commands(Door):
             raise RuntimeError(f"{arguments[0]} ended with status {said.status}: {said.err.strip()[-600:]}")
         return said
 
-    def attempt(self, *arguments: object, stdin: bytes = b"") -> Said:
-        """A command with whatever end."""
-        with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))):
+    def attempt(self, *arguments: object, stdin: bytes = b"", environment: Mapping[str, str] | None = None) -> Said:
+        """A command with whatever end, in which the environment has those variables too."""
+        with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))), mock.patch.dict(os.environ, environment or {}):
             return _run(self._given(arguments))
 
     def killed(self, folder: Path, kill: Kill | None, *arguments: object) -> Rank:

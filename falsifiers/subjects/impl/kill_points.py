@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -25,6 +26,25 @@ class KillPoints:
         self.seen.append(name)
         if name == self.name and self.seen.count(name) == self.times:
             os.kill(os.getpid(), self.by)
+
+
+class Copies(KillPoints):
+    """Copies a folder at each event, as a process that is killed then leaves it; and with a file empty that is opened to be written."""
+
+    def __init__(self, folder: Path, copies: Path) -> None:
+        super().__init__()
+        self.folder, self.copies = folder, copies
+
+    def __call__(self, name: str) -> None:
+        """Something of that name is about to happen."""
+        super().__call__(name)
+        file = name.removeprefix("open ")
+        there = self.copies / f"{len(self.seen)} {name.replace('/', '|')}"
+        if self.folder.exists():
+            shutil.copytree(self.folder, there)
+            if file != name and (self.folder / file).is_file():
+                shutil.copytree(self.folder, torn := there.with_name(f"{there.name}, empty"))
+                (torn / file).write_bytes(b"")
 
 
 def file_events(folder: Path, event: Event) -> None:

@@ -20,7 +20,7 @@ from blackswan.falsifiers.subjects.conversion import config_of
 from blackswan.falsifiers.subjects.doors import training as told
 from blackswan.falsifiers.subjects.doors.training import Epoch, Fault, Kept, Plan, Problem, Read, Run, State, Step, Steps
 from blackswan.falsifiers.subjects.impl import Door, parallel_steps
-from blackswan.falsifiers.subjects.impl.kill_points import KillPoints, file_events, sums
+from blackswan.falsifiers.subjects.impl.kill_points import Copies, KillPoints, file_events, sums
 from blackswan.falsifiers.subjects.impl.watching import Note, Stopped, Watch, on_host, read_notes, reading, state_of
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.falsifiers.subjects.protocol import Session
@@ -57,6 +57,12 @@ class Trainer(Door):
         with tempfile.TemporaryDirectory() as journals:
             outcomes = on_ranks(_fit, plan.processes, (problem, folder, plan, Path(journals)), self._device)
             return _joined([_survived(outcome, Path(journals) / str(rank)) for rank, outcome in enumerate(outcomes)])
+
+    def mixed(self, problem: Problem, others: Sequence[Problem], folder: Path) -> list[list[str]]:
+        """What each of two workers says of a ValueError where the second one is given another problem, one after another, up to the first
+        that it does not refuse: "" there, as after a step."""
+        outcomes = on_ranks(_mixed, 2, (problem, list(others), folder), self._device)
+        return [outcome.answer or [outcome.ended] for outcome in outcomes]
 
     def kept(self, folder: Path) -> Kept:
         """Reads the folder of a run without `impl`."""
@@ -114,6 +120,14 @@ class Pipeline(Session):
         """One optimiser step."""
         return _passed(self._pipeline.train_batch(self._samples.select(places)))
 
+    def train_step(self, places: Sequence[int]) -> told.Passed:
+        """One optimiser step on one sample."""
+        return _passed(self._pipeline.train_step(self._samples.select(places)))
+
+    def set_rate(self, rate: float) -> None:
+        """Gives the next step that learning rate."""
+        self._pipeline.learning_rate = rate
+
     def accumulate(self, places: Sequence[int]) -> told.Passed:
         """Adds to what the next step averages."""
         return _passed(self._pipeline.accumulate(self._samples.select(places)))
@@ -170,7 +184,7 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
     """One worker's part; where its notes go to a folder, in a process of its own, which ends with the run."""
     pipeline = _pipeline(problem, device, group)
     kill = plan.kill if plan.kill and plan.kill.rank == group.rank else None
-    event = KillPoints(kill.event, kill.times) if kill else KillPoints()
+    event = Copies(folder, plan.copies) if plan.copies else KillPoints(kill.event, kill.times) if kill else KillPoints()
     if journals is not None:
         file_events(folder, event)
         if group.size > 1:
@@ -190,6 +204,19 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
             stopped = str(error)
     answer = {"result": result and _result(result), "stopped": stopped, "frozen": (before, _frozen(pipeline)), "quantised": quantised}
     return _Part(watch.notes, told.Rank("", watch.state, event.seen), answer)
+
+
+def _mixed(group: Group, device: torch.device, problem: Problem, others: list[Problem], folder: Path) -> list[str]:
+    said: list[str] = []
+    for number, other in enumerate(others):
+        given = problem if group.rank == 0 else other
+        try:
+            _fit(group, device, given, folder / str(number), Plan(stop_after=1), None)
+        except ValueError as error:
+            said.append(str(error))
+        else:
+            return [*said, ""]
+    return said
 
 
 def _survived(outcome: Outcome, journal: Path) -> _Part:
@@ -228,8 +255,9 @@ def _pipeline(problem: Problem, device: torch.device, group: Group) -> ClassifyP
 
 
 def _samples(problem: Problem, corpus: told.Corpus) -> Samples:
-    rows, labels = zip(*corpus.samples(), strict=True)
-    return Samples.of(rows, labels, problem.settings["num_classes"], bool(problem.settings.get("multi_label", False)))
+    read = {**problem.settings, **corpus.read_with}
+    labels = [tuple(label) if isinstance(label, list) else label for label in corpus.labels]
+    return Samples.of(corpus.rows, labels, read["num_classes"], bool(read.get("multi_label", False)))
 
 
 def _frozen(pipeline: ClassifyPipeline) -> dict[str, Array]:

@@ -46,6 +46,7 @@ QUESTIONS = {
     "pipeline": "makes whole runs, and has no calls on single batches",
     "fit_files": "reads no corpus",
     "shares": "has the workers of accelerate, which need a launcher",
+    "mixed": "has the workers of accelerate, which need a launcher",
     "steps_in_parallel": "has the workers of accelerate, which need a launcher",
 }
 """Questions that it has no answer to, and what it does instead."""
