@@ -60,6 +60,7 @@ class Memory(Door):
         with allocated(self._device) as taken:
             trainer = self._trainer(work)
             _accumulate(trainer, batch_of(work, self._device), work.accumulation, steps)  # the batch goes with it
+            gc.collect()
             stays = _requested(self._device) - before
         return Usage(taken["peak"], stays if self._device.type == "cuda" else taken["kept"], _thawed(trainer.classifier))
 
@@ -240,9 +241,9 @@ def _requested(place: torch.device) -> int:
 
     The workspaces go: a captured graph must not run after this.
     """
-    gc.collect()
     if place.type != "cuda":
         return 0
+    gc.collect()
     torch.cuda.synchronize(place)
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
