@@ -6,6 +6,7 @@ Options are generated from the fields of `ClassifyConfig`, so that a field canno
 import argparse
 import dataclasses
 import difflib
+import functools
 import re
 import types
 import typing
@@ -177,11 +178,12 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _kinds(name: str) -> set[Any]:
+@functools.cache
+def _kinds(name: str) -> frozenset[Any]:
     """The types of a field, `tuple` for a tuple of numbers."""
     hint = typing.get_type_hints(ClassifyConfig)[name]
     parts = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    return {typing.get_origin(part) or part for part in parts}
+    return frozenset(typing.get_origin(part) or part for part in parts)
 
 
 def _metavar(name: str) -> str:

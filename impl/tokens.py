@@ -1,15 +1,19 @@
 """Text to token ids: through a checkpoint's tokenizer.json, or as bytes where there is no checkpoint."""
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from blackswan.impl import strict_json
 from blackswan.impl.checkpoint import TOKENIZER, TOKENIZER_CONFIG, belonging
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 SIDES = ("right", "left")
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
@@ -68,12 +72,9 @@ class CheckpointTokens(Tokens):
 
         super().__init__(max_seq_len, padding_side)
         try:
-            text = path.read_text(encoding="utf-8")
-            self._tokenizer, self._whole = (Tokenizer.from_str(text) for _ in range(2))
-            for each in (self._tokenizer, self._whole):
-                each.no_padding()
+            self._tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+            self._tokenizer.no_padding()
             self._tokenizer.enable_truncation(max_seq_len)
-            self._whole.no_truncation()
         except Exception as error:  # tokenizers raises Exception itself
             raise ValueError(f"{path}: not a usable tokenizer ({error})") from None
         named = _settings(settings)
@@ -82,12 +83,19 @@ class CheckpointTokens(Tokens):
         self.vocab = self._tokenizer.get_vocab_size()
         self.description = f"{path} ({self.vocab} tokens)"
 
+    @functools.cached_property
+    def _whole(self) -> "Tokenizer":
+        """The one without truncation, made when the first text is as long: a tokenizer of many tokens takes a second to read."""
+        whole = type(self._tokenizer).from_str(self._tokenizer.to_str())
+        whole.no_truncation()
+        return whole
+
     def measure(self, texts: Sequence[str]) -> list[tuple[list[int], int]]:
         """The ids of each text and their number before truncation."""
         rows = [found.ids or [self.fill] for found in self._tokenizer.encode_batch_fast(texts)]
         # Not by what the library says has overflowed: versions 0.23.1 and 0.23.2 leave most of it out.
         full = [text for text, ids in zip(texts, rows, strict=True) if len(ids) >= self.max_seq_len]
-        whole = iter(self._whole.encode_batch_fast(full))
+        whole = iter(self._whole.encode_batch_fast(full) if full else ())
         return [(ids, len(ids) if len(ids) < self.max_seq_len else max(len(ids), len(next(whole)))) for ids in rows]
 
 

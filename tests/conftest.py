@@ -10,8 +10,8 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-SLOWEST = ["falsifiers_command", "foreign_models", "vet", "falsifiers_both_backends", "installed", "impl_parallel", "footprint"]
-SLOWEST += ["memory_benchmark", "declarations", "impl_kernel_attention", "impl_fused", "power", "falsifiers_settings"]
+SLOWEST = ["vet", "falsifiers_command", "falsifiers_both_backends", "foreign_models", "trainer_subject", "impl_parallel"]
+SLOWEST += ["memory_benchmark", "declarations", "installed", "impl_kernel_attention", "impl_fused", "whole_model", "power", "footprint"]
 """Files that take longest, which come first where files are shared out: the last ones then end at the same time."""
 
 

@@ -60,6 +60,7 @@ class Memory(Door):
         with allocated(self._device) as taken:
             trainer = self._trainer(work)
             _accumulate(trainer, batch_of(work, self._device), work.accumulation, steps)  # the batch goes with it
+            gc.collect()
             stays = _requested(self._device) - before
         return Usage(taken["peak"], stays if self._device.type == "cuda" else taken["kept"], _thawed(trainer.classifier))
 
@@ -127,7 +128,7 @@ class Memory(Door):
         trainable, dtype = classifier.initial_trainable(config, adaptation, work.seed), getattr(torch, work.dtype)
         token = torch.zeros((1, 1), dtype=torch.int64, device=self._device)
         with allocated(self._device) as taken, torch.no_grad():
-            base = RandomTensors(classifier.base_shapes(config), dtype, self._device)
+            base = EqualTensors(classifier.base_shapes(config), dtype, self._device)
             made = classifier.Classifier(config, adaptation, base, trainable, dtype=dtype, device=self._device)
             made(token, torch.ones_like(token, dtype=torch.bool))
             gc.collect()
@@ -158,6 +159,14 @@ class RandomTensors(LazyTensors):
         """Norms and biases one, all else N(0, 0.02²)."""
         tensor = torch.ones(self._shapes[name], dtype=self._dtype, device=self._device)
         return tensor if tensor.ndim == 1 else tensor.normal_(std=0.02)
+
+
+class EqualTensors(RandomTensors):
+    """All of ones, for which no random number is drawn, and which are quantised twice as fast: their bytes are as many."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Ones."""
+        return torch.ones(self._shapes[name], dtype=self._dtype, device=self._device)
 
 
 class Ledger(Session):
@@ -240,9 +249,9 @@ def _requested(place: torch.device) -> int:
 
     The workspaces go: a captured graph must not run after this.
     """
-    gc.collect()
     if place.type != "cuda":
         return 0
+    gc.collect()
     torch.cuda.synchronize(place)
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()

@@ -31,6 +31,7 @@ RUN_SECONDS = 60.0
 """A run may take so long; its ranks are killed then."""
 GROUP_SECONDS = 20.0
 """A rank waits so long for the others."""
+PRELOADED = ("subjects.implementation", "system.run_problem")
 _FORKS = multiprocessing.get_context("forkserver")
 
 
@@ -83,7 +84,7 @@ def _free_port() -> int:
 def _serve() -> None:
     """Starts the server, where none runs, with the path of this process. One thread a rank: threads do not survive a fork."""
     path = [str(Path(blackswan.__file__).parent.parent), *filter(None, sys.path)]
-    _FORKS.set_forkserver_preload(["blackswan.falsifiers.subjects.implementation", "blackswan.falsifiers.mutants"])
+    _FORKS.set_forkserver_preload([f"blackswan.falsifiers.{name}" for name in ("mutants", *PRELOADED)] + ["triton"])
     with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(path), OMP_NUM_THREADS="1"):
         forkserver.ensure_running()
 
