@@ -161,6 +161,11 @@ def fit_patience_against_the_last_epoch(after: Any, run: Any, record: Any) -> An
     return _ends(run, after(run, record), 0 if lower else before.stale_epochs + 1)
 
 
+wrong_step("impl.fit:_Run._after", name="fit_seconds_of_all_epochs", doc="The seconds of an epoch contain those of all before.")(
+    lambda after, run, record: replace(after(run, record), epoch_seconds=run.progress.epoch_seconds)
+)
+
+
 # Resuming
 
 
@@ -189,6 +194,7 @@ wrong_steps(
     resume_forgets_best_loss=("The first epoch after continuing is the best one.", {"best_loss": None}),
     resume_forgets_patience=("Epochs without a better loss are counted from zero after continuing.", {"stale_epochs": 0}),
     resume_forgets_loss_sum=("The epoch's training loss leaves out the steps before the kill.", {"loss_sum": 0.0}),
+    resume_forgets_seconds=("The epoch's seconds leave out the steps before the kill.", {"epoch_seconds": 0.0}),
 )
 
 

@@ -1,6 +1,7 @@
 """Commands that are killed, that meet values which are not finite, and that are given bad input."""
 
 import fcntl
+import math
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from safetensors.numpy import load_file, save_file
 
-from blackswan.falsifiers.numeric.comparison import Comparison, broken
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_inside
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.commands import Said
 from blackswan.falsifiers.subjects.doors.training import Kill, Rank
@@ -28,6 +29,7 @@ from blackswan.falsifiers.system.command_problem import (
     reads_files,
     small,
     texts_of,
+    timed_metrics,
     tokenizer,
 )
 from blackswan.falsifiers.system.continued import KILLED
@@ -67,6 +69,7 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
             _tear(trial, rng, folder)
         found += same("numbers of the lines of the metrics", *(list(map(number_of, metrics(each))) for each in (whole, folder)))
         found += same("metrics", metrics(whole), metrics(folder))
+        found += _seconds_add_up(folder)
         for file in (CONFIG, STATISTICS, RUN):
             found += same(file, (whole / file).read_text(), (folder / file).read_text())
         found += same("state and adapters", *(trial.trainer.kept(each) for each in (whole, folder)))
@@ -81,6 +84,15 @@ def _interrupted(trial: Trial, folder: Path, ended: str) -> Iterator[Comparison]
     if not (ended.startswith("status 2: ") and message in ended):
         yield broken("end after an interruption", "another one", f"status 2: {message}", ended[-300:] or "the end of the run")
     yield from same("step of the state after an interruption", last, trial.trainer.kept(folder).progress["step"])
+
+
+def _seconds_add_up(folder: Path) -> Iterator[Comparison]:
+    """Those of an epoch contain its steps', whichever process made them."""
+    lines = timed_metrics(folder)
+    for epoch in (line for line in lines if line["kind"] == "epoch"):
+        steps = [line["seconds"] for line in lines if line["kind"] == "step" and line["epoch"] == epoch["epoch"]]
+        least = math.fsum(steps) * (1 - 1e-12)  # they are added one after the other
+        yield value_inside(f"seconds of epoch {epoch['epoch']} and of its steps", epoch["seconds"], least, math.inf)
 
 
 def _between_states(whole: Path, rank: Rank, every: int) -> tuple[list[int], list[int]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_at_least
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_at_least, value_inside
 from blackswan.falsifiers.subjects.doors.training import Kept, Plan, Run
 from blackswan.falsifiers.system.run_problem import SmallRun, part, small_run
 from blackswan.falsifiers.system.same import same, same_samples
@@ -115,6 +115,8 @@ def validation_loss_is_the_mean_over_samples(trial: Trial) -> list[Comparison]:
         own = [step for step in run.steps if step.epoch == epoch.number]
         mean = np.average([step.loss for step in own], weights=[step.samples for step in own])
         found.append(trial.near(f"epoch {epoch.number}, training loss", mean, epoch.train_loss))
+        if epoch.seconds is not None:
+            found.append(value_inside(f"epoch {epoch.number}, seconds", epoch.seconds, 0.0, epoch.passed))
     return found
 
 

@@ -101,13 +101,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch, counted from 1: mean losses, whether it is called the best so far, and the state after it."""
+    """An epoch, counted from 1: mean losses, whether it is called the best so far, and the state after it.
+
+    `seconds` are what the run says that it took, where it does, and `passed` those between the ends of the epoch before and of this one.
+    """
 
     number: int
     train_loss: float
     validation_loss: float | None
     best: bool
     state: State
+    seconds: float | None = None
+    passed: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import pickle
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class Watch:
         self.pipeline, self.plan, self.event, self.journal = pipeline, plan, event, journal
         self.notes: list[Note] = []
         self.state: State = {}
+        self.began = time.perf_counter()
 
     def note(self, note: Note) -> None:
         """Keeps a note."""
@@ -63,8 +65,9 @@ class Watch:
 
     def epoch(self, record: EpochRecord) -> None:
         """An epoch is over."""
-        self.state = state_of(self.pipeline.trainer)
-        self.note(Epoch(record.epoch, record.train_loss, record.validation_loss, record.best, self.state))
+        self.state, began, self.began = state_of(self.pipeline.trainer), self.began, time.perf_counter()
+        timed = (record.seconds, self.began - began)
+        self.note(Epoch(record.epoch, record.train_loss, record.validation_loss, record.best, self.state, *timed))
         self.event("epoch")
 
 
