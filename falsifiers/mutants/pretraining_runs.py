@@ -147,6 +147,15 @@ def pretrain_resumes_without_position(correct: Step, *given: Any) -> Any:
     return replace(correct(*given), batch=0)
 
 
+@wrong_step("impl.pretrain_run:_Run.end")
+def pretrain_state_before_checkpoint(correct: Step, self: Any, epoch: int) -> Any:
+    """The state says that an epoch is done before its checkpoint is written."""
+    from blackswan.impl.pretrain_run import _Position
+
+    self._save(_Position(epoch + 1, 0))
+    return correct(self, epoch)
+
+
 @wrong_step("impl.pretrain_run:_Run._load")
 def pretrain_schedule_restarts(correct: Step, self: Any, state: Path) -> Any:
     """The learning-rate schedule starts anew after a resume."""

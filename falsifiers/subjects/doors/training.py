@@ -292,9 +292,13 @@ class Pretraining:
 
 @dataclass(frozen=True)
 class PretrainingRecord:
-    """The record of a run up to its end or its kill: steps, validation loss of each epoch, parameters, and the state's hash at the end."""
+    """The record of a run up to its end or its kill: steps, validation loss of each epoch, parameters, and the state's hash at the end.
+
+    `flushes` are the files and folders that it waited for until they were on the disk.
+    """
 
     steps: "list[PretrainStep]"
     validation: list[float]
     parameters: Mapping[str, Array]
     state_hash: str
+    flushes: list[str] = field(default_factory=list)
