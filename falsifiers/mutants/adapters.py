@@ -260,6 +260,11 @@ wrong_step("impl.merge:is_apr", name="merge_reads_files_as_folders", doc="The ba
 )
 
 
+wrong_step("impl.merge:_config", name="merge_expects_a_folder", doc="A model of random weights, which has no folder, cannot be merged.")(
+    lambda config, architecture, source: config(architecture, source or Path())
+)
+
+
 @wrong_step("impl.merge:_config")
 def merged_config_contradicts_itself(config: Step, architecture: Any, source: Path) -> dict[str, Any]:
     """The merged config.json has the base's rotary parameters beside the architecture's own, which are spelled otherwise."""

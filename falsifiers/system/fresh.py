@@ -42,7 +42,8 @@ def update_is_zero_and_random(trial: Trial) -> list[Comparison]:
 
 def _fresh(trial: Trial, name: str, model: Path | Mapping[str, Any], settings: dict[str, Any]) -> list[Comparison]:
     first, again, other = (
-        trial.classifiers.fresh(model, {**settings, "seed": settings["seed"] + step}, ["rm -rf", "date +%s"]) for step in (0, 0, 1)
+        trial.classifiers.fresh(model, {**settings, "seed": settings["seed"] + step}, ["rm -rf", "date +%s"], merge=merge)
+        for step, merge in ((0, False), (0, True), (1, False))
     )
     found = [*same("logits", first.plain, first.logits), *same("again", first, again), *same("opened again", first.logits, first.opened)]
     scaled: list[Array] = []
