@@ -2,6 +2,9 @@
 
 import math
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -166,6 +169,16 @@ wrong_step("impl.fit:_Run._after", name="fit_seconds_of_all_epochs", doc="The se
 )
 
 
+@wrong_step("impl.trainer:Trainer._step")
+def set_rate_lasts_one_step(step: Any, trainer: Any, gradient: Any) -> Any:
+    """Without a schedule, a rate that was set is forgotten after a step."""
+    first = trainer.__dict__.setdefault("_first", list(trainer.learning_rates))
+    result = step(trainer, gradient)
+    if trainer.endless:
+        trainer.learning_rates = list(first)
+    return result
+
+
 # Resuming
 
 
@@ -308,6 +321,23 @@ def nf4_restored_without_offset(quantize: Any, weight: Any) -> None:
     """The mean of the absmax is not kept beside their codes."""
     quantize(weight)
     weight.absmax_offset.zero_()
+
+
+@wrong_step("impl.fit:_interruptible")
+@contextmanager
+def fit_keeps_interrupts(interruptible: Any, workers: int) -> Iterator[Any]:
+    """After a run the first Ctrl-C is still swallowed."""
+    with interruptible(workers) as interrupted:
+        handler = signal.getsignal(signal.SIGINT)
+        yield interrupted
+    signal.signal(signal.SIGINT, handler)
+
+
+@wrong_step("impl.folder:_flush")
+def folder_leaves_files_open(flush: Any, path: Any) -> None:
+    """What is flushed is not closed."""
+    flush(path)
+    os.open(path, os.O_RDONLY)
 
 
 @wrong_step("impl.trainer:Trainer._step", "S15")

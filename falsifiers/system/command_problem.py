@@ -211,4 +211,5 @@ def plain(text: str) -> Any:
         return json.loads(text)
     if re.fullmatch(r"-?\d+", text):
         return int(text)
-    return float(text) if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|\.inf", text) else text
+    number = re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|\.inf", text)
+    return float(text.replace(".inf", "inf")) if number else text

@@ -29,11 +29,12 @@ from blackswan.falsifiers.numeric.comparison import (
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
 from blackswan.falsifiers.subjects.doors.files import Tokens
-from blackswan.falsifiers.subjects.doors.training import Pretraining
+from blackswan.falsifiers.subjects.doors.training import Pretraining, PretrainingRecord
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.token_streams import pieces_of, write_shards
 from blackswan.falsifiers.system.trial import Trial, may_be_non_finite
 from blackswan.reference.decoder import parameter_shapes
+from blackswan.reference.optimiser import learning_rate_schedule
 from blackswan.reference.table import Array, Arrays
 
 if TYPE_CHECKING:
@@ -73,9 +74,10 @@ def small_pretraining(trial: Trial, epochs: int, **settings: Any) -> Iterator[tu
 
 
 def exhausted_stream_ends_the_epoch(trial: Trial) -> list[Comparison]:
-    """Each epoch has the steps and tokens that follow from the stream's length, and is validated."""
-    epochs = 3
-    with small_pretraining(trial, epochs) as (problem, count):
+    """Each epoch has the steps and tokens that follow from the stream's length, and is validated; the rates are the schedule's."""
+    epochs, rng = 3, trial.rng("schedule")
+    schedule = {"schedule": str(rng.choice(["linear", "cosine"])), "warmup_fraction": float(rng.choice([0.1, 0.3]))}
+    with small_pretraining(trial, epochs, **schedule) as (problem, count):
         record = trial.pretrainer.run(problem)
     rows = -(-(count - 1) // (problem.train.seq - 1))
     steps = -(-rows // problem.train.batch)
@@ -83,8 +85,11 @@ def exhausted_stream_ends_the_epoch(trial: Trial) -> list[Comparison]:
     if not found[0].held:
         return found
     tokens = np.reshape([step.tokens for step in record.steps], (epochs, steps)).sum(axis=1)
+    expected = learning_rate_schedule(epochs * steps, problem.settings["learning_rate"], schedule["warmup_fraction"], schedule["schedule"])
+    rates = np.array([step.learning_rate for step in record.steps])
     return [
         *found,
+        compare("rates", expected, rates, Errors.flat(1e-15), UNIT_ROUNDOFF["float32"]),
         *same("number of each step", [*range(1, epochs * steps + 1)], [step.step for step in record.steps]),
         *same("tokens predicted in each epoch", np.full(epochs, count - 1), tokens),
         *same("epochs validated", epochs, len(record.validation)),
@@ -120,11 +125,12 @@ def interrupted_run_goes_on(trial: Trial) -> list[Comparison]:
             when = f"killed after {kill} of {last}" if flush is None else f"killed at {whole.flushes[flush]}, its write {flush}"
             settings = {**problem.settings, "save_every": interval}
             killed = replace(problem, output=problem.output.with_name(str(len(found))), settings=settings)
-            trial.pretrainer.run(killed, stop_after=None if flush else kill, stop_at=flush)
+            before = trial.pretrainer.run(killed, stop_after=None if flush else kill, stop_at=flush)
             rest = trial.pretrainer.run(killed, resume=True)
             done = last - len(rest.steps)
             found += [
                 value_inside(f"steps that are not made again, {when}", done, 0, kill),
+                value_at_most(f"states written, {when}", _states(before), 1 + kill // (interval or last + 1) + kill // epoch),
                 *same(f"later steps, {when}", whole.steps[max(done, 0) :], rest.steps),
                 *same(f"at the end, {when}", whole.parameters, rest.parameters),
                 *same(f"hash of the state, {when}", whole.state_hash, rest.state_hash),
@@ -139,6 +145,10 @@ def _flushes(names: Sequence[str], rng: Generator) -> list[int]:
     later = list(enumerate(names))[first:]
     parts = ([place for place, name in later if ("checkpoints" in name) == checkpoint] for checkpoint in (True, False))
     return [int(rng.choice(places)) for places in parts]
+
+
+def _states(record: PretrainingRecord) -> int:
+    return sum(name.endswith("state.json") for name in record.flushes)
 
 
 def _left(output: Path) -> dict[str, bytes]:

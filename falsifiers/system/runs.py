@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_at_least, value_inside
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_at_least, value_at_most, value_inside
 from blackswan.falsifiers.subjects.doors.training import Kept, Plan, Run
 from blackswan.falsifiers.system.run_problem import SmallRun, part, small_run
 from blackswan.falsifiers.system.same import same, same_samples
@@ -91,13 +91,29 @@ def every_sample_once_an_epoch(trial: Trial) -> list[Comparison]:
 
 
 def rates_are_the_schedules(trial: Trial) -> list[Comparison]:
-    """The recorded rate of every optimiser step is the reference schedule's over epochs · ⌈samples / effective batch⌉ steps."""
+    """The recorded rate of every optimiser step is the reference schedule's over epochs · ⌈samples / effective batch⌉ steps.
+
+    By hand, without a schedule, a rate that is set holds.
+    """
     rng = trial.rng("schedule")
     kind, warmup = str(rng.choice(["linear", "cosine"])), float(rng.choice([0.06, 0.3]))
     problem = small_run(trial, epochs=3, schedule=kind, warmup_fraction=warmup)
     run, _ = _whole(trial, problem)
     expected = learning_rate_schedule(3 * len(problem.batches), problem.settings["learning_rate"], warmup, kind)
-    return [trial.near("learning rate of each step", expected, np.array([step.learning_rate for step in run.steps]))]
+    found = [trial.near("learning rate of each step", expected, np.array([step.learning_rate for step in run.steps]))]
+    return found + _set_rate_holds(trial, problem)
+
+
+def _set_rate_holds(trial: Trial, problem: SmallRun) -> list[Comparison]:
+    """A rate of 0 that is set between steps by hand, which have no schedule, moves nothing from then on."""
+    pipeline = trial.trainer.pipeline(problem)
+    for places in ([0, 1], [2]):
+        pipeline.train_batch(places)
+    before = part(pipeline.state(), "trainable")
+    pipeline.set_rate(0.0)
+    for places in ([3], [4, 5]):
+        pipeline.train_batch(places)
+    return same("tensors after steps at a rate of 0", before, part(pipeline.state(), "trainable"))
 
 
 def validation_loss_is_the_mean_over_samples(trial: Trial) -> list[Comparison]:
@@ -178,10 +194,17 @@ def stops_after_patience_epochs(trial: Trial) -> list[Comparison]:
     return found + same("result, stopped early", expected < 7, run.result and run.result.stopped_early)
 
 
+FIRST_TIME = 4
+"""So many files libraries may open once, when they are first used."""
+
+
 def base_weights_are_kept(trial: Trial) -> list[Comparison]:
-    """The frozen tensors, NF4 codes among them, are the same bits before and after a whole run."""
+    """The frozen tensors, NF4 codes among them, are the same bits before and after a whole run; so are Ctrl-C and torch's settings, and
+    no file is left open."""
     run, _ = _whole(trial, small_run(trial, quantize_nf4=trial.seed % 2 == 1))
-    return same("frozen", *run.frozen)
+    before, after = run.process
+    more = after.pop("open files", 0) - before.pop("open files", 0)
+    return [*same("frozen", *run.frozen), *same("process", before, after), value_at_most("files left open", more, FIRST_TIME)]
 
 
 def nf4_is_applied_and_trains(trial: Trial) -> list[Comparison]:

@@ -141,6 +141,7 @@ class Run:
 
     `frozen` is what the model holds beside the trainable tensors, before and after; `quantised` the weights that its projections
     compute with where they are stored in fewer bits. `stopped` is the error that ended it because a number was not finite.
+    `process` is the state of the process that others depend on, before and after, its `open files` by their number.
     """
 
     reads: list[Read]
@@ -151,6 +152,7 @@ class Run:
     stopped: str = ""
     frozen: tuple[dict[str, Array], dict[str, Array]] = field(default_factory=lambda: ({}, {}))
     quantised: dict[str, Array] = field(default_factory=dict)
+    process: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,9 @@ class Pipeline(Protocol):
 
     def state(self) -> State:
         """The state that the next steps depend on."""
+
+    def set_rate(self, rate: float) -> None:
+        """Sets the learning rate of the next step and, where there is no schedule, of those after it."""
 
     def summary(self) -> str:
         """A description for people, with the number of trainable parameters."""
