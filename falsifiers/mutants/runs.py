@@ -3,9 +3,11 @@
 import math
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -232,6 +234,16 @@ def resume_state_written_in_place(_: Any, path: Any, content: bytes) -> None:
             file.write(content[part * len(content) // 4 : (part + 1) * len(content) // 4])
             file.flush()
             os.fsync(file.fileno())
+
+
+@wrong_step("impl.training_state:write_atomically")
+def state_written_elsewhere_first(_: Any, path: Any, content: bytes) -> None:
+    """The temporary file is in the folder of such files, which may be on another disk, and where a killed run leaves it."""
+    with tempfile.NamedTemporaryFile(delete=False) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).replace(path)
 
 
 @wrong_step("impl.fit:_Run._validate")

@@ -45,7 +45,7 @@ def keeps_account(trial: Trial) -> list[Comparison]:
     Whoever may use the folder may use its files.
     """
     rng = trial.rng("reservations")
-    cards, found = [_card(rng), _card(rng)], []
+    cards, found = [_card(rng), _card(rng)], list[Comparison]()
     held: dict[int, tuple[int, int]] = {}  # number of a reservation: its card and bytes
     with _ledger(trial, cards, found) as ledger:
         for turn in range(20):

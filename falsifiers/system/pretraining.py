@@ -76,7 +76,7 @@ def small_pretraining(trial: Trial, epochs: int, **settings: Any) -> Iterator[tu
 def exhausted_stream_ends_the_epoch(trial: Trial) -> list[Comparison]:
     """Each epoch has the steps and tokens that follow from the stream's length, and is validated; the rates are the schedule's."""
     epochs, rng = 3, trial.rng("schedule")
-    schedule = {"schedule": str(rng.choice(["linear", "cosine"])), "warmup_fraction": float(rng.choice([0.1, 0.3]))}
+    schedule: dict[str, Any] = {"schedule": str(rng.choice(["linear", "cosine"])), "warmup_fraction": float(rng.choice([0.1, 0.3]))}
     with small_pretraining(trial, epochs, **schedule) as (problem, count):
         record = trial.pretrainer.run(problem)
     rows = -(-(count - 1) // (problem.train.seq - 1))
@@ -113,13 +113,18 @@ def interrupted_run_goes_on(trial: Trial) -> list[Comparison]:
     It is killed before its state was saved for the first time, after, after a state at the last step of an epoch, which has not ended, and
     after the last step; while a checkpoint is written, and while a state is. It leaves the same checkpoints, and no other file.
     """
-    rng, found = trial.rng("kill"), []
+    rng, found = trial.rng("kill"), list[Comparison]()
     with small_pretraining(trial, 2) as (problem, _):
         whole = trial.pretrainer.run(problem)
         last = len(whole.steps)
         stop = int(rng.integers(1, last))
         epoch = last // 2
-        kills = [(1, None, None), (stop, int(rng.integers(1, min(stop, 3) + 1)), None), (epoch, epoch, None), (last, None, None)]
+        kills: list[tuple[int, int | None, int | None]] = [
+            (1, None, None),
+            (stop, int(rng.integers(1, min(stop, 3) + 1)), None),
+            (epoch, epoch, None),
+            (last, None, None),
+        ]
         kills += [(last, None, flush) for flush in _flushes(whole.flushes, rng)]
         for kill, interval, flush in kills:
             when = f"killed after {kill} of {last}" if flush is None else f"killed at {whole.flushes[flush]}, its write {flush}"

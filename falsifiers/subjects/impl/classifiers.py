@@ -30,7 +30,7 @@ class Classifiers(Door):
     """Classifiers that no run has trained."""
 
     def fresh(
-        self, model: Path | Mapping[str, Any], hyperparameters: Mapping[str, Any], texts: Sequence[str], *, merge: bool
+        self, model: Path | Mapping[str, Any], hyperparameters: Mapping[str, Any], texts: Sequence[str], *, merge: bool = False
     ) -> FreshClassifier:
         """A pipeline's classifier on a checkpoint, or on random weights of an architecture, with a run's settings; saved, or merged."""
         config = ClassifyConfig.from_mapping(hyperparameters)

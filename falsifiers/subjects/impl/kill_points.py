@@ -41,7 +41,7 @@ def file_events(folder: Path, event: Event) -> None:
             event(f"{kind} {_name(arguments[0], folder)}")
 
     sys.addaudithook(hook)
-    os.fsync = _flushed(folder, event)
+    os.fsync = _flushed(folder, event)  # type: ignore[assignment]  # it is called by place
 
 
 @contextmanager
