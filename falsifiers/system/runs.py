@@ -91,29 +91,13 @@ def every_sample_once_an_epoch(trial: Trial) -> list[Comparison]:
 
 
 def rates_are_the_schedules(trial: Trial) -> list[Comparison]:
-    """The recorded rate of every optimiser step is the reference schedule's over epochs · ⌈samples / effective batch⌉ steps.
-
-    By hand, without a schedule, a rate that is set holds.
-    """
+    """The recorded rate of every optimiser step is the reference schedule's over epochs · ⌈samples / effective batch⌉ steps."""
     rng = trial.rng("schedule")
     kind, warmup = str(rng.choice(["linear", "cosine"])), float(rng.choice([0.06, 0.3]))
     problem = small_run(trial, epochs=3, schedule=kind, warmup_fraction=warmup)
     run, _ = _whole(trial, problem)
     expected = learning_rate_schedule(3 * len(problem.batches), problem.settings["learning_rate"], warmup, kind)
-    found = [trial.near("learning rate of each step", expected, np.array([step.learning_rate for step in run.steps]))]
-    return found + _set_rate_holds(trial, problem)
-
-
-def _set_rate_holds(trial: Trial, problem: SmallRun) -> list[Comparison]:
-    """A rate of 0 that is set between steps by hand, which have no schedule, moves nothing from then on."""
-    pipeline = trial.trainer.pipeline(problem)
-    for places in ([0, 1], [2]):
-        pipeline.train_batch(places)
-    before = part(pipeline.state(), "trainable")
-    pipeline.set_rate(0.0)
-    for places in ([3], [4, 5]):
-        pipeline.train_batch(places)
-    return same("tensors after steps at a rate of 0", before, part(pipeline.state(), "trainable"))
+    return [trial.near("learning rate of each step", expected, np.array([step.learning_rate for step in run.steps]))]
 
 
 def validation_loss_is_the_mean_over_samples(trial: Trial) -> list[Comparison]:

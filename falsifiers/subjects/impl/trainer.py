@@ -200,20 +200,22 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
 
 @contextmanager
 def _of_the_process() -> Iterator[list[dict[str, Any]]]:
-    """The state of this process that others depend on, before the block and, when it has ended, after it; Ctrl-C is as before then."""
-    usual = signal.getsignal(signal.SIGINT)
+    """The state of this process that others depend on, before the block and, when it has ended, after it.
+
+    Inside, Ctrl-C does what it does in a program of a user's, also in a worker that leaves it to its parent.
+    """
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def now() -> dict[str, Any]:
-        handler = "as before" if signal.getsignal(signal.SIGINT) is usual else "another one"
-        return {"handler of SIGINT": handler, "open files": len(list(Path("/proc/self/fd").iterdir())), **torch_settings()}
+        interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        return {"Ctrl-C interrupts": interrupts, "open files": len(list(Path("/proc/self/fd").iterdir())), **torch_settings()}
 
     found = [now()]
     try:
         yield found
     finally:
         found.append(now())
-        if found[0]["handler of SIGINT"] != found[1]["handler of SIGINT"]:
-            signal.signal(signal.SIGINT, usual)
+        signal.signal(signal.SIGINT, usual)
 
 
 def _survived(outcome: Outcome, journal: Path) -> _Part:
