@@ -185,7 +185,7 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
     before, quantised, result, stopped = _frozen(pipeline), _quantised(pipeline), None, ""
     train = _samples(problem, problem.training)
     validation = None if problem.validation is None else _samples(problem, problem.validation)
-    with reading(watch.read), _of_the_process() as process:
+    with reading(watch.read), watch.clock(), _of_the_process() as process:
         try:
             result = pipeline.fit(
                 train, validation, folder, resume=plan.resume, save_every=plan.save_every, on_step=watch.step, on_epoch=watch.epoch
