@@ -41,7 +41,11 @@ class Watch:
     def clock(self) -> contextlib.AbstractContextManager[object]:
         """Inside the block the clock goes ahead whenever samples are trained on: however fast the host is, that takes the most time."""
         real = time.perf_counter
-        return mock.patch.object(time, "perf_counter", lambda: real() + self.ahead)
+
+        def now() -> float:
+            return real() + self.ahead
+
+        return mock.patch.object(time, "perf_counter", now)
 
     def note(self, note: Note) -> None:
         """Keeps a note."""
