@@ -135,7 +135,7 @@ def interrupted_run_goes_on(trial: Trial) -> list[Comparison]:
             done = last - len(rest.steps)
             found += [
                 value_inside(f"steps that are not made again, {when}", done, 0, kill),
-                value_at_most(f"states written, {when}", _states(before), 1 + kill // (interval or last + 1) + kill // epoch),
+                value_inside(f"states written, {when}", _states(before), 1, 1 + kill // (interval or last + 1) + kill // epoch),
                 *same(f"later steps, {when}", whole.steps[max(done, 0) :], rest.steps),
                 *same(f"at the end, {when}", whole.parameters, rest.parameters),
                 *same(f"hash of the state, {when}", whole.state_hash, rest.state_hash),
