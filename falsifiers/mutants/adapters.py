@@ -343,6 +343,14 @@ def adapter_removed_before_it_is_replaced(whole: Step, folder: Path, **options: 
         yield partial
 
 
+@wrong_step("impl.folder:_settle")
+def adapter_of_one_user(settle: Any, partial: Any) -> None:
+    """Files are their owner's alone, as some libraries write them."""
+    settle(partial)
+    for path in partial.iterdir():
+        path.chmod(0o600)
+
+
 @wrong_step("impl.folder:shutil.rmtree")
 def adapter_partial_left_behind(*_: Any, **__: Any) -> None:
     """A save that failed leaves its folder behind."""
