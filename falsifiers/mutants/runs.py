@@ -335,6 +335,16 @@ def nf4_restored_without_offset(quantize: Any, weight: Any) -> None:
     weight.absmax_offset.zero_()
 
 
+@wrong_step("impl.fit:_Run._epoch")
+def fit_interrupted_after_the_epoch(epoch: Any, run: Any) -> None:
+    """Ctrl-C ends the run when the epoch is over, however long that takes."""
+    kept, run.interrupted = run.interrupted, lambda: False
+    try:
+        epoch(run)
+    finally:
+        run.interrupted = kept
+
+
 @wrong_step("impl.fit:_interruptible")
 @contextmanager
 def fit_keeps_interrupts(interruptible: Any, workers: int) -> Iterator[Any]:

@@ -80,11 +80,12 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
 
 
 def _interrupted(trial: Trial, folder: Path, ended: str) -> Iterator[Comparison]:
-    """After Ctrl-C: status 2, and a message that names the last step, whose line and whose state are written."""
+    """After Ctrl-C in the second step: status 2, and a message that names this step, whose line and whose state are written."""
     last = max(line["step"] for line in metrics(folder) if line["kind"] == "step")
     message = f"impl train: interrupted after step {last}; the same command with --resume goes on"
     if not (ended.startswith("status 2: ") and message in ended):
         yield broken("end after an interruption", "another one", f"status 2: {message}", ended[-300:] or "the end of the run")
+    yield from same("last step of an interrupted run", 2, last)
     yield from same("step of the state after an interruption", last, trial.trainer.kept(folder).progress["step"])
 
 
