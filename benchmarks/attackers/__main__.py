@@ -1,4 +1,5 @@
-"""`python -m benchmarks.attackers round-1`: plants each bug of a round into a copy of the checkout and runs the falsifiers on it.
+"""`python -m benchmarks.attackers round-1`: plants each bug of a round into a copy of the checkout and runs the falsifiers on it; with
+`random` in its place, changes that are drawn (see `chance`).
 
 Results go to results.json beside the patches; patches that are there are not run again without `--again`. What stands after `--` goes to
 pytest, and such results to a file of their own. Bugs that show on a GPU only are NOT RUN without one.
@@ -18,7 +19,11 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def main() -> int:
-    """Runs what is left of a round, and prints the table of all of it."""
+    """Runs what is left of a round, and prints the table of all of it; or attacks at random."""
+    if sys.argv[1:2] == ["random"]:
+        from benchmarks.attackers import chance  # imports torch
+
+        return chance.main(sys.argv[2:])
     options = _options()
     path = FOLDER / options.round / ("_".join(["results", *options.pytest]).replace("/", "-") + ".json")
     bugs = [Bug.read(patch) for patch in sorted(path.parent.glob("*.patch"))]
@@ -34,7 +39,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attackers", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("round", help="folder of patches, e.g. round-1")
+    parser.add_argument("round", help="folder of patches, e.g. round-1; or `random`, which has options of its own")
     parser.add_argument("--only", metavar="NN", action="append", help="this patch only; may be repeated")
     parser.add_argument("--jobs", metavar="N", type=int, choices=range(1, 65), default=1, help="patches at a time (default: 1)")
     parser.add_argument("--again", action="store_true", help="run patches that have a result too")

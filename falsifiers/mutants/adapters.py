@@ -260,6 +260,11 @@ wrong_step("impl.merge:is_apr", name="merge_reads_files_as_folders", doc="The ba
 )
 
 
+wrong_step("impl.merge:_config", name="merge_expects_a_folder", doc="A model of random weights, which has no folder, cannot be merged.")(
+    lambda config, architecture, source: config(architecture, source or Path())
+)
+
+
 @wrong_step("impl.merge:_config")
 def merged_config_contradicts_itself(config: Step, architecture: Any, source: Path) -> dict[str, Any]:
     """The merged config.json has the base's rotary parameters beside the architecture's own, which are spelled otherwise."""
@@ -336,6 +341,14 @@ def adapter_removed_before_it_is_replaced(whole: Step, folder: Path, **options: 
     shutil.rmtree(folder, ignore_errors=True)
     with whole(folder, **options) as partial:
         yield partial
+
+
+@wrong_step("impl.folder:_settle")
+def adapter_of_one_user(settle: Any, partial: Any) -> None:
+    """Files are their owner's alone, as some libraries write them."""
+    settle(partial)
+    for path in partial.iterdir():
+        path.chmod(0o600)
 
 
 @wrong_step("impl.folder:shutil.rmtree")

@@ -200,6 +200,22 @@ def statistics_after_truncation_written(write: Any, output: Any, config: Any, pa
     write(output, config, parameters, replace(train, text_lengths=None))
 
 
+@wrong_step("impl.commands.train:_write_for_rules")
+def statistics_say_infinity_otherwise(write: Any, output: Any, *given: Any) -> None:
+    """In statistics.yaml infinity is a word to a reader of YAML, and no number."""
+    write(output, *given)
+    file = output / "statistics.yaml"
+    file.write_text(file.read_text().replace(".inf", "inf"))
+
+
+@wrong_step("impl.apr_write:export_apr")
+def export_folder_named_apr(_: Any, checkpoint: Any, source: Any, path: Any, *_dtype: Any) -> None:
+    """What is asked for as an .apr file becomes a folder of that name."""
+    from blackswan.impl.checkpoint import TOKENIZER, belonging, save_checkpoint
+
+    save_checkpoint(path, checkpoint.config, checkpoint.tensors, belonging(source, TOKENIZER))
+
+
 @wrong_step("impl.progress:Progress.step")
 def progress_one_step_late(step: Any, progress: Any, record: Any) -> None:
     """Every log_interval-th step but one is shown."""

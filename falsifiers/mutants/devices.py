@@ -160,6 +160,9 @@ def ledger_counts_allocated_twice(update: Step, self: Any, entry: Any, device: A
     return _growing(update, self, entry, device, count, 0)
 
 
+wrong_step("impl.ledger:Ledger._share", name="ledger_of_one_user", doc="Its files are their maker's alone where the umask says so.")(
+    lambda *_: None
+)
 wrong_step("impl.ledger:Ledger._living", name="ledger_keeps_the_dead", doc="Entries of ended processes stay.")(lambda _, self: self._read())
 
 

@@ -112,6 +112,17 @@ def lora_initial_a_normal(initial: Any, path: str, shape: Any, generator: Any) -
     return factor.normal_(0, _bound(factor) / math.sqrt(3), generator=generator) if "lora_A" in path else factor
 
 
+wrong_steps(
+    "impl.classifier:_initial",
+    head_bias_drawn=(
+        "The head's bias starts as random as a factor of LoRA.",
+        lambda initial, name, *given: initial(name.replace("score.bias", "bias"), *given),
+    ),
+    head_weight_wide=(
+        "The head's weight starts within twice its bound.",
+        lambda initial, name, *given: initial(name, *given) * (1 + (name == "score.weight")),
+    ),
+)
 wrong_step("impl.classifier:initial_factor", name="lora_initial_a_repeated", doc="Every factor from the beginning of the seed's numbers.")(
     lambda initial, path, shape, generator: initial(path, shape, generator.manual_seed(generator.initial_seed()))
 )

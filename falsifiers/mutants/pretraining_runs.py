@@ -147,6 +147,30 @@ def pretrain_resumes_without_position(correct: Step, *given: Any) -> Any:
     return replace(correct(*given), batch=0)
 
 
+@wrong_step("impl.pretrain_run:_Run.save_when_due")
+def pretrain_saves_every_step(_: Step, self: Any, step: Any) -> None:
+    """The state is written after every step, however seldom it was asked for."""
+    from blackswan.impl.pretrain_run import _Position
+
+    self._save(_Position(step.epoch, step.step - step.epoch * len(self.train)))
+
+
+@wrong_step("impl.pretrain_run:_Run.record")
+def pretrain_records_the_rate_before(record: Step, self: Any, *given: Any) -> Any:
+    """A step is said to have had the rate of the one before it."""
+    made = record(self, *given)
+    return replace(made, learning_rate=self.step.learning_rates[max(made.step - 2, 0)])
+
+
+@wrong_step("impl.pretrain_run:_Run.end")
+def pretrain_state_before_checkpoint(correct: Step, self: Any, epoch: int) -> Any:
+    """The state says that an epoch is done before its checkpoint is written."""
+    from blackswan.impl.pretrain_run import _Position
+
+    self._save(_Position(epoch + 1, 0))
+    return correct(self, epoch)
+
+
 @wrong_step("impl.pretrain_run:_Run._load")
 def pretrain_schedule_restarts(correct: Step, self: Any, state: Path) -> Any:
     """The learning-rate schedule starts anew after a resume."""

@@ -2,7 +2,12 @@
 
 import math
 import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -161,6 +166,21 @@ def fit_patience_against_the_last_epoch(after: Any, run: Any, record: Any) -> An
     return _ends(run, after(run, record), 0 if lower else before.stale_epochs + 1)
 
 
+wrong_step("impl.fit:_Run._after", name="fit_seconds_of_all_epochs", doc="The seconds of an epoch contain those of all before.")(
+    lambda after, run, record: replace(after(run, record), epoch_seconds=run.progress.epoch_seconds)
+)
+
+
+@wrong_step("impl.trainer:Trainer._step")
+def set_rate_lasts_one_step(step: Any, trainer: Any, gradient: Any) -> Any:
+    """Without a schedule, a rate that was set is forgotten after a step."""
+    first = trainer.__dict__.setdefault("_first", list(trainer.learning_rates))
+    result = step(trainer, gradient)
+    if trainer.endless:
+        trainer.learning_rates = list(first)
+    return result
+
+
 # Resuming
 
 
@@ -189,6 +209,7 @@ wrong_steps(
     resume_forgets_best_loss=("The first epoch after continuing is the best one.", {"best_loss": None}),
     resume_forgets_patience=("Epochs without a better loss are counted from zero after continuing.", {"stale_epochs": 0}),
     resume_forgets_loss_sum=("The epoch's training loss leaves out the steps before the kill.", {"loss_sum": 0.0}),
+    resume_forgets_seconds=("The epoch's seconds leave out the steps before the kill.", {"epoch_seconds": 0.0}),
 )
 
 
@@ -213,6 +234,16 @@ def resume_state_written_in_place(_: Any, path: Any, content: bytes) -> None:
             file.write(content[part * len(content) // 4 : (part + 1) * len(content) // 4])
             file.flush()
             os.fsync(file.fileno())
+
+
+@wrong_step("impl.training_state:write_atomically")
+def state_written_elsewhere_first(_: Any, path: Any, content: bytes) -> None:
+    """The temporary file is in the folder of such files, which may be on another disk, and where a killed run leaves it."""
+    with tempfile.NamedTemporaryFile(delete=False) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).replace(path)
 
 
 @wrong_step("impl.fit:_Run._validate")
@@ -302,6 +333,33 @@ def nf4_restored_without_offset(quantize: Any, weight: Any) -> None:
     """The mean of the absmax is not kept beside their codes."""
     quantize(weight)
     weight.absmax_offset.zero_()
+
+
+@wrong_step("impl.fit:_Run._epoch")
+def fit_interrupted_after_the_epoch(epoch: Any, run: Any) -> None:
+    """Ctrl-C ends the run when the epoch is over, however long that takes."""
+    kept, run.interrupted = run.interrupted, lambda: False
+    try:
+        epoch(run)
+    finally:
+        run.interrupted = kept
+
+
+@wrong_step("impl.fit:_interruptible")
+@contextmanager
+def fit_keeps_interrupts(interruptible: Any, workers: int) -> Iterator[Any]:
+    """After a run the first Ctrl-C is still swallowed."""
+    with interruptible(workers) as interrupted:
+        handler = signal.getsignal(signal.SIGINT)
+        yield interrupted
+    signal.signal(signal.SIGINT, handler)
+
+
+@wrong_step("impl.folder:_flush")
+def folder_leaves_files_open(flush: Any, path: Any) -> None:
+    """What is flushed is not closed."""
+    flush(path)
+    os.open(path, os.O_RDONLY)
 
 
 @wrong_step("impl.trainer:Trainer._step", "S15")

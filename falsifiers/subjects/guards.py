@@ -39,7 +39,7 @@ class Guards:
     def __init__(self, seed: int = 0, contiguous: bool = False, aligned: bool = False) -> None:
         self._random, self._contiguous, self._aligned = random.Random(seed), contiguous, aligned  # noqa: S311  # layouts, no secrets
         self._functions = {place: dict(vars(module)) for place, module in WATCHED.items()}
-        self._settings = _settings()
+        self._settings = torch_settings()
 
     def __call__(self, compute: Compute, tensors: Tensors) -> Tensors:
         """What `compute` answers on tensors of these values. Tampered, or whatever it raises."""
@@ -100,7 +100,7 @@ class Guards:
         return answer
 
     def _check_state(self) -> None:
-        for name, value in _settings().items():
+        for name, value in torch_settings().items():
             if value != self._settings[name]:
                 raise Tampered(f"changed torch's {name} from {self._settings[name]} to {value}")
         for place, functions in self._functions.items():
@@ -214,7 +214,7 @@ def _of_a_package(function: Any) -> bool:
     return code is not None and not {"site-packages", "dist-packages"}.isdisjoint(Path(code.co_filename).parts)
 
 
-def _settings() -> dict[str, Any]:
+def torch_settings() -> dict[str, Any]:
     """torch's settings that change what others compute."""
     return {
         "default dtype": torch.get_default_dtype(),

@@ -14,6 +14,16 @@ def planted() -> str | None:
 
 
 @contextmanager
+def planting(reference: str) -> Iterator[None]:
+    """Inside the block a change holds that `replanted` makes in another process by its reference."""
+    _planted.append(reference)
+    try:
+        yield
+    finally:
+        _planted.pop()
+
+
+@contextmanager
 def changed(module: str, attribute: str, change: Callable[[Any], Any], reference: str) -> Iterator[None]:
     """Inside the block the module's attribute, which may be dotted, is what `change` makes of it.
 
@@ -27,11 +37,10 @@ def changed(module: str, attribute: str, change: Callable[[Any], Any], reference
     getattr(owner, last)
     before = vars(owner)[last]
     setattr(owner, last, change(before))
-    _planted.append(reference)
     try:
-        yield
+        with planting(reference):
+            yield
     finally:
-        _planted.pop()
         setattr(owner, last, before)
 
 

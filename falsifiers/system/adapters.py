@@ -57,11 +57,13 @@ def _saved(trial: Trial, model: Model, *, merged: bool = False) -> Iterator[Path
 
 
 def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
-    """After a save, adapter_model.safetensors has PEFT's names, dtypes and bits, and adapter_config.json PEFT's keys."""
+    """After a save, adapter_model.safetensors has PEFT's names, dtypes and bits, and adapter_config.json PEFT's keys; all may read
+    the files."""
     model = generated(trial.rng("model"), trial.seed, "float32")
     with _saved(trial, model) as folder:
         stored, config = load_file(folder / "adapter" / ADAPTER_WEIGHTS), _json(folder / "adapter" / ADAPTER_CONFIG)
         metadata = _metadata(folder / "adapter" / ADAPTER_WEIGHTS)
+        modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (folder / "adapter").iterdir()}
     said = {
         "peft_type": "LORA",
         "task_type": "SEQ_CLS",
@@ -77,7 +79,8 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     }
     config["target_modules"] = sorted(config.get("target_modules") or [])
     tensors = _same_tensors({PREFIX + name: value for name, value in model.trainable.items()}, stored)
-    return _same_keys(ADAPTER_CONFIG, said, config) + tensors + metadata
+    readable = same("modes of the files", dict.fromkeys(modes, oct(0o644)), modes)
+    return _same_keys(ADAPTER_CONFIG, said, config) + tensors + metadata + readable
 
 
 def _metadata(file: Path) -> list[Comparison]:

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from safetensors.numpy import load_file, save_file
 
-from blackswan.falsifiers.numeric.comparison import Comparison, broken
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_inside
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.commands import Said
 from blackswan.falsifiers.subjects.doors.training import Kill, Rank
@@ -32,6 +33,7 @@ from blackswan.falsifiers.system.command_problem import (
     reads_files,
     small,
     texts_of,
+    timed_metrics,
     tokenizer,
 )
 from blackswan.falsifiers.system.continued import KILLED
@@ -57,6 +59,8 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
         rank = trial.commands.killed(whole, None, "train", f"--output={whole}", *where)
         if rank.ended:
             return [broken("the whole run", "failed", "its end", rank.ended)]
+        if outside := [name for name in rank.events if name.startswith("flush ../")]:
+            return [broken("the whole run", "files written outside of its folder", "none", ", ".join(outside[:3]))]
         found = same("steps between two states", *_between_states(whole, rank, every))
         for kill in (*_kills(rng, rank.events, every, kills), None):
             resume = ["--resume"] if (folder / RUN).is_file() else []
@@ -71,6 +75,7 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
             _tear(trial, rng, folder)
         found += same("numbers of the lines of the metrics", *(list(map(number_of, metrics(each))) for each in (whole, folder)))
         found += same("metrics", metrics(whole), metrics(folder))
+        found += _seconds_add_up(folder)
         for file in (CONFIG, STATISTICS, RUN):
             found += same(file, (whole / file).read_text(), (folder / file).read_text())
         found += same("state and adapters", *(trial.trainer.kept(each) for each in (whole, folder)))
@@ -79,12 +84,22 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
 
 
 def _interrupted(trial: Trial, folder: Path, ended: str) -> Iterator[Comparison]:
-    """After Ctrl-C: status 2, and a message that names the last step, whose line and whose state are written."""
+    """After Ctrl-C in the second step: status 2, and a message that names this step, whose line and whose state are written."""
     last = max(line["step"] for line in metrics(folder) if line["kind"] == "step")
     message = f"impl train: interrupted after step {last}; the same command with --resume goes on"
     if not (ended.startswith("status 2: ") and message in ended):
         yield broken("end after an interruption", "another one", f"status 2: {message}", ended[-300:] or "the end of the run")
+    yield from same("last step of an interrupted run", 2, last)
     yield from same("step of the state after an interruption", last, trial.trainer.kept(folder).progress["step"])
+
+
+def _seconds_add_up(folder: Path) -> Iterator[Comparison]:
+    """Those of an epoch contain its steps', whichever process made them."""
+    lines = timed_metrics(folder)
+    for epoch in (line for line in lines if line["kind"] == "epoch"):
+        steps = [line["seconds"] for line in lines if line["kind"] == "step" and line["epoch"] == epoch["epoch"]]
+        least = math.fsum(steps) * (1 - 1e-12)  # they are added one after the other
+        yield value_inside(f"seconds of epoch {epoch['epoch']} and of its steps", epoch["seconds"], least, math.inf)
 
 
 def _between_states(whole: Path, rank: Rank, every: int) -> tuple[list[int], list[int]]:

@@ -62,6 +62,7 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
             found += _exported("exported folder", problem, folder, dtype or "float32")
         apr, back = problem.folder / "model.apr", problem.folder / "back"
         trial.commands.run("export", f"--model={problem.base}", f"--output={apr}")
+        found += same("beginning of the .apr file", b"APR", apr.read_bytes()[:3] if apr.is_file() else None)
         trial.commands.run("export", f"--model={apr}", f"--output={back}")
         found += _exported("folder of an .apr file", problem, back, "float32")
         wanted = Answers.of(problem, run / "last", texts, labels, np.asarray(0))

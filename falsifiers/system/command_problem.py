@@ -185,8 +185,12 @@ def texts_of(rng: Generator, count: int) -> list[str]:
 
 def metrics(run: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics, without the seconds, which no two runs share."""
-    lines = [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in timed_metrics(run)]
+
+
+def timed_metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics."""
+    return [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
 
 
 def kind_of(line: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -207,4 +211,5 @@ def plain(text: str) -> Any:
         return json.loads(text)
     if re.fullmatch(r"-?\d+", text):
         return int(text)
-    return float(text) if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|\.inf", text) else text
+    number = re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|\.inf", text)
+    return float(text.replace(".inf", "inf")) if number else text

@@ -54,7 +54,8 @@ def records_are_counted_anew(trial: Trial) -> list[Comparison]:
     for name, settings in _runs(rng).items():
         with small(trial, name, {"num_classes": 3, **settings}) as problem:
             texts = texts_of(rng, 13 if name != "one batch" else 7)
-            labels = problem.labels(rng, len(texts))
+            # Of one class there is no sample in one of the runs: the ratio of classes is infinite.
+            labels = problem.labels(rng, len(texts), without=1 if name == "one batch" else None)
             found += _recorded(trial, name, problem, (texts, labels))
     return found
 
@@ -196,7 +197,7 @@ def _statistics(name: str, problem: Small, run: Path, train: Texts, validation: 
         "minority_count": int(counts.min()),
         "sample_count": len(lengths),
     }
-    ratio = float(written.pop("imbalance_ratio", math.nan))
+    ratio = written.pop("imbalance_ratio", None)
     yield from same(f"{STATISTICS} <{name}>", expected, written)
     yield from same(f"imbalance_ratio <{name}>", counts.max() / counts.min() if counts.min() else math.inf, ratio)
     said = json.loads((run / RUN).read_text())

@@ -16,7 +16,8 @@ from blackswan.reference.training import split
 def gradient_vector_goes_out_and_in(trial: Trial) -> list[Comparison]:
     """The vector is the reference's gradient in the order of layers, A before B, then the head.
 
-    Given back it makes the step of `train_batch`, bit for bit; of another length it is refused, and nothing changes.
+    Given back it makes the step of `train_batch`, bit for bit; of another length it is refused, and nothing changes. A rate of 0 that is
+    set then holds for all later steps, for there is no schedule: they move nothing.
     """
     problem, places = small_run(trial), range(5)
     asked, pipeline = trial.trainer.pipeline(problem), trial.trainer.pipeline(problem)
@@ -33,7 +34,11 @@ def gradient_vector_goes_out_and_in(trial: Trial) -> list[Comparison]:
         found.append(trial.refuses(name, partial(pipeline.apply_gradient_vector, wrong), "", "ValueError"))
         found += same(f"state after the {name}", before, pipeline.state())
     pipeline.apply_gradient_vector(vector)
-    return found + same("state after the step with the vector", asked.state(), pipeline.state())
+    found += same("state after the step with the vector", asked.state(), pipeline.state())
+    pipeline.set_rate(0.0)
+    for batch in ([3], [4, 5]):
+        pipeline.train_batch(batch)
+    return found + same("tensors after steps at a rate of 0", *(part(each.state(), "trainable") for each in (asked, pipeline)))
 
 
 def trainable_count_is_the_formulas(trial: Trial) -> list[Comparison]:

@@ -11,6 +11,7 @@ import numpy as np
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_at_most, value_inside
 from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
 from blackswan.falsifiers.system.config_files import SCALED
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
@@ -25,7 +26,8 @@ LOG = math.log(2 / 1e-12)
 
 
 def update_is_zero_and_random(trial: Trial) -> list[Comparison]:
-    """B zero and the logits those without an update, bit for bit; A within ±1/√in, spread as a uniform distribution; the same again.
+    """B and the head's bias zero, and the logits those without an update, bit for bit; A within ±1/√in and the head's weight within
+    ±√(6/(in + classes)), spread as uniform distributions; the same again.
 
     Numbers t in [−1, 1] have t² in [0, 1], so that Hoeffding's inequality bounds the mean of n of them by √(2 ln(2/δ)/n) around its
     expectation, and that of their squares by half of it. Two factors, of one seed or two, are held to be independent by the mean of the
@@ -42,30 +44,33 @@ def update_is_zero_and_random(trial: Trial) -> list[Comparison]:
 
 def _fresh(trial: Trial, name: str, model: Path | Mapping[str, Any], settings: dict[str, Any]) -> list[Comparison]:
     first, again, other = (
-        trial.classifiers.fresh(model, {**settings, "seed": settings["seed"] + step}, ["rm -rf", "date +%s"]) for step in (0, 0, 1)
+        trial.classifiers.fresh(model, {**settings, "seed": settings["seed"] + step}, ["rm -rf", "date +%s"], merge=merge)
+        for step, merge in ((0, False), (0, True), (1, False))
     )
     found = [*same("logits", first.plain, first.logits), *same("again", first, again), *same("opened again", first.logits, first.opened)]
     scaled: list[Array] = []
     for label, part in (("", first), (" of the next seed", other)):
         for tensor, value in part.trainable.items():
-            if tensor.endswith("lora_B.weight"):
+            if tensor.endswith(("lora_B.weight", ".bias")):
                 found += same(f"{tensor}{label}", np.zeros_like(value), value)
             elif ".lora_" in tensor:
-                found += _uniform(f"{tensor}{label}", value)
+                found += _uniform(f"{tensor}{label}", value, _scaled(value))
                 scaled.append(_scaled(value))
+            else:
+                found += _uniform(f"{tensor}{label}", value, value / math.sqrt(6.0 / sum(value.shape)))
         if len(scaled) % FACTORS[settings["lora_targets"]] or not scaled:
             found.append(broken(f"factors{label}", "their number", FACTORS[settings["lora_targets"]], len(scaled)))
     found += _unlike(scaled)
     return [replace(each, tensor=f"{name}: {each.tensor}") for each in found]
 
 
-def _uniform(name: str, factor: Array) -> list[Comparison]:
-    """A [rank, in], as a sample of the uniform distribution on ±1/√in, without a row twice."""
-    scaled, bound = _scaled(factor), math.sqrt(2 * LOG / factor.size)
+def _uniform(name: str, factor: Array, scaled: Array) -> list[Comparison]:
+    """A [rank, in], or the head's weight [classes, in], as a sample of a uniform distribution, by `scaled` on ±1, without a row twice."""
+    bound = math.sqrt(2 * LOG / factor.size)
     return [
-        value_inside(f"{name}, largest", float(np.abs(factor).max()), 0.0, float(np.float32(1 / math.sqrt(factor.shape[1])))),
-        value_inside(f"{name}, mean · √in", float(scaled.mean()), -bound, bound),
-        value_inside(f"{name}, variance · in", float(np.square(scaled).mean()), 1 / 3 - bound / 2, 1 / 3 + bound / 2),
+        value_inside(f"{name} / bound, largest", float(np.abs(scaled).max()), 0.0, 1.0 + UNIT_ROUNDOFF["float32"]),
+        value_inside(f"{name} / bound, mean", float(scaled.mean()), -bound, bound),
+        value_inside(f"{name} / bound, variance", float(np.square(scaled).mean()), 1 / 3 - bound / 2, 1 / 3 + bound / 2),
         value_at_most(f"{name}, rows that are there twice", len(factor) - len(np.unique(factor, axis=0)), 0),
     ]
 

@@ -25,17 +25,29 @@ PROCESSES, ROUNDS = 6, 5
 
 
 @contextmanager
-def _ledger(trial: Trial, cards: Sequence[Card]) -> "Iterator[Ledger]":
-    with tempfile.TemporaryDirectory() as folder:
-        yield trial.memory.ledger(Path(folder), cards)
+def _ledger(trial: Trial, cards: Sequence[Card], found: list[Comparison] | None = None) -> "Iterator[Ledger]":
+    """A ledger in a folder that several users may use; `found` gets whether they may use its files, whatever the umask of who made them."""
+    usual = os.umask(0o077)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder).chmod(0o770)
+            yield trial.memory.ledger(Path(folder), cards)
+            if found is not None:
+                modes = {path.name: oct(path.stat().st_mode & 0o777) for path in Path(folder).iterdir()}
+                found += same("modes of the files", dict.fromkeys(modes, oct(0o660)), modes)
+    finally:
+        os.umask(usual)
 
 
 def keeps_account(trial: Trial) -> list[Comparison]:
-    """Random reservations of two cards are granted and refused as an account of its own says, which also says what is reserved."""
+    """Random reservations of two cards are granted and refused as an account of its own says, which also says what is reserved.
+
+    Whoever may use the folder may use its files.
+    """
     rng = trial.rng("reservations")
-    cards, found = [_card(rng), _card(rng)], []
+    cards, found = [_card(rng), _card(rng)], list[Comparison]()
     held: dict[int, tuple[int, int]] = {}  # number of a reservation: its card and bytes
-    with _ledger(trial, cards) as ledger:
+    with _ledger(trial, cards, found) as ledger:
         for turn in range(20):
             verb = str(rng.choice(["acquire", "update", "update", "release"])) if held else "acquire"
             chosen = int(rng.choice(list(held))) if verb != "acquire" else -1

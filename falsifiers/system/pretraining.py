@@ -5,7 +5,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -29,11 +29,12 @@ from blackswan.falsifiers.numeric.comparison import (
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
 from blackswan.falsifiers.subjects.doors.files import Tokens
-from blackswan.falsifiers.subjects.doors.training import Pretraining
-from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.subjects.doors.training import Pretraining, PretrainingRecord
+from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.token_streams import pieces_of, write_shards
 from blackswan.falsifiers.system.trial import Trial, may_be_non_finite
 from blackswan.reference.decoder import parameter_shapes
+from blackswan.reference.optimiser import learning_rate_schedule
 from blackswan.reference.table import Array, Arrays
 
 if TYPE_CHECKING:
@@ -73,9 +74,10 @@ def small_pretraining(trial: Trial, epochs: int, **settings: Any) -> Iterator[tu
 
 
 def exhausted_stream_ends_the_epoch(trial: Trial) -> list[Comparison]:
-    """Each epoch has the steps and tokens that follow from the stream's length, and is validated."""
-    epochs = 3
-    with small_pretraining(trial, epochs) as (problem, count):
+    """Each epoch has the steps and tokens that follow from the stream's length, and is validated; the rates are the schedule's."""
+    epochs, rng = 3, trial.rng("schedule")
+    schedule: dict[str, Any] = {"schedule": str(rng.choice(["linear", "cosine"])), "warmup_fraction": float(rng.choice([0.1, 0.3]))}
+    with small_pretraining(trial, epochs, **schedule) as (problem, count):
         record = trial.pretrainer.run(problem)
     rows = -(-(count - 1) // (problem.train.seq - 1))
     steps = -(-rows // problem.train.batch)
@@ -83,8 +85,11 @@ def exhausted_stream_ends_the_epoch(trial: Trial) -> list[Comparison]:
     if not found[0].held:
         return found
     tokens = np.reshape([step.tokens for step in record.steps], (epochs, steps)).sum(axis=1)
+    expected = learning_rate_schedule(epochs * steps, problem.settings["learning_rate"], schedule["warmup_fraction"], schedule["schedule"])
+    rates = np.array([step.learning_rate for step in record.steps])
     return [
         *found,
+        compare("rates", expected, rates, Errors.flat(1e-15), UNIT_ROUNDOFF["float32"]),
         *same("number of each step", [*range(1, epochs * steps + 1)], [step.step for step in record.steps]),
         *same("tokens predicted in each epoch", np.full(epochs, count - 1), tokens),
         *same("epochs validated", epochs, len(record.validation)),
@@ -106,29 +111,54 @@ def interrupted_run_goes_on(trial: Trial) -> list[Comparison]:
     """A run that is killed after a step and resumed makes the later steps, parameters and hash of one that was not, bit for bit.
 
     It is killed before its state was saved for the first time, after, after a state at the last step of an epoch, which has not ended, and
-    after the last step; its checkpoints have the same names.
+    after the last step; while a checkpoint is written, and while a state is. It leaves the same checkpoints, and no other file.
     """
-    rng, found = trial.rng("kill"), []
+    rng, found = trial.rng("kill"), list[Comparison]()
     with small_pretraining(trial, 2) as (problem, _):
         whole = trial.pretrainer.run(problem)
         last = len(whole.steps)
         stop = int(rng.integers(1, last))
         epoch = last // 2
-        for kill, interval in ((1, None), (stop, int(rng.integers(1, min(stop, 3) + 1))), (epoch, epoch), (last, None)):
-            when = f"killed after {kill} of {last}"
+        kills: list[tuple[int, int | None, int | None]] = [
+            (1, None, None),
+            (stop, int(rng.integers(1, min(stop, 3) + 1)), None),
+            (epoch, epoch, None),
+            (last, None, None),
+        ]
+        kills += [(last, None, flush) for flush in _flushes(whole.flushes, rng)]
+        for kill, interval, flush in kills:
+            when = f"killed after {kill} of {last}" if flush is None else f"killed at {whole.flushes[flush]}, its write {flush}"
             settings = {**problem.settings, "save_every": interval}
-            killed = replace(problem, output=problem.output.with_name(f"{when}, {interval}"), settings=settings)
-            trial.pretrainer.run(killed, stop_after=kill)
+            killed = replace(problem, output=problem.output.with_name(str(len(found))), settings=settings)
+            before = trial.pretrainer.run(killed, stop_after=None if flush else kill, stop_at=flush)
             rest = trial.pretrainer.run(killed, resume=True)
             done = last - len(rest.steps)
             found += [
                 value_inside(f"steps that are not made again, {when}", done, 0, kill),
+                value_inside(f"states written, {when}", _states(before), 1, 1 + kill // (interval or last + 1) + kill // epoch),
                 *same(f"later steps, {when}", whole.steps[max(done, 0) :], rest.steps),
                 *same(f"at the end, {when}", whole.parameters, rest.parameters),
                 *same(f"hash of the state, {when}", whole.state_hash, rest.state_hash),
-                *same(f"checkpoints, {when}", *({path.name for path in each.output.glob("checkpoints/*")} for each in (problem, killed))),
+                *same(f"files, {when}", *(_left(each.output) for each in (problem, killed))),
             ]
     return found
+
+
+def _flushes(names: Sequence[str], rng: Generator) -> list[int]:
+    """One of a checkpoint's files, and one of a state's, which is not the first state."""
+    first = next(place for place, name in enumerate(names) if "checkpoints" in name)
+    later = list(enumerate(names))[first:]
+    parts = ([place for place, name in later if ("checkpoints" in name) == checkpoint] for checkpoint in (True, False))
+    return [int(rng.choice(places)) for places in parts]
+
+
+def _states(record: PretrainingRecord) -> int:
+    return sum(name.endswith("state.json") for name in record.flushes)
+
+
+def _left(output: Path) -> dict[str, bytes]:
+    """The files of a run but its settings, which say how often the state is saved, by their names."""
+    return {name: value for name, value in content(output).items() if name != "state/state.json"}
 
 
 def command_runs_alike(trial: Trial) -> list[Comparison]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_at_least
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_at_least, value_at_most, value_inside
 from blackswan.falsifiers.subjects.doors.training import Kept, Plan, Run
 from blackswan.falsifiers.system.run_problem import SmallRun, part, small_run
 from blackswan.falsifiers.system.same import same, same_samples
@@ -115,6 +115,8 @@ def validation_loss_is_the_mean_over_samples(trial: Trial) -> list[Comparison]:
         own = [step for step in run.steps if step.epoch == epoch.number]
         mean = np.average([step.loss for step in own], weights=[step.samples for step in own])
         found.append(trial.near(f"epoch {epoch.number}, training loss", mean, epoch.train_loss))
+        if epoch.seconds is not None:
+            found.append(value_inside(f"epoch {epoch.number}, seconds", epoch.seconds, 0.0, epoch.passed))
     return found
 
 
@@ -176,10 +178,18 @@ def stops_after_patience_epochs(trial: Trial) -> list[Comparison]:
     return found + same("result, stopped early", expected < 7, run.result and run.result.stopped_early)
 
 
+FIRST_TIME = 4
+"""So many files libraries may open once, when they are first used; on a GPU the driver's come and go."""
+
+
 def base_weights_are_kept(trial: Trial) -> list[Comparison]:
-    """The frozen tensors, NF4 codes among them, are the same bits before and after a whole run."""
+    """The frozen tensors, NF4 codes among them, are the same bits before and after a whole run; so are Ctrl-C and torch's settings, and
+    no file is left open."""
     run, _ = _whole(trial, small_run(trial, quantize_nf4=trial.seed % 2 == 1))
-    return same("frozen", *run.frozen)
+    before, after = run.process
+    more = after.pop("open files", 0) - before.pop("open files", 0)
+    found = [*same("frozen", *run.frozen), *same("process", before, after)]
+    return found if trial.on_gpu else [*found, value_at_most("files left open", more, FIRST_TIME)]
 
 
 def nf4_is_applied_and_trains(trial: Trial) -> list[Comparison]:

@@ -92,7 +92,7 @@ class Quantised:
 @dataclass(frozen=True)
 class FreshClassifier:
     """Trainable tensors by name, the logits of some texts, those of the same decoder and head without an update, and those of what was
-    saved and opened again."""
+    saved or merged and opened again."""
 
     trainable: dict[str, Array]
     logits: Array

@@ -103,13 +103,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Epoch:
-    """An epoch, counted from 1: mean losses, whether it is called the best so far, and the state after it."""
+    """An epoch, counted from 1: mean losses, whether it is called the best so far, and the state after it.
+
+    `seconds` are what the run says that it took, where it does, and `passed` those between the ends of the epoch before and of this one.
+    """
 
     number: int
     train_loss: float
     validation_loss: float | None
     best: bool
     state: State
+    seconds: float | None = None
+    passed: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,7 @@ class Run:
 
     `frozen` is what the model holds beside the trainable tensors, before and after; `quantised` the weights that its projections
     compute with where they are stored in fewer bits. `stopped` is the error that ended it because a number was not finite.
+    `process` is the state of the process that others depend on, before and after, its `open files` by their number.
     """
 
     reads: list[Read]
@@ -148,6 +154,7 @@ class Run:
     stopped: str = ""
     frozen: tuple[dict[str, Array], dict[str, Array]] = field(default_factory=lambda: ({}, {}))
     quantised: dict[str, Array] = field(default_factory=dict)
+    process: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
 
 
 @dataclass(frozen=True)
@@ -219,6 +226,9 @@ class Pipeline(Protocol):
 
     def state(self) -> State:
         """The state that the next steps depend on."""
+
+    def set_rate(self, rate: float) -> None:
+        """Sets the learning rate of the next step and, where there is no schedule, of those after it."""
 
     def summary(self) -> str:
         """A description for people, with the number of trainable parameters."""
@@ -298,9 +308,13 @@ class Pretraining:
 
 @dataclass(frozen=True)
 class PretrainingRecord:
-    """The record of a run up to its end or its kill: steps, validation loss of each epoch, parameters, and the state's hash at the end."""
+    """The record of a run up to its end or its kill: steps, validation loss of each epoch, parameters, and the state's hash at the end.
+
+    `flushes` are the files and folders that it waited for until they were on the disk.
+    """
 
     steps: "list[PretrainStep]"
     validation: list[float]
     parameters: Mapping[str, Array]
     state_hash: str
+    flushes: list[str] = field(default_factory=list)

@@ -29,8 +29,10 @@ from blackswan.reference.table import Array
 class Classifiers(Door):
     """Classifiers that no run has trained."""
 
-    def fresh(self, model: Path | Mapping[str, Any], hyperparameters: Mapping[str, Any], texts: Sequence[str]) -> FreshClassifier:
-        """A pipeline's classifier on a checkpoint, or on random weights of an architecture, with a run's settings."""
+    def fresh(
+        self, model: Path | Mapping[str, Any], hyperparameters: Mapping[str, Any], texts: Sequence[str], *, merge: bool = False
+    ) -> FreshClassifier:
+        """A pipeline's classifier on a checkpoint, or on random weights of an architecture, with a run's settings; saved, or merged."""
         config = ClassifyConfig.from_mapping(hyperparameters)
         if isinstance(model, Path):
             pipeline = ClassifyPipeline.from_pretrained(model, config, device=self._device)
@@ -41,8 +43,8 @@ class Classifiers(Door):
             logits, plain = (made(*tokens).cpu().numpy() for made in (pipeline.classifier, self._without_update(pipeline.classifier)))
         trainable = {name: value.detach().cpu().numpy() for name, value in pipeline.classifier.trainable_parameters().items()}
         with tempfile.TemporaryDirectory() as folder:
-            pipeline.save(Path(folder) / "adapter")
-            opened = ClassifyPipeline.from_saved(Path(folder) / "adapter", device=self._device)
+            (pipeline.merge if merge else pipeline.save)(Path(folder) / "saved")
+            opened = ClassifyPipeline.from_saved(Path(folder) / "saved", device=self._device)
         with torch.no_grad():
             return FreshClassifier(trainable, logits, plain, opened.classifier(*tokens).cpu().numpy())
 

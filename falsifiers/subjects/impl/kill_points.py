@@ -5,9 +5,11 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 _RANDOM = re.compile(r"\.[A-Za-z0-9_]{8}(?=$|/)")
 """This part makes the name of a temporary file its own."""
@@ -53,20 +55,32 @@ def file_events(folder: Path, event: Event) -> None:
     Nothing is flushed: a killed process loses nothing that it has written; a power failure is another matter.
     """
 
-    def name(path: Any) -> str:
-        return _RANDOM.sub("", os.path.relpath(path, folder))
-
     def hook(kind: str, arguments: tuple[Any, ...]) -> None:
         opened = kind == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR)
         if (opened or kind in ("os.rename", "os.remove", "os.mkdir", "os.rmdir")) and str(arguments[0]).startswith(str(folder)):
-            event(f"{kind} {name(arguments[0])}")
-
-    def flushed(fd: Any) -> None:
-        descriptor = fd if isinstance(fd, int) else fd.fileno()
-        event(f"flush {name(Path(f'/proc/self/fd/{descriptor}').readlink())}")
+            event(f"{kind} {_name(arguments[0], folder)}")
 
     sys.addaudithook(hook)
-    os.fsync = flushed
+    os.fsync = _flushed(folder, event)  # type: ignore[assignment]  # it is called by place
+
+
+@contextmanager
+def flushes(folder: Path, event: Event) -> Iterator[None]:
+    """Inside the block `event` is called before a file in the folder is flushed, which is not done."""
+    with mock.patch.object(os, "fsync", _flushed(folder, event)):
+        yield
+
+
+def _flushed(folder: Path, event: Event) -> Callable[[Any], None]:
+    def flushed(fd: Any) -> None:
+        descriptor = fd if isinstance(fd, int) else fd.fileno()
+        event(f"flush {_name(Path(f'/proc/self/fd/{descriptor}').readlink(), folder)}")
+
+    return flushed
+
+
+def _name(path: Any, folder: Path) -> str:
+    return _RANDOM.sub("", os.path.relpath(path, folder))
 
 
 def sums(group: Any, event: Event) -> None:

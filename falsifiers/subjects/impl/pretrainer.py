@@ -16,6 +16,7 @@ from blackswan.falsifiers.subjects.conversion import config_of
 from blackswan.falsifiers.subjects.doors.files import StreamRows, Tokens
 from blackswan.falsifiers.subjects.doors.training import Architecture, Pretraining, PretrainingRecord
 from blackswan.falsifiers.subjects.impl import Door
+from blackswan.falsifiers.subjects.impl.kill_points import flushes
 from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import decoder_optimiser, pretrain, pretrain_run
 from blackswan.impl.checkpoint import load_decoder
@@ -40,12 +41,14 @@ class Pretrainer(Door):
         ids, mask = torch.cat([empty, *(batch.input_ids for batch in found)]), torch.cat([empty.bool(), *(batch.mask for batch in found)])
         return StreamRows(ids.numpy(), mask.numpy(), [len(batch.mask) for batch in found], len(batches))
 
-    def run(self, problem: Pretraining, stop_after: int | None = None, resume: bool = False) -> PretrainingRecord:
-        """A run, killed after a step where one is named; or, resumed, the rest of one that was killed.
+    def run(
+        self, problem: Pretraining, stop_after: int | None = None, resume: bool = False, stop_at: int | None = None
+    ) -> PretrainingRecord:
+        """A run, killed after a step where one is named, or at one of its flushes, from 0; or, resumed, the rest of one that was killed.
 
-        It is killed by an exception of the function that hears of each step.
+        It is killed by an exception: of the function that hears of each step, or of the one that flushes a file.
         """
-        decoder, steps = self._random(problem.architecture, problem.seed), []
+        decoder, steps, events = self._random(problem.architecture, problem.seed), [], list[str]()
         train, validation = _batches(problem.train), None if problem.validation is None else _batches(problem.validation)
         settings = pretrain_run.PretrainSettings(**problem.settings)
 
@@ -54,11 +57,17 @@ class Pretrainer(Door):
             if step.step == stop_after:
                 raise _KilledError
 
+        def on_flush(name: str) -> None:
+            events.append(name)
+            if len(events) - 1 == stop_at:
+                raise _KilledError
+
         result = pretrain_run.PretrainResult((), (), "")
-        with suppress(_KilledError):
+        with suppress(_KilledError), flushes(problem.output, on_flush):
             given = (decoder, train, validation, settings, problem.output, problem.tokenizer)
             result = pretrain_run.pretrain(*given, resume=resume, on_step=on_step)
-        return PretrainingRecord(steps, [epoch.validation_loss for epoch in result.epochs], _parameters(decoder), result.state_hash)
+        losses = [epoch.validation_loss for epoch in result.epochs]
+        return PretrainingRecord(steps, losses, _parameters(decoder), result.state_hash, events)
 
     def command(self, model: Path, problem: Pretraining, *flags: str) -> Mapping[str, Array]:
         """The parameters of the last checkpoint that the command writes, which starts at that model."""

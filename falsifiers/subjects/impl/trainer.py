@@ -4,9 +4,10 @@ import argparse
 import dataclasses
 import io
 import json
+import signal
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.subjects.conversion import config_of
 from blackswan.falsifiers.subjects.doors import training as told
 from blackswan.falsifiers.subjects.doors.training import Epoch, Fault, Kept, Plan, Problem, Read, Run, State, Step, Steps
+from blackswan.falsifiers.subjects.guards import torch_settings
 from blackswan.falsifiers.subjects.impl import Door, parallel_steps
 from blackswan.falsifiers.subjects.impl.kill_points import Copies, KillPoints, file_events, sums
 from blackswan.falsifiers.subjects.impl.watching import Note, Stopped, Watch, on_host, read_notes, reading, state_of
@@ -162,6 +164,10 @@ class Pipeline(Session):
         """The state that the next steps depend on."""
         return state_of(self._pipeline.trainer)
 
+    def set_rate(self, rate: float) -> None:
+        """Sets the learning rate."""
+        self._pipeline.learning_rate = rate
+
     def summary(self) -> str:
         """The pipeline's description of itself."""
         return self._pipeline.summary()
@@ -193,7 +199,7 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
     before, quantised, result, stopped = _frozen(pipeline), _quantised(pipeline), None, ""
     train = _samples(problem, problem.training)
     validation = None if problem.validation is None else _samples(problem, problem.validation)
-    with reading(watch.read):
+    with reading(watch.read), watch.clock(), _of_the_process() as process:
         try:
             result = pipeline.fit(
                 train, validation, folder, resume=plan.resume, save_every=plan.save_every, on_step=watch.step, on_epoch=watch.epoch
@@ -203,7 +209,27 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
         except FloatingPointError as error:
             stopped = str(error)
     answer = {"result": result and _result(result), "stopped": stopped, "frozen": (before, _frozen(pipeline)), "quantised": quantised}
-    return _Part(watch.notes, told.Rank("", watch.state, event.seen), answer)
+    return _Part(watch.notes, told.Rank("", watch.state, event.seen), {**answer, "process": tuple(process)})
+
+
+@contextmanager
+def _of_the_process() -> Iterator[list[dict[str, Any]]]:
+    """The state of this process that others depend on, before the block and, when it has ended, after it.
+
+    Inside, Ctrl-C does what it does in a program of a user's, also in a worker that leaves it to its parent.
+    """
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def now() -> dict[str, Any]:
+        interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        return {"Ctrl-C interrupts": interrupts, "open files": len(list(Path("/proc/self/fd").iterdir())), **torch_settings()}
+
+    found = [now()]
+    try:
+        yield found
+    finally:
+        found.append(now())
+        signal.signal(signal.SIGINT, usual)
 
 
 def _mixed(group: Group, device: torch.device, problem: Problem, others: list[Problem], folder: Path) -> list[str]:

@@ -1,0 +1,181 @@
+"""Changes of one place in a function of `impl`, made from its syntax; and the lines of it that a claim executes."""
+
+import ast
+import copy
+import inspect
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from blackswan.falsifiers.subjects.patching import planting
+
+IMPL, TRACE = Path(__file__).resolve().parents[2] / "impl", "TRACE="
+LEFT_OUT = ("kernels", "fused", "progress")
+"""Parts of `impl` that are not changed: they need a GPU, or only show how far a run is."""
+SAID = ("print", "warn", "add_argument", "tell", "_say")
+"""What such calls are given are messages and descriptions of options."""
+PAIRS = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot), (ast.And, ast.Or)]
+OTHER: dict[type, type] = {one: other for pair in [*PAIRS, (ast.Add, ast.Sub), (ast.Mult, ast.Div)] for one, other in (pair, pair[::-1])}
+Edit = Callable[[Any], ast.AST]
+
+
+@dataclass(frozen=True)
+class Change:
+    """The `number`-th change of a function, `module:function#number`; its place, `file:line`; and what is done there."""
+
+    name: str
+    line: str
+    what: str
+
+
+class _Swap(ast.NodeTransformer):
+    def __init__(self, old: ast.AST, new: ast.AST) -> None:
+        self.old, self.new = old, ast.copy_location(new, old)
+
+    def visit(self, node: ast.AST) -> Any:
+        return self.new if node is self.old else self.generic_visit(node)
+
+
+def _set(**fields: Any) -> Edit:
+    def edit(node: ast.AST) -> ast.AST:
+        vars(node).update(fields)
+        return node
+
+    return edit
+
+
+def _edits(node: ast.AST) -> Iterator[tuple[str, Edit]]:
+    """What may be done to a node: its name, and a function from a copy of the node to what stands in its place."""
+    match node:
+        case ast.Compare(ops=[operator]) if type(operator) in OTHER:
+            yield "another comparison", _set(ops=[OTHER[type(operator)]()])
+        case ast.BoolOp(op=operator, values=values):
+            yield "and for or, or for and", _set(op=OTHER[type(operator)]())
+            for place in range(len(values)):
+                rest = values[:place] + values[place + 1 :]
+                yield f"operand {place} left out", (lambda _, rest=rest: rest[0]) if len(rest) == 1 else _set(values=rest)  # type: ignore[misc]
+        case ast.BinOp(op=operator, left=left) if type(operator) in OTHER and not isinstance(left, ast.Constant | ast.JoinedStr):
+            yield "another operator", _set(op=OTHER[type(operator)]())
+        case ast.Constant(value=bool(value)):
+            yield "truth value", _set(value=not value)
+        case ast.Constant(value=int(value) | float(value)):
+            yield "constant plus 1", _set(value=value + 1)
+        case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+            yield "statement left out", lambda _: ast.Pass()
+        case ast.If() | ast.IfExp():
+            for value in (True, False):
+                yield f"condition always {value}", _set(test=ast.copy_location(ast.Constant(value), node.test))
+        case ast.UnaryOp(op=ast.Not()):
+            yield "not left out", lambda node: node.operand
+        case ast.Call(keywords=keywords):
+            for place, keyword in enumerate(keywords):
+                if keyword.arg is not None:
+                    yield f"argument {keyword.arg} left out", _set(keywords=keywords[:place] + keywords[place + 1 :])
+
+
+def _changes(function: ast.FunctionDef) -> Iterator[tuple[int, int, str, Edit]]:
+    """The place of the node among those of the function, its line, and what is done there, in words and as a function.
+
+    Nothing is done to decorators, annotations, defaults, `super`, and what is said to people.
+    """
+    out: list[ast.AST | None] = [*function.decorator_list, function.returns, function.args]
+    for node in ast.walk(function):
+        name = getattr(node.func, "id", getattr(node.func, "attr", "")) if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Raise | ast.JoinedStr) or name in SAID or (isinstance(node, ast.Expr) and "super()" in ast.unparse(node)):
+            out.append(node)
+    kept = {id(inner) for node in out if node is not None for inner in ast.walk(node)}
+    for place, node in enumerate(ast.walk(function)):
+        if id(node) not in kept and isinstance(node, ast.expr | ast.stmt):
+            for what, edit in _edits(node):
+                yield place, node.lineno, f"{what}: {ast.unparse(node).splitlines()[0][:100]}", edit
+
+
+def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef]:
+    """Functions of the module, and methods of its classes; of a property what reads it."""
+    classes = [("", tree), *((f"{node.name}.", node) for node in tree.body if isinstance(node, ast.ClassDef))]
+    found = [(f"{prefix}{node.name}", node) for prefix, owner in classes for node in owner.body if isinstance(node, ast.FunctionDef)]
+    return dict(reversed(found))
+
+
+def every() -> Iterator[Change]:
+    """All changes of `impl`, file by file."""
+    for path in sorted(IMPL.rglob("*.py")):
+        file = path.relative_to(IMPL)
+        if file.with_suffix("").parts[0] not in LEFT_OUT:
+            module = ".".join(("blackswan.impl", *file.with_suffix("").parts)).removesuffix(".__init__")
+            for name, function in sorted(_functions(ast.parse(path.read_text(encoding="utf-8"))).items()):
+                for number, (_, line, what, _) in enumerate(_changes(function)):
+                    yield Change(f"{module}:{name}#{number}", f"{file}:{line}", what)
+
+
+@contextmanager
+def applied(name: str) -> Iterator[None]:
+    """The change of that name inside the block, also in processes that are started there; or, of TRACE= and a file, its lines are noted."""
+    with planting(f"{__name__}:{name}"):
+        if name.startswith(TRACE):
+            with _tracing(Path(name.removeprefix(TRACE))):
+                yield
+            return
+        module, qualified, number = name.replace("#", ":").split(":")
+        function, code = _function(module, qualified), _code(module, qualified, int(number))
+        before, function.__code__ = function.__code__, code
+        try:
+            yield
+        finally:
+            function.__code__ = before
+
+
+def _code(module: str, qualified: str, number: int) -> types.CodeType:
+    """The code of the changed function, compiled with its module."""
+    path = str(import_module(module).__file__)
+    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    function = _functions(tree)[qualified]
+    place, _, _, edit = list(_changes(function))[number]
+    old = list(ast.walk(function))[place]
+    code = compile(ast.fix_missing_locations(_Swap(old, edit(copy.copy(old))).visit(tree)), path, "exec", dont_inherit=True)
+    for part in qualified.split("."):
+        code = next(inner for inner in code.co_consts if isinstance(inner, types.CodeType) and inner.co_name == part)
+    return code
+
+
+def _function(module: str, qualified: str) -> Any:
+    """The function under its decorators; what it has remembered of earlier calls is forgotten."""
+    found: Any = import_module(module)
+    for name in qualified.split("."):
+        found = vars(found)[name]
+    if hasattr(found, "cache_clear"):
+        found.cache_clear()
+    inner = (getattr(found, name, None) for name in ("__func__", "fget", "func"))
+    return inspect.unwrap(next(filter(None, inner), found))
+
+
+@contextmanager
+def _tracing(path: Path) -> Iterator[None]:
+    """Inside the block `file:line` is appended to the file for each line of `impl` that runs for the first time, in any thread."""
+    file, seen, files = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), set[tuple[str, int]](), dict[str, Path | None]()
+
+    def trace(frame: types.FrameType, event: str, _: Any) -> Any:
+        place = (frame.f_code.co_filename, frame.f_lineno)
+        if place[0] not in files:
+            whole = Path(place[0]).resolve()
+            files[place[0]] = whole.relative_to(IMPL) if whole.is_relative_to(IMPL) else None
+        if event == "line" and place not in seen:
+            seen.add(place)
+            os.write(file, f"{files[place[0]]}:{place[1]}\n".encode())
+        return trace if files[place[0]] else None
+
+    threading.settrace(trace)
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]  # it takes what sys.settrace takes
+        os.close(file)
