@@ -101,7 +101,7 @@ def pretrain(
     """Trains `decoder` in place; `output` gets `checkpoints/` and `state/`.
 
     With `resume` a run goes on from its state on the same trajectory, given the same architecture, batches, tokenizer and settings; the
-    decoder's weights are the state's then, and `save_every` and `validation`, of which no step depends, may be others.
+    decoder's weights are the state's then, and `save_every` and `validation`, on which no step depends, may be others.
     Raises a FileExistsError for an output with a run in it without `resume`, a FileNotFoundError for one without a run with it, a
     ValueError for no tokens to train on, for a run whose every rate is 0 and for a state of another run, and what the step raises.
     """

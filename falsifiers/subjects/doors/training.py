@@ -200,9 +200,6 @@ class Pipeline(Protocol):
     def train_step(self, places: Sequence[int]) -> Passed:
         """One optimiser step on one sample."""
 
-    def set_rate(self, rate: float) -> None:
-        """Gives the next step that learning rate."""
-
     def accumulate(self, places: Sequence[int]) -> Passed:
         """Adds to what the next step averages."""
 

@@ -126,10 +126,6 @@ class Pipeline(Session):
         """One optimiser step on one sample."""
         return _passed(self._pipeline.train_step(self._samples.select(places)))
 
-    def set_rate(self, rate: float) -> None:
-        """Gives the next step that learning rate."""
-        self._pipeline.learning_rate = rate
-
     def accumulate(self, places: Sequence[int]) -> told.Passed:
         """Adds to what the next step averages."""
         return _passed(self._pipeline.accumulate(self._samples.select(places)))
