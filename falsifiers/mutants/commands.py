@@ -45,6 +45,14 @@ def sparse_confusion_transposed(as_json: Any, evaluation: Any) -> Any:
     return values | ({"confusion_counts": sorted([taken, true, count] for true, taken, count in counts)} if counts else {})
 
 
+@wrong_step("impl.commands.evaluate:as_json")
+def sparse_confusion_of_mistakes(as_json: Any, evaluation: Any) -> Any:
+    """The list of counts leaves out what was right, where there are many classes."""
+    values = as_json(evaluation)
+    counts = values.get("confusion_counts", [])
+    return values | ({"confusion_counts": [each for each in counts if each[0] != each[1]]} if counts else {})
+
+
 @wrong_step("impl.pipeline:evaluate", "S12")
 def evaluated_loss_of_batches(evaluate: Any, trainer: Any, samples: Any, tokens: Any, device: Any) -> Any:
     """The loss of an evaluation is the mean over batches, the last of which is smaller."""
