@@ -260,6 +260,16 @@ def apr_written_over(_: Step, path: Path) -> Iterator[Path]:
     yield path.parent
 
 
+@wrong_step("impl.apr_write:whole_file")
+@contextmanager
+def apr_tokenizer_written_over(whole_file: Step, path: Path) -> Iterator[Path]:
+    """What lies beside an exported file is overwritten."""
+    with whole_file(path) as partial:
+        yield partial
+        for each in partial.iterdir():
+            path.with_name(each.name).unlink(missing_ok=True)
+
+
 @wrong_step("impl.apr_dtypes:_steps")
 def apr_steps_cut_off(_: Step, values: Any, scale: Any, least: int, most: int) -> Any:
     """Values are cut off to the step below instead of rounded to the nearest."""

@@ -229,6 +229,7 @@ UNUSABLE = {
     "untitled.jsonl": b'{"input": "ls"}\n{"title": "rm"}\n',
     "torn.jsonl": b'{"input": "ls"}\n{"input": "rm\n',
     "empty.jsonl": b"",
+    "beside.tokenizer.json": b"{}",
 }
 """Files that no command can use, the second line of those with several."""
 
@@ -341,6 +342,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "predict a line that is not UTF-8": (("predict", adapter, f"--input={folder / 'latin'}"), "latin:2"),
         "merge into a folder that is there": (("merge", adapter, f"--output={problem.base}"), "exists"),
         "export into a folder that is there": (("export", f"--model={problem.base}", f"--output={run}"), "exists"),
+        "export beside another's tokenizer": (("export", f"--model={problem.base}", f"--output={folder / 'beside.apr'}"), "exists"),
         "export a folder in fewer bits": (("export", f"--model={problem.base}", new, "--dtype=q8"), "--dtype"),
         "predict a text that is not UTF-8": (("predict", adapter, "\udce9"), "UTF-8"),
         "predict a line without a text": (("predict", adapter, f"--corpus={folder / 'untitled.jsonl'}"), "untitled.jsonl:2"),
