@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,12 +29,13 @@ def _loaded() -> ModuleType:
 
 
 page = _loaded()
-FOUND: dict[str, Any] = json.loads(page.HELD.read_text(encoding="utf-8"))
+KEPT = json.loads(page.HELD.read_text(encoding="utf-8"))
+FOUND: dict[str, Any] = KEPT["subjects"]
 SCRIPTS = [finding.script for finding in page.FINDINGS.values()]
 
 
 def test_every_subject_was_asked() -> None:
-    assert {name.partition(":")[0] for name in page.SUBJECTS} == set(PACKAGES)
+    assert {re.split("[: ]", name)[0] for name in page.SUBJECTS} == set(PACKAGES)
     assert FOUND.keys() == page.SUBJECTS.keys()
     assert all(each["states"] for each in FOUND.values())
 
@@ -52,13 +54,16 @@ def test_nothing_is_explained_that_is_not_falsified() -> None:
 
 def test_the_finding_of_another_subject_explains_nothing() -> None:
     refused = {"claim": "LOSS-CE-REFUSES-NAN", "dtype": "float32", "state": "FALSIFIED", "what": "", "replay": ""}
-    found = {**FOUND, "liger": {**FOUND["liger"], "falsified": [refused]}}
+    found = {**FOUND, "peft": {**FOUND["peft"], "falsified": [refused]}}
     assert page.explaining("torch", "LOSS-CE-REFUSES-NAN") == ["torch_no_refusal"]
-    assert page.not_analysed(found) == [("liger", "LOSS-CE-REFUSES-NAN")]
+    assert page.not_analysed(found) == [("peft", "LOSS-CE-REFUSES-NAN")]
     assert any("| LOSS-CE-REFUSES-NAN in float32 |" in line and "| not analysed |" in line for line in page.falsified(found))
 
 
-def test_the_page_says_what_was_found() -> None:
+def test_the_page_says_what_was_found_and_where() -> None:
+    assert "\n".join(page.head(FOUND)) in PAGE
+    assert all(KEPT["reproductions"][script.stem] for script in SCRIPTS)
+    assert "\n".join(page.reproductions(KEPT["reproductions"])) in PAGE
     assert "\n".join(page.table(FOUND)) in PAGE
     assert "\n".join(page.falsified(FOUND)) in PAGE
     for script in SCRIPTS:

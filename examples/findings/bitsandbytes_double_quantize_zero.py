@@ -1,7 +1,7 @@
 """The code of 0 in the dynamic 8-bit code book, and what bitsandbytes stores for a group whose values are all 0.
 
 Where: a group whose values are all 0 gets the code 0, which stands for −0.993, and not that of zero.
-Explains bitsandbytes: NF4-DOUBLE-QUANTIZE.
+Explains bitsandbytes, bitsandbytes on cuda: NF4-DOUBLE-QUANTIZE.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """A weight [2, 1] is one byte of codes; bitsandbytes takes its shape for that of a transposed weight.
 
 Where: functional.py:1076 takes a weight of one byte for a transposed one.
-Explains bitsandbytes: KERNEL-NF4-DEQUANTIZE, NF4-DEQUANTIZE, KERNEL-NF4-LINEAR-GRADIENT, NF4-LINEAR-GRADIENT.
+Explains bitsandbytes, bitsandbytes on cuda: KERNEL-NF4-DEQUANTIZE, NF4-DEQUANTIZE, KERNEL-NF4-LINEAR-GRADIENT, NF4-LINEAR-GRADIENT.
 """
 
 import torch

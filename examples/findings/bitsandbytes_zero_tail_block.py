@@ -1,7 +1,7 @@
 """The scale of a block of zeros is 0; bitsandbytes stores 1e-38 for one that is shorter than a block.
 
 Where: backends/default/ops.py:247 raises the scale of a short last block to 1e-38.
-Explains bitsandbytes: NF4-QUANTIZE.
+Explains bitsandbytes, bitsandbytes on cuda: NF4-QUANTIZE.
 """
 
 import torch

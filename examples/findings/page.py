@@ -42,11 +42,9 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "peft:RSLORA": (STORED,),
     "bitsandbytes": (),
     "bitsandbytes:ADAMW_8BIT": (),
-    "torch on cuda": ("--aligned", STORED, LOSS, "reduction=weights", "eps=1e-6"),
     "bitsandbytes on cuda": ("--aligned",),
     "bitsandbytes:ADAMW_8BIT on cuda": (),
     "liger on cuda": (STORED, LOSS, "reduction=weights"),
-    "unsloth on cuda": ("--contiguous", STORED, LOSS),
     "unsloth:FROZEN on cuda": ("--contiguous", STORED),
     "unsloth:QKV on cuda": ("--contiguous", STORED),
     "unsloth:ONE_LENGTH on cuda": ("--contiguous", STORED),
@@ -133,7 +131,7 @@ def _machine() -> str:
     import torch
 
     device = torch.cuda.get_device_name() if has_gpu() else "a CPU"
-    found = {name: version(name) for name in PACKAGES if any(each.metadata["Name"] == name for each in distributions())}
+    found = {name: version(name) for name in PACKAGES if any(each.metadata["Name"].replace("_", "-") == name for each in distributions())}
     return f"{device} with " + ", ".join(f"{name} {number}" for name, number in found.items())
 
 

@@ -1,6 +1,6 @@
 """torch's attention on CUDA is given tensors at an address that is no multiple of 16 bytes, as a view into another tensor is.
 
-Where: scaled_dot_product_attention chooses kernels that read by vectors by sizes and strides, not by addresses; claims are asked --aligned.
+Where: scaled_dot_product_attention chooses kernels that read by vectors by sizes and strides, not by addresses.
 Needs: CUDA.
 """
 

@@ -127,11 +127,13 @@ class Memory(Door):
         config, adaptation = config_of(work.scalars), adaptation_of(work.scalars)
         trainable, dtype = classifier.initial_trainable(config, adaptation, work.seed), getattr(torch, work.dtype)
         token = torch.zeros((1, 1), dtype=torch.int64, device=self._device)
+        _requested(self._device)  # without cuBLAS's workspace, which the first product of a process makes
         with allocated(self._device) as taken, torch.no_grad():
             base = EqualTensors(classifier.base_shapes(config), dtype, self._device)
             made = classifier.Classifier(config, adaptation, base, trainable, dtype=dtype, device=self._device)
             made(token, torch.ones_like(token, dtype=torch.bool))
             gc.collect()
+            _requested(self._device)
         return taken["kept"]
 
     def _trainer(self, work: Workload) -> Trainer:
