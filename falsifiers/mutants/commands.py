@@ -256,6 +256,12 @@ def metrics_lose_a_step(before: Any, line: str, epoch: int, step: int | None, wh
     return bool(before(line, epoch, None if step is None else step - 1, where))
 
 
+@wrong_step("impl.metrics:_before")
+def metrics_lose_an_epochs_steps(before: Any, line: str, epoch: int, step: int | None, where: str) -> bool:
+    """The lines of an epoch's steps are lost where a continuation begins with the epoch's own."""
+    return bool(before(line, epoch - (step is None and '"kind": "step"' in line), step, where))
+
+
 wrong_step("impl.pipeline:fit", name="state_every_other_time", doc="The state is written half as often as was asked for.")(
     lambda fit, *given, save_every=None, **named: fit(*given, save_every=None if save_every is None else 2 * save_every, **named)
 )

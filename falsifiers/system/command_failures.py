@@ -45,8 +45,8 @@ from blackswan.falsifiers.system.trial import Trial
 def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
     """A command that is killed at its writes, a line of its metrics torn, and given again with --resume leaves what a whole run does.
 
-    Before, it is interrupted. Two kills come before a state is written, so that steps are made again, and an epoch ends again; and the
-    state is written after every so many steps.
+    Before, it is interrupted, also in an epoch's last step. Two kills come before a state is written, so that steps are made again, and an
+    epoch ends again; and the state is written after every so many steps.
     """
     rng = trial.rng("kills")
     every = int(rng.integers(2, 4))
@@ -59,16 +59,17 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
         rank = trial.commands.killed(whole, None, "train", f"--output={whole}", *where)
         if rank.ended:
             return [broken("the whole run", "failed", "its end", rank.ended)]
-        if outside := [
-            name for name in rank.events if name.startswith("flush ../") and "/.ledger.json." not in name
-        ]:  # a GPU's is the host's
+        ours = [name for name in rank.events if "/.ledger.json." not in name]  # which is the host's, on a GPU
+        if outside := [name for name in ours if name.startswith("flush ../")]:
             return [broken("the whole run", "files written outside of its folder", "none", ", ".join(outside[:3]))]
         found = same("steps between two states", *_between_states(whole, rank, every))
-        for kill in (*_kills(rng, rank.events, every, kills), None):
+        steps = [line["kind"] for line in metrics(whole)].index("epoch")
+        interrupted = iter((2, steps))
+        for kill in (*_kills(rng, rank.events, steps, every, kills), None):
             resume = ["--resume"] if (folder / RUN).is_file() else []
             rank = trial.commands.killed(folder, kill, "train", f"--output={folder}", *resume, *where)
             if kill and kill.interrupt:
-                found += _interrupted(trial, folder, rank.ended)
+                found += _interrupted(trial, folder, next(interrupted), rank.ended)
                 continue
             if rank.ended != (KILLED if kill else ""):
                 if rank.ended or kill is None:
@@ -85,13 +86,13 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
     return [*found, *same("files of the run", *left)]
 
 
-def _interrupted(trial: Trial, folder: Path, ended: str) -> Iterator[Comparison]:
-    """After Ctrl-C in the second step: status 2, and a message that names this step, whose line and whose state are written."""
+def _interrupted(trial: Trial, folder: Path, step: int, ended: str) -> Iterator[Comparison]:
+    """After Ctrl-C in a step: status 2, and a message that names this step, whose line and whose state are written."""
     last = max(line["step"] for line in metrics(folder) if line["kind"] == "step")
     message = f"impl train: interrupted after step {last}; the same command with --resume goes on"
     if not (ended.startswith("status 2: ") and message in ended):
         yield broken("end after an interruption", "another one", f"status 2: {message}", ended[-300:] or "the end of the run")
-    yield from same("last step of an interrupted run", 2, last)
+    yield from same("last step of an interrupted run", step, last)
     yield from same("step of the state after an interruption", last, trial.trainer.kept(folder).progress["step"])
 
 
@@ -122,14 +123,13 @@ def _between_states(whole: Path, rank: Rank, every: int) -> tuple[list[int], lis
     return expected, found
 
 
-def _kills(rng: Generator, events: Sequence[str], every: int, count: int) -> list[Kill]:
-    """Ctrl-C in the second step; kills between an epoch's line and its state, and between two states; and kills at random events after the
-    beginning, by their names."""
+def _kills(rng: Generator, events: Sequence[str], steps: int, every: int, count: int) -> list[Kill]:
+    """Ctrl-C in the second step and in the last one of an epoch; kills between the epoch's line and its state, and between two states; and
+    kills at random events after the beginning, by their names."""
     line = f"open {METRICS}"
-    third = [place for place, event in enumerate(events) if event == line][2]
     saved = events.index("flush .partial-last")  # the epoch's adapter; its line and the state come next
     state = next(event for event in events[saved:] if event.startswith("os.rename state/"))
-    first = [Kill(line, 2, interrupt=True), Kill(state, events[third:saved].count(state) + 1), Kill(line, every)]
+    first = [Kill(line, 2, interrupt=True), Kill(line, steps - 2, interrupt=True), Kill(state, 1), Kill(line, every)]
     names = sorted(
         {name for name in events if not name.startswith(("os.mkdir", f"open {CONFIG}", f"open {STATISTICS}")) and RUN not in name}
     )
