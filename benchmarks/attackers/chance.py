@@ -85,7 +85,7 @@ def trace(target: Target, folder: Path) -> Record:
 
 
 def attack(drawn: Sequence[changes.Change], near: Sequence[tuple[Target, frozenset[str]]]) -> list[Record]:
-    """What the claims say of some changes, which share their cases; `near` are the claims and the lines that each executes."""
+    """Asks the claims about some changes, which share their cases; `near` are the claims and the lines that each executes."""
     found = {change.name: {**asdict(change), "outcome": UNSEEN, "by": "", "asked": 0} for change in drawn}
     for target, lines in near:
         due = [change.name for change in drawn if change.line in lines and found[change.name]["outcome"] in (UNSEEN, SURVIVED)]

@@ -20,7 +20,7 @@ IMPL, TRACE = Path(__file__).resolve().parents[2] / "impl", "TRACE="
 LEFT_OUT = ("kernels", "fused", "progress")
 """Parts of `impl` that are not changed: they need a GPU, or only show how far a run is."""
 SAID = ("print", "warn", "add_argument", "tell", "_say")
-"""What such calls are given are messages and descriptions of options."""
+"""Functions whose arguments are messages and descriptions of options."""
 PAIRS = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot), (ast.And, ast.Or)]
 OTHER: dict[type, type] = {one: other for pair in [*PAIRS, (ast.Add, ast.Sub), (ast.Mult, ast.Div)] for one, other in (pair, pair[::-1])}
 Edit = Callable[[Any], ast.AST]
@@ -52,7 +52,7 @@ def _set(**fields: Any) -> Edit:
 
 
 def _edits(node: ast.AST) -> Iterator[tuple[str, Edit]]:
-    """What may be done to a node: its name, and a function from a copy of the node to what stands in its place."""
+    """Names the changes of a node, each with a function from a copy of the node to what stands in its place."""
     match node:
         case ast.Compare(ops=[operator]) if type(operator) in OTHER:
             yield "another comparison", _set(ops=[OTHER[type(operator)]()])

@@ -1,6 +1,6 @@
 """Asks the subjects that ship, runs every reproduction of this folder, and writes FINDINGS.md: `python examples/findings/page.py`.
 
-Of the subjects on CUDA those are asked that the machine has a GPU for. With names (`page.py transformers:TRAINER "liger on cuda"`) only
+Subjects on CUDA are asked where there is a GPU. With names (`page.py transformers:TRAINER "liger on cuda"`) only
 those subjects are asked anew, with `--kept` none; held.json has what the others came to, and where.
 A reproduction's docstring has its title and then lines `Where: …`, the line of the installed package that is responsible or the
 convention that the library follows, `Needs: CUDA` where it runs on a GPU alone, and `Explains SUBJECT, …: CLAIM, …`, the falsified claims

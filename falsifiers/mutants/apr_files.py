@@ -263,7 +263,7 @@ def apr_written_over(_: Step, path: Path) -> Iterator[Path]:
 @wrong_step("impl.apr_write:whole_file")
 @contextmanager
 def apr_tokenizer_written_over(whole_file: Step, path: Path) -> Iterator[Path]:
-    """What lies beside an exported file is overwritten."""
+    """An export overwrites the files that lie beside its own, such as another model's tokenizer."""
     with whole_file(path) as partial:
         yield partial
         for each in partial.iterdir():

@@ -131,11 +131,17 @@ wrong_steps(
 )
 
 
-@wrong_step("impl.pretrain_run:_Run.identity")
-def pretrain_state_of_another_eps(identity: Any, run: Any) -> dict[str, Any]:
-    """Of the architecture only what the tensors' shapes show is compared."""
+def _identity_by_shapes(identity: Any, run: Any) -> dict[str, Any]:
     found = dict(identity(run))
     return {**found, "architecture": {name: found["architecture"][name] for name in ("vocab", "hidden", "layers")}}
+
+
+wrong_step("impl.fit:_Run._identity", name="resume_with_another_eps", doc="A run goes on with another eps, which no tensor's shape shows.")(
+    _identity_by_shapes
+)
+wrong_step("impl.pretrain_run:_Run.identity", name="pretrain_state_of_another_eps", doc="Pre-training goes on with another eps.")(
+    _identity_by_shapes
+)
 
 
 @wrong_step("impl.pretrain_run:_Run.identity")
@@ -147,13 +153,6 @@ def pretrain_state_of_as_many_tokens(identity: Any, run: Any) -> dict[str, Any]:
 wrong_step("impl.pretrain_run:_Run.start", name="pretrain_resumes_nothing", doc="Where there is no run to go on with, one begins.")(
     lambda start, run, resume: start(run, resume and (run.output / "state").exists())
 )
-
-
-@wrong_step("impl.fit:_Run._identity")
-def resume_with_another_eps(identity: Any, run: Any) -> dict[str, Any]:
-    """Of the architecture only what the tensors' shapes show is compared."""
-    found = dict(identity(run))
-    return {**found, "architecture": {name: found["architecture"][name] for name in ("vocab", "hidden", "layers")}}
 
 
 @wrong_step("impl.samples:Samples.digest")
@@ -206,7 +205,7 @@ def digest_of_the_first_texts(digest: Any, samples: Any) -> str:
 
 @wrong_step("impl.samples:Samples.digest")
 def digest_of_some_rows(digest: Any, samples: Any) -> str:
-    """Of a corpus of many samples every other row is known by its length and label alone."""
+    """Every other row of a corpus of many samples is known by its length and label alone."""
     if len(samples) < 512:
         return str(digest(samples))
     return f"{digest(samples.select(range(0, len(samples), 2)))} {samples.lengths().tolist()} {samples.targets.tolist()}"

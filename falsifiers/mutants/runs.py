@@ -357,7 +357,7 @@ def fit_keeps_interrupts(interruptible: Any, workers: int) -> Iterator[Any]:
 
 @wrong_step("impl.folder:_flush")
 def folder_leaves_files_open(flush: Any, path: Any) -> None:
-    """What is flushed is not closed."""
+    """A file that was flushed stays open."""
     flush(path)
     os.open(path, os.O_RDONLY)
 

@@ -265,7 +265,7 @@ class Trainer(Protocol):
         """A run in that folder, or its continuation."""
 
     def mixed(self, problem: Problem, others: Sequence[Problem], folder: Path) -> list[list[str]]:
-        """What each of two workers says where the second one is given each other problem in turn; "" where it is not refused."""
+        """Each of two workers gives its refusals where the second one is given each other problem in turn; "" stands for none."""
 
     def kept(self, folder: Path) -> Kept:
         """Reads the folder of a run."""

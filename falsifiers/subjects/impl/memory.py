@@ -129,7 +129,7 @@ class Memory(Door):
         token = torch.zeros((1, 1), dtype=torch.int64, device=self._device)
         _requested(self._device)  # without cuBLAS's workspace, which the first product of a process makes
         with allocated(self._device) as taken, torch.no_grad():
-            base = EqualTensors(classifier.base_shapes(config), dtype, self._device)
+            base = RandomTensors(classifier.base_shapes(config), dtype, self._device)
             made = classifier.Classifier(config, adaptation, base, trainable, dtype=dtype, device=self._device)
             made(token, torch.ones_like(token, dtype=torch.bool))
             gc.collect()
@@ -161,14 +161,6 @@ class RandomTensors(LazyTensors):
         """Norms and biases one, all else N(0, 0.02²)."""
         tensor = torch.ones(self._shapes[name], dtype=self._dtype, device=self._device)
         return tensor if tensor.ndim == 1 else tensor.normal_(std=0.02)
-
-
-class EqualTensors(RandomTensors):
-    """All of ones, for which no random number is drawn, and which are quantised twice as fast: their bytes are as many."""
-
-    def __getitem__(self, name: str) -> Tensor:
-        """Ones."""
-        return torch.ones(self._shapes[name], dtype=self._dtype, device=self._device)
 
 
 class Ledger(Session):
