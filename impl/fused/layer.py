@@ -59,7 +59,7 @@ class Kept:
 
 
 ROOMS = (0, 1, 0, 1)
-"""Where the weights of a block's products are dequantised: neighbours do not share a room."""
+"""Where the weights of a block's products are dequantised: neighbours do not share a buffer."""
 
 
 def groups(layer: Layer) -> list[list[Projection]]:
