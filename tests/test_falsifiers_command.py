@@ -73,6 +73,18 @@ def test_a_held_claim_is_success_from_any_folder_and_twice_in_a_row(tmp_path: Pa
     assert (tmp_path / "new" / "verdicts.md").is_file()
 
 
+def test_claims_of_a_group_share_a_process(edited: Any, tree: Path) -> None:
+    edited(
+        "falsifiers/runner/campaign.py",
+        "        on_gpu =",
+        '        return "one" if self.claim.operation == "linear" else None\n        on_gpu =',
+    )
+    ran = command("-n2", "-vv", *(f"--claim={name}" for name in ("OP-LINEAR", "OP-SWIGLU")), tree=tree)
+    grouped = [line for line in ran.text.splitlines() if "linear" in line and line.startswith("[gw")]
+    assert len(grouped) == 3, ran.text
+    assert len({line[:5] for line in grouped}) == 1, ran.text
+
+
 def test_a_run_of_other_tests_alone_is_no_run(tmp_path: Path) -> None:
     file = tmp_path / "verdicts.jsonl"
     (run,) = several([["tests/test_import_rules.py", "-k", "table_names", "-n", "0", "--verdicts", str(file)]])

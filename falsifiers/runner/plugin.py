@@ -62,7 +62,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if option.limit is not None and not option.tx:
         option.numprocesses = option.numprocesses or 1
     if option.numprocesses and option.dist == "no":
-        option.dist, option.maxschedchunk = "load" if option.device == "cpu" else "loadgroup", option.maxschedchunk or 1
+        option.dist, option.maxschedchunk = "load", option.maxschedchunk or 1
     if option.numprocesses:  # processes that each use all cores wait for each other: on two cores a run takes four times as long
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -159,9 +159,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     campaign, replayed = metafunc.config.stash[CAMPAIGN], metafunc.config.option.replay
     if "target" in metafunc.fixturenames:
         found = [] if replayed else list(campaign.targets())
-        marks = [[pytest.mark.xdist_group(target.group)] if target.group else [] for target in found]
-        every = [pytest.param(target, id=str(target), marks=own) for target, own in zip(found, marks, strict=True)]
-        metafunc.parametrize("target", every)
+        metafunc.parametrize("target", [pytest.param(target, id=str(target)) for target in found])
     if "stored" in metafunc.fixturenames:
         stored = [metafunc.config.stash[STORED]] if replayed else []
         metafunc.parametrize("stored", stored, ids=lambda pair: f"{pair[0].id} {pair[1].digest}")
@@ -238,6 +236,21 @@ class Recorder:
             f"  model {display(real_input.model)}, corpus {display(real_input.corpus)}",
             *(f"  note: {note.message}" for note in self.config.stash[NOTES]),
         ]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """Claims of a group go to one process, the largest group first; None, for the order of pytest-xdist, where there is no group."""
+        groups = {name: target.group for name, target in self.targets.items() if target.group}
+        if not groups or config.option.dist != "load":
+            return None
+        from xdist.scheduler import LoadScopeScheduling
+
+        class Grouped(LoadScopeScheduling):
+            def _split_scope(self, nodeid: str) -> str:
+                asked = _ASKED.search(nodeid)
+                return groups.get(asked[1], nodeid) if asked else nodeid
+
+        return Grouped(config, log)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
