@@ -41,7 +41,7 @@ def parametrize(
     the reason given; that it holds after all fails its test. Raises a ValueError for a claim in `expected` that is not asked.
     """
     known = dict(expected or {})
-    campaign = campaign_of(as_subject(subject, operation, device), Selection(), Options(effort))
+    campaign = campaign_of(as_subject(subject, operation, device), Selection(), Options(effort), operation=operation)
     targets = list(campaign.targets())
     for name in known:
         if name not in {target.claim.id for target in targets}:

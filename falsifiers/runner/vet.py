@@ -140,13 +140,15 @@ def check(
     """Asks a subject every claim on what it has, in this process.
 
     `subject` is a function or a torch.nn.Module (with the name of its `operation`, unless that is the function's own name), a mapping from
-    operations to functions, or a Subject. `on_fail` is raise, for an AssertionError that says which claims failed, on which case, and how
-    to replay it, or return. Raises a ValueError for a subject or a name that cannot be used.
+    operations to functions, or a Subject, of which `operation` chooses one. `on_fail` is raise, for an AssertionError that says which
+    claims failed, on which case, and how to replay it, or return. Raises a ValueError for a subject or a name that cannot be used.
     """
     __tracebackhide__ = True
     if on_fail not in ("raise", "return"):
         raise ValueError(f"on_fail={on_fail!r}: expected raise or return")
-    campaign = campaign_of(as_subject(subject, operation, device), Selection(claims, (), dtypes), Options(effort, seed))
+    campaign = campaign_of(
+        as_subject(subject, operation, device), Selection(claims, (), dtypes), Options(effort, seed), operation=operation
+    )
     result = Result(campaign.subject.name, [campaign.attack(target) for target in campaign.targets()])
     if result.failures and on_fail == "raise":
         raise AssertionError(str(result))
@@ -173,15 +175,25 @@ def _every_contract() -> list[Contract]:
     return contracts.load()
 
 
-def campaign_of(subject: Subject, chosen: Selection, effort: Options, verdicts: Path | None = None, command: str | None = None) -> Campaign:
-    """The claims on what the subject has. ValueError where none is left, or a name of the selection is unknown."""
+def campaign_of(
+    subject: Subject,
+    chosen: Selection,
+    effort: Options,
+    verdicts: Path | None = None,
+    command: str | None = None,
+    operation: str | None = None,
+) -> Campaign:
+    """The claims on what the subject has, or on that operation of it. ValueError where none is left, or a name is unknown."""
     loaded = _every_contract()
-    options.known_names(chosen, loaded)
+    options.known_names(replace(chosen, operations=[operation] if operation else []), loaded)
     path = verdicts or places.generated() / "vet.jsonl"
-    campaign = Campaign(subject, asked_of(subject, loaded), effort, chosen, RealInput(CHECKPOINT, CORPUS_HELDOUT), path)
+    asked = asked_of(subject, loaded)
+    if operation:
+        asked = [replace(one, claims=tuple(claim for claim in one.claims if claim.operation == operation)) for one in asked]
+    campaign = Campaign(subject, asked, effort, chosen, RealInput(CHECKPOINT, CORPUS_HELDOUT), path)
     campaign.command = command
     if not any(campaign.targets()):
-        raise ValueError(f"{subject.name} has no operation that the chosen claims are on")
+        raise ValueError(f"{subject.name} has no {operation or 'operation'} that the chosen claims are on")
     return campaign
 
 
@@ -190,7 +202,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog=prog, description=DESCRIPTION)
     add = found.add_argument
     add("subject", metavar="SUBJECT", help="FILE.py:NAME or package.module:NAME of a function, a torch.nn.Module, a dict or a Subject")
-    add("--operation", metavar="NAME", help="which operation a function or module is (default: its own name)")
+    add("--operation", metavar="NAME", help="which operation a function or module is (default: its own name), or which one to ask")
     add("--claim", action="append", default=[], metavar="ID", help="ask this claim only; may be repeated")
     add("--dtype", action="append", default=[], choices=contracts.DTYPES, help="ask in this dtype only; may be repeated")
     add("--device", default="cpu", help="where its tensors are: cpu, cuda, cuda:1 (default: cpu)")
@@ -242,7 +254,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _vet(given: argparse.Namespace, subject: Isolated, command: str) -> int:
     chosen, effort = Selection(given.claim, (), given.dtype), Options(given.effort, given.seed)
-    campaign = campaign_of(subject, chosen, effort, given.verdicts and writable(given.verdicts), command)
+    campaign = campaign_of(subject, chosen, effort, given.verdicts and writable(given.verdicts), command, given.operation)
     if given.replay:
         stored = stored_case(campaign.contracts, given.replay)
         found: Iterator[_Found] = iter([_found(campaign, campaign.replay(*stored))])

@@ -103,7 +103,7 @@ class Functions(Subject):
         }
         for name in (*inputs, *scalars):
             if name not in bound.takes and name not in plain:
-                raise Lacks(f"{self.name} takes no {name}")
+                raise Lacks(f"{self.name} takes no {name}{bound.hint}")
         return bound
 
     def _tensors(self, signature: Signature, inputs: Arrays, dtype: str) -> Tensors:
@@ -134,6 +134,8 @@ class Bound:
     takes: frozenset[str]
     function: Callable[[Tensors, Mapping[str, Any]], Any]
     takes_dtype: bool = False
+    hint: str = ""
+    """What could be done where it does not take what a case has."""
 
     @classmethod
     def to(cls, signature: Signature, function: Callable[..., Any]) -> "Bound":
@@ -193,7 +195,7 @@ class Bound:
                     setattr(module, name, value)
 
         takes = own & set(inputs) | set(attributes) | ({*names} & {*inputs, *scalars} if by_name else set(free))
-        return cls(signature, frozenset(takes), call)
+        return cls(signature, frozenset(takes), call, hint=": neither its forward nor an attribute of it has that name")
 
     def call(self, tensors: Tensors, scalars: Mapping[str, Any], dtype: torch.dtype) -> Tensors:
         """The outputs by name. TypeError where the answer is no tensor a name."""
