@@ -349,3 +349,8 @@ def sends_an_answer(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if isinstance(one, Connection):
             one.send((0, "answer", {"y": np.zeros(x.shape, np.float32)}))
     return honest(x, weight, eps)
+
+
+def right_for_few_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Nothing is computed of more rows than a test would take."""
+    return honest(x, weight, eps) if x.numel() // x.shape[-1] <= 64 else torch.zeros_like(x)

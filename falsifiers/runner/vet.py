@@ -146,8 +146,9 @@ def check(
     __tracebackhide__ = True
     if on_fail not in ("raise", "return"):
         raise ValueError(f"on_fail={on_fail!r}: expected raise or return")
+    given = as_subject(subject, operation, device)
     campaign = campaign_of(
-        as_subject(subject, operation, device), Selection(claims, (), dtypes), Options(effort, seed), operation=operation
+        given, Selection(claims, (), dtypes), Options(effort, seed), command=replaying(subject, operation, device), operation=operation
     )
     result = Result(campaign.subject.name, [campaign.attack(target) for target in campaign.targets()])
     if result.failures and on_fail == "raise":
@@ -161,6 +162,15 @@ def as_subject(given: Any, operation: str | None = None, device: str = "cpu") ->
 
     require_device(device)
     return subject_of(given, getattr(given, "__qualname__", type(given).__name__), operation, device, Guards())
+
+
+def replaying(given: Any, operation: str | None, device: str) -> str:
+    """The command that asks an object of this process, by the name under which its module has it where it has one."""
+    module, name = sys.modules.get(getattr(given, "__module__", "")), getattr(given, "__qualname__", "")
+    file = getattr(module, "__file__", None) if getattr(module, name, None) is given else None
+    named = ["--operation", operation] if operation else []
+    place = f"{places.shown(Path(file))}:{name}" if file else "FILE.py:NAME"
+    return " ".join(["blackswan vet", *map(shlex.quote, [place, *named, *(["--device", device] if device != "cpu" else [])])])
 
 
 def _with_own() -> None:

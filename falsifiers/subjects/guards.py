@@ -16,10 +16,12 @@ import builtins
 import hashlib
 import pickle
 import random
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,8 @@ FORMER_TENSORS, FORMER_BYTES = 16, 1 << 24
 """How many arguments and answers of former calls must stay as they were, and how large they may be to be kept for that."""
 JOINED_SECONDS = 0.2
 """For how long threads that a computation started may go on, until what they wrote is looked for."""
+RECOMPILED = 1000
+"""So many times a function is compiled for other dtypes, layouts and scalars."""
 WATCHED: Mapping[str, Any] = {
     "torch": torch,
     "torch.nn.functional": torch.nn.functional,
@@ -111,7 +115,7 @@ class Guards:
         given = {name: argument.tensor for name, argument in placed.items()}
         _poison(given)
         gradients, threads = torch.is_grad_enabled(), set(threading.enumerate())
-        with GuardedAllocations() as allocated:
+        with _recompiling(), GuardedAllocations() as allocated:
             answer = compute(given)
         if torch.is_grad_enabled() != gradients:
             torch.set_grad_enabled(gradients)
@@ -266,6 +270,15 @@ def _poison(given: Tensors) -> None:
         if value.is_floating_point():
             del_me = [torch.full(value.shape, float("nan"), dtype=value.dtype, device=value.device) for _ in range(4)]
             del_me.clear()
+
+
+def _recompiling() -> AbstractContextManager[Any]:
+    """After eight layouts torch.compile would leave a function uncompiled, and only a log would say so."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None:
+        return nullcontext()
+    found: AbstractContextManager[Any] = dynamo.config.patch(recompile_limit=RECOMPILED, accumulated_recompile_limit=RECOMPILED)
+    return found
 
 
 def _of_a_package(function: Any) -> bool:

@@ -13,6 +13,7 @@ import os
 import pickle
 import re
 import sys
+import sysconfig
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -389,14 +390,19 @@ def _answer(subject: Subject, method: str, arguments: tuple[Any, ...]) -> Any:
 
 def _sources() -> dict[str, str]:
     """What the subject's answers depend on: files that belong to no package, by their digests, and packages, by their versions."""
-    packages = importlib.metadata.packages_distributions()
+    packages, own = importlib.metadata.packages_distributions(), sysconfig.get_path("stdlib")
     found: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         top = name.partition(".")[0]
         if top in packages:
             found[packages[top][0]] = importlib.metadata.version(packages[top][0])
-        elif file and top not in (*sys.stdlib_module_names, "blackswan", "__mp_main__", "__main__") and "site-packages" not in file:
+        elif (
+            file
+            and top not in (*sys.stdlib_module_names, "blackswan", "__mp_main__", "__main__")
+            and "site-packages" not in file
+            and not file.startswith(own)
+        ):
             found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     return dict(sorted(found.items()))
 
