@@ -9,7 +9,7 @@ from blackswan.falsifiers.runner.campaign import Campaign, Selection, Target
 from blackswan.falsifiers.runner.engine import Options
 from blackswan.falsifiers.runner.terminal import story
 from blackswan.falsifiers.runner.verdict import State
-from blackswan.falsifiers.runner.vet import as_subject, campaign_of
+from blackswan.falsifiers.runner.vet import as_subject, campaign_of, replaying
 
 
 class ClaimOfSubject:
@@ -41,7 +41,8 @@ def parametrize(
     the reason given; that it holds after all fails its test. Raises a ValueError for a claim in `expected` that is not asked.
     """
     known = dict(expected or {})
-    campaign = campaign_of(as_subject(subject, operation, device), Selection(), Options(effort))
+    command = replaying(subject, operation, device)
+    campaign = campaign_of(as_subject(subject, operation, device), Selection(), Options(effort), command=command, operation=operation)
     targets = list(campaign.targets())
     for name in known:
         if name not in {target.claim.id for target in targets}:

@@ -1,5 +1,6 @@
 """`blackswan vet`: honest code holds, cheating code does not, and what is said of either can be used."""
 
+import builtins
 import inspect
 import json
 import os
@@ -35,7 +36,16 @@ CHEATING = {
     for name, function in vars(cheating_subjects).items()
     if inspect.isfunction(function) and not name.startswith("_") and name != "honest"
 }
-NEEDS_A_PROCESS = {"imports_the_answers", "finds_the_answers", "ends_its_process"}
+NEEDS_A_PROCESS = {
+    "imports_the_answers": "the answers are there",
+    "finds_the_answers": "'blackswan.reference'",
+    "ends_its_process": "ended its process with status 0",
+    "breaks_the_seal": "cannot be opened by a subject",
+    "searches_memory": "StopIteration|^$",
+    "reads_its_parents_memory": "cannot be opened by a subject",
+    "raises_code": r"answered with an object of builtins\.exec; expected arrays and plain values",
+    "sends_an_answer": "spoke when it was not asked",
+}
 """Caught because they run where no answer is; the guards catch the others in any process."""
 QUESTION: tuple[Any, Any] = {"x": np.ones((1, 1)), "weight": np.ones(1)}, {"eps": 1e-6}
 ONE = ("--operation", "rms_norm", "--claim", "OP-RMSNORM", "--dtype", "float32")
@@ -73,11 +83,23 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def restored(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What a function may have left changed in this process is put back."""
-    monkeypatch.setattr(torch, "allclose", torch.allclose)
-    monkeypatch.setattr(time, "perf_counter", time.perf_counter)
+    for place, name in (
+        (torch, "allclose"),
+        (time, "perf_counter"),
+        (np.testing, "assert_allclose"),
+        (np.random, "normal"),
+        (builtins, "abs"),
+    ):
+        monkeypatch.setattr(place, name, getattr(place, name))
     precision = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(precision)
+    torch.set_autocast_enabled("cpu", False)
+    torch.set_flush_denormal(False)
+    for _ in range(torch._C._len_torch_function_stack()):
+        torch._C._pop_torch_function_stack()
+    if "allclose" in vars(torch.Tensor):
+        del torch.Tensor.allclose
 
 
 def test_honest_code_holds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,17 +146,35 @@ def test_a_cheating_function_is_caught(name: str) -> None:
     assert [verdict.state for verdict in result.verdicts] == [State.FALSIFIED]
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("imports_the_answers", "the answers are there"),
-        ("finds_the_answers", "'blackswan.reference'"),
-        ("ends_its_process", "ended its process with status 0"),
-    ],
-)
+@pytest.mark.parametrize(("name", "said"), NEEDS_A_PROCESS.items())
 def test_a_process_of_its_own_catches_the_others(name: str, said: str) -> None:
     with in_its_process(f"{FILE}:{name}") as subject, pytest.raises(Exception, match=said):
         subject.run("rms_norm", *QUESTION, "float32")
+    assert "CAUGHT_BY" not in os.environ
+
+
+def test_what_a_subject_prints_is_not_among_its_verdicts(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("prints.py").write_text("import torch\nprint('here')\n\ndef softmax(x):\n    print('there')\n    return torch.softmax(x, -1)\n")
+    assert vet.main(["prints.py:softmax", "--claim", "OP-SOFTMAX", "--dtype", "float32", "--effort", "quick", "--json"]) == 0
+    assert [record["state"] for record in json.loads(capfd.readouterr().out)] == ["HELD"]
+
+
+def test_the_same_question_is_put_in_the_same_way_again() -> None:
+    def layout(seed: int) -> list[Any]:
+        found: list[Any] = []
+
+        def compute(given: dict[str, Tensor]) -> dict[str, Tensor]:
+            found.append((given["x"].storage_offset(), given["x"].stride()))
+            return {"y": given["x"].clone()}
+
+        asked_twice = guards.Guards()
+        for value in (seed, 100 + seed, seed):
+            asked_twice(compute, {"x": torch.full((3, 5), float(value))})
+        return found
+
+    every = [layout(seed) for seed in range(8)]
+    assert all(found[:2] == found[4:] for found in every)
+    assert len({found[0] for found in every}) > 3
 
 
 @pytest.mark.parametrize(("library", "said"), [("liger", "Liger's kernels run on a GPU"), ("unsloth", "unsloth is not installed here")])
@@ -220,7 +260,7 @@ def test_the_line_that_is_printed_replays_the_case(capsys: pytest.CaptureFixture
 def test_a_replay_of_mended_code_holds(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(AssertionError) as failed:
         blackswan.check(_bad, operation="rms_norm", claims=["OP-RMSNORM"], dtypes=["float32"])
-    assert "falsified" in str(failed.value).lower()
+    assert f"replay     blackswan vet {Path(__file__)}:_bad --operation rms_norm --replay" in str(failed.value)
     (case,) = Path("blackswan-reports/counterexamples").glob("OP-RMSNORM-*.npz")
     status, out, _ = vetted(capsys, f"{FILE}:honest", "--operation", "rms_norm", "--replay", str(case))
     assert (status, out.split()[0]) == (0, "HELD")
@@ -314,6 +354,21 @@ def test_every_form_of_a_subject_is_asked(subject: Any, operation: str | None) -
         assert [verdict.state for verdict in asked(subject, claim, operation=operation).verdicts] == [State.HELD]
 
 
+def test_an_operation_chooses_one_of_several() -> None:
+    chosen = {"claims": ["OP-SOFTMAX", "OP-RMSNORM"], "dtypes": ["float32"], "effort": "quick", "on_fail": "return"}
+    both = {"rms_norm": honest, "softmax": lambda x: torch.softmax(x, -1)}
+    assert [one.claim.id for one in blackswan.check(both, operation="softmax", **chosen).verdicts] == ["OP-SOFTMAX"]
+    with pytest.raises(ValueError, match="dict has no swiglu"):
+        blackswan.check(both, operation="swiglu")
+    with pytest.raises(ValueError, match=r"_Norm has no name of an operation; say which one it is by --operation"):
+        blackswan.check(_Norm())
+
+
+def test_the_story_of_an_answer_that_never_came_has_no_numbers() -> None:
+    told = str(asked(cheating_subjects.writes_into_its_argument, operation="rms_norm"))
+    assert "worst      (no answer)\n  difference raised Tampered: changed its argument x in place" in told
+
+
 def _without_eps(x: Tensor, weight: Tensor) -> Tensor:
     return honest(x, weight, 1e-6)
 
@@ -330,6 +385,15 @@ def test_what_a_subject_lacks_is_not_run_with_the_reason(function: Callable[...,
     (verdict,) = asked(function, claim, operation="rms_norm").verdicts
     assert verdict.state is State.NOT_RUN
     assert reason in str(verdict.reason)
+
+
+def test_a_gradient_that_only_some_cases_have_is_falsified() -> None:
+    def function(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return honest(x, weight, eps) if x.shape[-1] > 4 else honest(x, weight, eps).detach()
+
+    (verdict,) = asked(function, "OP-RMSNORM-GRADIENT", operation="rms_norm").verdicts
+    assert verdict.state is State.FALSIFIED
+    assert "requires a gradient in some cases, and in others not" in str(verdict.comparison)
 
 
 def test_an_axis_of_one_may_have_any_stride() -> None:

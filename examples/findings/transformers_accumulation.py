@@ -1,6 +1,6 @@
 """Loss and gradient norm of the same eight samples, in one batch and in four micro-batches, by transformers' Trainer.
 
-Where: trainer.py:521 takes the model's `**kwargs` for num_items_in_batch; modeling_layers.py:190 drops it.
+Where: trainer.py:521 takes the model's `**kwargs` for num_items_in_batch; modeling_layers.py:194 drops it.
 Explains transformers:TRAINER: TRN-RUN-STEPS.
 """
 

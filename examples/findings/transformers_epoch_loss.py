@@ -1,6 +1,6 @@
 """The loss that transformers' Trainer logs of an epoch of three samples in batches of two and one, at a rate of 0.
 
-Where: trainer.py:2254 divides the sum of the steps' means by their number, and the last one has fewer samples.
+Where: trainer.py:2262 divides the sum of the steps' means by their number, and the last one has fewer samples.
 Explains transformers:TRAINER, transformers:TRAINER_ONE_BATCH: TRN-VALIDATION-LOSS.
 """
 

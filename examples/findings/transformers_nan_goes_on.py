@@ -1,6 +1,6 @@
 """A run of transformers' Trainer whose head is NaN from the start.
 
-Where: trainer.py:1917 adds the mean of former losses for one that is not finite, and nothing else looks at it.
+Where: trainer.py:1925 adds the mean of former losses for one that is not finite, and nothing else looks at it.
 Explains transformers:TRAINER, transformers:TRAINER_ONE_BATCH: TRN-NON-FINITE.
 """
 

@@ -1,6 +1,6 @@
 """RMSNorm of one row in bfloat16, against the same in float64 rounded once.
 
-Where: modeling_qwen2.py:244 rounds twice; `--declare intermediates=storage` says so.
+Where: modeling_qwen2.py:245 rounds twice; `--declare intermediates=storage` says so.
 """
 
 import torch

@@ -1,6 +1,6 @@
 """The cosine of rotary position 30000 in float32, in transformers' Qwen2 and by angles in float64.
 
-Where: modeling_qwen2.py:83 rounds the frequencies to float32, and line 89 multiplies them by the position.
+Where: modeling_qwen2.py:84 rounds the frequencies to float32, and line 89 multiplies them by the position.
 Explains transformers: KERNEL-ROPE, KERNEL-ROPE-GRADIENT, OP-ROPE, OP-ROPE-GRADIENT, OP-ROPE-LLAMA3, OP-ROPE-LLAMA3-GRADIENT.
 Explains liger on cuda, unsloth:ONE_LENGTH on cuda: KERNEL-ROPE, OP-ROPE, OP-ROPE-LLAMA3.
 Explains unsloth:ONE_LENGTH on cuda: OP-ROPE-GRADIENT.

@@ -52,7 +52,8 @@ def worst_element(comparison: Comparison) -> Iterable[str]:
     """The worst element of a comparison, and its error against the tolerance."""
     found, headroom = comparison.describe(), comparison.headroom
     at = f" at {found['index']}" if found["index"] else ""
-    yield f"  worst      {found['tensor']}{at}: expected {_number(found['expected'])}, got {_number(found['actual'])}"
+    numbers = f": expected {_number(found['expected'])}, got {_number(found['actual'])}"
+    yield f"  worst      {found['tensor']}{at}{'' if found['expected'] is found['actual'] is None else numbers}"
     if found["error"] is not None:
         ulp = "" if found["ulp"] is None else f", {found['ulp']:.3g} ulp"
         cosine = "" if found["cosine"] is None else f", cosine {found['cosine']:.9f}"

@@ -140,13 +140,16 @@ def check(
     """Asks a subject every claim on what it has, in this process.
 
     `subject` is a function or a torch.nn.Module (with the name of its `operation`, unless that is the function's own name), a mapping from
-    operations to functions, or a Subject. `on_fail` is raise, for an AssertionError that says which claims failed, on which case, and how
-    to replay it, or return. Raises a ValueError for a subject or a name that cannot be used.
+    operations to functions, or a Subject, of which `operation` chooses one. `on_fail` is raise, for an AssertionError that says which
+    claims failed, on which case, and how to replay it, or return. Raises a ValueError for a subject or a name that cannot be used.
     """
     __tracebackhide__ = True
     if on_fail not in ("raise", "return"):
         raise ValueError(f"on_fail={on_fail!r}: expected raise or return")
-    campaign = campaign_of(as_subject(subject, operation, device), Selection(claims, (), dtypes), Options(effort, seed))
+    given = as_subject(subject, operation, device)
+    campaign = campaign_of(
+        given, Selection(claims, (), dtypes), Options(effort, seed), command=replaying(subject, operation, device), operation=operation
+    )
     result = Result(campaign.subject.name, [campaign.attack(target) for target in campaign.targets()])
     if result.failures and on_fail == "raise":
         raise AssertionError(str(result))
@@ -161,6 +164,15 @@ def as_subject(given: Any, operation: str | None = None, device: str = "cpu") ->
     return subject_of(given, getattr(given, "__qualname__", type(given).__name__), operation, device, Guards())
 
 
+def replaying(given: Any, operation: str | None, device: str) -> str:
+    """The command that asks an object of this process, by the name under which its module has it where it has one."""
+    module, name = sys.modules.get(getattr(given, "__module__", "")), getattr(given, "__qualname__", "")
+    file = getattr(module, "__file__", None) if getattr(module, name, None) is given else None
+    named = ["--operation", operation] if operation else []
+    place = f"{places.shown(Path(file))}:{name}" if file else "FILE.py:NAME"
+    return " ".join(["blackswan vet", *map(shlex.quote, [place, *named, *(["--device", device] if device != "cpu" else [])])])
+
+
 def _with_own() -> None:
     if own_folder():
         importlib.import_module("blackswan.falsifiers.mutants")  # runs the user's decorators
@@ -173,15 +185,25 @@ def _every_contract() -> list[Contract]:
     return contracts.load()
 
 
-def campaign_of(subject: Subject, chosen: Selection, effort: Options, verdicts: Path | None = None, command: str | None = None) -> Campaign:
-    """The claims on what the subject has. ValueError where none is left, or a name of the selection is unknown."""
+def campaign_of(
+    subject: Subject,
+    chosen: Selection,
+    effort: Options,
+    verdicts: Path | None = None,
+    command: str | None = None,
+    operation: str | None = None,
+) -> Campaign:
+    """The claims on what the subject has, or on that operation of it. ValueError where none is left, or a name is unknown."""
     loaded = _every_contract()
-    options.known_names(chosen, loaded)
+    options.known_names(replace(chosen, operations=[operation] if operation else []), loaded)
     path = verdicts or places.generated() / "vet.jsonl"
-    campaign = Campaign(subject, asked_of(subject, loaded), effort, chosen, RealInput(CHECKPOINT, CORPUS_HELDOUT), path)
+    asked = asked_of(subject, loaded)
+    if operation:
+        asked = [replace(one, claims=tuple(claim for claim in one.claims if claim.operation == operation)) for one in asked]
+    campaign = Campaign(subject, asked, effort, chosen, RealInput(CHECKPOINT, CORPUS_HELDOUT), path)
     campaign.command = command
     if not any(campaign.targets()):
-        raise ValueError(f"{subject.name} has no operation that the chosen claims are on")
+        raise ValueError(f"{subject.name} has no {operation or 'operation'} that the chosen claims are on")
     return campaign
 
 
@@ -190,7 +212,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog=prog, description=DESCRIPTION)
     add = found.add_argument
     add("subject", metavar="SUBJECT", help="FILE.py:NAME or package.module:NAME of a function, a torch.nn.Module, a dict or a Subject")
-    add("--operation", metavar="NAME", help="which operation a function or module is (default: its own name)")
+    add("--operation", metavar="NAME", help="which operation a function or module is (default: its own name), or which one to ask")
     add("--claim", action="append", default=[], metavar="ID", help="ask this claim only; may be repeated")
     add("--dtype", action="append", default=[], choices=contracts.DTYPES, help="ask in this dtype only; may be repeated")
     add("--device", default="cpu", help="where its tensors are: cpu, cuda, cuda:1 (default: cpu)")
@@ -242,7 +264,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _vet(given: argparse.Namespace, subject: Isolated, command: str) -> int:
     chosen, effort = Selection(given.claim, (), given.dtype), Options(given.effort, given.seed)
-    campaign = campaign_of(subject, chosen, effort, given.verdicts and writable(given.verdicts), command)
+    campaign = campaign_of(subject, chosen, effort, given.verdicts and writable(given.verdicts), command, given.operation)
     if given.replay:
         stored = stored_case(campaign.contracts, given.replay)
         found: Iterator[_Found] = iter([_found(campaign, campaign.replay(*stored))])

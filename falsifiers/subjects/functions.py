@@ -51,6 +51,7 @@ class Functions(Subject):
         every = shared_out({operation: known[operation] for operation in operations}, declared or {})
         self._declared = {operation: {**every[operation], **found} for operation, found in own.items()}
         self.name, self.device, self._device = name, device, torch.device(device)
+        self._graphs: dict[str, bool] = {}
         self._within = within or (lambda compute, tensors: compute(tensors))
 
     def unsupported(self, operation: str, dtype: str) -> str | None:
@@ -80,6 +81,8 @@ class Functions(Subject):
             plain = {name: value for name, value in given.items() if not name.startswith(COTANGENT)}
             outputs = bound.call({**plain, **leaves}, scalars, DTYPES[dtype])
             roots = [name for name in cotangents if outputs[name].requires_grad]
+            if self._graphs.setdefault(operation, bool(roots)) != bool(roots):
+                raise RuntimeError(f"the result of {operation} requires a gradient in some cases, and in others not, where its inputs do")
             if not roots:
                 raise Lacks(f"{self.name} has no backward pass of {operation}: its result does not require a gradient where its inputs do")
             upstream = [given[f"{COTANGENT}{name}"].to(outputs[name].dtype) for name in roots]
@@ -103,7 +106,7 @@ class Functions(Subject):
         }
         for name in (*inputs, *scalars):
             if name not in bound.takes and name not in plain:
-                raise Lacks(f"{self.name} takes no {name}")
+                raise Lacks(f"{self.name} takes no {name}{bound.hint}")
         return bound
 
     def _tensors(self, signature: Signature, inputs: Arrays, dtype: str) -> Tensors:
@@ -134,6 +137,8 @@ class Bound:
     takes: frozenset[str]
     function: Callable[[Tensors, Mapping[str, Any]], Any]
     takes_dtype: bool = False
+    hint: str = ""
+    """What could be done where it does not take what a case has."""
 
     @classmethod
     def to(cls, signature: Signature, function: Callable[..., Any]) -> "Bound":
@@ -193,7 +198,7 @@ class Bound:
                     setattr(module, name, value)
 
         takes = own & set(inputs) | set(attributes) | ({*names} & {*inputs, *scalars} if by_name else set(free))
-        return cls(signature, frozenset(takes), call)
+        return cls(signature, frozenset(takes), call, hint=": neither its forward nor an attribute of it has that name")
 
     def call(self, tensors: Tensors, scalars: Mapping[str, Any], dtype: torch.dtype) -> Tensors:
         """The outputs by name. TypeError where the answer is no tensor a name."""

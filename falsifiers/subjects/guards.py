@@ -1,20 +1,31 @@
 """How a computation is asked that may be wrong in ways that its numbers do not show, or that was written to pass a test.
 
-The arguments lie between guard elements, at an address, an alignment and with strides that change from call to call. Each computation is
-asked of other values first, at the same addresses, so that an answer kept by shape or address is the wrong one. What it allocates without
-filling it holds NaN, and freed memory of its sizes too. Afterwards its arguments, the guard elements, its former answer and torch's global
-state must be what they were.
+The arguments lie between guard elements or, as a caller's would, in memory of their own, at an address, an alignment and with strides that
+change with their values: the same question is put in the same way again. Each computation is asked of other values first, at the same
+addresses, so that an answer kept by shape or address is the wrong one. What it allocates without filling it holds NaN, and freed memory of
+its sizes too. Afterwards its arguments, the guard elements, arguments and answers of former calls and global state must be what they were.
+
+All that watches for accidents and for the tricks that are known, in the process of the code under test, where other code can undo it. What
+no code there can undo is that the answers are elsewhere, see `subjects.isolated`.
 
 The attacks are those published on suites for kernels that language models write: robust-kbench (arXiv 2509.14279) and the lists of
 KernelBench's and KernelGYM's authors (arXiv 2602.05885). `tests/cheating_subjects.py` has a subject for each.
 """
 
+import builtins
+import hashlib
+import pickle
 import random
+import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -24,8 +35,28 @@ from blackswan.falsifiers.subjects.protocol import Lacks
 
 GUARD = 64
 """Guard elements on either side of a tensor. Beside them an offset of up to 15 elements shifts the alignment."""
-LAYOUTS = ("contiguous", "contiguous", "padded rows", "transposed")
-WATCHED: Mapping[str, Any] = {"torch": torch, "torch.nn.functional": torch.nn.functional, "torch.Tensor": torch.Tensor, "time": time}
+LAYOUTS = ("contiguous", "contiguous", "bare", "padded rows", "transposed")
+"""A bare tensor is all of its memory, as a caller's is: code that looks for the guard elements finds none there."""
+FORMER_TENSORS, FORMER_BYTES = 16, 1 << 24
+"""How many arguments and answers of former calls must stay as they were, and how large they may be to be kept for that."""
+JOINED_SECONDS = 0.2
+"""For how long threads that a computation started may go on, until what they wrote is looked for."""
+RECOMPILED = 1000
+"""So many times a function is compiled for other dtypes, layouts and scalars."""
+WATCHED: Mapping[str, Any] = {
+    "torch": torch,
+    "torch.nn.functional": torch.nn.functional,
+    "torch.Tensor": torch.Tensor,
+    "torch.linalg": torch.linalg,
+    "torch.random": torch.random,
+    "torch.testing": torch.testing,
+    "numpy": np,
+    "numpy.random": np.random,
+    "numpy.testing": np.testing,
+    "random": random,
+    "builtins": builtins,
+    "time": time,
+}
 """What must keep the functions that it had."""
 
 
@@ -36,54 +67,55 @@ class Tampered(Exception):  # noqa: N818  # a finding about the subject
 class Guards:
     """Asks computations one by one. `contiguous` and `aligned` are of one that says that it takes no other tensors, see `Placed`."""
 
-    def __init__(self, seed: int = 0, contiguous: bool = False, aligned: bool = False) -> None:
-        self._random, self._contiguous, self._aligned = random.Random(seed), contiguous, aligned  # noqa: S311  # layouts, no secrets
+    def __init__(self, contiguous: bool = False, aligned: bool = False) -> None:
+        self._contiguous, self._aligned = contiguous, aligned
+        self._former: deque[tuple[str, Tensor, Tensor]] = deque(maxlen=FORMER_TENSORS)
         self._functions = {place: dict(vars(module)) for place, module in WATCHED.items()}
         self._settings = torch_settings()
 
     def __call__(self, compute: Compute, tensors: Tensors) -> Tensors:
         """What `compute` answers on tensors of these values. Tampered, or whatever it raises."""
-        placed = {name: Placed(value, self._random, self._contiguous, self._aligned) for name, value in tensors.items()}
-        torch.manual_seed(self._random.getrandbits(32))
-        drawn = torch.get_rng_state()
+        drawn = random.Random(_digest(tensors))  # noqa: S311  # layouts, no secrets
+        placed = {name: Placed(value, drawn, self._contiguous, self._aligned) for name, value in tensors.items()}
+        torch.manual_seed(drawn.getrandbits(32))
+        random.random(), np.random.random()  # noqa: NPY002, S311  # so that a generator that is seeded as before has changed, too
+        before = random_states()
         self._decoy(compute, placed)
-        kept, former = self._kept
         for argument in placed.values():
             argument.fill(argument.values)
-        answer = self._asked(compute, placed)
-        owned = {name: value.detach().clone() for name, value in answer.items()}
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        for name, value in answer.items():
-            if not _same(value, owned[name]):
-                raise Tampered(f"{name} was still being written when the computation returned: join its streams first")
-        for name, value in kept.items():
-            if not _same(value, former[name]):
-                raise Tampered(f"{name} of an earlier call changed: each answer needs memory of its own")
-        if not torch.equal(drawn, torch.get_rng_state()):
-            raise Tampered("drew from torch's random numbers, or seeded them")
+        owned = self._asked(compute, placed)
+        for said, value, was in self._former:
+            if not _same(value, was):
+                raise Tampered(said)
+        for name, argument in placed.items():
+            self._keep(f"changed {name}, an argument of an earlier call", argument.buffer)
+        for generator, state in random_states().items():
+            if state != before[generator]:
+                raise Tampered(f"drew from {generator}'s random numbers, or seeded them")
         self._check_state()
         return owned
 
-    _kept: tuple[Tensors, Tensors] = ({}, {})
+    def _keep(self, said: str, value: Tensor) -> None:
+        if value.untyped_storage().nbytes() <= FORMER_BYTES:
+            self._former.append((said, value.detach(), value.detach().clone()))
 
     def _decoy(self, compute: Compute, placed: Mapping[str, "Placed"]) -> None:
-        """The same question of other values: what it answers is kept, for it must not change later. It may refuse them."""
+        """The same question of other values. It may refuse them."""
         for argument in placed.values():
             argument.fill(argument.others())
         try:
-            answer = self._asked(compute, placed)
-            self._kept = answer, {name: value.detach().clone() for name, value in answer.items()}
+            self._asked(compute, placed)
         except (Tampered, Lacks):
             raise
-        except Exception:
-            self._kept = {}, {}
+        except Exception:  # noqa: S110  # the true values may be refused too, and are asked next
+            pass
 
     def _asked(self, compute: Compute, placed: Mapping[str, "Placed"]) -> Tensors:
+        """A copy of the answer; the answer itself is kept, for it must not change later."""
         given = {name: argument.tensor for name, argument in placed.items()}
         _poison(given)
-        gradients = torch.is_grad_enabled()
-        with GuardedAllocations(self._random) as allocated:
+        gradients, threads = torch.is_grad_enabled(), set(threading.enumerate())
+        with _recompiling(), GuardedAllocations() as allocated:
             answer = compute(given)
         if torch.is_grad_enabled() != gradients:
             torch.set_grad_enabled(gradients)
@@ -94,19 +126,31 @@ class Guards:
             for other, argument in placed.items():
                 if _shares(value, argument.buffer) and value.numel():
                     raise Tampered(f"{name} is memory of its argument {other}; expected memory of its own")
+        owned = {name: value.detach().clone() for name, value in answer.items()}
+        for thread in set(threading.enumerate()) - threads:
+            thread.join(JOINED_SECONDS)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        for name, value in answer.items():
+            if not _same(value, owned[name]):
+                raise Tampered(f"{name} was still being written when the computation returned: join its streams and threads first")
+            self._keep(f"{name} of an earlier call changed: each answer needs memory of its own", value)
         allocated.check()
         for name, argument in placed.items():
             argument.check(name)
-        return answer
+        return owned
 
     def _check_state(self) -> None:
         for name, value in torch_settings().items():
             if value != self._settings[name]:
                 raise Tampered(f"changed torch's {name} from {self._settings[name]} to {value}")
         for place, functions in self._functions.items():
-            now = vars(WATCHED[place])
-            for name, function in functions.items():
-                if now.get(name) is not function and callable(function) and not _of_a_package(now.get(name)):
+            watched = WATCHED[place]
+            now = vars(watched)
+            inherited = set(now) - set(functions) if isinstance(watched, type) else set()  # one that was a base class's until now
+            for name in (*functions, *inherited):
+                function = functions.get(name, now.get(name))
+                if (name in inherited or now.get(name) is not function) and callable(function) and not _of_a_package(now.get(name)):
                     raise Tampered(f"replaced {place}.{name}")
 
 
@@ -115,15 +159,16 @@ class Placed:
 
     def __init__(self, values: Tensor, rng: random.Random, contiguous: bool, aligned: bool) -> None:
         self.values = values
-        layout = "contiguous" if contiguous or values.dim() < 2 else rng.choice(LAYOUTS)
+        layout = rng.choice(LAYOUTS[:3] if contiguous or values.dim() < 2 else LAYOUTS)
         shape = list(values.shape)
         if layout == "padded rows":
             shape[-1] += rng.randint(1, 7)
         elif layout == "transposed":
             shape[-1], shape[-2] = shape[-2], shape[-1]
-        start = GUARD + (0 if aligned else rng.randint(0, 15))
+        guard = 0 if layout == "bare" else GUARD
+        start = guard + (0 if aligned or layout == "bare" else rng.randint(0, 15))
         count = torch.Size(shape).numel()
-        self.buffer = torch.full((start + count + GUARD,), _guard(values.dtype), dtype=values.dtype, device=values.device)
+        self.buffer = torch.full((start + count + guard,), _guard(values.dtype), dtype=values.dtype, device=values.device)
         inner = self.buffer[start : start + count].view(shape)
         self.tensor = inner.transpose(-1, -2) if layout == "transposed" else inner[..., : values.shape[-1]] if values.dim() else inner
         self._expected = self.buffer
@@ -150,9 +195,8 @@ class Placed:
 class GuardedAllocations(TorchFunctionMode):
     """Inside the block what torch.empty and its kin give out is NaN and lies between guard elements."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._random = rng
         self._given: list[tuple[Tensor, int, int]] = []
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
@@ -197,7 +241,27 @@ def _bits(value: Tensor) -> Tensor:
 
 
 def _shares(value: Tensor, buffer: Tensor) -> bool:
-    return value.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
+    """Whether their memories overlap, also where another library made a tensor of an address within."""
+    one, other = value.untyped_storage(), buffer.untyped_storage()
+    return one.data_ptr() < other.data_ptr() + other.nbytes() and other.data_ptr() < one.data_ptr() + one.nbytes()
+
+
+def _digest(tensors: Tensors) -> bytes:
+    """Of names, shapes and some thousand elements: a case that is asked again lies in memory as it did."""
+    found = hashlib.sha256()
+    for name, value in tensors.items():
+        found.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        found.update(_bits(value.flatten()[:4096]).cpu().numpy().tobytes())
+    return found.digest()
+
+
+def random_states() -> dict[str, Any]:
+    """The states of the generators that everybody shares, by their owner."""
+    numpy = pickle.dumps(np.random.get_state(legacy=False))  # noqa: NPY002  # the one that everybody shares
+    found = {"torch": torch.get_rng_state().numpy().tobytes(), "numpy": numpy, "Python": random.getstate()}
+    if torch.cuda.is_available():
+        found["torch's CUDA"] = torch.cuda.get_rng_state().numpy().tobytes()
+    return found
 
 
 def _poison(given: Tensors) -> None:
@@ -206,6 +270,15 @@ def _poison(given: Tensors) -> None:
         if value.is_floating_point():
             del_me = [torch.full(value.shape, float("nan"), dtype=value.dtype, device=value.device) for _ in range(4)]
             del_me.clear()
+
+
+def _recompiling() -> AbstractContextManager[Any]:
+    """After eight layouts torch.compile would leave a function uncompiled, and only a log would say so."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None:
+        return nullcontext()
+    found: AbstractContextManager[Any] = dynamo.config.patch(recompile_limit=RECOMPILED, accumulated_recompile_limit=RECOMPILED)
+    return found
 
 
 def _of_a_package(function: Any) -> bool:
@@ -218,9 +291,16 @@ def torch_settings() -> dict[str, Any]:
     """torch's settings that change what others compute."""
     return {
         "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
         "number of threads": torch.get_num_threads(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "precision of float32 products": torch.get_float32_matmul_precision(),
         "TF32 of cuBLAS": torch.backends.cuda.matmul.allow_tf32,
         "TF32 of cuDNN": torch.backends.cudnn.allow_tf32,
+        "sums of bfloat16 products": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        "sums of float16 products": torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+        "autocast": [name for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)],
+        "number of active modes": torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack(),
+        "search for anomalies": torch.is_anomaly_enabled(),
+        "flushing of subnormal numbers": not torch.tensor(1e-310, dtype=torch.float64).mul(1.0).item(),
     }

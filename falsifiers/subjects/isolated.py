@@ -6,9 +6,14 @@ import importlib.abc
 import importlib.metadata
 import importlib.util
 import inspect
+import io
+import itertools
 import multiprocessing
+import os
+import pickle
 import re
 import sys
+import sysconfig
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -20,6 +25,7 @@ from types import ModuleType
 from typing import Any
 
 import blackswan
+from blackswan import contracts
 from blackswan.contracts.conventions import Declaration
 from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.precision import declared_by
@@ -34,6 +40,18 @@ SECONDS = 120.0
 """An answer that takes longer never comes."""
 SEALED = ("blackswan.reference", "blackswan.falsifiers", "blackswan.tests")
 """What a subject cannot import: there are the answers."""
+PLAIN = {
+    "builtins": {"bytearray", "complex", "frozenset", "range", "set", "slice"},
+    "collections": {"OrderedDict"},
+    "numpy": {"dtype", "ndarray"},
+    "numpy._core.multiarray": {"_reconstruct", "scalar"},
+    "numpy._core.numeric": {"_frombuffer"},
+    "numpy.core.multiarray": {"_reconstruct", "scalar"},
+    "numpy.core.numeric": {"_frombuffer"},
+    "ml_dtypes": {"bfloat16"},
+    "_codecs": {"encode"},
+}
+"""What a message of a subject may be made of, beside plain values. An object of any other kind could run code where the answers are."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +146,11 @@ def subject_of(
         raise ValueError(f"{name} is a {type(given).__name__}; expected a function, a torch.nn.Module, a mapping of them, or a Subject")
     if isinstance(given, type):
         raise ValueError(f"{name} is a class; expected a function, or an instance of a torch.nn.Module")
-    return _functions_class()({operation or str(getattr(given, "__name__", "")): given}, name, device, within, declared)
+    own = str(getattr(given, "__name__", ""))
+    if operation is None and own not in contracts.load_operations():
+        called = f"{own!r} is not an operation" if own else f"a {type(given).__name__} has no name of an operation"
+        raise ValueError(f"{name}: {called}; say which one it is by --operation NAME, in Python operation=…, or see contracts/CALLS.md")
+    return _functions_class()({operation or own: given}, name, device, within, declared)
 
 
 class Isolated(Subject):
@@ -221,17 +243,21 @@ class Isolated(Subject):
     def _ask(self, method: str, *arguments: Any) -> Any:
         alive = self._connection is not None and self._process.is_alive()  # a copy may have ended it
         connection = self._connection if alive and self._connection else self._started()
-        connection.send((method, arguments))
+        number = next(_numbers)
+        connection.send((number, method, arguments))
         if not connection.poll(SECONDS):
             self.close()
             raise SubjectError(f"gave no answer within {SECONDS:g} s")
         try:
-            kind, value = connection.recv()
+            kind, value = _message(connection, number)
         except EOFError:
             self._process.join()
             status = self._process.exitcode
             self.close()
             raise SubjectError(f"ended its process with status {status}") from None
+        except SubjectError:  # what it says next may belong to this question
+            self.close()
+            raise
         if kind == "answer":
             return value
         if kind == "broken":  # whatever that process were asked next would fail alike
@@ -245,14 +271,42 @@ class Isolated(Subject):
         theirs.close()
         self._connection = ours
         try:
-            kind, value = ours.recv()
-        except EOFError:
+            kind, value = _message(ours, 0)
+        except (EOFError, SubjectError) as error:
             self.close()
-            raise ValueError(f"{self.name}: its process ended while it was being loaded") from None
+            said = "its process ended" if isinstance(error, EOFError) else f"its process {error}"
+            raise ValueError(f"{self.name}: {said} while it was being loaded") from None
         if kind != "answer":
             self.close()
             raise _unusable(self.name, kind, value)
         return ours
+
+
+_numbers = itertools.count(1)
+
+
+class _Plain(pickle.Unpickler):
+    """Reads arrays and plain values, and nothing that could run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A class or function of PLAIN; SubjectError for another one."""
+        if name not in PLAIN.get(module, ()):
+            raise SubjectError(f"answered with an object of {module}.{name}; expected arrays and plain values")
+        return super().find_class(module, name)
+
+
+def _message(connection: Connection, number: int) -> tuple[str, Any]:
+    """What the subject's process says to the question of that number. EOFError where it has ended; SubjectError for anything else."""
+    received = connection.recv_bytes()
+    try:
+        answered, kind, value = _Plain(io.BytesIO(received)).load()
+    except SubjectError:
+        raise
+    except Exception as error:
+        raise SubjectError(f"answered with bytes that cannot be read: {error}") from None
+    if answered != number:
+        raise SubjectError("spoke when it was not asked")
+    return kind, value
 
 
 def _unusable(name: str, kind: str, value: Any) -> ValueError:
@@ -276,6 +330,7 @@ def _raised(kind: str, value: Any) -> Exception:
 def _serve(connection: Connection, named: Named) -> None:
     """In the subject's process: answers one question after the other."""
     warnings.simplefilter("ignore")  # a subject that warns has not left a claim
+    os.dup2(2, 1)  # whatever it prints is not among the verdicts
     from blackswan.falsifiers.subjects.guards import Guards, Tampered
 
     _functions_class()
@@ -286,30 +341,30 @@ def _serve(connection: Connection, named: Named) -> None:
         _seal()
         subject = build(loaded or named.load())
     except ValueError as error:
-        connection.send(("unusable", str(error)))
+        connection.send((0, "unusable", str(error)))
         return
     except BaseException as error:
-        connection.send(("raised", _described(error)))
+        connection.send((0, "raised", _described(error)))
         return
-    connection.send(("answer", None))
+    connection.send((0, "answer", None))
     while True:
         try:
-            method, arguments = connection.recv()
+            number, method, arguments = connection.recv()
         except EOFError:
             return
         try:
-            connection.send(("answer", _answer(subject, method, arguments)))
+            connection.send((number, "answer", _answer(subject, method, arguments)))
         except Tampered as error:
-            connection.send(("tampered", str(error)))
+            connection.send((number, "tampered", str(error)))
         except Lacks as error:
-            connection.send(("lacks", str(error)))
+            connection.send((number, "lacks", str(error)))
         except Exception as error:  # whatever a subject raises is its answer
             names, text = _described(error)
             said = text.partition("\n")[0]
             if "AcceleratorError" in names or re.search(r"CUDA error|Error \[CUDA\]", said):  # every later call would get it again
-                connection.send(("broken", (names, said)))
+                connection.send((number, "broken", (names, said)))
                 return
-            connection.send(("raised", (names, text)))
+            connection.send((number, "raised", (names, text)))
 
 
 def _builder(named: Named, within: Any) -> Callable[[Any], Any]:
@@ -335,14 +390,19 @@ def _answer(subject: Subject, method: str, arguments: tuple[Any, ...]) -> Any:
 
 def _sources() -> dict[str, str]:
     """What the subject's answers depend on: files that belong to no package, by their digests, and packages, by their versions."""
-    packages = importlib.metadata.packages_distributions()
+    packages, own = importlib.metadata.packages_distributions(), sysconfig.get_path("stdlib")
     found: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         top = name.partition(".")[0]
         if top in packages:
             found[packages[top][0]] = importlib.metadata.version(packages[top][0])
-        elif file and top not in (*sys.stdlib_module_names, "blackswan", "__mp_main__", "__main__") and "site-packages" not in file:
+        elif (
+            file
+            and top not in (*sys.stdlib_module_names, "blackswan", "__mp_main__", "__main__")
+            and "site-packages" not in file
+            and not file.startswith(own)
+        ):
             found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     return dict(sorted(found.items()))
 
@@ -353,7 +413,11 @@ def _described(error: BaseException) -> tuple[list[str], str]:
 
 
 def _seal() -> None:
-    """From here on nobody in this process imports the reference or the falsifiers. What is loaded keeps working."""
+    """From here on nobody in this process imports the reference or the falsifiers, finds the reference in memory or opens its files.
+
+    What is loaded of the falsifiers keeps working.
+    """
+    answers = Path(importlib.import_module(SEALED[0]).__file__ or "").resolve().parent
 
     class Sealed(importlib.abc.MetaPathFinder):
         def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
@@ -364,7 +428,19 @@ def _seal() -> None:
     vars(blackswan).update(Lacks=Lacks, Subject=Subject)  # which code of a user's may import from there
     for name in list(sys.modules):
         if any(name == sealed or name.startswith(f"{sealed}.") for sealed in SEALED):
-            del sys.modules[name]
+            module = sys.modules.pop(name)
             parent, _, child = name.rpartition(".")
             vars(sys.modules.get(parent, importlib)).pop(child, None)
+            if name.startswith(SEALED[0]):
+                vars(module).clear()
     sys.meta_path.insert(0, Sealed())
+    sys.addaudithook(lambda event, given: _refuse(answers, given[0]) if event == "open" else None)
+
+
+def _refuse(answers: Path, file: Any) -> None:
+    """PermissionError for a file of the folder of the answers, and for the memory of another process."""
+    if not isinstance(file, str | bytes | os.PathLike):
+        return
+    path = os.path.realpath(os.fsdecode(file))
+    if path.startswith(f"{answers}{os.sep}") or (re.fullmatch(r"/proc/\d+/mem", path) and str(os.getpid()) not in path):
+        raise PermissionError(f"{path} cannot be opened by a subject: the answers are there")

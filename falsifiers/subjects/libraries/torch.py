@@ -148,8 +148,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "clip_by_global_norm": clip_by_global_norm,
     "learning_rate_schedule": learning_rate_schedule,
 }
-RECOMPILED = 1000
-"""So many times a function is compiled for other dtypes, layouts and scalars."""
 FOREACH = {"adamw_step": adamw(foreach=True)}
 FUSED = {"adamw_step": adamw(fused=True)}
 
@@ -158,11 +156,7 @@ def __getattr__(name: str) -> Any:
     """`COMPILED` is what torch.compile makes of three of them, `OURS_COMPILED` of `impl`'s; its compiler takes seconds to import."""
     if name not in ("COMPILED", "OURS_COMPILED"):
         raise AttributeError(name)
-    import torch._dynamo
-
     from blackswan.impl import operations
 
-    # From there on a function would be left uncompiled, and only a log would say so.
-    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = RECOMPILED
     plain = OPERATIONS if name == "COMPILED" else operations.OPERATIONS
     return {each: torch.compile(plain[each], dynamic=True) for each in ("rms_norm", "softmax", "swiglu")}
