@@ -143,7 +143,9 @@ class Run:
 
     `frozen` is what the model holds beside the trainable tensors, before and after; `quantised` the weights that its projections
     compute with where they are stored in fewer bits. `stopped` is the error that ended it because a number was not finite.
-    `process` is the state of the process that others depend on, before and after, its `open files` by their number.
+    `process` is the state of the process that others depend on, before and after, its `open files` by their number. `left` is what the
+    next step by hand depends on after the run, and `left_loss`, of a run that one process brought to its end, the loss of an evaluation
+    of the training samples then.
     """
 
     reads: list[Read]
@@ -155,6 +157,8 @@ class Run:
     frozen: tuple[dict[str, Array], dict[str, Array]] = field(default_factory=lambda: ({}, {}))
     quantised: dict[str, Array] = field(default_factory=dict)
     process: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
+    left: State = field(default_factory=dict)
+    left_loss: float | None = None
 
 
 @dataclass(frozen=True)

@@ -205,6 +205,8 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
         except FloatingPointError as error:
             stopped = str(error)
     answer = {"result": result and _result(result), "stopped": stopped, "frozen": (before, _frozen(pipeline)), "quantised": quantised}
+    answer["left"] = state_of(pipeline.trainer)
+    answer["left_loss"] = pipeline.evaluate(train).loss if result and group.size == 1 else None
     return _Part(watch.notes, told.Rank("", watch.state, event.seen), {**answer, "process": tuple(process)})
 
 

@@ -1,0 +1,60 @@
+"""Wrong runs at the bounds of their settings, where a number is not finite, when they are interrupted, and after their end."""
+
+from typing import Any
+from unittest import mock
+
+from blackswan.falsifiers.mutants.registry import wrong_step
+
+# Settings of zero or none, many micro-batches
+
+
+@wrong_step("impl.trainer:Trainer.__init__")
+def fit_settings_of_zero_left_out(init: Any, *given: Any, weight_decay: float = 0.01, max_norm: Any = 1.0, **options: Any) -> None:
+    """A weight decay of 0 is the default's, and no limit of the norm a limit of 1."""
+    init(*given, weight_decay=weight_decay or 0.01, max_norm=max_norm or 1.0, **options)
+
+
+wrong_step("impl.trainer:_joined", name="fit_joins_the_last_micro_batch", doc="Where gradients are joined to save memory, all but one go.")(
+    lambda joined, results: joined(results[-1:] if len(results) == 4 else results)
+)
+
+# A number that is not finite
+
+
+@wrong_step("impl.nonfinite:_own")
+def origin_of_forward_passes_alone(own: Any, path: str, operation: str, name: str, value: Any) -> Any:
+    """Where the backward pass is not finite, no call is named."""
+    del own, path, operation, name
+    return value
+
+
+wrong_step("impl.fit:origin", name="origin_of_the_first_micro_batch", doc="Micro-batches after the first of a step are not searched.")(
+    lambda origin, classifier, batch, weights: origin(classifier, batch, weights) or "unknown"
+)
+
+
+@wrong_step("impl.nonfinite:_described")
+def origin_swaps_nan_and_infinity(described: Any, value: Any) -> str:
+    """Infinite numbers are called NaN."""
+    return str(described(value).replace("infinite", "NaN"))
+
+
+# After the end
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.fit")
+def fit_leaves_its_trainer(fit: Any, pipeline: Any, *given: Any, **options: Any) -> Any:
+    """After a run the pipeline keeps the run's schedule, which is over, and its moments."""
+    start = pipeline.start
+    kept = mock.patch.object(pipeline, "start", lambda steps, weights=None: None if steps is None else start(steps, weights))
+    with kept:
+        return fit(pipeline, *given, **options)
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.start")
+def fit_balanced_weights_forgotten_after_it(start: Any, pipeline: Any, steps: Any, weights: Any = None) -> Any:
+    """Balanced class weights hold during the run and not after it."""
+    kept = pipeline.class_weights
+    trainer = start(pipeline, steps, weights)
+    pipeline.class_weights = kept
+    return trainer
