@@ -1,5 +1,7 @@
 """Wrong runs at the bounds of their settings, where a number is not finite, when they are interrupted, and after their end."""
 
+import os
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -58,3 +60,34 @@ def fit_balanced_weights_forgotten_after_it(start: Any, pipeline: Any, steps: An
     trainer = start(pipeline, steps, weights)
     pipeline.class_weights = kept
     return trainer
+
+
+# What a run finds and leaves in its folder
+
+
+wrong_step("impl.group:restarted", name="restarts_begin_anew", doc="A worker that torchrun starts again begins a new run.")(
+    lambda *_: False
+)
+wrong_step("impl.training_state:_sync_folder", name="state_renamed_in_memory", doc="A new state's name may not be on the disk yet.")(
+    lambda *_: None
+)
+
+
+@wrong_step("impl.training_state:write_atomically")
+def state_content_in_memory(_: Any, path: Path, content: bytes) -> None:
+    """A new state takes the old one's place before its content is on the disk."""
+    partial = path.with_name(f".partial-{path.name}.{os.urandom(4).hex()}")
+    partial.write_bytes(content)
+    partial.replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+@wrong_step("impl.metrics:_before")
+def metrics_lose_foreign_lines(before: Any, *given: Any) -> bool:
+    """Lines that are no metrics are removed without a word."""
+    try:
+        return bool(before(*given))
+    except ValueError:
+        return False
