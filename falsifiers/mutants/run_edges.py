@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -131,3 +132,59 @@ wrong_steps(
     interrupts_of_a_program_taken=("A program's own handler of Ctrl-C is not called during a run.", {"handlers": True}),
     fit_in_the_main_thread_alone=("A run takes Ctrl-C, which no other thread than the main one can.", {"threads": True}),
 )
+
+
+# What is shown
+
+
+@wrong_step("impl.progress:Progress._line")
+def progress_left_of_all_steps(line: Any, progress: Any, record: Any) -> str:
+    """The time that is left is that of the whole run."""
+    return str(line(progress, replace(record, step=0)).replace("step 0/", f"step {record.step}/"))
+
+
+@wrong_step("impl.progress:Progress.step")
+def progress_counts_steps_for_samples(step: Any, progress: Any, record: Any) -> None:
+    """Steps a second are called samples a second."""
+    step(progress, replace(record, samples=1))
+
+
+wrong_step("impl.progress:duration", name="progress_hours_of_a_hundred_minutes", doc="Minutes go on beyond an hour.")(
+    lambda _, seconds: f"{round(seconds) // 60}:{round(seconds) % 60:02}"
+)
+
+
+@wrong_step("impl.progress:Progress.epoch")
+def progress_seconds_of_a_step(epoch: Any, progress: Any, record: Any) -> None:
+    """An epoch's seconds are those of its last step."""
+    epoch(progress, replace(record, seconds=progress._recent[-1][1]))
+
+
+@wrong_step("impl.progress:Progress.__init__")
+def progress_never_on_a_terminal(init: Any, progress: Any, *given: Any, **options: Any) -> None:
+    """A terminal is not recognised."""
+    init(progress, *given, **options)
+    progress.live = False
+
+
+wrong_step("impl.progress:shutil.get_terminal_size", name="progress_lines_of_any_width", doc="Lines are not cut to the terminal's width.")(
+    lambda *_: os.terminal_size((1000, 24))
+)
+
+
+@wrong_step("impl.metrics:TensorBoard.step")
+def board_counts_from_zero(step: Any, board: Any, record: Any) -> None:
+    """TensorBoard's first step is 0."""
+    step(board, replace(record, step=record.step - 1))
+
+
+@wrong_step("impl.metrics:TensorBoard.epoch")
+def board_without_validation(epoch: Any, board: Any, record: Any) -> None:
+    """TensorBoard is not given what validation found."""
+    epoch(board, replace(record, validation_loss=None, validation_accuracy=None))
+
+
+wrong_step("impl.metrics:TensorBoard._open", name="board_hides_nothing", doc="Steps of an earlier run's later part are shown beside.")(
+    lambda right, board, _: right(board, None)
+)
+wrong_step("impl.metrics:TensorBoard.close", name="board_left_open", doc="The last numbers stay in memory.")(lambda *_: None)
