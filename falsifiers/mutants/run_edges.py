@@ -1,5 +1,6 @@
 """Wrong runs at the bounds of their settings, where a number is not finite, when they are interrupted, and after their end."""
 
+import json
 import os
 import signal
 import threading
@@ -188,3 +189,46 @@ wrong_step("impl.metrics:TensorBoard._open", name="board_hides_nothing", doc="St
     lambda right, board, _: right(board, None)
 )
 wrong_step("impl.metrics:TensorBoard.close", name="board_left_open", doc="The last numbers stay in memory.")(lambda *_: None)
+
+
+# What is refused, and what is written beside
+
+
+@wrong_step("impl.fit:write_atomically")
+def run_says_no_model(write: Any, path: Path, content: bytes) -> None:
+    """run.json does not say which model and tokens a run is of."""
+    write(path, json.dumps({**json.loads(content), "source_model": None, "tokens": None}).encode())
+
+
+@wrong_step("impl.training_state:write_atomically")
+def state_for_its_owner_alone(write: Any, path: Path, content: bytes) -> None:
+    """A new state keeps the mode of a temporary file, which nobody else can read."""
+    write(path, content)
+    path.chmod(0o600)
+
+
+wrong_step("impl.fit:require_a_rate", name="fit_learns_nothing", doc="A run whose every rate is 0 is made.")(lambda *_: None)
+wrong_step("impl.fit:MOST_STEPS", name="fit_of_any_length", doc="A run may have more steps than rates can be kept.")(lambda most: 2 * most)
+wrong_step("impl.commands.train:_require_a_rate", name="rates_looked_at_late", doc="A run that learns nothing is refused in its folder.")(
+    lambda *_: None
+)
+
+
+@wrong_step("impl.commands.train:_samples")
+def validation_by_another_name(samples: Any, *given: Any) -> Any:
+    """What is trained on validates too, by a link or another path."""
+    with mock.patch.object(Path, "resolve", lambda path, **_: path.absolute()):
+        return samples(*given)
+
+
+wrong_step("impl.pipeline:ClassifyPipeline._logits", name="no_text_has_no_answer", doc="There is no answer to an empty list of texts.")(
+    lambda logits, pipeline, texts: logits(pipeline, [*texts, *(["", ""] if not texts else [])])
+)
+wrong_step("impl.group:DistributedGroup.gather_text", name="workers_talk_in_ascii", doc="A worker's message with other letters fails.")(
+    lambda gather, group, text: gather(group, text.encode("ascii").decode())
+)
+wrong_step("impl.evaluation:_count", name="confusion_of_fifty_labels", doc="Of many labels a text the first fifty are counted.")(
+    lambda count, confusion, labels, predicted, several: (
+        count(confusion[:50], labels[:, :50], predicted[:, :50], several) if several else count(confusion, labels, predicted, several)
+    )
+)

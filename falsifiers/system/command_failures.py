@@ -299,6 +299,7 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
         for name, written in UNUSABLE.items():
             (problem.folder / name).write_bytes(written)
         trial.commands.run("merge", f"--adapter={run}", f"--output={problem.folder / 'merged'}")
+        (problem.folder / "link.jsonl").symlink_to(corpus)
         _spoil_models(problem)
         resumed = ("train", *where, f"--output={run}", "--resume")
         edited = {f"train, resumed as another run {name}": ((*resumed, f"--corpus={path}"), "data.") for name, path in corpora.items()}
@@ -378,6 +379,9 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "train with an unknown setting": ((*train, "--lora-rnk=2"), "--lora-rank"),
         "train with a setting out of range": ((*train, "--weight-decay=2"), "--weight-decay"),
         "train on what validates": ((*train, f"--validation={corpus}"), "--validation"),
+        "train on what validates, by a link": ((*train, f"--validation={folder / 'link.jsonl'}"), "--validation"),
+        "train on what validates, by a detour": ((*train, f"--validation={folder / 'base' / '..' / corpus.name}"), "--validation"),
+        "train at a rate of 0": ((*train, "--epochs=1", "--batch-size=16", "--warmup-fraction=0.5"), "warmup"),
         "train, resumed without a run": ((*train, "--resume"), "holds no run"),
         "train, resumed as another run": (("train", *where, f"--output={run}", "--resume", "--lora-rank=7"), "settings.lora_rank"),
         "train on a class without a text": ((*train, "--num-classes=3", "--class-weights=balanced"), "class 2"),

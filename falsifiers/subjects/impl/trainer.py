@@ -64,7 +64,7 @@ class Trainer(Door):
             return _joined([_survived(outcome, Path(journals) / str(rank)) for rank, outcome in enumerate(outcomes)])
 
     def mixed(self, problem: Problem, others: Sequence[Problem], folder: Path) -> list[list[str]]:
-        """What each of two workers says of a ValueError where the second one is given another problem, one after another, up to the first
+        """What each of two workers says of its refusal where the second one is given another problem, one after another, up to the first
         that it does not refuse: "" there, as after a step."""
         outcomes = on_ranks(_mixed, 2, (problem, list(others), folder), self._device)
         return [outcome.answer or [outcome.ended] for outcome in outcomes]
@@ -263,7 +263,7 @@ def _mixed(group: Group, device: torch.device, problem: Problem, others: list[Pr
         given = problem if group.rank == 0 else other
         try:
             _fit(group, device, given, folder / str(number), Plan(stop_after=1), None)
-        except ValueError as error:
+        except (ValueError, FileExistsError) as error:
             said.append(str(error))
         else:
             return [*said, ""]
