@@ -28,7 +28,7 @@ def value_stops_the_run(trial: Trial) -> list[Comparison]:
     poisoned = 1 + trial.seed % 3
     run, kept = whole_run(trial, problem, poison_after=poisoned)
     when = f"step {poisoned + 1}:" if poisoned < len(problem.batches) else "validation after epoch 1:"
-    found = _stopped("a parameter", run, poisoned, (when, "score.bias", "1 NaN of 3"))
+    found = _stopped("", run, poisoned, (when, "score.bias", "1 NaN of 3"))
     before = {name: value.astype(np.float32) for name, value in problem.trainable().items()}
     found += same("state in the folder", before, part(kept.state, "trainable"))
     at, hidden = trial.seed % 3, problem.architecture["hidden"]
@@ -42,8 +42,8 @@ def value_stops_the_run(trial: Trial) -> list[Comparison]:
 def _stopped(name: str, run: Run, made: int, words: Sequence[str]) -> list[Comparison]:
     missing = [word for word in words if word not in run.stopped]
     return [
-        *same(f"{name}: steps made", made, len(run.steps)),
-        *(broken(f"{name}: the end", "does not say where", word, run.stopped or "ended as usual") for word in missing),
+        *same(f"{name}steps made", made, len(run.steps)),
+        *(broken(f"{name}the end", "does not say where", word, run.stopped or "ended as usual") for word in missing),
     ]
 
 
@@ -52,7 +52,7 @@ def _stops_at(trial: Trial, name: str, problem: SmallRun, where: str, at: int, w
     run, _ = whole_run(trial, problem)
     step = next((read.step for read in run.reads if read.trained == (where == "training") and read.sample[0][0] == at), 0)
     when = f"step {step}:" if where == "training" else "validation after epoch 1:"
-    return _stopped(name, run, step - 1, (when, *words))
+    return _stopped(f"{name}: ", run, step - 1, (when, *words))
 
 
 def _overflows_forward(problem: SmallRun, name: str, at: int) -> SmallRun:

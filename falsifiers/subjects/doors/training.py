@@ -150,8 +150,8 @@ class Run:
     compute with where they are stored in fewer bits. `stopped` is the error that ended it because a number was not finite,
     or the interrupt of the plan. `handled` is how often the program's own handler was called.
     `process` is the state of the process that others depend on, before and after, its `open files` by their number. `left` is what the
-    next step by hand depends on after the run, and `left_loss`, of a run that one process brought to its end, the loss of an evaluation
-    of the training samples then.
+    next step by hand depends on after the run, where there are such, and `left_loss`, of a run that one process brought to its end, the
+    loss of an evaluation of the first three training samples then.
     """
 
     reads: list[Read]
@@ -164,7 +164,7 @@ class Run:
     quantised: dict[str, Array] = field(default_factory=dict)
     handled: int = 0
     process: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
-    left: State = field(default_factory=dict)
+    left: State | None = None
     left_loss: float | None = None
 
 
