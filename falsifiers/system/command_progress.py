@@ -90,9 +90,9 @@ def _on_a_board(folder: Path, lines: Lines, noted: Sequence[tuple[str, float, in
     """Each number of a step and of an epoch once, at its number; what an earlier run showed from the first step on is hidden."""
     expected = []
     for line in lines:
-        names = ("loss", "accuracy", "gradient_norm", "learning_rate")
+        names = ["loss", "accuracy", "gradient_norm", "learning_rate"]
         if line["kind"] == "epoch":
-            names = ("train_loss", "validation_loss", "validation_accuracy")
+            names = ["train_loss", "validation_loss", "validation_accuracy"]
         expected += [(name, line[name], line.get("step", line["epoch"])) for name in names]
         if line["kind"] == "step":
             expected.append(("samples_per_second", line["samples"] / line["seconds"], line["step"]))

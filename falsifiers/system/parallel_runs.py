@@ -2,7 +2,6 @@
 
 import tempfile
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_inside
@@ -60,7 +59,7 @@ def mixed_workers_are_refused(trial: Trial) -> list[Comparison]:
     found = same("files of the runs", [], left)
     wanted = {**dict.fromkeys(others, "rank 1: another"), "a run that is there": f"rank 0 of 2: {taken.parent} holds a run"}
     for rank, texts in enumerate(said):
-        for (name, words), text in zip_longest(wanted.items(), texts, fillvalue=""):
+        for (name, words), text in zip(wanted.items(), [*texts, *[""] * len(wanted)], strict=False):
             if words not in text:
                 return [*found, broken(f"{name}, rank {rank}", "not refused", words, text or "a step was made")]
     return [*found, *same("workers that refused", 2, len(said))]

@@ -46,7 +46,7 @@ def steps_follow_the_reference(trial: Trial) -> list[Comparison]:
     limits: dict[str, Any] = (
         {"weight_decay": 0.0, "gradient_clip_norm": None} if plain else {"weight_decay": 0.1, "gradient_clip_norm": 0.1}
     )
-    parts = {"batch_size": 1, "accumulation_steps": MANY} if plain else {}
+    parts: dict[str, Any] = {"batch_size": 1, "accumulation_steps": MANY} if plain else {}
     problem = small_run(trial, multi_label=several, class_weights=weights, backend="torch", **limits, **parts)
     most = math.inf if plain else limits["gradient_clip_norm"]
     spared = trial.attack.declared.get("multi_label_steps" if several else "train_steps", {}).get("decay") == "weights"

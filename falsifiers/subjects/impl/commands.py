@@ -62,7 +62,7 @@ class Commands(Door):
         real = time.perf_counter
         ahead = accumulate(pace * (1 + place % 3 / 4) for place in count())
         with (
-            mock.patch.dict(sys.modules, {"torch.utils.tensorboard": there}),  # type: ignore[dict-item]  # None: it is not installed
+            mock.patch.dict(sys.modules, {"torch.utils.tensorboard": there}),  # None: it is not installed
             mock.patch.dict(os.environ, COLUMNS=str(columns)),
             mock.patch.object(time, "perf_counter", side_effect=lambda: real() + next(ahead)),
         ):

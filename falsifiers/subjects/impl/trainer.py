@@ -212,7 +212,12 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
             stopped = "KeyboardInterrupt"
         except FloatingPointError as error:
             stopped = str(error)
-    answer = {"result": result and _result(result), "stopped": stopped, "frozen": (before, _frozen(pipeline)), "quantised": quantised}
+    answer: dict[str, Any] = {
+        "result": result and _result(result),
+        "stopped": stopped,
+        "frozen": (before, _frozen(pipeline)),
+        "quantised": quantised,
+    }
     answer["handled"] = len(handled)
     answer["left"] = state_of(pipeline.trainer)
     answer["left_loss"] = pipeline.evaluate(train.select(range(3))).loss if result and group.size == 1 else None
