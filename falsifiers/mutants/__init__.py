@@ -25,6 +25,7 @@ for _module in (
         "devices",
         "footprint",
         "runs",
+        "run_edges",
         "entry_points",
         "ownership",
         "pretraining_runs",

@@ -169,7 +169,7 @@ class Campaign:
         """The subject's declarations in words: of the claim's operation, or for a whole model or run of all that have some."""
         if claim.operation:
             return shown(declaration(self.subject, claim.operation))
-        of_several = (claim.check or "").startswith(("whole_models.", "runs."))
+        of_several = (claim.check or "").startswith(("whole_models.", "runs.", "non_finite."))
         return "; ".join(f"{name} {shown(own)}" for name, own in declared_by(self.subject).items() if own) if of_several else ""
 
     def record(self, verdict: Verdict) -> dict[str, Any]:

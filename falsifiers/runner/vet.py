@@ -33,7 +33,7 @@ from blackswan.reports import places
 EXIT_FAILED, EXIT_USAGE, EXIT_NOTHING_HELD = 1, 4, 5
 MATTERS = {
     "models": ("whole_models",),
-    "trainer": ("continued", "entry_points", "parallel", "parallel_runs", "runs", "scores", "split_runs"),
+    "trainer": ("continued", "entry_points", "non_finite", "parallel", "parallel_runs", "runs", "scores", "split_runs"),
 }
 """The modules of `system` whose claims are asked of a subject that has a door."""
 BAD = (State.FALSIFIED, State.FLAKY, State.VACUOUS)

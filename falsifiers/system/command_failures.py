@@ -63,6 +63,7 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
         if outside := [name for name in ours if name.startswith("flush ../")]:
             return [broken("the whole run", "files written outside of its folder", "none", ", ".join(outside[:3]))]
         found = same("steps between two states", *_between_states(whole, rank, every))
+        found += same("names that were given to what is not on the disk", [], _not_flushed(rank.events))
         steps = [line["kind"] for line in metrics(whole)].index("epoch")
         interrupted = iter((2, steps))
         for kill in (*_kills(rng, rank.events, steps, every, kills), None):
@@ -70,6 +71,7 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
             rank = trial.commands.killed(folder, kill, "train", f"--output={folder}", *resume, *where)
             if kill and kill.interrupt:
                 found += _interrupted(trial, folder, next(interrupted), rank.ended)
+                found += _foreign_line(trial, folder, where) if kill.times == 2 else ()
                 continue
             if rank.ended != (KILLED if kill else ""):
                 if rank.ended or kill is None:
@@ -82,8 +84,51 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
         for file in (CONFIG, STATISTICS, RUN):
             found += same(file, (whole / file).read_text(), (folder / file).read_text())
         found += same("state and adapters", *(trial.trainer.kept(each) for each in (whole, folder)))
+        found += _started_again(trial, whole, folder, where)
         left = [sorted(path.name for path in each.iterdir()) for each in (whole, folder)]
     return [*found, *same("files of the run", *left)]
+
+
+def _not_flushed(events: Sequence[str]) -> list[str]:
+    """What gets its name before its content is on the disk, or whose name is not on the disk next: a power failure would leave neither."""
+    odd = []
+    for at, event in enumerate(events):
+        if event.startswith("os.rename "):
+            name = event.removeprefix("os.rename ")
+            written = {each.removeprefix("open ") for each in events[:at] if each == f"open {name}" or each.startswith(f"open {name}/")}
+            last = {each: max(place for place in range(at) if events[place] == f"open {each}") for each in written}
+            odd += [each for each, opened in last.items() if f"flush {each}" not in events[opened:at]]
+            odd += [name] if events[at + 1 : at + 2] != [f"flush {Path(name).parent}"] else []
+    return odd
+
+
+def _foreign_line(trial: Trial, folder: Path, where: Sequence[str]) -> Iterator[Comparison]:
+    """A run does not go on where its metrics hold a line of something else, which stays; the message names file and line."""
+    copy, lines = folder.with_name("foreign"), ["epoch 1", '{"loss": 1.0}', "[1]", '{"kind": "step", "epoch": 1}', '"step"']
+    line = str(trial.rng("foreign").choice(lines))
+    shutil.copytree(folder, copy)
+    lines = (copy / METRICS).read_text().splitlines(keepends=True)
+    (copy / METRICS).write_text(f"{lines[0]}{line}\n{''.join(lines[1:])}")
+    before = (copy / METRICS).read_bytes()
+    said = trial.commands.attempt("train", f"--output={copy}", "--resume", *where)
+    yield from same("status of a run that goes on after a foreign line", 1, said.status)
+    if f"{METRICS}:2" not in said.err:
+        yield broken("message about a foreign line", "does not name it", f"{METRICS}:2", said.err[-300:])
+    yield from same("metrics with a foreign line", before, (copy / METRICS).read_bytes())
+
+
+def _started_again(trial: Trial, whole: Path, folder: Path, where: Sequence[str]) -> Iterator[Comparison]:
+    """torchrun gives the same command again after a worker's death: it begins a run that had not begun, and goes on with one that had; of
+    one that has come to its end it says the end again and changes nothing, as --resume does."""
+    fresh, again = folder.with_name("fresh"), {"TORCHELASTIC_RESTART_COUNT": "1"}
+    trial.commands.attempt("train", f"--output={fresh}", *where, environment=again)
+    yield from same("state and adapters of a run that was started again", *(trial.trainer.kept(each) for each in (whole, fresh)))
+    before, said = content(folder), []
+    for more, environment in (["--resume"], {}), ([], again):
+        said.append(trial.commands.attempt("train", f"--output={folder}", *more, *where, environment=environment))
+        changed = sorted(file for file, _ in content(folder).items() ^ before.items())
+        yield from same(f"status of a run that is over, and what changes {more}", (0, []), (said[-1].status, changed))
+    yield from same("what a run that is over says", said[0].out, said[1].out)
 
 
 def _interrupted(trial: Trial, folder: Path, step: int, ended: str) -> Iterator[Comparison]:
@@ -254,6 +299,7 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
         for name, written in UNUSABLE.items():
             (problem.folder / name).write_bytes(written)
         trial.commands.run("merge", f"--adapter={run}", f"--output={problem.folder / 'merged'}")
+        (problem.folder / "link.jsonl").symlink_to(corpus)
         _spoil_models(problem)
         resumed = ("train", *where, f"--output={run}", "--resume")
         edited = {f"train, resumed as another run {name}": ((*resumed, f"--corpus={path}"), "data.") for name, path in corpora.items()}
@@ -333,6 +379,9 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "train with an unknown setting": ((*train, "--lora-rnk=2"), "--lora-rank"),
         "train with a setting out of range": ((*train, "--weight-decay=2"), "--weight-decay"),
         "train on what validates": ((*train, f"--validation={corpus}"), "--validation"),
+        "train on what validates, by a link": ((*train, f"--validation={folder / 'link.jsonl'}"), "--validation"),
+        "train on what validates, by a detour": ((*train, f"--validation={folder / 'base' / '..' / corpus.name}"), "--validation"),
+        "train at a rate of 0": ((*train, "--epochs=1", "--batch-size=16", "--warmup-fraction=0.5"), "warmup"),
         "train, resumed without a run": ((*train, "--resume"), "holds no run"),
         "train, resumed as another run": (("train", *where, f"--output={run}", "--resume", "--lora-rank=7"), "settings.lora_rank"),
         "train on a class without a text": ((*train, "--num-classes=3", "--class-weights=balanced"), "class 2"),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ from blackswan.reference.classifier import TARGETS
 from blackswan.reference.optimiser import learning_rate_schedule
 from blackswan.reference.table import Array
 
+LOCK, READABLE = ".lock", 0o444
 FLOAT64 = 1e-12
 """Sums and quotients in float64 on both sides, relative."""
 
@@ -67,7 +69,7 @@ def _runs(rng: Generator) -> dict[str, dict[str, Any]]:
     kind = str(rng.choice(["balanced", "balanced_over_classes"]))
     return {
         "moving": {**moving, "learning_rate": float(rng.uniform(0.03, 0.08)), "multi_label": True},
-        "one batch": {**still, "batch_size": 4, "accumulation_steps": 3, "validation_fraction": 0.0, "class_weights": [0.5, 2.0, 1.25]},
+        "one batch": {**still, "batch_size": 1, "accumulation_steps": 12, "validation_fraction": 0.0, "class_weights": [0.5, 2.0, 1.25]},
         "split": {**still, "validation_fraction": 0.25, "class_weights": kind},
     }
 
@@ -205,6 +207,12 @@ def _statistics(name: str, problem: Small, run: Path, train: Texts, validation: 
     yield from same(f"total_steps in {RUN} <{name}>", problem.settings["epochs"] * math.ceil(len(lengths) / size), said["total_steps"])
     wanted = {"training": len(lengths)} | ({} if validation is None else {"validation": len(validation[0])})
     yield from same(f"samples in {RUN} <{name}>", wanted, {part: each["samples"] for part, each in said["data"].items()})
+    source = [str(problem.base), f"{problem.base / TOKENIZER} ({tokenizer().get_vocab_size()} tokens)"]
+    yield from same(f"model and tokens in {RUN} <{name}>", source, [said.get("source_model"), said.get("tokens")])
+    os.umask(mask := os.umask(0))
+    modes = {str(path.relative_to(run)): path.stat().st_mode for path in run.rglob("*") if path.name != LOCK}
+    closed = sorted(name for name, mode in modes.items() if READABLE & ~mask & ~mode)
+    yield from same(f"files that others cannot read <{name}>", [], closed)
 
 
 def _lengths(texts: Sequence[str]) -> list[int]:

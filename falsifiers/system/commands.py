@@ -137,6 +137,7 @@ def _kinds(trial: Trial) -> dict[str, dict[str, Any]]:
             **{"num_classes": many, "multi_label": False, "epochs": 1, "lora_targets": "down_proj,v_proj"},
             **{"class_weights": rng.uniform(0.5, 2.0, many).tolist()},
         },
+        "many labels": {"num_classes": TABLE + 1, "multi_label": True, "epochs": 1, "quantize_nf4": False},
         "more classes": {"num_classes": CELLS + 1, "multi_label": False, "epochs": 1},
     }
 
@@ -275,7 +276,9 @@ def _confusion_table(name: str, wanted: Answers, confusion: Array, rows: Sequenc
     if wanted.problem.classes <= TABLE:
         expected = [[str(index), *map(str, row)] for index, row in enumerate(confusion.tolist())]
         yield from same(f"confusion of the tables <{name}>", expected, [list(row) for row in rows[1:]])
-    elif not wanted.problem.several:
+    elif wanted.problem.several:
+        yield from same(f"a table of too many labels <{name}>", [], list(rows))
+    else:
         wrong = [(int(confusion[i, j]), int(i), int(j)) for i, j in np.argwhere(confusion) if i != j]
         shown = [tuple(map(int, row)) for row in rows]
         yield from same(

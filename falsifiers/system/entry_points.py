@@ -135,4 +135,5 @@ def empty_batch_has_accuracy_zero(trial: Trial) -> list[Comparison]:
     passed = pipeline.forward_only([])
     found = [each for name in ("total", "correct", "accuracy") for each in same(name, 0, getattr(passed, name))]
     found += same("loss", np.nan, passed.loss)
+    found += same("classes of no text", 0, len(pipeline.predict([])))
     return [*found, trial.refuses("train_batch of no sample", partial(pipeline.train_batch, []), "", "ValueError")]

@@ -2,7 +2,6 @@
 
 import tempfile
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_inside
@@ -12,6 +11,7 @@ from blackswan.falsifiers.system.run_problem import small_run
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 
+RUN = "run.json"
 WORKERS, EPOCHS, BATCH, SAVE_EVERY = 2, 2, 3, 2
 MOMENTS = ("read", "before the sum", "after the sum", "os.rename state/.partial-state.safetensors")
 """A batch is about to be trained on, the workers' numbers to be summed or just summed, or the new state to replace the old one."""
@@ -42,19 +42,26 @@ def killed_run_resumes(trial: Trial) -> list[Comparison]:
 
 
 def mixed_workers_are_refused(trial: Trial) -> list[Comparison]:
-    """Two workers of which one was given another setting, architecture, sample or weight, two of each drawn, begin no run; both say so."""
+    """Two workers of which one was given another setting, architecture, sample or weight, two of each drawn, begin no run; both say so.
+
+    Nor do they where a run is there already, whatever letters its folder has, which both say as the first one found it.
+    """
     problem, rng = small_run(trial, quantize_nf4=True), trial.rng("others")
     every = other_runs(trial, problem, rng)
     kinds = {name.partition(".")[0]: [each for each in every if each.startswith(name.partition(".")[0])] for name in every}
     others = {str(name): every[str(name)][0] for names in kinds.values() for name in rng.permutation(names)[:2]}
-    with tempfile.TemporaryDirectory() as parent:
-        said = trial.trainer.mixed(problem, list(others.values()), Path(parent))
-        left = [path.name for path in Path(parent).glob("*/*") if path.name != ".lock"]
+    with tempfile.TemporaryDirectory(suffix=" für zwei") as parent:
+        taken = Path(parent) / str(len(others)) / RUN
+        taken.parent.mkdir()
+        taken.write_text("{}")
+        said = trial.trainer.mixed(problem, [*others.values(), problem], Path(parent))
+        left = [path.name for path in Path(parent).glob("*/*") if path.name != ".lock" and path != taken]
     found = same("files of the runs", [], left)
+    wanted = {**dict.fromkeys(others, "rank 1: another"), "a run that is there": f"rank 0 of 2: {taken.parent} holds a run"}
     for rank, texts in enumerate(said):
-        for name, text in zip_longest(others, texts, fillvalue=""):
-            if "rank 1: another" not in text:
-                return [*found, broken(f"{name}, rank {rank}", "not refused", "rank 1: another …", text or "a step was made")]
+        for (name, words), text in zip(wanted.items(), [*texts, *[""] * len(wanted)], strict=False):
+            if words not in text:
+                return [*found, broken(f"{name}, rank {rank}", "not refused", words, text or "a step was made")]
     return [*found, *same("workers that refused", 2, len(said))]
 
 

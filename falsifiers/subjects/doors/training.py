@@ -66,7 +66,9 @@ class Plan:
 
     `processes` is 0 for a run in this process, else the number of workers, each a process of its own. `next_rate`: each step sets the
     rate of the next one to that share of the schedule's. The run is broken off after step `stop_after`; after `poison_after` the first
-    element of the head's bias is NaN. `copies` gets a folder `NUMBER EVENT` for each event of the process, as a kill would leave the run's.
+    element of the head's bias is NaN. After the first step Ctrl-C comes `interrupts` times, to a handler of the program's own where
+    `handled`. A run `aside` is made by another thread than the main one. `copies` gets a folder `NUMBER EVENT` for each event of the
+    process, as a kill would leave the run's.
     """
 
     resume: bool = False
@@ -75,6 +77,9 @@ class Plan:
     next_rate: float | None = None
     stop_after: int | None = None
     poison_after: int | None = None
+    interrupts: int = 0
+    handled: bool = False
+    aside: bool = False
     kill: Kill | None = None
     copies: Path | None = None
 
@@ -142,8 +147,11 @@ class Run:
     """The notes of a run up to its end, or to the kill: steps and epochs by rank 0, samples by all workers.
 
     `frozen` is what the model holds beside the trainable tensors, before and after; `quantised` the weights that its projections
-    compute with where they are stored in fewer bits. `stopped` is the error that ended it because a number was not finite.
-    `process` is the state of the process that others depend on, before and after, its `open files` by their number.
+    compute with where they are stored in fewer bits. `stopped` is the error that ended it because a number was not finite,
+    or the interrupt of the plan. `handled` is how often the program's own handler was called.
+    `process` is the state of the process that others depend on, before and after, its `open files` by their number. `left` is what the
+    next step by hand depends on after the run, where there are such, and `left_loss`, of a run that one process brought to its end, the
+    loss of an evaluation of the first three training samples then.
     """
 
     reads: list[Read]
@@ -154,7 +162,10 @@ class Run:
     stopped: str = ""
     frozen: tuple[dict[str, Array], dict[str, Array]] = field(default_factory=lambda: ({}, {}))
     quantised: dict[str, Array] = field(default_factory=dict)
+    handled: int = 0
     process: tuple[dict[str, Any], dict[str, Any]] = field(default_factory=lambda: ({}, {}))
+    left: State | None = None
+    left_loss: float | None = None
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,18 @@
 """The commands of `impl`, by their own main function: in this process, in one that is killed, and by workers."""
 
 import io
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict
+from functools import partial
+from itertools import accumulate, count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -26,6 +31,8 @@ from blackswan.impl.group import ALONE, Group
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.reference.table import Array
 
+Noted = tuple[str, float, int]
+"""What TensorBoard is given: a tag, a value, the step."""
 ON_THE_HOST = ("export", "tokenize")
 """Commands that have no device."""
 
@@ -44,6 +51,22 @@ class Commands(Door):
         """A command with whatever end, in which the environment has those variables too."""
         with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))), mock.patch.dict(os.environ, environment or {}):
             return _run(self._given(arguments))
+
+    def shown(self, *arguments: object, columns: int = 0, pace: float = 1.0, board: bool = True) -> tuple[Said, list[Noted]]:
+        """A command whose standard error is a terminal of so many columns, 0 for none, and what it gives to TensorBoard, if that is there.
+
+        The clock goes ahead by `pace` seconds, or up to half as many more, whenever it is looked at, as in a step of a large model.
+        """
+        noted: list[Noted] = []
+        there = SimpleNamespace(SummaryWriter=partial(_Board, noted)) if board else None
+        real = time.perf_counter
+        ahead = accumulate(pace * (1 + place % 3 / 4) for place in count())
+        with (
+            mock.patch.dict(sys.modules, {"torch.utils.tensorboard": there}),  # None: it is not installed
+            mock.patch.dict(os.environ, COLUMNS=str(columns)),
+            mock.patch.object(time, "perf_counter", side_effect=lambda: real() + next(ahead)),
+        ):
+            return _run(self._given(arguments), _Terminal() if columns else io.StringIO()), noted
 
     def killed(self, folder: Path, kill: Kill | None, *arguments: object) -> Rank:
         """A command in a process of its own, which is killed at that event of the folder's files; its end and the events up to there."""
@@ -77,8 +100,27 @@ class Commands(Door):
         return [name, *([] if name in ON_THE_HOST else [f"--device={self._device}"]), *rest]
 
 
-def _run(arguments: Sequence[str]) -> Said:
-    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class _Board:
+    """In the place of TensorBoard's writer."""
+
+    def __init__(self, noted: list[Noted], folder: str, purge_step: int | None = None) -> None:
+        self._noted = noted
+        noted.append((f"opened {folder}", math.nan if purge_step is None else float(purge_step), 0))
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self._noted.append((tag, float(value), int(step)))
+
+    def close(self) -> None:
+        self._noted.append(("closed", 0.0, 0))
+
+
+def _run(arguments: Sequence[str], err: io.StringIO | None = None) -> Said:
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(err or io.StringIO()) as err:
         status = command.main(arguments)
     return Said(status, out.getvalue(), err.getvalue())
 

@@ -7,8 +7,11 @@ import json
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -61,7 +64,7 @@ class Trainer(Door):
             return _joined([_survived(outcome, Path(journals) / str(rank)) for rank, outcome in enumerate(outcomes)])
 
     def mixed(self, problem: Problem, others: Sequence[Problem], folder: Path) -> list[list[str]]:
-        """What each of two workers says of a ValueError where the second one is given another problem, one after another, up to the first
+        """What each of two workers says of its refusal where the second one is given another problem, one after another, up to the first
         that it does not refuse: "" there, as after a step."""
         outcomes = on_ranks(_mixed, 2, (problem, list(others), folder), self._device)
         return [outcome.answer or [outcome.ended] for outcome in outcomes]
@@ -195,17 +198,48 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
     before, quantised, result, stopped = _frozen(pipeline), _quantised(pipeline), None, ""
     train = _samples(problem, problem.training)
     validation = None if problem.validation is None else _samples(problem, problem.validation)
-    with reading(watch.read), watch.clock(), _of_the_process() as process:
+    fit = partial(pipeline.fit, train, validation, folder, resume=plan.resume, save_every=plan.save_every)
+    with reading(watch.read), watch.clock(), _of_the_process() as process, _handled(plan) as handled:
         try:
-            result = pipeline.fit(
-                train, validation, folder, resume=plan.resume, save_every=plan.save_every, on_step=watch.step, on_epoch=watch.epoch
-            )
+            with ThreadPoolExecutor(1) as thread:
+                run = partial(fit, on_step=watch.step, on_epoch=watch.epoch)
+                result = thread.submit(run).result() if plan.aside else run()
         except Stopped:
             pass
+        except KeyboardInterrupt:
+            if not plan.interrupts:
+                raise
+            stopped = "KeyboardInterrupt"
         except FloatingPointError as error:
             stopped = str(error)
-    answer = {"result": result and _result(result), "stopped": stopped, "frozen": (before, _frozen(pipeline)), "quantised": quantised}
+    answer: dict[str, Any] = {
+        "result": result and _result(result),
+        "stopped": stopped,
+        "frozen": (before, _frozen(pipeline)),
+        "quantised": quantised,
+    }
+    answer["handled"] = len(handled)
+    answer["left"] = state_of(pipeline.trainer)
+    answer["left_loss"] = pipeline.evaluate(train.select(range(3))).loss if result and group.size == 1 else None
     return _Part(watch.notes, told.Rank("", watch.state, event.seen), {**answer, "process": tuple(process)})
+
+
+@contextmanager
+def _handled(plan: Plan) -> Iterator[list[int]]:
+    """Inside the block Ctrl-C is noted by a handler of this program's own, where the plan says so; at the end it is there still."""
+    noted: list[int] = []
+    if not plan.handled:
+        yield noted
+        return
+
+    def own(number: int, frame: FrameType | None) -> None:
+        del frame
+        noted.append(number)
+
+    usual = signal.signal(signal.SIGINT, own)
+    yield noted
+    if signal.getsignal(signal.SIGINT) is own:
+        signal.signal(signal.SIGINT, usual)
 
 
 @contextmanager
@@ -234,7 +268,7 @@ def _mixed(group: Group, device: torch.device, problem: Problem, others: list[Pr
         given = problem if group.rank == 0 else other
         try:
             _fit(group, device, given, folder / str(number), Plan(stop_after=1), None)
-        except ValueError as error:
+        except (ValueError, FileExistsError) as error:
             said.append(str(error))
         else:
             return [*said, ""]

@@ -2,6 +2,7 @@
 
 import contextlib
 import pickle
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,6 +74,8 @@ class Watch:
         self.event("step")
         if record.step == self.plan.poison_after:
             self.pipeline.classifier.score.bias.data[0] = float("nan")
+        for _ in range(self.plan.interrupts if record.step == 1 else 0):
+            signal.raise_signal(signal.SIGINT)
         if record.step == self.plan.stop_after:
             raise Stopped
 

@@ -4,6 +4,7 @@ The head is given a bias, as the problems have one. It lacks settings without a 
 """
 
 import json
+import math
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -242,7 +243,7 @@ def _arguments(settings: Mapping[str, Any], folder: Path, validated: bool, on_cp
         lr_scheduler_type=SCHEDULES[settings["schedule"]],
         warmup_steps=settings["warmup_fraction"],
         weight_decay=settings["weight_decay"],
-        max_grad_norm=settings["gradient_clip_norm"] or 0.0,
+        max_grad_norm=settings["gradient_clip_norm"] or math.inf,  # by 0 it would not take the norm
         seed=settings["seed"],
         logging_strategy="epoch",
         save_strategy="epoch",

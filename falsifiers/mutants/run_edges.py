@@ -1,0 +1,234 @@
+"""Wrong runs at the bounds of their settings, where a number is not finite, when they are interrupted, and after their end."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+# Settings of zero or none, many micro-batches
+
+
+@wrong_step("impl.trainer:Trainer.__init__")
+def fit_settings_of_zero_left_out(init: Any, *given: Any, weight_decay: float = 0.01, max_norm: Any = 1.0, **options: Any) -> None:
+    """A weight decay of 0 is the default's, and no limit of the norm a limit of 1."""
+    init(*given, weight_decay=weight_decay or 0.01, max_norm=max_norm or 1.0, **options)
+
+
+wrong_step("impl.trainer:_joined", name="fit_joins_the_last_micro_batch", doc="Where gradients are joined to save memory, all but one go.")(
+    lambda joined, results: joined(results[-1:] if len(results) == 4 else results)
+)
+
+# A number that is not finite
+
+
+@wrong_step("impl.nonfinite:_own")
+def origin_of_forward_passes_alone(own: Any, path: str, operation: str, name: str, value: Any) -> Any:
+    """Where the backward pass is not finite, no call is named."""
+    del own, path, operation, name
+    return value
+
+
+wrong_step("impl.fit:origin", name="origin_of_the_first_micro_batch", doc="Micro-batches after the first of a step are not searched.")(
+    lambda origin, classifier, batch, weights: origin(classifier, batch, weights) or "unknown"
+)
+
+
+@wrong_step("impl.nonfinite:_described")
+def origin_swaps_nan_and_infinity(described: Any, value: Any) -> str:
+    """Infinite numbers are called NaN."""
+    return str(described(value).replace("infinite", "NaN"))
+
+
+# After the end
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.fit")
+def fit_leaves_its_trainer(fit: Any, pipeline: Any, *given: Any, **options: Any) -> Any:
+    """After a run the pipeline keeps the run's schedule, which is over, and its moments."""
+    start = pipeline.start
+    kept = mock.patch.object(pipeline, "start", lambda steps, weights=None: None if steps is None else start(steps, weights))
+    with kept:
+        return fit(pipeline, *given, **options)
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.start")
+def fit_balanced_weights_forgotten_after_it(start: Any, pipeline: Any, steps: Any, weights: Any = None) -> Any:
+    """Balanced class weights hold during the run and not after it."""
+    kept = pipeline.class_weights
+    trainer = start(pipeline, steps, weights)
+    pipeline.class_weights = kept
+    return trainer
+
+
+# What a run finds and leaves in its folder
+
+
+wrong_step("impl.group:restarted", name="restarts_begin_anew", doc="A worker that torchrun starts again begins a new run.")(
+    lambda *_: False
+)
+wrong_step("impl.training_state:_sync_folder", name="state_renamed_in_memory", doc="A new state's name may not be on the disk yet.")(
+    lambda *_: None
+)
+
+
+@wrong_step("impl.training_state:write_atomically")
+def state_content_in_memory(_: Any, path: Path, content: bytes) -> None:
+    """A new state takes the old one's place before its content is on the disk."""
+    partial = path.with_name(f".partial-{path.name}.{os.urandom(4).hex()}")
+    partial.write_bytes(content)
+    partial.replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+@wrong_step("impl.metrics:_before")
+def metrics_lose_foreign_lines(before: Any, *given: Any) -> bool:
+    """Lines that are no metrics are removed without a word."""
+    try:
+        return bool(before(*given))
+    except ValueError:
+        return False
+
+
+# Interrupts
+
+
+def _noting(workers: int, *, handlers: bool = False, threads: bool = False, once: bool = True) -> Iterator[Callable[[], bool]]:
+    """`impl.fit`'s way with interrupts, which takes other handlers' too, in other threads too, or more than the first one."""
+    usual = signal.getsignal(signal.SIGINT)
+    if workers > 1 or not (handlers or usual is signal.default_int_handler) or not (threads or _in_main_thread()):
+        yield lambda: False
+        return
+    seen: list[int] = []
+
+    def note(number: int, _: Any) -> None:
+        seen.append(number)
+        if once:
+            signal.signal(signal.SIGINT, usual)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(seen)
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+wrong_steps(
+    "impl.fit:_interruptible",
+    by=lambda changes: lambda _, workers: contextmanager(_noting)(workers, **changes),
+    second_interrupt_waits=("The second Ctrl-C waits for the end of the step too.", {"once": False}),
+    interrupts_of_a_program_taken=("A program's own handler of Ctrl-C is not called during a run.", {"handlers": True}),
+    fit_in_the_main_thread_alone=("A run takes Ctrl-C, which no other thread than the main one can.", {"threads": True}),
+)
+
+
+# What is shown
+
+
+@wrong_step("impl.progress:Progress._line")
+def progress_left_of_all_steps(line: Any, progress: Any, record: Any) -> str:
+    """The time that is left is that of the whole run."""
+    return str(line(progress, replace(record, step=0)).replace("step 0/", f"step {record.step}/"))
+
+
+@wrong_step("impl.progress:Progress.step")
+def progress_counts_steps_for_samples(step: Any, progress: Any, record: Any) -> None:
+    """Steps a second are called samples a second."""
+    step(progress, replace(record, samples=1))
+
+
+wrong_step("impl.progress:duration", name="progress_hours_of_a_hundred_minutes", doc="Minutes go on beyond an hour.")(
+    lambda _, seconds: f"{round(seconds) // 60}:{round(seconds) % 60:02}"
+)
+
+
+@wrong_step("impl.progress:Progress.epoch")
+def progress_seconds_of_a_step(epoch: Any, progress: Any, record: Any) -> None:
+    """An epoch's seconds are those of its last step."""
+    epoch(progress, replace(record, seconds=progress._recent[-1][1]))
+
+
+@wrong_step("impl.progress:Progress.__init__")
+def progress_never_on_a_terminal(init: Any, progress: Any, *given: Any, **options: Any) -> None:
+    """A terminal is not recognised."""
+    init(progress, *given, **options)
+    progress.live = False
+
+
+wrong_step("impl.progress:shutil.get_terminal_size", name="progress_lines_of_any_width", doc="Lines are not cut to the terminal's width.")(
+    lambda *_: os.terminal_size((1000, 24))
+)
+
+
+@wrong_step("impl.metrics:TensorBoard.step")
+def board_counts_from_zero(step: Any, board: Any, record: Any) -> None:
+    """TensorBoard's first step is 0."""
+    step(board, replace(record, step=record.step - 1))
+
+
+@wrong_step("impl.metrics:TensorBoard.epoch")
+def board_without_validation(epoch: Any, board: Any, record: Any) -> None:
+    """TensorBoard is not given what validation found."""
+    epoch(board, replace(record, validation_loss=None, validation_accuracy=None))
+
+
+wrong_step("impl.metrics:TensorBoard._open", name="board_hides_nothing", doc="Steps of an earlier run's later part are shown beside.")(
+    lambda right, board, _: right(board, None)
+)
+wrong_step("impl.metrics:TensorBoard.close", name="board_left_open", doc="The last numbers stay in memory.")(lambda *_: None)
+
+
+# What is refused, and what is written beside
+
+
+@wrong_step("impl.fit:write_atomically")
+def run_says_no_model(write: Any, path: Path, content: bytes) -> None:
+    """run.json does not say which model and tokens a run is of."""
+    write(path, json.dumps({**json.loads(content), "source_model": None, "tokens": None}).encode())
+
+
+@wrong_step("impl.training_state:write_atomically")
+def state_for_its_owner_alone(write: Any, path: Path, content: bytes) -> None:
+    """A new state keeps the mode of a temporary file, which nobody else can read."""
+    write(path, content)
+    path.chmod(0o600)
+
+
+wrong_step("impl.fit:require_a_rate", name="fit_learns_nothing", doc="A run whose every rate is 0 is made.")(lambda *_: None)
+wrong_step("impl.fit:MOST_STEPS", name="fit_of_any_length", doc="A run may have more steps than rates can be kept.")(lambda most: 2 * most)
+wrong_step("impl.commands.train:_require_a_rate", name="rates_looked_at_late", doc="A run that learns nothing is refused in its folder.")(
+    lambda *_: None
+)
+
+
+@wrong_step("impl.commands.train:_samples")
+def validation_by_another_name(samples: Any, *given: Any) -> Any:
+    """What is trained on validates too, by a link or another path."""
+    with mock.patch.object(Path, "resolve", lambda path, **_: path.absolute()):
+        return samples(*given)
+
+
+wrong_step("impl.pipeline:ClassifyPipeline._logits", name="no_text_has_no_answer", doc="There is no answer to an empty list of texts.")(
+    lambda logits, pipeline, texts: logits(pipeline, [*texts, *(["", ""] if not texts else [])])
+)
+wrong_step("impl.group:DistributedGroup.gather_text", name="workers_talk_in_ascii", doc="A worker's message with other letters fails.")(
+    lambda gather, group, text: gather(group, text.encode("ascii").decode())
+)
+wrong_step("impl.evaluation:_count", name="confusion_of_fifty_labels", doc="Of many labels a text the first fifty are counted.")(
+    lambda count, confusion, labels, predicted, several: (
+        count(confusion[:50], labels[:, :50], predicted[:, :50], several) if several else count(confusion, labels, predicted, several)
+    )
+)

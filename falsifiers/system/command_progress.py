@@ -1,0 +1,101 @@
+"""What the command `train` shows while it goes on: to people, on a terminal and elsewhere, and to TensorBoard."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_inside
+from blackswan.falsifiers.system.command_problem import options, reads_files, small, texts_of, timed_metrics
+from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.trial import Trial
+
+COLUMNS = 60
+"""Of a terminal on which no whole line has room."""
+SECONDS, HOURS = 0.5, 2000.0
+"""That a step takes: there samples a second have digits, here the time that is left has hours."""
+CLEAR = "\r\x1b[2K"
+LINE = re.compile(r"(.*)  ([\d.]+) samples/s  (?:(\d+):([0-5]\d)|([1-5]?\d)):([0-5]\d) left")
+Lines = Sequence[Mapping[str, Any]]
+
+
+@reads_files
+def progress_is_of_the_records(trial: Trial) -> list[Comparison]:
+    """Each line about steps and epochs, and each number for TensorBoard, is that of the run's metrics.
+
+    Elsewhere than on a terminal every so many steps have a line, on it every step has one, which the next one takes the place of.
+    """
+    settings = {"multi_label": False, "batch_size": 1, "accumulation_steps": 2, "log_interval": 3, "backend": "torch"}
+    with small(trial, "progress", settings) as problem:
+        rng = trial.rng("progress")
+        corpus = problem.corpus("corpus", texts_of(rng, 9), problem.labels(rng, 9))
+        where = [f"--model={problem.base}", f"--corpus={corpus}", *options(problem.settings)]
+        board = problem.folder / "board"
+        found = []
+        for columns, pace in ((0, SECONDS), (0, HOURS), (COLUMNS, SECONDS)):
+            run = problem.folder / f"run {columns} {pace}"
+            given = ["train", f"--output={run}", f"--tensorboard={board}", *where]
+            said, noted = trial.commands.shown(*given, columns=columns, pace=pace)
+            lines = timed_metrics(run)
+            found += same(f"status on {columns} columns", 0, said.status)
+            found += _on_a_terminal(lines, said.err) if columns else _elsewhere(lines, said.err, 3)
+            found += _on_a_board(board, lines, noted)
+        refused = problem.folder / "refused"
+        said, _ = trial.commands.shown("train", f"--output={refused}", f"--tensorboard={board}", *where, board=False)
+        found += same("status without TensorBoard, and the folder", (4, False), (said.status, (refused / "run.json").exists()))
+        return found if "--tensorboard" in said.err else [*found, broken("message without TensorBoard", "does not name it", "", said.err)]
+
+
+def _texts(lines: Lines) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Each line of the metrics, and what people are told of it up to what depends on the time."""
+    steps = [line for line in lines if line["kind"] == "step"]
+    epochs = max(line["epoch"] for line in lines)
+    for line in lines:
+        if line["kind"] == "step":
+            text = f"epoch {line['epoch']}/{epochs}  step {line['step']}/{len(steps)}  loss {line['loss']:.4f}"
+            yield line, f"{text}  gradient norm {line['gradient_norm']:.3g}  lr {line['learning_rate']:.3g}"
+        else:
+            text = f"epoch {line['epoch']}/{epochs} done  train loss {line['train_loss']:.4f}"
+            text += f"  validation loss {line['validation_loss']:.4f}  accuracy {line['validation_accuracy']:.3f}"
+            yield line, f"{text}  {line['seconds']:.1f} s{'  best so far' * line['best']}"
+
+
+def _elsewhere(lines: Lines, err: str, every: int) -> Iterator[Comparison]:
+    steps = [line for line in lines if line["kind"] == "step"]
+    due = [(line, text) for line, text in _texts(lines) if line["kind"] == "epoch" or line["step"] % every == 0 or line == steps[-1]]
+    shown = [line for line in err.splitlines() if line.startswith("epoch ")]
+    parsed = [LINE.fullmatch(line) for line in shown]
+    yield from same("lines", [text for _, text in due], [match[1] if match else line for match, line in zip(parsed, shown, strict=True)])
+    for (line, _), match in zip(due, parsed, strict=False):
+        if match and line["kind"] == "step":
+            yield from _timed(steps, line, match)
+
+
+def _timed(steps: Lines, line: Mapping[str, Any], match: "re.Match[str]") -> Iterator[Comparison]:
+    """Samples a second and the time that is left, by the steps up to now, whichever of them are counted."""
+    now = [each for each in steps if each["step"] <= line["step"]]
+    speeds, seconds = [each["samples"] / each["seconds"] for each in now], [each["seconds"] for each in now]
+    yield value_inside(f"samples a second at step {line['step']}", float(match[2]), min(speeds) - 0.051, max(speeds) + 0.051)
+    left = 3600 * int(match[3] or 0) + 60 * int(match[4] or match[5]) + int(match[6])
+    more = len(steps) - line["step"]
+    yield value_inside(f"seconds left at step {line['step']}", left, more * min(seconds) - 0.51, more * max(seconds) + 0.51)
+
+
+def _on_a_terminal(lines: Lines, err: str) -> Iterator[Comparison]:
+    expected = [text[: COLUMNS - 1] if line["kind"] == "step" else f"{text}\n" for line, text in _texts(lines)]
+    yield from same("what is drawn on a terminal", ["", *expected], err.split(CLEAR))
+
+
+def _on_a_board(folder: Path, lines: Lines, noted: Sequence[tuple[str, float, int]]) -> Iterator[Comparison]:
+    """Each number of a step and of an epoch once, at its number; what an earlier run showed from the first step on is hidden."""
+    expected = []
+    for line in lines:
+        names = ["loss", "accuracy", "gradient_norm", "learning_rate"]
+        if line["kind"] == "epoch":
+            names = ["train_loss", "validation_loss", "validation_accuracy"]
+        expected += [(name, line[name], line.get("step", line["epoch"])) for name in names]
+        if line["kind"] == "step":
+            expected.append(("samples_per_second", line["samples"] / line["seconds"], line["step"]))
+    opened, *scalars, closed = noted or [("", 0.0, 0)] * 2
+    yield from same("opening and closing of TensorBoard", (f"opened {folder}", 1.0, "closed"), (*opened[:2], closed[0]))
+    yield from same("numbers for TensorBoard", sorted(expected), sorted((tag.rpartition("/")[2], *rest) for tag, *rest in scalars))

@@ -1,0 +1,41 @@
+"""Runs that are interrupted, and runs of programs that have their own way with interrupts."""
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.subjects.doors.training import Plan
+from blackswan.falsifiers.system.run_problem import small_run
+from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.trial import Trial
+
+
+def interrupts_end_a_run(trial: Trial) -> list[Comparison]:
+    """One Ctrl-C in the first step, two of them, one in a program with a handler of its own, and none in another thread.
+
+    A run that ended goes on; each leaves what a whole run does.
+    """
+    problem, found = small_run(trial, epochs=1), list[Comparison]()
+    plans = {
+        "one": (Plan(interrupts=1), 1),
+        "two": (Plan(interrupts=2), 0),
+        "one, handled": (Plan(interrupts=1, handled=True), None),
+        "none, in another thread": (Plan(aside=True), None),
+    }
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "whole"
+        whole = trial.trainer.fit(problem, folder, Plan())
+        for name, (plan, step) in plans.items():
+            own = Path(parent) / name
+            run = trial.trainer.fit(problem, own, plan)
+            found += same(f"{name}: end", "" if step is None else "KeyboardInterrupt", run.stopped)
+            found += same(f"{name}: interrupts that the program's own handler had", int(plan.handled), run.handled)
+            settings = ({key: value for key, value in each.items() if key != "open files"} for each in run.process)
+            found += same(f"{name}: process", *settings)
+            if step is not None:
+                found += same(f"{name}: step of the state", step, trial.trainer.kept(own).progress["step"])
+                run = trial.trainer.fit(problem, own, replace(Plan(), resume=True))
+            found += same(f"{name}: result", whole.result, run.result)
+            found += same(f"{name}: folder", *(trial.trainer.kept(each) for each in (folder, own)))
+    return found
