@@ -50,8 +50,8 @@ def effective_batches_are_complete(trial: Trial) -> list[Comparison]:
 
 
 def split_is_stratified(trial: Trial) -> list[Comparison]:
-    """Two parts, disjoint and complete, in the order of the corpus, labels with their samples; each class gives its share up to rounding and
-    never its last sample; of several labels each combination its share. Few samples give one.
+    """Two parts, disjoint and complete, in the order of the corpus, labels with their samples; each class gives its share up to rounding
+    and never its last sample; of several labels each combination its share. Few samples give one.
 
     The same when asked again; another with another seed, near or far.
     """
