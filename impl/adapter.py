@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from blackswan.impl import strict_json
 from blackswan.impl.checksums import Checksums, checksum, require
 from blackswan.impl.classifier import Adaptation, trainable_shapes
-from blackswan.impl.config import POOLINGS, TARGETS, DecoderConfig, target_modules
+from blackswan.impl.config import POOLINGS, TARGETS, DecoderConfig, target_modules, targets_named
 from blackswan.impl.folder import whole_folder
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS, BESIDE, HEAD = "adapter_config.json", "adapter_model.safetensors", "blackswan.json", "head.safetensors"
@@ -313,8 +313,7 @@ class _PeftConfig:
                 near = difflib.get_close_matches(name, TARGETS["all"], n=1)
                 hint = f" (nearest to {name!r}: {near[0]})" if near else ""
                 raise self._error("target_modules", f"names among {', '.join(TARGETS['all'])}{hint}")
-        known = [key for key, modules in TARGETS.items() if set(modules) == set(names)]
-        return known[0] if known else ",".join(name for name in TARGETS["all"] if name in names)
+        return targets_named(names)
 
     def base(self) -> Path | None:
         value = self.values.get("base_model_name_or_path")

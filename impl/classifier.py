@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from blackswan.impl.config import ClassifyConfig, DecoderConfig, target_modules
+from blackswan.impl.config import ClassifyConfig, DecoderConfig, target_modules, targets_named
 from blackswan.impl.decoder import Body, parameter_shapes, projection_shapes, require_tensors
 from blackswan.impl.dispatch import call
 from blackswan.impl.lora import factor_shapes, initial_factor
@@ -18,8 +18,8 @@ from blackswan.impl.tensors import Converted, Tensors
 
 @dataclass(frozen=True)
 class Adaptation:
-    """What is added to a decoder: number of classes, rank, scale and targets of the updates, pooling; NF4 base weights or not, and their
-    absmax quantised as well or not."""
+    """What is added to a decoder: number of classes, rank, scale and targets of the updates, by their one name, pooling; NF4 base weights
+    or not, and their absmax quantised as well or not."""
 
     classes: int
     rank: int
@@ -28,6 +28,10 @@ class Adaptation:
     pooling: str = "mean"
     nf4: bool = False
     double_quantize: bool = False
+
+    def __post_init__(self) -> None:
+        """Names the targets by their one name."""
+        object.__setattr__(self, "targets", targets_named(target_modules(self.targets)))
 
     @classmethod
     def of(cls, settings: ClassifyConfig) -> "Adaptation":

@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -235,6 +235,12 @@ def target_modules(targets: str) -> tuple[str, ...]:
             expected = f"{', '.join(TARGETS)}, or names with commas between of {', '.join(TARGETS['all'])}"
             raise ValueError(f"lora_targets is {targets!r}: expected {expected}{hint}")
     return tuple(name for name in TARGETS["all"] if name in names)
+
+
+def targets_named(modules: Collection[str]) -> str:
+    """The name in `TARGETS` of a set of projections, or their names with commas between, in the order of a block."""
+    named = [key for key, every in TARGETS.items() if set(every) == set(modules)]
+    return named[0] if named else ",".join(name for name in TARGETS["all"] if name in modules)
 
 
 def is_number(value: Any) -> bool:

@@ -41,7 +41,7 @@ def widened(stored: Array) -> Array:
     return wide
 
 
-class _Room:
+class _Buffer:
     """Memory for one weight in float64, which the next one is written over.
 
     Pages of a new array come from the system one by one, which for a weight takes longer than to widen it.
@@ -60,7 +60,7 @@ class _Room:
 
     def reader(self, entry: Operation) -> Operation:
         """The operation, for a `weight` that is still as it is stored; it must not keep or return it."""
-        return _Reader(entry.forward, entry.backward, entry.outputs, entry=entry, room=self)
+        return _Reader(entry.forward, entry.backward, entry.outputs, entry=entry, buffer=self)
 
     def readers(self, table: Table) -> Table:
         """The table with what reads the weights of projections."""
@@ -70,7 +70,7 @@ class _Room:
 @dataclass(frozen=True)
 class _Reader(Operation):
     entry: Operation = field(kw_only=True)
-    room: _Room = field(kw_only=True)
+    buffer: _Buffer = field(kw_only=True)
 
     def run(self, arguments: Mapping[str, Any]) -> dict[str, Array]:
         return self.entry.run(self._wide(arguments))
@@ -82,7 +82,7 @@ class _Reader(Operation):
         weight = arguments.get("weight")
         if weight is None or weight.dtype == np.float64:
             return arguments
-        return {**arguments, "weight": self.room.widened(weight)}
+        return {**arguments, "weight": self.buffer.widened(weight)}
 
 
 @dataclass(frozen=True)
@@ -138,15 +138,15 @@ class ByLayer:
             return self._run()
 
     def _run(self) -> dict[str, Array]:
-        states, blocks, room = [self.embedded()], [], _Room()
+        states, blocks, buffer = [self.embedded()], [], _Buffer()
         for index in range(self.config.layers):
-            blocks.append(self._without_weights(index, states[-1], room))
+            blocks.append(self._without_weights(index, states[-1], buffer))
             states.append(blocks[-1].result()["y"])
         top = self.top(states[-1])
         names = [EMBEDDING, *(f"model.layers.{index}" for index in range(self.config.layers)), NORM]
         outputs = {f"hidden/{name}": state for name, state in zip(names, [*states, top.values[NORM]], strict=True)}
         outputs |= top.result()
-        return outputs | {f"gradient/{name}": value for name, value in self._gradients(blocks, top, room).items()}
+        return outputs | {f"gradient/{name}": value for name, value in self._gradients(blocks, top, buffer).items()}
 
     def embedded(self) -> Array:
         """The embedding of the tokens; only the rows that occur are widened."""
@@ -166,7 +166,7 @@ class ByLayer:
 
     def block(self, index: int, x: Array) -> Tape:
         """The tape of a block from its input; the output is `y`."""
-        return self._through(self._weights(index, _Room()), index, x)
+        return self._through(self._weights(index, _Buffer()), index, x)
 
     def top(self, x: Array) -> Tape:
         """The tape of what follows the last block; the outputs are `logits` and `loss`."""
@@ -188,11 +188,11 @@ class ByLayer:
         tape.outputs = {"logits": logits, "loss": loss}
         return tape
 
-    def _weights(self, index: int, room: _Room) -> Tape:
+    def _weights(self, index: int, buffer: _Buffer) -> Tape:
         """The tape of a block before its input is there: its parameters, and with NF4 the weights that are made of them."""
         path, config = f"model.layers.{index}", self.config
         table = self.table_of(path)
-        tape = Tape(room.readers(table) if self._late else table, self._below(f"{path}."))
+        tape = Tape(buffer.readers(table) if self._late else table, self._below(f"{path}."))
         for projection in config.projection_shapes():
             base_weight(tape, config, f"{path}.{projection}")
         return tape
@@ -203,22 +203,22 @@ class ByLayer:
         tape.outputs = {"y": decoder.block(tape, self.config, f"model.layers.{index}", "x", adapted_projection(tape, self.config))}
         return tape
 
-    def _without_weights(self, index: int, x: Array, room: _Room) -> Tape:
+    def _without_weights(self, index: int, x: Array, buffer: _Buffer) -> Tape:
         """The tape of a block from its input, less the values that do not depend on the input."""
-        tape = self._weights(index, room)
+        tape = self._weights(index, buffer)
         weights = tuple(tape.values)
         self._through(tape, index, x)
         for name in weights:
             del tape.values[name]
         return tape
 
-    def _gradients(self, blocks: list[Tape], top: Tape, room: _Room) -> dict[str, Array]:
+    def _gradients(self, blocks: list[Tape], top: Tape, buffer: _Buffer) -> dict[str, Array]:
         """Of all that is trained; the blocks are without their weights, and are let go one by one."""
         found = top.backward({"loss": np.ones_like(top.result()["loss"])}, wrt=["x", *self._wanted(top)])
         dx, embedded = found.pop("x"), f"{EMBEDDING}.weight" in self._trained
         for index in reversed(range(self.config.layers)):
             tape = blocks.pop()  # lets the block before it go, before weights are asked for
-            tape.values |= self._weights(index, room).values
+            tape.values |= self._weights(index, buffer).values
             wanted = self._wanted(tape)
             gradients = tape.backward({"y": dx}, wrt=["x", *wanted] if index or embedded else wanted)
             dx = gradients.pop("x", dx)

@@ -171,7 +171,7 @@ def test_check_fails_on_errors_and_not_on_warnings(tmp_path: Path, capsys: pytes
         "      recommended: lora_alpha: 32.0",
     ]
     assert lines[2].startswith("      source: Raschka: Finetuning LLMs with LoRA and QLoRA")
-    assert any(line.startswith("      note: The ancestor demanded twice the rank") for line in lines)
+    assert any(line.startswith("      note: The original demanded twice the rank") for line in lines)
     assert "      recommended: max_seq_len: 128" in lines
     assert "all recommendations together leave no finding" in lines
     assert lines[lines.index("2 findings, 0 of them errors") + 2].startswith("not judged, for want of")

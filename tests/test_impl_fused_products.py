@@ -72,7 +72,7 @@ def test_a_product_has_the_bits_of_torchs_own_before_and_after_it_is_tuned(trans
 
 @pytest.fixture
 def ordered() -> tuple[list[JoinedWeight], Weights]:
-    """Three NF4 weights in two rooms."""
+    """Three NF4 weights in two buffers."""
     generator = torch.Generator().manual_seed(7)
     shapes = [(32, 64), (64, 32), (16, 64)]
     projections = [Projection(f"p{i}", torch.randn(*shape, generator=generator).to(DEVICE), None, True) for i, shape in enumerate(shapes)]
@@ -83,7 +83,7 @@ def ordered() -> tuple[list[JoinedWeight], Weights]:
 def test_weights_come_in_order_each_dequantised_beside_the_one_before(ordered: tuple[list[JoinedWeight], Weights]) -> None:
     (first, second, third), weights = ordered
     expected = {weight: weights.of(weight).clone() for weight in (first, second, third)}
-    assert {room: len(values) for room, values in weights.rooms.items()} == {0: 32 * 64, 1: 64 * 32}
+    assert {buffer: len(values) for buffer, values in weights.buffers.items()} == {0: 32 * 64, 1: 64 * 32}
     order = [first, second, third, second, first]
     weights.begin(order)
     before: Tensor | None = None

@@ -371,3 +371,10 @@ wrong_step("impl.commands.train:_require_usable", name="output_written_over", do
 def two_processes_write_a_run(lock: Any, path: Any, **given: Any) -> Any:
     """The lock of a folder is one of its own in every process."""
     return lock(path.with_name(f"{path.name}{os.getpid()}"), **given)
+
+
+wrong_step(
+    "impl.classifier:Adaptation.__post_init__",
+    name="targets_as_spelled",
+    doc="Targets in another order than a block's have a name of their own.",
+)(lambda *_: None)

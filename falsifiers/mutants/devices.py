@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -290,3 +291,18 @@ def norm_rows_wrap(norm: Step, x: Any, *given: Any) -> Any:
     """Rows beyond the eighth are counted from the first again."""
     y = norm(x, *given)
     return torch.cat([y[:8], y[:8].repeat(len(y) // 8, *[1] * (y.dim() - 1))])[: len(y)] if len(y) > 8 else y
+
+
+@wrong_step("impl.fused.layer:FusedLayer._mlp_backward")
+def fused_gate_written_while_read(backward: Step, self: Any, *given: Any) -> Any:
+    """The gradients of gate and up are written over them while the work beside the products may not have read them yet."""
+    side, self._side = self._side, SimpleNamespace(finish=lambda: None)
+    try:
+        return backward(self, *given)
+    finally:
+        self._side = side
+
+
+wrong_step("impl.fused.layer:BUFFERS", name="fused_buffer_shared", doc="The next weight is dequantised over the one that a product reads.")(
+    lambda _: (0, 0, 0, 0)
+)

@@ -213,10 +213,10 @@ def nf4_keeps_what_it_dequantised(dequantized: Step, self: Any, dtype: Any) -> A
 
 
 @wrong_step("impl.fused.weights:JoinedWeight.dequantized")
-def fused_keeps_what_it_dequantised(dequantized: Step, self: Any, room: Any) -> Any:
+def fused_keeps_what_it_dequantised(dequantized: Step, self: Any, buffer: Any) -> Any:
     """The same in the hand-written layers."""
     if "kept" not in vars(self):
-        self.kept = dequantized(self, room).clone()
+        self.kept = dequantized(self, buffer).clone()
     return self.kept
 
 

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from blackswan.falsifiers.runner.verdict import plain
 def run(options: argparse.Namespace) -> int:
     """Exit status 0 where every mutant dies and every claim can fail, 1 otherwise."""
     start = time.perf_counter()
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # the kernels are asked on a CPU, too; Triton looks for it when it is imported
     own = own_folder()
     loaded = [claim for contract in contracts.load() if own is None or contract.path.parent == own for claim in contract.claims]
     claims = _selected("claim", {claim.id: claim for claim in loaded}, options.claim)

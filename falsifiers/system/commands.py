@@ -134,7 +134,7 @@ def _kinds(trial: Trial) -> dict[str, dict[str, Any]]:
         "one label": {"num_classes": 4, "multi_label": False, "class_weights": str(rng.choice(["balanced", "balanced_over_classes"]))},
         "several labels": {"num_classes": 3, "multi_label": True, "quantize_nf4": True, "double_quantize": bool(rng.integers(2))},
         "many classes": {
-            **{"num_classes": many, "multi_label": False, "epochs": 1, "lora_targets": "v_proj,down_proj"},
+            **{"num_classes": many, "multi_label": False, "epochs": 1, "lora_targets": "down_proj,v_proj"},
             **{"class_weights": rng.uniform(0.5, 2.0, many).tolist()},
         },
         "more classes": {"num_classes": CELLS + 1, "multi_label": False, "epochs": 1},

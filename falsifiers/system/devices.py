@@ -84,6 +84,19 @@ def last_rows_are_as_alone(trial: Trial) -> list[Comparison]:
     return [each for name, whole, alone in trial.devices.last_rows() for each in same(name, alone, whole)]
 
 
+def late_streams_change_nothing(trial: Trial) -> list[Comparison]:
+    """A step through the hand-written layers on NF4 leaves the same bits, whichever of its streams is late."""
+    rng, contents = trial.rng("late"), dict[str, dict[str, bytes]]()
+    lates, layers = (("main", "side"), 2) if trial.on_gpu else (("side",), 1)
+    work = replace(small(rng, trial.seed, nf4=True), backend="fused", targets="all", layers=layers, batch=2)
+    weights = drawn(rng, work)
+    for late in ("none", *lates):
+        trainer = trial.devices.trainer(work, weights)
+        trainer.step_late(late)
+        contents[late] = trainer.content()
+    return [each for late in lates for each in same(f"late: {late}", contents["none"], contents[late])]
+
+
 def origin_is_named(trial: Trial) -> list[Comparison]:
     """A value planted in a parameter, in the output of a call or in the gradient that a call passes on is found by its place.
 

@@ -233,7 +233,7 @@ def _random_loss(trial: Trial, tokens: int) -> float:
 
 
 def random_weights_know_nothing(trial: Trial) -> list[Comparison]:
-    """The loss of random weights on random tokens in [0.5, 1.5 ln V] of the ancestor, and within a tenth of ln V."""
+    """The loss of random weights on random tokens in [0.5, 1.5 ln V] of the original, and within a tenth of ln V."""
     loss, middle = _random_loss(trial, 300), float(np.log(VOCAB))
     return [value_inside("loss", loss, 0.5, 1.5 * middle), value_within("loss near ln V", loss, 0.9 * middle, 1.1 * middle)]
 

@@ -46,12 +46,12 @@ def _beside(work: Workload, frozen: int, trained: list[int]) -> int:
 
 def _of_layers(work: Workload, trained: int) -> int:
     """Bytes that the hand-written layers have of their own: a gradient of the masters, copies of these in the dtype, with gradients and
-    an order; biases and head norms side by side; and two rooms, each for the largest weight that is dequantised there."""
+    an order; biases and head norms side by side; and two buffers, each for the largest weight that is dequantised there."""
     queries, keys, hidden, wide = work.heads * work.head_dim, work.kv_heads * work.head_dim, work.hidden, work.intermediate
     beside_products = {"qwen2": queries + 2 * keys, "qwen3": queries + keys}.get(work.family, 0)
-    rooms = max((queries + 2 * keys) * hidden, 2 * wide * hidden) + max(hidden * queries, hidden * wide)
+    buffers = max((queries + 2 * keys) * hidden, 2 * wide * hidden) + max(hidden * queries, hidden * wide)
     width = BYTES[work.dtype]
-    return (MASTER + 2 * width + INDEX) * trained + width * (work.layers * beside_products + rooms)
+    return (MASTER + 2 * width + INDEX) * trained + width * (work.layers * beside_products + buffers)
 
 
 def _unsure(work: Workload, tensors: int, on: str) -> int:

@@ -108,7 +108,7 @@ FILES: dict[str, tuple[bytes, int | None]] = {
     "expected lines": (b"- epochs\n- 2\n", None),
     "expected lines ": (b"", None),
     "expected lines  ": (b"epochs", None),
-    "expected lines   ": (b"epochs: " + 5000 * b"[" + 5000 * b"]", None),
+    "expected lines   ": (b"epochs: " + 500 * b"[" + 500 * b"]", None),
 }
 """Files that hold no settings: what is said of each, and the line that is named."""
 GOOD = "\ufeff# a comment\nepochs:   2\nseed: 0x10\nlora_targets: [q_proj, v_proj]\ngradient_clip_norm: ~\nmodel_params: 7\n"

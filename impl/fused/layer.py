@@ -58,8 +58,8 @@ class Kept:
     rows: Tensor | None
 
 
-ROOMS = (0, 1, 0, 1)
-"""Where the weights of a block's products are dequantised: neighbours do not share a room."""
+BUFFERS = (0, 1, 0, 1)
+"""Where the weights of a block's products are dequantised: neighbours do not share a buffer."""
 
 
 def groups(layer: Layer) -> list[list[Projection]]:
@@ -73,7 +73,7 @@ class FusedLayer:
 
     def __init__(self, layer: Layer, config: DecoderConfig, factors: Factors, shared: Shared, dtype: torch.dtype) -> None:
         self.config, self._side = config, shared.side
-        made = [FusedLinear(group, factors, buffer, shared, dtype) for group, buffer in zip(groups(layer), ROOMS, strict=True)]
+        made = [FusedLinear(group, factors, buffer, shared, dtype) for group, buffer in zip(groups(layer), BUFFERS, strict=True)]
         self.qkv, self.o, self.gate_up, self.down = made
         self.norm, self.middle_norm = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
         self.head_norms = _head_norms(layer, config)

@@ -65,7 +65,7 @@ class FusedLinear:
         return y, projected
 
     def backward(self, dy: Tensor, projected: Tensor | None, x: Callable[[], Tensor], needs_input: bool = True) -> Tensor | None:
-        """The gradient of x [tokens, in], None unless it is needed; those of A and B go to their slots, where they are after `Side.finish`.
+        """The gradient of x [tokens, in], None unless it is needed; those of A and B are in their slots after `SideStream.finish`.
 
         Neither `dy` nor what `x` computes the input from may be written to before that; both live until then.
         """

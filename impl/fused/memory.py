@@ -118,7 +118,7 @@ class _Step(FusedTrainer):
             self._allocations.assign(tensor, part_of(name), only=LOADING)
         self._allocations.assign(model.factors.values, "lora")
         self._allocations.assign(model.factors.gradients, "gradients")
-        for buffer in model.shared.weights.rooms.values():
+        for buffer in model.shared.weights.buffers.values():
             self._allocations.assign(buffer, DEQUANTIZED)
         for layer in model.layers:
             if layer.qkv.bias is not None:

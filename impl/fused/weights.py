@@ -16,7 +16,7 @@ ADVICE = "the hand-written layers join these weights; choose backend torch"
 
 
 class JoinedWeight:
-    """The weights of projections one below the other, [rows, columns]: plain, or NF4 codes that are dequantised into room number `room`.
+    """The weights of projections one below the other, [rows, columns]: plain, or NF4 codes that are dequantised into buffer `buffer`.
 
     The projections' own tensors become views of the joined ones, so that nothing is stored twice. Raises a ValueError where NF4 blocks
     cannot be joined.
@@ -44,7 +44,7 @@ class JoinedWeight:
             q.codes, q.absmax = code, scale
 
     def dequantized(self, buffer: Tensor) -> Tensor:
-        """The weight, computed anew into the first elements of `room`."""
+        """The weight, computed anew into the first elements of `buffer`."""
         out = buffer[: self.rows * self.columns].view(self.rows, self.columns)
         return nf4_dequantize(self._codes, self._absmax, self.rows, self.columns, self._block, self._dtype, out=out)
 
@@ -52,7 +52,7 @@ class JoinedWeight:
 class Weights:
     """The weights of a step's products, each used once where it stands in the order that `begin` is told.
 
-    While a product reads the weight in one room, the next one is dequantised into another. Two uses in a row of the same weight are one
+    While a product reads the weight in one buffer, the next one is dequantised into another. Two uses in a row of the same weight are one
     dequantisation.
     """
 
@@ -70,16 +70,16 @@ class Weights:
         return weight
 
     @cached_property
-    def rooms(self) -> dict[int, Tensor]:
+    def buffers(self) -> dict[int, Tensor]:
         """By number, each as large as the largest weight that goes there."""
         return {buffer: torch.empty(size, dtype=self._dtype, device=self._device) for buffer, size in self._sizes.items()}
 
     def of(self, weight: JoinedWeight) -> Tensor:
-        """The weight, out of any order, until another one is dequantised into its room."""
-        return weight.plain if weight.plain is not None else weight.dequantized(self.rooms[weight.buffer])
+        """The weight, out of any order, until another one is dequantised into its buffer."""
+        return weight.plain if weight.plain is not None else weight.dequantized(self.buffers[weight.buffer])
 
     def begin(self, uses: Iterable[JoinedWeight]) -> None:
-        """Makes the first weight ready; `uses` are those of the coming products, neighbours in different rooms or the same weight."""
+        """Makes the first weight ready; `uses` are those of the coming products, neighbours in different buffers or the same weight."""
         self._uses, self._last = deque(uses), None
         self._prepare()
 

@@ -117,6 +117,13 @@ class PlacedTrainer(Session):
         with replaced(self._planted):
             self._trainer.train_batch(self._batch)
 
+    def step_late(self, late: str) -> None:
+        """A step through the hand-written layers, of whose streams one is late: `main` or `side`, or none."""
+        from blackswan.falsifiers.subjects.impl.late import late_stream  # imports Triton
+
+        with late_stream(late, self._place):
+            self._trainer.train_batch(self._batch)
+
     def origin(self, part: int) -> str | None:
         """Says where a value that is not finite comes from; parameters are searched `part` numbers at a time."""
         with replaced(self._planted), mock.patch.object(nonfinite, "_PART", part):
