@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tokenizers import Tokenizer
+from yaml import ScalarNode
 
 from blackswan.falsifiers.mutants.changes import without_keyword
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
@@ -122,6 +123,35 @@ def rank_of_an_option_overrides_alpha_of_a_file(resolve: Any, size: int, *source
     alone = [source for source in sources if "lora_rank" in source and "lora_alpha" not in source]
     twice = [{"lora_alpha": replace(source["lora_rank"], value=2.0 * source["lora_rank"].value)} for source in alone]
     return resolve(size, *sources, *twice)
+
+
+wrong_steps(
+    "impl.settings:_plain",
+    by=lambda change: lambda plain, name, node: plain(name, change(node) if isinstance(node.value, str) else node),
+    settings_octal_by_tens=("0o17 is 17.", lambda node: ScalarNode(node.tag, node.value.replace("0o", ""))),
+    settings_true_in_small_letters=(
+        "True and TRUE are false.",
+        lambda node: ScalarNode(node.tag, "false") if node.value in ("True", "TRUE") else node,
+    ),
+    settings_octal_by_a_zero=(
+        "017 is 15, as in YAML 1.1.",
+        lambda node: ScalarNode(node.tag, f"0o{node.value[1:]}") if node.value[:1] == "0" and set(node.value) <= set("01234567") else node,
+    ),
+)
+wrong_steps(
+    "impl.settings:_converted",
+    settings_projections_are_all=(
+        "Of a list of projections nothing but their number is looked at.",
+        lambda converted, name, value: "all" if name == "lora_targets" and isinstance(value, list) else converted(name, value),
+    ),
+)
+wrong_steps(
+    "impl.settings:_parsed",
+    settings_none_in_small_letters=(
+        "None on a command line is no null.",
+        lambda parsed, name, text: parsed(name, text if text == "none" or text.lower() != "none" else "0"),
+    ),
+)
 
 
 @wrong_step("impl.settings:read_file")
