@@ -408,3 +408,11 @@ wrong_step(
     name="targets_as_spelled",
     doc="Targets in another order than a block's have a name of their own.",
 )(lambda *_: None)
+wrong_step("impl.__main__:DISK_ERRORS", name="full_disk_is_bad_input", doc="A full disk ends with the status of bad input.")(lambda _: ())
+wrong_step("impl.__main__:INTERRUPTED", name="interruption_is_bad_input", doc="Ctrl-C ends with the status of bad input.")(lambda _: 4)
+wrong_step("impl.__main__:_say", name="full_disk_unnamed", doc="The message of a full disk names no file.")(
+    lambda say, name, error, status: say(name, OSError(error.strerror) if isinstance(error, OSError) else error, status)
+)
+wrong_step("impl.commands.pretrain:Interrupted", name="interrupted_pretraining_unnamed", doc="Nothing is said of how a run goes on.")(
+    lambda interrupted, _: interrupted("interrupted")
+)
