@@ -99,15 +99,15 @@ def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> 
 
 
 def _spelled(trial: Trial, file: Path, away: Mapping[str, Any]) -> Iterator[Comparison]:
-    """Every setting in each spelling of its value, in a file and as an option."""
-    for setting, value in away.items():
-        expected = {setting: tuple(value) if isinstance(value, list) else value}
-        for text in spelling.in_a_file(value):
-            file.write_text(f"{setting}: {text}\n")
-            yield from same(f"{setting}: {text}, in a file", expected, trial.classifiers.given(file))
-        for text in spelling.as_option(value):
-            option = f"--{setting.replace('_', '-')}={text}"
-            yield from same(f"{option}, on a command line", expected, trial.classifiers.given(None, option))
+    """Every setting in each spelling of its value, in a file and as an option; a file or a command line has one spelling of each."""
+    expected = {setting: tuple(value) if isinstance(value, list) else value for setting, value in away.items()}
+    in_files = {setting: spelling.in_a_file(value) for setting, value in away.items()}
+    as_options = {setting: texts for setting, value in away.items() if (texts := spelling.as_option(value))}
+    for turn in range(max(map(len, in_files.values()))):
+        file.write_text("".join(f"{setting}: {texts[turn % len(texts)]}\n" for setting, texts in in_files.items()))
+        yield from same("settings of a file", expected, trial.classifiers.given(file))
+        given = [f"--{setting.replace('_', '-')}={texts[turn % len(texts)]}" for setting, texts in as_options.items()]
+        yield from same("settings of a command line", {name: expected[name] for name in as_options}, trial.classifiers.given(None, *given))
 
 
 def _stated(name: str, problem: Small, expected: Mapping[str, Any], run: Path) -> Iterator[Comparison]:
