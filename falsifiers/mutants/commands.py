@@ -12,6 +12,7 @@ from yaml import ScalarNode
 
 from blackswan.falsifiers.mutants.changes import without_keyword
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+from blackswan.impl.__main__ import parser
 
 # Evaluating and predicting
 
@@ -415,4 +416,7 @@ wrong_step("impl.__main__:_say", name="full_disk_unnamed", doc="The message of a
 )
 wrong_step("impl.commands.pretrain:Interrupted", name="interrupted_pretraining_unnamed", doc="Nothing is said of how a run goes on.")(
     lambda interrupted, _: interrupted("interrupted")
+)
+wrong_step("impl.__main__:_parsed", name="words_passed_over", doc="What is no option of a command is passed over.")(
+    lambda _, arguments, prog: parser(prog).parse_known_args(arguments)[0]
 )

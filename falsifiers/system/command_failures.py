@@ -350,6 +350,8 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "train on a label that no class has": ((*train, f"--corpus={folder / 'bad.jsonl'}"), "bad.jsonl:2: label is 2"),
         "train on no corpus": ((*train, f"--corpus={folder / 'none.jsonl'}"), "none.jsonl"),
         "train with an unknown setting": ((*train, "--lora-rnk=2"), "--lora-rank"),
+        "train with a word too many": ((*train, "surplus"), "surplus"),
+        "train with the beginning of an option": ((*train, "--lora-ran=2"), "--lora-rank"),
         "train with a setting out of range": ((*train, "--weight-decay=2"), "--weight-decay"),
         "train on what validates": ((*train, f"--validation={corpus}"), "--validation"),
         "train, resumed without a run": ((*train, "--resume"), "holds no run"),
