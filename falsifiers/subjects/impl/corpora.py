@@ -15,7 +15,7 @@ class Corpora(Door):
 
     def load(self, corpus: CorpusFile, meanwhile: Callable[[], object] | None = None) -> list[tuple[str, Label]]:
         """The text and the label of each sample; after the first one that is called."""
-        found = []
+        found: list[tuple[str, Label]] = []
         for sample in corpora.read_corpus(corpus.path, corpus.classes, corpus.multi_label):
             if meanwhile is not None and not found:
                 meanwhile()
