@@ -538,3 +538,11 @@ wrong_steps(
         lambda chunks, samples: ([*chunk[: number > 0], *chunk] for number, chunk in enumerate(chunks(samples))),
     ),
 )
+wrong_steps(
+    "impl.samples:_Collected.samples",
+    by=of_result,
+    corpus_labels_of_16_bits=(
+        "Of many classes a label keeps its lower 16 bits.",
+        lambda samples: replace(samples, targets=samples.targets % 2**16),
+    ),
+)

@@ -22,6 +22,8 @@ from blackswan.reference.table import Array
 
 PERCENTILES = (50, 90, 95, 99)
 EOS = "<eos>"
+MANY_CLASSES = 70_000
+"""More than 16 bits count."""
 LONGEST_LINE = 10_000_000
 """Bytes of a line of a corpus, its end not among them."""
 
@@ -118,10 +120,10 @@ def long_corpora_arrive(trial: Trial) -> list[Comparison]:
             "long": (large := ["rm " * 180_000, "ls", "id"] * 4, [list(text[:limit].encode()) for text in large], None),
         }
         for name, (texts, rows, tokenizer) in corpora.items():
-            labels = rng.integers(0, 5, len(texts)).tolist()
+            labels = rng.integers(0, MANY_CLASSES, len(texts)).tolist()
             path = Path(parent) / f"{name}.jsonl"
             path.write_text("".join(json.dumps({"input": text, "label": label}) + "\n" for text, label in zip(texts, labels, strict=True)))
-            read = trial.corpora.read(CorpusFile(path, 5), Tokenizing(tokenizer, limit))
+            read = trial.corpora.read(CorpusFile(path, MANY_CLASSES), Tokenizing(tokenizer, limit))
             found += [*same(f"ids of {name} texts", rows, read.rows), *same(f"labels of {name} texts", labels, read.labels)]
     return [*found, *_longest_line(trial)]
 
