@@ -126,7 +126,7 @@ def _partial(target: Path) -> Iterator[Path]:
     try:
         with _locked(partial), naming(target):
             yield partial
-        _flush(target.parent)
+        flush(target.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -135,7 +135,7 @@ def _settle(partial: Path) -> None:
     """What was written is on the disk, and may be read by everybody: some libraries write files that only their owner may read."""
     for path in [*partial.rglob("*"), partial]:
         path.chmod(0o755 if path.is_dir() else 0o644)
-        _flush(path)
+        flush(path)
 
 
 def _put(new: Path, folder: Path) -> None:
@@ -162,10 +162,11 @@ def _exchange(one: Path, other: Path) -> bool:
     raise OSError(code, os.strerror(code), str(other))
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Waits until a file's content, or a folder's list of names, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        with naming(path):
+            os.fsync(handle)
     finally:
         os.close(handle)

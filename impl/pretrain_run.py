@@ -15,7 +15,7 @@ from blackswan.impl import strict_json
 from blackswan.impl.config import SCHEDULES, require_choice, require_count, require_number, require_share
 from blackswan.impl.decoder import Decoder
 from blackswan.impl.decoder_optimiser import state_hash
-from blackswan.impl.folder import whole_folder
+from blackswan.impl.folder import sole_writer, whole_folder
 from blackswan.impl.optimiser import require_a_rate
 from blackswan.impl.pretrain import CheckpointFn, StepFn, StepResult, ValFn
 from blackswan.impl.token_shards import TokenBatches
@@ -95,32 +95,38 @@ def pretrain(
     tokenizer: Path,
     *,
     resume: bool = False,
+    on_start: Callable[[], None] | None = None,
     on_step: Callable[[PretrainStep], None] | None = None,
     on_epoch: Callable[[PretrainEpoch], None] | None = None,
 ) -> PretrainResult:
-    """Trains `decoder` in place; `output` gets `checkpoints/` and `state/`.
+    """Trains `decoder` in place; `output` gets `checkpoints/` and `state/`. `on_start` is called once nothing is refused any more.
 
     With `resume` a run goes on from its state on the same trajectory, given the same architecture, batches, tokenizer and settings; the
     decoder's weights are the state's then, and `save_every` and `validation`, on which no step depends, may be others.
     Raises a FileExistsError for an output with a run in it without `resume`, a FileNotFoundError for one without a run with it, a
-    ValueError for no tokens to train on, for a run whose every rate is 0 and for a state of another run, and what the step raises.
+    ValueError for no tokens to train on, for a run whose every rate is 0 and for a state of another run, an InUseError where another
+    process writes the output, and what the step raises.
     """
     if len(train) == 0:
         raise ValueError(f"{train.shards.folder}: {len(train.shards)} tokens; expected at least two, one of them to predict")
     run = _Run(decoder, train, validation, settings, output, tokenizer)
-    position = run.start(resume)
+    run.require_usable(resume)
     steps: list[PretrainStep] = []
     epochs: list[PretrainEpoch] = []
-    for epoch in range(position.epoch, settings.epochs):
-        stream = train.epoch(epoch, position.batch if epoch == position.epoch else 0)
-        while (result := run.step(stream)) is not None:
-            steps.append(run.record(epoch, result))
-            run.save_when_due(steps[-1])
-            if on_step is not None:
-                on_step(steps[-1])
-        epochs.append(run.end(epoch))
-        if on_epoch is not None:
-            on_epoch(epochs[-1])
+    with sole_writer(output):
+        position = run.start(resume)
+        if on_start is not None:
+            on_start()
+        for epoch in range(position.epoch, settings.epochs):
+            stream = train.epoch(epoch, position.batch if epoch == position.epoch else 0)
+            while (result := run.step(stream)) is not None:
+                steps.append(run.record(epoch, result))
+                run.save_when_due(steps[-1])
+                if on_step is not None:
+                    on_step(steps[-1])
+            epochs.append(run.end(epoch))
+            if on_epoch is not None:
+                on_epoch(epochs[-1])
     return PretrainResult(tuple(steps), tuple(epochs), state_hash(run.step.optimiser.state(), run.step.optimiser.steps))
 
 
@@ -159,15 +165,19 @@ class _Run:
         tokenizer = hashlib.sha256(self.checkpoint.tokenizer.read_bytes()).hexdigest()
         return {**settings, **data, "architecture": asdict(self.validate.decoder.config), "tokenizer": tokenizer}
 
-    def start(self, resume: bool) -> _Position:
-        """The beginning, or where the state stands."""
+    def require_usable(self, resume: bool) -> None:
+        """Raises an error for an output without the run to go on with, and for one that holds a run otherwise."""
         state = self.output / STATE
         if resume and not state.exists():
             raise FileNotFoundError(f"{state}: no such folder, so there is no run to continue; start it without --resume")
-        if resume:
-            return self._load(state)
-        if state.exists() or self.checkpoint.folder.exists():
+        if not resume and (state.exists() or self.checkpoint.folder.exists()):
             raise FileExistsError(f"{self.output} holds a run; resume it, or choose another output")
+
+    def start(self, resume: bool) -> _Position:
+        """The beginning, or where the state stands."""
+        self.require_usable(resume)  # again, now that nobody else can begin here
+        if resume:
+            return self._load(self.output / STATE)
         beginning = _Position(0, 0)
         self._save(beginning)
         return beginning

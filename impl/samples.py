@@ -311,9 +311,11 @@ def effective_batches(order: Indices, size: int) -> Iterator[Indices]:
     return (order[start : start + size] for start in range(0, len(order), size))
 
 
-def _shuffled(count: int, *entropy: int) -> Integers:
+def _shuffled(count: int, stream: int, seed: int, epoch: int = 0) -> Integers:
+    # NumPy makes words of 32 bits of these, as many as a number needs: the upper ones of a large seed must not be another's epoch.
+    words = [stream, seed % 2**32, epoch, seed >> 32]
     # NumPy keeps the stream of a bit generator the same from version to version, but not those of Generator's methods (NEP 19)
-    return np.argsort(np.random.PCG64(list(entropy)).random_raw(count), kind="stable")
+    return np.argsort(np.random.PCG64(words).random_raw(count), kind="stable")
 
 
 def _shares(counts: Sequence[int], fraction: Fraction, total: int, *, spare_last: bool) -> list[int]:

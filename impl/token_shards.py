@@ -146,8 +146,8 @@ def write_shards(folder: Path, documents: Iterable[Sequence[int]], vocab: int, s
 
 
 def tokenize(corpus: Path, tokenizer: "Tokenizer", end_token: int) -> Iterator[list[int]]:
-    """The ids of each document, ended by `end_token`. A .jsonl file has a document in each line, under `text` or `input`; any other
-    file is one document. Raises a ValueError that names file and line for a line without one.
+    """The ids of each document, ended by `end_token`. A .jsonl file has a document in each line, under `text` or where there is
+    none `input`; any other file is one document. Raises a ValueError that names file and line for a line without one.
     """
     return ([*tokenizer.encode(text, add_special_tokens=False).ids, end_token] for text in _texts(corpus))
 

@@ -65,9 +65,9 @@ class Tokens(ABC):
 
 
 class CheckpointTokens(Tokens):
-    """The tokenizer of a checkpoint. `fill` is by default the padding or end token that the file `settings` names, else 0."""
+    """The tokenizer of a checkpoint. `fill` is the padding or end token that the file `settings` names, else 0."""
 
-    def __init__(self, path: Path, settings: Path, max_seq_len: int, padding_side: str = "right", fill: int | None = None) -> None:
+    def __init__(self, path: Path, settings: Path, max_seq_len: int, padding_side: str = "right") -> None:
         from tokenizers import Tokenizer
 
         super().__init__(max_seq_len, padding_side)
@@ -79,7 +79,7 @@ class CheckpointTokens(Tokens):
             raise ValueError(f"{path}: not a usable tokenizer ({error})") from None
         named = _settings(settings)
         _require_alike(settings, named, {token.content: token for token in self._tokenizer.get_added_tokens_decoder().values()})
-        self.fill = _fill_id(named, self._tokenizer.token_to_id) if fill is None else fill
+        self.fill = _fill_id(named, self._tokenizer.token_to_id)
         self.vocab = self._tokenizer.get_vocab_size()
         self.description = f"{path} ({self.vocab} tokens)"
 
@@ -115,7 +115,7 @@ class ByteTokens(Tokens):
         return [(ids[: self.max_seq_len], len(ids)) for ids in rows]
 
 
-def load_tokenizer(folder: Path, max_seq_len: int, padding_side: str = "right", fill: int | None = None) -> CheckpointTokens:
+def load_tokenizer(folder: Path, max_seq_len: int, padding_side: str = "right") -> CheckpointTokens:
     """The tokenizer of a checkpoint folder, or the one beside an .apr file.
 
     Raises a FileNotFoundError without tokenizer.json (`MODEL.tokenizer.json` for `MODEL.apr`) and a ValueError for a damaged one.
@@ -123,7 +123,7 @@ def load_tokenizer(folder: Path, max_seq_len: int, padding_side: str = "right", 
     path = belonging(folder, TOKENIZER)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; a checkpoint cannot be used without its own tokenizer, copy it there")
-    return CheckpointTokens(path, belonging(folder, TOKENIZER_CONFIG), max_seq_len, padding_side, fill)
+    return CheckpointTokens(path, belonging(folder, TOKENIZER_CONFIG), max_seq_len, padding_side)
 
 
 def _settings(path: Path) -> dict[str, Any]:

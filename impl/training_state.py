@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from blackswan.impl import strict_json
-from blackswan.impl.folder import PARTIAL, naming, remove_left_over
+from blackswan.impl.folder import PARTIAL, flush, naming, remove_left_over
 
 STATE_FILE = "state.safetensors"
 VERSION = 1
@@ -104,15 +104,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    flush(path.parent)
 
 
 def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:

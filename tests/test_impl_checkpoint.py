@@ -34,7 +34,7 @@ def test_saving_refuses_an_existing_folder_and_leaves_nothing_after_a_failure(fo
 
 def test_a_folder_has_its_name_only_when_all_of_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[str] = []
-    monkeypatch.setattr(folders, "_flush", lambda path: flushed.append(path.name) if (tmp_path / "new").exists() is False else None)
+    monkeypatch.setattr(folders, "flush", lambda path: flushed.append(path.name) if (tmp_path / "new").exists() is False else None)
     save_checkpoint(tmp_path / "new", CONFIG, random_tensors(CONFIG, 0))
     assert {"model.safetensors", "config.json"} <= set(flushed)
 

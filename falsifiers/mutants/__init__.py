@@ -29,6 +29,7 @@ for _module in (
         "entry_points",
         "ownership",
         "pretraining_runs",
+        "token_shards",
         "refusals",
         "commands",
         "warm_up",

@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from tokenizers import Tokenizer
+from yaml import ScalarNode
 
 from blackswan.falsifiers.mutants.changes import without_keyword
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+from blackswan.impl.__main__ import parser
 
 # Evaluating and predicting
 
@@ -122,6 +124,35 @@ def rank_of_an_option_overrides_alpha_of_a_file(resolve: Any, size: int, *source
     alone = [source for source in sources if "lora_rank" in source and "lora_alpha" not in source]
     twice = [{"lora_alpha": replace(source["lora_rank"], value=2.0 * source["lora_rank"].value)} for source in alone]
     return resolve(size, *sources, *twice)
+
+
+wrong_steps(
+    "impl.settings:_plain",
+    by=lambda change: lambda plain, name, node: plain(name, change(node) if isinstance(node.value, str) else node),
+    settings_octal_by_tens=("0o17 is 17.", lambda node: ScalarNode(node.tag, node.value.replace("0o", ""))),
+    settings_true_in_small_letters=(
+        "True and TRUE are false.",
+        lambda node: ScalarNode(node.tag, "false") if node.value in ("True", "TRUE") else node,
+    ),
+    settings_octal_by_a_zero=(
+        "017 is 15, as in YAML 1.1.",
+        lambda node: ScalarNode(node.tag, f"0o{node.value[1:]}") if node.value[:1] == "0" and set(node.value) <= set("01234567") else node,
+    ),
+)
+wrong_steps(
+    "impl.settings:_converted",
+    settings_projections_are_all=(
+        "Of a list of projections nothing but their number is looked at.",
+        lambda converted, name, value: "all" if name == "lora_targets" and isinstance(value, list) else converted(name, value),
+    ),
+)
+wrong_steps(
+    "impl.settings:_parsed",
+    settings_none_in_small_letters=(
+        "None on a command line is no null.",
+        lambda parsed, name, text: parsed(name, text if text == "none" or text.lower() != "none" else "0"),
+    ),
+)
 
 
 @wrong_step("impl.settings:read_file")
@@ -378,3 +409,14 @@ wrong_step(
     name="targets_as_spelled",
     doc="Targets in another order than a block's have a name of their own.",
 )(lambda *_: None)
+wrong_step("impl.__main__:DISK_ERRORS", name="full_disk_is_bad_input", doc="A full disk ends with the status of bad input.")(lambda _: ())
+wrong_step("impl.__main__:INTERRUPTED", name="interruption_is_bad_input", doc="Ctrl-C ends with the status of bad input.")(lambda _: 4)
+wrong_step("impl.__main__:_say", name="full_disk_unnamed", doc="The message of a full disk names no file.")(
+    lambda say, name, error, status: say(name, OSError(error.strerror) if isinstance(error, OSError) else error, status)
+)
+wrong_step("impl.commands.pretrain:Interrupted", name="interrupted_pretraining_unnamed", doc="Nothing is said of how a run goes on.")(
+    lambda interrupted, _: interrupted("interrupted")
+)
+wrong_step("impl.__main__:_parsed", name="words_passed_over", doc="What is no option of a command is passed over.")(
+    lambda _, arguments, prog: parser(prog).parse_known_args(arguments)[0]
+)

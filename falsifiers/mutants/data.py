@@ -4,7 +4,7 @@ import json
 import math
 import random
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -81,6 +81,20 @@ def corpus_line_not_named(load: Step, path: Path, *others: Any) -> Any:
         return list(load(path, *others))
     except ValueError as error:
         raise ValueError(f"{path}: not a corpus") from error
+
+
+@wrong_step("impl.corpus:_lines")
+def corpus_changes_unseen(_: Step, path: Path) -> Iterator[bytes]:
+    """A corpus that another program is writing is taken for a whole one."""
+    with path.open("rb") as file:
+        yield from (line.removesuffix(b"\n") for line in file)
+
+
+wrong_steps(
+    "impl.strict_json:require_text",
+    corpus_half_characters_kept=("Half of a surrogate pair passes for a text.", lambda *_: None),
+)
+wrong_steps("impl.corpus:LONGEST_LINE", corpus_lines_of_any_length=("A line may have any length.", lambda _: 2**40))
 
 
 @wrong_step("impl.corpus:_sample")
@@ -196,6 +210,24 @@ def byte_tokens_of_characters(_: Step, self: Any, texts: Sequence[str]) -> list[
     return [(ids[: self.max_seq_len], len(ids)) for ids in rows]
 
 
+@wrong_step("impl.tokens:ByteTokens.measure")
+def byte_tokens_counted_after_truncation(measure: Step, self: Any, texts: Sequence[str]) -> list[tuple[Indices, int]]:
+    """Lengths after truncation where there is no tokenizer."""
+    return [(ids, len(ids)) for ids, _ in measure(self, texts)]
+
+
+wrong_steps(
+    "impl.tokens:_fill_id",
+    tokens_fill_with_zero=("An empty text is the token 0, whatever the tokenizer names.", lambda *_: 0),
+    tokens_fill_with_the_end=(
+        "The end token fills, also where there is a padding token.",
+        lambda fill, settings, find: fill({"pad_token": settings.get("eos_token") or settings.get("pad_token")}, find),
+    ),
+    tokens_fill_of_plain_names=(
+        "A token that is named by an object is passed over.",
+        lambda fill, settings, find: fill({key: name for key, name in settings.items() if isinstance(name, str)}, find),
+    ),
+)
 wrong_steps("impl.tokens:ByteTokens.fill", byte_tokens_pad_with_a_byte=("Padding is the byte 0.", lambda _: 0))
 wrong_steps(
     "impl.tokens:ByteTokens.description",
@@ -316,6 +348,17 @@ wrong_steps(
     order_without_the_last_sample=("The last sample of the corpus is never seen.", lambda order, n, *seeds: order(n - 1, *seeds)),
 )
 wrong_steps(
+    "impl.samples:_shuffled",
+    order_of_the_low_word_of_a_seed=(
+        "A large seed counts by its lower 32 bits.",
+        lambda shuffled, count, stream, seed, *epoch: shuffled(count, stream, seed % 2**32, *epoch),
+    ),
+    order_of_words_in_a_row=(
+        "The upper 32 bits of a large seed take the place of the epoch.",
+        lambda _, count, *numbers: np.argsort(np.random.PCG64(numbers).random_raw(count), kind="stable"),
+    ),
+)
+wrong_steps(
     "impl.samples:effective_batches",
     batches_last_dropped=(
         "The last batch is left out when it is not full.",
@@ -375,6 +418,43 @@ wrong_steps(
 def split_takes_the_last_of_a_class(shares: Step, counts: Sequence[int], *others: Any, **named: Any) -> list[int]:
     """The only sample of a class is held out."""
     return [1 if count == 1 else share for count, share in zip(counts, shares(counts, *others, **named), strict=True)]
+
+
+wrong_steps(
+    "impl.samples:_shares",
+    split_gives_less_than_one=(
+        "Few samples leave none for validation: their share rounds to none.",
+        lambda shares, counts, fraction, _, **named: shares(counts, fraction, round(fraction * sum(counts)), **named),
+    ),
+    split_spares_combinations=(
+        "The only sample of a combination of labels is never held out.",
+        lambda shares, *given, spare_last: shares(*given, spare_last=spare_last or True),
+    ),
+)
+
+
+@wrong_step("impl.samples:Samples.digest")
+def digest_of_texts_in_any_order(digest: Step, self: Any) -> Any:
+    """Texts of one class and of one length may change places."""
+    return digest(self.select(sorted(range(len(self)), key=lambda place: (self.targets[place].tolist(), self.rows[place]))))
+
+
+@wrong_step("impl.samples:split_validation")
+def split_by_the_first_label(split: Step, samples: Any, *others: Any) -> Any:
+    """Of several labels the first decides in which stratum a sample is."""
+    first = samples.targets.reshape(len(samples), -1)[:, 0]
+    parts = split(type(samples).of([(place,) for place in range(len(samples))], first.tolist(), samples.num_classes), *others)
+    return tuple(samples.select([row[0] for row in part.rows]) for part in parts)
+
+
+wrong_steps(
+    "impl.samples:split_validation",
+    by=of_result,
+    split_in_another_order=(
+        "The training part is in another order than the corpus.",
+        lambda parts: (parts[0].select(range(len(parts[0]))[::-1]), parts[1]),
+    ),
+)
 
 
 @wrong_step("impl.samples:split_validation")
@@ -456,5 +536,13 @@ wrong_steps(
     corpus_doubles_a_text_a_piece=(
         "The first text of a piece that another one went before is there twice.",
         lambda chunks, samples: ([*chunk[: number > 0], *chunk] for number, chunk in enumerate(chunks(samples))),
+    ),
+)
+wrong_steps(
+    "impl.samples:_Collected.samples",
+    by=of_result,
+    corpus_labels_of_16_bits=(
+        "Of many classes a label keeps its lower 16 bits.",
+        lambda samples: replace(samples, targets=samples.targets % 2**16),
     ),
 )

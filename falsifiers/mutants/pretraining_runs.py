@@ -155,6 +155,35 @@ def pretrain_saves_every_step(_: Step, self: Any, step: Any) -> None:
     self._save(_Position(step.epoch, step.step - step.epoch * len(self.train)))
 
 
+wrong_steps(
+    "impl.pretrain_run:_Run.save_when_due",
+    pretrain_saves_by_the_epoch=(
+        "The steps between two states are counted anew in each epoch.",
+        lambda save, self, made: (
+            save(self, made) if (made.step - made.epoch * len(self.train)) % (self.settings.save_every or 1) == 0 else None
+        ),
+    ),
+    pretrain_saves_seldom=(
+        "The state is written half as often as was asked for.",
+        lambda save, self, made: save(self, made) if made.step % (2 * (self.settings.save_every or 1)) == 0 else None,
+    ),
+)
+wrong_steps(
+    "impl.pretrain:StepFn.__init__",
+    pretrain_whole_batches=(
+        "A batch is computed at once, whatever a micro-batch is, and takes the memory.",
+        lambda start, self, decoder, **given: start(self, decoder, **{**given, "micro_batch": 2**20}),
+    ),
+)
+wrong_steps(
+    "impl.pretrain:ValFn.__init__",
+    pretrain_validates_whole_batches=(
+        "A batch of held-out tokens is computed at once, whatever a micro-batch is.",
+        lambda start, self, decoder, _: start(self, decoder, 2**20),
+    ),
+)
+
+
 @wrong_step("impl.pretrain_run:_Run.record")
 def pretrain_records_the_rate_before(record: Step, self: Any, *given: Any) -> Any:
     """A step is said to have had the rate of the one before it."""

@@ -355,7 +355,7 @@ def fit_keeps_interrupts(interruptible: Any, workers: int) -> Iterator[Any]:
     signal.signal(signal.SIGINT, handler)
 
 
-@wrong_step("impl.folder:_flush")
+@wrong_step("impl.folder:flush")
 def folder_leaves_files_open(flush: Any, path: Any) -> None:
     """A file that was flushed stays open."""
     flush(path)

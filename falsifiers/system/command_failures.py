@@ -290,17 +290,22 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
     rng = trial.rng("bad input")
     found: list[Comparison] = []
     with small(trial, "bad input", {"multi_label": False, "epochs": 1, "num_classes": 2, "class_weights": None}) as problem:
-        texts, labels = texts_of(rng, 5), problem.labels(rng, 5)
+        texts, labels = [*(f"ls {letter}" for letter in "abcd"), *texts_of(rng, 5)], [1, 1, 1, 1, *problem.labels(rng, 5)]
         corpus, run = problem.corpus("corpus", texts, labels), problem.folder / "run"
         where = [f"--model={problem.base}", f"--corpus={corpus}", *options(problem.settings)]
         trial.commands.run("train", *where, f"--output={run}")
-        others = {f"of another text {place}": each for place, each in _with_another_text(texts)}
+        others = {f"of another text {place}": [*texts[:4], *each] for place, each in _with_another_text(texts[4:])}
+        parts = trial.corpora.split(labels, 2, problem.settings["validation_fraction"], problem.settings["seed"])
+        one, other = [place for place in parts.training if place < 4][:2]  # of one class and of one length
+        exchanged = {one: texts[other], other: texts[one]}
+        others["of two texts exchanged"] = [exchanged.get(place, text) for place, text in enumerate(texts)]
         corpora = {name: problem.corpus(name, each, labels) for name, each in others.items()}
         for name, written in UNUSABLE.items():
             (problem.folder / name).write_bytes(written)
         trial.commands.run("merge", f"--adapter={run}", f"--output={problem.folder / 'merged'}")
         (problem.folder / "link.jsonl").symlink_to(corpus)
         _spoil_models(problem)
+        trial.commands.run("tokenize", corpus, f"--model={problem.base}", f"--output={problem.folder / 'tokens'}", "--end-token=1")
         resumed = ("train", *where, f"--output={run}", "--resume")
         edited = {f"train, resumed as another run {name}": ((*resumed, f"--corpus={path}"), "data.") for name, path in corpora.items()}
         for name, (arguments, message) in {**_unusable(problem, where, corpus, run), **edited}.items():
@@ -315,10 +320,21 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
             found += same(f"files that {name} changes", [], changed)
         for place in ("largest.apr", "largest float16"):
             trial.commands.run("export", f"--model={problem.folder / 'largest'}", f"--output={problem.folder / place}", "--dtype=float16")
-        with (run / ".lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            said = trial.commands.attempt("train", *where, f"--output={run}", "--resume")
-        found += same("status of train where another process writes", 4, said.status)
+        tokens = (
+            "pretrain",
+            where[0],
+            f"--tokens={problem.folder / 'tokens'}",
+            f"--output={problem.folder / 'pretrained'}",
+            "--warmup-fraction=0",
+        )
+        (problem.folder / "pretrained").mkdir()
+        for folder, asked in {run: ("train", *where, f"--output={run}", "--resume"), problem.folder / "pretrained": tokens}.items():
+            with (folder / ".lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                said = trial.commands.attempt(*asked)
+            found += same(f"status of {asked[0]} where another process writes", 4, said.status)
+            if "another process" not in said.err:
+                found.append(broken(f"message of {asked[0]} where another process writes", "does not say so", "another process", said.err))
         found += _environments(trial, ("train", *where, f"--corpus={problem.folder / 'none.jsonl'}", f"--output={problem.folder / 'new'}"))
     return found
 
@@ -357,7 +373,10 @@ def _spoil_models(problem: Small) -> None:
     for name in ("scaled", "too large", "largest", "no tokenizer", "torn tokenizer"):
         shutil.copytree(problem.base, problem.folder / name)
     config = problem.folder / "scaled" / MODEL_CONFIG
-    config.write_text(json.dumps({**json.loads(config.read_text()), "rope_parameters": LLAMA3}))
+    config.write_text(json.dumps({**json.loads(config.read_text()), "rope_parameters": LLAMA3, "eos_token_id": [1, 3]}))
+    shutil.copytree(problem.base, problem.folder / "fewer tokens")
+    config = problem.folder / "fewer tokens" / MODEL_CONFIG
+    config.write_text(json.dumps({**json.loads(config.read_text()), "vocab_size": 2}))
     for name, number in (("too large", 65520.0), ("largest", 65504.0)):
         tensors = load_file(problem.folder / name / WEIGHTS)
         tensors["model.embed_tokens.weight"].reshape(-1)[-1] = number
@@ -377,6 +396,8 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "train on a label that no class has": ((*train, f"--corpus={folder / 'bad.jsonl'}"), "bad.jsonl:2: label is 2"),
         "train on no corpus": ((*train, f"--corpus={folder / 'none.jsonl'}"), "none.jsonl"),
         "train with an unknown setting": ((*train, "--lora-rnk=2"), "--lora-rank"),
+        "train with a word too many": ((*train, "surplus"), "surplus"),
+        "train with the beginning of an option": ((*train, "--lora-ran=2"), "--lora-rank"),
         "train with a setting out of range": ((*train, "--weight-decay=2"), "--weight-decay"),
         "train on what validates": ((*train, f"--validation={corpus}"), "--validation"),
         "train on what validates, by a link": ((*train, f"--validation={folder / 'link.jsonl'}"), "--validation"),
@@ -408,7 +429,10 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
             f"tokenize {what}": (("tokenize", folder / file, f"--model={problem.base}", new, *given), message)
             for what, file, given, message in (
                 ("without an end", "bad.jsonl", (), "eos_token_id"),
-                ("with an end of no token", "bad.jsonl", ("--end-token=100000",), "100000"),
+                ("with an end of no token", "bad.jsonl", (f"--end-token={tokenizer().get_vocab_size()}",), "the vocabulary has"),
+                ("with an end below all tokens", "bad.jsonl", ("--end-token=-1",), "token 1 is -1"),
+                ("with several ends", "bad.jsonl", (f"--model={folder / 'scaled'}",), "eos_token_id is [1, 3]"),
+                ("into a folder that is there", "bad.jsonl", ("--end-token=1", f"--output={run}"), "exists"),
                 ("text that is not UTF-8", "latin", ("--end-token=1",), "latin"),
                 ("half a character", "half.jsonl", ("--end-token=1",), "half.jsonl:2"),
                 ("a line without a text", "untitled.jsonl", ("--end-token=1",), "untitled.jsonl:2"),
@@ -437,4 +461,15 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         },
         "summary of other settings": (("summary", adapter, "--lora-rank=2"), "--lora-rank"),
         "pretrain without tokens": (("pretrain", f"--model={problem.base}", f"--tokens={folder / 'none'}", new), "none"),
+        **{
+            f"pretrain {what}": (("pretrain", f"--model={model}", f"--tokens={folder / 'tokens'}", new, *given), message)
+            for what, model, given, message in (
+                ("on a token beyond the model's", folder / "fewer tokens", (), "the vocabulary has"),
+                ("a model without a tokenizer", folder / "no tokenizer", (), "tokenizer.json"),
+                ("into a file", problem.base, (f"--output={corpus}",), "is no folder"),
+                ("and validate on nothing", problem.base, (f"--validation={folder / 'none'}",), "none"),
+                ("at a rate of 0, as its only run", problem.base, ("--batch=1000", "--epochs=1", "--warmup-fraction=1"), "rate of 0"),
+                ("on, where there is no run", problem.base, ("--resume", "--warmup-fraction=0"), "no run to continue"),
+            )
+        },
     }

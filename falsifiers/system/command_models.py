@@ -139,13 +139,17 @@ def _exported(name: str, problem: Small, folder: Path, dtype: str) -> Iterator[C
 @reads_files
 def pretraining_is_counted_anew(trial: Trial) -> list[Comparison]:
     """Shards hold all tokens of each text and the token that ends it, in their order; what `pretrain` prints is counted from these and from
-    the checkpoints that it writes.
+    the checkpoints that it writes. The tokenizer would add tokens to a text, and may come with an .apr file; one has many tokens.
     """
     rng = trial.rng("pretraining")
     with small(trial, "pretraining", {}) as problem:
         _complete(problem.base, {"eos_token_id": END})
+        _closing(problem.base / TOKENIZER)
         texts = [str(text) for text in rng.permutation([*ODD, LONG, "a\nb\r\n", "\n"])]
-        lines = [json.dumps({str(rng.choice(["text", "input"])): text}) for text in texts]
+        kinds = [str(each) for each in rng.permutation(["text", "input", "both"] * len(texts))]
+        lines = [
+            json.dumps({"input": "ls", "text": text} if kind == "both" else {kind: text}) for kind, text in zip(kinds, texts, strict=False)
+        ]
         (problem.folder / "corpus.jsonl").write_text("\n".join(lines) + "\n")
         other = "".join(f"{text}\r\n" for text in ("a\rb", *texts[:4]))
         (problem.folder / "other.txt").write_bytes(other.encode())
@@ -153,12 +157,50 @@ def pretraining_is_counted_anew(trial: Trial) -> list[Comparison]:
         held_out = [*tokenizer().encode(other).ids, OTHER_END]
         found = list(_shards(trial, "JSONL", problem, "corpus.jsonl", train))
         found += _shards(trial, "text", problem, "other.txt", held_out, f"--end-token={OTHER_END}")
-        return [*found, *_pretrained(trial, problem, train, held_out)]
+        trial.commands.run("export", f"--model={problem.base}", f"--output={problem.folder / 'base.apr'}")
+        found += _shards(trial, "text by an .apr file", problem, "other.txt", [*held_out[:-1], END], model="base.apr")
+        return [*found, *_of_many_tokens(trial, problem), *_pretrained(trial, problem, train, held_out)]
 
 
-def _shards(trial: Trial, name: str, problem: Small, corpus: str, expected: Sequence[int], *given: str) -> Iterator[Comparison]:
-    folder = problem.folder / f"{corpus} tokens"
-    asked = [problem.folder / corpus, f"--model={problem.base}", f"--output={folder}", f"--shard-tokens={SHARD}", *given]
+def _closing(path: Path) -> None:
+    """Makes a tokenizer add a token before and after a text, for other uses than a stream of documents."""
+    from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    found = Tokenizer.from_file(str(path))
+    found.post_processor = TemplateProcessing(single="<eos> $A <eos>", special_tokens=[("<eos>", found.token_to_id("<eos>"))])
+    found.save(str(path))
+
+
+def _of_many_tokens(trial: Trial, problem: Small) -> Iterator[Comparison]:
+    """Shards of a vocabulary of as many tokens as 16 bits count, and of one more: the first and the last ones arrive."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+
+    for size in (2**16, 2**16 + 1):
+        model = problem.folder / f"{size} tokens"
+        model.mkdir()
+        encoder = Tokenizer(WordLevel({str(word): word for word in range(size)}, "0"))
+        encoder.pre_tokenizer = WhitespaceSplit()
+        encoder.save(str(model / TOKENIZER))
+        ids = [0, 1, 2**15 - 1, 2**15, size - 2, size - 1]
+        (problem.folder / "numbers.txt").write_text(" ".join(map(str, ids)))
+        yield from _shards(trial, model.name, problem, "numbers.txt", [*ids, 2], "--end-token=2", model=model.name, vocab=size)
+
+
+def _shards(
+    trial: Trial,
+    name: str,
+    problem: Small,
+    corpus: str,
+    expected: Sequence[int],
+    *given: str,
+    model: str = "base",
+    vocab: int | None = None,
+) -> Iterator[Comparison]:
+    folder = problem.folder / f"{corpus} tokens{'' if model == 'base' else f' by {model}'}"
+    asked = [problem.folder / corpus, f"--model={problem.folder / model}", f"--output={folder}", f"--shard-tokens={SHARD}", *given]
     said = trial.commands.run("tokenize", *asked)
     index = json.loads((folder / "index.json").read_text())
     pieces = [np.fromfile(folder / each["file"], {"uint16": "<u2", "uint32": "<u4"}[index["dtype"]]) for each in index["shards"]]
@@ -167,7 +209,7 @@ def _shards(trial: Trial, name: str, problem: Small, corpus: str, expected: Sequ
     yield from same(f"tokens of each shard <{name}>", sizes, [each["tokens"] for each in index["shards"]])
     digests = [hashlib.sha256((folder / each["file"]).read_bytes()).hexdigest() for each in index["shards"]]
     yield from same(f"digests of the shards <{name}>", digests, [each["sha256"] for each in index["shards"]])
-    vocab = tokenizer().get_vocab_size()
+    vocab = vocab or tokenizer().get_vocab_size()
     yield from same(f"line about the shards <{name}>", f"{folder}: {len(expected)} tokens of a vocabulary of {vocab}\n", said.out)
 
 

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.system import spelling
 from blackswan.falsifiers.system.adapter_files import ADAPTER_WEIGHTS, BESIDE
 from blackswan.falsifiers.system.command_problem import (
     CONFIG,
@@ -38,7 +39,8 @@ ALPHA = {
 
 @reads_files
 def settings_reach_the_run(trial: Trial) -> list[Comparison]:
-    """Each setting, away from its default, arrives bit for bit, given by an option, in a file or by both, of which the option counts.
+    """Each setting, away from its default, arrives bit for bit, given by an option, in a file or by both, of which the option counts, in
+    every spelling of YAML's.
 
     It stands in config.yaml, run.json and beside the adapter; what is not given has its default. A run from config.yaml is the same run.
     """
@@ -78,6 +80,7 @@ def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> 
     by_file |= {setting: value for setting, value in QLORA.items() if ways.get(setting) == "both"}
     (problem.folder / "given.yaml").write_text("".join(f"{setting}: {json.dumps(value)}\n" for setting, value in by_file.items()))
     given = options({setting: value for setting, value in away.items() if ways[setting] in ("option", "both")})
+    yield from _spelled(trial, problem.folder / "spelled.yaml", away)
     texts = texts_of(rng, 10)
     corpus = problem.corpus("corpus", texts, [index % 2 for index in range(10)])
     where = ["train", f"--model={problem.base}", f"--corpus={corpus}"]
@@ -93,6 +96,18 @@ def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> 
     for part in ("best", "last"):
         tensors = (load_file(run / part / ADAPTER_WEIGHTS) for run in (first, second))
         yield from same(f"{part}/ of a run from config.yaml <{name}>", *tensors)
+
+
+def _spelled(trial: Trial, file: Path, away: Mapping[str, Any]) -> Iterator[Comparison]:
+    """Every setting in each spelling of its value, in a file and as an option; a file or a command line has one spelling of each."""
+    expected = {setting: tuple(value) if isinstance(value, list) else value for setting, value in away.items()}
+    in_files = {setting: spelling.in_a_file(value) for setting, value in away.items()}
+    as_options = {setting: texts for setting, value in away.items() if (texts := spelling.as_option(value))}
+    for turn in range(max(map(len, in_files.values()))):
+        file.write_text("".join(f"{setting}: {texts[turn % len(texts)]}\n" for setting, texts in in_files.items()))
+        yield from same("settings of a file", expected, trial.classifiers.given(file))
+        given = [f"--{setting.replace('_', '-')}={texts[turn % len(texts)]}" for setting, texts in as_options.items()]
+        yield from same("settings of a command line", {name: expected[name] for name in as_options}, trial.classifiers.given(None, *given))
 
 
 def _stated(name: str, problem: Small, expected: Mapping[str, Any], run: Path) -> Iterator[Comparison]:

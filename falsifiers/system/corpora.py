@@ -1,8 +1,10 @@
 """Corpora read back: every text and label exactly, and bad lines refused."""
 
 import json
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from blackswan.falsifiers.data import CLASSES, CORPUS_HELDOUT, CORPUS_TRAIN
@@ -41,6 +43,9 @@ BAD_LINES: dict[str, tuple[str | bytes, str]] = {
     "negative label": ('{"input": "ls", "label": -1}', "label"),
     "label as text": ('{"input": "ls", "label": "safe"}', "label"),
     "label as truth": ('{"input": "ls", "label": true}', "label"),
+    "label as a float": ('{"input": "ls", "label": 1.0}', "label"),
+    "label is null": ('{"input": "ls", "label": null}', "label"),
+    "half a character": ('{"input": "\\ud83d", "label": 1}', "surrogate"),
     "no input": ('{"label": 1}', "input"),
     "input as number": ('{"input": 3, "label": 1}', "input"),
     "unknown key": ('{"input": "ls", "label": 1, "weight": 2}', "weight"),
@@ -76,15 +81,36 @@ BAD_LABELS: dict[str, tuple[str, str]] = {
 
 
 def refuses_corpus(trial: Trial) -> list[Comparison]:
-    """A damaged line among good ones is refused with file and line number; so are a file without a line, and no file."""
+    """A damaged line among good ones is refused with file and line number; so are a file that changes while it is read, one without a
+    line, and no file."""
     good = CORPUS_HELDOUT.read_bytes().splitlines()[:20]
-    found = _refuses_lines(trial, good, 5, False, BAD_LINES)
+    found = _refuses_lines(trial, good, 5, False, BAD_LINES) + _refuses_changes(trial, good)
     with tempfile.TemporaryDirectory() as folder:
         file = CorpusFile(Path(folder) / "corpus.jsonl", 5)
         found.append(trial.refuses("no file", lambda: trial.corpora.load(file), "no such file", "FileNotFoundError"))
         file.path.touch()
         found.append(trial.refuses("empty file", lambda: trial.corpora.load(file), "empty", "ValueError"))
     return found
+
+
+def _refuses_changes(trial: Trial, lines: Sequence[bytes]) -> list[Comparison]:
+    """A corpus that grows, is cut or becomes another of its size between its first sample and its end is not taken for a whole one."""
+    others = {"grows": [*lines, lines[0]], "is cut": lines[:-1], "is another of its size": [lines[0], *lines[:0:-1]]}
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = CorpusFile(Path(folder) / "corpus.jsonl", 5)
+        for name, other in others.items():
+            file.path.write_bytes(b"\n".join(lines))
+            ask = partial(trial.corpora.load, file, partial(_overwritten, file.path, b"\n".join(other)))
+            found.append(trial.refuses(f"a corpus that {name} while it is read", ask, rf"{file.path.name}: changed", "ValueError"))
+    return found
+
+
+def _overwritten(path: Path, content: bytes) -> None:
+    """Other content for a file, at another moment than the first: a clock of the file system may not have moved."""
+    before = path.stat().st_mtime_ns
+    path.write_bytes(content)
+    os.utime(path, ns=(before, before + 10**9))
 
 
 def refuses_multi_label_corpus(trial: Trial) -> list[Comparison]:

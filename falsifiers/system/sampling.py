@@ -12,7 +12,7 @@ from blackswan.falsifiers.system.trial import Trial
 
 
 def epochs_are_permutations(trial: Trial) -> list[Comparison]:
-    """Each of several epochs of several seeds is a permutation, the same when asked again, unlike all others, and mixed.
+    """Each of several epochs of several seeds, near and far, is a permutation, the same when asked again, unlike all others, and mixed.
 
     Mixed: neighbours that stay neighbours are as rare as in a random permutation, where their number has mean 2 and exceeds 16
     once in 10¹⁰ times.
@@ -21,7 +21,7 @@ def epochs_are_permutations(trial: Trial) -> list[Comparison]:
     count, seed = int(rng.integers(50, 200)), int(rng.integers(0, 2**31))
     orders = []
     found = []
-    for run in (seed, seed + 1):
+    for run in (seed, seed + 1, seed + 2**32, 2**62 + seed, 2**62 + seed + 1):  # no 32 bits, and no float64, hold all of them
         for epoch in range(3):
             order, again = (trial.corpora.epoch_order(count, run, epoch) for _ in range(2))
             found += [
@@ -50,31 +50,52 @@ def effective_batches_are_complete(trial: Trial) -> list[Comparison]:
 
 
 def split_is_stratified(trial: Trial) -> list[Comparison]:
-    """Two parts, disjoint and complete, labels with their samples; each class gives its share up to rounding and never its last sample.
+    """Two parts, disjoint and complete, in the order of the corpus, labels with their samples; each class gives its share up to rounding
+    and never its last sample; of several labels each combination its share. Few samples give one.
 
-    The same when asked again; another with another seed.
+    The same when asked again; another with another seed, near or far.
     """
     rng = trial.rng("split")
-    classes, seed, fraction = int(rng.integers(2, 6)), int(rng.integers(0, 2**31)), float(rng.choice([0.05, 0.1, 0.2, 0.25, 0.5]))
-    labels = np.concatenate([np.full(int(rng.integers(25, 60)), label) for label in range(classes)] + [[classes]])
+    several = bool(trial.seed % 2)
+    classes, seed, fraction = int(rng.integers(2, 6)), int(rng.integers(0, 2**31)), int(rng.integers(3, 60)) / 100
+    strata = np.concatenate([np.full(int(rng.integers(25, 60)), kind) for kind in range(classes)] + [[classes] * (1 + several)])
     if rng.random() < 0.5:
-        rng.shuffle(labels)
-    parts, again, other = (trial.corpora.split(labels.tolist(), classes + 1, fraction, number) for number in (seed, seed, seed + 1))
-    training, chosen = np.asarray(parts.training), np.asarray(parts.validation)
+        rng.shuffle(strata)
+    kinds = np.asarray([int(each) for each in rng.permutation(8)])[: classes + 1]  # combinations of three labels
+    labels: list[Label] = [[int(kinds[each]) >> bit & 1 for bit in range(3)] if several else int(each) for each in strata]
+    ask = partial(trial.corpora.split, labels, 3 if several else classes + 1, fraction)
+    parts, again, *others = (ask(number) for number in (seed, seed, seed + 1, seed + 2**32))
+    training, chosen = parts.training, parts.validation
     found = [
-        *same("both parts, sorted", [*range(labels.size)], sorted(parts.training + parts.validation)),
-        *same("validation, again", parts.validation, again.validation),
-        *same("training labels", labels[training].tolist(), parts.training_labels),
-        *same("validation labels", labels[chosen].tolist(), parts.validation_labels),
-        value_at_most("validation like that of another seed", int(parts.validation == other.validation), 0),
-        value_inside("share of the samples", chosen.size, fraction * labels.size - 0.5, fraction * labels.size + 0.5),
+        *same("training part in the order of the corpus", sorted({*range(len(labels))} - {*chosen}), training),
+        *same("validation part in the order of the corpus", sorted({*chosen}), chosen),
+        *same("validation, again", chosen, again.validation),
+        *same("training labels", [labels[place] for place in training], parts.training_labels),
+        *same("validation labels", [labels[place] for place in chosen], parts.validation_labels),
+        value_at_most("validations like that of another seed", sum(chosen == each.validation for each in others), 0),
+        value_inside("share of the samples", len(chosen), fraction * len(labels) - 0.5, fraction * len(labels) + 0.5),
     ]
-    for label in range(classes):
-        share = Fraction(fraction).limit_denominator(100) * int(np.sum(labels == label))
-        taken = int(np.sum(labels[chosen] == label))
+    exact = Fraction(fraction).limit_denominator(100)
+    for kind in range(classes + 1):
+        share, taken = exact * int(np.sum(strata == kind)), int(np.sum(strata[chosen] == kind))
         off = max(0, share.__floor__() - taken, taken - share.__ceil__())
-        found.append(value_at_most(f"samples of class {label} beyond its share, or short of it", off, 0))
-    return [*found, value_at_most("classes without a training sample", int(np.sum(labels[chosen] == classes)), 0)]
+        found.append(value_at_most(f"samples of class {kind} beyond its share, or short of it", off, 0))
+    last = 0 if several else int(np.sum(strata[chosen] == classes))
+    return [*found, value_at_most("classes without a training sample", last, 0), *_of_few_samples(trial, classes, seed)]
+
+
+def _of_few_samples(trial: Trial, classes: int, seed: int) -> list[Comparison]:
+    """A share of less than half a sample is one sample; of combinations of labels the last one may be held out."""
+    few: dict[str, list[Label]] = {
+        "few samples": [place % classes for place in range(2 * classes)],
+        "few combinations": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    }
+    found = []
+    for name, labels in few.items():
+        parts = trial.corpora.split(labels, classes if name == "few samples" else 3, 0.04, seed)
+        found += same(f"samples held out of {name}", 1, len(parts.validation))
+        found += same(f"both parts of {name}", [*range(len(labels))], sorted(parts.training + parts.validation))
+    return found
 
 
 def refuses_split(trial: Trial) -> list[Comparison]:

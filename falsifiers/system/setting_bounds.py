@@ -100,6 +100,8 @@ BATCHES: dict[str, Values] = {"batch": _values((1, 40), 0, -1, 1.0), "seq": _who
 FILES: dict[str, tuple[bytes, int | None]] = {
     "epochs is given twice, first in line 1": (b"epochs: 2\nseed: 1\nepochs: 2\n", 3),
     "the nearest is 'lora_rank'": (b"seed: 1\nlora_rnk: 2\n", 2),
+    "the nearest is 'lora_rank' ": (b"lora-rank: 2\n", 1),
+    "the nearest is 'epochs'": (b"Epochs: 2\n", 1),
     "no setting is named": (b"[a, b]: 2\n", 1),
     "is not UTF-8": (b"dtype: float32 # \xff\n", None),
     "is not UTF-8 ": ("epochs: 2\n".encode("utf-16"), None),

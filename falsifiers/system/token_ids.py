@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,22 @@ from blackswan.reference.table import Array
 
 PERCENTILES = (50, 90, 95, 99)
 EOS = "<eos>"
+MANY_CLASSES = 70_000
+"""More than 16 bits count."""
+LONGEST_LINE = 10_000_000
+"""Bytes of a line of a corpus, its end not among them."""
+
+
+NAMED: tuple[tuple[dict[str, Any] | None, int], ...] = (
+    *((None, 0), ({}, 0), ({"pad_token": None, "eos_token": EOS}, 1), ({"pad_token": EOS, "eos_token": "<pad>"}, 1)),
+    *(({"pad_token": "<pad>", "eos_token": EOS}, 0), ({"eos_token": {"content": EOS}, "bos_token": "<pad>"}, 1)),
+)
+"""What tokenizer_config.json names, where there is one, and the id that pads and that an empty text is."""
 
 
 @contextmanager
-def _tokenizer(rng: Generator) -> Iterator[tuple[Path, Callable[[str], list[int]], bool]]:
-    """A tokenizer folder, every id of a text by the library alone, and whether an end token closes each text.
+def _tokenizer(rng: Generator) -> Iterator[tuple[Path, Callable[[str], list[int]], bool, int]]:
+    """A tokenizer folder, every id of a text by the library alone, whether an end token closes each text, and the id of padding.
 
     One of the shipped tokenizer's variants: as it is; with an end token; with a truncation and a padding of its own, which a run's
     settings replace.
@@ -46,14 +58,17 @@ def _tokenizer(rng: Generator) -> Iterator[tuple[Path, Callable[[str], list[int]
                 changed.enable_truncation(3, direction="left")
                 changed.enable_padding(length=7, pad_id=5)
             changed.save(str(Path(folder) / "tokenizer.json"))
+        named, fill = NAMED[int(rng.integers(len(NAMED)))]
+        if named is not None:
+            (Path(folder) / "tokenizer_config.json").write_text(json.dumps(named))
         closing = [end] if variant == 1 else []
-        yield Path(folder), lambda text: [*plain.encode(text).ids, *closing], bool(closing)
+        yield Path(folder), lambda text: [*plain.encode(text).ids, *closing], bool(closing), fill
 
 
-def _kept(ids: list[int], limit: int, closed: bool) -> list[int]:
+def _kept(ids: list[int], limit: int, closed: bool, fill: int) -> list[int]:
     """The ids of a text that stay: its beginning, and the end token, which truncation spares."""
     if len(ids) <= limit:
-        return ids or [0]
+        return ids or [fill]
     return [*ids[: limit - 1], ids[-1]] if closed else ids[:limit]
 
 
@@ -61,13 +76,14 @@ def _kept(ids: list[int], limit: int, closed: bool) -> list[int]:
 def tokens_are_the_tokenizers_own(trial: Trial) -> list[Comparison]:
     """The ids of each text are the `tokenizers` library's, cut to max_seq_len; there are 1 to max_seq_len of them, and the same again."""
     rng = trial.rng("tokens")
-    with written(rng, multi_label=False) as corpus, _tokenizer(rng) as (folder, encode, closed):
-        limit = int(rng.integers(2, 40))
+    with written(rng, multi_label=False) as corpus, _tokenizer(rng) as (folder, encode, closed, fill):
+        limit = int(rng.integers(1, 40))
         found, again = (trial.corpora.read(corpus.file, Tokenizing(folder, limit)) for _ in range(2))
-        rows = [_kept(encode(text), limit, closed) for text in corpus.texts]
+        rows = [_kept(encode(text), limit, closed, fill) for text in corpus.texts]
     outside = sum(not 1 <= len(row) <= limit for row in found.rows)
     return [
         *same("ids", rows, found.rows),
+        *same("id of padding", fill, found.fill),
         *same("labels", corpus.expected_labels, found.labels),
         value_at_most("samples of another length than 1 to max_seq_len", outside, 0),
         *same("again", found, again),
@@ -85,30 +101,45 @@ def bytes_are_tokens_without_a_tokenizer(trial: Trial) -> list[Comparison]:
     compared = same("ids, vocab and padding id", [rows, 257, 256], [found.rows, found.vocab, found.fill])
     if not ("bytes" in found.description and "random" in found.description):
         compared.append(broken("description", "does not say that random weights read bytes", "bytes … random", found.description))
-    return compared
+    lengths = np.asarray([max(1, len(text.encode())) for text in corpus.texts])
+    return compared + _statistics("bytes", found.statistics, lengths, corpus.multi_hot, limit)
 
 
 @may_be_non_finite("*.imbalance")
 def long_corpora_arrive(trial: Trial) -> list[Comparison]:
     """Ids and labels of some thousand short texts, and of texts of half a million bytes, arrive as those of a few short ones do.
 
-    A reader works them off in pieces: none is lost, doubled or moved where a piece ends.
+    A reader works them off in pieces: none is lost, doubled or moved where a piece ends. A line has ten million bytes at most.
     """
     rng, found, limit = trial.rng("long"), [], 16
-    with _tokenizer(rng) as (folder, encode, closed), tempfile.TemporaryDirectory() as parent:
+    with _tokenizer(rng) as (folder, encode, closed, fill), tempfile.TemporaryDirectory() as parent:
         short = [f"ls {index % 97}" for index in range(int(rng.integers(2049, 4096)))]
-        known = {text: _kept(encode(text), limit, closed) for text in set(short)}
+        known = {text: _kept(encode(text), limit, closed, fill) for text in set(short)}
         corpora = {
             "many": (short, [known[text] for text in short], folder),
             "long": (large := ["rm " * 180_000, "ls", "id"] * 4, [list(text[:limit].encode()) for text in large], None),
         }
         for name, (texts, rows, tokenizer) in corpora.items():
-            labels = rng.integers(0, 5, len(texts)).tolist()
+            labels = rng.integers(0, MANY_CLASSES, len(texts)).tolist()
             path = Path(parent) / f"{name}.jsonl"
             path.write_text("".join(json.dumps({"input": text, "label": label}) + "\n" for text, label in zip(texts, labels, strict=True)))
-            read = trial.corpora.read(CorpusFile(path, 5), Tokenizing(tokenizer, limit))
+            read = trial.corpora.read(CorpusFile(path, MANY_CLASSES), Tokenizing(tokenizer, limit))
             found += [*same(f"ids of {name} texts", rows, read.rows), *same(f"labels of {name} texts", labels, read.labels)]
-    return found
+    return [*found, *_longest_line(trial)]
+
+
+def _longest_line(trial: Trial) -> list[Comparison]:
+    """The longest line that there may be arrives; with a byte more it is refused as the line that it is."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = CorpusFile(Path(folder) / "corpus.jsonl", 5)
+        line = '{{"input": "{}", "label": 1}}'
+        longest = LONGEST_LINE - len(line.format(""))
+        texts = ("ls", "a" * longest, "a" * (longest + 1))
+        file.path.write_text("\n".join(map(line.format, texts[:2])))
+        found = same("lengths of the longest texts", [2, longest], [len(text) for text, _ in trial.corpora.load(file)])
+        file.path.write_text("\n".join(map(line.format, (texts[0], texts[2]))))
+        ask = partial(trial.corpora.load, file)
+        return [*found, trial.refuses("a line too long", ask, rf"{file.path.name}:2: .*{LONGEST_LINE:,}", "ValueError")]
 
 
 @may_be_non_finite("*.imbalance")
@@ -119,7 +150,7 @@ def statistics_are_numpys(trial: Trial) -> list[Comparison]:
     """
     rng = trial.rng("statistics")
     multi_label = bool(rng.random() < 0.5)
-    with written(rng, multi_label=multi_label, count=int(rng.integers(30, 130))) as corpus, _tokenizer(rng) as (folder, encode, _):
+    with written(rng, multi_label=multi_label, count=int(rng.integers(30, 130))) as corpus, _tokenizer(rng) as (folder, encode, *_):
         tokenizing = Tokenizing(folder, int(rng.integers(2, 60)))
         lengths = np.asarray([max(1, len(encode(text))) for text in corpus.texts])
         count = len(lengths)
@@ -150,11 +181,11 @@ def batches_are_padded_and_masked(trial: Trial) -> list[Comparison]:
     """
     rng = trial.rng("batch")
     multi_label, side = bool(rng.random() < 0.5), str(rng.choice(["left", "right"]))
-    with written(rng, multi_label=multi_label) as corpus, _tokenizer(rng) as (folder, encode, closed):
-        limit = int(rng.integers(2, 40))
+    with written(rng, multi_label=multi_label) as corpus, _tokenizer(rng) as (folder, encode, closed, fill):
+        limit = int(rng.integers(1, 40))
         places = [0, *(int(i) for i in rng.permutation(len(corpus.texts))[: int(rng.integers(1, 6))])]
         found = trial.corpora.batch(corpus.file, Tokenizing(folder, limit, side), places)
-        rows = [_kept(encode(corpus.texts[place]), limit, closed) for place in places]
+        rows = [_kept(encode(corpus.texts[place]), limit, closed, fill) for place in places]
     labels = np.asarray([corpus.expected_labels[place] for place in places], np.float32 if multi_label else np.int64)
     dtypes = same("dtype of the labels", str(labels.dtype), str(found.labels.dtype))
     return [*_padded(found, rows, side), *same("labels", labels, found.labels), *dtypes]

@@ -45,13 +45,15 @@ def pieces_of(stream: Array, rng: Generator) -> list[Array]:
 
 @contextmanager
 def _stream(trial: Trial) -> Iterator[tuple[Array, Tokens, int]]:
-    """A stream whose tokens all differ, how it is read from disk, and an epoch of it."""
+    """A stream whose tokens all differ, the first and the last of a vocabulary among them, how it is read from disk, and an epoch of it."""
     rng = trial.rng("stream")
-    stream = rng.permutation(VOCAB)[: int(rng.integers(2, 400))]
+    vocab = int(rng.choice([VOCAB, 2**16, 2**16 + 1, 151_936]))
+    stream = rng.permutation([*range(200), *range(vocab - 200, vocab)])[: int(rng.integers(2, 400))]
     with tempfile.TemporaryDirectory() as parent:
-        folder = write_shards(Path(parent), pieces_of(stream, rng), str(rng.choice([*DTYPES])))
+        dtype = str(rng.choice([*DTYPES])) if vocab <= 2**16 else "uint32"
+        folder = write_shards(Path(parent), pieces_of(stream, rng), dtype)
         batch, seq, seed = int(rng.integers(1, 6)), int(rng.integers(2, 24)), int(rng.integers(100))
-        yield stream, Tokens(folder, VOCAB, batch, seq, seed), int(rng.integers(5))
+        yield stream, Tokens(folder, vocab, batch, seq, seed), int(rng.integers(5))
 
 
 def epoch_predicts_every_token_once(trial: Trial) -> list[Comparison]:
@@ -115,11 +117,15 @@ def _index(change: Callable[[dict[str, Any]], object]) -> Damage:
     return damage
 
 
-def _out_of_range(folder: Path, rng: Generator) -> None:
+def _with_token(draw: Callable[[Generator], int]) -> Damage:
     """An id that is not below the vocabulary, in a shard that is what its index says."""
-    pieces = [np.fromfile(folder / f"part-{number}.bin", "<u2") for number in (0, 1)]
-    pieces[1][37] = rng.integers(VOCAB, 2**16)
-    write_shards(folder, pieces)
+
+    def damage(folder: Path, rng: Generator) -> None:
+        pieces = [np.fromfile(folder / f"part-{number}.bin", "<u2") for number in (0, 1)]
+        pieces[1][37] = draw(rng)
+        write_shards(folder, pieces)
+
+    return damage
 
 
 def _bit(folder: Path, rng: Generator) -> None:
@@ -134,16 +140,28 @@ def _cut(folder: Path, rng: Generator) -> None:
     (folder / "part-1.bin").write_bytes(content[: int(rng.integers(len(content)))])
 
 
+def _append(path: Path, content: bytes) -> None:
+    path.write_bytes(path.read_bytes() + content)
+
+
 DAMAGE: dict[str, tuple[Damage, str]] = {
-    "id out of range": (_out_of_range, r"part-1\.bin.*token 37"),
+    "id out of range": (_with_token(lambda rng: int(rng.integers(VOCAB, 2**16))), r"part-1\.bin.*token 37"),
+    "id just out of range": (_with_token(lambda _: VOCAB), rf"part-1\.bin.*token 37 is {VOCAB}"),
     "flipped bit": (_bit, r"part-0\.bin"),
     "truncated shard": (_cut, r"part-1\.bin"),
+    "longer shard": (lambda folder, _: _append(folder / "part-0.bin", b"\0\0"), r"part-0\.bin"),
     "missing shard": (lambda folder, _: (folder / "part-0.bin").unlink(), r"part-0\.bin"),
     "missing index": (lambda folder, _: (folder / INDEX).unlink(), r"index\.json"),
     "index is no JSON": (lambda folder, _: (folder / INDEX).write_text("{"), r"index\.json"),
     "unknown dtype": (_index(lambda index: index.update(dtype="int8")), r"index\.json.*dtype"),
     "no shards": (_index(lambda index: index.pop("shards")), r"index\.json.*shards"),
     "negative count": (_index(lambda index: index["shards"][0].update(tokens=-1)), r"index\.json.*tokens"),
+    "no tokens": (_index(lambda index: index["shards"][0].update(tokens=0)), r"index\.json.*tokens"),
+    "count that is none": (_index(lambda index: index["shards"][0].update(tokens=50.0)), r"index\.json.*tokens"),
+    "digest that is none": (_index(lambda index: index["shards"][0].update(sha256=7)), r"index\.json.*sha256"),
+    "entry without a digest": (_index(lambda index: index["shards"][1].pop("sha256")), r"index\.json.*sha256"),
+    "shards that are no list": (_index(lambda index: index.update(shards={"0": index["shards"][0]})), r"index\.json.*shards"),
+    "a key more": (_index(lambda index: index.update(seed=1)), r"index\.json"),
     "shard listed twice": (_index(lambda index: index["shards"].append(index["shards"][0])), r"index\.json.*twice"),
     "file elsewhere": (_index(lambda index: index["shards"][0].update(file="../part-0.bin")), r"index\.json.*file"),
 }

@@ -49,7 +49,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Trains, with a line for each epoch and now and then one for a step."""
     from blackswan.impl.checkpoint import TOKENIZER, belonging, read_config
-    from blackswan.impl.folder import sole_writer
     from blackswan.impl.pretrain_run import pretrain
     from blackswan.impl.token_shards import TokenBatches, TokenShards
 
@@ -66,14 +65,13 @@ def run(options: argparse.Namespace) -> None:
     train = batches(options.tokens, options.seed)
     validation = None if options.validation is None else batches(options.validation, None)
     decoder, tokenizer = _decoder(options), belonging(options.model, TOKENIZER)
-    shown = _Shown(settings.epochs, len(train) * settings.epochs)
-    print(f"{decoder.config.family}, {decoder.config.layers} layers; {len(train.shards):,} tokens, {shown.steps:,} steps", flush=True)
-    with sole_writer(options.output):
-        try:
-            given = (decoder, train, validation, settings, options.output, tokenizer)
-            pretrain(*given, resume=options.resume, on_step=shown.step, on_epoch=shown.epoch)
-        except KeyboardInterrupt:
-            raise Interrupted(f"interrupted; go on with the same command and --resume, from the state in {options.output}") from None
+    about = f"{decoder.config.family}, {decoder.config.layers} layers; {len(train.shards):,} tokens"
+    shown = _Shown(about, settings.epochs, len(train) * settings.epochs)
+    try:
+        given = (decoder, train, validation, settings, options.output, tokenizer)
+        pretrain(*given, resume=options.resume, on_start=shown.start, on_step=shown.step, on_epoch=shown.epoch)
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; go on with the same command and --resume, from the state in {options.output}") from None
 
 
 def _settings(options: argparse.Namespace) -> "PretrainSettings":
@@ -102,8 +100,12 @@ class _Shown:
 
     INTERVAL = 100
 
-    def __init__(self, epochs: int, steps: int) -> None:
-        self.epochs, self.steps = epochs, steps
+    def __init__(self, about: str, epochs: int, steps: int) -> None:
+        self.about, self.epochs, self.steps = about, epochs, steps
+
+    def start(self) -> None:
+        """What is trained, and for how long."""
+        print(f"{self.about}, {self.steps:,} steps", flush=True)
 
     def step(self, step: "PretrainStep") -> None:
         if step.step % self.INTERVAL == 0 or step.step == 1:

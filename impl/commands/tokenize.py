@@ -6,7 +6,9 @@ from pathlib import Path
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("corpus", type=Path, help="JSONL with a `text` or `input` in each line, or a text file: one document")
+    parser.add_argument(
+        "corpus", type=Path, help="JSONL with a `text`, or without one an `input`, in each line; or a text file: one document"
+    )
     parser.add_argument("--model", metavar="PATH", type=Path, required=True, help="checkpoint folder or .apr file with the tokenizer")
     parser.add_argument("--output", metavar="DIR", type=Path, required=True, help="folder to write, which must not exist")
     parser.add_argument("--end-token", metavar="ID", type=int, help="id that ends each document (default: the model's eos_token_id)")

@@ -318,7 +318,8 @@ class Pretraining:
 class PretrainingRecord:
     """The record of a run up to its end or its kill: steps, validation loss of each epoch, parameters, and the state's hash at the end.
 
-    `flushes` are the files and folders that it waited for until they were on the disk.
+    `flushes` are the files and folders that it waited for until they were on the disk, `rows` the numbers of rows of which it computed a
+    loss at a time.
     """
 
     steps: "list[PretrainStep]"
@@ -326,3 +327,4 @@ class PretrainingRecord:
     parameters: Mapping[str, Array]
     state_hash: str
     flushes: list[str] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)

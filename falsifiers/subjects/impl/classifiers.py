@@ -1,11 +1,13 @@
 """Classifiers of `impl` that no run has trained: as a run starts from them, and their answers about texts."""
 
+import argparse
 import io
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,11 @@ class Classifiers(Door):
         sources = {name: settings.Setting(value, f"--{name}") for name, value in given.items()}
         return asdict(settings.resolve(model_params, sources))
 
+    def given(self, file: Path | None, *options: str) -> dict[str, Any]:
+        """The settings that a file gives, or without one those of options."""
+        found = settings.read_file(file) if file else settings.given_options(_options().parse_args(options))
+        return {name: each.value for name, each in found.items()}
+
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a run, as Python makes them of those that are given."""
         return asdict(ClassifyConfig.from_mapping(given))
@@ -123,3 +130,10 @@ def _answered(pipeline: ClassifyPipeline, samples: list[Sample]) -> Answered:
     classes = {"predict": np.asarray(pipeline.predict(texts)), "forward_only": passed.predicted.cpu().numpy(), "evaluate": shown}
     probabilities["command"], classes["command"] = (np.asarray([line[key] for line in lines]) for key in ("probabilities", name))
     return Answered(logits.float().cpu().numpy(), probabilities, classes, np.asarray([evaluation.loss for evaluation in evaluations]))
+
+
+@cache
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    settings.add_options(parser)
+    return parser

@@ -23,7 +23,7 @@ from blackswan.falsifiers.subjects.doors.commands import Opened, Said
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Kill, Rank
 from blackswan.falsifiers.subjects.impl import Door
-from blackswan.falsifiers.subjects.impl.kill_points import KillPoints, file_events
+from blackswan.falsifiers.subjects.impl.kill_points import KillPoints, file_events, flushes
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.impl import __main__ as command
 from blackswan.impl.corpus import Sample
@@ -67,6 +67,18 @@ class Commands(Door):
             mock.patch.object(time, "perf_counter", side_effect=lambda: real() + next(ahead)),
         ):
             return _run(self._given(arguments), _Terminal() if columns else io.StringIO()), noted
+
+    def broken_off(self, error: BaseException, flush: int, *arguments: object) -> Said:
+        """A command that meets an error where it waits for a file to be on the disk, for the first time at that number of such waits."""
+        seen = []
+
+        def event(name: str) -> None:
+            seen.append(name)
+            if len(seen) == flush or (len(seen) > flush and isinstance(error, OSError)):
+                raise error
+
+        with flushes(Path(), event):
+            return self.attempt(*arguments)
 
     def killed(self, folder: Path, kill: Kill | None, *arguments: object) -> Rank:
         """A command in a process of its own, which is killed at that event of the folder's files; its end and the events up to there."""

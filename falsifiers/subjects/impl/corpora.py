@@ -1,6 +1,6 @@
 """Corpora and the plan of an epoch, as `impl` reads and makes them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from blackswan.falsifiers.subjects.doors.files import Batch, CorpusFile, Label, Split, Tokenizing, TokenRows
 from blackswan.falsifiers.subjects.impl import Door
@@ -13,9 +13,14 @@ STATISTICS = ("total", "class_counts", "length_percentiles", "max_length", "trun
 class Corpora(Door):
     """Reading corpora, and the plan of an epoch."""
 
-    def load(self, corpus: CorpusFile) -> list[tuple[str, Label]]:
-        """The text and the label of each sample."""
-        return [(sample.text, _label(sample.label)) for sample in corpora.load_corpus(corpus.path, corpus.classes, corpus.multi_label)]
+    def load(self, corpus: CorpusFile, meanwhile: Callable[[], object] | None = None) -> list[tuple[str, Label]]:
+        """The text and the label of each sample; after the first one that is called."""
+        found: list[tuple[str, Label]] = []
+        for sample in corpora.read_corpus(corpus.path, corpus.classes, corpus.multi_label):
+            if meanwhile is not None and not found:
+                meanwhile()
+            found.append((sample.text, _label(sample.label)))
+        return found
 
     def read(self, corpus: CorpusFile, tokenizing: Tokenizing, places: Sequence[int] | None = None) -> TokenRows:
         """The corpus as token ids, or the samples at those places of it."""

@@ -48,7 +48,8 @@ class Pretrainer(Door):
 
         It is killed by an exception: of the function that hears of each step, or of the one that flushes a file.
         """
-        decoder, steps, events = self._random(problem.architecture, problem.seed), [], list[str]()
+        decoder, steps, events, rows = self._random(problem.architecture, problem.seed), [], list[str](), list[int]()
+        decoder.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
         train, validation = _batches(problem.train), None if problem.validation is None else _batches(problem.validation)
         settings = pretrain_run.PretrainSettings(**problem.settings)
 
@@ -67,7 +68,7 @@ class Pretrainer(Door):
             given = (decoder, train, validation, settings, problem.output, problem.tokenizer)
             result = pretrain_run.pretrain(*given, resume=resume, on_step=on_step)
         losses = [epoch.validation_loss for epoch in result.epochs]
-        return PretrainingRecord(steps, losses, _parameters(decoder), result.state_hash, events)
+        return PretrainingRecord(steps, losses, _parameters(decoder), result.state_hash, events, rows)
 
     def command(self, model: Path, problem: Pretraining, *flags: str) -> Mapping[str, Array]:
         """The parameters of the last checkpoint that the command writes, which starts at that model."""

@@ -1,0 +1,60 @@
+"""Commands that Ctrl-C or a full disk breaks off: how they end, what they say, and what they leave."""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from blackswan.falsifiers.numeric.comparison import Comparison, broken
+from blackswan.falsifiers.system.adapter_files import WEIGHTS
+from blackswan.falsifiers.system.command_problem import Small, options, reads_files, small, texts_of
+from blackswan.falsifiers.system.same import content, same
+from blackswan.falsifiers.system.trial import Trial
+
+FULL = os.strerror(errno.ENOSPC)
+
+
+@reads_files
+def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
+    """A full disk ends each command that writes with status 1 and the place; models and tokens are there whole or not at all. A
+    pre-training run ends with status 2 at Ctrl-C, says how it goes on, and then leaves what a whole run does.
+    """
+    rng = trial.rng("broken off")
+    with small(trial, "broken off", {"multi_label": False, "epochs": 1}) as problem:
+        texts = texts_of(rng, 6)
+        corpus, run, tokens = problem.corpus("corpus", texts, problem.labels(rng, 6)), problem.folder / "run", problem.folder / "tokens"
+        train = ("train", f"--model={problem.base}", f"--corpus={corpus}", *options(problem.settings))
+        tokenize = ("tokenize", corpus, f"--model={problem.base}", "--end-token=1")
+        trial.commands.run(*train, f"--output={run}")
+        trial.commands.run(*tokenize, f"--output={tokens}")
+        found: list[Comparison] = []
+        whole = {"tokenize": tokenize, "merge": ("merge", f"--adapter={run}"), "export": ("export", f"--model={problem.base}")}
+        for name, arguments in whole.items():
+            before = content(problem.folder)
+            found += _full(trial, name, problem.folder / "new", 1, arguments)
+            found += same(f"files that {name} leaves on a full disk", sorted(before), sorted(content(problem.folder)))
+        pretrain = ("pretrain", f"--model={problem.base}", f"--tokens={tokens}", "--seq=6", "--batch=2", "--save-every=1", "--epochs=2")
+        found += _full(trial, "train", problem.folder / "a full disk", int(rng.integers(2, 6)), train)
+        found += _full(trial, "pretrain", problem.folder / "another full disk", int(rng.integers(1, 6)), pretrain)
+        return [*found, *_interrupted(trial, problem, pretrain, int(rng.integers(4, 9)))]
+
+
+def _full(trial: Trial, name: str, output: Path, flush: int, arguments: tuple[object, ...]) -> Iterator[Comparison]:
+    """The disk has no room from a write on."""
+    said = trial.commands.broken_off(OSError(errno.ENOSPC, FULL), flush, *arguments, f"--output={output}")
+    yield from same(f"status of {name} on a full disk", 1, said.status)
+    if not (FULL in said.err and output.name in said.err):
+        yield broken(f"message of {name} on a full disk", "does not say what and where", f"{FULL}, {output.name}", said.err[-300:])
+
+
+def _interrupted(trial: Trial, problem: Small, pretrain: tuple[object, ...], flush: int) -> Iterator[Comparison]:
+    """Ctrl-C in the middle of a pre-training run, which is given again."""
+    whole, output = problem.folder / "whole", problem.folder / "interrupted"
+    trial.commands.run(*pretrain, f"--output={whole}")
+    said = trial.commands.broken_off(KeyboardInterrupt(), flush, *pretrain, f"--output={output}")
+    yield from same("status of pretrain after Ctrl-C", 2, said.status)
+    if not ("--resume" in said.err and str(output) in said.err):
+        yield broken("message of pretrain after Ctrl-C", "does not say how to go on", f"--resume, {output}", said.err[-300:])
+    trial.commands.run(*pretrain, f"--output={output}", "--resume")
+    files = (sorted(each.glob(f"checkpoints/*/{WEIGHTS}")) for each in (whole, output))
+    yield from same("checkpoints of an interrupted run", *([path.read_bytes() for path in each] for each in files))
