@@ -10,6 +10,8 @@ from typing import Any
 from unittest import mock
 from unittest.mock import patch
 
+import torch
+
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.mutants.changes import of_result
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
@@ -354,3 +356,19 @@ def adapter_of_one_user(settle: Any, partial: Any) -> None:
 @wrong_step("impl.folder:shutil.rmtree")
 def adapter_partial_left_behind(*_: Any, **__: Any) -> None:
     """A save that failed leaves its folder behind."""
+
+
+wrong_step(
+    "impl.adapter:_NEUTRAL", name="adapter_of_another_start_accepted", doc="An adapter whose start was taken off its base is accepted."
+)(lambda values: {**values, "init_lora_weights": (*values["init_lora_weights"], "olora")})
+
+
+@wrong_step("impl.checkpoint:read_span")
+def spans_by_one_call(_: Step, file: Any, start: int, length: int, *_state: Any) -> Any:
+    """A part of a file is read by one call, which may give less."""
+    content = torch.empty(length, dtype=torch.uint8)
+    with file.open("rb", buffering=0) as opened:
+        opened.seek(start)
+        if opened.readinto(content.numpy().data) != length:
+            raise ValueError(f"{file}: changed")
+    return content

@@ -420,3 +420,8 @@ wrong_step("impl.commands.pretrain:Interrupted", name="interrupted_pretraining_u
 wrong_step("impl.__main__:_parsed", name="words_passed_over", doc="What is no option of a command is passed over.")(
     lambda _, arguments, prog: parser(prog).parse_known_args(arguments)[0]
 )
+
+
+wrong_step(
+    "impl.agreement:_RAISED_ELSEWHERE", name="shared_errors_are_general", doc="Workers raise the most general kind of another's error."
+)(lambda kinds: (OSError, ValueError, *kinds))

@@ -225,3 +225,8 @@ def embedding_not_frozen(init: Step, self: Any, *given: Any) -> None:
     """The frozen embedding requires a gradient, and gets one."""
     init(self, *given)
     self.embed_tokens.weight.requires_grad_()
+
+
+wrong_step("impl.memory:_library_workspace", name="estimate_smaller_workspace", doc="A GPU that is not here gets the smaller workspace.")(
+    lambda right, device: right(device) // 8
+)

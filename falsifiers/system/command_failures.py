@@ -237,6 +237,11 @@ def non_finite_values_are_errors(trial: Trial) -> list[Comparison]:
                 found.append(
                     trial.refuses(f"{call} of the library <{place} batch>", ask, "nan|not finite|non-finite", "FloatingPointError")
                 )
+            arguments = ("train", f"--corpus={corpus}", f"--validation={bad}", f"{out} 3", *where)
+            by_two = partial(trial.commands.by_workers, 2, problem.folder, [], [], *arguments)
+            found.append(
+                trial.refuses(f"validation by two workers <{place} batch>", by_two, "status 1: .*(nan|not finite)", "RuntimeError")
+            )
     return found
 
 

@@ -191,7 +191,10 @@ ADAPTER_DAMAGE: dict[str, Damage] = {
     "biases of B": _adapter(lora_bias=True),
     "chosen layers": _adapter(layers_to_transform=[0]),
     "transposed weights": _adapter(fan_in_fan_out=True),
-    "base changed by the initialisation": _adapter(init_lora_weights="pissa"),
+    **{
+        f"base changed by {start}": _adapter(init_lora_weights=start)
+        for start in ("pissa", "pissa_niter_4", "olora", "corda", "eva", "loftq")
+    },
     "a key of a later version, on": _adapter(use_something_new=True),
 }
 OTHER_BASES: dict[str, tuple[str, str]] = {

@@ -27,6 +27,8 @@ from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.workloads import BLOCK, BYTES, FAMILIES, counts, drawn, scale_bytes, small, split
 from blackswan.reference.table import Array
 
+WORKSPACE = 32 * 2**20
+"""Bytes that cuBLAS takes for each stream on an H100, more than on other GPUs."""
 ROUNDED = 512
 """Bytes that CUDA's allocator rounds a tensor up to."""
 TRANSIENT = ("activations", "gradients", "update", "batch", "working", "logits")
@@ -60,7 +62,8 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     beyond = found[double].parts.get("activations", 0) - found[single].parts.get("activations", 0)
     less = value_at_most("double quantisation: activations beyond those without it", beyond, 0)
     every = [part for work in (plain, double) for part in _every_part(trial, work, found[work])]
-    return [*every, less, _kept_scores(trial, plain)]
+    workspace = trial.memory.estimate(plain, "cuda").parts.get("library_workspace", 0)
+    return [*every, less, _kept_scores(trial, plain), value_at_least("workspace on a GPU that is not here", workspace, WORKSPACE)]
 
 
 def _kept_scores(trial: Trial, work: Workload) -> Comparison:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -39,12 +40,13 @@ class Memory(Door):
             raise Lacks(f"the estimate for a GPU counts what the kernels allocate there: {missing}")
 
     def estimate(self, work: Workload, kind: str | None = None) -> Estimate:
-        """Estimates a step on a device of that kind, which need not be here, or on the subject's own; by the fused backend on CUDA."""
+        """Estimates a step on a device of that kind, of which none is here, or on the subject's own; by the fused backend on CUDA."""
         model = config_of(work.scalars), adaptation_of(work.scalars), work.batch, work.seq, getattr(torch, work.dtype)
         if work.backend == "fused":
             found = estimate_fused(*model, accumulation=work.accumulation)
         else:
-            found = memory.estimate(*model, accumulation=work.accumulation, device=kind or self._device)
+            with mock.patch("torch.cuda.is_available", return_value=False) if kind else nullcontext():
+                found = memory.estimate(*model, accumulation=work.accumulation, device=kind or self._device)
         return Estimate(dict(found.parts), found.total, found.resident)
 
     def of_a_run(self, samples: int, settings: Mapping[str, Any]) -> int:
