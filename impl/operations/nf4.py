@@ -5,6 +5,7 @@ Not `Linear4bit`: in evaluation on a CPU with AVX512-BF16 it repacks its weight 
 
 import functools
 import logging
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -20,9 +21,18 @@ GROUP_SIZE = 256
 def _library() -> ModuleType:
     # On some CPUs the import warns that a fused 4-bit product is missing; the functional interface does not use it.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    import bitsandbytes.functional  # takes seconds: only where NF4 is used
-
+    compile_at_once, torch.compile = torch.compile, _compile_when_called  # type: ignore[assignment]
+    try:
+        import bitsandbytes.functional  # only where NF4 is used
+    finally:
+        torch.compile = compile_at_once
     return bitsandbytes.functional
+
+
+def _compile_when_called(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """`torch.compile` for functions of the library that nothing here calls: the import of the compiler takes two seconds."""
+    compiled = functools.cache(lambda: torch.compile(function, **options))
+    return lambda *given, **named: compiled()(*given, **named)
 
 
 def nf4_quantize(weight: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
