@@ -1,11 +1,13 @@
 """What every kernel's launch needs: the buffers it writes into, and the device it runs on."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from blackswan.impl.kernels import interpreted
 
 STORAGE = (torch.float32, torch.bfloat16, torch.float16)
 FUSED = {"enable_fp_fusion": True}
@@ -50,8 +52,28 @@ def require_storage(name: str, dtype: torch.dtype) -> None:
 def launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *others: Any, **options: Any) -> None:
     """Runs a kernel on the device of its first argument; where that has a shape and no content (`meta`) there is nothing to run."""
     if not first.is_meta:
-        with on_device(first):
+        with on_device(first), _language_patched_once() if interpreted() else nullcontext():
             kernel[grid](first, *others, **FUSED, **options)
+
+
+@contextmanager
+def _language_patched_once() -> Iterator[None]:
+    """Inside the block Triton's interpreter looks once a module for what it replaces in its language, not at each call of a function."""
+    from triton.runtime import interpreter
+
+    patch: Callable[[Any], Any] = interpreter._patch_lang
+    patched: dict[str, Any] = {}
+
+    def once(function: Any) -> Any:
+        if function.__module__ not in patched:
+            patched[function.__module__] = patch(function)
+        return patched[function.__module__]
+
+    interpreter._patch_lang = once
+    try:
+        yield
+    finally:
+        interpreter._patch_lang = patch
 
 
 def on_device(value: Tensor) -> AbstractContextManager[object]:
