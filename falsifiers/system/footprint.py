@@ -54,10 +54,13 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     quantisation too, which does not make the backward pass keep more."""
     rng = trial.rng("parts")
     plain = small(rng, trial.seed, nf4=bool(rng.integers(2)))
-    double = replace(plain, nf4=True, double_quantize=True)
-    single, nested = (trial.memory.estimate(replace(double, double_quantize=on)).parts.get("activations", 0) for on in (False, True))
-    less = value_at_most("double quantisation: activations beyond those without it", nested - single, 0)
-    return [*_every_part(trial, plain), *_every_part(trial, double), less, _kept_scores(trial, plain)]
+    single = replace(plain, nf4=True)
+    double = replace(single, double_quantize=True)
+    found = {work: trial.memory.estimate(work) for work in dict.fromkeys((plain, single, double))}
+    beyond = found[double].parts.get("activations", 0) - found[single].parts.get("activations", 0)
+    less = value_at_most("double quantisation: activations beyond those without it", beyond, 0)
+    every = [part for work in (plain, double) for part in _every_part(trial, work, found[work])]
+    return [*every, less, _kept_scores(trial, plain)]
 
 
 def _kept_scores(trial: Trial, work: Workload) -> Comparison:
@@ -68,8 +71,7 @@ def _kept_scores(trial: Trial, work: Workload) -> Comparison:
     return value_at_least("float32 on CUDA: activations of twice the tokens beyond twice those", long - 2 * short, 0.99 * scores)
 
 
-def _every_part(trial: Trial, work: Workload) -> list[Comparison]:
-    found = trial.memory.estimate(work)
+def _every_part(trial: Trial, work: Workload, found: Estimate) -> list[Comparison]:
     rounding = ROUNDED * (work.layers * 50 + 20) if trial.on_gpu else 0
     expected = _weights_and_moments(work)
     parts = {name: float(count) for name, count in found.parts.items()}
