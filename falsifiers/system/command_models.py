@@ -17,10 +17,10 @@ from blackswan import reference
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare, value_inside
 from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF
 from blackswan.falsifiers.system.adapter_files import CONFIG, HEAD, TOKENIZER, WEIGHTS, base_weight, read_adapter
-from blackswan.falsifiers.system.command_problem import LONG, ODD, Small, options, reads_files, small, texts_of, tokenizer
+from blackswan.falsifiers.system.command_problem import LONG, ODD, Small, options, small, texts_of, tokenizer
 from blackswan.falsifiers.system.commands import Answers
 from blackswan.falsifiers.system.same import same
-from blackswan.falsifiers.system.trial import Trial
+from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
