@@ -30,6 +30,7 @@ for _module in (
         "pretraining_runs",
         "refusals",
         "commands",
+        "unusual_files",
         "warm_up",
         "whole_models",
     ),
