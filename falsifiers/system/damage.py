@@ -1,6 +1,7 @@
 """Damaged folders of checkpoints and adapters, and names of no device: each is refused with a word of its cause."""
 
 import json
+import os
 import shutil
 import struct
 import tempfile
@@ -233,7 +234,32 @@ def refuses_checkpoint(trial: Trial) -> list[Comparison]:
     return [
         *_refuses(trial, CHECKPOINT, CHECKPOINT_DAMAGE, trial.files.load_decoder),
         *_refuses(trial, CHECKPOINT, spoiled, lambda folder: trial.classifiers.fresh(folder, settings, ["date"])),
+        *_changed(trial),
     ]
+
+
+def _changed(trial: Trial) -> list[Comparison]:
+    model = generated(trial.rng("changed"), trial.seed, "float32")
+    with tempfile.TemporaryDirectory() as parent:
+        base = model.write_checkpoint(Path(parent) / "base")
+        return list(changed_meanwhile(trial, base, base / WEIGHTS))
+
+
+def changed_meanwhile(trial: Trial, model: Path, file: Path) -> Iterator[Comparison]:
+    """A model one of whose files is written, replaced, cut or removed after it was opened: it is refused by that file's name."""
+    stored, other = file.read_bytes(), file.with_name("another")
+
+    def replaced() -> None:
+        other.write_bytes(stored)
+        other.replace(file)
+
+    changes = {"written": lambda: file.write_bytes(stored), "replaced": replaced, "cut": lambda: file.write_bytes(stored[:-1])}
+    for name, change in {**changes, "removed": file.unlink}.items():
+        file.write_bytes(stored)
+        os.utime(file, (0, 0))
+        ask = partial(trial.files.read_checkpoint, model, meanwhile=change)
+        yield trial.refuses(f"{name} after it was opened", ask, f"{file.name}.*changed", "ValueError")
+    file.write_bytes(stored)
 
 
 def refuses_tokenizer(trial: Trial) -> list[Comparison]:
