@@ -80,6 +80,12 @@ def encoded(dtype: DType, tensor: Tensor) -> Tensor:
     return torch.cat([scale.view(torch.uint8), nibbles[:, ::2] | nibbles[:, 1::2] << 4], 1).view(-1)
 
 
+def fits(dtype: DType, tensor: Tensor) -> bool:
+    """Whether `encoded` of a tensor is finite: as it is in a plain dtype, and quantised the scales too, which AprQ4 holds in float16."""
+    largest = tensor.abs().max().float()
+    return bool(torch.isfinite((largest / 7).half() if dtype is APR_Q4 else largest))
+
+
 def _steps(values: Tensor, scale: Tensor, least: int, most: int) -> Tensor:
     """The multiples of the scale that are nearest; 0 where the scale is 0."""
     return torch.where(scale > 0, values / scale, torch.zeros(())).round().clamp(least, most)

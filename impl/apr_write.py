@@ -14,7 +14,7 @@ from torch import Tensor
 from blackswan.impl.adapter import read_object
 from blackswan.impl.apr import ALIGNMENT, HEADER, MAGIC, ROW_MAJOR, VERSION, header_checksum
 from blackswan.impl.apr_checkpoint import EOS_KEY, HALVES
-from blackswan.impl.apr_dtypes import BF16, DTYPES, F16, F32, WRITTEN, DType, encoded
+from blackswan.impl.apr_dtypes import BF16, DTYPES, F16, F32, WRITTEN, DType, encoded, fits
 from blackswan.impl.architecture import to_huggingface
 from blackswan.impl.checkpoint import CONFIG, TOKENIZER, TOKENIZER_CONFIG, Checkpoint, belonging
 from blackswan.impl.config import DecoderConfig
@@ -30,8 +30,8 @@ def export_apr(checkpoint: Checkpoint, source: Path, path: Path, dtype: str | No
 
     `dtype` is a key of `apr_dtypes.WRITTEN`; without it every tensor keeps its own. q8 and q4 are for the matrices, and the vectors keep
     theirs. The file appears whole or not at all. Raises a FileExistsError where it or a tokenizer beside it exists, a FileNotFoundError
-    where the source has no tokenizer, and a ValueError for a tensor that is not finite or, as it is, of a dtype that the format does not
-    have.
+    where the source has no tokenizer, and a ValueError for a tensor that is not finite, also in that dtype, or, as it is, of a dtype that
+    the format does not have.
     """
     if not belonging(source, TOKENIZER).is_file():
         raise FileNotFoundError(f"{belonging(source, TOKENIZER)}: no such file; a checkpoint cannot be used without its own tokenizer")
@@ -103,7 +103,7 @@ def _content(name: str, tensor: Tensor, dtype: str | None) -> tuple[DType, Tenso
     if chosen is None:
         raise ValueError(f"{name}: {tensor.dtype} is not in the format; choose one of {', '.join(WRITTEN)}")
     held = tensor.detach().cpu() if chosen.plain is None else tensor.detach().cpu().to(chosen.plain)
-    if not bool(torch.isfinite(held).all()):
+    if not fits(chosen, held):
         raise ValueError(f"{name}: NaN or infinity as {chosen.name}; the checkpoint is damaged, or the dtype too narrow")
     return chosen, encoded(chosen, held)
 

@@ -324,3 +324,72 @@ def apr_vectors_quantised(content: Step, name: str, tensor: Any, dtype: str | No
     if chosen is None or chosen.plain is not None:
         return content(name, tensor, dtype)
     return chosen, encoded(chosen, tensor)
+
+
+wrong_steps(
+    "impl.apr:DTYPES",
+    apr_older_codes_not_read=("Codes 8 and 9 of older files are unknown.", lambda table: {code: table[code] for code in {*table} - {8, 9}}),
+)
+wrong_steps(
+    "impl.apr_write:CODES",
+    apr_older_codes_written=(
+        "AprQ4 and AprQ8 are written with the codes of older files, which newer programs read as others.",
+        lambda codes: {dtype: {128: 8, 129: 9}.get(code, code) for dtype, code in codes.items()},
+    ),
+)
+wrong_steps(
+    "impl.apr_checkpoint:KEYS",
+    apr_names_of_one_writer=(
+        "A size is known by the first of its names only.",
+        lambda keys: {key: names[:1] for key, names in keys.items()},
+    ),
+)
+wrong_steps(
+    "impl.apr_checkpoint:DEFAULTS",
+    apr_eps_of_another_default=("Without a key the epsilon of the norms is 1e-5.", lambda defaults: {**defaults, "rms_norm_eps": 1e-5}),
+)
+wrong_steps(
+    "impl.apr_checkpoint:_families",
+    apr_kind_taken_for_the_family=(
+        "What a program says under model_type is a family beside an architecture, too.",
+        lambda families, given: {**families(given), **{key: value for key, value in given.items() if key == "model_type"}},
+    ),
+)
+wrong_steps(
+    "impl.apr:IGNORED_FLAGS", apr_flag_of_a_model_card_unknown=("The flag of a model card is refused.", lambda flags: flags & ~0x80)
+)
+wrong_steps("impl.apr:MOST_METADATA", apr_large_metadata_refused=("Metadata may take a MiB.", lambda _: 2**20))
+wrong_steps("impl.apr_write:HALVES", apr_written_rope_type_of_pairs=("Written files say that neighbours turn together.", lambda _: 0))
+wrong_steps(
+    "impl.apr_write:EOS_KEY", apr_end_token_by_another_key=("The end token is written where nobody reads it.", lambda _: "eos_token_id")
+)
+wrong_steps(
+    "impl.apr_write:_checksum",
+    apr_checksum_of_the_first_mib=("The checksum at the end is that of the first MiB.", lambda _, file: zlib.crc32(_beginning(file))),
+)
+wrong_steps(
+    "impl.apr_write:fits",
+    apr_scale_beyond_float16=("A scale of AprQ4 may be infinite.", lambda fits, dtype, tensor: fits(replace(dtype, name="plain"), tensor)),
+)
+
+
+def _beginning(file: Any) -> bytes:
+    file.seek(0)
+    found: bytes = file.read(2**20)
+    return found
+
+
+@wrong_step("impl.apr_checkpoint:decoded")
+def apr_first_blocks_decoded(decoded: Step, dtype: Any, content: Any, shape: tuple[int, ...]) -> Any:
+    """Blocks after the first 4,096 are not decoded."""
+    found = decoded(dtype, content, shape)
+    if dtype.decode is not None and found.numel() > 4096 * dtype.block:
+        found.view(-1)[4096 * dtype.block :] = 0.0
+    return found
+
+
+@wrong_step("impl.apr_checkpoint:_huggingface")
+def apr_layers_of_one_digit(huggingface: Step, name: str) -> str:
+    """Of a layer's number under GGUF's names the first digit counts."""
+    parts = name.split(".")
+    return str(huggingface(".".join([*parts[:1], parts[1][:1], *parts[2:]]) if parts[0] == "blk" else name))

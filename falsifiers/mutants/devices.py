@@ -306,3 +306,55 @@ def fused_gate_written_while_read(backward: Step, self: Any, *given: Any) -> Any
 wrong_step("impl.fused.layer:BUFFERS", name="fused_buffer_shared", doc="The next weight is dequantised over the one that a product reads.")(
     lambda _: (0, 0, 0, 0)
 )
+
+
+@wrong_step("impl.device:resolve_device")
+def narrow_sums_on_auto(resolve: Step, name: str) -> Any:
+    """Only a device that is named has sums in a narrow dtype switched off."""
+    products = torch.backends.cuda.matmul
+    before = products.allow_bf16_reduced_precision_reduction
+    found = resolve(name)
+    if name == "auto":
+        products.allow_bf16_reduced_precision_reduction = before
+    return found
+
+
+wrong_steps(
+    "impl.operations.attention:available_memory",
+    free_memory_for_available=("Memory that holds cached files counts as taken.", lambda _: _said("MemFree")),
+    memory_in_all_for_available=("Memory that others have taken counts as there.", lambda _: _said("MemTotal")),
+)
+wrong_steps(
+    "impl.operations.attention:_require_room", memory_of_the_host_not_asked=("Attention takes what memory it can get.", lambda *_: None)
+)
+wrong_steps(
+    "impl.ledger:FOLDER_VARIABLE", ledger_folder_of_nobody=("The variable that names the folder is passed over.", lambda _: "LEDGER")
+)
+
+
+def _said(name: str) -> float:
+    from blackswan.impl import host
+
+    lines = dict(line.split(":", 1) for line in host._MEMINFO.read_text().splitlines())
+    return float(lines[name].split()[0]) * 1024 if name in lines else float("inf")
+
+
+@wrong_step("impl.ledger:Ledger._read")
+def ledger_damaged_for_ever(_: Step, self: Any) -> Any:
+    """A ledger that is damaged stops every run."""
+    import json
+
+    from blackswan.impl.ledger import FILE, _entry
+
+    path = self.folder / FILE
+    return [_entry(value) for value in json.loads(path.read_bytes())] if path.is_file() else []
+
+
+wrong_steps("impl.memory:_library_workspace", estimate_without_workspaces=("The workspaces of libraries are not counted.", lambda *_: 0))
+wrong_steps("impl.memory:BLOCK", estimate_without_blocks=("Nothing is rounded up to the blocks of CUDA's allocator.", lambda _: 1))
+
+
+@wrong_step("impl.commands.common:memory_of_a_step")
+def memory_of_a_step_in_float32(right: Step, model: Any, config: Any, *given: Any) -> Any:
+    """A run's memory is estimated in float32, whatever its dtype."""
+    return right(model, replace(config, dtype="float32"), *given)

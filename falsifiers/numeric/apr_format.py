@@ -17,6 +17,8 @@ import numpy as np
 from blackswan.reference.table import Array
 
 CODES = {"F32": 0, "F16": 1, "I64": 5, "Q4_K": 12, "Q6_K": 14, "BF16": 30, "AprQ4": 128, "AprQ8": 129}
+DTYPES = {**{code: dtype for dtype, code in CODES.items()}, 8: "AprQ4", 9: "AprQ8"}
+"""By their codes; older files say 8 and 9, which GGML has for others, and newer ones do not."""
 PLAIN = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 BLOCKS = {"Q4_K": (256, 144), "Q6_K": (256, 210), "AprQ4": (32, 18)}
 """Elements and bytes of a block."""
@@ -172,7 +174,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Stored]]
 
 def array(stored: Stored) -> Array:
     """The array that a tensor stands for."""
-    return decode({code: dtype for dtype, code in CODES.items()}[stored.code], stored.content, stored.shape)
+    return decode(DTYPES[stored.code], stored.content, stored.shape)
 
 
 def gguf_name(name: str) -> str:

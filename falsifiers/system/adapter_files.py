@@ -1,6 +1,7 @@
 """Classifiers as files, written and read without `impl`: Hugging Face checkpoints, adapters as PEFT writes them, through NumPy and JSON."""
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -18,7 +19,8 @@ from blackswan.falsifiers.runner.real_input import RealInput
 from blackswan.falsifiers.subjects.doors.files import AdapterSettings
 from blackswan.falsifiers.system import config_files
 from blackswan.falsifiers.system.workloads import through_nf4
-from blackswan.reference.classifier import TARGETS, trainable_names
+from blackswan.reference.classifier import projections as targeted
+from blackswan.reference.classifier import trainable_names
 from blackswan.reference.decoder import parameter_shapes
 from blackswan.reference.table import Array
 
@@ -72,14 +74,15 @@ class Model:
         save_file(self.decoder, folder / WEIGHTS)
         return folder
 
-    def write_peft(self, folder: Path, dtype: str = "float32", head_bias: bool = True) -> Path:
-        """An adapter as PEFT writes it; PEFT has no head bias where the model has none."""
+    def write_peft(self, folder: Path, dtype: str = "float32", head_bias: bool = True, paths: bool = False) -> Path:
+        """An adapter as PEFT writes it, its targets by their names or `paths`; PEFT has no head bias where the model has none."""
         folder.mkdir(parents=True)
         chosen = {name: value for name, value in self.trainable.items() if head_bias or name != "score.bias"}
         save_file({PREFIX + name: value.astype(STORAGE[dtype]) for name, value in chosen.items()}, folder / ADAPTER_WEIGHTS)
         own = {"peft_type": "LORA", "task_type": "SEQ_CLS", "modules_to_save": ["classifier", "score"]}
         own |= {"r": self.scalars["rank"], "lora_alpha": self.scalars["alpha"], "base_model_name_or_path": "a/model"}
-        own["target_modules"] = sorted(name.rpartition(".")[2] for name in TARGETS[self.scalars["targets"]])
+        adapted = [path for path in projections(self) if path.endswith(target_modules(self))]
+        own["target_modules"] = adapted if paths else sorted(target_modules(self))
         (folder / ADAPTER_CONFIG).write_text(json.dumps(PEFT_DEFAULTS | own))
         return folder
 
@@ -106,6 +109,8 @@ def generated(rng: Generator, seed: int, dtype: str, **fixed: Any) -> Model:
         **_adaptation(rng),
         **fixed,
     }
+    if scalars["family"] == "qwen3" and "head_dim" not in fixed and rng.integers(3) == 0:
+        scalars["head_dim"] = config_files.QWEN3_HEAD_DIM
     lengths = rng.integers(2, 9, 3)
     input_ids, mask = rng.integers(0, 32, (3, int(lengths.max()))), np.arange(int(lengths.max())) < lengths[:, None]
     if rng.integers(2):
@@ -135,7 +140,7 @@ def _adaptation(rng: Generator) -> dict[str, Any]:
         "classes": int(rng.integers(2, 6)),
         "rank": rank,
         "alpha": float(rank * rng.choice([0.5, 2.0, 2.75])),
-        "targets": str(rng.choice(["q_v", "all"])),
+        "targets": str(rng.choice(["q_v", "all", "k_proj+down_proj"])),
         "pooling": str(rng.choice(["mean", "last", "first"])),
         "nf4": bool(rng.integers(2)),
         "double_quantize": bool(rng.integers(2)),
@@ -174,6 +179,18 @@ def base_weight(model: Model, path: str) -> Array:
     if not model.scalars["nf4"]:
         return weight
     return np.asarray(through_nf4(weight, model.scalars["double_quantize"]), np.float64)
+
+
+def target_modules(model: Model) -> tuple[str, ...]:
+    """The names of the projections that the adapter updates."""
+    return tuple(name.rpartition(".")[2] for name in targeted(model.scalars["targets"]))
+
+
+def one_ulp_off(tensor: Array) -> None:
+    """Makes one element of a tensor, anywhere in it, the next number that its dtype has."""
+    flat = tensor.reshape(-1)
+    place = zlib.crc32(tensor.tobytes()) % flat.size
+    flat[place : place + 1] = np.nextafter(flat[place : place + 1], np.array(np.inf, tensor.dtype))
 
 
 def projections(model: Model) -> list[str]:

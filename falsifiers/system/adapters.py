@@ -1,6 +1,8 @@
 """Adapters, merged checkpoints and saved checkpoints: the files that a subject writes and reads, held to NumPy, JSON and the reference."""
 
+import fcntl
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -19,11 +21,14 @@ from blackswan import reference
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare
+from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF
+from blackswan.falsifiers.subjects.doors.files import PreparedHead
 from blackswan.falsifiers.system import config_files
 from blackswan.falsifiers.system.adapter_files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
+    BESIDE,
     CONFIG,
     HEAD,
     PREFIX,
@@ -31,13 +36,14 @@ from blackswan.falsifiers.system.adapter_files import (
     Model,
     base_weight,
     generated,
+    one_ulp_off,
     projections,
     read_adapter,
     shipped,
+    target_modules,
 )
 from blackswan.falsifiers.system.same import content, same
-from blackswan.falsifiers.system.trial import Rounded, Trial
-from blackswan.reference.classifier import TARGETS
+from blackswan.falsifiers.system.trial import Rounded, Trial, reads_files
 from blackswan.reference.table import Array, Arrays, Table
 
 STEPS = 14
@@ -56,12 +62,14 @@ def _saved(trial: Trial, model: Model, *, merged: bool = False) -> Iterator[Path
         yield folder
 
 
+@reads_files
 def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     """After a save, adapter_model.safetensors has PEFT's names, dtypes and bits, and adapter_config.json PEFT's keys; all may read
     the files."""
     model = generated(trial.rng("model"), trial.seed, "float32")
     with _saved(trial, model) as folder:
         stored, config = load_file(folder / "adapter" / ADAPTER_WEIGHTS), _json(folder / "adapter" / ADAPTER_CONFIG)
+        prepared = _prepared(trial, model, folder / "adapter")
         metadata = _metadata(folder / "adapter" / ADAPTER_WEIGHTS)
         modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (folder / "adapter").iterdir()}
     said = {
@@ -75,12 +83,21 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
         "use_rslora": False,
         "use_dora": False,
         "fan_in_fan_out": False,
-        "target_modules": sorted(name.rpartition(".")[2] for name in TARGETS[model.scalars["targets"]]),
+        "target_modules": sorted(target_modules(model)),
     }
     config["target_modules"] = sorted(config.get("target_modules") or [])
     tensors = _same_tensors({PREFIX + name: value for name, value in model.trainable.items()}, stored)
     readable = same("modes of the files", dict.fromkeys(modes, oct(0o644)), modes)
-    return _same_keys(ADAPTER_CONFIG, said, config) + tensors + metadata + readable
+    return _same_keys(ADAPTER_CONFIG, said, config) + tensors + metadata + readable + prepared
+
+
+def _prepared(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
+    """transformers' classes are given the head, bias and all; those pool the last token, and another pooling is refused."""
+    ask = partial(trial.files.prepared_head, folder, model.scalars["hidden"])
+    if model.scalars["pooling"] != "last":
+        return [trial.refuses("head for another pooling", ask, f"{BESIDE}.*pooling", "ValueError")]
+    weight, bias = (model.trainable[name] for name in ("score.weight", "score.bias"))
+    return same("head for transformers", PreparedHead(weight, bias, len(bias)), ask())
 
 
 def _metadata(file: Path) -> list[Comparison]:
@@ -90,12 +107,13 @@ def _metadata(file: Path) -> list[Comparison]:
 
 
 def adapter_arrives_exactly(trial: Trial) -> list[Comparison]:
-    """An adapter written as PEFT writes it, in float32 or bfloat16, with or without a head bias, arrives with tensors and settings."""
+    """An adapter written as PEFT writes it, in any float dtype, its targets by names or paths, with or without a head bias, arrives with
+    tensors and settings."""
     rng = trial.rng("model")
     model = generated(rng, trial.seed, "float32", nf4=False, pooling="last")
-    dtype, head_bias = STORAGE[str(rng.choice(["float32", "bfloat16"]))], bool(rng.integers(2))
+    dtype, head_bias = STORAGE[str(rng.choice(["float32", "bfloat16", "float16", "float64"]))], bool(rng.integers(2))
     with tempfile.TemporaryDirectory() as folder:
-        written = model.write_peft(Path(folder) / "peft", str(dtype), head_bias)
+        written = model.write_peft(Path(folder) / "peft", str(dtype), head_bias, paths=bool(rng.integers(2)))
         found = trial.files.load_adapter(written, model.write_checkpoint(Path(folder) / "base"))
     expected = {name: value.astype(dtype) for name, value in model.trainable.items()}
     if not head_bias:
@@ -103,6 +121,7 @@ def adapter_arrives_exactly(trial: Trial) -> list[Comparison]:
     return _same_keys("settings", asdict(model.settings), asdict(found.settings)) + _same_tensors(expected, found.tensors)
 
 
+@reads_files
 def saved_adapter_gives_the_logits(trial: Trial) -> list[Comparison]:
     """The reference's logits of a saved adapter's files are exactly the model's, and the subject's are so within noise.
 
@@ -123,6 +142,7 @@ def saved_adapter_gives_the_logits(trial: Trial) -> list[Comparison]:
     return found
 
 
+@reads_files
 def merged_weights_are_sums(trial: Trial) -> list[Comparison]:
     """Merged weights are W + (alpha/r) B A up to one rounding to the stored dtype and float32 arithmetic, with W dequantised from NF4.
 
@@ -130,8 +150,20 @@ def merged_weights_are_sums(trial: Trial) -> list[Comparison]:
     bfloat16.
     """
     rng = trial.rng("model")
-    model, other = generated(rng, trial.seed, str(rng.choice(["float32", "bfloat16"]))), _rounded_in_training(trial)
-    return _merged_sums(trial, model) + _merged_sums(trial, other)
+    model, other = generated(rng, trial.seed, str(rng.choice(["float32", "bfloat16", "float16"]))), _rounded_in_training(trial)
+    return _merged_sums(trial, model) + _merged_sums(trial, other) + _too_large_when_merged(trial, rng)
+
+
+def _too_large_when_merged(trial: Trial, rng: Generator) -> list[Comparison]:
+    """A sum that the base's dtype does not hold is refused by its tensor's name, and nothing is written."""
+    model = generated(rng, trial.seed, "float16", nf4=False, targets="q_v")
+    path = str(rng.choice([path for path in projections(model) if path.endswith(target_modules(model))]))
+    model.decoder[f"{path}.weight"][0, 0] = np.finfo(np.float16).max
+    model.trainable[f"{path}.lora_A.weight"][:, 0] = model.trainable[f"{path}.lora_B.weight"][0] = 100.0
+    with _saved(trial, model) as folder:
+        ask = partial(trial.files.merge, folder / "adapter", folder / "base", folder / "merged")
+        refused = trial.refuses("a sum that float16 does not hold", ask, re.escape(path), "ValueError")
+        return [refused, *same("files after a refused merge", ["adapter", "base"], sorted(each.name for each in folder.iterdir()))]
 
 
 def _merged_sums(trial: Trial, model: Model) -> list[Comparison]:
@@ -139,6 +171,7 @@ def _merged_sums(trial: Trial, model: Model) -> list[Comparison]:
         return _sums(model, folder / "merged", folder / "base")
 
 
+@reads_files
 def merged_by_the_run(trial: Trial) -> list[Comparison]:
     """A run's pipeline and the command `merge` write the weights that the adapter was trained on, plus its update.
 
@@ -159,7 +192,7 @@ def _settings(model: Model) -> dict[str, Any]:
         "num_classes": own.classes,
         "lora_rank": own.rank,
         "lora_alpha": own.alpha,
-        "lora_targets": own.targets,
+        "lora_targets": own.targets.replace("+", ","),
         "pooling": own.pooling,
     }
     return found | {"quantize_nf4": own.nf4, "double_quantize": own.double_quantize, "dtype": model.trained_in, "max_seq_len": 64}
@@ -169,7 +202,7 @@ def _refuses_another_base(trial: Trial, parent: Path, name: str) -> list[Compari
     """The adapter is not opened on a checkpoint of which one number of one tensor is the next that there is."""
     other = Path(shutil.copytree(CHECKPOINT, parent / "other"))
     tensors = load_file(other / WEIGHTS)
-    tensors[name].reshape(-1)[:1] = np.nextafter(tensors[name].reshape(-1)[:1], np.float32(np.inf))
+    one_ulp_off(tensors[name])
     save_file(tensors, other / WEIGHTS)
     return [
         trial.refuses(f"a base whose {name} is one ulp off", partial(trial.classifiers.opened, parent / "adapter", other), re.escape(name))
@@ -186,10 +219,12 @@ def _sums(model: Model, merged: Path, base_folder: Path) -> list[Comparison]:
         _metadata(merged / WEIGHTS)
         + _same_keys(CONFIG, config_files.others(base), config)
         + same(CONFIG, *map(config_files.said, (base, config)))
+        + same(f"dtype in {CONFIG}", model.dtype, config.get("dtype"))
     )
     return found + _same_tensors(plain, others) + [_sum(model, name, stored.get(name)) for name in paths]
 
 
+@reads_files
 def merged_gives_the_logits(trial: Trial) -> list[Comparison]:
     """The merged checkpoint gives the reference's logits of the unmerged classifier, within the noise of merging.
 
@@ -210,19 +245,22 @@ def checkpoint_arrives_exactly(trial: Trial) -> list[Comparison]:
     return [each for most in (None, least // 2) for each in _same_tensors(stored, trial.files.load_decoder(CHECKPOINT, most))]
 
 
+@reads_files
 def saved_checkpoint_is_exact(trial: Trial) -> list[Comparison]:
     """A checkpoint that the subject loads and saves keeps its tensors, in the file by NumPy and loaded again, and its architecture."""
     rng = trial.rng("model")
-    model = generated(rng, trial.seed, str(rng.choice(["float32", "bfloat16"])))
+    model = generated(rng, trial.seed, str(rng.choice(["float32", "bfloat16", "float16", "float64"])))
     with tempfile.TemporaryDirectory() as parent:
         base, copy = model.write_checkpoint(Path(parent) / "base"), Path(parent) / "copy"
-        loaded = trial.files.copy_checkpoint(base, copy)
+        loaded, dtype = trial.files.copy_checkpoint(base, copy), _json(copy / CONFIG).get("dtype")
         stored, architectures = load_file(copy / WEIGHTS), [config_files.said(_json(each / CONFIG)) for each in (base, copy)]
         elder = config_files.said({key: value for key, value in _json(copy / CONFIG).items() if key != "rope_parameters"})
     found = same(CONFIG, *architectures) + same(f"{CONFIG} as transformers 4 reads it", architectures[0], elder)
+    found += same(f"dtype in {CONFIG}", model.dtype, dtype)
     return _same_tensors(model.decoder, stored) + found + _same_tensors(model.decoder, loaded)
 
 
+@reads_files
 def interrupted_save_leaves_a_whole_adapter(trial: Trial) -> list[Comparison]:
     """A save over an adapter that is killed at any step leaves the old one or the new one; without room on disk it leaves the old one.
 
@@ -234,17 +272,47 @@ def interrupted_save_leaves_a_whole_adapter(trial: Trial) -> list[Comparison]:
     settings = replace(model.settings, alpha=2 * model.settings.alpha, pooling="last" if model.settings.pooling == "mean" else "mean")
     with _saved(trial, model) as folder:
         base, adapter, old = folder / "base", folder / "adapter", content(folder / "adapter")
-        trial.files.save_adapter(folder / "wanted", base, settings, changed)
+        found += _on_the_disk(trial.files.flushed_save(folder / "wanted", base, settings, changed), content(folder / "wanted"))
+        found += _others_are_left(trial, model, folder)
         wanted, size = content(folder / "wanted"), len(old[ADAPTER_WEIGHTS])
         for limit in (0, int(rng.integers(1, size))):
-            trial.files.interrupted_save(adapter, base, settings, changed, limit=limit)
+            said = trial.files.interrupted_save(adapter, base, settings, changed, limit=limit)
             found.append(_whole(f"files limited to {limit} of {size} bytes", content(adapter), [old]))
+            if not re.match(f"OSError: .*{re.escape(str(adapter))}", said):
+                found.append(broken("error of a disk that takes no more", "names no folder", f"OSError: … {adapter}", said))
             hidden = [path.name for path in folder.iterdir() if path.name.startswith(".")]
             found += same("what a failed save leaves beside", [], hidden)
         for step in range(STEPS):
             trial.files.interrupted_save(adapter, base, settings, changed, step=step)
             found.append(_whole(f"killed at step {step}", content(adapter), [old, wanted]))
     return found
+
+
+def _on_the_disk(flushed: list[str], files: Mapping[str, bytes]) -> list[Comparison]:
+    """Every file of a new folder and its list of names were flushed, and at last that of the folder around, in which it has its name."""
+    missing = sorted(files.keys() - {Path(name).name for name in flushed})
+    return same("files that were not flushed", [], missing) + same("flushed at last", ".", flushed[-1] if flushed else "")
+
+
+def _others_are_left(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
+    """What another process still writes beside an adapter is left alone, and what one left half done goes; a folder that is no adapter
+    is not written over."""
+    half, other = folder / ".partial-again.abcdefgh", folder / "other"
+    for each in (half, other):
+        each.mkdir()
+        (each / "file").write_text("x")
+    save = partial(trial.files.save_adapter, base=folder / "base", settings=model.settings, tensors=model.trainable)
+    handle = os.open(half, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        save(folder / "again")
+        found = same("what another process writes", {"file": b"x"}, content(half))
+    finally:
+        os.close(handle)
+    save(folder / "again")
+    found += same("what was left half done", {}, content(half))
+    found.append(trial.refuses("over a folder that is no adapter", partial(save, other), "other exists", "FileExistsError"))
+    return found + same("a folder that is no adapter", {"file": b"x"}, content(other))
 
 
 def _whole(name: str, found: dict[str, bytes], accepted: list[dict[str, bytes]]) -> Comparison:
@@ -300,7 +368,8 @@ def _sum(model: Model, name: str, merged: Array | None) -> Comparison:
         update, size = scale * (b @ a), scale * (np.abs(b) @ np.abs(a))
     exact = weight + update
     single, unit = UNIT_ROUNDOFF["float32"], UNIT_ROUNDOFF[model.dtype]
-    bound = unit * np.abs(exact) + (1 + unit) * single * (np.abs(weight) + np.abs(exact) + (scalars["rank"] + 2) * size) + 2.0**-120
+    least = 2.0**-25 if model.dtype == "float16" else 2.0**-120  # half of the smallest number
+    bound = unit * np.abs(exact) + (1 + unit) * single * (np.abs(weight) + np.abs(exact) + (scalars["rank"] + 2) * size) + least
     return compare(f"{name} / bound", exact / bound, np.asarray(merged, np.float64) / bound, Errors.flat(1.0), unit)
 
 

@@ -14,6 +14,7 @@ from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.system.adapter_files import generated
 from blackswan.falsifiers.system.apr_files import image, metadata, same_bits
+from blackswan.falsifiers.system.damage import changed_meanwhile
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
 
@@ -183,6 +184,8 @@ def refuses_file(trial: Trial) -> list[Comparison]:
             path.write_bytes(damage(whole).pack())
             found.append(trial.refuses(name, partial(trial.files.read_checkpoint, path), rf"model\.apr: .*{message}", "ValueError"))
         absent = partial(trial.files.read_checkpoint, path.with_name("absent.apr"))
+        path.write_bytes(whole.pack())
+        found += changed_meanwhile(trial, path, path)
         return [*found, trial.refuses("no such file", absent, "absent.apr: no such file", "FileNotFoundError")]
 
 

@@ -16,18 +16,21 @@ from safetensors.numpy import load_file
 
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.numeric import apr_format
-from blackswan.falsifiers.numeric.apr_format import BLOCKS, CODES, PLAIN, ROW_MAJOR, Image, Stored, decode, plain
+from blackswan.falsifiers.numeric.apr_format import BLOCKS, CODES, DTYPES, PLAIN, ROW_MAJOR, Image, Stored, decode, plain
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly
 from blackswan.falsifiers.numeric.generators import Generator
-from blackswan.falsifiers.system import config_files
+from blackswan.falsifiers.system import apr_spellings, config_files
 from blackswan.falsifiers.system.adapter_files import CONFIG, TOKENIZER, WEIGHTS, Model, generated
 from blackswan.falsifiers.system.same import same
-from blackswan.falsifiers.system.trial import Trial
+from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-OTHER_NAMES = {"hidden_size": "n_embd", "num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"}
+LONG = {"vocab": 9_000, "hidden": 64}
+"""Of a model whose embedding has more than 4,096 blocks of 32, and whose file has more than a MiB."""
+END = 5
+OF_A_WRITER = {"rope_type": 2, "tokenizer.eos_token_id": END}
+"""What a file says beside the architecture: 2 means that the halves of a head turn together, as Hugging Face's do."""
 
 
 @contextmanager
@@ -79,25 +82,21 @@ def _reads_alike(trial: Trial, folder: Path, model: Model, file: Image) -> list[
     return [*same_bits(model.decoder, trial.files.read_checkpoint(path)), compare_exactly("logits", _bits(wanted), _bits(got))]
 
 
+@reads_files
 def equals_safetensors(trial: Trial) -> list[Comparison]:
-    """F32, F16 and BF16, mixed; old and new metadata, contents in any order, vectors as rows, tensors of a training run, any rope_type."""
+    """F32, F16 and BF16, mixed; metadata by any of its names, contents in any order, vectors as rows, tensors of a training run, any
+    rope_type."""
     rng, model = trial.rng("file"), _drawn(trial)
     chosen = {name: str(rng.choice(list(PLAIN))) for name in model.decoder}
     model = replace(model, decoder={name: value.astype(PLAIN[chosen[name]]) for name, value in model.decoder.items()})
     stored = [plain(name, value, chosen[name]) for name, value in model.decoder.items()]
     rows = [replace(each, shape=(1, *each.shape)) if len(each.shape) == 1 and rng.integers(2) else each for each in stored]
     own = [Stored("__training__.step", CODES["I64"], (1,), bytes(8)), plain("__training__.m", np.ones(3), "F32")]
-    said = metadata(model.scalars) | {"rope_type": int(rng.choice([0, 2])), "chat_template": None, "num_experts": None}
-    if rng.integers(2):
-        said = {OTHER_NAMES.get(key, key): value for key, value in said.items()} | {"architecture": CLASSES[model.scalars["family"]]}
-    text = json.dumps(said).encode()
-    repeated = b'{"hidden_size": 7, "n_embd": 7, ' + text[1:]  # of a repeated key the last value counts, and null is as good as none
+    said = apr_spellings.spelled(rng, metadata(model.scalars)) | {"rope_type": int(rng.choice([0, 2]))}
     order = [int(place) for place in rng.permutation(len(rows) + len(own))]
-    flags = ROW_MAJOR * int(rng.integers(2)) | int(rng.choice([0, 0x20, 0x80 | 0x200]))
-    unused = b'"n_embd": null}' if "n_embd" not in said else b'"hidden_size": null}'
-    file = image(said, rows + own, order=order, header={"flags": flags}, footer=bool(rng.integers(2)))
+    file = image(said, rows + own, order=order, header={"flags": apr_spellings.flags(rng)}, footer=bool(rng.integers(2)))
     with _folder() as folder:
-        found = _reads_alike(trial, folder, model, replace(file, metadata=repeated[:-1] + b", " + unused))
+        found = _reads_alike(trial, folder, model, replace(file, metadata=apr_spellings.text(rng, said)))
         return found + _merges_alike(trial, folder)
 
 
@@ -111,21 +110,24 @@ def _merges_alike(trial: Trial, folder: Path) -> list[Comparison]:
 
 
 def quantised_exact(trial: Trial) -> list[Comparison]:
-    """AprQ8, AprQ4, Q4_K and Q6_K of random blocks, with padded rows and without, whole blocks a row or not."""
+    """AprQ8, AprQ4, Q4_K and Q6_K of random blocks, with padded rows and without, whole blocks a row or not, few and many."""
     rng = trial.rng("file")
-    model = _drawn(trial, hidden=int(rng.choice([32, 256])), layers=1)
-    stored = [_random_blocks(rng, name, value.shape) for name, value in model.decoder.items()]
+    long = trial.seed % 6 == 0
+    model = _drawn(trial, layers=1, **(LONG if long else {"hidden": int(rng.choice([32, 256]))}))
+    chosen = {EMBEDDING: "AprQ4"} if long else {}
+    stored = [_random_blocks(rng, name, value.shape, chosen.get(name)) for name, value in model.decoder.items()]
     model = replace(model, decoder={each.name: apr_format.array(each) for each in stored})
     with _folder() as folder:
         return _reads_alike(trial, folder, model, image(metadata(model.scalars), stored))
 
 
-def _random_blocks(rng: Generator, name: str, shape: tuple[int, ...]) -> Stored:
+def _random_blocks(rng: Generator, name: str, shape: tuple[int, ...], chosen: str | None = None) -> Stored:
     """A tensor in a quantised dtype that its shape leaves unambiguous, scales of any sign and some of them subnormal."""
     count, rows = int(np.prod(shape)), int(np.prod(shape[:-1]))
-    dtype = str(rng.choice(["AprQ8", *BLOCKS]))
+    dtype = chosen or str(rng.choice(["AprQ8", *BLOCKS]))
+    codes = [code for code, called in DTYPES.items() if called == dtype]
     if dtype == "AprQ8":
-        return Stored(name, CODES[dtype], shape, np.float32(rng.normal() / 100).tobytes() + rng.bytes(count))
+        return Stored(name, int(rng.choice(codes)), shape, np.float32(rng.normal() / 100).tobytes() + rng.bytes(count))
     elements, size = BLOCKS[dtype]
     flat, by_rows = -(-count // elements), rows * -(-shape[-1] // elements)
     if dtype == "AprQ4":
@@ -136,14 +138,14 @@ def _random_blocks(rng: Generator, name: str, shape: tuple[int, ...]) -> Stored:
     for at in {"AprQ4": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}[dtype]:
         scales = rng.normal(size=len(blocks)) * rng.choice([1e-6, 1e-4, 1e-3], len(blocks))
         blocks[:, at : at + 2] = scales.astype(np.float16).view(np.uint8).reshape(-1, 2)
-    return Stored(name, CODES[dtype], shape, blocks.tobytes())
+    return Stored(name, int(rng.choice(codes)), shape, blocks.tobytes())
 
 
 def gguf_names(trial: Trial) -> list[Comparison]:
     """Names of GGUF; a Llama's rows of queries and keys in its order, a Qwen's as they are. A rope_type that contradicts is refused."""
     found = []
     for family in ("llama", str(trial.rng("family").choice(["qwen2", "qwen3"]))):
-        model = _drawn(trial, family=family, kv_heads=1, heads=2)
+        model = _drawn(trial, family=family, kv_heads=1, heads=2, layers=1 + 10 * (trial.seed % 3 == 0))
         stored = [_as_gguf(name, value, model.scalars) for name, value in model.decoder.items()]
         with _folder() as folder:
             found += _reads_alike(trial, folder, model, image(metadata(model.scalars) | {"rope_type": 0}, stored))
@@ -176,7 +178,7 @@ def tied_heads(trial: Trial) -> list[Comparison]:
     cases = {
         **{f"{name}, {what}": (tied, image(said | more, stored + extra))
            for name, extra in (("absent", []), ("copy", [copy]), ("empty", [empty]))
-           for what, more in (("not said", {}), ("said", {"tied_embeddings": True}))},
+           for what, more in (("not said", {}), ("said", {str(trial.rng(name).choice(apr_spellings.NAMES["tied_embeddings"])): True}))},
         "different": (own, image(metadata(own.scalars), different)),
         "one ulp off": (nearly, image(said, [*stored, plain(HEAD, near, "F32")])),
         "copy of its own": (separate, image(said | {"tied_embeddings": False}, [*stored, copy])),
@@ -188,21 +190,25 @@ def tied_heads(trial: Trial) -> list[Comparison]:
     return found
 
 
+@reads_files
 def written_file(trial: Trial) -> list[Comparison]:
     """Each byte of a file that was written from a folder: header, metadata, index, padding, checksums and tensors; and it is read again."""
-    rng, model = trial.rng("file"), _drawn(trial)
+    rng, model = trial.rng("file"), _drawn(trial, **({} if trial.seed % 8 else LONG))
     dtype = (None, "float32", "float16", "bfloat16")[int(rng.integers(4))]
     with _folder() as folder:
-        base, path = model.write_checkpoint(folder / "base"), folder / "model.apr"
+        base, path = (
+            replace(model, config=config_files.plain(model.scalars) | {"eos_token_id": END}).write_checkpoint(folder / "base"),
+            folder / "model.apr",
+        )
         shutil.copyfile(CHECKPOINT / TOKENIZER, base / TOKENIZER)
         trial.files.export(base, path, dtype)
         header, said, stored = apr_format.read(path)
+        wanted_metadata = metadata(model.scalars) | OF_A_WRITER | {"tied_embeddings": model.scalars["tied"]}
         wanted = {name: value.astype(np.dtype(PLAIN[_short(dtype or "float32")])) for name, value in model.decoder.items()}
         names = list(stored)
         found = [
             *_same_layout(path.read_bytes(), header, list(stored.values())),
-            *same("metadata", metadata(model.scalars), {key: said.get(key) for key in metadata(model.scalars)}),
-            *same("tied_embeddings", model.scalars["tied"], said.get("tied_embeddings")),
+            *same("metadata", wanted_metadata, {key: said.get(key) for key in wanted_metadata}),
             *same("order of names", sorted(names, key=str.encode), names),
             *same_bits(wanted, {name: apr_format.array(each) for name, each in stored.items()}),
             *same_bits(wanted, trial.files.read_checkpoint(path)),
@@ -232,10 +238,12 @@ def _same_layout(content: bytes, header: Mapping[str, Any], stored: Sequence[Sto
     ]
 
 
+@reads_files
 def quantised_export(trial: Trial) -> list[Comparison]:
     """Q8 and Q4 of a written file, read by the formulas: scales are those of the largest magnitudes, and each element has the nearest of
-    the steps of the scale that is stored; vectors keep their bits. Matrices hold midpoints between steps too."""
-    model = _with_midpoints(trial, _drawn(trial))
+    the steps of the scale that is stored; vectors keep their bits. Matrices hold midpoints between steps too, and some nothing but zeros.
+    A scale that float16 does not hold is refused."""
+    model = _with_midpoints(trial, _drawn(trial, **({} if trial.seed % 6 else LONG)))
     found = []
     with _folder() as folder:
         base = model.write_checkpoint(folder / "base")
@@ -252,11 +260,31 @@ def quantised_export(trial: Trial) -> list[Comparison]:
                 if found[-1].held:
                     found += _nearest_steps(f"{name} in {dtype}", value, stored[name].content, dtype)
             found += same_bits({name: apr_format.array(each) for name, each in stored.items()}, trial.files.read_checkpoint(path))
+        return found + _largest_scales(trial, model, folder)
+
+
+def _largest_scales(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
+    """In q4 a weight of seven times the largest number of float16 is written, and twice as large a one refused by its tensor's name."""
+    found = []
+    for name, factor in (("largest", 7), ("too large", 14)):
+        decoder = {**model.decoder, EMBEDDING: model.decoder[EMBEDDING].copy()}
+        decoder[EMBEDDING][-1, -1] = -factor * float(np.finfo(np.float16).max)
+        base = replace(model, decoder=decoder).write_checkpoint(folder / name)
+        shutil.copyfile(CHECKPOINT / TOKENIZER, base / TOKENIZER)
+        ask = partial(trial.files.export, base, folder / f"{name}.apr", "q4")
+        if factor == 7:
+            ask()
+            read = trial.files.read_checkpoint(folder / f"{name}.apr")[EMBEDDING]
+            found += same("the largest weight in q4", decoder[EMBEDDING][-1, -1], read[-1, -1])
+        else:
+            found.append(trial.refuses("a weight too large for q4", ask, EMBEDDING.replace(".", r"\."), "ValueError"))
+            found += same("files of a refused export", [], [each.name for each in folder.glob(f"*{name}*.*")])
     return found
 
 
 def _with_midpoints(trial: Trial, model: Model) -> Model:
-    """The model with some elements of its matrices next to midway between two steps of their block's unrounded scale."""
+    """The model with some elements of its matrices next to midway between two steps of their block's unrounded scale, a block of zeros in
+    each and a matrix of zeros in a layer."""
     rng, decoder = trial.rng("midpoints"), dict(model.decoder)
     for name, value in decoder.items():
         if value.ndim == 2:
@@ -265,7 +293,8 @@ def _with_midpoints(trial: Trial, model: Model) -> Model:
             steps = (rng.integers(-6, 6, blocks.shape) + rng.uniform(0.498, 0.502, blocks.shape)) / 7
             near = steps * np.abs(blocks).max(axis=1, keepdims=True)
             blocks[:, ::3] = near[:, ::3].astype(np.float32)
-            decoder[name] = flat.reshape(value.shape)
+            blocks[0] = 0.0
+            decoder[name] = np.zeros_like(value) if name.endswith("up_proj.weight") else flat.reshape(value.shape)
     return replace(model, decoder=decoder)
 
 

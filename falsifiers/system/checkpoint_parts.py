@@ -84,6 +84,8 @@ def _config_damage(folder: Path, family: str) -> Iterator[Damage]:
     yield from (make(changes, f"{CONFIG}.*{named}") for changes, named in ROTARY.values())
     if family == "llama":
         yield make({"sliding_window": 4})
+    else:  # transformers' classes have a number of their own
+        yield make({"num_key_value_heads": ABSENT})
     if family != "qwen3":  # whose heads have a size of their own
         yield make({"head_dim": ABSENT, "num_attention_heads": 3, "num_key_value_heads": 3}, f"{CONFIG}.*hidden_size.*multiple")
     yield from (make(changes, taken=True) for changes in _taken(folder, family))

@@ -30,7 +30,6 @@ from blackswan.falsifiers.system.command_problem import (
     metrics,
     number_of,
     options,
-    reads_files,
     small,
     texts_of,
     timed_metrics,
@@ -38,7 +37,7 @@ from blackswan.falsifiers.system.command_problem import (
 )
 from blackswan.falsifiers.system.continued import KILLED
 from blackswan.falsifiers.system.same import content, same
-from blackswan.falsifiers.system.trial import Trial
+from blackswan.falsifiers.system.trial import Trial, reads_files
 
 
 @reads_files

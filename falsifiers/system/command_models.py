@@ -16,17 +16,19 @@ from safetensors.numpy import load_file
 from blackswan import reference
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare, value_inside
 from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF
+from blackswan.falsifiers.system import config_files
 from blackswan.falsifiers.system.adapter_files import CONFIG, HEAD, TOKENIZER, WEIGHTS, base_weight, read_adapter
-from blackswan.falsifiers.system.command_problem import LONG, ODD, Small, options, reads_files, small, texts_of, tokenizer
+from blackswan.falsifiers.system.command_problem import LONG, ODD, Small, options, small, texts_of, tokenizer
 from blackswan.falsifiers.system.commands import Answers
 from blackswan.falsifiers.system.same import same
-from blackswan.falsifiers.system.trial import Trial
+from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 BESIDE_THE_TOKENIZER: Mapping[str, str] = {
     **{TOKENIZER_CONFIG: '{"model_max_length": 512}', "special_tokens_map.json": "{}", "added_tokens.json": "{}"},
     **{"vocab.json": '{"a": 0}', "merges.txt": "a b\n", "tokenizer.model": "\x00\x01", "chat_template.jinja": "{{ text }}"},
+    "generation_config.json": '{"temperature": 0.5}',
 }
 """Files of a checkpoint that belong to its tokenizer, and that other programs read."""
 END, OTHER_END = 3, 5
@@ -117,7 +119,9 @@ def _merged(problem: Small, adapter: Path, folder: Path) -> Iterator[Comparison]
     head = {name: value.astype(np.float32) for name, value in trained.items() if name.startswith("score.")}
     yield from same("head of a merged model", head, load_file(folder / HEAD))
     base, config = (json.loads((each / CONFIG).read_text()) for each in (problem.base, folder))
-    yield from same(f"keys of the base in {CONFIG} of a merged model", base, {key: config.get(key) for key in base})
+    others = config_files.others(base)
+    yield from same(f"keys of the base in {CONFIG} of a merged model", others, {key: config.get(key) for key in others})
+    yield from same(f"architecture in {CONFIG} of a merged model", *map(config_files.said, (base, config)))
 
 
 def _exported(name: str, problem: Small, folder: Path, dtype: str) -> Iterator[Comparison]:

@@ -6,27 +6,23 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, wraps
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors import SafetensorError
 
 from blackswan import reference
 from blackswan.falsifiers.data import CHECKPOINT
-from blackswan.falsifiers.numeric.answers import SubjectError
-from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.system.adapter_files import TOKENIZER, Model, generated, read_adapter
-from blackswan.falsifiers.system.trial import Check, Trial
+from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-C = TypeVar("C", bound=Check)
 CONFIG, METRICS, RUN, STATISTICS, STATE = "config.yaml", "metrics.jsonl", "run.json", "statistics.yaml", "state/state.safetensors"
 MAX_SEQ_LEN = 10
 STANDSTILL = 1e-30
@@ -45,19 +41,6 @@ LEFT_BY_OTHERS: Mapping[str, Any] = {
 }
 """A tokenizer is saved with these by a program that was cutting and padding texts; they are not those of a run."""
 LONG = "cp one two three four five six seven eight nine ten eleven"
-
-
-def reads_files(check: C) -> C:
-    """A check to which files and printed lines that cannot be read are answers of the subject: it has failed then."""
-
-    @wraps(check)
-    def judged(trial: Trial, **arguments: Any) -> list[Comparison]:
-        try:
-            return check(trial, **arguments)
-        except (ValueError, LookupError, TypeError, AttributeError, OSError, SafetensorError) as error:
-            raise SubjectError(f"what a command left cannot be read: {type(error).__name__}: {error}") from error
-
-    return cast(C, judged)
 
 
 @dataclass(frozen=True)

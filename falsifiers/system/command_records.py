@@ -29,13 +29,12 @@ from blackswan.falsifiers.system.command_problem import (
     metrics,
     options,
     plain,
-    reads_files,
     small,
     texts_of,
     tokenizer,
 )
 from blackswan.falsifiers.system.same import same
-from blackswan.falsifiers.system.trial import Trial
+from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.classifier import TARGETS
 from blackswan.reference.optimiser import learning_rate_schedule
 from blackswan.reference.table import Array

@@ -21,13 +21,12 @@ from blackswan.falsifiers.system.command_problem import (
     metrics,
     options,
     plain,
-    reads_files,
     small,
     texts_of,
 )
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.stated import QLORA
-from blackswan.falsifiers.system.trial import Trial
+from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.classifier import TARGETS
 
 ALPHA = {

@@ -12,12 +12,11 @@ from blackswan.falsifiers.system.command_problem import (
     kind_of,
     metrics,
     options,
-    reads_files,
     small,
     texts_of,
 )
 from blackswan.falsifiers.system.same import same
-from blackswan.falsifiers.system.trial import Trial
+from blackswan.falsifiers.system.trial import Trial, reads_files
 
 
 @reads_files

@@ -14,9 +14,9 @@ import numpy as np
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare, value_at_most, value_inside
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
 from blackswan.falsifiers.subjects.doors.files import Label
-from blackswan.falsifiers.system.command_problem import MAX_SEQ_LEN, ODD, Small, options, reads_files, small, texts_of, tokenizer
+from blackswan.falsifiers.system.command_problem import MAX_SEQ_LEN, ODD, Small, options, small, texts_of, tokenizer
 from blackswan.falsifiers.system.same import same
-from blackswan.falsifiers.system.trial import Trial
+from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
 
 PRINTED = 0.5e-4 + 1e-9

@@ -27,6 +27,8 @@ SCALING = {
 SCALED: dict[str, Any] = {"factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 3.0, "original_positions": 24}
 """Among the wavelengths of small heads some are shorter than 8 positions, some longer than 12, and some between."""
 DEFAULT_THETA = 10_000.0
+QWEN3_HEAD_DIM = 128
+"""Where there is no such key: the default of transformers' class."""
 ROTARY = ("rope_theta", "rope_scaling", "rope_parameters")
 BESIDE = {"hidden_act": "silu", "max_position_embeddings": 512, "pad_token_id": 0}
 
@@ -37,17 +39,19 @@ def plain(scalars: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def spelled(rng: Generator, scalars: Mapping[str, Any]) -> dict[str, Any]:
-    """One of the spellings: keys at their defaults are there or not, and others are that change nothing."""
+    """One of the spellings: keys at their defaults are there, null or not there, and others are that change nothing."""
     found = plain(scalars)
     llama = scalars["family"] == "llama"
     absent = {
-        "head_dim": scalars["family"] != "qwen3" and scalars["hidden"] == scalars["heads"] * scalars["head_dim"],
+        "head_dim": scalars["head_dim"] == (QWEN3_HEAD_DIM if scalars["family"] == "qwen3" else scalars["hidden"] / scalars["heads"]),
         "num_key_value_heads": llama and scalars["kv_heads"] == scalars["heads"],
         "tie_word_embeddings": not scalars["tied"],
         "hidden_act": True,
     }
     for key in (key for key, able in absent.items() if able and rng.integers(4)):
         del found[key]
+    null = {"head_dim": llama and absent["head_dim"], "num_key_value_heads": scalars["kv_heads"] == scalars["heads"]}
+    found |= dict.fromkeys(key for key, able in null.items() if able and rng.integers(3) == 0)
     neutral: dict[str, Any] = {"attention_bias": False, "mlp_bias": False} if llama else {"use_sliding_window": False, "sliding_window": 4}
     neutral |= {"layer_types": ["full_attention"] * scalars["layers"], "use_cache": False}
     found |= {key: value for key, value in neutral.items() if rng.integers(2)}
@@ -56,9 +60,10 @@ def spelled(rng: Generator, scalars: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rotary(rng: Generator, scalars: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """The rotary parameters beside `rope_theta`, or in its place."""
-    theta = {"rope_theta": found.pop("rope_theta")}
+    given = found.pop("rope_theta")
+    theta = {"rope_theta": int(given) if rng.integers(2) else given}
     if scalars.get("factor", 1.0) != 1.0:
-        scaling = {"rope_type": "llama3", **{key: scalars[name] for name, key in SCALING.items()}}
+        scaling = {str(rng.choice(["rope_type", "type"])): "llama3", **{key: scalars[name] for name, key in SCALING.items()}}
         ways = [theta | {"rope_scaling": scaling}, {"rope_parameters": scaling | theta}]
         return ways[int(rng.integers(2))]
     ways = [
@@ -77,11 +82,11 @@ def others(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def said(config: Mapping[str, Any]) -> dict[str, Any]:
     """The scalars that a config.json says, by either version's keys; a KeyError for one that neither has."""
-    scalars = {name: config[key] for name, key in KEYS.items() if key in config}
+    scalars = {name: config[key] for name, key in KEYS.items() if config.get(key) is not None}
     scalars.setdefault("tied", False)
     scalars.setdefault("kv_heads", scalars["heads"])
-    scalars.setdefault("head_dim", scalars["hidden"] // scalars["heads"])
+    scalars.setdefault("head_dim", QWEN3_HEAD_DIM if scalars["family"] == "qwen3" else scalars["hidden"] // scalars["heads"])
     rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    scalars["theta"] = rotary.get("rope_theta", config.get("rope_theta", DEFAULT_THETA))
-    scaled = rotary.get("rope_type") == "llama3"
+    scalars["theta"] = float(rotary.get("rope_theta", config.get("rope_theta", DEFAULT_THETA)))
+    scaled = rotary.get("rope_type", rotary.get("type")) == "llama3"
     return scalars | ({name: float(rotary[key]) for name, key in SCALING.items()} if scaled else {"factor": 1.0})

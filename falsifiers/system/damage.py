@@ -1,6 +1,7 @@
 """Damaged folders of checkpoints and adapters, and names of no device: each is refused with a word of its cause."""
 
 import json
+import os
 import shutil
 import struct
 import tempfile
@@ -27,7 +28,9 @@ from blackswan.falsifiers.system.adapter_files import (
     WEIGHTS,
     Model,
     generated,
+    one_ulp_off,
 )
+from blackswan.falsifiers.system.config_files import SCALED, SCALING
 from blackswan.falsifiers.system.same import content
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
@@ -114,8 +117,8 @@ def _integers(tensors: dict[str, Array], name: str) -> str:
 
 
 def _one_ulp(tensors: dict[str, Array], name: str) -> str:
-    """The last element is the next number that its dtype has."""
-    tensors[name].reshape(-1)[-1:] = np.nextafter(tensors[name].reshape(-1)[-1:], np.array(np.inf, tensors[name].dtype))
+    """An element is the next number that its dtype has."""
+    one_ulp_off(tensors[name])
     return name.removeprefix(PREFIX)
 
 
@@ -197,14 +200,26 @@ ADAPTER_DAMAGE: dict[str, Damage] = {
     },
     "a key of a later version, on": _adapter(use_something_new=True),
 }
-OTHER_BASES: dict[str, tuple[str, str]] = {
-    "num_hidden_layers": ("theirs", f"{ADAPTER_WEIGHTS}.*lora_"),
-    "hidden_size": ("theirs", f"{ADAPTER_WEIGHTS}.*(lora_|score)"),
-    "rms_norm_eps": ("ours", f"{BESIDE}.*eps"),
-    "rope_theta": ("ours", f"{BESIDE}.*theta"),
-    "intermediate_size": ("ours", f"{BESIDE}.*intermediate"),
+OTHER_BASES: dict[str, tuple[str, str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
+    "number of layers": ("theirs", f"{ADAPTER_WEIGHTS}.*lora_", lambda base: {"num_hidden_layers": 2 * base["num_hidden_layers"]}),
+    "width": ("theirs", f"{ADAPTER_WEIGHTS}.*(lora_|score)", lambda base: {"hidden_size": 2 * base["hidden_size"]}),
+    "epsilon": ("ours", f"{BESIDE}.*eps", lambda base: {"rms_norm_eps": float(np.nextafter(base["rms_norm_eps"], np.inf))}),
+    "theta": ("ours", f"{BESIDE}.*theta", lambda base: {"rope_theta": float(np.nextafter(base["rope_theta"], np.inf))}),
+    "intermediate size": ("ours", f"{BESIDE}.*intermediate", lambda base: {"intermediate_size": 2 * base["intermediate_size"]}),
+    "vocabulary": ("ours", f"{BESIDE}.*vocab", lambda base: {"vocab_size": base["vocab_size"] + 1}),
+    "family": ("ours", f"{BESIDE}.*family", lambda base: {"model_type": "llama" if base["model_type"] != "llama" else "qwen2"}),
+    "division into heads": (
+        "ours",
+        f"{BESIDE}.*head",
+        lambda base: {key: 2 * base[key] for key in ("num_attention_heads", "num_key_value_heads")} | {"head_dim": base["head_dim"] // 2},
+    ),
+    "scaling of the rotary frequencies": (
+        "ours",
+        f"{BESIDE}.*rope_scaling",
+        lambda _: {"rope_scaling": {"rope_type": "llama3", **{key: SCALED[name] for name, key in SCALING.items()}}},
+    ),
 }
-"""A number of the base's architecture, an adapter that shows that it has changed, and what the refusal names."""
+"""What of a base's architecture is another, also where no shape shows it; an adapter that does, and what the refusal names."""
 EDITS: dict[str, Damage] = {
     "factor one ulp off": _factors(_one_ulp, "lora_"),
     "head one ulp off": _factors(_one_ulp, "score."),
@@ -222,7 +237,32 @@ def refuses_checkpoint(trial: Trial) -> list[Comparison]:
     return [
         *_refuses(trial, CHECKPOINT, CHECKPOINT_DAMAGE, trial.files.load_decoder),
         *_refuses(trial, CHECKPOINT, spoiled, lambda folder: trial.classifiers.fresh(folder, settings, ["date"])),
+        *_changed(trial),
     ]
+
+
+def _changed(trial: Trial) -> list[Comparison]:
+    model = generated(trial.rng("changed"), trial.seed, "float32")
+    with tempfile.TemporaryDirectory() as parent:
+        base = model.write_checkpoint(Path(parent) / "base")
+        return list(changed_meanwhile(trial, base, base / WEIGHTS))
+
+
+def changed_meanwhile(trial: Trial, model: Path, file: Path) -> Iterator[Comparison]:
+    """A model one of whose files is written, replaced, cut or removed after it was opened: it is refused by that file's name."""
+    stored, other = file.read_bytes(), file.with_name("another")
+
+    def replaced() -> None:
+        other.write_bytes(stored)
+        other.replace(file)
+
+    changes = {"written": lambda: file.write_bytes(stored), "replaced": replaced, "cut": lambda: file.write_bytes(stored[:-1])}
+    for name, change in {**changes, "removed": file.unlink}.items():
+        file.write_bytes(stored)
+        os.utime(file, (0, 0))
+        ask = partial(trial.files.read_checkpoint, model, meanwhile=change)
+        yield trial.refuses(f"{name} after it was opened", ask, f"{file.name}.*changed", "ValueError")
+    file.write_bytes(stored)
 
 
 def refuses_tokenizer(trial: Trial) -> list[Comparison]:
@@ -241,18 +281,17 @@ def refuses_adapter(trial: Trial) -> list[Comparison]:
 
 
 def _refuses_other_bases(trial: Trial, model: Model, parent: Path) -> Iterator[Comparison]:
-    """Bases whose architecture has one number another: twice as large, or of a real number the next that there is."""
+    """Bases whose architecture has one thing another, of a real number the next that there is; and of which nothing that counts has."""
     trial.files.save_adapter(parent / "ours", parent / "base", model.settings, model.trainable)
-    for key, (adapter, message) in OTHER_BASES.items():
-        other = parent / f"base of another {key}"
-        other.mkdir()
-        config = json.loads((parent / "base" / CONFIG).read_text())
-        (other / CONFIG).write_text(json.dumps({**config, key: _another(config[key])}))
-        yield trial.refuses(f"another {key}", partial(trial.files.load_adapter, parent / adapter, other), message)
-
-
-def _another(value: Any) -> Any:
-    return 2 * value if isinstance(value, int) else float(np.nextafter(value, np.inf))
+    base, other = json.loads((parent / "base" / CONFIG).read_text()), parent / "another base"
+    other.mkdir()
+    for name, (adapter, message, change) in OTHER_BASES.items():
+        (other / CONFIG).write_text(json.dumps({**base, **change(base)}))
+        yield trial.refuses(f"another {name}", partial(trial.files.load_adapter, parent / adapter, other), message)
+    (other / CONFIG).write_text(
+        json.dumps({**base, "max_position_embeddings": 1024, "tie_word_embeddings": not base["tie_word_embeddings"]})
+    )
+    trial.files.load_adapter(parent / "ours", other)  # a classifier computes with neither
 
 
 def _refuses(trial: Trial, whole: Path, damages: Mapping[str, Damage], ask: Callable[[Path], object]) -> Iterator[Comparison]:

@@ -21,6 +21,7 @@ from blackswan.falsifiers.system.adapter_files import (
     TOKENIZER,
     Model,
     generated,
+    one_ulp_off,
 )
 from blackswan.falsifiers.system.command_problem import tokenizer
 from blackswan.falsifiers.system.same import content, same
@@ -158,9 +159,12 @@ def _spoiled(value: Array, kind: str) -> Array:
         return np.ascontiguousarray(value[..., :-1])
     if kind == "of integers":
         return value.astype(np.int32)
-    spoiled = value.copy().reshape(-1)
-    spoiled[-1:] = np.nan if kind == "not finite" else np.nextafter(spoiled[-1:], np.array(np.inf, value.dtype))
-    return spoiled.reshape(value.shape)
+    spoiled = value.copy()
+    if kind == "not finite":
+        spoiled.reshape(-1)[-1:] = np.nan
+    else:
+        one_ulp_off(spoiled)
+    return spoiled
 
 
 def small_base(trial: Trial, parent: Path) -> tuple[Path, Model]:

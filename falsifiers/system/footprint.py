@@ -27,10 +27,10 @@ from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.workloads import BLOCK, BYTES, FAMILIES, counts, drawn, scale_bytes, small, split
 from blackswan.reference.table import Array
 
-WORKSPACE = 32 * 2**20
-"""Bytes that cuBLAS takes for each stream on an H100, more than on other GPUs."""
 ROUNDED = 512
 """Bytes that CUDA's allocator rounds a tensor up to."""
+WORKSPACE = 32 * 2**20
+"""Bytes of cuBLAS's workspace on an H100, more than on other GPUs; one for the forward pass's thread and stream and one for autograd's."""
 TRANSIENT = ("activations", "gradients", "update", "batch", "working", "logits")
 STEPS_AT_THE_PEAK = {"torch": 1, "fused": 3}
 """The hand-written layers capture their graph in the first, and the next have the state of all before."""
@@ -62,8 +62,10 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     beyond = found[double].parts.get("activations", 0) - found[single].parts.get("activations", 0)
     less = value_at_most("double quantisation: activations beyond those without it", beyond, 0)
     every = [part for work in (plain, double) for part in _every_part(trial, work, found[work])]
-    workspace = trial.memory.estimate(plain, "cuda").parts.get("library_workspace", 0)
-    return [*every, less, _kept_scores(trial, plain), value_at_least("workspace on a GPU that is not here", workspace, WORKSPACE)]
+    of_a_card = trial.memory.estimate(plain, "cuda").parts
+    least = value_at_least("library_workspace on a GPU that is not here", of_a_card.get("library_workspace", 0), 2 * WORKSPACE)
+    rounded = same("parts on CUDA that are no blocks", [], [name for name, count in of_a_card.items() if count % ROUNDED])
+    return [*every, less, _kept_scores(trial, plain), least, *rounded]
 
 
 def _kept_scores(trial: Trial, work: Workload) -> Comparison:
@@ -149,10 +151,12 @@ def estimate_follows_every_setting(trial: Trial) -> list[Comparison]:
 def _of_last_micro_batches(trial: Trial) -> list[Comparison]:
     """A run on fewer samples than a step has room for: a micro-batch that is not full counts as a full one does, and more than none."""
     settings = {"num_classes": 2, "batch_size": 4, "accumulation_steps": 3, "quantize_nf4": False, "backend": "torch"}
-    full, part = ([trial.memory.of_a_run(count, settings) for count in counts] for counts in ((4, 8, 12), (5, 9, 13)))
+    full, part = ([trial.memory.of_a_run(count, settings) for count in counts] for counts in ((2, 4, 8, 12), (5, 13)))
+    narrow = trial.memory.of_a_run(4, {**settings, "dtype": "bfloat16"})
     return [
-        *same("estimates of 8, 12 and 12 samples, and of 5, 9 and 13", [*full[1:], full[2]], part),
-        value_at_least("estimate of 8 samples / of 4", full[1] / full[0], 1.0 + 1e-6),
+        *same("estimates of 8 and 12 samples, and of 5 and 13", full[2:], part),
+        *same("estimates of 2, 4 and 8 samples in their order", sorted(set(full[:3])), full[:3]),
+        *same("whether float32 takes more than bfloat16 by a fifth", True, full[1] > 1.2 * narrow),
     ]
 
 

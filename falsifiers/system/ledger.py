@@ -131,6 +131,7 @@ def the_dead_hold_nothing(trial: Trial) -> list[Comparison]:
     ready = context.Event()
 
     def hold(ledger: "Ledger") -> None:
+        Path("/proc/self/comm").write_text("a) Z (1")  # a process may be called so
         ledger.acquire(0, count)
         ready.set()
         time.sleep(60)
@@ -146,7 +147,21 @@ def the_dead_hold_nothing(trial: Trial) -> list[Comparison]:
         process.join()
         ledger.acquire(0, count)
         ledger.restart()
-        return found + same("of an earlier process of the same id", [0], ledger.reserved())
+        found += same("of an earlier process of the same id", [0], ledger.reserved())
+        return found + _of_no_ledger(trial)
+
+
+def _of_no_ledger(trial: Trial) -> list[Comparison]:
+    """A file that is damaged holds nothing, and a new one is begun; the folder is the one that the environment names."""
+    found: list[Comparison] = []
+    for content in (b"", b'[{"id": "a", "pid": 1', b"{}", b"[1]", b'[{"id": "a"}]', b"\xff"):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "ledger.json").write_bytes(content)
+            ledger = trial.memory.ledger(Path(folder), [Card(GIB, GIB)])
+            found += same("in a damaged file", [0], ledger.reserved())
+            ledger.acquire(0, GIB)
+            found += same("after a damaged file", [GIB], ledger.reserved())
+    return found + same("folder of the environment", "of/all", str(trial.memory.ledger_folder("of/all")))
 
 
 def too_little_memory_is_refused(trial: Trial) -> list[Comparison]:

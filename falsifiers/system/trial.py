@@ -11,10 +11,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from fnmatch import fnmatchcase
+from functools import wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
+from safetensors import SafetensorError
 
 from blackswan.contracts.model import Claim
 from blackswan.contracts.problems import ContractError, Problem
@@ -55,6 +57,19 @@ def may_be_non_finite(*patterns: str) -> Callable[[C], C]:
         return check
 
     return mark
+
+
+def reads_files(check: C) -> C:
+    """A check to which files and printed lines that cannot be read are answers of the subject: it has failed then."""
+
+    @wraps(check)
+    def judged(trial: "Trial", **arguments: Any) -> list[Comparison]:
+        try:
+            return check(trial, **arguments)
+        except (ValueError, LookupError, TypeError, AttributeError, OSError, SafetensorError) as error:
+            raise SubjectError(f"what it left cannot be read: {type(error).__name__}: {error}") from error
+
+    return cast(C, judged)
 
 
 def check_of(claim: Claim) -> Check:

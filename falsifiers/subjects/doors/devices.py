@@ -24,11 +24,13 @@ class Workload(WholeModel):
 
 @dataclass(frozen=True)
 class Chosen:
-    """The kind of a device by its torch name, its index, and how many warnings there were."""
+    """The kind of a device by its torch name, its index, how many warnings there were, and whether products on CUDA may be added up in
+    the narrow dtype of their operands."""
 
     kind: str
     index: int
     warnings: int
+    narrow_sums: bool = False
 
 
 @dataclass(frozen=True)

@@ -110,3 +110,12 @@ class LoadedAdapter:
 
     settings: AdapterSettings
     tensors: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class PreparedHead:
+    """The head of a sequence classifier, and the number of labels that its configuration says."""
+
+    weight: Array
+    bias: Array
+    labels: int

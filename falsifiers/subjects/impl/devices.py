@@ -1,21 +1,23 @@
 """Devices, and trainers on them, as `impl` chooses and makes them."""
 
 import itertools
+import sys
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
-from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of
+from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of, to_numpy
 from blackswan.falsifiers.subjects.doors.devices import Chosen, Plant, Workload
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.large import last_rows
 from blackswan.falsifiers.subjects.impl.openings import Opening
 from blackswan.falsifiers.subjects.protocol import Session
-from blackswan.impl import device, nonfinite, residency
+from blackswan.impl import device, host, nonfinite, residency
 from blackswan.impl.classifier import Classifier, trainable_shapes
 from blackswan.impl.dispatch import replaced
 from blackswan.impl.fused.step import FusedTrainer
@@ -45,8 +47,18 @@ class Devices(Door):
             mock.patch("torch.cuda.device_count", return_value=cards),
         ):
             warnings.simplefilter("always")
+            products = torch.backends.cuda.matmul
+            products.allow_bf16_reduced_precision_reduction = products.allow_fp16_reduced_precision_reduction = True
             found = device.resolve_device(name)
-        return Chosen(found.type, found.index or 0, len(caught))
+        narrow = products.allow_bf16_reduced_precision_reduction or products.allow_fp16_reduced_precision_reduction
+        return Chosen(found.type, found.index or 0, len(caught), found.type == "cuda" and bool(narrow))
+
+    def attend(self, batch: int, seq: int, meminfo: Path) -> Array:
+        """Attention over so many texts of so many tokens, one head of two, on a host that says that of its memory; of few tokens too."""
+        x, mask = torch.ones(batch, seq, 1, 2), torch.ones(batch, seq, dtype=torch.bool)
+        operation = sys.modules[OPERATIONS["attention"].__module__]
+        with mock.patch.object(host, "_MEMINFO", meminfo), mock.patch.object(operation, "LITTLE", 0):
+            return to_numpy(OPERATIONS["attention"](x, x, x, mask))
 
     def trainer(self, work: Workload, weights: Mapping[str, Array]) -> "PlacedTrainer":
         """A trainer that starts from those float32 weights."""

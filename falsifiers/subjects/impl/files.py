@@ -10,14 +10,16 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 
 from blackswan.falsifiers.subjects.conversion import to_numpy
-from blackswan.falsifiers.subjects.doors.files import AdapterSettings, LoadedAdapter
+from blackswan.falsifiers.subjects.doors.files import AdapterSettings, LoadedAdapter, PreparedHead
 from blackswan.falsifiers.subjects.impl import Door
+from blackswan.falsifiers.subjects.impl.kill_points import flushes
 from blackswan.impl import adapter, apr_write, checkpoint, merge, tokens
 from blackswan.impl.classifier import Adaptation, Classifier
 from blackswan.reference.table import Array
@@ -47,12 +49,14 @@ class Files(Door):
         *,
         step: int | None = None,
         limit: int | None = None,
-    ) -> None:
-        """The same in a process that is killed at that step in the file system, or that cannot write files of more bytes than `limit`."""
+    ) -> str:
+        """The same in a process that is killed at that step in the file system, or that cannot write files of more bytes than `limit`;
+        the error that ends it, if one does."""
         held = {name: torch.tensor(value) for name, value in tensors.items()}
+        here, there = Pipe(duplex=False)
         child = os.fork()
         if child == 0:
-            status = 1
+            status, said = 1, ""
             try:
                 signal.alarm(LATE)
                 if limit is not None:
@@ -61,17 +65,40 @@ class Files(Door):
                     _kill_at(step)
                 _save(folder, base, settings, held)
                 status = 0
+            except Exception as error:  # whatever it is, the process that asked is to see it
+                said = f"{type(error).__name__}: {error}"
             finally:
+                there.send(said)
                 os._exit(status)
+        there.close()
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status):
             raise TimeoutError(f"the save was still running after {LATE} s")
+        try:
+            return str(here.recv())
+        except EOFError:  # it was killed
+            return ""
 
     def load_adapter(self, folder: Path, base: Path) -> LoadedAdapter:
         """An adapter as it arrives."""
         found = adapter.load_adapter(folder, checkpoint.read_config(base))
         settings = {name: getattr(found.adaptation, name) for name in AdapterSettings.__dataclass_fields__}
+        settings["targets"] = settings["targets"].replace(",", "+")
         return LoadedAdapter(AdapterSettings(**settings), _arrays(found.trainable))
+
+    def flushed_save(self, folder: Path, base: Path, settings: AdapterSettings, tensors: Mapping[str, Array]) -> list[str]:
+        """Saves them from the host; what was flushed to the disk meanwhile, in its order, by paths from the folder around."""
+        seen: list[str] = []
+        with flushes(folder.parent, seen.append):
+            _save(folder, base, settings, {name: torch.tensor(value) for name, value in tensors.items()})
+        return [event.removeprefix("flush ") for event in seen]
+
+    def prepared_head(self, folder: Path, hidden: int) -> PreparedHead:
+        """The head that a sequence classifier of transformers' is given before PEFT loads an adapter, or of a merged checkpoint."""
+        model = torch.nn.Module()
+        model.score, model.config = torch.nn.Linear(hidden, 2, bias=False), SimpleNamespace(num_labels=2)
+        adapter.prepare_sequence_classifier(model, folder)
+        return PreparedHead(*map(to_numpy, (model.score.weight.detach(), model.score.bias.detach())), model.config.num_labels)
 
     def adapter_logits(self, folder: Path, base: Path, input_ids: Array, mask: Array) -> Array:
         """The logits [samples, classes] in float32 of the checkpoint with the adapter, both loaded from their folders."""
@@ -102,10 +129,13 @@ class Files(Door):
             dtype = next(iter(checkpoint.load_checkpoint(folder).tensors.values())).dtype
             return _arrays(dict(checkpoint.load_decoder(folder, dtype=dtype, device=self._device).named_parameters()))
 
-    def read_checkpoint(self, path: Path, memory: int | None = None) -> Mapping[str, Array]:
-        """The tensors of a checkpoint."""
+    def read_checkpoint(self, path: Path, memory: int | None = None, meanwhile: Callable[[], object] | None = None) -> Mapping[str, Array]:
+        """The tensors of a checkpoint; `meanwhile` is called between its opening and their reading."""
         if memory is None:
-            return _arrays(checkpoint.load_checkpoint(path).tensors)
+            opened = checkpoint.load_checkpoint(path)
+            if meanwhile is not None:
+                meanwhile()
+            return _arrays(opened.tensors)
         _within(memory, lambda: dict(checkpoint.load_checkpoint(path).tensors))
         return {}
 
@@ -142,7 +172,7 @@ def _reading(at_most: int) -> Iterator[None]:
 
 
 def _save(folder: Path, base: Path, settings: AdapterSettings, tensors: Mapping[str, torch.Tensor]) -> None:
-    adaptation = Adaptation(**asdict(settings))
+    adaptation = Adaptation(**asdict(settings) | {"targets": settings.targets.replace("+", ",")})
     adapter.save_adapter(folder, checkpoint.read_config(base), adaptation, tensors, base=base, extra={"max_seq_len": 64})
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -33,6 +34,11 @@ class Memory(Door):
     def ledger(self, folder: Path, cards: Sequence[Card]) -> "Ledger":
         """The ledger in a folder, on a host with those cards: it asks them, and not torch, what they have."""
         return Ledger(folder, cards)
+
+    def ledger_folder(self, named: str) -> Path:
+        """The folder of the ledger where the environment names one."""
+        with mock.patch.dict(os.environ, {"BLACKSWAN_LEDGER": named}):
+            return ledger.Ledger().folder
 
     def require_kernels(self) -> None:
         """Lacks where the kernels by which a GPU's memory is estimated are not installed."""

@@ -1,0 +1,141 @@
+"""Wrong steps with files of adapters, merges and checkpoints that are spelled, stored or left in another way than usual."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from blackswan.falsifiers.mutants.changes import of_result
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+Step = Callable[..., Any]
+
+wrong_steps(
+    "impl.adapter:STORED",
+    adapter_in_float16_refused=("An adapter in float16 or float64 is refused.", lambda stored: stored[:2]),
+)
+wrong_steps(
+    "impl.adapter:prepare_sequence_classifier",
+    prepared_without_bias=(
+        "transformers' class is given a head whose bias is zero.",
+        lambda prepare, *given: _without_bias(prepare, *given),
+    ),
+)
+wrong_steps(
+    "impl.adapter:_architecture",
+    adapter_heads_not_compared=(
+        "How a base is divided into heads is not compared.",
+        of_result(lambda said: _left_out(said, "heads", "head_dim", "kv_heads")),
+    ),
+    adapter_scaling_not_compared=(
+        "How a base's rotary frequencies are scaled is not compared.",
+        of_result(lambda said: _left_out(said, "rope_scaling")),
+    ),
+    adapter_of_so_many_positions=(
+        "A base with another limit of positions is another base.",
+        lambda right, config: {**right(config), "max_positions": config.max_positions},
+    ),
+)
+wrong_steps(
+    "impl.folder:naming",
+    disk_errors_name_no_folder=("An error of the disk does not say which folder was being written.", lambda *_: nullcontext()),
+)
+wrong_steps("impl.folder:_flush", saved_files_not_flushed=("What was saved is not brought to the disk.", lambda *_: None))
+wrong_steps(
+    "impl.folder:_locked", others_folders_removed=("What another process still writes beside is removed.", lambda *_: nullcontext())
+)
+wrong_steps(
+    "impl.merge:json.dumps",
+    merged_said_to_be_float32=(
+        "A merged model's config.json says that it is in float32.",
+        lambda dumps, values, **options: dumps({**values, "dtype": "float32"} if "dtype" in values else values, **options),
+    ),
+)
+wrong_steps(
+    "impl.merge:TOKENIZER_FILES", merged_without_generation_config=("How a model generates is not copied.", lambda files: files[:-1])
+)
+wrong_steps(
+    "impl.checkpoint:STORED_DTYPES",
+    checkpoint_in_float64_refused=(
+        "Weights in float64 are refused.",
+        lambda stored: {name: stored[name] for name in stored if name != "F64"},
+    ),
+)
+wrong_steps("impl.architecture:QWEN3_HEAD_DIM", config_head_dim_of_another_class=("Without the key a Qwen3 has heads of 64.", lambda _: 64))
+wrong_steps(
+    "impl.architecture:_rope_type",
+    config_older_name_of_the_scaling_ignored=(
+        "The older name of the rotary frequencies' type is passed over.",
+        lambda _, found: found.get("rope_type", "default"),
+    ),
+)
+
+
+@wrong_step("impl.architecture:_Reading._kv_heads")
+def config_null_is_no_number_of_heads(kv_heads: Step, self: Any, family: str) -> int:
+    """A number of heads of keys that is null is refused."""
+    return int(self._count("num_key_value_heads") if "num_key_value_heads" in self.values else kv_heads(self, family))
+
+
+@wrong_step("impl.architecture:_Reading._kv_heads")
+def config_heads_of_keys_made_up(kv_heads: Step, self: Any, family: str) -> int:
+    """A Qwen without the key has as many heads of keys as of queries."""
+    return int(kv_heads(self, family if "num_key_value_heads" in self.values else "llama"))
+
+
+@wrong_step("impl.adapter:_PeftConfig.targets")
+def adapter_targets_by_path_refused(targets: Step, self: Any) -> str:
+    """PEFT's targets by their paths are unknown names."""
+    for name in self.values.get("target_modules") or ():
+        if "." in name:
+            raise self._error("target_modules", "names")
+    return str(targets(self))
+
+
+@wrong_step("impl.adapter:save_adapter")
+def saved_over_any_folder(save: Step, folder: Path, *given: Any, **options: Any) -> None:
+    """A folder that is no adapter is replaced by one."""
+    if folder.is_dir():
+        (folder / "adapter_config.json").touch()
+    save(folder, *given, **options)
+
+
+@wrong_step("impl.checksums:checksum")
+def checksum_of_the_ends(checksum: Step, tensor: Any) -> str:
+    """Of a tensor its first and its last element are looked at."""
+    flat = tensor.detach().reshape(-1)
+    return str(checksum(flat[:: max(1, len(flat) - 1)]))
+
+
+@wrong_step("impl.merge:merge_adapter")
+def merged_weights_may_be_infinite(merge: Step, *given: Any, **options: Any) -> Any:
+    """A merged weight that its dtype does not hold is infinite."""
+    with mock.patch("torch.isfinite", lambda tensor: tensor == tensor):
+        return merge(*given, **options)
+
+
+def _left_out(said: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in said.items() if name not in names}
+
+
+def _without_bias(prepare: Step, model: Any, folder: Path) -> None:
+    prepare(model, folder)
+    model.score.bias.data.zero_()
+
+
+@wrong_step("impl.checkpoint:read_span")
+def changed_files_read(read: Step, file: Path, start: int, length: int, _: Any) -> Any:
+    """A file of weights that has changed since its header was read is read all the same."""
+    return read(file, start, length, _state_now(file))
+
+
+@wrong_step("impl.apr_checkpoint:read_span")
+def changed_apr_files_read(read: Step, file: Path, start: int, length: int, _: Any) -> Any:
+    """An .apr file that has changed since its header was read is read all the same."""
+    return read(file, start, length, _state_now(file))
+
+
+def _state_now(file: Path) -> tuple[int, int]:
+    """Its size and the time of its last change."""
+    return file.stat().st_size, file.stat().st_mtime_ns
