@@ -7,9 +7,9 @@ from pathlib import Path
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.system.adapter_files import WEIGHTS
-from blackswan.falsifiers.system.command_problem import Small, options, reads_files, small, texts_of
+from blackswan.falsifiers.system.command_problem import Small, options, small, texts_of
 from blackswan.falsifiers.system.same import content, same
-from blackswan.falsifiers.system.trial import Trial
+from blackswan.falsifiers.system.trial import Trial, reads_files
 
 FULL = os.strerror(errno.ENOSPC)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_inside
-from blackswan.falsifiers.system.command_problem import options, reads_files, small, texts_of, timed_metrics
+from blackswan.falsifiers.system.command_problem import options, small, texts_of, timed_metrics
 from blackswan.falsifiers.system.same import same
-from blackswan.falsifiers.system.trial import Trial
+from blackswan.falsifiers.system.trial import Trial, reads_files
 
 COLUMNS = 60
 """Of a terminal on which no whole line has room."""
