@@ -232,3 +232,42 @@ wrong_step("impl.evaluation:_count", name="confusion_of_fifty_labels", doc="Of m
         count(confusion[:50], labels[:, :50], predicted[:, :50], several) if several else count(confusion, labels, predicted, several)
     )
 )
+
+
+# Calls by hand, and workers
+
+
+@wrong_step("impl.trainer:Trainer.accumulate")
+def accumulate_reports_all_that_waits(accumulate: Any, trainer: Any, batch: Any) -> Any:
+    """A call reports the loss of all accumulated samples for that of its own."""
+    from blackswan.impl.trainer import _summary
+
+    accumulate(trainer, batch)
+    return _summary(trainer._accumulated)
+
+
+@wrong_step("impl.trainer:Trainer.apply_gradient_vector")
+def vector_without_a_loss(apply: Any, trainer: Any, vector: Any) -> Any:
+    """A step with a given gradient says a loss of 0."""
+    return replace(apply(trainer, vector), loss=0.0)
+
+
+wrong_step("impl.commands.train:_foreign", name="train_over_an_adapter", doc="A run begins in a folder with another one's adapters.")(
+    lambda foreign, name: foreign(name) and name not in ("last", "best", "state", "metrics.jsonl")
+)
+wrong_step("impl.commands.train:_foreign", name="killed_start_is_in_the_way", doc="What a killed start left stops the next.")(
+    lambda foreign, name: foreign(name) or name in ("config.yaml", "statistics.yaml")
+)
+
+
+@wrong_step("impl.commands.train:_train")
+def first_worker_alone_goes_on(train: Any, options: Any, given: Any, group: Any, device: Any, resume: bool) -> None:
+    """After a restart the first worker goes on and the others begin."""
+    train(options, given, group, device, resume if group.rank == 0 else options.resume)
+
+
+@wrong_step("impl.commands.train:_train")
+def first_worker_alone_writes_states(train: Any, options: Any, given: Any, group: Any, *rest: Any) -> None:
+    """The other workers do not know after how many steps a state is written."""
+    options.save_every = options.save_every if group.rank == 0 else None
+    train(options, given, group, *rest)

@@ -120,7 +120,11 @@ def _started_again(trial: Trial, whole: Path, folder: Path, where: Sequence[str]
     """torchrun gives the same command again after a worker's death: it begins a run that had not begun, and goes on with one that had; of
     one that has come to its end it says the end again and changes nothing, as --resume does."""
     fresh, again = folder.with_name("fresh"), {"TORCHELASTIC_RESTART_COUNT": "1"}
+    fresh.mkdir()
+    for name in (CONFIG, STATISTICS, f".partial-{RUN}.abcdefgh", ".lock"):  # as a start leaves them that was killed at once
+        (fresh / name).write_text("?")
     trial.commands.attempt("train", f"--output={fresh}", *where, environment=again)
+    yield from same("names in its folder", *(sorted(path.name for path in each.iterdir()) for each in (whole, fresh)))
     yield from same("state and adapters of a run that was started again", *(trial.trainer.kept(each) for each in (whole, fresh)))
     before, said = content(folder), []
     for more, environment in (["--resume"], {}), ([], again):
@@ -308,6 +312,7 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
             (problem.folder / name).write_bytes(written)
         trial.commands.run("merge", f"--adapter={run}", f"--output={problem.folder / 'merged'}")
         (problem.folder / "link.jsonl").symlink_to(corpus)
+        shutil.copytree(run / "last", problem.folder / "others" / str(rng.choice(["last", "best", "state", METRICS])))
         _spoil_models(problem)
         trial.commands.run("tokenize", corpus, f"--model={problem.base}", f"--output={problem.folder / 'tokens'}", "--end-token=1")
         resumed = ("train", *where, f"--output={run}", "--resume")
@@ -397,6 +402,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
     return {
         "train into a run": (("train", *where, f"--output={run}"), "holds a run already"),
         "train into a folder in use": (("train", *where, f"--output={problem.base}"), "not empty"),
+        "train over another's adapter": (("train", *where, f"--output={folder / 'others'}"), "not empty"),
         "train on a label that no class has": ((*train, f"--corpus={folder / 'bad.jsonl'}"), "bad.jsonl:2: label is 2"),
         "train on no corpus": ((*train, f"--corpus={folder / 'none.jsonl'}"), "none.jsonl"),
         "train with an unknown setting": ((*train, "--lora-rnk=2"), "--lora-rank"),

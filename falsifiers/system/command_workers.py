@@ -35,7 +35,7 @@ def workers_answer_as_one(trial: Trial) -> list[Comparison]:
             labels = problem.labels(rng, 7)
             corpora = [f"--corpus={problem.corpus('corpus', texts, labels)}"]
             corpora.append(f"--validation={problem.corpus('validation', texts[:2], labels[:2])}")
-            where = ["train", f"--model={problem.base}", *corpora, *options(problem.settings)]
+            where = ["train", f"--model={problem.base}", *corpora, "--save-every=2", *options(problem.settings)]
             one, all_of_them = problem.folder / "one", problem.folder / "several"
             trial.commands.run(*where, f"--output={one}")
             expected = trial.commands.opened(one / "last", texts, labels)
@@ -46,6 +46,9 @@ def workers_answer_as_one(trial: Trial) -> list[Comparison]:
                 found += _same_answers(trial, "metrics", first, second)
             for rank, each in enumerate(answers):
                 found += _same_answers(trial, f"worker {rank}", vars(expected), vars(each))
+            if several:  # as torchrun starts them again, each with the same command
+                again, _ = trial.commands.by_workers(workers, all_of_them / "last", [], [], *where, f"--output={all_of_them}", restarts=1)
+                found += same("last line when they are started again", said[0].out.splitlines()[-1], again[0].out.splitlines()[-1])
             for name in ("cuda:0", "cuda:1", "mps"):
                 given = [*where, f"--output={problem.folder / 'refused'}", f"--device={name}"]
                 ask = partial(trial.commands.by_workers, workers, problem.folder, [], [], *given)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
-from blackswan.falsifiers.system.run_problem import part, small_run
+from blackswan.falsifiers.subjects.doors.training import Pipeline
+from blackswan.falsifiers.system.run_problem import SmallRun, part, small_run
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial, may_be_non_finite
 from blackswan.reference.training import split
@@ -38,7 +39,30 @@ def gradient_vector_goes_out_and_in(trial: Trial) -> list[Comparison]:
     pipeline.set_rate(0.0)
     for batch in ([3], [4, 5]):
         pipeline.train_batch(batch)
+    found += _reports(trial, problem)
     return found + same("tensors after steps at a rate of 0", *(part(each.state(), "trainable") for each in (asked, pipeline)))
+
+
+def _reports(trial: Trial, problem: SmallRun) -> list[Comparison]:
+    """Each call says loss, size and right answers of its own samples, a step's those of all that it is made of, and the norm."""
+    pipeline, found, waiting = trial.trainer.pipeline(problem), list[Comparison](), list[int]()
+    for call, places in (("accumulate", [0, 1, 2]), ("accumulate", [3]), ("apply", []), ("train_batch", [4, 5, 6]), ("accumulate", [7, 8])):
+        found += _report(trial, problem, pipeline, call, places or waiting, [places] if places else [])
+        waiting = [*waiting, *places] if call == "accumulate" else []
+    vector = pipeline.gradient_vector()
+    return found + _report(trial, problem, pipeline, "apply_gradient_vector", [7, 8], [vector])
+
+
+def _report(trial: Trial, problem: SmallRun, pipeline: Pipeline, call: str, own: list[int], given: list[Any]) -> list[Comparison]:
+    samples, trainable = [problem.training.samples()[place] for place in own], part(pipeline.state(), "trainable")
+    right = round(pipeline.evaluate(own).accuracy * len(own))
+    passed = getattr(pipeline, call)(*given)
+    found = same(f"{call} {own}: size and right answers", [len(own), right], [passed.total, passed.correct])
+    found.append(trial.near(f"{call} {own}: loss", problem.loss(trainable, samples), passed.loss))
+    if call == "accumulate":
+        return found + same(f"{call} {own}: norm", None, passed.gradient_norm)
+    norm = float(np.linalg.norm(problem.gradient(trainable, samples)))
+    return [*found, trial.near(f"{call} {own}: norm", norm, passed.gradient_norm)]
 
 
 def trainable_count_is_the_formulas(trial: Trial) -> list[Comparison]:

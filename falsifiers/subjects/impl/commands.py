@@ -86,17 +86,18 @@ class Commands(Door):
         return outcome.answer or Rank(outcome.ended, {}, [])
 
     def by_workers(
-        self, workers: int, folder: Path, texts: Sequence[str], labels: Sequence[Label], *arguments: object
+        self, workers: int, folder: Path, texts: Sequence[str], labels: Sequence[Label], *arguments: object, restarts: int = 0
     ) -> tuple[list[Said], list[Opened]]:
-        """A command that several workers run together, as torchrun would start it, and then the answers of each about the folder.
+        """A command that several workers run together, as torchrun would start it after so many restarts, and then the answers of each
+        about the folder, where there are texts.
 
         On CUDA, where one GPU may be all there is, they find the group that is there, unless the arguments name a device.
 
         Raises a RuntimeError where one of them fails.
         """
         alone = torch.device(self._device).type == "cpu" or any(str(each).startswith("--device=") for each in arguments)
-        said = _answers(on_ranks(_joined, workers, (self._given(arguments),), self._device, by_environment=alone))
-        return said, _answers(on_ranks(_opened, workers, (folder, texts, labels), self._device))
+        said = _answers(on_ranks(_joined, workers, (self._given(arguments), restarts), self._device, by_environment=alone))
+        return said, [] if not texts else _answers(on_ranks(_opened, workers, (folder, texts, labels), self._device))
 
     def opened(self, folder: Path, texts: Sequence[str], labels: Sequence[Label]) -> Opened:
         """The library's answers from an adapter or a merged model."""
@@ -147,9 +148,10 @@ def _watched(group: Group, device: torch.device, folder: Path, kill: Kill | None
     return Rank(f"status {said.status}: {said.err}" if said.status else "", {}, event.seen)
 
 
-def _joined(group: Group, device: torch.device, arguments: Sequence[str]) -> Said:
+def _joined(group: Group, device: torch.device, arguments: Sequence[str], restarts: int) -> Said:
     """The command finds the others by torchrun's environment; where NCCL would need a GPU for each, the group that is there."""
     with nullcontext() if group is ALONE else mock.patch("blackswan.impl.group.joined", return_value=nullcontext((group, device))):
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restarts)  # in a process of its own
         said = _run(arguments)
     if said.status:
         raise RuntimeError(f"{arguments[0]} ended with status {said.status}: {said.err.strip()[-600:]}")
