@@ -152,10 +152,11 @@ def _of_last_micro_batches(trial: Trial) -> list[Comparison]:
     """A run on fewer samples than a step has room for: a micro-batch that is not full counts as a full one does, and more than none."""
     settings = {"num_classes": 2, "batch_size": 4, "accumulation_steps": 3, "quantize_nf4": False, "backend": "torch"}
     full, part = ([trial.memory.of_a_run(count, settings) for count in counts] for counts in ((2, 4, 8, 12), (5, 13)))
-    narrow = trial.memory.of_a_run(4, {**settings, "dtype": "bfloat16"})
+    narrow, longer = trial.memory.of_a_run(4, {**settings, "dtype": "bfloat16"}), trial.memory.of_a_run(4, settings, 16)
     return [
         *same("estimates of 8 and 12 samples, and of 5 and 13", full[2:], part),
         *same("estimates of 2, 4 and 8 samples in their order", sorted(set(full[:3])), full[:3]),
+        *same("whether texts of 16 tokens take more than of 8", True, longer > full[1]),
         *same("whether float32 takes more than bfloat16 by a fifth", True, full[1] > 1.2 * narrow),
     ]
 

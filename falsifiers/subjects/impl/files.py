@@ -95,10 +95,12 @@ class Files(Door):
 
     def prepared_head(self, folder: Path, hidden: int) -> PreparedHead:
         """The head that a sequence classifier of transformers' is given before PEFT loads an adapter, or of a merged checkpoint."""
-        model = torch.nn.Module()
-        model.score, model.config = torch.nn.Linear(hidden, 2, bias=False), SimpleNamespace(num_labels=2)
+        model, config = torch.nn.Module(), SimpleNamespace(num_labels=2)
+        model.score = torch.nn.Linear(hidden, 2, bias=False)
+        object.__setattr__(model, "config", config)  # transformers' is no module either
         adapter.prepare_sequence_classifier(model, folder)
-        return PreparedHead(*map(to_numpy, (model.score.weight.detach(), model.score.bias.detach())), model.config.num_labels)
+        weight, bias = (to_numpy(model.get_parameter(f"score.{name}").detach()) for name in ("weight", "bias"))
+        return PreparedHead(weight, bias, config.num_labels)
 
     def adapter_logits(self, folder: Path, base: Path, input_ids: Array, mask: Array) -> Array:
         """The logits [samples, classes] in float32 of the checkpoint with the adapter, both loaded from their folders."""

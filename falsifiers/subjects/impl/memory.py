@@ -55,9 +55,10 @@ class Memory(Door):
                 found = memory.estimate(*model, accumulation=work.accumulation, device=kind or self._device)
         return Estimate(dict(found.parts), found.total, found.resident)
 
-    def of_a_run(self, samples: int, settings: Mapping[str, Any]) -> int:
-        """Estimates a run's steps on so many samples of the shipped checkpoint's, as the command does before it starts."""
-        return common.memory_of_a_step(CHECKPOINT, ClassifyConfig(**settings), samples, 8, self._device).total
+    def of_a_run(self, samples: int, settings: Mapping[str, Any], longest: int = 8) -> int:
+        """Estimates a run's steps on so many samples, the longest of so many tokens, of the shipped checkpoint's, as the command does
+        before it starts."""
+        return common.memory_of_a_step(CHECKPOINT, ClassifyConfig(**settings), samples, longest, self._device).total
 
     def measure(self, work: Workload, steps: int = 3) -> Usage:
         """Measures loading and steps by the device's allocator: the first step may capture a graph, the next have all state.
