@@ -74,7 +74,7 @@ def fit_balanced_weights_forgotten_after_it(start: Any, pipeline: Any, steps: An
 wrong_step("impl.group:restarted", name="restarts_begin_anew", doc="A worker that torchrun starts again begins a new run.")(
     lambda *_: False
 )
-wrong_step("impl.training_state:_sync_folder", name="state_renamed_in_memory", doc="A new state's name may not be on the disk yet.")(
+wrong_step("impl.training_state:flush", name="state_renamed_in_memory", doc="A new state's name may not be on the disk yet.")(
     lambda *_: None
 )
 

@@ -41,7 +41,7 @@ wrong_steps(
     "impl.folder:naming",
     disk_errors_name_no_folder=("An error of the disk does not say which folder was being written.", lambda *_: nullcontext()),
 )
-wrong_steps("impl.folder:_flush", saved_files_not_flushed=("What was saved is not brought to the disk.", lambda *_: None))
+wrong_steps("impl.folder:flush", saved_files_not_flushed=("What was saved is not brought to the disk.", lambda *_: None))
 wrong_steps(
     "impl.folder:_locked", others_folders_removed=("What another process still writes beside is removed.", lambda *_: nullcontext())
 )

@@ -245,7 +245,7 @@ class Recorder:
             return None
         from xdist.scheduler import LoadScopeScheduling
 
-        class Grouped(LoadScopeScheduling):
+        class Grouped(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
             def _split_scope(self, nodeid: str) -> str:
                 asked = _ASKED.search(nodeid)
                 return groups.get(asked[1], nodeid) if asked else nodeid
