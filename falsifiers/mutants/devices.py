@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -364,3 +364,9 @@ def memory_of_a_step_in_float32(right: Step, model: Any, config: Any, *given: An
 def memory_of_a_step_of_any_length(right: Step, model: Any, config: Any, samples: int, _: int, device: Any) -> Any:
     """A run's memory is estimated for texts as long as they may be, and not as they are."""
     return right(model, config, samples, config.max_seq_len, device)
+
+
+@wrong_step("impl.ledger:reserve")
+def memory_of_the_first_card_alone(reserve: Step, device: Any, *given: Any) -> Any:
+    """Nothing is reserved of another card than the first."""
+    return nullcontext() if device.index else reserve(device, *given)

@@ -342,3 +342,13 @@ def pretrain_command_never_random(decoder: Any, options: Any) -> Any:
     """The checkpoint's weights where random ones were asked for."""
     options.random = False
     return decoder(options)
+
+
+wrong_steps(
+    "impl.decoder:_random_tensor",
+    random_weights_wider=(
+        "Random matrices N(0, 0.03²).",
+        lambda draw, name, shape, generator: draw(name, shape, generator) * (1.5 if len(shape) > 1 else 1.0),
+    ),
+    random_biases_of_one=("Random biases are one, as norms are.", lambda draw, name, *given: draw(name.removesuffix(".bias"), *given)),
+)

@@ -30,6 +30,7 @@ from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
 from blackswan.falsifiers.subjects.doors.files import Tokens
 from blackswan.falsifiers.subjects.doors.training import Pretraining, PretrainingRecord
+from blackswan.falsifiers.system.adapter_files import generated
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.token_streams import pieces_of, write_shards
 from blackswan.falsifiers.system.trial import Trial, may_be_non_finite
@@ -254,9 +255,25 @@ def _random_loss(trial: Trial, tokens: int) -> float:
 
 
 def random_weights_know_nothing(trial: Trial) -> list[Comparison]:
-    """The loss of random weights on random tokens in [0.5, 1.5 ln V] of the original, and within a tenth of ln V."""
+    """The loss of random weights on random tokens in [0.5, 1.5 ln V] of the original, and within a tenth of ln V; and the weights."""
     loss, middle = _random_loss(trial, 300), float(np.log(VOCAB))
-    return [value_inside("loss", loss, 0.5, 1.5 * middle), value_within("loss near ln V", loss, 0.9 * middle, 1.1 * middle)]
+    found = [value_inside("loss", loss, 0.5, 1.5 * middle), value_within("loss near ln V", loss, 0.9 * middle, 1.1 * middle)]
+    return found + _as_families_begin(trial)
+
+
+def _as_families_begin(trial: Trial) -> list[Comparison]:
+    """Norms one, biases zero, and the elements of all matrices as n independent ones of N(0, 0.02²): their mean and their mean square are
+    within seven standard deviations, 1/√n and √(2/n), of 0 and 1."""
+    scalars = generated(trial.rng("random"), trial.seed, "float32", family=("qwen2", "qwen3", "llama")[trial.seed % 3]).scalars
+    tensors = trial.pretrainer.random(scalars, trial.seed).parameters()
+    drawn = np.concatenate([value.ravel() for value in tensors.values() if value.ndim == 2]).astype(np.float64) / 0.02
+    plain = {name: value for name, value in tensors.items() if value.ndim == 1}
+    bound = 7 / np.sqrt(len(drawn))
+    return [
+        *same("vectors", {name: np.full_like(value, not name.endswith(".bias")) for name, value in plain.items()}, plain),
+        value_inside("mean of the matrices / 0.02", float(drawn.mean()), -bound, bound),
+        value_inside("mean square of the matrices / 0.02²", float(np.square(drawn).mean()), 1 - np.sqrt(2) * bound, 1 + np.sqrt(2) * bound),
+    ]
 
 
 @may_be_non_finite("answer")
