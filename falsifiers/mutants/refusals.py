@@ -150,9 +150,13 @@ def pretrain_state_of_as_many_tokens(identity: Any, run: Any) -> dict[str, Any]:
     return {**identity(run), "data": len(run.train.shards)}
 
 
-wrong_step("impl.pretrain_run:_Run.start", name="pretrain_resumes_nothing", doc="Where there is no run to go on with, one begins.")(
-    lambda start, run, resume: start(run, resume and (run.output / "state").exists())
-)
+@wrong_step("impl.pretrain_run:_Run.require_usable")
+def pretrain_resumes_nothing(usable: Any, run: Any, resume: bool) -> None:
+    """Where there is no run to go on with, one begins."""
+    if resume and not (run.output / "state").exists():
+        run.output.mkdir(exist_ok=True)
+        run.start(resume=False)
+    usable(run, resume)
 
 
 @wrong_step("impl.samples:Samples.digest")
