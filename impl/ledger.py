@@ -19,6 +19,8 @@ from typing import IO
 
 import torch
 
+from blackswan.impl.folder import naming
+
 FOLDER_VARIABLE = "BLACKSWAN_LEDGER"
 """Names the folder of the ledger. Without it, a folder of the user's own among the temporary ones: name one for all users of a host."""
 FILE, LOCK = "ledger.json", "ledger.lock"
@@ -148,7 +150,7 @@ class Ledger:
 
     def _write(self, entries: list[Entry]) -> None:
         partial = self.folder / f".{FILE}.{os.getpid()}"
-        with partial.open("w") as file:
+        with naming(self.folder / FILE), partial.open("w") as file:
             self._share(file)
             json.dump([asdict(entry) for entry in entries], file)
             file.flush()

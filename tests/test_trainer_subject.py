@@ -29,10 +29,10 @@ from blackswan.falsifiers.subjects.protocol import Lacks, Subject
 from blackswan.falsifiers.system.run_problem import small_run
 from blackswan.falsifiers.system.trial import Trial
 
-SEVERAL_LABELS = 3
-"""A seed whose run pools the last token; its samples have several labels in TRN-RUN-STEPS."""
+SEVERAL_LABELS = 17
+"""A seed whose run pools the last token; in TRN-RUN-STEPS its samples have several labels, and its steps a limit and a decay."""
 
-UNTIED = 7
+UNTIED = 77
 """Another one; its epochs do not tie in TRN-BEST-CHECKPOINT."""
 
 

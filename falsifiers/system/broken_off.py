@@ -41,7 +41,7 @@ def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
 
 def _full(trial: Trial, name: str, output: Path, flush: int, arguments: tuple[object, ...]) -> Iterator[Comparison]:
     """The disk has no room from a write on."""
-    said = trial.commands.broken_off(OSError(errno.ENOSPC, FULL), flush, *arguments, f"--output={output}")
+    said = trial.commands.broken_off(output.parent, OSError(errno.ENOSPC, FULL), flush, *arguments, f"--output={output}")
     yield from same(f"status of {name} on a full disk", 1, said.status)
     if not (FULL in said.err and output.name in said.err):
         yield broken(f"message of {name} on a full disk", "does not say what and where", f"{FULL}, {output.name}", said.err[-300:])
@@ -51,7 +51,7 @@ def _interrupted(trial: Trial, problem: Small, pretrain: tuple[object, ...], flu
     """Ctrl-C in the middle of a pre-training run, which is given again."""
     whole, output = problem.folder / "whole", problem.folder / "interrupted"
     trial.commands.run(*pretrain, f"--output={whole}")
-    said = trial.commands.broken_off(KeyboardInterrupt(), flush, *pretrain, f"--output={output}")
+    said = trial.commands.broken_off(output.parent, KeyboardInterrupt(), flush, *pretrain, f"--output={output}")
     yield from same("status of pretrain after Ctrl-C", 2, said.status)
     if not ("--resume" in said.err and str(output) in said.err):
         yield broken("message of pretrain after Ctrl-C", "does not say how to go on", f"--resume, {output}", said.err[-300:])

@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import asdict
 from functools import partial
 from itertools import accumulate, count
@@ -62,22 +62,25 @@ class Commands(Door):
         real = time.perf_counter
         ahead = accumulate(pace * (1 + place % 3 / 4) for place in count())
         with (
-            mock.patch.dict(sys.modules, {"torch.utils.tensorboard": there}),  # None: it is not installed
+            _module("torch.utils.tensorboard", there),
             mock.patch.dict(os.environ, COLUMNS=str(columns)),
             mock.patch.object(time, "perf_counter", side_effect=lambda: real() + next(ahead)),
         ):
             return _run(self._given(arguments), _Terminal() if columns else io.StringIO()), noted
 
-    def broken_off(self, error: BaseException, flush: int, *arguments: object) -> Said:
-        """A command that meets an error where it waits for a file to be on the disk, for the first time at that number of such waits."""
+    def broken_off(self, folder: Path, error: BaseException, flush: int, *arguments: object) -> Said:
+        """A command that meets an error where it waits for a file below the folder to be on the disk, for the first time at that number of
+        such waits."""
         seen = []
 
         def event(name: str) -> None:
+            if name.startswith("flush .."):
+                return
             seen.append(name)
             if len(seen) == flush or (len(seen) > flush and isinstance(error, OSError)):
                 raise error
 
-        with flushes(Path(), event):
+        with flushes(folder, event):
             return self.attempt(*arguments)
 
     def killed(self, folder: Path, kill: Kill | None, *arguments: object) -> Rank:
@@ -111,6 +114,18 @@ class Commands(Door):
         """The arguments with the device where the command has one, before texts that are to be classified."""
         name, *rest = map(str, arguments)
         return [name, *([] if name in ON_THE_HOST else [f"--device={self._device}"]), *rest]
+
+
+@contextmanager
+def _module(name: str, module: Any) -> Iterator[None]:
+    """Inside the block an import finds that module, or for None none; what else is imported there stays imported."""
+    before = {name: sys.modules[name]} if name in sys.modules else {}
+    sys.modules[name] = module
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+        sys.modules.update(before)
 
 
 class _Terminal(io.StringIO):
