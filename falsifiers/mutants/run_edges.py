@@ -260,6 +260,14 @@ wrong_step("impl.commands.train:_foreign", name="killed_start_is_in_the_way", do
 )
 
 
+@wrong_step("impl.agreement:_raise_first")
+def every_worker_is_blamed(raise_first: Any, texts: Any, rank: int, own: Any) -> None:
+    """Workers that failed because another one did are said to have failed as well."""
+    first = next(text for text in texts if text)
+    blamed = ", ".join(str(other) for other, text in enumerate(texts) if text != first)
+    raise_first([text and f"{text} (also on rank {blamed})" for text in texts], rank, own)
+
+
 @wrong_step("impl.commands.train:_train")
 def first_worker_alone_goes_on(train: Any, options: Any, given: Any, group: Any, device: Any, resume: bool) -> None:
     """After a restart the first worker goes on and the others begin."""

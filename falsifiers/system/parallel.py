@@ -79,6 +79,7 @@ def fault_stops_every_worker(trial: Trial, *, batch: Sequence[int]) -> list[Comp
             for rank, each in enumerate(trial.trainer.steps_in_parallel(training, backend, WORKERS, None, fault)):
                 name = f"{backend}: rank {rank}, a bad {kind} on rank {fault.rank}"
                 found.append(_stopped(name, each, fault, error, f"rank {fault.rank}"))
+                found += same(f"{name}, ranks that are named beside it", False, f"also on rank {1 - fault.rank}" in each.stopped)
                 found += same(f"{name}, state after the stop", each.before, each.after) if found[-1].held else []
     return found
 
