@@ -153,6 +153,10 @@ UNSTEADY = 0.5
 """A learning rate by which most runs have an epoch whose loss is lower than that before it, and not the lowest."""
 
 
+FEW = (5, 4)
+"""Samples to train on and to validate on, where it is the epochs that count."""
+
+
 def _tied_or_not(trial: Trial, **settings: Any) -> SmallRun:
     """Draws a run; in half of the cases all its epochs end with the same validation loss, and not with the same head bias."""
     if not trial.rng("ties").integers(2):
@@ -191,7 +195,7 @@ def best_checkpoint_has_the_lowest_loss(trial: Trial) -> list[Comparison]:
 def stops_after_patience_epochs(trial: Trial) -> list[Comparison]:
     """The run ends with the first epoch that is `patience` epochs after the best one, else with the last."""
     patience = 1 + trial.seed % 3
-    run, _ = whole_run(trial, _tied_or_not(trial, epochs=7, learning_rate=UNSTEADY, early_stop_patience=patience))
+    run, _ = whole_run(trial, _tied_or_not(trial, samples=FEW, epochs=7, learning_rate=UNSTEADY, early_stop_patience=patience))
     losses = [_number(epoch.validation_loss) for epoch in run.epochs]
     bests = [int(np.argmin(losses[: epoch + 1])) for epoch in range(len(losses))]
     due = [epoch for epoch, best in enumerate(bests) if epoch - best == patience]
