@@ -15,10 +15,12 @@ scalars by their names; where none of its parameters has such a name, in the ord
 - **Layout.** Arguments are strided tensors with any strides and any alignment of their first element. A function that takes contiguous
   tensors only is asked with `blackswan vet --contiguous`.
 - **Memory.** Arguments belong to the caller and are not written to. Results are fresh memory, which they share with no argument and with
-  the result of no other call. When the call has returned, nothing is written any more, on any stream.
+  the result of no other call. When the call has returned, nothing is written any more, on any stream or by any thread.
 - **Result.** One tensor, a tuple in the order of the outputs, or a mapping by their names; plain tensors, of no subclass.
-- **Gradients** are those of autograd, with respect to the inputs named. A result without a graph says that there is no backward pass.
-- **State.** torch's functions, settings and random numbers, and the clock, are afterwards what they were before.
+- **Gradients** are those of autograd, with respect to the inputs named. A result without a graph says that there is no backward pass,
+  and says so in every case or in none.
+- **State.** The functions of torch, NumPy and Python, torch's settings, everybody's random numbers and the clock are afterwards what they
+  were before. What a function prints goes to standard error.
 
 A parameter called `dtype` gets the dtype under test. An optional input that is not given is left out, or None by position.
 """
