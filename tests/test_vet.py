@@ -186,6 +186,14 @@ def test_what_runs_on_a_gpu_alone_is_not_run_elsewhere(capsys: pytest.CaptureFix
     assert all(record["reason"].startswith(said) for record in json.loads(out))
 
 
+def test_a_tolerance_that_was_measured_on_gpus_alone_is_not_held_against_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = vetted(
+        capsys, "torch", "--claim", "KERNEL-LINEAR-GRADIENT", "--claim", "OP-LINEAR-GRADIENT", "--dtype", "float32", "--json"
+    )
+    found = {record["claim"]: record["state"] for record in json.loads(out)}
+    assert found == {"KERNEL-LINEAR-GRADIENT": "NOT_RUN", "OP-LINEAR-GRADIENT": "HELD"}
+
+
 def test_a_function_that_never_answers_is_falsified(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("hangs.py").write_text("import time\n\ndef rms_norm(x, weight, eps):\n    time.sleep(60 if x.numel() == 1 else 0)\n")
     with in_its_process("hangs.py:rms_norm") as subject:

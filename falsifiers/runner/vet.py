@@ -95,12 +95,12 @@ def totals(name: str, states: Sequence[str]) -> str:
 
 
 def asked_of(subject: Subject, loaded: Sequence[Contract]) -> list[Contract]:
-    """The contracts with the claims on operations that the subject has, each on the device that the subject is on.
+    """The contracts with the claims on operations that the subject has, each on the device that the subject is on, where it speaks of that.
 
     A contract on request is asked without one where no other contract speaks of an operation of the subject's.
     """
     regular = {claim.operation for contract in loaded if not contract.on_request for claim in contract.claims}
-    kept = [(contract, tuple(_anywhere(claim) for claim in contract.claims if _has(subject, claim))) for contract in loaded]
+    kept = [(contract, tuple(_on(subject, claim) for claim in contract.claims if _has(subject, claim))) for contract in loaded]
     return [
         replace(contract, claims=claims, on_request=contract.on_request and all(claim.operation in regular for claim in claims))
         for contract, claims in kept
@@ -122,8 +122,10 @@ def _opens(subject: Subject, door: str) -> bool:
     return True
 
 
-def _anywhere(claim: Claim) -> Claim:
-    return replace(claim, domain=replace(claim.domain, device=()))
+def _on(subject: Subject, claim: Claim) -> Claim:
+    """The claim on the subject's device alone; as it is, and so not run, where its tolerance was measured on other devices only."""
+    here = subject.device.partition(":")[0] in claim.domain.device
+    return replace(claim, domain=replace(claim.domain, device=())) if here else claim
 
 
 def check(
