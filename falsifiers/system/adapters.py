@@ -46,6 +46,17 @@ from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Rounded, Trial, reads_files
 from blackswan.reference.table import Array, Arrays, Table
 
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "init_lora_weights": (True, False, "gaussian", "orthogonal"),
+    "task_type": ("SEQ_CLS", None),
+    "modules_to_save": (["score"], ["classifier", "score"]),
+    "revision": (None, "main"),
+    "lora_dropout": (0.0, 0.1),
+    "inference_mode": (True, False),
+    "exclude_modules": (None, []),
+    "auto_mapping": (None, {"base_model_class": "Qwen2ForSequenceClassification"}),
+}
+"""What PEFT may say of an adapter without a change of what it computes: the starts leave the base as it is."""
 STEPS = 14
 """A save is killed at each of so many steps in the file system; `impl` takes 12."""
 
@@ -67,9 +78,9 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     """After a save, adapter_model.safetensors has PEFT's names, dtypes and bits, and adapter_config.json PEFT's keys; all may read
     the files."""
     model = generated(trial.rng("model"), trial.seed, "float32")
-    with _saved(trial, model) as folder:
+    with _saved(trial, model, merged=True) as folder:
         stored, config = load_file(folder / "adapter" / ADAPTER_WEIGHTS), _json(folder / "adapter" / ADAPTER_CONFIG)
-        prepared = _prepared(trial, model, folder / "adapter")
+        prepared = [each for part in ("adapter", "merged") for each in _prepared(trial, model, folder / part)]
         metadata = _metadata(folder / "adapter" / ADAPTER_WEIGHTS)
         modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (folder / "adapter").iterdir()}
     said = {
@@ -107,13 +118,14 @@ def _metadata(file: Path) -> list[Comparison]:
 
 
 def adapter_arrives_exactly(trial: Trial) -> list[Comparison]:
-    """An adapter written as PEFT writes it, in any float dtype, its targets by names or paths, with or without a head bias, arrives with
-    tensors and settings."""
+    """An adapter written as PEFT writes it, in any float dtype, its targets by names or paths, with or without a head bias, with whatever
+    start or place of training that changes nothing, arrives with tensors and settings."""
     rng = trial.rng("model")
     model = generated(rng, trial.seed, "float32", nf4=False, pooling="last")
     dtype, head_bias = STORAGE[str(rng.choice(["float32", "bfloat16", "float16", "float64"]))], bool(rng.integers(2))
     with tempfile.TemporaryDirectory() as folder:
-        written = model.write_peft(Path(folder) / "peft", str(dtype), head_bias, paths=bool(rng.integers(2)))
+        neutral = {key: values[int(rng.integers(len(values)))] for key, values in NEUTRAL.items()}
+        written = model.write_peft(Path(folder) / "peft", str(dtype), head_bias, paths=bool(rng.integers(2)), **neutral)
         found = trial.files.load_adapter(written, model.write_checkpoint(Path(folder) / "base"))
     expected = {name: value.astype(dtype) for name, value in model.trainable.items()}
     if not head_bias:
@@ -247,11 +259,16 @@ def checkpoint_arrives_exactly(trial: Trial) -> list[Comparison]:
 
 @reads_files
 def saved_checkpoint_is_exact(trial: Trial) -> list[Comparison]:
-    """A checkpoint that the subject loads and saves keeps its tensors, in the file by NumPy and loaded again, and its architecture."""
+    """A checkpoint that the subject loads and saves keeps its tensors, in the file by NumPy and loaded again, and its architecture.
+
+    Beside a tied embedding its copy may be stored as an output layer, as some writers do; it is no tensor of its own.
+    """
     rng = trial.rng("model")
     model = generated(rng, trial.seed, str(rng.choice(["float32", "bfloat16", "float16", "float64"])))
     with tempfile.TemporaryDirectory() as parent:
         base, copy = model.write_checkpoint(Path(parent) / "base"), Path(parent) / "copy"
+        if model.scalars["tied"] and rng.integers(2):
+            save_file(model.decoder | {"lm_head.weight": model.decoder["model.embed_tokens.weight"]}, base / WEIGHTS)
         loaded, dtype = trial.files.copy_checkpoint(base, copy), _json(copy / CONFIG).get("dtype")
         stored, architectures = load_file(copy / WEIGHTS), [config_files.said(_json(each / CONFIG)) for each in (base, copy)]
         elder = config_files.said({key: value for key, value in _json(copy / CONFIG).items() if key != "rope_parameters"})

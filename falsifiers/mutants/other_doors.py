@@ -1,0 +1,114 @@
+"""Models by another way: through links, from .apr files, of transformers' classifiers and of PEFT; one step of `impl` replaced."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from blackswan.falsifiers.mutants.changes import of_result
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+Step = Callable[..., Any]
+
+# Names that are links
+
+wrong_steps(
+    "impl.checkpoint:_sharded",
+    shards_beside_a_links_target=(
+        "Shards are looked for where the index is a link to.",
+        lambda sharded, index: sharded(index.resolve()),
+    ),
+)
+wrong_steps(
+    "impl.tokens:belonging",
+    apr_tokenizer_beside_a_links_target=(
+        "The tokenizer of an .apr file is looked for where its link leads.",
+        lambda belonging, model, name: belonging(model.resolve(), name),
+    ),
+)
+wrong_steps(
+    "impl.pipeline:save_adapter",
+    base_by_its_links_target=(
+        "An adapter names the file that its base's name is a link to.",
+        lambda save, *given, base, **named: save(*given, base=base and base.resolve(), **named),
+    ),
+)
+
+# Special tokens, classes and dtypes
+
+wrong_steps("impl.checkpoint:special_tokens", exported_without_special_tokens=("An exported folder names no special token.", lambda *_: {}))
+wrong_steps(
+    "impl.merge:special_tokens",
+    merged_without_a_files_special_tokens=("A merged .apr file has no special tokens.", lambda *_: {}),
+)
+wrong_steps(
+    "impl.apr_write:special_tokens",
+    apr_of_a_file_without_special_tokens=(
+        "An .apr file that is made of another one names no special token.",
+        lambda special, source: {} if source.suffix == ".apr" else special(source),
+    ),
+)
+wrong_steps(
+    "impl.checkpoint:to_huggingface",
+    saved_as_a_model_without_a_head=(
+        "config.json names the class without an output layer.",
+        of_result(lambda said: {**said, "architectures": [said["architectures"][0].replace("ForCausalLM", "Model")]}),
+    ),
+)
+
+
+@wrong_step("impl.merge:_config")
+def merged_says_it_is_a_classifier(config: Step, architecture: Any, source: Path | None) -> dict[str, Any]:
+    """A merged config.json has the class and the labels of a base that was a classifier of transformers'."""
+    from blackswan.impl import merge
+
+    found = config(architecture, source)
+    base = {} if source is None or source.suffix == ".apr" else merge.read_object(source / "config.json")
+    return found | {key: base[key] for key in ("architectures", "num_labels", "id2label", "label2id") if key in base}
+
+
+wrong_steps("impl.checkpoint:HEAD", tied_copy_refused=("A tied embedding's copy is a tensor too many.", lambda _: "output.weight"))
+wrong_steps("impl.apr_write:BF16", apr_bfloat16_written_as_float16=("Tensors in bfloat16 become float16.", lambda _: _float16()))
+
+
+def _float16() -> Any:
+    from blackswan.impl.apr_dtypes import F16
+
+    return F16
+
+
+@wrong_step("impl.apr_write:encoded")
+def apr_scale_in_the_tensors_dtype(encoded: Step, dtype: Any, tensor: Any) -> Any:
+    """The scale of a matrix in AprQ8 is rounded to the dtype that the matrix had."""
+    import torch
+
+    content = encoded(dtype, tensor)
+    if dtype.name == "AprQ8":
+        content[:4] = content[:4].clone().view(torch.float32).to(tensor.dtype).float().view(torch.uint8)
+    return content
+
+
+# Adapters of PEFT's
+
+wrong_steps(
+    "impl.adapter:_NEUTRAL",
+    adapter_of_another_gaussian_refused=(
+        "An adapter whose factors were drawn otherwise is refused.",
+        lambda neutral: {**neutral, "init_lora_weights": (True,)},
+    ),
+)
+wrong_steps(
+    "impl.adapter:read_tensors",
+    merged_head_by_pefts_names=(
+        "The head of a merged model has to have PEFT's names.",
+        lambda read, path, prefix="": read(path, "base_model.model." if path.name == "head.safetensors" else prefix),
+    ),
+)
+
+
+@wrong_step("impl.saved:_settings")
+def settings_of_peft_at_their_defaults(settings: Step, adapter: Any, folder: Path) -> Any:
+    """Without settings beside an adapter all of them are the defaults, also what the adapter itself says."""
+    from blackswan.impl.config import ClassifyConfig
+
+    found = settings(adapter, folder)
+    return found if adapter.extra else ClassifyConfig(num_classes=found.num_classes, quantize_nf4=False)
