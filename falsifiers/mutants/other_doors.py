@@ -1,8 +1,11 @@
 """Models by another way: through links, from .apr files, of transformers' classifiers and of PEFT; one step of `impl` replaced."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from blackswan.falsifiers.mutants.changes import of_result
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
@@ -112,3 +115,40 @@ def settings_of_peft_at_their_defaults(settings: Step, adapter: Any, folder: Pat
 
     found = settings(adapter, folder)
     return found if adapter.extra else ClassifyConfig(num_classes=found.num_classes, quantize_nf4=False)
+
+
+@wrong_step("impl.saved:load_adapter")
+def adapter_of_peft_pools_the_mean(load: Step, *given: Any) -> Any:
+    """An adapter without settings pools as a run does by default."""
+    found = load(*given)
+    return found if found.extra else replace(found, adaptation=replace(found.adaptation, pooling="mean"))
+
+
+# Folders and files in the place of links
+
+wrong_steps(
+    "impl.folder:remove_left_over",
+    left_over_beside_brackets=(
+        "The name of a folder is a pattern.",
+        lambda remove, folder, prefix: remove(folder, prefix.replace("[", "[[")),
+    ),
+)
+wrong_steps("impl.folder:is_there", links_to_nothing_written_over=("A link to nothing counts as nothing.", lambda _, path: path.exists()))
+
+
+@wrong_step("impl.adapter:whole_folder")
+@contextmanager
+def link_exchanged_for_an_adapter(whole: Step, folder: Path, **options: Any) -> Iterator[Path]:
+    """A save over a link puts a folder in the place of the link."""
+    with patch.object(Path, "resolve", lambda path: path), whole(folder, **options) as partial:
+        yield partial
+
+
+@wrong_step("impl.apr_write:whole_file")
+@contextmanager
+def apr_file_before_its_tokenizer(whole_file: Step, path: Path) -> Iterator[Path]:
+    """A model has its name before its tokenizer has."""
+    with whole_file(path.with_name(f"{path.name}.other")) as partial:
+        yield partial
+        (partial / path.name).rename(path)
+        (partial / f"{path.name}.other").write_bytes(b"")

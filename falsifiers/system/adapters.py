@@ -314,7 +314,7 @@ def _on_the_disk(flushed: list[str], files: Mapping[str, bytes]) -> list[Compari
 def _others_are_left(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
     """What another process still writes beside an adapter is left alone, and what one left half done goes; a folder that is no adapter
     is not written over."""
-    half, other = folder / ".partial-again.abcdefgh", folder / "other"
+    half, other = folder / ".partial-again [1].abcdefgh", folder / "other"
     for each in (half, other):
         each.mkdir()
         (each / "file").write_text("x")
@@ -322,14 +322,26 @@ def _others_are_left(trial: Trial, model: Model, folder: Path) -> list[Compariso
     handle = os.open(half, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        save(folder / "again")
+        save(folder / "again [1]")
         found = same("what another process writes", {"file": b"x"}, content(half))
     finally:
         os.close(handle)
-    save(folder / "again")
+    save(folder / "again [1]")
     found += same("what was left half done", {}, content(half))
     found.append(trial.refuses("over a folder that is no adapter", partial(save, other), "other exists", "FileExistsError"))
-    return found + same("a folder that is no adapter", {"file": b"x"}, content(other))
+    return found + same("a folder that is no adapter", {"file": b"x"}, content(other)) + _through_a_link(trial, model, folder)
+
+
+def _through_a_link(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
+    """A save over a link to an adapter replaces that adapter, and the link stays."""
+    place = folder / "elsewhere"
+    place.mkdir()
+    (place / "link").symlink_to("../again [1]")
+    changed = {name: -value for name, value in model.trainable.items()}
+    trial.files.save_adapter(place / "link", folder / "base", model.settings, changed)
+    found = _same_tensors({PREFIX + name: value for name, value in changed.items()}, load_file(folder / "again [1]" / ADAPTER_WEIGHTS))
+    beside = [(each.name, each.is_symlink()) for each in place.iterdir()]
+    return found + same("names beside a link, and whether it is one", [("link", True)], beside)
 
 
 def _whole(name: str, found: dict[str, bytes], accepted: list[dict[str, bytes]]) -> Comparison:

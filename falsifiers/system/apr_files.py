@@ -225,6 +225,11 @@ def written_file(trial: Trial) -> list[Comparison]:
         ]
         trial.pretrainer.initial(base, path)
         found.append(trial.refuses("over another", partial(trial.files.export, base, path), "model.apr exists", "FileExistsError"))
+        for renames in range(2):
+            ask = partial(trial.files.export, base, folder / "half.apr", dtype, renames)
+            found.append(trial.refuses(f"a disk that names {renames} files", ask, r"half\.apr", "OSError"))
+            found += same(f"a model without its tokenizer, of {renames} files", False, (folder / "half.apr").exists())
+            (folder / "half.tokenizer.json").unlink(missing_ok=True)
         double = replace(model, decoder=model.decoder | {EMBEDDING: model.decoder[EMBEDDING].astype(np.float64)})
         ask = partial(trial.files.export, double.write_checkpoint(folder / "double"), folder / "double.apr")
         shutil.copyfile(CHECKPOINT / TOKENIZER, folder / "double" / TOKENIZER)

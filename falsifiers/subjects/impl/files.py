@@ -1,5 +1,6 @@
 """Adapters, merged checkpoints and saved checkpoints, as `impl` writes and reads them."""
 
+import errno
 import io
 import os
 import resource
@@ -141,9 +142,10 @@ class Files(Door):
         _within(memory, lambda: dict(checkpoint.load_checkpoint(path).tensors))
         return {}
 
-    def export(self, model: Path, output: Path, dtype: str | None = None) -> None:
-        """A checkpoint as an .apr file."""
-        apr_write.export_apr(checkpoint.load_checkpoint(model), model, output, dtype)
+    def export(self, model: Path, output: Path, dtype: str | None = None, renames: int | None = None) -> None:
+        """A checkpoint as an .apr file; on a disk that gives no more than so many files a name."""
+        with nullcontext() if renames is None else _renaming(renames):
+            apr_write.export_apr(checkpoint.load_checkpoint(model), model, output, dtype)
 
     def load_tokenizer(self, folder: Path) -> int:
         """The number of ids of a checkpoint's tokenizer."""
@@ -153,6 +155,20 @@ class Files(Door):
         classifier = Classifier(base.config, found.adaptation, base.tensors, found.trainable, dtype=torch.float32, device=self._device)
         with torch.no_grad():
             return to_numpy(classifier(*(torch.tensor(value, device=self._device) for value in (input_ids, mask))))
+
+
+@contextmanager
+def _renaming(at_most: int) -> Iterator[None]:
+    """Inside the block a path can be renamed so many times."""
+    real, left = Path.rename, iter(range(at_most))
+
+    def rename(path: Path, target: Path) -> Path:
+        if next(left, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path, target)
+
+    with mock.patch.object(Path, "rename", rename):
+        yield
 
 
 @contextmanager
