@@ -129,7 +129,7 @@ def adapter_of_peft_pools_the_mean(load: Step, *given: Any) -> Any:
 wrong_steps(
     "impl.folder:remove_left_over",
     left_over_beside_brackets=(
-        "The name of a folder is a pattern.",
+        "A name is a pattern.",
         lambda remove, folder, prefix: remove(folder, prefix.replace("[", "[[")),
     ),
 )
