@@ -152,3 +152,39 @@ def apr_file_before_its_tokenizer(whole_file: Step, path: Path) -> Iterator[Path
         yield partial
         (partial / path.name).rename(path)
         (partial / f"{path.name}.other").write_bytes(b"")
+
+
+wrong_steps(
+    "impl.folder:_exchange",
+    names_have_to_be_exchanged=("A system has to exchange two names.", lambda exchange, *names: _or_raise(exchange, *names)),
+)
+
+
+def _or_raise(exchange: Step, *names: Path) -> bool:
+    if not exchange(*names):
+        raise OSError(f"{names[1]}: two names cannot be exchanged here")
+    return True
+
+
+@wrong_step("impl.adapter:prepare_sequence_classifier")
+def prepared_of_its_old_labels(prepare: Step, model: Any, folder: Path) -> None:
+    """A sequence classifier keeps the number of labels that it had."""
+    prepare(model, folder)
+    model.num_labels = 2
+
+
+wrong_steps(
+    "impl.apr_checkpoint:DEFAULTS",
+    apr_positions_of_another_default=(
+        "Without a limit there are 2,048 positions.",
+        lambda said: {**said, "max_position_embeddings": 2048},
+    ),
+)
+wrong_steps(
+    "impl.apr_write:export_apr",
+    apr_of_the_stored_dtype=("The command writes .apr files in the dtype that they come in.", lambda export, *given: export(*given[:3])),
+)
+wrong_steps(
+    "impl.pipeline:ClassifyPipeline._logits",
+    answers_need_a_text=("Without a text there is no answer.", lambda logits, pipeline, texts: logits(pipeline, texts or [""])),
+)

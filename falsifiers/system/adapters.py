@@ -1,5 +1,6 @@
 """Adapters, merged checkpoints and saved checkpoints: the files that a subject writes and reads, held to NumPy, JSON and the reference."""
 
+import errno
 import fcntl
 import json
 import os
@@ -108,7 +109,9 @@ def _prepared(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
     if model.scalars["pooling"] != "last":
         return [trial.refuses("head for another pooling", ask, f"{BESIDE}.*pooling", "ValueError")]
     weight, bias = (model.trainable[name] for name in ("score.weight", "score.bias"))
-    return same("head for transformers", PreparedHead(weight, bias, len(bias)), ask())
+    wider = partial(trial.files.prepared_head, folder, model.scalars["hidden"] + 1)
+    refused = trial.refuses("a model of another width", wider, f"{model.scalars['hidden']} inputs", "ValueError")
+    return [refused, *same("head for transformers", PreparedHead(weight, bias, len(bias), len(bias)), ask())]
 
 
 def _metadata(file: Path) -> list[Comparison]:
@@ -329,7 +332,8 @@ def _others_are_left(trial: Trial, model: Model, folder: Path) -> list[Compariso
     save(folder / "again [1]")
     found += same("what was left half done", {}, content(half))
     found.append(trial.refuses("over a folder that is no adapter", partial(save, other), "other exists", "FileExistsError"))
-    return found + same("a folder that is no adapter", {"file": b"x"}, content(other)) + _through_a_link(trial, model, folder)
+    found += same("a folder that is no adapter", {"file": b"x"}, content(other))
+    return found + _through_a_link(trial, model, folder) + _without_exchange(trial, model, folder)
 
 
 def _through_a_link(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
@@ -342,6 +346,21 @@ def _through_a_link(trial: Trial, model: Model, folder: Path) -> list[Comparison
     found = _same_tensors({PREFIX + name: value for name, value in changed.items()}, load_file(folder / "again [1]" / ADAPTER_WEIGHTS))
     beside = [(each.name, each.is_symlink()) for each in place.iterdir()]
     return found + same("names beside a link, and whether it is one", [("link", True)], beside)
+
+
+def _without_exchange(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
+    """A system that cannot exchange two names leaves the new adapter too, one that fails at it the old one, and nothing beside."""
+    place, found = folder / "renamed", []
+    save = partial(trial.files.save_adapter, place / "adapter", folder / "base", model.settings)
+    save(model.trainable)
+    for times, code in enumerate((0, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP), start=2):
+        tensors = {name: times * value for name, value in model.trainable.items()}
+        save(tensors, exchange=code)
+        stored = load_file(place / "adapter" / ADAPTER_WEIGHTS)
+        found += _same_tensors({PREFIX + name: value for name, value in tensors.items()}, stored)
+    found.append(trial.refuses("names that are not exchanged", partial(save, model.trainable, exchange=errno.EACCES), "adapter", "OSError"))
+    found += _same_tensors(stored, load_file(place / "adapter" / ADAPTER_WEIGHTS))
+    return found + same("names beside an adapter", ["adapter"], [each.name for each in place.iterdir()])
 
 
 def _whole(name: str, found: dict[str, bytes], accepted: list[dict[str, bytes]]) -> Comparison:

@@ -88,11 +88,12 @@ def equals_safetensors(trial: Trial) -> list[Comparison]:
     """F32, F16 and BF16, mixed; metadata by any of its names, contents in any order, vectors as rows, tensors of a training run, any
     rope_type."""
     rng, model = trial.rng("file"), _drawn(trial)
-    chosen, model = _mixed(rng, replace(model, config=config_files.plain(model.scalars) | SPECIAL))
+    positions = {"max_position_embeddings": int(rng.choice([512, apr_spellings.POSITIONS]))}
+    chosen, model = _mixed(rng, replace(model, config=config_files.plain(model.scalars) | SPECIAL | positions))
     stored = [plain(name, value, chosen[name]) for name, value in model.decoder.items()]
     rows = [replace(each, shape=(1, *each.shape)) if len(each.shape) == 1 and rng.integers(2) else each for each in stored]
     own = [Stored("__training__.step", CODES["I64"], (1,), bytes(8)), plain("__training__.m", np.ones(3), "F32")]
-    said = apr_spellings.spelled(rng, metadata(model.scalars)) | OF_A_WRITER | {"rope_type": int(rng.choice([0, 2]))}
+    said = apr_spellings.spelled(rng, metadata(model.scalars) | positions) | OF_A_WRITER | {"rope_type": int(rng.choice([0, 2]))}
     order = [int(place) for place in rng.permutation(len(rows) + len(own))]
     file = image(said, rows + own, order=order, header={"flags": apr_spellings.flags(rng)}, footer=bool(rng.integers(2)))
     with _folder() as folder:

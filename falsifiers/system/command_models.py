@@ -14,6 +14,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from blackswan import reference
+from blackswan.falsifiers.numeric import apr_format
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare, value_inside
 from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF
 from blackswan.falsifiers.system import config_files
@@ -78,6 +79,10 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
         found += same("beginning of the .apr file", b"APR", apr.read_bytes()[:3] if apr.is_file() else None)
         trial.commands.run("export", f"--model={apr}", f"--output={back}")
         trial.commands.run("export", f"--model={apr}", f"--output={apr.with_name('again.apr')}")
+        trial.commands.run("export", f"--model={apr}", f"--output={apr.with_name('half.apr')}", "--dtype=bfloat16")
+        stored = apr_format.read(apr.with_name("half.apr"))[2].values()
+        rounded = {name: value.astype(STORAGE["bfloat16"]) for name, value in problem.model.decoder.items()}
+        found += same("tensors of an .apr file <bfloat16>", rounded, {each.name: apr_format.array(each) for each in stored})
         for beside in ("apr", "tokenizer.json", "tokenizer_config.json"):
             files = (problem.folder / f"{name}.{beside}" for name in ("model", "again"))
             found += same(f".{beside} of an .apr file that is made of one", *(path.read_bytes() for path in files))

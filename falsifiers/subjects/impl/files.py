@@ -1,5 +1,6 @@
 """Adapters, merged checkpoints and saved checkpoints, as `impl` writes and reads them."""
 
+import ctypes
 import errno
 import io
 import os
@@ -36,10 +37,14 @@ LATE, KILLED = 30, 9
 class Files(Door):
     """Adapters and checkpoints in folders; `base` is the folder of the checkpoint that an adapter belongs to."""
 
-    def save_adapter(self, folder: Path, base: Path, settings: AdapterSettings, tensors: Mapping[str, Array]) -> None:
-        """Saves LoRA factors and head from the device, over an adapter that is there."""
+    def save_adapter(
+        self, folder: Path, base: Path, settings: AdapterSettings, tensors: Mapping[str, Array], exchange: int | None = None
+    ) -> None:
+        """Saves LoRA factors and head from the device, over an adapter that is there; on a system that refuses to exchange two names by
+        that error, or for 0 has no call for it."""
         held = {name: torch.tensor(value, device=self._device) for name, value in tensors.items()}
-        _save(folder, base, settings, held)
+        with nullcontext() if exchange is None else _exchanging(exchange):
+            _save(folder, base, settings, held)
 
     def interrupted_save(
         self,
@@ -101,7 +106,7 @@ class Files(Door):
         object.__setattr__(model, "config", config)  # transformers' is no module either
         adapter.prepare_sequence_classifier(model, folder)
         weight, bias = (to_numpy(model.get_parameter(f"score.{name}").detach()) for name in ("weight", "bias"))
-        return PreparedHead(weight, bias, config.num_labels)
+        return PreparedHead(weight, bias, config.num_labels, getattr(model, "num_labels", 2))
 
     def adapter_logits(self, folder: Path, base: Path, input_ids: Array, mask: Array) -> Array:
         """The logits [samples, classes] in float32 of the checkpoint with the adapter, both loaded from their folders."""
@@ -155,6 +160,19 @@ class Files(Door):
         classifier = Classifier(base.config, found.adaptation, base.tensors, found.trainable, dtype=torch.float32, device=self._device)
         with torch.no_grad():
             return to_numpy(classifier(*(torch.tensor(value, device=self._device) for value in (input_ids, mask))))
+
+
+@contextmanager
+def _exchanging(code: int) -> Iterator[None]:
+    """Inside the block the system's library has no call that exchanges two names, or one that ends with that error."""
+
+    def refused(*_: object) -> int:
+        ctypes.set_errno(code)
+        return -1
+
+    library = SimpleNamespace(renameat2=refused) if code else SimpleNamespace()
+    with mock.patch.object(ctypes, "CDLL", return_value=library):
+        yield
 
 
 @contextmanager
