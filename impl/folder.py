@@ -152,7 +152,11 @@ def _put(new: Path, folder: Path) -> None:
     elif not _exchange(new, folder):
         old = new.with_name(f"{new.name}.old")
         folder.rename(old)
-        new.rename(folder)
+        try:
+            new.rename(folder)
+        except OSError:
+            old.rename(folder)
+            raise
         shutil.rmtree(old)
 
 

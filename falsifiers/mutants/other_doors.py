@@ -1,5 +1,6 @@
 """Models by another way: through links, from .apr files, of transformers' classifiers and of PEFT; one step of `impl` replaced."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,6 +40,13 @@ wrong_steps(
 # Special tokens, classes and dtypes
 
 wrong_steps("impl.checkpoint:special_tokens", exported_without_special_tokens=("An exported folder names no special token.", lambda *_: {}))
+wrong_steps(
+    "impl.pretrain_run:CheckpointFn",
+    pretrained_without_special_tokens=(
+        "A checkpoint of pre-training names no special token.",
+        lambda make, decoder, tokenizer, folder, _: make(decoder, tokenizer, folder),
+    ),
+)
 wrong_steps(
     "impl.merge:special_tokens",
     merged_without_a_files_special_tokens=("A merged .apr file has no special tokens.", lambda *_: {}),
@@ -188,3 +196,15 @@ wrong_steps(
     "impl.pipeline:ClassifyPipeline._logits",
     answers_need_a_text=("Without a text there is no answer.", lambda logits, pipeline, texts: logits(pipeline, texts or [""])),
 )
+
+
+@wrong_step("impl.folder:_put")
+def adapter_removed_where_names_are_not_exchanged(put: Step, new: Path, folder: Path) -> None:
+    """Where two names cannot be exchanged, the old folder is removed before the new one has its name."""
+    from blackswan.impl import folder as module
+
+    if folder.exists() and not module._exchange(new, folder):
+        shutil.rmtree(folder)
+    elif folder.exists():
+        return
+    put(new, folder)

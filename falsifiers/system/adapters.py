@@ -358,8 +358,10 @@ def _without_exchange(trial: Trial, model: Model, folder: Path) -> list[Comparis
         save(tensors, exchange=code)
         stored = load_file(place / "adapter" / ADAPTER_WEIGHTS)
         found += _same_tensors({PREFIX + name: value for name, value in tensors.items()}, stored)
-    found.append(trial.refuses("names that are not exchanged", partial(save, model.trainable, exchange=errno.EACCES), "adapter", "OSError"))
-    found += _same_tensors(stored, load_file(place / "adapter" / ADAPTER_WEIGHTS))
+    for failure in ({"exchange": errno.EACCES}, {"exchange": 0, "renames": 0}, {"exchange": 0, "renames": 1}):
+        found.append(trial.refuses(f"a name that is not given {failure}", partial(save, model.trainable, **failure), "adapter", "OSError"))
+        found += same(f"adapter in its place {failure}", True, (place / "adapter" / ADAPTER_WEIGHTS).is_file())
+        found += _same_tensors(stored, load_file(place / "adapter" / ADAPTER_WEIGHTS)) if found[-1].held else []
     return found + same("names beside an adapter", ["adapter"], [each.name for each in place.iterdir()])
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import io
+import itertools
 import os
 import resource
 import signal
@@ -38,12 +39,18 @@ class Files(Door):
     """Adapters and checkpoints in folders; `base` is the folder of the checkpoint that an adapter belongs to."""
 
     def save_adapter(
-        self, folder: Path, base: Path, settings: AdapterSettings, tensors: Mapping[str, Array], exchange: int | None = None
+        self,
+        folder: Path,
+        base: Path,
+        settings: AdapterSettings,
+        tensors: Mapping[str, Array],
+        exchange: int | None = None,
+        renames: int | None = None,
     ) -> None:
         """Saves LoRA factors and head from the device, over an adapter that is there; on a system that refuses to exchange two names by
-        that error, or for 0 has no call for it."""
+        that error, or for 0 has no call for it, and on a disk that fails to rename after so many times."""
         held = {name: torch.tensor(value, device=self._device) for name, value in tensors.items()}
-        with nullcontext() if exchange is None else _exchanging(exchange):
+        with nullcontext() if exchange is None else _exchanging(exchange), nullcontext() if renames is None else _renaming(renames):
             _save(folder, base, settings, held)
 
     def interrupted_save(
@@ -148,7 +155,7 @@ class Files(Door):
         return {}
 
     def export(self, model: Path, output: Path, dtype: str | None = None, renames: int | None = None) -> None:
-        """A checkpoint as an .apr file; on a disk that gives no more than so many files a name."""
+        """A checkpoint as an .apr file; on a disk that fails to rename after so many times."""
         with nullcontext() if renames is None else _renaming(renames):
             apr_write.export_apr(checkpoint.load_checkpoint(model), model, output, dtype)
 
@@ -176,12 +183,12 @@ def _exchanging(code: int) -> Iterator[None]:
 
 
 @contextmanager
-def _renaming(at_most: int) -> Iterator[None]:
-    """Inside the block a path can be renamed so many times."""
-    real, left = Path.rename, iter(range(at_most))
+def _renaming(before: int) -> Iterator[None]:
+    """Inside the block a path cannot be renamed once, after so many times."""
+    real, made = Path.rename, itertools.count()
 
     def rename(path: Path, target: Path) -> Path:
-        if next(left, None) is None:
+        if next(made) == before:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(path, target)
 
