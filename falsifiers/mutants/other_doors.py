@@ -208,3 +208,40 @@ def adapter_removed_where_names_are_not_exchanged(put: Step, new: Path, folder: 
     elif folder.exists():
         return
     put(new, folder)
+
+
+@wrong_step("impl.adapter:prepare_sequence_classifier")
+def prepared_in_float32(prepare: Step, model: Any, folder: Path) -> None:
+    """A sequence classifier in another dtype is given a head in float32."""
+    prepare(model, folder)
+    model.score.float()
+
+
+# Bases that are gone, and weights that are not there
+
+wrong_steps(
+    "impl.pipeline:open_adapter",
+    base_that_is_named_merged=(
+        "What was opened on another base is merged into the one that the adapter names.",
+        lambda opened, *given: replace(found := opened(*given), source=found.adapter.base),
+    ),
+)
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.merge")
+def merged_into_whatever_is_there(merge: Step, pipeline: Any, folder: Path) -> None:
+    """Nobody looks whether the base is still the one that the run was trained on."""
+    pipeline.base_checksums = {}
+    merge(pipeline, folder)
+
+
+@wrong_step("impl.checkpoint:_stored_tensors")
+def pickled_weights_unnamed(stored: Step, folder: Path) -> Any:
+    """Where the weights are pickled nothing says that they can be converted."""
+    try:
+        return stored(folder)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(str(error).replace("convert the .bin files to safetensors", "copy the weights into the folder")) from None
+
+
+wrong_steps("impl.architecture:difflib.get_close_matches", nearest_key_unnamed=("A misspelt key is not named.", lambda *_, **__: []))

@@ -104,14 +104,17 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
 
 
 def _prepared(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
-    """transformers' classes are given the head, bias and all; those pool the last token, and another pooling is refused."""
-    ask = partial(trial.files.prepared_head, folder, model.scalars["hidden"])
+    """transformers' classes are given the head, bias and all, in their dtype; those pool the last token, and another pooling is refused."""
+    dtype = str(trial.rng("prepared").choice(["float32", "bfloat16", "float16"]))
+    ask = partial(trial.files.prepared_head, folder, model.scalars["hidden"], dtype)
     if model.scalars["pooling"] != "last":
         return [trial.refuses("head for another pooling", ask, f"{BESIDE}.*pooling", "ValueError")]
-    weight, bias = (model.trainable[name] for name in ("score.weight", "score.bias"))
+    weight, bias = (model.trainable[name].astype(STORAGE[dtype]) for name in ("score.weight", "score.bias"))
     wider = partial(trial.files.prepared_head, folder, model.scalars["hidden"] + 1)
     refused = trial.refuses("a model of another width", wider, f"{model.scalars['hidden']} inputs", "ValueError")
-    return [refused, *same("head for transformers", PreparedHead(weight, bias, len(bias), len(bias)), ask())]
+    found = ask()
+    dtypes = same("dtype of the head for transformers", dtype, str(found.weight.dtype))
+    return [refused, *dtypes, *same("head for transformers", PreparedHead(weight, bias, len(bias), len(bias)), found)]
 
 
 def _metadata(file: Path) -> list[Comparison]:
@@ -198,7 +201,7 @@ def merged_by_the_run(trial: Trial) -> list[Comparison]:
     with tempfile.TemporaryDirectory() as parent:
         trial.classifiers.merged(CHECKPOINT, _settings(model), model.trainable, Path(parent))
         found = _sums(model, Path(parent) / "merged", CHECKPOINT) + _sums(model, Path(parent) / "opened", CHECKPOINT)
-        return found + _refuses_another_base(trial, Path(parent), str(rng.choice(sorted(model.decoder))))
+        return found + _refuses_another_base(trial, model, Path(parent), str(rng.choice(sorted(model.decoder))))
 
 
 def _settings(model: Model) -> dict[str, Any]:
@@ -213,15 +216,23 @@ def _settings(model: Model) -> dict[str, Any]:
     return found | {"quantize_nf4": own.nf4, "double_quantize": own.double_quantize, "dtype": model.trained_in, "max_seq_len": 64}
 
 
-def _refuses_another_base(trial: Trial, parent: Path, name: str) -> list[Comparison]:
-    """The adapter is not opened on a checkpoint of which one number of one tensor is the next that there is."""
-    other = Path(shutil.copytree(CHECKPOINT, parent / "other"))
-    tensors = load_file(other / WEIGHTS)
+def _refuses_another_base(trial: Trial, model: Model, parent: Path, name: str) -> list[Comparison]:
+    """The adapter is not opened on a checkpoint of which one number of one tensor is the next that there is, and a run does not merge into
+    one that has become so since it was opened."""
+    other, tensors = Path(shutil.copytree(CHECKPOINT, parent / "other")), load_file(CHECKPOINT / WEIGHTS)
     one_ulp_off(tensors[name])
-    save_file(tensors, other / WEIGHTS)
-    return [
-        trial.refuses(f"a base whose {name} is one ulp off", partial(trial.classifiers.opened, parent / "adapter", other), re.escape(name))
-    ]
+
+    def change() -> None:
+        (other / WEIGHTS).unlink()  # it may be mapped
+        save_file(tensors, other / WEIGHTS)
+
+    place = parent / "late"
+    place.mkdir()
+    merge = partial(trial.classifiers.merged, other, _settings(model), model.trainable, place, change)
+    found = [trial.refuses(f"a base whose {name} has become one ulp off", merge, re.escape(name))]
+    found += same("what is merged into a base that has changed", False, (place / "merged").exists())
+    opened = partial(trial.classifiers.opened, parent / "adapter", other)
+    return [*found, trial.refuses(f"a base whose {name} is one ulp off", opened, re.escape(name))]
 
 
 def _sums(model: Model, merged: Path, base_folder: Path) -> list[Comparison]:

@@ -81,6 +81,8 @@ def _config_damage(folder: Path, family: str) -> Iterator[Damage]:
         make({"layer_types": value}) for value in (3, ["full_attention"], ["full_attention", "sliding_attention"], [["full_attention"]])
     )
     yield make({"model_type": ABSENT})
+    yield make({"model_type": "lama"}, "nearest: llama")
+    yield make({"hidden_size": ABSENT, "hiden_size": 16}, "hidden_size.*nearest.*hiden_size")
     yield from (make(changes, f"{CONFIG}.*{named}") for changes, named in ROTARY.values())
     if family == "llama":
         yield make({"sliding_window": 4})

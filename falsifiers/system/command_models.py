@@ -63,7 +63,8 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
         problem.corpus("corpus", texts, labels)
         with chdir(problem.folder):  # what a run was given by names that hold here only is found from everywhere
             trial.commands.run("train", "--model=base", "--corpus=corpus.jsonl", "--output=run", *options(problem.settings))
-        trial.commands.run("merge", f"--adapter={run / 'last'}", f"--output={merged}")
+        said = trial.commands.run("merge", f"--adapter={run / 'last'}", f"--output={merged}")
+        found += same("what merge prints", f"{merged} holds the merged model and its head\n", said.out)
         found += [
             *merged_tensors(problem, run / "last", merged),
             *_merged_config(problem, merged),
@@ -75,7 +76,8 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
             trial.commands.run("export", f"--model={problem.base}", f"--output={folder}", *chosen)
             found += _exported("exported folder", problem, folder, dtype or "float32")
         apr, back = problem.folder / "model.apr", problem.folder / "back"
-        trial.commands.run("export", f"--model={problem.base}", f"--output={apr}")
+        said = trial.commands.run("export", f"--model={problem.base}", f"--output={apr}")
+        found += same("what export prints", f"{apr} holds the model\n", said.out)
         found += same("beginning of the .apr file", b"APR", apr.read_bytes()[:3] if apr.is_file() else None)
         trial.commands.run("export", f"--model={apr}", f"--output={back}")
         trial.commands.run("export", f"--model={apr}", f"--output={apr.with_name('again.apr')}")
@@ -89,6 +91,8 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
         found += _exported("folder of an .apr file", problem, back, "float32")
         wanted = Answers.of(problem, run / "last", texts, labels, np.asarray(0))
         problem.base.rename(problem.folder / "moved")
+        trial.commands.run("merge", f"--adapter={run / 'last'}", f"--model={apr}", f"--output={problem.folder / 'again'}")
+        found += same("what is merged where the base was", *(load_file(each / WEIGHTS) for each in (merged, problem.folder / "again")))
         lines = trial.commands.run("predict", f"--adapter={run / 'last'}", f"--model={apr}", "--", *texts).out.splitlines()
         shown = np.asarray([json.loads(line)["probabilities"] for line in lines])
     return [*found, trial.near("probabilities with the .apr file for the base", wanted.probabilities, shown)]

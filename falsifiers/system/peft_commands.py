@@ -41,13 +41,17 @@ def adapters_without_settings_serve(trial: Trial) -> list[Comparison]:
             said = json.loads(trial.commands.run("evaluate", option, f"--corpus={corpus}", "--json").out)
             found.append(trial.near(f"loss <{name}>", wanted.loss, said["loss"]))
             found += same(f"confusion <{name}>", wanted.confusion.tolist(), said["confusion"])
+        after = trial.commands.run("summary", f"--adapter={merged}").out
+    found += _summary(after, target_modules(model), problem.model.scalars, ", merged into the base weights")
     return [*found, *_summary(summary, target_modules(model), problem.model.scalars)]
 
 
-def _summary(text: str, targets: Sequence[str], scalars: dict[str, object]) -> list[Comparison]:
-    """The lines about the adapter and its head."""
-    shown = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+def _summary(text: str, targets: Sequence[str], scalars: dict[str, object], merged: str = "") -> list[Comparison]:
+    """The lines about the base weights, the adapter and its head."""
+    shown = {name: line.strip() for name, line in (line.split(": ", 1) for line in text.splitlines())}
+    adapted = f"rank {scalars['rank']}, alpha {scalars['alpha']:g}, on {', '.join(targets)}{merged}"
     return [
-        *same("summary, LoRA", f"rank {scalars['rank']}, alpha {scalars['alpha']:g}, on {', '.join(targets)}", shown["LoRA"].strip()),
-        *same("summary, head", f"{scalars['classes']} classes, last pooling", shown["head"].strip()),
+        *same("summary, dtype of the base weights", "base weights in float32", shown["device"].rpartition(", ")[2]),
+        *same("summary, LoRA", adapted, shown["LoRA"]),
+        *same("summary, head", f"{scalars['classes']} classes, last pooling", shown["head"]),
     ]

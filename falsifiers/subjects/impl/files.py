@@ -106,10 +106,10 @@ class Files(Door):
             _save(folder, base, settings, {name: torch.tensor(value) for name, value in tensors.items()})
         return [event.removeprefix("flush ") for event in seen]
 
-    def prepared_head(self, folder: Path, hidden: int) -> PreparedHead:
-        """The head that a sequence classifier of transformers' is given before PEFT loads an adapter, or of a merged checkpoint."""
+    def prepared_head(self, folder: Path, hidden: int, dtype: str = "float32") -> PreparedHead:
+        """The head that a sequence classifier of transformers' in that dtype is given for an adapter, or for a merged model."""
         model, config = torch.nn.Module(), SimpleNamespace(num_labels=2)
-        model.score = torch.nn.Linear(hidden, 2, bias=False)
+        model.score = torch.nn.Linear(hidden, 2, bias=False, dtype=getattr(torch, dtype))
         object.__setattr__(model, "config", config)  # transformers' is no module either
         adapter.prepare_sequence_classifier(model, folder)
         weight, bias = (to_numpy(model.get_parameter(f"score.{name}").detach()) for name in ("weight", "bias"))
