@@ -39,8 +39,12 @@ DEFAULTS = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-6}
 """What the format says where the metadata has no such key; there are as many heads of keys and values as of queries."""
 HALVES = 2
 """The `rope_type` of rows in Hugging Face's order."""
-EOS_KEY = "tokenizer.eos_token_id"
-"""The key of the token that ends a text."""
+SPECIAL_TOKENS = {
+    "bos_token_id": "tokenizer.bos_token_id",
+    "eos_token_id": "tokenizer.eos_token_id",
+    "pad_token_id": "tokenizer.padding_token_id",
+}
+"""Key of config.json → what metadata calls it: the tokens that begin, end and pad texts."""
 TRAINING = "__training__."
 """Begins the names of what a training run keeps for itself."""
 GGUF = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}

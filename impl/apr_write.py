@@ -11,12 +11,11 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from blackswan.impl.adapter import read_object
 from blackswan.impl.apr import ALIGNMENT, HEADER, MAGIC, ROW_MAJOR, VERSION, header_checksum
-from blackswan.impl.apr_checkpoint import EOS_KEY, HALVES
+from blackswan.impl.apr_checkpoint import HALVES, SPECIAL_TOKENS
 from blackswan.impl.apr_dtypes import BF16, DTYPES, F16, F32, WRITTEN, DType, encoded, fits
 from blackswan.impl.architecture import to_huggingface
-from blackswan.impl.checkpoint import CONFIG, TOKENIZER, TOKENIZER_CONFIG, Checkpoint, belonging
+from blackswan.impl.checkpoint import TOKENIZER, TOKENIZER_CONFIG, Checkpoint, belonging, special_tokens
 from blackswan.impl.config import DecoderConfig
 from blackswan.impl.decoder import parameter_shapes, require_tensors
 from blackswan.impl.folder import whole_file
@@ -35,9 +34,8 @@ def export_apr(checkpoint: Checkpoint, source: Path, path: Path, dtype: str | No
     """
     if not belonging(source, TOKENIZER).is_file():
         raise FileNotFoundError(f"{belonging(source, TOKENIZER)}: no such file; a checkpoint cannot be used without its own tokenizer")
-    metadata = _metadata(checkpoint.config)
-    if (source / CONFIG).is_file():
-        metadata |= {EOS_KEY: read_object(source / CONFIG).get("eos_token_id")}
+    special = special_tokens(source)
+    metadata = _metadata(checkpoint.config) | {called: special.get(key) for key, called in SPECIAL_TOKENS.items()}
     with whole_file(path) as partial:
         for name in (TOKENIZER, TOKENIZER_CONFIG):
             if belonging(source, name).is_file():

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from blackswan.impl import strict_json
-from blackswan.impl.apr import is_apr
-from blackswan.impl.apr_checkpoint import read_apr
+from blackswan.impl.apr import is_apr, open_apr
+from blackswan.impl.apr_checkpoint import SPECIAL_TOKENS, read_apr
 from blackswan.impl.architecture import read_architecture, to_huggingface
 from blackswan.impl.config import DecoderConfig
 from blackswan.impl.decoder import EMBEDDING, HEAD, Decoder, parameter_shapes, require_shapes, require_tensors
@@ -120,14 +120,23 @@ def read_config(folder: Path) -> DecoderConfig:
     return read_architecture(_read_object(path), path)
 
 
+def special_tokens(model: Path) -> dict[str, Any]:
+    """The ids of the tokens that begin, end and pad texts, by config.json's keys, as a folder or an .apr file says them."""
+    said = open_apr(model).metadata if is_apr(model) else _read_object(model / CONFIG)
+    values = {key: said.get(called if is_apr(model) else key) for key, called in SPECIAL_TOKENS.items()}
+    return {key: value for key, value in values.items() if value is not None}
+
+
 def belonging(model: Path, name: str) -> Path:
     """Where a file of that name, `tokenizer.json` say, is for a model: in its folder, or beside `MODEL.apr` as `MODEL.tokenizer.json`."""
     return model.with_suffix(f".{name}") if is_apr(model) else model / name
 
 
-def save_checkpoint(folder: Path, config: DecoderConfig, tensors: Tensors, tokenizer: Path | None = None) -> None:
+def save_checkpoint(
+    folder: Path, config: DecoderConfig, tensors: Tensors, tokenizer: Path | None = None, special: Mapping[str, Any] | None = None
+) -> None:
     """Writes a folder that `load_checkpoint` and transformers read; `tokenizer` is a tokenizer.json to copy, with the
-    tokenizer_config.json beside it, if there is one.
+    tokenizer_config.json beside it, if there is one, and `special` are the ids of `special_tokens`.
 
     The folder appears whole or not at all. Raises a FileExistsError where it exists, and a ValueError where the tensors are not the
     architecture's and for one that is not finite.
@@ -140,7 +149,8 @@ def save_checkpoint(folder: Path, config: DecoderConfig, tensors: Tensors, token
             if not bool(torch.isfinite(tensor).all()):
                 raise ValueError(f"{name}: NaN or infinity in {_NAMES[tensor.dtype]}; the model is damaged, or the dtype too narrow")
         save_file(contiguous, partial / WEIGHTS, metadata={"format": "pt"})
-        (partial / CONFIG).write_text(json.dumps({**to_huggingface(config), "dtype": _NAMES[dtype]}, indent=2) + "\n")
+        values = {**to_huggingface(config), **(special or {}), "dtype": _NAMES[dtype]}
+        (partial / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
         if tokenizer is not None:
             shutil.copyfile(tokenizer, partial / TOKENIZER)
             settings = tokenizer.with_name(tokenizer.name.removesuffix(TOKENIZER) + TOKENIZER_CONFIG)

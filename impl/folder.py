@@ -63,7 +63,7 @@ def naming(path: Path) -> Iterator[None]:
 
 def remove_left_over(folder: Path, prefix: str) -> None:
     """Removes files and folders of that prefix which a killed process left half done; those that one still writes are locked by it."""
-    for path in folder.glob(f"{prefix}*"):
+    for path in [each for each in folder.iterdir() if each.name.startswith(prefix)]:  # no pattern: a name may hold brackets
         if not path.is_dir():
             path.unlink(missing_ok=True)
             continue
@@ -87,9 +87,11 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     """A new folder to write into; it gets its name when the block ends without an error, and is removed when it ends with one.
 
     With `replace` an existing folder of that name changes places with the new one in one step where the system can exchange two names
-    (Linux), else by two renames. A FileExistsError where it exists and `replace` is not given.
+    (Linux), else by two renames; where the name is a link, what it leads to is replaced. A FileExistsError where the name is there and
+    `replace` is not given.
     """
-    if folder.exists() and not (replace and folder.is_dir()):
+    folder = folder.resolve() if replace else folder
+    if is_there(folder) and not (replace and folder.is_dir()):
         raise FileExistsError(f"{folder} exists; choose another name or move it away")
     with _partial(folder) as partial:
         yield partial
@@ -104,17 +106,22 @@ def whole_file(path: Path) -> Iterator[Path]:
     They do so when the block ends without an error, and are removed when it ends with one. A FileExistsError where `path` exists, or at
     the end another one of them.
     """
-    if path.exists():
+    if is_there(path):
         raise FileExistsError(f"{path} exists; choose another name or move it away")
     with _partial(path) as partial:
         yield partial
         _settle(partial)
         written = sorted(partial.iterdir(), key=lambda each: each.name == path.name)
         for each in written:
-            if (there := path.with_name(each.name)).exists():
+            if is_there(there := path.with_name(each.name)):
                 raise FileExistsError(f"{there} exists; choose another name or move it away")
         for each in written:
             each.rename(path.with_name(each.name))
+
+
+def is_there(path: Path) -> bool:
+    """Whether a name is in use, also as a link to what is not there."""
+    return path.exists() or path.is_symlink()
 
 
 @contextmanager
@@ -145,7 +152,11 @@ def _put(new: Path, folder: Path) -> None:
     elif not _exchange(new, folder):
         old = new.with_name(f"{new.name}.old")
         folder.rename(old)
-        new.rename(folder)
+        try:
+            new.rename(folder)
+        except OSError:
+            old.rename(folder)
+            raise
         shutil.rmtree(old)
 
 

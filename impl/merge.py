@@ -28,7 +28,7 @@ from blackswan.impl.adapter import (
 )
 from blackswan.impl.apr import is_apr
 from blackswan.impl.architecture import to_huggingface
-from blackswan.impl.checkpoint import CONFIG, TOKENIZER_FILES, WEIGHTS, Checkpoint, belonging, load_checkpoint
+from blackswan.impl.checkpoint import CONFIG, TOKENIZER_FILES, WEIGHTS, Checkpoint, belonging, load_checkpoint, special_tokens
 from blackswan.impl.checksums import Checked, checksum, require
 from blackswan.impl.classifier import Adaptation, trainable_shapes
 from blackswan.impl.config import DecoderConfig
@@ -123,6 +123,6 @@ def _config(config: DecoderConfig, source: Path | None) -> dict[str, Any]:
 
     Rotary parameters are the architecture's own: transformers 4 and 5 spell them in different keys, which must not contradict each other.
     """
-    values = {} if source is None or is_apr(source) else read_object(source / CONFIG)
+    values = {} if source is None else special_tokens(source) if is_apr(source) else read_object(source / CONFIG)
     other = ("torch_dtype", "num_labels", "id2label", "label2id", "architectures", "rope_theta", "rope_scaling", "rope_parameters")
     return to_huggingface(config) | {key: value for key, value in values.items() if key not in other}

@@ -280,7 +280,7 @@ class ClassifyPipeline:
     def save(self, folder: Path) -> None:
         """The adapter and head in PEFT's format with the settings beside; a folder that holds an adapter is replaced."""
         self._require_updates()
-        base = None if self.source is None else self.source.resolve()
+        base = None if self.source is None else self.source.absolute()  # a link's target may have another name: .apr files in a cache
         known, extra = self.base_checksums, self._extra()
         save_adapter(folder, self.architecture, self.adaptation, self._trainable(), base=base, extra=extra, base_checksums=known)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -139,17 +140,17 @@ class ValFn:
 
 
 class CheckpointFn:
-    """Writes checkpoints under a folder: weights, architecture and tokenizer, what it takes to use the model elsewhere.
+    """Writes checkpoints under a folder: weights, architecture, `special_tokens` and tokenizer, what it takes to use the model elsewhere.
 
     Raises a FileNotFoundError where the tokenizer is not there, before the first step rather than after the last.
     """
 
-    def __init__(self, decoder: Decoder, tokenizer: Path, folder: Path) -> None:
+    def __init__(self, decoder: Decoder, tokenizer: Path, folder: Path, special: Mapping[str, Any] | None = None) -> None:
         if not tokenizer.is_file():
             raise FileNotFoundError(
                 f"{tokenizer}: no such file; a checkpoint without its {TOKENIZER} cannot be used, name the one of the data"
             )
-        self.decoder, self.tokenizer, self.folder = decoder, tokenizer, folder
+        self.decoder, self.tokenizer, self.folder, self.special = decoder, tokenizer, folder, special
 
     def path(self, step: int) -> Path:
         """The folder of the checkpoint after a step."""
@@ -157,7 +158,7 @@ class CheckpointFn:
 
     def __call__(self, step: int) -> Path:
         """Writes the checkpoint, whole or not at all, and returns its folder. Raises a FileExistsError where it exists."""
-        save_checkpoint(self.path(step), self.decoder.config, dict(self.decoder.named_parameters()), self.tokenizer)
+        save_checkpoint(self.path(step), self.decoder.config, dict(self.decoder.named_parameters()), self.tokenizer, self.special)
         return self.path(step)
 
 

@@ -94,12 +94,14 @@ def pretrain(
     output: Path,
     tokenizer: Path,
     *,
+    special: Mapping[str, Any] | None = None,
     resume: bool = False,
     on_start: Callable[[], None] | None = None,
     on_step: Callable[[PretrainStep], None] | None = None,
     on_epoch: Callable[[PretrainEpoch], None] | None = None,
 ) -> PretrainResult:
-    """Trains `decoder` in place; `output` gets `checkpoints/` and `state/`. `on_start` is called once nothing is refused any more.
+    """Trains `decoder` in place; `output` gets `checkpoints/` and `state/`, `special` are the ids of `special_tokens`. `on_start` is called
+    once nothing is refused any more.
 
     With `resume` a run goes on from its state on the same trajectory, given the same architecture, batches, tokenizer and settings; the
     decoder's weights are the state's then, and `save_every` and `validation`, on which no step depends, may be others.
@@ -109,7 +111,7 @@ def pretrain(
     """
     if len(train) == 0:
         raise ValueError(f"{train.shards.folder}: {len(train.shards)} tokens; expected at least two, one of them to predict")
-    run = _Run(decoder, train, validation, settings, output, tokenizer)
+    run = _Run(decoder, train, validation, settings, output, tokenizer, special)
     run.require_usable(resume)
     steps: list[PretrainStep] = []
     epochs: list[PretrainEpoch] = []
@@ -141,9 +143,10 @@ class _Run:
         settings: PretrainSettings,
         output: Path,
         tokenizer: Path,
+        special: Mapping[str, Any] | None = None,
     ) -> None:
         self.train, self.validation, self.settings, self.output = train, validation, settings, output
-        self.checkpoint = CheckpointFn(decoder, tokenizer, output / CHECKPOINTS)
+        self.checkpoint = CheckpointFn(decoder, tokenizer, output / CHECKPOINTS, special)
         self.validate = ValFn(decoder, settings.micro_batch)
         self.step = StepFn(
             decoder,

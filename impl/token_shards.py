@@ -18,7 +18,7 @@ from torch import Tensor
 
 from blackswan.impl import strict_json
 from blackswan.impl.apr import is_apr, open_apr
-from blackswan.impl.apr_checkpoint import EOS_KEY
+from blackswan.impl.apr_checkpoint import SPECIAL_TOKENS
 from blackswan.impl.checkpoint import CONFIG
 from blackswan.impl.corpus import lines_of
 from blackswan.impl.folder import whole_folder
@@ -273,7 +273,7 @@ def _is_entry(entry: Any) -> bool:
 
 def end_token(model: Path) -> int:
     """`eos_token_id` of the model's config.json, or of the metadata in an .apr file."""
-    path, key = (model, EOS_KEY) if is_apr(model) else (model / CONFIG, "eos_token_id")
+    path, key = (model, SPECIAL_TOKENS["eos_token_id"]) if is_apr(model) else (model / CONFIG, "eos_token_id")
     try:
         values = open_apr(model).metadata if is_apr(model) else strict_json.loads(path.read_bytes())
         value = values.get(key)

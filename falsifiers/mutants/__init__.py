@@ -33,6 +33,7 @@ for _module in (
         "refusals",
         "commands",
         "unusual_files",
+        "other_doors",
         "warm_up",
         "whole_models",
     ),

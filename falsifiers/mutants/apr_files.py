@@ -361,7 +361,8 @@ wrong_steps(
 wrong_steps("impl.apr:MOST_METADATA", apr_large_metadata_refused=("Metadata may take a MiB.", lambda _: 2**20))
 wrong_steps("impl.apr_write:HALVES", apr_written_rope_type_of_pairs=("Written files say that neighbours turn together.", lambda _: 0))
 wrong_steps(
-    "impl.apr_write:EOS_KEY", apr_end_token_by_another_key=("The end token is written where nobody reads it.", lambda _: "eos_token_id")
+    "impl.apr_write:SPECIAL_TOKENS",
+    apr_end_token_by_another_key=("Special tokens are written where nobody reads them.", lambda said: {key: key for key in said}),
 )
 wrong_steps(
     "impl.apr_write:_checksum",

@@ -58,7 +58,8 @@ def end_token_first_of_several(end_token: Any, model: Path) -> Any:
 
 
 wrong_steps(
-    "impl.token_shards:EOS_KEY", end_token_by_the_key_of_a_folder=("An .apr file has no token of an end.", lambda _: "eos_token_id")
+    "impl.token_shards:SPECIAL_TOKENS",
+    end_token_by_the_key_of_a_folder=("An .apr file has no token of an end.", lambda said: {key: key for key in said}),
 )
 wrong_steps(
     "impl.token_shards:whole_folder",

@@ -74,8 +74,11 @@ class Model:
         save_file(self.decoder, folder / WEIGHTS)
         return folder
 
-    def write_peft(self, folder: Path, dtype: str = "float32", head_bias: bool = True, paths: bool = False) -> Path:
-        """An adapter as PEFT writes it, its targets by their names or `paths`; PEFT has no head bias where the model has none."""
+    def write_peft(self, folder: Path, dtype: str = "float32", head_bias: bool = True, paths: bool = False, **said: Any) -> Path:
+        """An adapter as PEFT writes it, its targets by their names or `paths`; PEFT has no head bias where the model has none.
+
+        `said` are other values of keys of its configuration.
+        """
         folder.mkdir(parents=True)
         chosen = {name: value for name, value in self.trainable.items() if head_bias or name != "score.bias"}
         save_file({PREFIX + name: value.astype(STORAGE[dtype]) for name, value in chosen.items()}, folder / ADAPTER_WEIGHTS)
@@ -83,7 +86,7 @@ class Model:
         own |= {"r": self.scalars["rank"], "lora_alpha": self.scalars["alpha"], "base_model_name_or_path": "a/model"}
         adapted = [path for path in projections(self) if path.endswith(target_modules(self))]
         own["target_modules"] = adapted if paths else sorted(target_modules(self))
-        (folder / ADAPTER_CONFIG).write_text(json.dumps(PEFT_DEFAULTS | own))
+        (folder / ADAPTER_CONFIG).write_text(json.dumps(PEFT_DEFAULTS | own | said))
         return folder
 
 

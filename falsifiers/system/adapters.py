@@ -1,5 +1,6 @@
 """Adapters, merged checkpoints and saved checkpoints: the files that a subject writes and reads, held to NumPy, JSON and the reference."""
 
+import errno
 import fcntl
 import json
 import os
@@ -46,6 +47,17 @@ from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Rounded, Trial, reads_files
 from blackswan.reference.table import Array, Arrays, Table
 
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "init_lora_weights": (True, False, "gaussian", "orthogonal"),
+    "task_type": ("SEQ_CLS", None),
+    "modules_to_save": (["score"], ["classifier", "score"]),
+    "revision": (None, "main"),
+    "lora_dropout": (0.0, 0.1),
+    "inference_mode": (True, False),
+    "exclude_modules": (None, []),
+    "auto_mapping": (None, {"base_model_class": "Qwen2ForSequenceClassification"}),
+}
+"""What PEFT may say of an adapter without a change of what it computes: the starts leave the base as it is."""
 STEPS = 14
 """A save is killed at each of so many steps in the file system; `impl` takes 12."""
 
@@ -67,9 +79,9 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     """After a save, adapter_model.safetensors has PEFT's names, dtypes and bits, and adapter_config.json PEFT's keys; all may read
     the files."""
     model = generated(trial.rng("model"), trial.seed, "float32")
-    with _saved(trial, model) as folder:
+    with _saved(trial, model, merged=True) as folder:
         stored, config = load_file(folder / "adapter" / ADAPTER_WEIGHTS), _json(folder / "adapter" / ADAPTER_CONFIG)
-        prepared = _prepared(trial, model, folder / "adapter")
+        prepared = [each for part in ("adapter", "merged") for each in _prepared(trial, model, folder / part)]
         metadata = _metadata(folder / "adapter" / ADAPTER_WEIGHTS)
         modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (folder / "adapter").iterdir()}
     said = {
@@ -92,12 +104,17 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
 
 
 def _prepared(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
-    """transformers' classes are given the head, bias and all; those pool the last token, and another pooling is refused."""
-    ask = partial(trial.files.prepared_head, folder, model.scalars["hidden"])
+    """transformers' classes are given the head, bias and all, in their dtype; those pool the last token, and another pooling is refused."""
+    dtype = str(trial.rng("prepared").choice(["float32", "bfloat16", "float16"]))
+    ask = partial(trial.files.prepared_head, folder, model.scalars["hidden"], dtype)
     if model.scalars["pooling"] != "last":
         return [trial.refuses("head for another pooling", ask, f"{BESIDE}.*pooling", "ValueError")]
-    weight, bias = (model.trainable[name] for name in ("score.weight", "score.bias"))
-    return same("head for transformers", PreparedHead(weight, bias, len(bias)), ask())
+    weight, bias = (model.trainable[name].astype(STORAGE[dtype]) for name in ("score.weight", "score.bias"))
+    wider = partial(trial.files.prepared_head, folder, model.scalars["hidden"] + 1)
+    refused = trial.refuses("a model of another width", wider, f"{model.scalars['hidden']} inputs", "ValueError")
+    found = ask()
+    dtypes = same("dtype of the head for transformers", dtype, str(found.weight.dtype))
+    return [refused, *dtypes, *same("head for transformers", PreparedHead(weight, bias, len(bias), len(bias)), found)]
 
 
 def _metadata(file: Path) -> list[Comparison]:
@@ -107,13 +124,14 @@ def _metadata(file: Path) -> list[Comparison]:
 
 
 def adapter_arrives_exactly(trial: Trial) -> list[Comparison]:
-    """An adapter written as PEFT writes it, in any float dtype, its targets by names or paths, with or without a head bias, arrives with
-    tensors and settings."""
+    """An adapter written as PEFT writes it, in any float dtype, its targets by names or paths, with or without a head bias, with whatever
+    start or place of training that changes nothing, arrives with tensors and settings."""
     rng = trial.rng("model")
     model = generated(rng, trial.seed, "float32", nf4=False, pooling="last")
     dtype, head_bias = STORAGE[str(rng.choice(["float32", "bfloat16", "float16", "float64"]))], bool(rng.integers(2))
     with tempfile.TemporaryDirectory() as folder:
-        written = model.write_peft(Path(folder) / "peft", str(dtype), head_bias, paths=bool(rng.integers(2)))
+        neutral = {key: values[int(rng.integers(len(values)))] for key, values in NEUTRAL.items()}
+        written = model.write_peft(Path(folder) / "peft", str(dtype), head_bias, paths=bool(rng.integers(2)), **neutral)
         found = trial.files.load_adapter(written, model.write_checkpoint(Path(folder) / "base"))
     expected = {name: value.astype(dtype) for name, value in model.trainable.items()}
     if not head_bias:
@@ -183,7 +201,7 @@ def merged_by_the_run(trial: Trial) -> list[Comparison]:
     with tempfile.TemporaryDirectory() as parent:
         trial.classifiers.merged(CHECKPOINT, _settings(model), model.trainable, Path(parent))
         found = _sums(model, Path(parent) / "merged", CHECKPOINT) + _sums(model, Path(parent) / "opened", CHECKPOINT)
-        return found + _refuses_another_base(trial, Path(parent), str(rng.choice(sorted(model.decoder))))
+        return found + _refuses_another_base(trial, model, Path(parent), str(rng.choice(sorted(model.decoder))))
 
 
 def _settings(model: Model) -> dict[str, Any]:
@@ -198,15 +216,23 @@ def _settings(model: Model) -> dict[str, Any]:
     return found | {"quantize_nf4": own.nf4, "double_quantize": own.double_quantize, "dtype": model.trained_in, "max_seq_len": 64}
 
 
-def _refuses_another_base(trial: Trial, parent: Path, name: str) -> list[Comparison]:
-    """The adapter is not opened on a checkpoint of which one number of one tensor is the next that there is."""
-    other = Path(shutil.copytree(CHECKPOINT, parent / "other"))
-    tensors = load_file(other / WEIGHTS)
+def _refuses_another_base(trial: Trial, model: Model, parent: Path, name: str) -> list[Comparison]:
+    """The adapter is not opened on a checkpoint of which one number of one tensor is the next that there is, and a run does not merge into
+    one that has become so since it was opened."""
+    other, tensors = Path(shutil.copytree(CHECKPOINT, parent / "other")), load_file(CHECKPOINT / WEIGHTS)
     one_ulp_off(tensors[name])
-    save_file(tensors, other / WEIGHTS)
-    return [
-        trial.refuses(f"a base whose {name} is one ulp off", partial(trial.classifiers.opened, parent / "adapter", other), re.escape(name))
-    ]
+
+    def change() -> None:
+        (other / WEIGHTS).unlink()  # it may be mapped
+        save_file(tensors, other / WEIGHTS)
+
+    place = parent / "late"
+    place.mkdir()
+    merge = partial(trial.classifiers.merged, other, _settings(model), model.trainable, place, change)
+    found = [trial.refuses(f"a base whose {name} has become one ulp off", merge, re.escape(name))]
+    found += same("what is merged into a base that has changed", False, (place / "merged").exists())
+    opened = partial(trial.classifiers.opened, parent / "adapter", other)
+    return [*found, trial.refuses(f"a base whose {name} is one ulp off", opened, re.escape(name))]
 
 
 def _sums(model: Model, merged: Path, base_folder: Path) -> list[Comparison]:
@@ -247,11 +273,16 @@ def checkpoint_arrives_exactly(trial: Trial) -> list[Comparison]:
 
 @reads_files
 def saved_checkpoint_is_exact(trial: Trial) -> list[Comparison]:
-    """A checkpoint that the subject loads and saves keeps its tensors, in the file by NumPy and loaded again, and its architecture."""
+    """A checkpoint that the subject loads and saves keeps its tensors, in the file by NumPy and loaded again, and its architecture.
+
+    Beside a tied embedding its copy may be stored as an output layer, as some writers do; it is no tensor of its own.
+    """
     rng = trial.rng("model")
     model = generated(rng, trial.seed, str(rng.choice(["float32", "bfloat16", "float16", "float64"])))
     with tempfile.TemporaryDirectory() as parent:
         base, copy = model.write_checkpoint(Path(parent) / "base"), Path(parent) / "copy"
+        if model.scalars["tied"] and rng.integers(2):
+            save_file(model.decoder | {"lm_head.weight": model.decoder["model.embed_tokens.weight"]}, base / WEIGHTS)
         loaded, dtype = trial.files.copy_checkpoint(base, copy), _json(copy / CONFIG).get("dtype")
         stored, architectures = load_file(copy / WEIGHTS), [config_files.said(_json(each / CONFIG)) for each in (base, copy)]
         elder = config_files.said({key: value for key, value in _json(copy / CONFIG).items() if key != "rope_parameters"})
@@ -297,7 +328,7 @@ def _on_the_disk(flushed: list[str], files: Mapping[str, bytes]) -> list[Compari
 def _others_are_left(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
     """What another process still writes beside an adapter is left alone, and what one left half done goes; a folder that is no adapter
     is not written over."""
-    half, other = folder / ".partial-again.abcdefgh", folder / "other"
+    half, other = folder / ".partial-again [1].abcdefgh", folder / "other"
     for each in (half, other):
         each.mkdir()
         (each / "file").write_text("x")
@@ -305,14 +336,44 @@ def _others_are_left(trial: Trial, model: Model, folder: Path) -> list[Compariso
     handle = os.open(half, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        save(folder / "again")
+        save(folder / "again [1]")
         found = same("what another process writes", {"file": b"x"}, content(half))
     finally:
         os.close(handle)
-    save(folder / "again")
+    save(folder / "again [1]")
     found += same("what was left half done", {}, content(half))
     found.append(trial.refuses("over a folder that is no adapter", partial(save, other), "other exists", "FileExistsError"))
-    return found + same("a folder that is no adapter", {"file": b"x"}, content(other))
+    found += same("a folder that is no adapter", {"file": b"x"}, content(other))
+    return found + _through_a_link(trial, model, folder) + _without_exchange(trial, model, folder)
+
+
+def _through_a_link(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
+    """A save over a link to an adapter replaces that adapter, and the link stays."""
+    place = folder / "elsewhere"
+    place.mkdir()
+    (place / "link").symlink_to("../again [1]")
+    changed = {name: -value for name, value in model.trainable.items()}
+    trial.files.save_adapter(place / "link", folder / "base", model.settings, changed)
+    found = _same_tensors({PREFIX + name: value for name, value in changed.items()}, load_file(folder / "again [1]" / ADAPTER_WEIGHTS))
+    beside = [(each.name, each.is_symlink()) for each in place.iterdir()]
+    return found + same("names beside a link, and whether it is one", [("link", True)], beside)
+
+
+def _without_exchange(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
+    """A system that cannot exchange two names leaves the new adapter too, one that fails at it the old one, and nothing beside."""
+    place, found = folder / "renamed", []
+    save = partial(trial.files.save_adapter, place / "adapter", folder / "base", model.settings)
+    save(model.trainable)
+    for times, code in enumerate((0, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP), start=2):
+        tensors = {name: times * value for name, value in model.trainable.items()}
+        save(tensors, exchange=code)
+        stored = load_file(place / "adapter" / ADAPTER_WEIGHTS)
+        found += _same_tensors({PREFIX + name: value for name, value in tensors.items()}, stored)
+    for failure in ({"exchange": errno.EACCES}, {"exchange": 0, "renames": 0}, {"exchange": 0, "renames": 1}):
+        found.append(trial.refuses(f"a name that is not given {failure}", partial(save, model.trainable, **failure), "adapter", "OSError"))
+        found += same(f"adapter in its place {failure}", True, (place / "adapter" / ADAPTER_WEIGHTS).is_file())
+        found += _same_tensors(stored, load_file(place / "adapter" / ADAPTER_WEIGHTS)) if found[-1].held else []
+    return found + same("names beside an adapter", ["adapter"], [each.name for each in place.iterdir()])
 
 
 def _whole(name: str, found: dict[str, bytes], accepted: list[dict[str, bytes]]) -> Comparison:

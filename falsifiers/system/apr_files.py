@@ -1,6 +1,7 @@
 """Models in `.apr` files: what is read from them, held to the same weights in a Hugging Face folder; and what is written."""
 
 import json
+import re
 import shutil
 import tempfile
 import zlib
@@ -28,8 +29,8 @@ from blackswan.reference.table import Array
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 LONG = {"vocab": 9_000, "hidden": 64}
 """Of a model whose embedding has more than 4,096 blocks of 32, and whose file has more than a MiB."""
-END = 5
-OF_A_WRITER = {"rope_type": 2, "tokenizer.eos_token_id": END}
+SPECIAL = {"bos_token_id": 4, "eos_token_id": 5, "pad_token_id": 6}
+OF_A_WRITER = {"rope_type": 2, "tokenizer.bos_token_id": 4, "tokenizer.eos_token_id": 5, "tokenizer.padding_token_id": 6}
 """What a file says beside the architecture: 2 means that the halves of a head turn together, as Hugging Face's do."""
 
 
@@ -87,12 +88,12 @@ def equals_safetensors(trial: Trial) -> list[Comparison]:
     """F32, F16 and BF16, mixed; metadata by any of its names, contents in any order, vectors as rows, tensors of a training run, any
     rope_type."""
     rng, model = trial.rng("file"), _drawn(trial)
-    chosen = {name: str(rng.choice(list(PLAIN))) for name in model.decoder}
-    model = replace(model, decoder={name: value.astype(PLAIN[chosen[name]]) for name, value in model.decoder.items()})
+    positions = {"max_position_embeddings": int(rng.choice([512, apr_spellings.POSITIONS]))}
+    chosen, model = _mixed(rng, replace(model, config=config_files.plain(model.scalars) | SPECIAL | positions))
     stored = [plain(name, value, chosen[name]) for name, value in model.decoder.items()]
     rows = [replace(each, shape=(1, *each.shape)) if len(each.shape) == 1 and rng.integers(2) else each for each in stored]
     own = [Stored("__training__.step", CODES["I64"], (1,), bytes(8)), plain("__training__.m", np.ones(3), "F32")]
-    said = apr_spellings.spelled(rng, metadata(model.scalars)) | {"rope_type": int(rng.choice([0, 2]))}
+    said = apr_spellings.spelled(rng, metadata(model.scalars) | positions) | OF_A_WRITER | {"rope_type": int(rng.choice([0, 2]))}
     order = [int(place) for place in rng.permutation(len(rows) + len(own))]
     file = image(said, rows + own, order=order, header={"flags": apr_spellings.flags(rng)}, footer=bool(rng.integers(2)))
     with _folder() as folder:
@@ -100,13 +101,22 @@ def equals_safetensors(trial: Trial) -> list[Comparison]:
         return found + _merges_alike(trial, folder)
 
 
+def _mixed(rng: Generator, model: Model) -> tuple[dict[str, str], Model]:
+    """The model with each tensor in a dtype of its own, and these by name."""
+    chosen = {name: str(rng.choice(list(PLAIN))) for name in model.decoder}
+    return chosen, replace(model, decoder={name: value.astype(PLAIN[chosen[name]]) for name, value in model.decoder.items()})
+
+
 def _merges_alike(trial: Trial, folder: Path) -> list[Comparison]:
-    """An adapter is merged into the file as it is into the folder."""
+    """An adapter is merged into the file as it is into the folder, and the special tokens are those of either."""
     merged = [folder / "merged folder", folder / "merged file"]
     for base, each in zip(("base", "model.apr"), merged, strict=True):
         trial.files.merge(folder / "adapter", folder / base, each)
-    said = (config_files.said(json.loads((each / CONFIG).read_text())) for each in merged)
-    return [*same_bits(*(load_file(each / WEIGHTS) for each in merged)), *same("config.json of the merged", *said)]
+    configs = [json.loads((each / CONFIG).read_text()) for each in merged]
+    found = same("config.json of the merged", *map(config_files.said, configs))
+    for config in configs:
+        found += same("special tokens of the merged", SPECIAL, {key: config.get(key) for key in SPECIAL})
+    return [*same_bits(*(load_file(each / WEIGHTS) for each in merged)), *found]
 
 
 def quantised_exact(trial: Trial) -> list[Comparison]:
@@ -192,19 +202,18 @@ def tied_heads(trial: Trial) -> list[Comparison]:
 
 @reads_files
 def written_file(trial: Trial) -> list[Comparison]:
-    """Each byte of a file that was written from a folder: header, metadata, index, padding, checksums and tensors; and it is read again."""
+    """Each byte of a file that was written from a folder of tensors in several dtypes: header, metadata, index, padding, checksums and
+    tensors; and it is read again. A dtype that the format lacks is refused where no other is asked for."""
     rng, model = trial.rng("file"), _drawn(trial, **({} if trial.seed % 8 else LONG))
+    chosen, model = _mixed(rng, replace(model, config=config_files.plain(model.scalars) | SPECIAL))
     dtype = (None, "float32", "float16", "bfloat16")[int(rng.integers(4))]
     with _folder() as folder:
-        base, path = (
-            replace(model, config=config_files.plain(model.scalars) | {"eos_token_id": END}).write_checkpoint(folder / "base"),
-            folder / "model.apr",
-        )
+        base, path = model.write_checkpoint(folder / "base"), folder / "model.apr"
         shutil.copyfile(CHECKPOINT / TOKENIZER, base / TOKENIZER)
         trial.files.export(base, path, dtype)
         header, said, stored = apr_format.read(path)
         wanted_metadata = metadata(model.scalars) | OF_A_WRITER | {"tied_embeddings": model.scalars["tied"]}
-        wanted = {name: value.astype(np.dtype(PLAIN[_short(dtype or "float32")])) for name, value in model.decoder.items()}
+        wanted = {name: value.astype(PLAIN[_short(dtype) if dtype else chosen[name]]) for name, value in model.decoder.items()}
         names = list(stored)
         found = [
             *_same_layout(path.read_bytes(), header, list(stored.values())),
@@ -217,6 +226,16 @@ def written_file(trial: Trial) -> list[Comparison]:
         ]
         trial.pretrainer.initial(base, path)
         found.append(trial.refuses("over another", partial(trial.files.export, base, path), "model.apr exists", "FileExistsError"))
+        for renames in range(2):
+            ask = partial(trial.files.export, base, folder / "half.apr", dtype, renames)
+            found.append(trial.refuses(f"a disk that names {renames} files", ask, r"half\.apr", "OSError"))
+            found += same(f"a model without its tokenizer, of {renames} files", False, (folder / "half.apr").exists())
+            (folder / "half.tokenizer.json").unlink(missing_ok=True)
+        double = replace(model, decoder=model.decoder | {EMBEDDING: model.decoder[EMBEDDING].astype(np.float64)})
+        ask = partial(trial.files.export, double.write_checkpoint(folder / "double"), folder / "double.apr")
+        shutil.copyfile(CHECKPOINT / TOKENIZER, folder / "double" / TOKENIZER)
+        found.append(trial.refuses("float64 as it is", ask, f"{re.escape(EMBEDDING)}.*float64", "ValueError"))
+        found += same("files of a refused export", [], [each.name for each in folder.glob("*double*.*")])
     return found
 
 
@@ -240,11 +259,11 @@ def _same_layout(content: bytes, header: Mapping[str, Any], stored: Sequence[Sto
 
 @reads_files
 def quantised_export(trial: Trial) -> list[Comparison]:
-    """Q8 and Q4 of a written file, read by the formulas: scales are those of the largest magnitudes, and each element has the nearest of
-    the steps of the scale that is stored; vectors keep their bits. Matrices hold midpoints between steps too, and some nothing but zeros.
-    A scale that float16 does not hold is refused."""
-    model = _with_midpoints(trial, _drawn(trial, **({} if trial.seed % 6 else LONG)))
-    found = []
+    """Q8 and Q4 of a file that was written from tensors in several dtypes, read by the formulas: scales are those of the largest
+    magnitudes, and each element has the nearest of the steps of the scale that is stored; vectors keep their bits. Matrices hold midpoints
+    between steps too, and some nothing but zeros. A scale that float16 does not hold is refused."""
+    exact = _with_midpoints(trial, _drawn(trial, **({} if trial.seed % 6 else LONG)))
+    found, (_, model) = [], _mixed(trial.rng("dtypes"), exact)
     with _folder() as folder:
         base = model.write_checkpoint(folder / "base")
         shutil.copyfile(CHECKPOINT / TOKENIZER, base / TOKENIZER)
@@ -260,7 +279,7 @@ def quantised_export(trial: Trial) -> list[Comparison]:
                 if found[-1].held:
                     found += _nearest_steps(f"{name} in {dtype}", value, stored[name].content, dtype)
             found += same_bits({name: apr_format.array(each) for name, each in stored.items()}, trial.files.read_checkpoint(path))
-        return found + _largest_scales(trial, model, folder)
+        return found + _largest_scales(trial, exact, folder)
 
 
 def _largest_scales(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
@@ -339,10 +358,12 @@ def pretraining_starts(trial: Trial) -> list[Comparison]:
 
 
 def tokenizer_beside(trial: Trial) -> list[Comparison]:
-    """MODEL.tokenizer.json is read, and without it nothing, whatever other tokenizers lie in the folder."""
+    """MODEL.tokenizer.json is read, and without it nothing, whatever other tokenizers lie in the folder; MODEL.apr is a link to a file of
+    another name, as in Hugging Face's cache."""
     with _folder() as folder:
         path = folder / "model.v2.apr"
-        path.write_bytes(b"")
+        (folder / "blob").write_bytes(b"")
+        path.symlink_to("blob")
         shutil.copyfile(CHECKPOINT / TOKENIZER, folder / TOKENIZER)
         shutil.copyfile(CHECKPOINT / TOKENIZER, folder / "other.tokenizer.json")
         missing = trial.refuses("without", partial(trial.files.load_tokenizer, path), r"model\.v2\.tokenizer\.json", "FileNotFoundError")

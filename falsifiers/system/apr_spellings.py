@@ -20,13 +20,16 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 """What writers of the format call a size (paiml/aprender: exporters, trainer, importers of GGUF)."""
 UNSAID = (0x20, 0x40, 0x80, 0x100, 0x200, ROW_MAJOR)
 """Flags that change nothing: quantised, filterbank, model card, streaming, vocabulary; older files do not say that they are row-major."""
+POSITIONS = 32_768
+"""The limit of positions of a file that says none."""
 LARGE = 2**20 + 1
 """Bytes of a vocabulary in the metadata, which some writers put there."""
 
 
 def spelled(rng: Generator, said: Mapping[str, Any]) -> dict[str, Any]:
     """Each key by one of its names, or left out where its value is the format's default."""
-    defaults = {"rms_norm_eps": 1e-6, "rope_theta": 1e4, "num_kv_heads": said["num_heads"], "head_dim": said["head_dim"]}
+    defaults = {"rms_norm_eps": 1e-6, "rope_theta": 1e4, "num_kv_heads": said["num_heads"]}
+    defaults |= {"head_dim": said["head_dim"], "max_position_embeddings": POSITIONS}
     kept = {key: value for key, value in said.items() if key not in defaults or value != defaults[key] or rng.integers(2)}
     found = {str(rng.choice(NAMES.get(key, (key,)))): value for key, value in kept.items() if key != "architecture"}
     return found | _family(rng, str(said["architecture"]))

@@ -81,6 +81,8 @@ def _config_damage(folder: Path, family: str) -> Iterator[Damage]:
         make({"layer_types": value}) for value in (3, ["full_attention"], ["full_attention", "sliding_attention"], [["full_attention"]])
     )
     yield make({"model_type": ABSENT})
+    yield make({"model_type": "lama"}, "nearest: llama")
+    yield make({"hidden_size": ABSENT, "hiden_size": 16}, "hidden_size.*nearest.*hiden_size")
     yield from (make(changes, f"{CONFIG}.*{named}") for changes, named in ROTARY.values())
     if family == "llama":
         yield make({"sliding_window": 4})
@@ -118,6 +120,15 @@ def _shard(folder: Path) -> dict[str, str]:
         (folder / file).write_bytes(save({name: whole[name] for name in whole if places[name] == file}))
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
     return places
+
+
+def _as_in_a_cache(folder: Path) -> None:
+    """Makes each file a link to one of another name in another folder, as Hugging Face's cache keeps them."""
+    blobs = folder.with_name("blobs")
+    blobs.mkdir()
+    for place, path in enumerate(sorted(folder.iterdir())):
+        path.rename(blobs / str(place))
+        path.symlink_to(Path("..") / "blobs" / str(place))
 
 
 def _shard_damage(folder: Path, places: Mapping[str, str], rng: Generator) -> Iterator[Damage]:
@@ -158,7 +169,8 @@ def _tokenizer_damage(folder: Path) -> Iterator[Damage]:
 
 
 def refuses_parts(trial: Trial) -> list[Comparison]:
-    """Each key of config.json and tokenizer_config.json, and an index with its shards, which is read as the one file that they were."""
+    """Each key of config.json and tokenizer_config.json, and an index with its shards, which is read as the one file that they were, also
+    where all of them are links."""
     rng = trial.rng("parts")
     with tempfile.TemporaryDirectory() as parent:
         folder, model = small_base(trial, Path(parent))
@@ -174,4 +186,6 @@ def refuses_parts(trial: Trial) -> list[Comparison]:
         found.append(trial.refuses("longer texts than positions", partial(ask, max_seq_len=513), "max_seq_len", "ValueError"))
         places = _shard(folder)
         found += same("answer of the shards", whole, ask())
+        _as_in_a_cache(folder)
+        found += same("answer of links to the shards", whole, ask())
         return [*found, *judged(trial, folder, [*_shard_damage(folder, places, rng), *forms(folder, INDEX, rng)], ask)]

@@ -312,6 +312,8 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
             (problem.folder / name).write_bytes(written)
         trial.commands.run("merge", f"--adapter={run}", f"--output={problem.folder / 'merged'}")
         (problem.folder / "link.jsonl").symlink_to(corpus)
+        for name in ("nothing", "nothing.apr", "alone.tokenizer.json"):
+            (problem.folder / name).symlink_to("nowhere")
         shutil.copytree(run / "last", problem.folder / "others" / str(rng.choice(["last", "best", "state", METRICS])))
         _spoil_models(problem)
         trial.commands.run("tokenize", corpus, f"--model={problem.base}", f"--output={problem.folder / 'tokens'}", "--end-token=1")
@@ -425,6 +427,18 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "merge into a folder that is there": (("merge", adapter, f"--output={problem.base}"), "exists"),
         "export into a folder that is there": (("export", f"--model={problem.base}", f"--output={run}"), "exists"),
         "export beside another's tokenizer": (("export", f"--model={problem.base}", f"--output={folder / 'beside.apr'}"), "exists"),
+        **{
+            f"{name} into a link to nothing": ((*arguments, f"--output={folder / 'nothing'}{suffix}"), message)
+            for name, arguments, suffix, message in (
+                ("train", ("train", *where), "", "is a link"),
+                ("merge", ("merge", adapter), "", "nothing exists"),
+                ("export", ("export", f"--model={problem.base}"), "", "nothing exists"),
+                ("export as a file", ("export", f"--model={problem.base}"), ".apr", "nothing.apr exists"),
+                ("tokenize", ("tokenize", folder / "bad.jsonl", f"--model={problem.base}", "--end-token=1"), "", "nothing exists"),
+                ("pretrain", ("pretrain", f"--model={problem.base}", f"--tokens={folder / 'tokens'}"), "", "is a link"),
+            )
+        },
+        "export beside a link to nothing": (("export", f"--model={problem.base}", f"--output={folder / 'alone.apr'}"), "exists"),
         "export a folder in fewer bits": (("export", f"--model={problem.base}", new, "--dtype=q8"), "--dtype"),
         "predict a text that is not UTF-8": (("predict", adapter, "\udce9"), "UTF-8"),
         "predict a line without a text": (("predict", adapter, f"--corpus={folder / 'untitled.jsonl'}"), "untitled.jsonl:2"),

@@ -14,10 +14,12 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from blackswan import reference
+from blackswan.falsifiers.numeric import apr_format
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare, value_inside
 from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF
 from blackswan.falsifiers.system import config_files
 from blackswan.falsifiers.system.adapter_files import CONFIG, HEAD, TOKENIZER, WEIGHTS, base_weight, read_adapter
+from blackswan.falsifiers.system.apr_spellings import CLASSES
 from blackswan.falsifiers.system.command_problem import LONG, ODD, Small, options, small, texts_of, tokenizer
 from blackswan.falsifiers.system.commands import Answers
 from blackswan.falsifiers.system.same import same
@@ -32,6 +34,12 @@ BESIDE_THE_TOKENIZER: Mapping[str, str] = {
 }
 """Files of a checkpoint that belong to its tokenizer, and that other programs read."""
 END, OTHER_END = 3, 5
+KEPT = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings")
+OF_A_CLASSIFIER: Mapping[str, Any] = {
+    **{"architectures": ["LlamaForSequenceClassification"], "num_labels": 2, "torch_dtype": "float16", "dtype": "float16"},
+    **{"id2label": {"0": "a", "1": "b"}, "label2id": {"a": 0, "b": 1}},
+}
+"""What a classifier of transformers says in its config.json, and a language model that is made of its weights does not."""
 SHARD, SEQ = 37, 9
 FINE, COARSE = 0.5e-4 + 1e-9, 0.5e-2
 
@@ -40,47 +48,70 @@ FINE, COARSE = 0.5e-4 + 1e-9, 0.5e-2
 def models_are_whole(trial: Trial) -> list[Comparison]:
     """A merged model has the updates in its weights, all else as in the base, and every file of the tokenizer.
 
-    An exported one has the base's tensors, rounded to the dtype asked for, and its tokenizer, as a folder and as an .apr file; with the
-    .apr file for its base, which is gone, an adapter answers alike.
+    An exported one has the base's tensors, rounded to the dtype asked for, its special tokens and its tokenizer, as a folder and as an .apr
+    file, and so has what is made of that; with the .apr file for its base, which is gone, an adapter answers alike.
     """
     rng = trial.rng("models")
     quantised = {"multi_label": False, "epochs": 1, "quantize_nf4": True, "double_quantize": bool(rng.integers(2)), "dtype": "bfloat16"}
     with small(trial, "quantised", quantised) as problem:
         found = _merged_after_training(trial, problem, texts_of(rng, 3))
     with small(trial, "models", {"multi_label": False, "epochs": 1}) as problem:
-        _complete(problem.base, {"bos_token_id": 7, "eos_token_id": END})
+        _complete(problem.base, {"bos_token_id": 7, "eos_token_id": END, **OF_A_CLASSIFIER})
         texts = texts_of(rng, 6)
         labels = problem.labels(rng, 6)
         run, merged = problem.folder / "run", problem.folder / "merged"
         problem.corpus("corpus", texts, labels)
         with chdir(problem.folder):  # what a run was given by names that hold here only is found from everywhere
             trial.commands.run("train", "--model=base", "--corpus=corpus.jsonl", "--output=run", *options(problem.settings))
-        trial.commands.run("merge", f"--adapter={run / 'last'}", f"--output={merged}")
-        found += [*_merged(problem, run / "last", merged), *_files("merged model", problem.base, merged)]
+        said = trial.commands.run("merge", f"--adapter={run / 'last'}", f"--output={merged}")
+        found += same("what merge prints", f"{merged} holds the merged model and its head\n", said.out)
+        found += [
+            *merged_tensors(problem, run / "last", merged),
+            *_merged_config(problem, merged),
+            *_files("merged model", problem.base, merged),
+        ]
         for dtype in (None, "float32", "float16", "bfloat16"):
             folder = problem.folder / f"exported {dtype}"
             chosen = [] if dtype is None else [f"--dtype={dtype}"]
             trial.commands.run("export", f"--model={problem.base}", f"--output={folder}", *chosen)
             found += _exported("exported folder", problem, folder, dtype or "float32")
         apr, back = problem.folder / "model.apr", problem.folder / "back"
-        trial.commands.run("export", f"--model={problem.base}", f"--output={apr}")
+        said = trial.commands.run("export", f"--model={problem.base}", f"--output={apr}")
+        found += same("what export prints", f"{apr} holds the model\n", said.out)
         found += same("beginning of the .apr file", b"APR", apr.read_bytes()[:3] if apr.is_file() else None)
         trial.commands.run("export", f"--model={apr}", f"--output={back}")
+        trial.commands.run("export", f"--model={apr}", f"--output={apr.with_name('again.apr')}")
+        trial.commands.run("export", f"--model={apr}", f"--output={apr.with_name('half.apr')}", "--dtype=bfloat16")
+        stored = apr_format.read(apr.with_name("half.apr"))[2].values()
+        rounded = {name: value.astype(STORAGE["bfloat16"]) for name, value in problem.model.decoder.items()}
+        found += same("tensors of an .apr file <bfloat16>", rounded, {each.name: apr_format.array(each) for each in stored})
+        for beside in ("apr", "tokenizer.json", "tokenizer_config.json"):
+            files = (problem.folder / f"{name}.{beside}" for name in ("model", "again"))
+            found += same(f".{beside} of an .apr file that is made of one", *(path.read_bytes() for path in files))
         found += _exported("folder of an .apr file", problem, back, "float32")
         wanted = Answers.of(problem, run / "last", texts, labels, np.asarray(0))
         problem.base.rename(problem.folder / "moved")
+        trial.commands.run("merge", f"--adapter={run / 'last'}", f"--model={apr}", f"--output={problem.folder / 'again'}")
+        found += same("what is merged where the base was", *(load_file(each / WEIGHTS) for each in (merged, problem.folder / "again")))
         lines = trial.commands.run("predict", f"--adapter={run / 'last'}", f"--model={apr}", "--", *texts).out.splitlines()
         shown = np.asarray([json.loads(line)["probabilities"] for line in lines])
     return [*found, trial.near("probabilities with the .apr file for the base", wanted.probabilities, shown)]
 
 
 def _merged_after_training(trial: Trial, problem: Small, texts: Sequence[str]) -> list[Comparison]:
-    """Every projection is merged as it was in training: in NF4, made of weights in another dtype than the file's."""
-    run, merged = problem.folder / "run", problem.folder / "merged"
-    where = [f"--model={problem.base}", f"--corpus={problem.corpus('corpus', texts, [0, 1, 2])}", f"--output={run}"]
-    trial.commands.run("train", *where, *options({**problem.settings, "validation_fraction": 0.0}))
+    """Every projection is merged as it was in training: in NF4, made of weights in another dtype than the file's.
+
+    The base is an .apr file, and its name a link to a file of another name, as in Hugging Face's cache.
+    """
+    run, merged, apr = (problem.folder / name for name in ("run", "merged", "model.apr"))
+    trial.commands.run("export", f"--model={problem.base}", f"--output={apr}")
+    apr.rename(problem.folder / "blob")
+    apr.symlink_to("blob")
+    where = ["--model=model.apr", f"--corpus={problem.corpus('corpus', texts, [0, 1, 2])}", f"--output={run}"]
+    with chdir(problem.folder):
+        trial.commands.run("train", *where, *options({**problem.settings, "validation_fraction": 0.0}))
     trial.commands.run("merge", f"--adapter={run}", f"--output={merged}")
-    return list(_merged(problem, run / "last", merged))
+    return list(merged_tensors(problem, run / "last", merged))
 
 
 def _complete(base: Path, config: Mapping[str, Any]) -> None:
@@ -99,8 +130,8 @@ def _files(name: str, base: Path, folder: Path) -> list[Comparison]:
     ]
 
 
-def _merged(problem: Small, adapter: Path, folder: Path) -> Iterator[Comparison]:
-    """Weights, head and configuration."""
+def merged_tensors(problem: Small, adapter: Path, folder: Path) -> Iterator[Comparison]:
+    """Weights, head, architecture and special tokens."""
     stored, trained = load_file(folder / WEIGHTS), read_adapter(adapter, problem.model.scalars)
     yield from same("tensors of a merged model", sorted(problem.model.decoder), sorted(stored))
     scale = problem.settings["lora_alpha"] / problem.settings["lora_rank"]
@@ -118,10 +149,27 @@ def _merged(problem: Small, adapter: Path, folder: Path) -> Iterator[Comparison]
         yield compare("weights with an update in a merged model", base + update, stored[name], limit, UNIT_ROUNDOFF["float32"])
     head = {name: value.astype(np.float32) for name, value in trained.items() if name.startswith("score.")}
     yield from same("head of a merged model", head, load_file(folder / HEAD))
+    yield from _language_model("merged model", problem, folder)
+
+
+def _merged_config(problem: Small, folder: Path) -> list[Comparison]:
+    """What the base's config.json says beside."""
     base, config = (json.loads((each / CONFIG).read_text()) for each in (problem.base, folder))
-    others = config_files.others(base)
-    yield from same(f"keys of the base in {CONFIG} of a merged model", others, {key: config.get(key) for key in others})
-    yield from same(f"architecture in {CONFIG} of a merged model", *map(config_files.said, (base, config)))
+    others = {key: value for key, value in config_files.others(base).items() if key not in OF_A_CLASSIFIER}
+    return same(f"keys of the base in {CONFIG} of a merged model", others, {key: config.get(key) for key in others})
+
+
+def _language_model(name: str, problem: Small, folder: Path) -> Iterator[Comparison]:
+    """A config.json says the architecture and the special tokens of the base, and a language model's class and dtype."""
+    base, config = (json.loads((each / CONFIG).read_text()) for each in (problem.base, folder))
+    yield from same(f"architecture in {CONFIG} of a {name}", *map(config_files.said, (base, config)))
+    yield from same(
+        f"special tokens and positions in {CONFIG} of a {name}", *({key: each.get(key) for key in KEPT} for each in (base, config))
+    )
+    dtypes = {value.dtype.name for value in load_file(folder / WEIGHTS).values()}
+    said = {key: value for key, value in config.items() if key in OF_A_CLASSIFIER}
+    expected = {"architectures": [CLASSES[problem.model.scalars["family"]]], "dtype": dtypes.pop()}
+    yield from same(f"class and dtype in {CONFIG} of a {name}", expected, said)
 
 
 def _exported(name: str, problem: Small, folder: Path, dtype: str) -> Iterator[Comparison]:
@@ -132,10 +180,7 @@ def _exported(name: str, problem: Small, folder: Path, dtype: str) -> Iterator[C
     yield from same(f"dtypes of an {name} <{dtype}>", [STORAGE[dtype].name], sorted({value.dtype.name for value in stored.values()}))
     odd = [key for key, value in expected.items() if key in stored and value.tobytes() != stored[key].tobytes()]
     yield from same(f"tensors of other bits in an {name} <{dtype}>", [], odd)
-    base, config = (json.loads((each / CONFIG).read_text()) for each in (problem.base, folder))
-    sizes = [key for key in base if key.endswith(("_size", "_eps", "_dim", "embeddings")) or key.startswith(("num_", "model_type"))]
-    yield from same(f"{CONFIG} of an {name} <{dtype}>", {key: base[key] for key in sizes}, {key: config.get(key) for key in sizes})
-    yield from same(f"dtype in {CONFIG} of an {name} <{dtype}>", dtype, config.get("dtype", config.get("torch_dtype")))
+    yield from _language_model(f"{name} <{dtype}>", problem, folder)
     for file in (TOKENIZER, TOKENIZER_CONFIG):
         yield from same(f"{file} of an {name} <{dtype}>", (problem.base / file).read_bytes(), (folder / file).read_bytes())
 
@@ -237,6 +282,7 @@ def _pretrained(trial: Trial, problem: Small, train: Sequence[int], held_out: Se
         loss = _loss(load_file(folder / WEIGHTS), scalars, held_out)["loss"]
         yield _shown(trial, "held-out loss of an epoch of pretrain", float(loss), float(line[2]) if line else math.nan, FINE)
         yield from same("tokenizer of a checkpoint of pretrain", (problem.base / TOKENIZER).read_bytes(), (folder / TOKENIZER).read_bytes())
+        yield from _language_model("checkpoint of pretrain", problem, folder)
     step = re.search(r"^step 1/2: loss ([\d.]+), gradient norm ([-\d.e+]+), learning rate ([-\d.e+]+)$", said.err, re.MULTILINE)
     if step is None:
         yield broken("first step of pretrain", "no such line", "step 1/2: loss …, gradient norm …, learning rate …", said.err[-300:])

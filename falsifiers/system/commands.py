@@ -314,6 +314,11 @@ def texts_by_every_door(trial: Trial) -> list[Comparison]:
         for door, (asked, given) in doors.items():
             shown, wanted = _answers(trial, problem, run / "best", (f"--adapter={run}", *asked), texts, labels, given)
             found += [replace(each, tensor=f"{door}: {each.tensor}") for each in _probable(trial, "every line", wanted, shown)]
+        (problem.folder / "empty").write_bytes(b"")
+        for option in ("--input", "--corpus"):
+            said = trial.commands.run("predict", f"--adapter={run}", f"{option}={problem.folder / 'empty'}")
+            found += same(f"what predict prints of no text <{option}>", "", said.out)
+        found += same("the library's answers to no text", [], trial.commands.library("predict", run / "best", []).tolist())
         opened = trial.commands.opened(run / "best", texts, labels)
         wanted = Answers.of(problem, run / "best", texts, labels, opened.classes)
     found.append(trial.near("library: probabilities", wanted.probabilities, opened.probabilities))

@@ -50,6 +50,17 @@ def _removed(file: str) -> Damage:
     return damage
 
 
+def _pickled(file: str) -> Damage:
+    """The weights are in a file that pickles."""
+
+    def damage(folder: Path, rng: Generator) -> str:
+        del rng
+        (folder / file).rename((folder / file).with_suffix(".bin"))
+        return "convert the .bin"
+
+    return damage
+
+
 def _truncated(file: str) -> Damage:
     def damage(folder: Path, rng: Generator) -> str:
         truncate(folder / file, rng)
@@ -151,6 +162,7 @@ CHECKPOINT_DAMAGE: dict[str, Damage] = {
     "fewer layers than stored": _checkpoint(r"model\.layers", num_hidden_layers=1, layer_types=["full_attention"]),
     "no config": _removed(CONFIG),
     "no weights": _removed(WEIGHTS),
+    "weights in a .bin file": _pickled(WEIGHTS),
 }
 NOT_FINITE: dict[str, Damage] = {
     "NaN in a projection": _weights(_not_finite(np.nan, -1), "_proj.weight"),
@@ -163,6 +175,7 @@ TOKENIZER_DAMAGE: dict[str, Damage] = {"no tokenizer": _removed(TOKENIZER), "tru
 ADAPTER_DAMAGE: dict[str, Damage] = {
     "no config": _removed(ADAPTER_CONFIG),
     "no weights": _removed(ADAPTER_WEIGHTS),
+    "weights in a .bin file": _pickled(ADAPTER_WEIGHTS),
     "truncated config": _truncated(ADAPTER_CONFIG),
     "truncated weights": _truncated(ADAPTER_WEIGHTS),
     "missing factor": _factors(_missing, "lora_"),
@@ -180,7 +193,7 @@ ADAPTER_DAMAGE: dict[str, Damage] = {
     "rank zero": _adapter(r=0),
     "no alpha": _adapter(lora_alpha=None),
     "alpha zero": _adapter(lora_alpha=0),
-    "unknown target": _adapter(target_modules=["q_proj", "v_prj"]),
+    "unknown target": _adapter("target_modules.*nearest.*v_prj.*v_proj", target_modules=["q_proj", "v_prj"]),
     "targets as a pattern": _adapter(target_modules=".*_proj"),
     "no head": _adapter(modules_to_save=None),
     "more than the head": _adapter(modules_to_save=["score", "embed_tokens"]),

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from blackswan.impl.folder import is_there
+
 if TYPE_CHECKING:
     import torch
 
@@ -99,13 +101,15 @@ def memory_of_a_step(model: Path, config: "ClassifyConfig", samples: int, longes
 
 def require_absent(folder: Path) -> None:
     """Raises a BadInput where something of that name exists, or where no folder of that name can be made."""
-    if folder.exists() or folder.is_symlink():
+    if is_there(folder):
         raise BadInput(f"--output: {folder} exists; choose another name or move it away")
     require_place(folder)
 
 
 def require_place(folder: Path) -> None:
     """Raises a BadInput where a folder of that name cannot be made or written into."""
+    if is_there(folder) and not folder.exists():
+        raise BadInput(f"--output: {folder} is a link to what is not there; choose another name or move it away")
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         raise BadInput(f"--output: {there} is no folder")

@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Trains, with a line for each epoch and now and then one for a step."""
-    from blackswan.impl.checkpoint import TOKENIZER, belonging, read_config
+    from blackswan.impl.checkpoint import TOKENIZER, belonging, read_config, special_tokens
     from blackswan.impl.pretrain_run import pretrain
     from blackswan.impl.token_shards import TokenBatches, TokenShards
 
@@ -69,7 +69,8 @@ def run(options: argparse.Namespace) -> None:
     shown = _Shown(about, settings.epochs, len(train) * settings.epochs)
     try:
         given = (decoder, train, validation, settings, options.output, tokenizer)
-        pretrain(*given, resume=options.resume, on_start=shown.start, on_step=shown.step, on_epoch=shown.epoch)
+        kept = special_tokens(options.model)
+        pretrain(*given, special=kept, resume=options.resume, on_start=shown.start, on_step=shown.step, on_epoch=shown.epoch)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; go on with the same command and --resume, from the state in {options.output}") from None
 

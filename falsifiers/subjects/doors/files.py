@@ -114,8 +114,9 @@ class LoadedAdapter:
 
 @dataclass(frozen=True)
 class PreparedHead:
-    """The head of a sequence classifier, and the number of labels that its configuration says."""
+    """The head of a sequence classifier, and the number of labels that its configuration says and that it has itself."""
 
     weight: Array
     bias: Array
     labels: int
+    own_labels: int

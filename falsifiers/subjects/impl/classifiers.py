@@ -4,7 +4,7 @@ import argparse
 import io
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from functools import cache
@@ -61,10 +61,19 @@ class Classifiers(Door):
             merged = ClassifyPipeline.from_merged(Path(parent) / "merged", device=self._device)
             return {name: _answered(each, samples) for name, each in (("adapter", pipeline), ("merged", merged))}
 
-    def merged(self, model: Path, hyperparameters: Mapping[str, Any], trainable: Mapping[str, Array], folder: Path) -> None:
+    def merged(
+        self,
+        model: Path,
+        hyperparameters: Mapping[str, Any],
+        trainable: Mapping[str, Array],
+        folder: Path,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
         """Saves the adapter of a run with those trainable tensors as `adapter`, and merges it as the run does, `merged`, and as the command
-        does that opens the saved one, `opened`."""
+        does that opens the saved one, `opened`. `meanwhile` is called between the run and what it saves."""
         pipeline = self._pipeline(model, hyperparameters, trainable)
+        if meanwhile is not None:
+            meanwhile()
         pipeline.save(folder / "adapter")
         pipeline.merge(folder / "merged")
         saved = ("--adapter", str(folder / "adapter"), "--output", str(folder / "opened"), "--device", str(self._device))

@@ -1,6 +1,9 @@
 """Adapters, merged checkpoints and saved checkpoints, as `impl` writes and reads them."""
 
+import ctypes
+import errno
 import io
+import itertools
 import os
 import resource
 import signal
@@ -35,10 +38,20 @@ LATE, KILLED = 30, 9
 class Files(Door):
     """Adapters and checkpoints in folders; `base` is the folder of the checkpoint that an adapter belongs to."""
 
-    def save_adapter(self, folder: Path, base: Path, settings: AdapterSettings, tensors: Mapping[str, Array]) -> None:
-        """Saves LoRA factors and head from the device, over an adapter that is there."""
+    def save_adapter(
+        self,
+        folder: Path,
+        base: Path,
+        settings: AdapterSettings,
+        tensors: Mapping[str, Array],
+        exchange: int | None = None,
+        renames: int | None = None,
+    ) -> None:
+        """Saves LoRA factors and head from the device, over an adapter that is there; on a system that refuses to exchange two names by
+        that error, or for 0 has no call for it, and on a disk that fails to rename after so many times."""
         held = {name: torch.tensor(value, device=self._device) for name, value in tensors.items()}
-        _save(folder, base, settings, held)
+        with nullcontext() if exchange is None else _exchanging(exchange), nullcontext() if renames is None else _renaming(renames):
+            _save(folder, base, settings, held)
 
     def interrupted_save(
         self,
@@ -93,14 +106,14 @@ class Files(Door):
             _save(folder, base, settings, {name: torch.tensor(value) for name, value in tensors.items()})
         return [event.removeprefix("flush ") for event in seen]
 
-    def prepared_head(self, folder: Path, hidden: int) -> PreparedHead:
-        """The head that a sequence classifier of transformers' is given before PEFT loads an adapter, or of a merged checkpoint."""
+    def prepared_head(self, folder: Path, hidden: int, dtype: str = "float32") -> PreparedHead:
+        """The head that a sequence classifier of transformers' in that dtype is given for an adapter, or for a merged model."""
         model, config = torch.nn.Module(), SimpleNamespace(num_labels=2)
-        model.score = torch.nn.Linear(hidden, 2, bias=False)
+        model.score = torch.nn.Linear(hidden, 2, bias=False, dtype=getattr(torch, dtype))
         object.__setattr__(model, "config", config)  # transformers' is no module either
         adapter.prepare_sequence_classifier(model, folder)
         weight, bias = (to_numpy(model.get_parameter(f"score.{name}").detach()) for name in ("weight", "bias"))
-        return PreparedHead(weight, bias, config.num_labels)
+        return PreparedHead(weight, bias, config.num_labels, getattr(model, "num_labels", 2))
 
     def adapter_logits(self, folder: Path, base: Path, input_ids: Array, mask: Array) -> Array:
         """The logits [samples, classes] in float32 of the checkpoint with the adapter, both loaded from their folders."""
@@ -141,9 +154,10 @@ class Files(Door):
         _within(memory, lambda: dict(checkpoint.load_checkpoint(path).tensors))
         return {}
 
-    def export(self, model: Path, output: Path, dtype: str | None = None) -> None:
-        """A checkpoint as an .apr file."""
-        apr_write.export_apr(checkpoint.load_checkpoint(model), model, output, dtype)
+    def export(self, model: Path, output: Path, dtype: str | None = None, renames: int | None = None) -> None:
+        """A checkpoint as an .apr file; on a disk that fails to rename after so many times."""
+        with nullcontext() if renames is None else _renaming(renames):
+            apr_write.export_apr(checkpoint.load_checkpoint(model), model, output, dtype)
 
     def load_tokenizer(self, folder: Path) -> int:
         """The number of ids of a checkpoint's tokenizer."""
@@ -153,6 +167,33 @@ class Files(Door):
         classifier = Classifier(base.config, found.adaptation, base.tensors, found.trainable, dtype=torch.float32, device=self._device)
         with torch.no_grad():
             return to_numpy(classifier(*(torch.tensor(value, device=self._device) for value in (input_ids, mask))))
+
+
+@contextmanager
+def _exchanging(code: int) -> Iterator[None]:
+    """Inside the block the system's library has no call that exchanges two names, or one that ends with that error."""
+
+    def refused(*_: object) -> int:
+        ctypes.set_errno(code)
+        return -1
+
+    library = SimpleNamespace(renameat2=refused) if code else SimpleNamespace()
+    with mock.patch.object(ctypes, "CDLL", return_value=library):
+        yield
+
+
+@contextmanager
+def _renaming(before: int) -> Iterator[None]:
+    """Inside the block a path cannot be renamed once, after so many times."""
+    real, made = Path.rename, itertools.count()
+
+    def rename(path: Path, target: Path) -> Path:
+        if next(made) == before:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path, target)
+
+    with mock.patch.object(Path, "rename", rename):
+        yield
 
 
 @contextmanager

@@ -1,0 +1,247 @@
+"""Models by another way: through links, from .apr files, of transformers' classifiers and of PEFT; one step of `impl` replaced."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from blackswan.falsifiers.mutants.changes import of_result
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+Step = Callable[..., Any]
+
+# Names that are links
+
+wrong_steps(
+    "impl.checkpoint:_sharded",
+    shards_beside_a_links_target=(
+        "Shards are looked for where the index is a link to.",
+        lambda sharded, index: sharded(index.resolve()),
+    ),
+)
+wrong_steps(
+    "impl.tokens:belonging",
+    apr_tokenizer_beside_a_links_target=(
+        "The tokenizer of an .apr file is looked for where its link leads.",
+        lambda belonging, model, name: belonging(model.resolve(), name),
+    ),
+)
+wrong_steps(
+    "impl.pipeline:save_adapter",
+    base_by_its_links_target=(
+        "An adapter names the file that its base's name is a link to.",
+        lambda save, *given, base, **named: save(*given, base=base and base.resolve(), **named),
+    ),
+)
+
+# Special tokens, classes and dtypes
+
+wrong_steps("impl.checkpoint:special_tokens", exported_without_special_tokens=("An exported folder names no special token.", lambda *_: {}))
+wrong_steps(
+    "impl.pretrain_run:CheckpointFn",
+    pretrained_without_special_tokens=(
+        "A checkpoint of pre-training names no special token.",
+        lambda make, decoder, tokenizer, folder, _: make(decoder, tokenizer, folder),
+    ),
+)
+wrong_steps(
+    "impl.merge:special_tokens",
+    merged_without_a_files_special_tokens=("A merged .apr file has no special tokens.", lambda *_: {}),
+)
+wrong_steps(
+    "impl.apr_write:special_tokens",
+    apr_of_a_file_without_special_tokens=(
+        "An .apr file that is made of another one names no special token.",
+        lambda special, source: {} if source.suffix == ".apr" else special(source),
+    ),
+)
+wrong_steps(
+    "impl.checkpoint:to_huggingface",
+    saved_as_a_model_without_a_head=(
+        "config.json names the class without an output layer.",
+        of_result(lambda said: {**said, "architectures": [said["architectures"][0].replace("ForCausalLM", "Model")]}),
+    ),
+)
+
+
+@wrong_step("impl.merge:_config")
+def merged_says_it_is_a_classifier(config: Step, architecture: Any, source: Path | None) -> dict[str, Any]:
+    """A merged config.json has the class and the labels of a base that was a classifier of transformers'."""
+    from blackswan.impl import merge
+
+    found = config(architecture, source)
+    base = {} if source is None or source.suffix == ".apr" else merge.read_object(source / "config.json")
+    return found | {key: base[key] for key in ("architectures", "num_labels", "id2label", "label2id") if key in base}
+
+
+wrong_steps("impl.checkpoint:HEAD", tied_copy_refused=("A tied embedding's copy is a tensor too many.", lambda _: "output.weight"))
+wrong_steps("impl.apr_write:BF16", apr_bfloat16_written_as_float16=("Tensors in bfloat16 become float16.", lambda _: _float16()))
+
+
+def _float16() -> Any:
+    from blackswan.impl.apr_dtypes import F16
+
+    return F16
+
+
+@wrong_step("impl.apr_write:encoded")
+def apr_scale_in_the_tensors_dtype(encoded: Step, dtype: Any, tensor: Any) -> Any:
+    """The scale of a matrix in AprQ8 is rounded to the dtype that the matrix had."""
+    import torch
+
+    content = encoded(dtype, tensor)
+    if dtype.name == "AprQ8":
+        content[:4] = content[:4].clone().view(torch.float32).to(tensor.dtype).float().view(torch.uint8)
+    return content
+
+
+# Adapters of PEFT's
+
+wrong_steps(
+    "impl.adapter:_NEUTRAL",
+    adapter_of_another_gaussian_refused=(
+        "An adapter whose factors were drawn otherwise is refused.",
+        lambda neutral: {**neutral, "init_lora_weights": (True,)},
+    ),
+)
+wrong_steps(
+    "impl.adapter:read_tensors",
+    merged_head_by_pefts_names=(
+        "The head of a merged model has to have PEFT's names.",
+        lambda read, path, prefix="": read(path, "base_model.model." if path.name == "head.safetensors" else prefix),
+    ),
+)
+
+
+@wrong_step("impl.saved:_settings")
+def settings_of_peft_at_their_defaults(settings: Step, adapter: Any, folder: Path) -> Any:
+    """Without settings beside an adapter all of them are the defaults, also what the adapter itself says."""
+    from blackswan.impl.config import ClassifyConfig
+
+    found = settings(adapter, folder)
+    return found if adapter.extra else ClassifyConfig(num_classes=found.num_classes, quantize_nf4=False)
+
+
+@wrong_step("impl.saved:load_adapter")
+def adapter_of_peft_pools_the_mean(load: Step, *given: Any) -> Any:
+    """An adapter without settings pools as a run does by default."""
+    found = load(*given)
+    return found if found.extra else replace(found, adaptation=replace(found.adaptation, pooling="mean"))
+
+
+# Folders and files in the place of links
+
+wrong_steps(
+    "impl.folder:remove_left_over",
+    left_over_beside_brackets=(
+        "A name is a pattern.",
+        lambda remove, folder, prefix: remove(folder, prefix.replace("[", "[[")),
+    ),
+)
+wrong_steps("impl.folder:is_there", links_to_nothing_written_over=("A link to nothing counts as nothing.", lambda _, path: path.exists()))
+
+
+@wrong_step("impl.adapter:whole_folder")
+@contextmanager
+def link_exchanged_for_an_adapter(whole: Step, folder: Path, **options: Any) -> Iterator[Path]:
+    """A save over a link puts a folder in the place of the link."""
+    with patch.object(Path, "resolve", lambda path: path), whole(folder, **options) as partial:
+        yield partial
+
+
+@wrong_step("impl.apr_write:whole_file")
+@contextmanager
+def apr_file_before_its_tokenizer(whole_file: Step, path: Path) -> Iterator[Path]:
+    """A model has its name before its tokenizer has."""
+    with whole_file(path.with_name(f"{path.name}.other")) as partial:
+        yield partial
+        (partial / path.name).rename(path)
+        (partial / f"{path.name}.other").write_bytes(b"")
+
+
+wrong_steps(
+    "impl.folder:_exchange",
+    names_have_to_be_exchanged=("A system has to exchange two names.", lambda exchange, *names: _or_raise(exchange, *names)),
+)
+
+
+def _or_raise(exchange: Step, *names: Path) -> bool:
+    if not exchange(*names):
+        raise OSError(f"{names[1]}: two names cannot be exchanged here")
+    return True
+
+
+@wrong_step("impl.adapter:prepare_sequence_classifier")
+def prepared_of_its_old_labels(prepare: Step, model: Any, folder: Path) -> None:
+    """A sequence classifier keeps the number of labels that it had."""
+    prepare(model, folder)
+    model.num_labels = 2
+
+
+wrong_steps(
+    "impl.apr_checkpoint:DEFAULTS",
+    apr_positions_of_another_default=(
+        "Without a limit there are 2,048 positions.",
+        lambda said: {**said, "max_position_embeddings": 2048},
+    ),
+)
+wrong_steps(
+    "impl.apr_write:export_apr",
+    apr_of_the_stored_dtype=("The command writes .apr files in the dtype that they come in.", lambda export, *given: export(*given[:3])),
+)
+wrong_steps(
+    "impl.pipeline:ClassifyPipeline._logits",
+    answers_need_a_text=("Without a text there is no answer.", lambda logits, pipeline, texts: logits(pipeline, texts or [""])),
+)
+
+
+@wrong_step("impl.folder:_put")
+def adapter_removed_where_names_are_not_exchanged(put: Step, new: Path, folder: Path) -> None:
+    """Where two names cannot be exchanged, the old folder is removed before the new one has its name."""
+    from blackswan.impl import folder as module
+
+    if folder.exists() and not module._exchange(new, folder):
+        shutil.rmtree(folder)
+    elif folder.exists():
+        return
+    put(new, folder)
+
+
+@wrong_step("impl.adapter:prepare_sequence_classifier")
+def prepared_in_float32(prepare: Step, model: Any, folder: Path) -> None:
+    """A sequence classifier in another dtype is given a head in float32."""
+    prepare(model, folder)
+    model.score.float()
+
+
+# Bases that are gone, and weights that are not there
+
+wrong_steps(
+    "impl.pipeline:open_adapter",
+    base_that_is_named_merged=(
+        "What was opened on another base is merged into the one that the adapter names.",
+        lambda opened, *given: replace(found := opened(*given), source=found.adapter.base),
+    ),
+)
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.merge")
+def merged_into_whatever_is_there(merge: Step, pipeline: Any, folder: Path) -> None:
+    """Nobody looks whether the base is still the one that the run was trained on."""
+    pipeline.base_checksums = {}
+    merge(pipeline, folder)
+
+
+@wrong_step("impl.checkpoint:_stored_tensors")
+def pickled_weights_unnamed(stored: Step, folder: Path) -> Any:
+    """Where the weights are pickled nothing says that they can be converted."""
+    try:
+        return stored(folder)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(str(error).replace("convert the .bin files to safetensors", "copy the weights into the folder")) from None
+
+
+wrong_steps("impl.architecture:difflib.get_close_matches", nearest_key_unnamed=("A misspelt key is not named.", lambda *_, **__: []))

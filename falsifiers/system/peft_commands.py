@@ -1,0 +1,57 @@
+"""An adapter that PEFT alone has written, through every command that takes one."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.system.adapter_files import target_modules
+from blackswan.falsifiers.system.command_models import merged_tensors
+from blackswan.falsifiers.system.command_problem import small, texts_of, tokenizer
+from blackswan.falsifiers.system.commands import Answers
+from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.trial import Trial, reads_files
+
+
+@reads_files
+def adapters_without_settings_serve(trial: Trial) -> list[Comparison]:
+    """`predict`, `evaluate`, `summary` and `merge` of an adapter without blackswan.json, whose head has no bias, as transformers' are.
+
+    Classes, rank, alpha and targets are its own, and it pools the last token; the base is the one that it names, whose weights are not
+    quantised. It is merged into the same weights, and the merged model answers alike.
+    """
+    rng = trial.rng("of PEFT")
+    with small(trial, "of PEFT", {"multi_label": False, "pooling": "last", "num_classes": int(rng.integers(3, 6))}) as problem:
+        texts = [text for text in texts_of(rng, 9) if len(tokenizer().encode(text).ids) < 9]
+        labels = problem.labels(rng, len(texts))
+        trainable = {**problem.model.trainable, "score.bias": np.zeros(problem.classes, np.float32)}
+        model = replace(problem.model, trainable=trainable)
+        theirs = model.write_peft(problem.folder / "theirs", head_bias=False, base_model_name_or_path=str(problem.base))
+        whole, merged = model.write_peft(problem.folder / "whole"), problem.folder / "merged"
+        corpus = problem.corpus("corpus", texts, labels)
+        summary = trial.commands.run("summary", f"--adapter={theirs}").out
+        trial.commands.run("merge", f"--adapter={theirs}", f"--output={merged}")
+        found = list(merged_tensors(problem, whole, merged))
+        for name, option in {"theirs": f"--adapter={theirs}", "merged": f"--model={merged}"}.items():
+            shown = [json.loads(line) for line in trial.commands.run("predict", option, f"--corpus={corpus}").out.splitlines()]
+            wanted = Answers.of(problem, whole, texts, labels, np.asarray([line["label"] for line in shown]))
+            found.append(trial.near(f"probabilities <{name}>", wanted.probabilities, np.asarray([line["probabilities"] for line in shown])))
+            said = json.loads(trial.commands.run("evaluate", option, f"--corpus={corpus}", "--json").out)
+            found.append(trial.near(f"loss <{name}>", wanted.loss, said["loss"]))
+            found += same(f"confusion <{name}>", wanted.confusion.tolist(), said["confusion"])
+        after = trial.commands.run("summary", f"--adapter={merged}").out
+    found += _summary(after, target_modules(model), problem.model.scalars, ", merged into the base weights")
+    return [*found, *_summary(summary, target_modules(model), problem.model.scalars)]
+
+
+def _summary(text: str, targets: Sequence[str], scalars: dict[str, object], merged: str = "") -> list[Comparison]:
+    """The lines about the base weights, the adapter and its head."""
+    shown = {name: line.strip() for name, line in (line.split(": ", 1) for line in text.splitlines())}
+    adapted = f"rank {scalars['rank']}, alpha {scalars['alpha']:g}, on {', '.join(targets)}{merged}"
+    return [
+        *same("summary, dtype of the base weights", "base weights in float32", shown["device"].rpartition(", ")[2]),
+        *same("summary, LoRA", adapted, shown["LoRA"]),
+        *same("summary, head", f"{scalars['classes']} classes, last pooling", shown["head"]),
+    ]
