@@ -99,8 +99,18 @@ class PlacedTrainer(Session):
         return [name for name, value in self._trainer.classifier.named_parameters() if value.grad is not None]
 
     def move(self, name: str) -> None:
-        """Puts that tensor of `content` on another device: the CPU from a GPU, no device (meta) from elsewhere."""
+        """Puts that tensor of `content`, the gradient of a parameter, or a parameter as the optimiser knows it, on another device: the
+        CPU from a GPU, no device (meta) from elsewhere."""
         to = torch.device("cpu" if self._place.type == "cuda" else "meta")
+        optimised = self._trainer.optimiser.parameters
+        if name.startswith("the gradient of "):  # torch gives a parameter none of another device, unless it is moved itself
+            gradient = torch.zeros_like(optimised[name.removeprefix("the gradient of ")], device=to, requires_grad=False)
+            optimised[name.removeprefix("the gradient of ")].__class__ = type("Moved", (torch.nn.Parameter,), {"grad": gradient})
+            return
+        if name.startswith("optimiser.parameters"):
+            known = name.split("'")[1]
+            optimised[known] = torch.nn.Parameter(optimised[known].detach().to(to))
+            return
         owner, _, kind = name.rpartition(".")
         if owner == "optimiser":
             setattr(self._trainer.optimiser, kind, getattr(self._trainer.optimiser, kind).to(to))
