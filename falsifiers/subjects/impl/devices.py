@@ -14,6 +14,7 @@ from torch import Tensor
 from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of, to_numpy
 from blackswan.falsifiers.subjects.doors.devices import Chosen, Plant, Workload
 from blackswan.falsifiers.subjects.impl import Door
+from blackswan.falsifiers.subjects.impl.hand_written import Steps
 from blackswan.falsifiers.subjects.impl.large import last_rows
 from blackswan.falsifiers.subjects.impl.openings import Opening
 from blackswan.falsifiers.subjects.protocol import Session
@@ -63,6 +64,10 @@ class Devices(Door):
     def trainer(self, work: Workload, weights: Mapping[str, Array]) -> "PlacedTrainer":
         """A trainer that starts from those float32 weights."""
         return PlacedTrainer(work, weights, self._device)
+
+    def steps(self, work: Workload, weights: Mapping[str, Array], settings: Mapping[str, Any], plain: bool = True) -> Steps:
+        """Steps by the backend, with the trainer's own settings; on a CPU `plain`, without Triton's interpreter."""
+        return Steps(work, weights, settings, self._device, plain)
 
     def last_rows(self) -> list[tuple[str, Array, Array]]:
         """Runs each kernel on more than 2³¹ elements, on a GPU: the last rows of its outputs, and what it gives for these alone."""
