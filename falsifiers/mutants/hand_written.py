@@ -103,3 +103,38 @@ def layers_count_any_right_label(classes: Step, logits: Any, several: bool) -> A
     """The last class alone says whether several labels are right."""
     found = classes(logits, several)
     return found.clone().index_fill_(1, torch.arange(1, found.shape[1]), 0) if several else found
+
+
+def _fitting(forgotten: str) -> Step:
+    """Weights fit in spite of a reason with that word."""
+
+    def wrong(why: Step, *given: Any) -> Any:
+        reason = why(*given)
+        return None if reason is None or forgotten in reason else reason
+
+    return wrong
+
+
+wrong_steps(
+    "impl.fused.step:why_not_weights",
+    by=_fitting,
+    layers_for_any_head=("A head may be of any size.", "head_dim"),
+    layers_for_any_blocks=("NF4 blocks may end anywhere.", "NF4 blocks"),
+    layers_for_quantised_absmax=("Quantised absmax are read as float32.", "double_quantize"),
+)
+
+
+@wrong_step("impl.fused.step:backend_of", "S26")
+def layers_give_way_in_silence(choose: Step, config: Any, *given: Any) -> Any:
+    """Automatic differentiation where the hand-written layers were asked for and cannot compute."""
+    try:
+        return choose(config, *given)
+    except ValueError:
+        return False, None
+
+
+@wrong_step("impl.fused.step:backend_of")
+def layers_where_they_are_asked_for(choose: Step, config: Any, *given: Any) -> Any:
+    """A GPU's steps go through the hand-written layers only by name."""
+    runs, reason = choose(config, *given)
+    return runs and config.backend == "fused", reason

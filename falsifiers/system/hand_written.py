@@ -44,6 +44,40 @@ def follow_differentiation(trial: Trial) -> list[Comparison]:
     return found + [replace(each, tensor=f"kernels: {each.tensor}") for each in kernels]
 
 
+def chosen_where_they_fit(trial: Trial) -> list[Comparison]:
+    """By every backend that a user may name, on a GPU, a CPU and another accelerator: architectures that the layers hold, and others, for
+    the size of a head, NF4 blocks that do not end where the next weight begins, or quantised absmax."""
+    rng, found = trial.rng("fit"), list[Comparison]()
+    base = {"family": str(rng.choice(FAMILIES)), "vocab": 40, "layers": 1, "heads": 2, "kv_heads": 1, "eps": 1e-6, "theta": 1e4}
+    fitting = {**base, "hidden": 128, "intermediate": int(rng.integers(50, 200)), "head_dim": int(rng.choice([8, 30, 256]))}
+    nf4 = {"quantize_nf4": True}
+    asked: list[tuple[str, dict[str, Any], dict[str, Any], str | None]] = [
+        ("plain", fitting, {}, None),
+        ("NF4", fitting, nf4, None),
+        ("double quantisation", fitting, {**nf4, "double_quantize": True}, "double_quantize"),
+        ("a wide head", {**fitting, "head_dim": 258}, {}, "head_dim"),
+        ("NF4 blocks of queries", {**fitting, "hidden": 66, "head_dim": 34}, nf4, "q_proj"),
+        ("NF4 blocks of gate and up", {**fitting, "hidden": 96, "intermediate": 97, "head_dim": 128}, nf4, "gate_proj"),
+        ("no blocks", {**fitting, "hidden": 66, "head_dim": 34}, {}, None),
+    ]
+    for name, architecture, settings, why in asked:
+        for kind, backend in (("cuda", "auto"), ("cuda", "torch"), ("cuda", "fused"), ("cpu", "auto"), ("xpu", "auto"), ("xpu", "fused")):
+            reason = "CUDA" if kind == "xpu" else why
+            ask = partial(trial.devices.backend, kind, architecture, {**settings, "backend": backend})
+            label = f"{name}, {backend} on {kind}"
+            if backend == "fused" and reason:
+                found.append(trial.refuses(label, ask, f"fused.*{reason}.*torch", "ValueError"))
+                continue
+            runs, said = ask()
+            told = reason if backend == "auto" and kind != "cpu" else None
+            found += same(
+                label,
+                (backend != "torch" and kind == "cuda" and not why, True),
+                (runs, said is None if told is None else told in str(said)),
+            )
+    return found
+
+
 def _drawn(rng: Generator, trial: Trial, number: int, family: str) -> tuple[Workload, dict[str, Any]]:
     """No number is the one that a program would have by mistake."""
     several, still = number % 3 == 1, bool(number % 2)

@@ -20,7 +20,9 @@ from blackswan.falsifiers.subjects.impl.openings import Opening
 from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import device, host, nonfinite, residency
 from blackswan.impl.classifier import Classifier, trainable_shapes
+from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.dispatch import replaced
+from blackswan.impl.fused import step
 from blackswan.impl.fused.step import FusedTrainer
 from blackswan.impl.operations import OPERATIONS
 from blackswan.impl.trainer import Batch, Trainer
@@ -68,6 +70,13 @@ class Devices(Door):
     def steps(self, work: Workload, weights: Mapping[str, Array], settings: Mapping[str, Any], plain: bool = True) -> Steps:
         """Steps by the backend, with the trainer's own settings; on a CPU `plain`, without Triton's interpreter."""
         return Steps(work, weights, settings, self._device, plain)
+
+    def backend(self, kind: str, architecture: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[bool, str | None]:
+        """Whether the steps of a run on a device of that kind go through the hand-written layers, whose kernels are said to run there; and
+        the reason where a GPU would have had them and has not. A ValueError where they were asked for and cannot."""
+        runs = mock.patch("blackswan.impl.kernels.why_not", return_value=None)
+        with runs, mock.patch("blackswan.impl.kernels.interpreted", return_value=False):
+            return step.backend_of(ClassifyConfig(**settings), config_of(architecture), torch.device(kind))
 
     def last_rows(self) -> list[tuple[str, Array, Array]]:
         """Runs each kernel on more than 2³¹ elements, on a GPU: the last rows of its outputs, and what it gives for these alone."""
