@@ -13,7 +13,7 @@ from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
 from blackswan.falsifiers.subjects.doors.devices import Workload
 from blackswan.falsifiers.system.config_files import SCALED
 from blackswan.falsifiers.system.same import same
-from blackswan.falsifiers.system.trial import Trial
+from blackswan.falsifiers.system.trial import Trial, may_be_non_finite
 from blackswan.falsifiers.system.workloads import FAMILIES, drawn, small
 from blackswan.reference.table import Array, Arrays
 
@@ -24,12 +24,14 @@ TARGETS = ("q_v", "all", "k_proj,o_proj,up_proj", "v_proj,gate_proj,down_proj")
 POOLINGS = ("mean", "last", "first")
 CALLS = (("train_batch", 3), ("train_batch", 4), ("accumulate", 1), ("accumulate", 4), ("apply", 0), ("train_batch", 2))
 """Calls of a trainer with so many samples, of which three are computed at a time."""
+BIAS = "trainable/score.bias"
 MOMENTS, ROUNDING = ("exp_avg", "exp_avg_sq"), 1e-7
 MOTIONLESS = 1e-12
 """A norm of gradients that is so far below AdamW's ε that parameters move by their decay alone."""
 Batch = tuple[Array, Array, Array]
 
 
+@may_be_non_finite("*score.bias")
 def follow_differentiation(trial: Trial) -> list[Comparison]:
     """What each call says, both moments after each step, and where gradients are next to nothing the parameters: for each family, in turn
     by every pooling, with one label a sample and several, NF4 and not; then a step with Triton's kernels. Bad batches change nothing."""
@@ -148,3 +150,10 @@ def _refused(trial: Trial, rng: Generator, work: Workload, tried: "Steps", sever
     for name, (batch, message) in bad.items():
         yield trial.refuses(name, partial(tried.call, "accumulate", *batch), message, "ValueError")
     yield from same("state after bad batches", before, tried.state())
+    if several:  # an infinite logit makes the loss infinite
+        return
+    spoiled = {**before, BIAS: np.where(np.arange(work.classes) == work.classes - 1, np.float32(-np.inf), before[BIAS])}
+    tried.load(spoiled)
+    step = partial(tried.call, "train_batch", ids, mask, np.minimum(labels, work.classes - 2))
+    yield trial.refuses("an infinite logit of a class that is no label", step, "logits", "ValueError")
+    yield from same("state after an infinite logit", spoiled, tried.state())

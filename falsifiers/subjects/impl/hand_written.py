@@ -1,4 +1,4 @@
-"""Steps of a trainer by either backend; on a CPU the hand-written layers compute with plain formulas in the places of Triton's kernels.
+"""Steps of a trainer by either backend on a CPU, where the hand-written layers compute by plain formulas in the places of Triton's kernels.
 
 The kernels have claims of their own. In Triton's interpreter a step takes a thousand times as long.
 """
@@ -30,7 +30,7 @@ class Steps(Session):
     def __init__(self, work: Workload, weights: Mapping[str, Array], settings: Mapping[str, Any], place: torch.device, plain: bool) -> None:
         if work.backend == "fused" and (missing := kernels.why_not() if not plain else kernels.missing()):
             raise Lacks(missing)
-        self._place, self._plain = place, plain and work.backend == "fused" and place.type == "cpu"
+        self._place, self._plain = place, plain and work.backend == "fused"
         scalars, tensors = work.scalars | dict(settings.get("scaling", {})), {name: torch.tensor(value) for name, value in weights.items()}
         config, adaptation = config_of(scalars), adaptation_of(scalars)
         trained = {name: tensors.pop(name) for name in trainable_shapes(config, adaptation)}
@@ -43,7 +43,7 @@ class Steps(Session):
     def call(self, name: str, ids: Array, mask: Array, labels: Array) -> dict[str, float]:
         """A call of the trainer with a batch: what it says. `apply` takes what was accumulated."""
         batch = Batch(*(torch.tensor(value, device=self._place) for value in (ids, mask, labels)))
-        with few_tokens() if self._place.type == "cpu" else nullcontext(), plain_kernels() if self._plain else nullcontext():
+        with few_tokens(), plain_kernels() if self._plain else nullcontext():
             found = getattr(self._trainer, name)(*([] if name == "apply" else [batch]))
         return {name: float(getattr(found, name) or 0.0) for name in ("loss", "correct", "total", "gradient_norm")}
 
