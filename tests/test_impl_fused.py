@@ -1,8 +1,6 @@
 """The hand-written training step against automatic differentiation on the same parameters; without a GPU by Triton's interpreter."""
 
-import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from typing import Any, cast
 
@@ -11,14 +9,14 @@ import torch
 from torch import Tensor
 
 from blackswan.impl.classifier import Adaptation, Classifier, initial_trainable
-from blackswan.impl.config import ClassifyConfig, DecoderConfig, RopeScaling
+from blackswan.impl.config import DecoderConfig, RopeScaling
 from blackswan.impl.decoder import Layer, random_tensors
 from blackswan.impl.fused import model as model_module
 from blackswan.impl.fused.fitting import WIDEST_HEAD
 from blackswan.impl.fused.layer import groups
 from blackswan.impl.fused.packing import pack, sizes_of
 from blackswan.impl.fused.side import SideStream, captured_stream, side_stream
-from blackswan.impl.fused.step import FusedTrainer, backend_of, why_not
+from blackswan.impl.fused.step import FusedTrainer, why_not
 from blackswan.impl.fused.weights import JoinedWeight
 from blackswan.impl.kernels import attention
 from blackswan.impl.projection import Projection
@@ -237,62 +235,15 @@ def test_work_beside_the_products_may_be_done_late(nf4: bool, pooling: str, monk
     assert apart(torch_trainer.gradient_vector(), fused.gradient_vector()) < 1e-5
 
 
-def test_a_sample_longer_than_the_trainer_was_made_for_is_refused() -> None:
-    _, fused = both()
-    long = Batch(torch.zeros(1, 10, dtype=torch.int64), torch.ones(1, 10, dtype=torch.bool), torch.zeros(1, dtype=torch.int64))
-    with pytest.raises(ValueError, match="10 tokens; this trainer was made for at most 9"):
-        fused.train_batch(Batch(*(value.to(DEVICE) for value in vars(long).values())))
+def test_float64_is_not_for_the_layers() -> None:
+    assert "float64" in str(why_not(torch.float64, torch.device("cpu")))
 
 
-def test_which_backend_runs() -> None:
-    cpu = torch.device("cpu")
-    shape = DecoderConfig("llama", 32, 64, 128, 1, 4, 2, 16, 1e-6, 1e4, True, 64)
-    assert backend_of(ClassifyConfig(), shape, cpu) == (False, None)
-    assert backend_of(ClassifyConfig(backend="torch"), shape, cpu) == (False, None)
-    assert "float64" in str(why_not(torch.float64, cpu))
-
-
-def test_doubly_quantised_weights_take_the_other_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blackswan.impl.fused.step.why_not", lambda *_: None)  # as on a GPU
-    shape, gpu = DecoderConfig("llama", 32, 64, 128, 1, 4, 2, 16, 1e-6, 1e4, True, 64), torch.device("cuda")
-    settings = ClassifyConfig(quantize_nf4=True, double_quantize=True)
-    runs, why = backend_of(settings, shape, gpu)
-    assert not runs
-    assert "double_quantize is on" in (why or "")
-    with pytest.raises(ValueError, match=r"backend fused: double_quantize is on.*; choose backend torch"):
-        backend_of(replace(settings, backend="fused"), shape, gpu)
+def test_doubly_quantised_weights_are_not_joined() -> None:
     weight = Projection("p", torch.randn(32, 64), None, nf4=True)
     weight.quantized.double_quantize()
     with pytest.raises(ValueError, match=r"p: its absmax are quantised as well .* choose backend torch"):
         JoinedWeight([weight], 0, torch.float32)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "nf4", "reason"),
-    [
-        ({"hidden": 36, "intermediate": 50}, True, r"NF4 blocks of 64 do not end where .*q_proj \[12, 36\]"),
-        ({"hidden": 64, "intermediate": 51, "heads": 4, "head_dim": 16}, True, r"NF4 blocks .*gate_proj \[51, 64\]"),
-        ({"head_dim": 258}, False, "head_dim is 258"),
-        ({"hidden": 36, "intermediate": 50}, False, None),
-        ({"hidden": 64, "intermediate": 128, "heads": 4, "head_dim": 16}, True, None),
-    ],
-)
-def test_an_architecture_that_cannot_be_joined_takes_the_other_backend(
-    sizes: dict[str, int], nf4: bool, reason: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("blackswan.impl.fused.step.why_not", lambda *_: None)  # as on a GPU
-    given = {"hidden": 36, "intermediate": 50, "layers": 1, "heads": 2, "kv_heads": 2, "head_dim": 6, **sizes}
-    architecture = DecoderConfig("llama", vocab=32, **given, eps=1e-6, theta=1e4, tied=True, max_positions=64)
-    gpu = torch.device("cuda")
-    runs, why = backend_of(ClassifyConfig(quantize_nf4=nf4), architecture, gpu)
-    assert runs == (reason is None)
-    if reason is None:
-        assert why is None
-        assert backend_of(ClassifyConfig(quantize_nf4=nf4, backend="fused"), architecture, gpu)[0]
-    else:
-        assert re.search(reason, why or "")
-        with pytest.raises(ValueError, match=f"backend fused: .*{reason}.*; choose backend torch"):
-            backend_of(ClassifyConfig(quantize_nf4=nf4, backend="fused"), architecture, gpu)
 
 
 def test_projections_that_cannot_be_joined_say_what_to_do() -> None:

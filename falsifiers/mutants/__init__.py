@@ -23,6 +23,7 @@ for _module in (
         "adapters",
         "apr_files",
         "devices",
+        "hand_written",
         "footprint",
         "runs",
         "run_edges",

@@ -1,6 +1,8 @@
 """Wrong devices, ledgers, searches for what is not finite and transfers: one step of `impl` replaced each."""
 
+import json
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -87,6 +89,19 @@ wrong_step("impl.residency:_tensors", name="residency_without_buffers", doc="NF4
 )
 wrong_step("impl.residency:_tensors", name="residency_without_optimiser", doc="Moments are not looked at.")(
     lambda tensors, *given: ((name, value) for name, value in tensors(*given) if not name.startswith("optimiser"))
+)
+
+
+def _unseen(beginning: str) -> Step:
+    """Without the tensors whose names begin so."""
+    return lambda tensors, *given: ((name, value) for name, value in tensors(*given) if not name.startswith(beginning))
+
+
+wrong_steps(
+    "impl.residency:_tensors",
+    by=_unseen,
+    residency_without_gradients=("Gradients are not looked at.", "the gradient"),
+    residency_without_optimised=("A parameter that the optimiser moves, and not the model's, is not looked at.", "optimiser.parameters"),
 )
 
 
@@ -218,6 +233,30 @@ def memory_refused_without_numbers(acquire: Step, *given: Any) -> Any:
     except RuntimeError as error:
         error.args = ("out of memory",)
         raise
+
+
+@wrong_step("impl.ledger:InsufficientMemory.__init__")
+def memory_of_others_called_available(init: Step, self: Any, device: str, needed: int, memory: Any, reserved: int, holders: str) -> None:
+    """The refusal says what is free to be available, also where others have reserved it."""
+    init(self, device, needed, memory, reserved, holders)
+    said = f"{memory.free / 2**30:.2f} GiB available"
+    self.args = (re.sub(r"[\d.]+ GiB available", said, str(self)),)
+
+
+@wrong_step("impl.ledger:Reservation.__exit__")
+def ledger_of_failed_blocks_stays(leave: Step, self: Any, kind: Any = None, *given: Any) -> None:
+    """A block that fails keeps its reservation."""
+    if kind is None:
+        leave(self, kind, *given)
+
+
+@wrong_step("impl.ledger:Ledger._write")
+def ledger_written_in_place(_: Step, self: Any, entries: Any) -> None:
+    """The file is written over, so that a killed process leaves a part of it."""
+    path = self.folder / "ledger.json"
+    with path.open("w") as file:
+        self._share(file)
+        json.dump([vars(entry) for entry in entries], file)
 
 
 # what is not finite

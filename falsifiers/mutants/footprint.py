@@ -230,3 +230,18 @@ def embedding_not_frozen(init: Step, self: Any, *given: Any) -> None:
 wrong_step("impl.memory:_library_workspace", name="estimate_smaller_workspace", doc="A GPU that is not here gets the smaller workspace.")(
     lambda right, device: right(device) // 8
 )
+
+
+@wrong_step("impl.fused.memory:_Step.run")
+def estimate_of_one_fused_micro_batch(run: Step, self: Any, allocations: Any, accumulation: int) -> None:
+    """A step of the hand-written layers is estimated for one micro-batch, however many are accumulated."""
+    del accumulation
+    run(self, allocations, 1)
+
+
+@wrong_step("impl.fused.memory:_Step._packed")
+def estimate_of_one_fused_sample(packed: Step, self: Any, part: Any = None) -> Any:
+    """The tokens of one sample are counted for a micro-batch of the hand-written layers."""
+    found = packed(self, part)
+    tokens = -(-self.longest // 16) * 16
+    return replace(found, input_ids=found.input_ids[:tokens], positions=found.positions[:tokens])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from blackswan.falsifiers.mutants.changes import without_keyword
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
@@ -352,3 +353,16 @@ wrong_steps(
     ),
     random_biases_of_one=("Random biases are one, as norms are.", lambda draw, name, *given: draw(name.removesuffix(".bias"), *given)),
 )
+
+
+wrong_step(
+    "impl.pretrain:LLAMA_370M", name="pretrain_default_of_another_llama", doc="The default has the ε of the first Llama, θ of the third."
+)(lambda default: replace(default, eps=1e-6, theta=5e5))
+
+
+@wrong_step("impl.decoder_optimiser:DecoderAdamW.__init__", "P36")
+def pretrain_in_any_dtype(_: Step, self: Any, decoder: Any, weight_decay: float) -> None:
+    """Parameters in half precision are trained as they are, and of NF4 weights none."""
+    decoder.requires_grad_(True)
+    self.parameters, self.weight_decay, self.steps = dict(decoder.named_parameters()), weight_decay, 0
+    self.exp_avg, self.exp_avg_sq = ({name: torch.zeros_like(value) for name, value in self.parameters.items()} for _ in range(2))

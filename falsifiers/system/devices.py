@@ -80,17 +80,19 @@ def accelerators_have_their_torch_names(trial: Trial) -> list[Comparison]:
 
 
 def stray_tensor_is_named(trial: Trial) -> list[Comparison]:
-    """A model in its place passes; a parameter, a buffer or a tensor of the optimiser elsewhere is refused by its name."""
+    """A model in its place passes; a parameter, a buffer, a gradient or a tensor of the optimiser elsewhere is refused by its name."""
     rng = trial.rng("stray tensor")
-    work = small(rng, trial.seed, nf4=True)
+    work = small(rng, trial.seed, nf4=True, double_quantize=True)
     layer = f"model.layers.{rng.integers(work.layers)}"
     quantised = rng.choice(["self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj"])
     astray = [
-        f"{layer}.{quantised}.quantized.{rng.choice(['codes', 'absmax'])}",
+        f"{layer}.{quantised}.quantized.{rng.choice(['codes', 'absmax', 'absmax_scales', 'absmax_offset'])}",
         f"{layer}.self_attn.{rng.choice(['q', 'v'])}_proj.lora_{rng.choice(['A', 'B'])}.weight",
         f"{layer}.{rng.choice(['input', 'post_attention'])}_layernorm.weight",
         str(rng.choice(["model.embed_tokens.weight", "model.norm.weight"])),
         str(rng.choice(["score.weight", "score.bias"])),
+        f"the gradient of {layer}.self_attn.{rng.choice(['q', 'v'])}_proj.lora_{rng.choice(['A', 'B'])}.weight",
+        f"optimiser.parameters['score.{rng.choice(['weight', 'bias'])}']",
         "optimiser.exp_avg",
         "optimiser.exp_avg_sq",
     ]

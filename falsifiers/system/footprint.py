@@ -221,7 +221,8 @@ def steps_keep_nothing(trial: Trial) -> list[Comparison]:
 def step_stays_below(trial: Trial) -> list[Comparison]:
     """Loading a model with NF4 and training it, by each backend, stays below a peak and leaves a few bits of a projection's weight.
 
-    On a GPU both are measured. Elsewhere they are estimated for one, and what stays is measured of a small model too.
+    On a GPU both are measured. Elsewhere they are estimated for one, what stays is measured of a small model too, and the estimate of the
+    hand-written layers has what several micro-batches take.
     """
     trial.memory.require_kernels()
     found = []
@@ -231,6 +232,22 @@ def step_stays_below(trial: Trial) -> list[Comparison]:
         peak = taken.total if isinstance(taken, Estimate) else taken.peak
         found += [value_at_most(f"{backend}: GiB at the peak", peak / GIB, limit), *stays(work, taken, "cuda")]
     if not trial.on_gpu:
-        work = replace(SMALL, family=str(trial.rng("family").choice(FAMILIES)), seed=trial.seed % 2**31)
+        rng = trial.rng("family")
+        work = replace(SMALL, family=str(rng.choice(FAMILIES)), seed=trial.seed % 2**31)
         found += stays(work, trial.memory.measure(work), "cpu")
+        found += _kept_by_layers(trial, replace(work, backend="fused", accumulation=int(rng.integers(2, 10)), batch=8, seq=64))
     return found
+
+
+def _kept_by_layers(trial: Trial, work: Workload) -> list[Comparison]:
+    """An estimate of the hand-written layers has what a block keeps of each token: its input, queries, keys, values, what attention gives,
+    the sum after it, gate and up; and in a step of several micro-batches their gradients side by side, with the place of the next."""
+    part = trial.memory.estimate(work).parts
+    queries, keys = work.heads * work.head_dim, work.kv_heads * work.head_dim
+    kept = BYTES[work.dtype] * (2 * work.hidden + 2 * queries + 2 * keys + 2 * work.intermediate)
+    tokens, gradient = work.layers * work.batch * work.seq, 4 * sum(split(work, counts(work))[1].values())
+    name = f"fused, {work.accumulation} micro-batches"
+    return [
+        value_at_least(f"{name}: activations", part.get("activations", 0), tokens * kept),
+        value_at_least(f"{name}: gradients", part.get("gradients", 0), (min(work.accumulation, HELD) + 1) * gradient),
+    ]

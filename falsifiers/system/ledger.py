@@ -152,7 +152,8 @@ def the_dead_hold_nothing(trial: Trial) -> list[Comparison]:
 
 
 def _of_no_ledger(trial: Trial) -> list[Comparison]:
-    """A file that is damaged holds nothing, and a new one is begun; the folder is the one that the environment names."""
+    """A file that is damaged holds nothing, and a new one is begun, and replaced by a whole one whenever it changes; the folder is the one
+    that the environment names."""
     found: list[Comparison] = []
     for content in (b"", b'[{"id": "a", "pid": 1', b"{}", b"[1]", b'[{"id": "a"}]', b"\xff"):
         with tempfile.TemporaryDirectory() as folder:
@@ -161,19 +162,35 @@ def _of_no_ledger(trial: Trial) -> list[Comparison]:
             found += same("in a damaged file", [0], ledger.reserved())
             ledger.acquire(0, GIB)
             found += same("after a damaged file", [GIB], ledger.reserved())
+            with (Path(folder) / "ledger.json").open("rb") as seen:  # what a process that is killed as it writes leaves
+                before = seen.read()
+                ledger.release(0)
+                seen.seek(0)
+                found += same("a file that is replaced, as it was", before, seen.read())
     return found + same("folder of the environment", "of/all", str(trial.memory.ledger_folder("of/all")))
 
 
 def too_little_memory_is_refused(trial: Trial) -> list[Comparison]:
-    """More than is free is refused with the bytes needed, available, free and in all, before its block is entered; the rest is given."""
+    """More than is free, and than others have left, is refused with the bytes needed, available, free, in all and reserved, and by whom,
+    before its block is entered; the rest is given, and given back where the block fails."""
     rng = trial.rng("too little")
     total = int(rng.integers(40, 200))
-    free = int(rng.integers(5, total))
-    needed, entered = free + int(rng.integers(1, 300)), list[int]()
-    numbers = rf"{needed}\.00 GiB needed.*{free}\.00 GiB available.*{free}\.00 GiB of {total}\.00 GiB.*free"
+    free = int(rng.integers(total // 2 + 1, total))
+    others = int(rng.integers(*((1, total - free + 1) if trial.seed // 2 % 2 else (total - free + 1, free + 1))))
+    available = min(free, total - others)
+    needed, entered = available + int(rng.integers(1, 300)), list[int]()
+    numbers = rf"{needed}\.00 GiB needed.*\b{available}\.00 GiB available.*\b{free}\.00 GiB of {total}\.00 GiB.*free"
+    numbers += rf".*\b{others}\.00 GiB .*reserved.*{os.getpid()}.*\b{others}\.00 GiB"
     at = 1 - trial.seed % 2
     with _ledger(trial, [Card(total * GIB, free * GIB)] * 2) as ledger:
+        ledger.acquire(at, others * GIB)
         ask = partial(ledger.run, at, needed * GIB, partial(entered.append, needed))
-        found = [trial.refuses("more than is free", ask, numbers, "InsufficientMemory")]
-        ledger.run(at, free * GIB, partial(entered.append, free))
-    return found + same("bytes of the blocks that were entered, in GiB", [free], entered)
+        found = [trial.refuses("more than is available", ask, numbers, "InsufficientMemory")]
+        ledger.run(at, available * GIB, partial(entered.append, available))
+        found.append(trial.refuses("a block that fails", partial(ledger.run, at, GIB, _failing), "block", "ArithmeticError"))
+        found += same("reserved after a block that failed", others * GIB, ledger.reserved()[at])
+    return found + same("bytes of the blocks that were entered, in GiB", [available], entered)
+
+
+def _failing() -> None:
+    raise ArithmeticError("the block fails")

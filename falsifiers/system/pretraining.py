@@ -414,7 +414,9 @@ def refuses_checkpoint_without_tokenizer(trial: Trial) -> list[Comparison]:
 
 
 def refuses_to_start(trial: Trial) -> list[Comparison]:
-    """An architecture without weights, weights without an architecture, an encoder, weights of another architecture, no such folder."""
+    """An architecture without weights, weights without an architecture, an encoder, weights of another architecture, no such folder.
+
+    And weights that a step cannot move, in half precision or NF4."""
     with _folder() as parent:
         other, encoder, nowhere = parent / "other", parent / "encoder", parent / "nowhere"
         for folder, change in ((other, {"rms_norm_eps": 1e-5}), (encoder, {"model_type": "bert"})):
@@ -431,16 +433,19 @@ def refuses_to_start(trial: Trial) -> list[Comparison]:
             "no such weights": (CHECKPOINT, nowhere, "nowhere"),
         }
         found = [trial.refuses(name, partial(trial.pretrainer.initial, *given), message) for name, (*given, message) in starts.items()]
+    for dtype, nf4, message in (("bfloat16", False, "float32"), ("float16", False, "float32"), ("float32", True, "NF4")):
+        step = partial(trial.pretrainer.load(CHECKPOINT, dtype, nf4).train, _ids(trial, 0))
+        found.append(trial.refuses(f"a step on {dtype}{' in NF4' * nf4}", step, message, "ValueError"))
     both = trial.pretrainer.initial(CHECKPOINT, CHECKPOINT)
     return found + same("given both", load_file(CHECKPOINT / WEIGHTS), both.parameters())
 
 
 def default_architecture_is_370m(trial: Trial) -> list[Comparison]:
-    """The number of parameters, counted from the sizes here, in [366, 374] million, and as the subject counts it."""
+    """The number of parameters, counted from the sizes here, in [366, 374] million, and as the subject counts it; Llama 2's ε and θ."""
     sizes, counted = trial.pretrainer.default_architecture()
     count = sum(int(np.prod(shape)) for shape in parameter_shapes(sizes).values())
     return [
         value_within("parameters", float(count), 366e6, 374e6),
         *same("parameters counted", count, counted),
-        *same("family", "llama", sizes["family"]),
+        *same("family, ε and θ", ("llama", 1e-5, 1e4), tuple(sizes[name] for name in ("family", "eps", "theta"))),
     ]

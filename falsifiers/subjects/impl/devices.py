@@ -14,12 +14,15 @@ from torch import Tensor
 from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of, to_numpy
 from blackswan.falsifiers.subjects.doors.devices import Chosen, Plant, Workload
 from blackswan.falsifiers.subjects.impl import Door
+from blackswan.falsifiers.subjects.impl.hand_written import Steps
 from blackswan.falsifiers.subjects.impl.large import last_rows
 from blackswan.falsifiers.subjects.impl.openings import Opening
 from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import device, host, nonfinite, residency
 from blackswan.impl.classifier import Classifier, trainable_shapes
+from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.dispatch import replaced
+from blackswan.impl.fused import step
 from blackswan.impl.fused.step import FusedTrainer
 from blackswan.impl.operations import OPERATIONS
 from blackswan.impl.trainer import Batch, Trainer
@@ -64,6 +67,17 @@ class Devices(Door):
         """A trainer that starts from those float32 weights."""
         return PlacedTrainer(work, weights, self._device)
 
+    def steps(self, work: Workload, weights: Mapping[str, Array], settings: Mapping[str, Any], plain: bool = True) -> Steps:
+        """Steps by the backend, with the trainer's own settings; on a CPU `plain`, without Triton's interpreter."""
+        return Steps(work, weights, settings, self._device, plain)
+
+    def backend(self, kind: str, architecture: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[bool, str | None]:
+        """Whether the steps of a run on a device of that kind go through the hand-written layers, whose kernels are said to run there; and
+        the reason where a GPU would have had them and has not. A ValueError where they were asked for and cannot."""
+        runs = mock.patch("blackswan.impl.kernels.why_not", return_value=None)
+        with runs, mock.patch("blackswan.impl.kernels.interpreted", return_value=False):
+            return step.backend_of(ClassifyConfig(**settings), config_of(architecture), torch.device(kind))
+
     def last_rows(self) -> list[tuple[str, Array, Array]]:
         """Runs each kernel on more than 2³¹ elements, on a GPU: the last rows of its outputs, and what it gives for these alone."""
         return list(last_rows(self._device))
@@ -99,8 +113,18 @@ class PlacedTrainer(Session):
         return [name for name, value in self._trainer.classifier.named_parameters() if value.grad is not None]
 
     def move(self, name: str) -> None:
-        """Puts that tensor of `content` on another device: the CPU from a GPU, no device (meta) from elsewhere."""
+        """Puts that tensor of `content`, the gradient of a parameter, or a parameter as the optimiser knows it, on another device: the
+        CPU from a GPU, no device (meta) from elsewhere."""
         to = torch.device("cpu" if self._place.type == "cuda" else "meta")
+        optimised = self._trainer.optimiser.parameters
+        if name.startswith("the gradient of "):  # torch gives a parameter none of another device, unless it is moved itself
+            gradient = torch.zeros_like(optimised[name.removeprefix("the gradient of ")], device=to, requires_grad=False)
+            optimised[name.removeprefix("the gradient of ")].__class__ = type("Moved", (torch.nn.Parameter,), {"grad": gradient})
+            return
+        if name.startswith("optimiser.parameters"):
+            known = name.split("'")[1]
+            optimised[known] = torch.nn.Parameter(optimised[known].detach().to(to))
+            return
         owner, _, kind = name.rpartition(".")
         if owner == "optimiser":
             setattr(self._trainer.optimiser, kind, getattr(self._trainer.optimiser, kind).to(to))

@@ -1,14 +1,14 @@
 """Streams of a hand-written step that are late, so that work which does not wait for what it needs meets something else there."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 from unittest import mock
 
 import torch
 
-from blackswan.impl.fused import model, packing, step
+from blackswan.impl.fused import packing, step
 from blackswan.impl.fused.side import SideStream
 
 FEW = 16
@@ -33,8 +33,18 @@ def late_stream(late: str, device: torch.device) -> Iterator[None]:
     def on_cpu(self: SideStream, work: Callable[[], Any], *read: object) -> Callable[[], Any]:
         return cache(lambda: run(self, work, *read)()) if late == "side" else run(self, work, *read)
 
-    with mock.patch.object(SideStream, "run", on_gpu if device.type == "cuda" else on_cpu), ExitStack() as few:
-        for module in (packing, model, step) if device.type == "cpu" else ():
+    late_work = mock.patch.object(SideStream, "run", on_gpu if device.type == "cuda" else on_cpu)
+    with late_work, few_tokens() if device.type == "cpu" else nullcontext():
+        yield
+
+
+@contextmanager
+def few_tokens() -> Iterator[None]:
+    """Inside the block few tokens fill up."""
+    from blackswan.impl.fused import model  # imports Triton
+
+    with ExitStack() as few:
+        for module in (packing, model, step):
             few.enter_context(mock.patch.object(module, "GRAIN", FEW))
         yield
 

@@ -91,10 +91,10 @@ class Pretrainer(Door):
         """A decoder with random weights."""
         return TrainedDecoder(self._random(architecture, seed))
 
-    def load(self, folder: Path) -> "TrainedDecoder":
+    def load(self, folder: Path, dtype: str = "float32", nf4: bool = False) -> "TrainedDecoder":
         """The decoder of a checkpoint, whose tokenizer can be read too."""
         load_tokenizer(folder, 16)
-        return TrainedDecoder(load_decoder(folder, dtype=torch.float32, device=self._device))
+        return TrainedDecoder(load_decoder(folder, dtype=getattr(torch, dtype), device=self._device, nf4=nf4))
 
     def initial(self, architecture: Path | None, weights: Path | None) -> "TrainedDecoder":
         """The decoder that a run of these checkpoint folders starts from."""

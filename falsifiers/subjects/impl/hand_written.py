@@ -1,0 +1,182 @@
+"""Steps of a trainer by either backend on a CPU, where the hand-written layers compute by plain formulas in the places of Triton's kernels.
+
+The kernels have claims of their own. In Triton's interpreter a step takes a thousand times as long.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of, to_numpy
+from blackswan.falsifiers.subjects.doors.devices import Workload
+from blackswan.falsifiers.subjects.impl.late import few_tokens
+from blackswan.falsifiers.subjects.protocol import Lacks, Session
+from blackswan.impl import kernels
+from blackswan.impl.classifier import Classifier, trainable_shapes
+from blackswan.impl.fused.step import FusedTrainer
+from blackswan.impl.operations import OPERATIONS
+from blackswan.impl.operations.attention import frequencies
+from blackswan.impl.trainer import Batch, Trainer
+from blackswan.reference.table import Array
+
+
+class Steps(Session):
+    """A trainer of a classifier with those float32 weights. Lacks where Triton, which the hand-written layers import, is not there."""
+
+    def __init__(self, work: Workload, weights: Mapping[str, Array], settings: Mapping[str, Any], place: torch.device, plain: bool) -> None:
+        if work.backend == "fused" and (missing := kernels.why_not() if not plain else kernels.missing()):
+            raise Lacks(missing)
+        self._place, self._plain = place, plain and work.backend == "fused"
+        scalars, tensors = work.scalars | dict(settings.get("scaling", {})), {name: torch.tensor(value) for name, value in weights.items()}
+        config, adaptation = config_of(scalars), adaptation_of(scalars)
+        trained = {name: tensors.pop(name) for name in trainable_shapes(config, adaptation)}
+        made = Classifier(config, adaptation, tensors, trained, dtype=getattr(torch, work.dtype), device=place)
+        given = {name: value for name, value in settings.items() if name != "scaling"} | {"micro_batch": work.micro}
+        if given.get("class_weights") is not None:
+            given["class_weights"] = torch.tensor(given["class_weights"], device=place)
+        self._trainer = FusedTrainer(made, longest=work.seq, **given) if work.backend == "fused" else Trainer(made, **given)
+
+    def call(self, name: str, ids: Array, mask: Array, labels: Array) -> dict[str, float]:
+        """A call of the trainer with a batch: what it says. `apply` takes what was accumulated."""
+        batch = Batch(*(torch.tensor(value, device=self._place) for value in (ids, mask, labels)))
+        with few_tokens(), plain_kernels() if self._plain else nullcontext():
+            found = getattr(self._trainer, name)(*([] if name == "apply" else [batch]))
+        return {name: float(getattr(found, name) or 0.0) for name in ("loss", "correct", "total", "gradient_norm")}
+
+    def state(self) -> dict[str, Array]:
+        """The trainer's state."""
+        return {name: to_numpy(value) for name, value in self._trainer.state().items()}
+
+    def load(self, state: Mapping[str, Array]) -> None:
+        """Puts a state in place."""
+        self._trainer.load_state({name: torch.tensor(value) for name, value in state.items()})
+
+
+@contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Inside the block the hand-written layers compute by the formulas below; they import Triton."""
+    from blackswan.impl.fused import layer, model, weights
+
+    with ExitStack() as patched:
+        for module in (layer, model, weights):
+            for function in _FUNCTIONS:
+                if hasattr(module, function.__name__):
+                    patched.enter_context(mock.patch.object(module, function.__name__, function))
+        yield
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """y and 1 / rms of the rows."""
+    rstd = (x.square().mean(-1) + eps).rsqrt()
+    return x * rstd[..., None] * weight, rstd
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The sum, and its norm."""
+    return x + residual, *rms_norm(x + residual, weight, eps)
+
+
+def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, add: Tensor | None = None) -> Tensor:
+    """The gradient of x, and what is added to it."""
+    normal, upstream = x * rstd[..., None], dy * weight
+    dx = (upstream - normal * (upstream * normal).mean(-1, keepdim=True)) * rstd[..., None]
+    return dx if add is None else dx + add
+
+
+def rope_table(positions: Tensor, theta: float, head_dim: int, scaling: Any = None) -> Tensor:
+    """Cosines and then sines."""
+    angle = positions[:, None] * frequencies(head_dim // 2, theta, scaling, positions.device)
+    return torch.cat([angle.cos(), angle.sin()], dim=1).float()
+
+
+def qk_norm_rope(
+    x: Tensor, positions: Tensor, theta: float, weight: Tensor | None = None, eps: float = 0.0, *, table: Tensor
+) -> tuple[Tensor, None]:
+    """Normed where there is a weight, and turned."""
+    del positions, theta
+    return _turned(x if weight is None else rms_norm(x, weight, eps)[0], table), None
+
+
+def qk_norm_rope_backward(
+    dy: Tensor, x: Tensor, positions: Tensor, theta: float, weight: Tensor | None = None, eps: float = 0.0, *, table: Tensor, out: Tensor
+) -> Tensor:
+    """The gradient of x."""
+    del positions, theta
+    cos, sin = table.chunk(2, dim=1)
+    dx = _turned(dy, torch.cat([cos, -sin], dim=1))
+    return out.copy_(dx if weight is None else rms_norm_backward(dx, x, weight, rms_norm(x, weight, eps)[1]))
+
+
+def _turned(x: Tensor, table: Tensor) -> Tensor:
+    (first, second), (cos, sin) = x.chunk(2, dim=-1), table[:, None].chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def attention_forward(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+    """Each sequence by itself; rows that no sequence of at most `longest` tokens has are NaN. Nothing stands for the logarithms."""
+    y = torch.full_like(q, torch.nan)
+    for first, after in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        if 0 < after - first <= longest:
+            real = torch.ones(1, after - first, dtype=torch.bool, device=q.device)
+            y[first:after] = OPERATIONS["attention"](*(value[None, first:after] for value in (q, k, v)), real)[0]
+    return y, y.new_empty(0)
+
+
+def attention_backward(
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    lse: Tensor,
+    bounds: Tensor,
+    longest: int,
+    *,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+) -> None:
+    """By automatic differentiation."""
+    del y, lse
+    with torch.enable_grad():
+        leaves = [value.detach().requires_grad_() for value in (q, k, v)]
+        found = torch.autograd.grad(attention_forward(*leaves, bounds, longest)[0], leaves, dy)
+    for into, value in zip((dq, dk, dv), found, strict=True):
+        into.copy_(value)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """gate · σ(gate) · up."""
+    return gate * gate.sigmoid() * up
+
+
+def swiglu_backward(dy: Tensor, gate: Tensor, up: Tensor, dgate: Tensor | None = None, dup: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The gradients, which may be written over what was read."""
+    share = gate.sigmoid()
+    found = dy * up * share * (1 + gate * (1 - share)), dy * gate * share
+    return tuple(value if into is None else into.copy_(value) for into, value in zip((dgate, dup), found, strict=True))  # type: ignore[return-value]  # two
+
+
+def nf4_dequantize(codes: Tensor, absmax: Tensor, rows: int, columns: int, block_size: int, dtype: torch.dtype, out: Tensor) -> Tensor:
+    """The weight, into `out`."""
+    weight: Tensor = OPERATIONS["nf4_dequantize"](codes, absmax, rows, columns, block_size, dtype=dtype)
+    return out.copy_(weight)
+
+
+_FUNCTIONS = (
+    rms_norm,
+    add_rms_norm,
+    rms_norm_backward,
+    rope_table,
+    qk_norm_rope,
+    qk_norm_rope_backward,
+    attention_forward,
+    attention_backward,
+    swiglu,
+    swiglu_backward,
+    nf4_dequantize,
+)

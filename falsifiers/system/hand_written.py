@@ -1,0 +1,159 @@
+"""Training steps through the hand-written layers beside those by automatic differentiation."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from blackswan.falsifiers.numeric.comparison import Comparison, Errors, compare
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
+from blackswan.falsifiers.subjects.doors.devices import Workload
+from blackswan.falsifiers.system.config_files import SCALED
+from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.trial import Trial, may_be_non_finite
+from blackswan.falsifiers.system.workloads import FAMILIES, drawn, small
+from blackswan.reference.table import Array, Arrays
+
+if TYPE_CHECKING:
+    from blackswan.falsifiers.subjects.impl.hand_written import Steps
+
+TARGETS = ("q_v", "all", "k_proj,o_proj,up_proj", "v_proj,gate_proj,down_proj")
+POOLINGS = ("mean", "last", "first")
+CALLS = (("train_batch", 3), ("train_batch", 4), ("accumulate", 1), ("accumulate", 4), ("apply", 0), ("train_batch", 2))
+"""Calls of a trainer with so many samples, of which three are computed at a time."""
+BIAS = "trainable/score.bias"
+MOMENTS, ROUNDING = ("exp_avg", "exp_avg_sq"), 1e-7
+MOTIONLESS = 1e-12
+"""A norm of gradients that is so far below AdamW's ε that parameters move by their decay alone."""
+Batch = tuple[Array, Array, Array]
+
+
+@may_be_non_finite("*score.bias")
+def follow_differentiation(trial: Trial) -> list[Comparison]:
+    """What each call says, both moments after each step, and where gradients are next to nothing the parameters: for each family, in turn
+    by every pooling, with one label a sample and several, NF4 and not; then a step with Triton's kernels. Bad batches change nothing."""
+    found = list[Comparison]()
+    for number, family in enumerate(FAMILIES):
+        rng = trial.rng(family)
+        work, settings = _drawn(rng, trial, number + trial.seed, family)
+        found += [replace(each, tensor=f"{family}: {each.tensor}") for each in _followed(trial, rng, work, settings, CALLS)]
+    work, settings = _drawn(trial.rng("kernels"), trial, trial.seed, FAMILIES[trial.seed % 3])
+    work = replace(work, layers=1, nf4=True)
+    kernels = _followed(trial, trial.rng("batches"), work, settings, CALLS[:1], plain=False)
+    return found + [replace(each, tensor=f"kernels: {each.tensor}") for each in kernels]
+
+
+def chosen_where_they_fit(trial: Trial) -> list[Comparison]:
+    """By every backend that a user may name, on a GPU, a CPU and another accelerator: architectures that the layers hold, and others, for
+    the size of a head, NF4 blocks that do not end where the next weight begins, or quantised absmax."""
+    rng, found = trial.rng("fit"), list[Comparison]()
+    base = {"family": str(rng.choice(FAMILIES)), "vocab": 40, "layers": 1, "heads": 2, "kv_heads": 1, "eps": 1e-6, "theta": 1e4}
+    fitting = {**base, "hidden": 128, "intermediate": int(rng.integers(50, 200)), "head_dim": int(rng.choice([8, 30, 256]))}
+    nf4 = {"quantize_nf4": True}
+    asked: list[tuple[str, dict[str, Any], dict[str, Any], str | None]] = [
+        ("plain", fitting, {}, None),
+        ("NF4", fitting, nf4, None),
+        ("double quantisation", fitting, {**nf4, "double_quantize": True}, "double_quantize"),
+        ("a wide head", {**fitting, "head_dim": 258}, {}, "head_dim"),
+        ("NF4 blocks of queries", {**fitting, "hidden": 66, "head_dim": 34}, nf4, "q_proj"),
+        ("NF4 blocks of gate and up", {**fitting, "hidden": 96, "intermediate": 97, "head_dim": 128}, nf4, "gate_proj"),
+        ("no blocks", {**fitting, "hidden": 66, "head_dim": 34}, {}, None),
+    ]
+    for name, architecture, settings, why in asked:
+        for kind, backend in (("cuda", "auto"), ("cuda", "torch"), ("cuda", "fused"), ("cpu", "auto"), ("xpu", "auto"), ("xpu", "fused")):
+            reason = "CUDA" if kind == "xpu" else why
+            ask = partial(trial.devices.backend, kind, architecture, {**settings, "backend": backend})
+            label = f"{name}, {backend} on {kind}"
+            if backend == "fused" and reason:
+                found.append(trial.refuses(label, ask, f"fused.*{reason}.*torch", "ValueError"))
+                continue
+            runs, said = ask()
+            told = reason if backend == "auto" and kind != "cpu" else None
+            found += same(
+                label,
+                (backend != "torch" and kind == "cuda" and not why, True),
+                (runs, said is None if told is None else told in str(said)),
+            )
+    return found
+
+
+def _drawn(rng: Generator, trial: Trial, number: int, family: str) -> tuple[Workload, dict[str, Any]]:
+    """No number is the one that a program would have by mistake."""
+    several, still = number % 3 == 1, bool(number % 2)
+    work = replace(small(rng, trial.seed, nf4=number % 3 == 0), family=family, layers=2, seq=6, micro=3, eps=float(rng.choice([0.01, 0.1])))
+    work = replace(work, theta=float(rng.choice([50.0, 2e5])), pooling=POOLINGS[number % 3], targets=str(rng.choice(TARGETS)))
+    work = replace(work, classes=2 if several else 3)  # so few that all of a sample's are right now and then
+    weights = None if several or number % 3 == 0 else rng.uniform(0.3, 3.0, work.classes).tolist()
+    settings = {"total_steps": 5, "learning_rate": 1e-2, "warmup_fraction": 0.5, "schedule": str(rng.choice(["linear", "cosine"]))}
+    settings |= {"weight_decay": 0.5, "max_norm": MOTIONLESS if still else float(rng.choice([0.1, 100.0])), "class_weights": weights}
+    return work, {**settings, "multi_label": several, "scaling": SCALED if family == "llama" else {}}
+
+
+def _followed(
+    trial: Trial, rng: Generator, work: Workload, settings: Mapping[str, Any], calls: tuple[tuple[str, int], ...], plain: bool = True
+) -> Iterator[Comparison]:
+    weights = _adapted(drawn(rng, replace(work, targets="all")), work.targets)
+    right, tried = (trial.devices.steps(replace(work, backend=each), weights, settings, plain) for each in ("torch", "fused"))
+    for number, (name, samples) in enumerate(calls):
+        batch = _batch(rng, work, samples, settings["multi_label"])
+        label = f"call {number}, {name} of {samples}"
+        said, answer = right.call(name, *batch), tried.call(name, *batch)
+        yield from (trial.near(f"{label}: {key}", value, answer[key]) for key, value in said.items())
+        state, found = right.state(), tried.state()
+        yield from _near_states(trial, label, state, found, moving=settings["max_norm"] != MOTIONLESS)
+        if (
+            settings["max_norm"] != MOTIONLESS and name != "accumulate"
+        ):  # where a gradient is noise, Adam moves an element by all of the rate, either way
+            tried.load(state)
+    yield from _refused(trial, rng, work, tried, settings["multi_label"])
+
+
+def _near_states(trial: Trial, label: str, state: Arrays, found: Arrays, moving: bool) -> Iterator[Comparison]:
+    """Relative to the tensor's largest number, and a thousandth as much to that of all: some gradients are zero but for rounding."""
+    yield from same(f"{label}: tensors of the state", sorted(state), sorted(found))
+    largest = {group: max(float(np.abs(value).max()) for name, value in state.items() if name.startswith(group)) for group in MOMENTS}
+    for name, value in state.items():
+        if name in found and not (moving and name.startswith("trainable/")):
+            limit = trial.literal(value).plus(Errors.flat(ROUNDING * largest.get(name.partition("/")[0], 0.0)))
+            yield compare(f"{label}: {name}", value, found[name], limit, UNIT_ROUNDOFF["float32"])
+
+
+def _adapted(weights: Arrays, targets: str) -> dict[str, Array]:
+    """The weights without the updates of other projections than the targets."""
+    adapted = {"q_v": ("q_proj", "v_proj"), "all": ("_proj",)}.get(targets, tuple(targets.split(",")))
+    return {name: value for name, value in weights.items() if ".lora_" not in name or name.partition(".lora_")[0].endswith(adapted)}
+
+
+def _batch(rng: Generator, work: Workload, samples: int, several: bool) -> Batch:
+    """Samples with padding anywhere, each with a real token."""
+    mask = rng.random((samples, work.seq)) < 0.7
+    mask[np.arange(samples), rng.integers(0, work.seq, samples)] = True
+    labels = rng.integers(0, 2, (samples, work.classes)).astype(np.float32) if several else rng.integers(0, work.classes, samples)
+    return rng.integers(0, work.vocab, mask.shape), mask, labels
+
+
+def _refused(trial: Trial, rng: Generator, work: Workload, tried: "Steps", several: bool) -> Iterator[Comparison]:
+    """What a captured step cannot look at is looked at before."""
+    before = tried.state()
+    ids, mask, labels = _batch(rng, work, 2, several)
+    wrong = labels.copy()
+    wrong[-1] = 2.0 if several else work.classes
+    bad: dict[str, tuple[Batch, str]] = {
+        "a sample without a token": ((ids, mask & (np.arange(2)[:, None] == 1), labels), "mask"),
+        "a token that is none": ((np.full_like(ids, work.vocab), mask, labels), "input_ids"),
+        "a label that is none": ((ids, mask, wrong), "label"),
+        "a sample that is too long": ((np.tile(ids, 2), np.tile(np.ones_like(mask), 2), labels), "tokens"),
+    }
+    for name, (batch, message) in bad.items():
+        yield trial.refuses(name, partial(tried.call, "accumulate", *batch), message, "ValueError")
+    yield from same("state after bad batches", before, tried.state())
+    if several:  # an infinite logit makes the loss infinite
+        return
+    spoiled = {**before, BIAS: np.where(np.arange(work.classes) == work.classes - 1, np.float32(-np.inf), before[BIAS])}
+    tried.load(spoiled)
+    step = partial(tried.call, "train_batch", ids, mask, np.minimum(labels, work.classes - 2))
+    yield trial.refuses("an infinite logit of a class that is no label", step, "logits", "ValueError")
+    yield from same("state after an infinite logit", spoiled, tried.state())
