@@ -201,7 +201,8 @@ def _tear(trial: Trial, rng: Generator, folder: Path) -> None:
 def non_finite_values_are_errors(trial: Trial) -> list[Comparison]:
     """A text on which the model computes NaN, in the first, a middle or the last batch, ends every command with an error that says so.
 
-    Nothing that is not finite is printed or written, and the library raises an error too.
+    Nothing that is not finite is printed or written, and the library raises an error too. Of two workers the message names those that
+    computed it, and the call that it came from, as that of one worker does.
     """
     found: list[Comparison] = []
     fixed = {"multi_label": False, "lora_targets": "q_v", "quantize_nf4": False, "pooling": "mean", "epochs": 1}
@@ -240,12 +241,20 @@ def non_finite_values_are_errors(trial: Trial) -> list[Comparison]:
                 found.append(
                     trial.refuses(f"{call} of the library <{place} batch>", ask, "nan|not finite|non-finite", "FloatingPointError")
                 )
-            arguments = ("train", f"--corpus={corpus}", f"--validation={bad}", f"{out} 3", *where)
+            spoilt = problem.corpus("of every worker", [word] * 7, labels) if place == "middle" else bad
+            arguments = ("train", f"--corpus={corpus}", f"--validation={spoilt}", f"{out} 3", *where)
             by_two = partial(trial.commands.by_workers, 2, problem.folder, [], [], *arguments)
-            found.append(
-                trial.refuses(f"validation by two workers <{place} batch>", by_two, "status 1: .*(nan|not finite)", "RuntimeError")
-            )
+            message = rf"status 1: [\s\S]*validation after epoch 1: {BY_TWO[place]}; origin: model\."
+            found.append(trial.refuses(f"validation by two workers <{place} batch>", by_two, message, "RuntimeError"))
     return found
+
+
+BY_TWO = {
+    "first": r"rank 0 of 2: [^()]*",
+    "middle": r"rank 0 of 2: [^()]* \(also on rank 1\)",
+    "last": r"rank 1 of 2: [^()]*",
+}
+"""Whom the message names where a text of the first worker, of both or of the second one is computed as NaN."""
 
 
 def _failed(name: str, place: str, said: Said) -> Iterator[Comparison]:
@@ -348,7 +357,8 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
     return found
 
 
-WORKER = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+WORKER = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "99999"}
+"""At no port, so that nobody waits there."""
 
 
 def _environments(trial: Trial, command: tuple[object, ...]) -> Iterator[Comparison]:

@@ -7,19 +7,22 @@ from pathlib import Path
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.subjects.doors.training import Plan
 from blackswan.falsifiers.system.run_problem import small_run
+from blackswan.falsifiers.system.runs import FEW
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 
 
 def interrupts_end_a_run(trial: Trial) -> list[Comparison]:
-    """One Ctrl-C in the first step, two of them, one in a program with a handler of its own, and none in another thread.
+    """One Ctrl-C in the first step, two of them, one as the first epoch ends, one in a program with a handler of its own, and none in
+    another thread.
 
     A run that ended goes on; each leaves what a whole run does.
     """
-    problem, found = small_run(trial, epochs=1), list[Comparison]()
+    problem, found = small_run(trial, samples=FEW, epochs=2), list[Comparison]()
     plans = {
         "one": (Plan(interrupts=1), 1),
         "two": (Plan(interrupts=2), 0),
+        "one, late": (Plan(interrupts=1, late=True), len(problem.batches)),
         "one, handled": (Plan(interrupts=1, handled=True), None),
         "none, in another thread": (Plan(aside=True), None),
     }
