@@ -119,7 +119,8 @@ class Pipeline(Session):
     """A model that is trained by hand: see the protocol of that name."""
 
     def __init__(self, pipeline: ClassifyPipeline, samples: Samples) -> None:
-        self._pipeline, self._samples = pipeline, samples
+        self._pipeline, self._samples, self._rows = pipeline, samples, list[int]()
+        pipeline.classifier.register_forward_pre_hook(lambda _, given: self._rows.append(len(given[0])))
 
     def train_batch(self, places: Sequence[int]) -> told.Passed:
         """One optimiser step."""
@@ -166,6 +167,11 @@ class Pipeline(Session):
     def set_rate(self, rate: float) -> None:
         """Sets the learning rate."""
         self._pipeline.learning_rate = rate
+
+    def rows(self) -> list[int]:
+        """How many samples went through the model at a time since this was asked last."""
+        rows, self._rows = self._rows, []
+        return rows
 
     def summary(self) -> str:
         """The pipeline's description of itself."""
