@@ -76,6 +76,16 @@ def interrupted_end_of_an_epoch(train: Any, run: Any) -> Any:
     return train(run)
 
 
+@wrong_step("impl.pipeline:ClassifyPipeline.fit")
+def interrupted_fit_leaves_its_trainer(fit: Any, pipeline: Any, *given: Any, **options: Any) -> Any:
+    """A run that is broken off leaves its schedule and its moments for what comes after."""
+    start = pipeline.start
+    with mock.patch.object(pipeline, "start", lambda steps, weights=None: None if steps is None else start(steps, weights)):
+        result = fit(pipeline, *given, **options)
+    start(None)
+    return result
+
+
 # Rates set by hand, and what a continuation is compared by
 
 
@@ -205,3 +215,32 @@ wrong_steps(
 def batches_by_hand_are_whole(split: Any, batch: Any, size: int) -> Any:
     """A batch that is given by hand goes through the model at once, whatever memory that takes."""
     return split(batch, max(size, len(batch.labels)))
+
+
+# Before a run
+
+wrong_step("impl.commands.train:_memory", name="memory_of_training_texts_alone", doc="A longer text to validate on takes no memory.")(
+    lambda memory, model, config, train, _, device: memory(model, config, train, None, device)
+)
+wrong_step("impl.pipeline:ClassifyPipeline._require_updates", name="merged_models_are_trained", doc="A merged model's head is trained.")(
+    lambda *_: None
+)
+
+
+@wrong_step("impl.pipeline:_require_fitting")
+def pipeline_of_any_tokens(fitting: Any, architecture: Any, config: Any, tokens: Any) -> None:
+    """A tokenizer may have more tokens than the model has embeddings."""
+    fitting(replace(architecture, vocab=max(architecture.vocab, tokens.vocab)), config, tokens)
+
+
+@wrong_step("impl.pipeline:_require_fitting")
+def pipeline_of_any_length(fitting: Any, architecture: Any, config: Any, tokens: Any) -> None:
+    """Texts may be longer than the model's positions."""
+    fitting(replace(architecture, max_positions=max(architecture.max_positions, config.max_seq_len)), config, tokens)
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.summary")
+def summary_without_double_quantisation(summary: Any, pipeline: Any) -> str:
+    """Weights whose scales are quantised in turn are called NF4, and a merged model's updates are not."""
+    text = str(summary(pipeline))
+    return text.replace(" with double quantisation", "").replace(", merged into the base weights", "")

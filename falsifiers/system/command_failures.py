@@ -387,8 +387,9 @@ def _with_another_text(texts: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _spoil_models(problem: Small) -> None:
-    """Models in folders of their own: with frequencies scaled as Llama 3's, with a weight that float16 does not hold or just holds, without
-    a tokenizer or with a part of it."""
+    """Models in folders of their own: with a token that has no embedding, with frequencies scaled as Llama 3's, with a weight that float16
+    does not hold or just holds, without a tokenizer or with a part of it.
+    """
     for name in ("scaled", "too large", "largest", "no tokenizer", "torn tokenizer"):
         shutil.copytree(problem.base, problem.folder / name)
     config = problem.folder / "scaled" / MODEL_CONFIG
@@ -396,6 +397,12 @@ def _spoil_models(problem: Small) -> None:
     shutil.copytree(problem.base, problem.folder / "fewer tokens")
     config = problem.folder / "fewer tokens" / MODEL_CONFIG
     config.write_text(json.dumps({**json.loads(config.read_text()), "vocab_size": 2}))
+    shutil.copytree(problem.base, problem.folder / "more tokens")
+    tokens = json.loads((problem.base / TOKENIZER).read_text())
+    one = {"id": tokenizer().get_vocab_size(), "content": "<more>", "special": True}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    tokens["added_tokens"].append(one | flags)
+    (problem.folder / "more tokens" / TOKENIZER).write_text(json.dumps(tokens))
     for name, number in (("too large", 65520.0), ("largest", 65504.0)):
         tensors = load_file(problem.folder / name / WEIGHTS)
         tensors["model.embed_tokens.weight"].reshape(-1)[-1] = number
@@ -409,6 +416,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
     """Commands, and a word of each refusal."""
     folder, adapter, new = problem.folder, f"--adapter={run}", f"--output={problem.folder / 'new'}"
     train = ("train", *where, new)
+    positions = json.loads((problem.base / MODEL_CONFIG).read_text())["max_position_embeddings"]
     return {
         "train into a run": (("train", *where, f"--output={run}"), "holds a run already"),
         "train into a folder in use": (("train", *where, f"--output={problem.base}"), "not empty"),
@@ -423,6 +431,8 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "train on what validates, by a link": ((*train, f"--validation={folder / 'link.jsonl'}"), "--validation"),
         "train on what validates, by a detour": ((*train, f"--validation={folder / 'base' / '..' / corpus.name}"), "--validation"),
         "train at a rate of 0": ((*train, "--epochs=1", "--batch-size=16", "--warmup-fraction=0.5"), "warmup"),
+        "train on longer texts than the model's": ((*train, f"--max-seq-len={positions + 1}"), f"at most {positions} positions"),
+        "train on a token without an embedding": ((*train, f"--model={folder / 'more tokens'}"), "fewer than there are tokens"),
         "train, resumed without a run": ((*train, "--resume"), "holds no run"),
         "train, resumed as another run": (("train", *where, f"--output={run}", "--resume", "--lora-rank=7"), "settings.lora_rank"),
         "train on a class without a text": ((*train, "--num-classes=3", "--class-weights=balanced"), "class 2"),

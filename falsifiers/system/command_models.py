@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +76,20 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
 
 
 def _merged_after_training(trial: Trial, problem: Small, texts: Sequence[str]) -> list[Comparison]:
-    """Every projection is merged as it was in training: in NF4, made of weights in another dtype than the file's."""
+    """Every projection is merged as it was in training: in NF4, made of weights in another dtype than the file's. What was merged is not
+    trained any more."""
     run, merged = problem.folder / "run", problem.folder / "merged"
     where = [f"--model={problem.base}", f"--corpus={problem.corpus('corpus', texts, [0, 1, 2])}", f"--output={run}"]
     trial.commands.run("train", *where, *options({**problem.settings, "validation_fraction": 0.0}))
     trial.commands.run("merge", f"--adapter={run}", f"--output={merged}")
-    return list(_merged(problem, run / "last", merged))
+    found = list(_merged(problem, run / "last", merged))
+    shown = trial.commands.run("summary", f"--adapter={merged}").out.splitlines()
+    told = [line.rpartition(", ")[2] for line in shown if line.startswith(("LoRA:", "steps:"))]
+    found += same("summary of a merged model", ["steps:      none: a merged model is not trained", "merged into the base weights"], told)
+    for call, *given in (("fit", texts, None), ("train_batch",), ("accumulate",), ("apply_gradient_vector",), ("save",), ("merge",)):
+        ask = partial(trial.commands.library, call, merged, *(given or [texts]), *([problem.folder / "none"] if given else []))
+        found.append(trial.refuses(f"{call} of a merged model", ask, "merged model: its updates", "ValueError"))
+    return found
 
 
 def _complete(base: Path, config: Mapping[str, Any]) -> None:

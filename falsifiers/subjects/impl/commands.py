@@ -113,9 +113,9 @@ class Commands(Door):
         """The library's answers from an adapter or a merged model."""
         return _opened(ALONE, self._device, folder, texts, labels)
 
-    def library(self, call: str, folder: Path, texts: Sequence[str]) -> Array:
-        """The answer to one call of the library, `predict` or `probabilities`."""
-        return np.asarray(getattr(ClassifyPipeline.from_saved(folder, device=self._device), call)(texts))
+    def library(self, call: str, folder: Path, *given: object) -> Array:
+        """The answer to one call of the library, such as `predict` or `probabilities` of texts."""
+        return np.asarray(getattr(ClassifyPipeline.from_saved(folder, device=self._device), call)(*given))
 
     def _given(self, arguments: Sequence[object]) -> list[str]:
         """The arguments with the device where the command has one, before texts that are to be classified."""
