@@ -27,6 +27,7 @@ for _module in (
         "footprint",
         "runs",
         "run_edges",
+        "run_crossings",
         "entry_points",
         "ownership",
         "pretraining_runs",

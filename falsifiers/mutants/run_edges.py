@@ -1,17 +1,13 @@
-"""Wrong runs at the bounds of their settings, where a number is not finite, when they are interrupted, and after their end."""
+"""Wrong runs at the bounds of their settings, where a number is not finite, and after their end."""
 
 import json
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+from blackswan.falsifiers.mutants.registry import wrong_step
 
 # Settings of zero or none, many micro-batches
 
@@ -97,42 +93,6 @@ def metrics_lose_foreign_lines(before: Any, *given: Any) -> bool:
         return bool(before(*given))
     except ValueError:
         return False
-
-
-# Interrupts
-
-
-def _noting(workers: int, *, handlers: bool = False, threads: bool = False, once: bool = True) -> Iterator[Callable[[], bool]]:
-    """`impl.fit`'s way with interrupts, which takes other handlers' too, in other threads too, or more than the first one."""
-    usual = signal.getsignal(signal.SIGINT)
-    if workers > 1 or not (handlers or usual is signal.default_int_handler) or not (threads or _in_main_thread()):
-        yield lambda: False
-        return
-    seen: list[int] = []
-
-    def note(number: int, _: Any) -> None:
-        seen.append(number)
-        if once:
-            signal.signal(signal.SIGINT, usual)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: bool(seen)
-    finally:
-        signal.signal(signal.SIGINT, usual)
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
-wrong_steps(
-    "impl.fit:_interruptible",
-    by=lambda changes: lambda _, workers: contextmanager(_noting)(workers, **changes),
-    second_interrupt_waits=("The second Ctrl-C waits for the end of the step too.", {"once": False}),
-    interrupts_of_a_program_taken=("A program's own handler of Ctrl-C is not called during a run.", {"handlers": True}),
-    fit_in_the_main_thread_alone=("A run takes Ctrl-C, which no other thread than the main one can.", {"threads": True}),
-)
 
 
 # What is shown

@@ -201,7 +201,8 @@ def _tear(trial: Trial, rng: Generator, folder: Path) -> None:
 def non_finite_values_are_errors(trial: Trial) -> list[Comparison]:
     """A text on which the model computes NaN, in the first, a middle or the last batch, ends every command with an error that says so.
 
-    Nothing that is not finite is printed or written, and the library raises an error too.
+    Nothing that is not finite is printed or written, and the library raises an error too. Of two workers the message names those that
+    computed it, and the call that it came from, as that of one worker does.
     """
     found: list[Comparison] = []
     fixed = {"multi_label": False, "lora_targets": "q_v", "quantize_nf4": False, "pooling": "mean", "epochs": 1}
@@ -240,12 +241,20 @@ def non_finite_values_are_errors(trial: Trial) -> list[Comparison]:
                 found.append(
                     trial.refuses(f"{call} of the library <{place} batch>", ask, "nan|not finite|non-finite", "FloatingPointError")
                 )
-            arguments = ("train", f"--corpus={corpus}", f"--validation={bad}", f"{out} 3", *where)
+            spoilt = problem.corpus("of every worker", [word] * 7, labels) if place == "middle" else bad
+            arguments = ("train", f"--corpus={corpus}", f"--validation={spoilt}", f"{out} 3", *where)
             by_two = partial(trial.commands.by_workers, 2, problem.folder, [], [], *arguments)
-            found.append(
-                trial.refuses(f"validation by two workers <{place} batch>", by_two, "status 1: .*(nan|not finite)", "RuntimeError")
-            )
+            message = rf"status 1: [\s\S]*validation after epoch 1: {BY_TWO[place]}; origin: model\."
+            found.append(trial.refuses(f"validation by two workers <{place} batch>", by_two, message, "RuntimeError"))
     return found
+
+
+BY_TWO = {
+    "first": r"rank 0 of 2: [^()]*",
+    "middle": r"rank 0 of 2: [^()]* \(also on rank 1\)",
+    "last": r"rank 1 of 2: [^()]*",
+}
+"""Whom the message names where a text of the first worker, of both or of the second one is computed as NaN."""
 
 
 def _failed(name: str, place: str, said: Said) -> Iterator[Comparison]:
@@ -350,7 +359,8 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
     return found
 
 
-WORKER = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+WORKER = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "99999"}
+"""At no port, so that nobody waits there."""
 
 
 def _environments(trial: Trial, command: tuple[object, ...]) -> Iterator[Comparison]:
@@ -379,8 +389,9 @@ def _with_another_text(texts: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _spoil_models(problem: Small) -> None:
-    """Models in folders of their own: with frequencies scaled as Llama 3's, with a weight that float16 does not hold or just holds, without
-    a tokenizer or with a part of it."""
+    """Models in folders of their own: with a token that has no embedding, with frequencies scaled as Llama 3's, with a weight that float16
+    does not hold or just holds, without a tokenizer or with a part of it.
+    """
     for name in ("scaled", "too large", "largest", "no tokenizer", "torn tokenizer"):
         shutil.copytree(problem.base, problem.folder / name)
     config = problem.folder / "scaled" / MODEL_CONFIG
@@ -388,6 +399,12 @@ def _spoil_models(problem: Small) -> None:
     shutil.copytree(problem.base, problem.folder / "fewer tokens")
     config = problem.folder / "fewer tokens" / MODEL_CONFIG
     config.write_text(json.dumps({**json.loads(config.read_text()), "vocab_size": 2}))
+    shutil.copytree(problem.base, problem.folder / "more tokens")
+    tokens = json.loads((problem.base / TOKENIZER).read_text())
+    one = {"id": tokenizer().get_vocab_size(), "content": "<more>", "special": True}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    tokens["added_tokens"].append(one | flags)
+    (problem.folder / "more tokens" / TOKENIZER).write_text(json.dumps(tokens))
     for name, number in (("too large", 65520.0), ("largest", 65504.0)):
         tensors = load_file(problem.folder / name / WEIGHTS)
         tensors["model.embed_tokens.weight"].reshape(-1)[-1] = number
@@ -401,6 +418,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
     """Commands, and a word of each refusal."""
     folder, adapter, new = problem.folder, f"--adapter={run}", f"--output={problem.folder / 'new'}"
     train = ("train", *where, new)
+    positions = json.loads((problem.base / MODEL_CONFIG).read_text())["max_position_embeddings"]
     return {
         "train into a run": (("train", *where, f"--output={run}"), "holds a run already"),
         "train into a folder in use": (("train", *where, f"--output={problem.base}"), "not empty"),
@@ -415,6 +433,8 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "train on what validates, by a link": ((*train, f"--validation={folder / 'link.jsonl'}"), "--validation"),
         "train on what validates, by a detour": ((*train, f"--validation={folder / 'base' / '..' / corpus.name}"), "--validation"),
         "train at a rate of 0": ((*train, "--epochs=1", "--batch-size=16", "--warmup-fraction=0.5"), "warmup"),
+        "train on longer texts than the model's": ((*train, f"--max-seq-len={positions + 1}"), f"at most {positions} positions"),
+        "train on a token without an embedding": ((*train, f"--model={folder / 'more tokens'}"), "fewer than there are tokens"),
         "train, resumed without a run": ((*train, "--resume"), "holds no run"),
         "train, resumed as another run": (("train", *where, f"--output={run}", "--resume", "--lora-rank=7"), "settings.lora_rank"),
         "train on a class without a text": ((*train, "--num-classes=3", "--class-weights=balanced"), "class 2"),

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
 def _merged_after_training(trial: Trial, problem: Small, texts: Sequence[str]) -> list[Comparison]:
     """Every projection is merged as it was in training: in NF4, made of weights in another dtype than the file's.
 
-    The base is an .apr file, and its name a link to a file of another name, as in Hugging Face's cache.
+    The base is an .apr file, and its name a link to a file of another name, as in Hugging Face's cache. What was merged is not trained.
     """
     run, merged, apr = (problem.folder / name for name in ("run", "merged", "model.apr"))
     trial.commands.run("export", f"--model={problem.base}", f"--output={apr}")
@@ -111,7 +112,14 @@ def _merged_after_training(trial: Trial, problem: Small, texts: Sequence[str]) -
     with chdir(problem.folder):
         trial.commands.run("train", *where, *options({**problem.settings, "validation_fraction": 0.0}))
     trial.commands.run("merge", f"--adapter={run}", f"--output={merged}")
-    return list(merged_tensors(problem, run / "last", merged))
+    found = list(merged_tensors(problem, run / "last", merged))
+    shown = trial.commands.run("summary", f"--adapter={merged}").out.splitlines()
+    told = [line.rpartition(", ")[2] for line in shown if line.startswith(("LoRA:", "steps:"))]
+    found += same("summary of a merged model", ["steps:      none: a merged model is not trained", "merged into the base weights"], told)
+    for call, *given in (("fit", texts, None), ("train_batch",), ("accumulate",), ("apply_gradient_vector",), ("save",), ("merge",)):
+        ask = partial(trial.commands.library, call, merged, *(given or [texts]), *([problem.folder / "none"] if given else []))
+        found.append(trial.refuses(f"{call} of a merged model", ask, "merged model: its updates", "ValueError"))
+    return found
 
 
 def _complete(base: Path, config: Mapping[str, Any]) -> None:

@@ -1,12 +1,13 @@
 """What the command `train` shows while it goes on: to people, on a terminal and elsewhere, and to TensorBoard."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_inside
-from blackswan.falsifiers.system.command_problem import options, small, texts_of, timed_metrics
+from blackswan.falsifiers.system.command_problem import RUN, options, small, texts_of, timed_metrics
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial, reads_files
 
@@ -14,6 +15,7 @@ COLUMNS = 60
 """Of a terminal on which no whole line has room."""
 SECONDS, HOURS = 0.5, 2000.0
 """That a step takes: there samples a second have digits, here the time that is left has hours."""
+EPOCHS = 2
 CLEAR = "\r\x1b[2K"
 LINE = re.compile(r"(.*)  ([\d.]+) samples/s  (?:(\d+):([0-5]\d)|([1-5]?\d)):([0-5]\d) left")
 Lines = Sequence[Mapping[str, Any]]
@@ -23,46 +25,63 @@ Lines = Sequence[Mapping[str, Any]]
 def progress_is_of_the_records(trial: Trial) -> list[Comparison]:
     """Each line about steps and epochs, and each number for TensorBoard, is that of the run's metrics.
 
-    Elsewhere than on a terminal every so many steps have a line, on it every step has one, which the next one takes the place of.
+    Elsewhere than on a terminal every so many steps have a line, on it every step has one, which the next one takes the place of. There
+    the run is interrupted in its first epoch, and goes on.
     """
-    settings = {"multi_label": False, "batch_size": 1, "accumulation_steps": 2, "log_interval": 3, "backend": "torch"}
+    settings = {"multi_label": False, "batch_size": 1, "accumulation_steps": 2, "epochs": EPOCHS, "log_interval": 3, "backend": "torch"}
     with small(trial, "progress", settings) as problem:
         rng = trial.rng("progress")
         corpus = problem.corpus("corpus", texts_of(rng, 9), problem.labels(rng, 9))
         where = [f"--model={problem.base}", f"--corpus={corpus}", *options(problem.settings)]
         board = problem.folder / "board"
         found = []
-        for columns, pace in ((0, SECONDS), (0, HOURS), (COLUMNS, SECONDS)):
-            run = problem.folder / f"run {columns} {pace}"
-            given = ["train", f"--output={run}", f"--tensorboard={board}", *where]
-            said, noted = trial.commands.shown(*given, columns=columns, pace=pace)
+        for pace in (SECONDS, HOURS):
+            run = problem.folder / f"run {pace}"
+            said, noted = trial.commands.shown("train", f"--output={run}", f"--tensorboard={board}", *where, pace=pace)
             lines = timed_metrics(run)
-            found += same(f"status on {columns} columns", 0, said.status)
-            found += _on_a_terminal(lines, said.err) if columns else _elsewhere(lines, said.err, 3)
+            found += same(f"status at {pace} s a step", 0, said.status)
+            found += _elsewhere(lines, said.err, 3)
             found += _on_a_board(board, lines, noted)
+        found += _interrupted(trial, board, problem.folder / "interrupted", where, int(rng.integers(1, 4)))
         refused = problem.folder / "refused"
         said, _ = trial.commands.shown("train", f"--output={refused}", f"--tensorboard={board}", *where, board=False)
         found += same("status without TensorBoard, and the folder", (4, False), (said.status, (refused / "run.json").exists()))
         return found if "--tensorboard" in said.err else [*found, broken("message without TensorBoard", "does not name it", "", said.err)]
 
 
-def _texts(lines: Lines) -> Iterator[tuple[Mapping[str, Any], str]]:
+def _interrupted(trial: Trial, board: Path, run: Path, where: Sequence[str], step: int) -> Iterator[Comparison]:
+    """On a terminal, Ctrl-C in that step; the message has a line of its own. What goes on shows and counts what it makes itself."""
+    made = 0
+    for more, interrupt, status in (([], step, 2), (["--resume"], None, 0)):
+        given = ["train", f"--output={run}", f"--tensorboard={board}", *more, *where]
+        said, noted = trial.commands.shown(*given, columns=COLUMNS, pace=SECONDS, interrupt=interrupt)
+        lines = timed_metrics(run)[made:]
+        yield from same(f"status on a terminal {more}", status, said.status)
+        yield from _on_a_terminal(lines, _total(run), said.err, f"interrupted after step {step};" if interrupt else "")
+        yield from _on_a_board(board, lines, noted)
+        made += len(lines)
+
+
+def _total(run: Path) -> int:
+    return int(json.loads((run / RUN).read_text())["total_steps"])
+
+
+def _texts(lines: Lines, total: int) -> Iterator[tuple[Mapping[str, Any], str]]:
     """Each line of the metrics, and what people are told of it up to what depends on the time."""
-    steps = [line for line in lines if line["kind"] == "step"]
-    epochs = max(line["epoch"] for line in lines)
     for line in lines:
         if line["kind"] == "step":
-            text = f"epoch {line['epoch']}/{epochs}  step {line['step']}/{len(steps)}  loss {line['loss']:.4f}"
+            text = f"epoch {line['epoch']}/{EPOCHS}  step {line['step']}/{total}  loss {line['loss']:.4f}"
             yield line, f"{text}  gradient norm {line['gradient_norm']:.3g}  lr {line['learning_rate']:.3g}"
         else:
-            text = f"epoch {line['epoch']}/{epochs} done  train loss {line['train_loss']:.4f}"
+            text = f"epoch {line['epoch']}/{EPOCHS} done  train loss {line['train_loss']:.4f}"
             text += f"  validation loss {line['validation_loss']:.4f}  accuracy {line['validation_accuracy']:.3f}"
             yield line, f"{text}  {line['seconds']:.1f} s{'  best so far' * line['best']}"
 
 
 def _elsewhere(lines: Lines, err: str, every: int) -> Iterator[Comparison]:
     steps = [line for line in lines if line["kind"] == "step"]
-    due = [(line, text) for line, text in _texts(lines) if line["kind"] == "epoch" or line["step"] % every == 0 or line == steps[-1]]
+    texts = _texts(lines, len(steps))
+    due = [(line, text) for line, text in texts if line["kind"] == "epoch" or line["step"] % every == 0 or line == steps[-1]]
     shown = [line for line in err.splitlines() if line.startswith("epoch ")]
     parsed = [LINE.fullmatch(line) for line in shown]
     yield from same("lines", [text for _, text in due], [match[1] if match else line for match, line in zip(parsed, shown, strict=True)])
@@ -81,13 +100,17 @@ def _timed(steps: Lines, line: Mapping[str, Any], match: "re.Match[str]") -> Ite
     yield value_inside(f"seconds left at step {line['step']}", left, more * min(seconds) - 0.51, more * max(seconds) + 0.51)
 
 
-def _on_a_terminal(lines: Lines, err: str) -> Iterator[Comparison]:
-    expected = [text[: COLUMNS - 1] if line["kind"] == "step" else f"{text}\n" for line, text in _texts(lines)]
-    yield from same("what is drawn on a terminal", ["", *expected], err.split(CLEAR))
+def _on_a_terminal(lines: Lines, total: int, err: str, message: str) -> Iterator[Comparison]:
+    expected = [text[: COLUMNS - 1] if line["kind"] == "step" else f"{text}\n" for line, text in _texts(lines, total)]
+    drawn = err.split(CLEAR)
+    if message:
+        drawn[-1], _, said = drawn[-1].partition("\n")
+        yield from same("what stands below what is drawn", True, message in said)
+    yield from same("what is drawn on a terminal", ["", *expected], drawn)
 
 
 def _on_a_board(folder: Path, lines: Lines, noted: Sequence[tuple[str, float, int]]) -> Iterator[Comparison]:
-    """Each number of a step and of an epoch once, at its number; what an earlier run showed from the first step on is hidden."""
+    """Each number of a step and of an epoch once, at its number; what an earlier one showed from this run's first step on is hidden."""
     expected = []
     for line in lines:
         names = ["loss", "accuracy", "gradient_norm", "learning_rate"]
@@ -97,5 +120,5 @@ def _on_a_board(folder: Path, lines: Lines, noted: Sequence[tuple[str, float, in
         if line["kind"] == "step":
             expected.append(("samples_per_second", line["samples"] / line["seconds"], line["step"]))
     opened, *scalars, closed = noted or [("", 0.0, 0)] * 2
-    yield from same("opening and closing of TensorBoard", (f"opened {folder}", 1.0, "closed"), (*opened[:2], closed[0]))
+    yield from same("opening and closing of TensorBoard", (f"opened {folder}", float(lines[0]["step"]), "closed"), (*opened[:2], closed[0]))
     yield from same("numbers for TensorBoard", sorted(expected), sorted((tag.rpartition("/")[2], *rest) for tag, *rest in scalars))

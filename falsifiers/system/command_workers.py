@@ -24,12 +24,14 @@ def workers_answer_as_one(trial: Trial) -> list[Comparison]:
     """Two and three workers record and evaluate what one does, in every field, some of them without a sample; only the first one speaks.
     A device that all of them would share, or that cannot exchange gradients, is refused.
 
-    The learning rate moves nothing, so that all numbers are those of the start; the answers are those of every worker.
+    The learning rate moves nothing, so that all numbers are those of the start, and patience ends the run after its second epoch; the
+    answers are those of every worker.
     """
     found: list[Comparison] = []
-    settings = {"learning_rate": STANDSTILL, "batch_size": 2, "backend": "torch"}
+    settings = {"learning_rate": STANDSTILL, "batch_size": 2, "backend": "torch", "epochs": 3, "early_stop_patience": 1}
     for workers, several in ((3, False), (2, True)):
-        with small(trial, f"{workers} workers", settings | {"multi_label": several}) as problem:
+        weights = {"class_weights": None if several else [0.25, 1.5, 2.0, 0.5]}
+        with small(trial, f"{workers} workers", settings | weights | {"multi_label": several}) as problem:
             rng = trial.rng(f"corpus of {workers}")
             texts = texts_of(rng, 7)
             labels = problem.labels(rng, 7)

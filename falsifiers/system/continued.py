@@ -10,8 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Corpus, Kill, Plan, Run
 from blackswan.falsifiers.system.run_problem import BATCH, PARTS, SmallRun, small_run, with_samples
 from blackswan.falsifiers.system.same import content, same
@@ -111,11 +114,11 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
 
 def refuses_to_continue_another_run(trial: Trial) -> list[Comparison]:
     """A run is not continued with another value of any setting but the free one, on other samples or weights, in another architecture, or
-    from a damaged state.
+    from a damaged state; in half of the cases a sample has several labels.
 
     The folder is as it was, and with another value of the free setting the run goes on to its end.
     """
-    problem, rng = small_run(trial, quantize_nf4=True), trial.rng("changes")
+    problem, rng = small_run(trial, quantize_nf4=True, multi_label=trial.seed % 2 == 1), trial.rng("changes")
     settings = trial.trainer.settings(problem)
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
@@ -150,8 +153,11 @@ def _on_many_samples(trial: Trial, problem: SmallRun, folder: Path, rng: Generat
 def other_runs(trial: Trial, problem: SmallRun, rng: Generator) -> dict[str, tuple[SmallRun, str]]:
     """All that decides what a run computes, another in turn, by its name, and what the refusal names: each setting, number of the
     architecture and kind of change of the samples, and a weight of the base."""
-    settings = {name: value for name, value in trial.trainer.settings(problem).items() if name != FREE}
-    others = {f"settings.{name}": (_with_another(trial, name, value), rf"settings\.{name} was") for name, value in settings.items()}
+    unlike = {FREE, *(["class_weights"] if problem.several else [])}  # several labels have no class weights
+    settings = {name: value for name, value in trial.trainer.settings(problem).items() if name not in unlike}
+    others = {
+        f"settings.{name}": (_with_another(trial, problem, name, value), rf"settings\.{name} was") for name, value in settings.items()
+    }
     for name, other in other_architectures(problem.architecture).items():
         others[f"architecture.{name}"] = replace(problem, architecture=other), rf"architecture\.{name}"
     for part in PARTS:
@@ -198,21 +204,31 @@ def _damaged(whole: bytes, place: str, share: float) -> bytes:
     return bytes(content)
 
 
-def _with_another(trial: Trial, name: str, value: Any) -> SmallRun:
+def _with_another(trial: Trial, problem: SmallRun, name: str, value: Any) -> SmallRun:
     """The same run but for one setting, with the parameters and labels that go with it; a real number is the next that there is."""
     if name in _OTHERS:
         other = next(each for each in _OTHERS[name] if each != value)
     else:
         other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else math.nextafter(value, 0)
-    return small_run(trial, **{"quantize_nf4": True, name: other})
+    return small_run(trial, **{"quantize_nf4": True, "multi_label": problem.several, name: other})
 
 
 def _on_other_bases(problem: SmallRun, rng: Generator) -> dict[str, SmallRun]:
-    """One weight twice as large that is in NF4, and one that is not; by its name."""
-    quantised = [name for name in problem.parameters if name.endswith("_proj.weight")]
-    plain = [name for name in problem.parameters if name.endswith("norm.weight")]
-    names = [str(rng.choice(each)) for each in (quantised, plain)]
-    return {name: replace(problem, parameters={**problem.parameters, name: 2 * problem.parameters[name]}) for name in names}
+    """A weight that is twice as large in NF4, which changes its scales, and one in NF4 and one that is not whose first two rows change
+    places; by its name."""
+    changes = {"twice as large": lambda weight: 2 * weight, "two rows exchanged": lambda weight: weight[[1, 0, *range(2, len(weight))]]}
+    found = {}
+    for part, kinds in (("_proj.weight", [*changes]), ("norm.weight", ["two rows exchanged"])):
+        for kind in kinds:
+            name = str(rng.choice([name for name in problem.parameters if name.endswith(part)]))
+            changed = np.ascontiguousarray(changes[kind](problem.parameters[name]))
+            found[f"{name}, {kind}"] = replace(problem, parameters={**problem.parameters, name: changed})
+    return found
+
+
+def _another_label(label: Label, classes: int) -> Label:
+    """The next class, or of several labels the last one changed."""
+    return [*label[:-1], 1 - label[-1]] if isinstance(label, list) else (label + 1) % classes
 
 
 def _other_samples(corpus: Corpus, classes: int, rng: Generator) -> dict[str, Corpus]:
@@ -220,7 +236,7 @@ def _other_samples(corpus: Corpus, classes: int, rng: Generator) -> dict[str, Co
     rows, labels, at = corpus.rows, corpus.labels, int(rng.integers(1, len(corpus)))
     token, label = [list(row) for row in rows], list(labels)
     token[at][-1] ^= 1
-    label[at] = (int(labels[at]) + 1) % classes  # type: ignore[arg-type]  # a sample has one label here
+    label[at] = _another_label(labels[at], classes)
     order = [at, *range(1, at), 0, *range(at + 1, len(rows))]
     shifted = [*rows[: at - 1], [*rows[at - 1], rows[at][0]], rows[at][1:], *rows[at + 1 :]]
     return {

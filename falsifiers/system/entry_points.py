@@ -39,7 +39,7 @@ def gradient_vector_goes_out_and_in(trial: Trial) -> list[Comparison]:
     pipeline.set_rate(0.0)
     for batch in ([3], [4, 5]):
         pipeline.train_batch(batch)
-    found += _reports(trial, problem)
+    found += _reports(trial, problem) + _micro_batches(trial)
     return found + same("tensors after steps at a rate of 0", *(part(each.state(), "trainable") for each in (asked, pipeline)))
 
 
@@ -51,6 +51,18 @@ def _reports(trial: Trial, problem: SmallRun) -> list[Comparison]:
         waiting = [*waiting, *places] if call == "accumulate" else []
     vector = pipeline.gradient_vector()
     return found + _report(trial, problem, pipeline, "apply_gradient_vector", [7, 8], [vector])
+
+
+def _micro_batches(trial: Trial) -> list[Comparison]:
+    """No call puts more samples through the model at a time than a micro-batch has, whatever it is given."""
+    size = int(trial.rng("micro-batches").integers(2, 4))
+    pipeline, found = trial.trainer.pipeline(small_run(trial, batch_size=size, backend="torch")), list[Comparison]()
+    for call in ("train_batch", "accumulate", "forward_only", "evaluate", "predict"):
+        getattr(pipeline, call)(range(7))
+        found += same(f"{call}: samples at a time", [size] * (7 // size) + [1], pipeline.rows())
+        if call == "accumulate":
+            pipeline.apply()
+    return found
 
 
 def _report(trial: Trial, problem: SmallRun, pipeline: Pipeline, call: str, own: list[int], given: list[Any]) -> list[Comparison]:

@@ -4,22 +4,27 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from blackswan.falsifiers.numeric.comparison import Comparison
-from blackswan.falsifiers.subjects.doors.training import Plan
+from blackswan.falsifiers.subjects.doors.training import Plan, State
 from blackswan.falsifiers.system.run_problem import small_run
+from blackswan.falsifiers.system.runs import FEW
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 
 
 def interrupts_end_a_run(trial: Trial) -> list[Comparison]:
-    """One Ctrl-C in the first step, two of them, one in a program with a handler of its own, and none in another thread.
+    """One Ctrl-C in the first step, two of them, one as the first epoch ends, one in a program with a handler of its own, and none in
+    another thread. The program's own steps begin anew after each.
 
     A run that ended goes on; each leaves what a whole run does.
     """
-    problem, found = small_run(trial, epochs=1), list[Comparison]()
+    problem, found = small_run(trial, samples=FEW, epochs=2), list[Comparison]()
     plans = {
         "one": (Plan(interrupts=1), 1),
         "two": (Plan(interrupts=2), 0),
+        "one, late": (Plan(interrupts=1, late=True), len(problem.batches)),
         "one, handled": (Plan(interrupts=1, handled=True), None),
         "none, in another thread": (Plan(aside=True), None),
     }
@@ -31,6 +36,7 @@ def interrupts_end_a_run(trial: Trial) -> list[Comparison]:
             run = trial.trainer.fit(problem, own, plan)
             found += same(f"{name}: end", "" if step is None else "KeyboardInterrupt", run.stopped)
             found += same(f"{name}: interrupts that the program's own handler had", int(plan.handled), run.handled)
+            found += _as_at_the_beginning(name, run.left)
             settings = ({key: value for key, value in each.items() if key != "open files"} for each in run.process)
             found += same(f"{name}: process", *settings)
             if step is not None:
@@ -39,3 +45,11 @@ def interrupts_end_a_run(trial: Trial) -> list[Comparison]:
             found += same(f"{name}: result", whole.result, run.result)
             found += same(f"{name}: folder", *(trial.trainer.kept(each) for each in (folder, own)))
     return found
+
+
+def _as_at_the_beginning(name: str, left: State | None) -> list[Comparison]:
+    """What a step by hand depends on after the run: no step was made, there are no moments and no schedule."""
+    if left is None:
+        return []
+    moved = sorted(key for key, value in left.items() if key.startswith("exp_avg") and np.asarray(value).any())
+    return [*same(f"{name}: steps, rates and moments left", [0, 1, []], [int(left["step"]), len(left["learning_rates"]), moved])]

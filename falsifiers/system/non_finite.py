@@ -36,7 +36,17 @@ def value_stops_the_run(trial: Trial) -> list[Comparison]:
     words = ("model.layers.0.mlp.swiglu (swiglu): 1 infinite of ", "from finite inputs")
     found += _stops_at(trial, f"forward pass, {name}", _overflows_forward(small_run(trial), name, at), name, at, words)
     words = (f"score (linear): the gradient of its input x has {hidden} infinite of {hidden}", "from a finite one")
-    return found + _stops_at(trial, "backward pass", _overflows_backward(small_run(trial, batch_size=1), at), "training", at, words)
+    overflowing = _overflows_backward(small_run(trial, batch_size=1), at)
+    return [*found, *_stops_at(trial, "backward pass", overflowing, "training", at, words), *_by_hand(trial, overflowing, at)]
+
+
+def _by_hand(trial: Trial, problem: SmallRun, at: int) -> list[Comparison]:
+    """A step that fails leaves the samples that wait for it, and all else, as they were: their gradient can still be looked at."""
+    pipeline = trial.trainer.pipeline(problem)
+    pipeline.accumulate([at, 3])
+    before = {"gradient": pipeline.gradient_vector(), **pipeline.state()}
+    found = [trial.refuses("apply by hand", pipeline.apply, "finite|norm", "FloatingPointError")]
+    return found + same("what waits after it", before, {"gradient": pipeline.gradient_vector(), **pipeline.state()})
 
 
 def _stopped(name: str, run: Run, made: int, words: Sequence[str]) -> list[Comparison]:

@@ -1,6 +1,9 @@
 """A data-parallel run that loses a worker and is resumed, against one that does not."""
 
+import fcntl
+import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +14,17 @@ from blackswan.falsifiers.system.run_problem import small_run
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 
-RUN = "run.json"
+RUN, LOCK = "run.json", ".lock"
+NO_UTF8 = os.fsdecode(b"\xe9")
+"""A byte in the name of a folder that is no letter."""
 WORKERS, EPOCHS, BATCH, SAVE_EVERY = 2, 2, 3, 2
 MOMENTS = ("read", "before the sum", "after the sum", "os.rename state/.partial-state.safetensors")
 """A batch is about to be trained on, the workers' numbers to be summed or just summed, or the new state to replace the old one."""
 
 
 def killed_run_resumes(trial: Trial) -> list[Comparison]:
-    """A worker is killed in a step and at a moment that the seed chooses; the run is resumed and ends.
+    """A worker is killed, in a third of the cases by Ctrl-C, in a step and at a moment that the seed chooses; it ends at once, and the
+    other one for that reason; the run is resumed and ends.
 
     Against a run that was not interrupted: every tensor on every worker, and the samples of every step that counts. In that run every
     epoch takes each sample once; at most the steps since the last state are made again.
@@ -32,8 +38,10 @@ def killed_run_resumes(trial: Trial) -> list[Comparison]:
         killed = trial.trainer.fit(problem, folder, replace(plan, kill=kill))
         resumed = trial.trainer.fit(problem, folder, replace(plan, resume=True))
     found = _failures(f"run resumed after {kill}", resumed)
-    if (ended := killed.ranks[kill.rank].ended) != KILLED:
-        found.append(broken(f"rank {kill.rank}", "not killed", str(kill), ended or "ran to the end"))
+    for rank, each in enumerate(killed.ranks):
+        end = f"WorkerLost: rank {rank} of {WORKERS} lost" if rank != kill.rank else "KeyboardInterrupt" if kill.interrupt else KILLED
+        if not each.ended.startswith(end) or _went_on(each.events, kill):
+            found.append(broken(f"rank {rank} after {kill}", "another end, or a later one", end, each.ended or "ran to the end"))
     return found or [
         *_epochs_are_complete(whole, len(problem.training)),
         *_same_samples(whole, killed, resumed),
@@ -41,23 +49,36 @@ def killed_run_resumes(trial: Trial) -> list[Comparison]:
     ]
 
 
+def _went_on(events: Sequence[str], kill: Kill) -> bool:
+    """Whether a worker that had Ctrl-C did anything then but remove a file that it was writing; of one that was killed nothing is known."""
+    at = [place for place, event in enumerate(events) if event == kill.event][kill.times - 1 : kill.times]
+    return kill.interrupt and any(not event.startswith(("os.remove", "flush")) for event in events[at[0] + 1 :]) if at else False
+
+
 def mixed_workers_are_refused(trial: Trial) -> list[Comparison]:
     """Two workers of which one was given another setting, architecture, sample or weight, two of each drawn, begin no run; both say so.
 
-    Nor do they where a run is there already, whatever letters its folder has, which both say as the first one found it.
+    Nor do they where a run is there already, or where another process writes one, whatever letters the folder has; both say it as the
+    first one found it, and by an error of the same kind as one worker's.
     """
     problem, rng = small_run(trial, quantize_nf4=True), trial.rng("others")
     every = other_runs(trial, problem, rng)
     kinds = {name.partition(".")[0]: [each for each in every if each.startswith(name.partition(".")[0])] for name in every}
     others = {str(name): every[str(name)][0] for names in kinds.values() for name in rng.permutation(names)[:2]}
-    with tempfile.TemporaryDirectory(suffix=" für zwei") as parent:
-        taken = Path(parent) / str(len(others)) / RUN
-        taken.parent.mkdir()
-        taken.write_text("{}")
-        said = trial.trainer.mixed(problem, [*others.values(), problem], Path(parent))
-        left = [path.name for path in Path(parent).glob("*/*") if path.name != ".lock" and path != taken]
+    with tempfile.TemporaryDirectory(suffix=f" für zwei {NO_UTF8}") as parent:
+        taken, used = (Path(parent) / str(len(others) + place) for place in range(2))
+        taken.mkdir()
+        used.mkdir()
+        (taken / RUN).write_text("{}")
+        with (used / LOCK).open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            said = trial.trainer.mixed(problem, [*others.values(), problem, problem], Path(parent))
+        left = [path.name for path in Path(parent).glob("*/*") if path.name != LOCK and path != taken / RUN]
     found = same("files of the runs", [], left)
-    wanted = {**dict.fromkeys(others, "rank 1: another"), "a run that is there": f"rank 0 of 2: {taken.parent} holds a run"}
+    there, writing = (str(each).encode(errors="backslashreplace").decode() for each in (taken, used))
+    wanted = dict.fromkeys(others, "ValueError: rank 1: another")
+    wanted["a run that is there"] = f"FileExistsError: rank 0 of 2: {there} holds a run"
+    wanted["a run that another process writes"] = f"ValueError: rank 0 of 2: {writing}: another process"
     for rank, texts in enumerate(said):
         for (name, words), text in zip(wanted.items(), [*texts, *[""] * len(wanted)], strict=False):
             if words not in text:
@@ -111,4 +132,4 @@ def _kill(trial: Trial, whole: Run) -> Kill:
     ranks = [rank for rank, each in enumerate(whole.ranks) if moment in each.events]
     rank = int(rng.choice(ranks))
     count = whole.ranks[rank].events.count(moment)
-    return Kill(moment, int(rng.integers(-(-count // 4), count)) + 1, rank)
+    return Kill(moment, int(rng.integers(-(-count // 4), count)) + 1, rank, interrupt=trial.seed % 3 == 0)

@@ -113,12 +113,16 @@ def every_sample_once_an_epoch(trial: Trial) -> list[Comparison]:
 
 
 def rates_are_the_schedules(trial: Trial) -> list[Comparison]:
-    """The recorded rate of every optimiser step is the reference schedule's over epochs · ⌈samples / effective batch⌉ steps."""
+    """The recorded rate of every optimiser step is the reference schedule's over epochs · ⌈samples / effective batch⌉ steps.
+
+    In half of the cases each step sets that of the next one to a share of it, which holds for that step alone.
+    """
     rng = trial.rng("schedule")
     kind, warmup = str(rng.choice(["linear", "cosine"])), float(rng.choice([0.06, 0.3]))
-    problem = small_run(trial, epochs=3, schedule=kind, warmup_fraction=warmup)
-    run, _ = whole_run(trial, problem)
+    problem, share = small_run(trial, epochs=3, schedule=kind, warmup_fraction=warmup), [None, 0.5][trial.seed % 2]
+    run, _ = whole_run(trial, problem, next_rate=share)
     expected = learning_rate_schedule(3 * len(problem.batches), problem.settings["learning_rate"], warmup, kind)
+    expected[1:] *= share or 1.0
     return [trial.near("learning rate of each step", expected, np.array([step.learning_rate for step in run.steps]))]
 
 

@@ -49,9 +49,12 @@ def refuses_training_state(trial: Trial) -> list[Comparison]:
             damages += [edited(folder, RUN, {key: each}) for each in (ABSENT, another(value), other_types(value)[0])]
         damages += [edited(folder, RUN, {"source_model": "elsewhere"}, taken=True), Damage("no run.json", {RUN: None}, RUN)]
         found = list(judged(trial, folder, damages, ask))
+        bare = folder.with_name("a state alone")
+        shutil.copytree(folder / "state", bare / "state")
         waiting = replace(problem, validation=None, settings={**problem.settings, "early_stop_patience": 1, "validation_fraction": 0.0})
         for name, (given, there, plan, message, error) in {
             "a run begun twice": (problem, folder, Plan(), "holds a run", "FileExistsError"),
+            "a run begun over a state": (problem, bare, Plan(), "holds a run", "FileExistsError"),
             "no run to go on with": (problem, folder.with_name("none"), Plan(resume=True), "run.json", "FileNotFoundError"),
             "patience without validation": (waiting, folder.with_name("none"), Plan(), "early_stop_patience", "ValueError"),
         }.items():

@@ -70,7 +70,9 @@ def summary_is_right(trial: Trial) -> list[Comparison]:
     trainable, frozen = sum(trained.values()), sum(value.size for value in stored.values())
     bits = sum(_bytes(name, value.shape, work) for name, value in stored.items())
     printed = trial.classifiers.summary(*_options(work, accumulation))
-    found = []
+    held = ("NF4 with double quantisation" if work.double_quantize else "NF4") if work.nf4 else work.dtype
+    device = next(line for line in printed.splitlines() if line.startswith("device:"))
+    found = same("summary, dtype and base weights", f"{work.dtype}, base weights in {held}", device.partition(", ")[2])
     for part, expected in (
         ("parameters", f"{trainable:,} trainable, {frozen:,} frozen"),
         ("weights", f"{4 * trainable:,} bytes trainable, {bits:,} bytes frozen"),

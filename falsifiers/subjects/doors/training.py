@@ -66,9 +66,9 @@ class Plan:
 
     `processes` is 0 for a run in this process, else the number of workers, each a process of its own. `next_rate`: each step sets the
     rate of the next one to that share of the schedule's. The run is broken off after step `stop_after`; after `poison_after` the first
-    element of the head's bias is NaN. After the first step Ctrl-C comes `interrupts` times, to a handler of the program's own where
-    `handled`. A run `aside` is made by another thread than the main one. `copies` gets a folder `NUMBER EVENT` for each event of the
-    process, as a kill would leave the run's.
+    element of the head's bias is NaN. After the first step, or where it is `late` as the first epoch ends, Ctrl-C comes `interrupts` times,
+    to a handler of the program's own where `handled`. A run `aside` is made by another thread than the main one. `copies` gets a folder
+    `NUMBER EVENT` for each event of the process, as a kill would leave the run's.
     """
 
     resume: bool = False
@@ -78,6 +78,7 @@ class Plan:
     stop_after: int | None = None
     poison_after: int | None = None
     interrupts: int = 0
+    late: bool = False
     handled: bool = False
     aside: bool = False
     kill: Kill | None = None
@@ -237,6 +238,10 @@ class Pipeline(Protocol):
 
     def set_rate(self, rate: float) -> None:
         """Sets the learning rate of the next step and, where there is no schedule, of those after it."""
+
+    def rows(self) -> list[int]:
+        """How many samples went through the model at a time, in their order, since this was asked last. Steps of hand-written layers are
+        not counted."""
 
     def summary(self) -> str:
         """A description for people, with the number of trainable parameters."""

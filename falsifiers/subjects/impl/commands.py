@@ -52,21 +52,28 @@ class Commands(Door):
         with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))), mock.patch.dict(os.environ, environment or {}):
             return _run(self._given(arguments))
 
-    def shown(self, *arguments: object, columns: int = 0, pace: float = 1.0, board: bool = True) -> tuple[Said, list[Noted]]:
+    def shown(
+        self, *arguments: object, columns: int = 0, pace: float = 1.0, board: bool = True, interrupt: int | None = None
+    ) -> tuple[Said, list[Noted]]:
         """A command whose standard error is a terminal of so many columns, 0 for none, and what it gives to TensorBoard, if that is there.
 
-        The clock goes ahead by `pace` seconds, or up to half as many more, whenever it is looked at, as in a step of a large model.
+        The clock goes ahead by `pace` seconds, or up to half as many more, whenever it is looked at, as in a step of a large model. Ctrl-C
+        comes when TensorBoard is given a number of the step `interrupt`.
         """
         noted: list[Noted] = []
-        there = SimpleNamespace(SummaryWriter=partial(_Board, noted)) if board else None
+        there = SimpleNamespace(SummaryWriter=partial(_Board, noted, interrupt)) if board else None
         real = time.perf_counter
         ahead = accumulate(pace * (1 + place % 3 / 4) for place in count())
+        usual = signal.signal(signal.SIGINT, signal.default_int_handler)
         with (
             _module("torch.utils.tensorboard", there),
             mock.patch.dict(os.environ, COLUMNS=str(columns)),
             mock.patch.object(time, "perf_counter", side_effect=lambda: real() + next(ahead)),
         ):
-            return _run(self._given(arguments), _Terminal() if columns else io.StringIO()), noted
+            try:
+                return _run(self._given(arguments), _Terminal() if columns else io.StringIO()), noted
+            finally:
+                signal.signal(signal.SIGINT, usual)
 
     def broken_off(self, folder: Path, error: BaseException, flush: int, *arguments: object) -> Said:
         """A command that meets an error where it waits for a file below the folder to be on the disk, for the first time at that number of
@@ -106,9 +113,9 @@ class Commands(Door):
         """The library's answers from an adapter or a merged model."""
         return _opened(ALONE, self._device, folder, texts, labels)
 
-    def library(self, call: str, folder: Path, texts: Sequence[str]) -> Array:
-        """The answer to one call of the library, `predict` or `probabilities`."""
-        return np.asarray(getattr(ClassifyPipeline.from_saved(folder, device=self._device), call)(texts))
+    def library(self, call: str, folder: Path, *given: object) -> Array:
+        """The answer to one call of the library, such as `predict` or `probabilities` of texts."""
+        return np.asarray(getattr(ClassifyPipeline.from_saved(folder, device=self._device), call)(*given))
 
     def _given(self, arguments: Sequence[object]) -> list[str]:
         """The arguments with the device where the command has one, before texts that are to be classified."""
@@ -136,12 +143,15 @@ class _Terminal(io.StringIO):
 class _Board:
     """In the place of TensorBoard's writer."""
 
-    def __init__(self, noted: list[Noted], folder: str, purge_step: int | None = None) -> None:
-        self._noted = noted
+    def __init__(self, noted: list[Noted], interrupt: int | None, folder: str, purge_step: int | None = None) -> None:
+        self._noted, self._interrupt = noted, interrupt
         noted.append((f"opened {folder}", math.nan if purge_step is None else float(purge_step), 0))
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
         self._noted.append((tag, float(value), int(step)))
+        if step == self._interrupt:
+            self._interrupt = None
+            signal.raise_signal(signal.SIGINT)
 
     def close(self) -> None:
         self._noted.append(("closed", 0.0, 0))

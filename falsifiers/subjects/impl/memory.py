@@ -22,8 +22,10 @@ from blackswan.falsifiers.subjects.impl.devices import batch_of, trainer_of
 from blackswan.falsifiers.subjects.protocol import Lacks, Session
 from blackswan.impl import checkpoint, classifier, dispatch, kernels, ledger, memory
 from blackswan.impl.commands import common
+from blackswan.impl.commands import train as train_command
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.fused.memory import estimate_fused
+from blackswan.impl.samples import Samples
 from blackswan.impl.tensors import LazyTensors, Shapes
 from blackswan.impl.trainer import Batch, Trainer
 
@@ -59,6 +61,14 @@ class Memory(Door):
         """Estimates a run's steps on so many samples, the longest of so many tokens, of the shipped checkpoint's, as the command does
         before it starts."""
         return common.memory_of_a_step(CHECKPOINT, ClassifyConfig(**settings), samples, longest, self._device).total
+
+    def reserved_by(self, lengths: Sequence[int], validated: Sequence[int], settings: Mapping[str, Any]) -> int:
+        """What the command `train` reserves on CUDA, of which none need be here, for samples of so many tokens to train and validate on."""
+        train, validation = (
+            Samples.of([[0] * length for length in part], [0] * len(part), 2) if part else None for part in (lengths, validated)
+        )
+        with mock.patch("torch.cuda.is_available", return_value=False):
+            return train_command._memory(CHECKPOINT, ClassifyConfig(**settings), train, validation, torch.device("cuda"))
 
     def measure(self, work: Workload, steps: int = 3) -> Usage:
         """Measures loading and steps by the device's allocator: the first step may capture a graph, the next have all state.

@@ -119,7 +119,8 @@ class Pipeline(Session):
     """A model that is trained by hand: see the protocol of that name."""
 
     def __init__(self, pipeline: ClassifyPipeline, samples: Samples) -> None:
-        self._pipeline, self._samples = pipeline, samples
+        self._pipeline, self._samples, self._rows = pipeline, samples, list[int]()
+        pipeline.classifier.register_forward_pre_hook(lambda _, given: self._rows.append(len(given[0])))
 
     def train_batch(self, places: Sequence[int]) -> told.Passed:
         """One optimiser step."""
@@ -167,6 +168,11 @@ class Pipeline(Session):
         """Sets the learning rate."""
         self._pipeline.learning_rate = rate
 
+    def rows(self) -> list[int]:
+        """How many samples went through the model at a time since this was asked last."""
+        rows, self._rows = self._rows, []
+        return rows
+
     def summary(self) -> str:
         """The pipeline's description of itself."""
         return self._pipeline.summary()
@@ -189,7 +195,8 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
     """One worker's part; where its notes go to a folder, in a process of its own, which ends with the run."""
     pipeline = _pipeline(problem, device, group)
     kill = plan.kill if plan.kill and plan.kill.rank == group.rank else None
-    event = Copies(folder, plan.copies) if plan.copies else KillPoints(kill.event, kill.times) if kill else KillPoints()
+    by = signal.SIGINT if kill and kill.interrupt else signal.SIGKILL
+    event = Copies(folder, plan.copies) if plan.copies else KillPoints(kill.event, kill.times, by) if kill else KillPoints()
     if journals is not None:
         file_events(folder, event)
         if group.size > 1:
@@ -207,7 +214,7 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
         except Stopped:
             pass
         except KeyboardInterrupt:
-            if not plan.interrupts:
+            if not (plan.interrupts or (kill and kill.interrupt)):
                 raise
             stopped = "KeyboardInterrupt"
         except FloatingPointError as error:
@@ -221,7 +228,7 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
     answer["handled"] = len(handled)
     answer["left"] = state_of(pipeline.trainer)
     answer["left_loss"] = pipeline.evaluate(train.select(range(3))).loss if result and group.size == 1 else None
-    return _Part(watch.notes, told.Rank("", watch.state, event.seen), {**answer, "process": tuple(process)})
+    return _Part(watch.notes, told.Rank(stopped if kill else "", watch.state, event.seen), {**answer, "process": tuple(process)})
 
 
 @contextmanager
@@ -268,8 +275,8 @@ def _mixed(group: Group, device: torch.device, problem: Problem, others: list[Pr
         given = problem if group.rank == 0 else other
         try:
             _fit(group, device, given, folder / str(number), Plan(stop_after=1), None)
-        except (ValueError, FileExistsError) as error:
-            said.append(str(error))
+        except (ValueError, OSError) as error:
+            said.append(f"{type(error).__name__}: {error}")
         else:
             return [*said, ""]
     return said

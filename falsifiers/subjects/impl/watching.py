@@ -74,8 +74,7 @@ class Watch:
         self.event("step")
         if record.step == self.plan.poison_after:
             self.pipeline.classifier.score.bias.data[0] = float("nan")
-        for _ in range(self.plan.interrupts if record.step == 1 else 0):
-            signal.raise_signal(signal.SIGINT)
+        self._interrupt(record.step == 1 and not self.plan.late)
         if record.step == self.plan.stop_after:
             raise Stopped
 
@@ -85,6 +84,11 @@ class Watch:
         timed = (record.seconds, self.began - began)
         self.note(Epoch(record.epoch, record.train_loss, record.validation_loss, record.best, self.state, *timed))
         self.event("epoch")
+        self._interrupt(record.epoch == 1 and self.plan.late)
+
+    def _interrupt(self, due: bool) -> None:
+        for _ in range(self.plan.interrupts if due else 0):
+            signal.raise_signal(signal.SIGINT)
 
 
 def read_notes(journal: Path) -> Iterator[Note]:

@@ -1,0 +1,246 @@
+"""Wrong runs where two of their features meet: workers, interrupts, several labels, rates set by hand, continuations, and what is shown."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+# Interrupts
+
+Pretended = tuple[Any, str, Callable[[], Any]]
+
+
+def _pretending(pretended: Pretended) -> Callable[..., Any]:
+    """`impl.fit`'s way with interrupts, begun where a name of a module is something else."""
+    module, name, value = pretended
+
+    @contextmanager
+    def interruptible(right: Any, workers: int) -> Iterator[Callable[[], bool]]:
+        context = right(workers)
+        with mock.patch.object(module, name, value()):
+            interrupted = context.__enter__()
+        try:
+            yield interrupted
+        finally:
+            context.__exit__(None, None, None)
+
+    return interruptible
+
+
+wrong_steps(
+    "impl.fit:_interruptible",
+    by=_pretending,
+    interrupts_of_a_program_taken=(
+        "A program's own handler of Ctrl-C is not called during a run.",
+        (signal, "default_int_handler", lambda: signal.getsignal(signal.SIGINT)),
+    ),
+    fit_in_the_main_thread_alone=(
+        "A run takes Ctrl-C, which no other thread than the main one can.",
+        (threading, "current_thread", lambda: threading.main_thread),
+    ),
+)
+
+
+@wrong_step("impl.fit:_interruptible")
+@contextmanager
+def second_interrupt_waits(interruptible: Any, workers: int) -> Iterator[Callable[[], bool]]:
+    """The second Ctrl-C waits for the end of the step too."""
+    usual = signal.getsignal(signal.SIGINT)
+    with interruptible(workers) as interrupted:
+        note: Any = signal.getsignal(signal.SIGINT)
+
+        def again(number: int, frame: Any) -> None:
+            note(number, frame)
+            signal.signal(signal.SIGINT, again)
+
+        if note is not usual:
+            signal.signal(signal.SIGINT, again)
+        yield interrupted
+
+
+wrong_step("impl.fit:_interruptible", name="workers_take_interrupts", doc="Each worker ends after the step in which it was interrupted.")(
+    lambda interruptible, _: interruptible(1)
+)
+
+
+@wrong_step("impl.fit:_Run.train")
+def interrupted_end_of_an_epoch(train: Any, run: Any) -> Any:
+    """After Ctrl-C at the end of an epoch a step of the next one is made."""
+    interrupted = run.interrupted
+    run.interrupted = lambda: run.progress.position > 0 and interrupted()
+    return train(run)
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.fit")
+def interrupted_fit_leaves_its_trainer(fit: Any, pipeline: Any, *given: Any, **options: Any) -> Any:
+    """A run that is broken off leaves its schedule and its moments for what comes after."""
+    start = pipeline.start
+    with mock.patch.object(pipeline, "start", lambda steps, weights=None: None if steps is None else start(steps, weights)):
+        result = fit(pipeline, *given, **options)
+    start(None)
+    return result
+
+
+# Rates set by hand, and what a continuation is compared by
+
+
+@wrong_step("impl.trainer:Trainer._step")
+def set_rate_holds_for_all_steps(step: Any, trainer: Any, gradient: Any) -> Any:
+    """A rate that was set in a run holds for all later steps, and the schedule is over."""
+    rates, at = trainer.learning_rates, trainer.optimiser.steps
+    scheduled = trainer.__dict__.setdefault("_scheduled", list(rates))
+    if not trainer.endless and rates[at] != scheduled[at]:
+        trainer.learning_rates = scheduled[:at] + [rates[at]] * (len(rates) - at)
+    return step(trainer, gradient)
+
+
+@wrong_step("impl.fit:fingerprint")
+def base_digest_in_any_order(fingerprint: Any, tensor: Any) -> Any:
+    """A run is continued on base weights that changed places."""
+    import torch
+
+    return fingerprint(tensor.detach().contiguous().flatten().view(torch.uint8).sort().values)
+
+
+@wrong_step("impl.samples:Samples.digest")
+def digest_of_the_first_label(digest: Any, samples: Any) -> str:
+    """Of several labels a sample the first one is compared."""
+    return str(digest(replace(samples, targets=samples.targets[:, :1] if samples.multi_label else samples.targets)))
+
+
+# Workers
+
+
+@wrong_step("impl.group:DistributedGroup._reported")
+@contextmanager
+def lost_worker_is_not_named(_: Any, _group: Any, _what: str) -> Iterator[None]:
+    """That another worker is gone is said in torch's words."""
+    yield
+
+
+wrong_step("impl.group:DistributedGroup.gather_text", name="workers_talk_in_letters", doc="A message with a byte that is no letter fails.")(
+    lambda gather, group, text: gather(group, text.encode().decode())
+)
+
+
+@wrong_step("impl.agreement:_shared_kind")
+def shared_errors_of_few_kinds(_: Any, error: Exception) -> type[Exception]:
+    """An error of a kind's own class, as that of a folder in use, ends several workers as another error."""
+    from blackswan.impl.agreement import _RAISED_ELSEWHERE, WorkerFailed
+
+    return type(error) if type(error) in _RAISED_ELSEWHERE else WorkerFailed
+
+
+@wrong_step("impl.agreement:_raise_first")
+def first_failed_worker_alone_named(raise_first: Any, texts: Any, rank: int, own: Any) -> None:
+    """Of several workers that failed the first one is named."""
+    first = next(place for place, text in enumerate(texts) if text)
+    raise_first([text if place == first else "" for place, text in enumerate(texts)], rank, own)
+
+
+@wrong_step("impl.fit:_Run._after")
+def first_worker_alone_is_patient(after: Any, run: Any, record: Any) -> Any:
+    """The first worker stops early, and the others go on."""
+    progress = after(run, record)
+    return progress if run.group.rank == 0 else replace(progress, finished=record.epoch == run.config.epochs)
+
+
+@wrong_step("impl.trainer:Trainer.__init__")
+def workers_without_class_weights(init: Any, *given: Any, class_weights: Any = None, **options: Any) -> None:
+    """Several workers give every class the weight 1."""
+    init(*given, class_weights=class_weights if options["group"].size == 1 else None, **options)
+
+
+wrong_step("impl.group:_places", name="place_is_not_looked_at", doc="LOCAL_RANK may be anything.")(
+    lambda places, environment: places({**environment, "LOCAL_RANK": environment.get("RANK", "0")})
+)
+
+# What a run finds, and what it leaves where it fails
+
+
+@wrong_step("impl.fit:_Run._begin_or_compare")
+def run_begins_over_a_state(begin: Any, run: Any, resume: bool) -> None:
+    """A run begins where the state of another one is, which it writes over."""
+    with mock.patch("blackswan.impl.fit.STATE", "none"):
+        begin(run, resume)
+
+
+@wrong_step("impl.trainer:Trainer._step")
+def failed_step_forgets_its_samples(step: Any, trainer: Any, gradient: Any) -> Any:
+    """A step that is not made takes the samples that waited for it."""
+    try:
+        return step(trainer, gradient)
+    except FloatingPointError:
+        trainer.discard()
+        raise
+
+
+# What is shown
+
+
+wrong_step("impl.metrics:TensorBoard._open", name="board_hides_all_before", doc="A run that goes on hides every step before it.")(
+    lambda right, board, step: right(board, step and 1)
+)
+
+
+def _closed_at_the_end(kind: str) -> Callable[..., Any]:
+    def over(right: Any, watch: Any, fit: Any) -> Any:
+        shown = getattr(watch, kind)
+        with mock.patch.object(shown, "close") if shown else nullcontext():
+            result = right(watch, fit)
+        if shown:
+            shown.close()
+        return result
+
+    return over
+
+
+wrong_steps(
+    "impl.commands.train:_Watch.over",
+    by=_closed_at_the_end,
+    board_left_open_by_an_interrupt=("After Ctrl-C the last numbers for TensorBoard stay in memory.", "board"),
+    message_on_the_line_of_a_step=("After Ctrl-C the message stands behind what was drawn of a step.", "progress"),
+)
+
+
+# Micro-batches by hand
+
+
+@wrong_step("impl.trainer:Batch.split")
+def batches_by_hand_are_whole(split: Any, batch: Any, size: int) -> Any:
+    """A batch that is given by hand goes through the model at once, whatever memory that takes."""
+    return split(batch, max(size, len(batch.labels)))
+
+
+# Before a run
+
+wrong_step("impl.commands.train:_memory", name="memory_of_training_texts_alone", doc="A longer text to validate on takes no memory.")(
+    lambda memory, model, config, train, _, device: memory(model, config, train, None, device)
+)
+wrong_step("impl.pipeline:ClassifyPipeline._require_updates", name="merged_models_are_trained", doc="A merged model's head is trained.")(
+    lambda *_: None
+)
+
+
+@wrong_step("impl.pipeline:_require_fitting")
+def pipeline_of_any_tokens(fitting: Any, architecture: Any, config: Any, tokens: Any) -> None:
+    """A tokenizer may have more tokens than the model has embeddings."""
+    fitting(replace(architecture, vocab=max(architecture.vocab, tokens.vocab)), config, tokens)
+
+
+@wrong_step("impl.pipeline:_require_fitting")
+def pipeline_of_any_length(fitting: Any, architecture: Any, config: Any, tokens: Any) -> None:
+    """Texts may be longer than the model's positions."""
+    fitting(replace(architecture, max_positions=max(architecture.max_positions, config.max_seq_len)), config, tokens)
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.summary")
+def summary_without_double_quantisation(summary: Any, pipeline: Any) -> str:
+    """Weights whose scales are quantised in turn are called NF4, and a merged model's updates are not."""
+    text = str(summary(pipeline))
+    return text.replace(" with double quantisation", "").replace(", merged into the base weights", "")
