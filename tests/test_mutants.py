@@ -1,5 +1,6 @@
 """The mutants: one for each name of the catalogue, none equivalent to correct code, each a consistent wrong program."""
 
+import argparse
 import fnmatch
 import re
 from collections.abc import Callable, Mapping
@@ -12,9 +13,9 @@ import pytest
 
 from blackswan import contracts, reference
 from blackswan.falsifiers import mutants
-from blackswan.falsifiers.mutants import MUTANTS, Mutant, reaching
+from blackswan.falsifiers.mutants import MUTANTS, Mutant, catalogue_command, reaching
 from blackswan.falsifiers.mutants.changes import edited
-from blackswan.falsifiers.mutants.registry import StepMutant, wrong_step
+from blackswan.falsifiers.mutants.registry import STEPS, StepMutant, absent_steps, wrong_step
 from blackswan.falsifiers.mutants.registry import mutants as enter
 from blackswan.falsifiers.numeric import strategies
 from blackswan.falsifiers.numeric.case import Case, differentiable
@@ -268,6 +269,20 @@ def test_reaching_lists_the_mutants_of_what_is_called() -> None:
     assert {"rms_norm_eps_dropped", "nf4_not_applied", "nf4_absmax_signed", "pool_detached"} <= names
     assert not names & {"decoder_layers_swapped", "bce_unstable", "nf4_linear_bias_dropped", "cross_entropy_sum", "adamw_decay_dropped"}
     assert {entry.operation for entry in reaching("softmax")} == {"softmax"}
+
+
+def test_every_step_that_a_mutant_names_is_in_the_program(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert absent_steps() == {}
+    gone = {"renamed": "impl.fit:of_before", "moved": "impl.of_before:fit", "inherited": "impl.trainer:Trainer.__str__"}
+    for name, step in gone.items():
+        monkeypatch.setitem(STEPS, name, StepMutant(name, step, ("own",), "It is wrong.", lambda right: right))
+    assert absent_steps() == gone
+    monkeypatch.setattr(catalogue_command, "FOLDER", tmp_path)
+    assert catalogue_command.run(argparse.Namespace()) == 1
+    assert "mutant renamed: impl.fit:of_before is not there" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_mutant_has_a_line_and_a_name_of_its_own() -> None:

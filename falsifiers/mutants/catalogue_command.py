@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,13 @@ def _text(entries: Mapping[str, Any]) -> str:
 
 
 def run(_options: argparse.Namespace) -> int:
-    """Exit status 0."""
+    """Exit status 0; 1 where a mutant names a step that the program does not have, and nothing is written."""
+    from blackswan.falsifiers.mutants.registry import absent_steps
+
+    if absent := absent_steps():
+        for name, step in absent.items():
+            print(f"mutant {name}: {step} is not there; expected a function, class, method or constant of that name", file=sys.stderr)
+        return 1
     for path, text in files().items():
         path.write_text(text, encoding="utf-8")
         print(f"wrote {path}")

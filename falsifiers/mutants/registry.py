@@ -150,6 +150,22 @@ def rule_mutant(*pedigree: str) -> Callable[[F], F]:
     return register
 
 
+def absent_steps() -> dict[str, str]:
+    """The steps that mutants name and the program does not have (any more), by mutant."""
+    return {name: entry.step for name, entry in STEPS.items() if not _is_there(entry.step)}
+
+
+def _is_there(step: str) -> bool:
+    module, _, attribute = step.partition(":")
+    try:
+        patching.owner_of(f"blackswan.{module}", attribute)
+    except AttributeError:
+        return False
+    except ModuleNotFoundError as missing:  # a library that the module needs may be missing here
+        return not (missing.name or "").startswith("blackswan.")
+    return True
+
+
 @contextmanager
 def applied(name: str | None) -> Iterator[None]:
     """The step of that mutant is the wrong one inside the block; None changes nothing.

@@ -1,6 +1,5 @@
 """Calibration: factors of rounding tolerances, measured on the correct implementation and recorded with sample size, dtype and machine."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 
 from blackswan.contracts.model import Claim
 from blackswan.falsifiers.numeric.answers import SubjectError
-from blackswan.falsifiers.numeric.attack import Attack
+from blackswan.falsifiers.numeric.attack import Attack, Floors
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import METRICS, Comparison, Errors
 from blackswan.falsifiers.numeric.kinds import KINDS
@@ -37,10 +36,10 @@ class Calibrating(Attack):
             self.largest = self.largest.at_least(ratio)
         return found
 
-    def _held_to(self, noise: Mapping[str, Errors], expected: Arrays, actual: Arrays, reach: float) -> list[Comparison]:
+    def _held_to(self, floors: Floors, expected: Arrays, actual: Arrays, reach: float) -> list[Comparison]:
         """Only the last floor that the case was held to counts: it may reject a tensor that an earlier one compared."""
         self._case = {}
-        return super()._held_to(noise, expected, actual, reach)
+        return super()._held_to(floors, expected, actual, reach)
 
     def within(self, name: str, expected: Array, actual: Array, floor: Errors) -> Comparison:
         """Held, unless the ratio is a new largest one by the floor of few replays."""
@@ -59,7 +58,7 @@ def calibrate(claim: Claim, dtype: str, subject: Subject, cases: int, seed: int,
 
     They are those of the correct implementation on boundary cases and on draws of the domain, guided to large ratios as a deep attack is.
     """
-    attack, count = Calibrating(claim, asked_by(claim, subject), dtype), 0
+    attack, count = Calibrating(claim, asked_by(claim, subject), dtype, sparing=False), 0
     # An ablation asks for a change of several tolerances of its operation, so it is the operation's own parity that is measured.
     compare = KINDS["parity"] if claim.check == "ablation_shows" else comparing(claim)
 

@@ -32,8 +32,7 @@ def moved(values: Values, unit: float, generator: Any) -> Values:
     """Each value times 1 + `unit` or 1 − `unit`, by the toss of a coin: as much as another order of sums may do to it."""
     given: Any = values
     if isinstance(values, np.ndarray | np.generic):
-        number = given.dtype.type
-        signed = generator.integers(0, 2, given.shape, dtype=np.int8) * number(2 * unit) - number(unit)
+        signed = np.copysign(given.dtype.type(unit), generator.random(given.shape, np.float32) - np.float32(0.5))
     else:
         torch = _library(values)
         tossed = torch.randint(0, 2, given.shape, generator=generator, device=given.device, dtype=torch.int8)

@@ -258,7 +258,8 @@ def falsify(
     if claim.operation is not None and (reason := subject.unsupported(claim.operation, dtype)):
         return Verdict(claim, dtype, subject.device, State.NOT_RUN, reason)
     start, found = time.perf_counter(), None
-    examination, drawing = Examination(Attack(claim, subject, dtype, assumed=assumed)), Drawing(claim, dtype, options, source)
+    attack = Attack(claim, subject, dtype, sparing=options.effort != "deep", assumed=assumed)  # a deep search is guided by the whole floor
+    examination, drawing = Examination(attack), Drawing(claim, dtype, options, source)
     try:
         found = _first(examination, drawing)
         if not claim.system:

@@ -23,6 +23,18 @@ def planting(reference: str) -> Iterator[None]:
         _planted.pop()
 
 
+def owner_of(module: str, attribute: str) -> tuple[Any, str]:
+    """The module, or the class in it, that has the attribute, which may be dotted, and the attribute's last name. Raises an AttributeError
+    where there is none."""
+    *owners, last = attribute.split(".")
+    owner: Any = import_module(module)
+    for part in owners:
+        owner = getattr(owner, part)
+    if last not in vars(owner):
+        raise AttributeError(f"{module} has no {attribute} of its own", name=last, obj=owner)
+    return owner, last
+
+
 @contextmanager
 def changed(module: str, attribute: str, change: Callable[[Any], Any], reference: str) -> Iterator[None]:
     """Inside the block the module's attribute, which may be dotted, is what `change` makes of it.
@@ -30,11 +42,7 @@ def changed(module: str, attribute: str, change: Callable[[Any], Any], reference
     `reference` is `module:name`, where `module.applied(name)` makes the same change in another process. Raises an AttributeError where the
     module has no such attribute.
     """
-    *owners, last = attribute.split(".")
-    owner: Any = import_module(module)
-    for part in owners:
-        owner = getattr(owner, part)
-    getattr(owner, last)
+    owner, last = owner_of(module, attribute)
     before = vars(owner)[last]
     setattr(owner, last, change(before))
     try:

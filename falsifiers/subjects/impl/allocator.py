@@ -1,5 +1,6 @@
 """Counts the bytes that a device's allocator gives out while something runs."""
 
+import atexit
 import gc
 import os
 from collections.abc import Collection, Iterator
@@ -14,6 +15,8 @@ from torch._C._profiler import RecordScope
 
 from blackswan.falsifiers.subjects.protocol import Lacks
 
+atexit.register(gc.unfreeze)  # libraries would say that what is frozen has leaked
+
 
 @contextmanager
 def allocated(place: torch.device, mapped: Collection[int] = ()) -> Iterator[dict[str, int]]:
@@ -25,11 +28,8 @@ def allocated(place: torch.device, mapped: Collection[int] = ()) -> Iterator[dic
         raise Lacks(f"nothing counts the bytes of {place.type}")
     found: dict[str, int] = {}
     gc.collect()
-    gc.freeze()  # what is there already need not be searched for garbage inside the block
-    try:
-        yield from _counted(place, mapped, found)
-    finally:
-        gc.unfreeze()
+    gc.freeze()  # what is alive here, modules for the most part, need not be searched for garbage again
+    yield from _counted(place, mapped, found)
 
 
 def _counted(place: torch.device, mapped: Collection[int], found: dict[str, int]) -> Iterator[dict[str, int]]:

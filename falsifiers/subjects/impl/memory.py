@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -58,9 +59,12 @@ class Memory(Door):
         return Estimate(dict(found.parts), found.total, found.resident)
 
     def of_a_run(self, samples: int, settings: Mapping[str, Any], longest: int = 8) -> int:
-        """Estimates a run's steps on so many samples, the longest of so many tokens, of the shipped checkpoint's, as the command does
-        before it starts."""
-        return common.memory_of_a_step(CHECKPOINT, ClassifyConfig(**settings), samples, longest, self._device).total
+        """Estimates a run's steps on so many samples, the longest of so many tokens, as the command does before it starts: of a model of
+        one layer of the shipped checkpoint's."""
+        with tempfile.TemporaryDirectory() as folder:
+            shipped, one = json.loads((CHECKPOINT / "config.json").read_text()), {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+            (Path(folder) / "config.json").write_text(json.dumps(shipped | one))
+            return common.memory_of_a_step(Path(folder), ClassifyConfig(**settings), samples, longest, self._device).total
 
     def reserved_by(self, lengths: Sequence[int], validated: Sequence[int], settings: Mapping[str, Any]) -> int:
         """What the command `train` reserves on CUDA, of which none need be here, for samples of so many tokens to train and validate on."""
