@@ -52,6 +52,10 @@ wrong_steps(
     merged_without_a_files_special_tokens=("A merged .apr file has no special tokens.", lambda *_: {}),
 )
 wrong_steps(
+    "impl.merge:belonging",
+    merged_without_a_files_tokenizer=("Of an .apr file the tokenizer is not copied.", lambda _, model, name: model / name),
+)
+wrong_steps(
     "impl.apr_write:special_tokens",
     apr_of_a_file_without_special_tokens=(
         "An .apr file that is made of another one names no special token.",

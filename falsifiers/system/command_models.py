@@ -94,6 +94,8 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
         problem.base.rename(problem.folder / "moved")
         trial.commands.run("merge", f"--adapter={run / 'last'}", f"--model={apr}", f"--output={problem.folder / 'again'}")
         found += same("what is merged where the base was", *(load_file(each / WEIGHTS) for each in (merged, problem.folder / "again")))
+        for file in (TOKENIZER, TOKENIZER_CONFIG):
+            found += same(f"{file} of a merged .apr file", *((each / file).read_bytes() for each in (merged, problem.folder / "again")))
         lines = trial.commands.run("predict", f"--adapter={run / 'last'}", f"--model={apr}", "--", *texts).out.splitlines()
         shown = np.asarray([json.loads(line)["probabilities"] for line in lines])
     return [*found, trial.near("probabilities with the .apr file for the base", wanted.probabilities, shown)]
