@@ -245,3 +245,8 @@ def estimate_of_one_fused_sample(packed: Step, self: Any, part: Any = None) -> A
     found = packed(self, part)
     tokens = -(-self.longest // 16) * 16
     return replace(found, input_ids=found.input_ids[:tokens], positions=found.positions[:tokens])
+
+
+wrong_step(
+    "impl.fused.memory:WORKSPACES", name="estimate_of_one_fused_stream", doc="cuBLAS's workspace of the captured stream alone is counted."
+)(lambda _: 1)
