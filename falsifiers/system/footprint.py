@@ -57,7 +57,7 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     """The estimate has every part of the run, and weights and moments in it are a count of the architecture's bytes; with double
     quantisation too, which does not make the backward pass keep more."""
     rng = trial.rng("parts")
-    plain = small(rng, trial.seed, nf4=bool(rng.integers(2)))
+    plain = replace(small(rng, trial.seed, nf4=bool(rng.integers(2))), dtype=list(BYTES)[trial.seed % 2])
     single = replace(plain, nf4=True)
     double = replace(single, double_quantize=True)
     found = {work: trial.memory.estimate(work) for work in dict.fromkeys((plain, single, double))}
