@@ -364,7 +364,9 @@ wrong_steps(
     memory_in_all_for_available=("Memory that others have taken counts as there.", lambda _: _said("MemTotal")),
 )
 wrong_steps(
-    "impl.operations.attention:_require_room", memory_of_the_host_not_asked=("Attention takes what memory it can get.", lambda *_: None)
+    "impl.operations.attention:_require_room",
+    memory_of_the_host_not_asked=("Attention takes what memory it can get.", lambda *_: None),
+    memory_of_one_text=("Scores are counted for one text of a batch.", lambda room, q: room(q[:1])),
 )
 wrong_steps(
     "impl.ledger:FOLDER_VARIABLE", ledger_folder_of_nobody=("The variable that names the folder is passed over.", lambda _: "LEDGER")

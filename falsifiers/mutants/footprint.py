@@ -245,3 +245,15 @@ def estimate_of_one_fused_sample(packed: Step, self: Any, part: Any = None) -> A
     found = packed(self, part)
     tokens = -(-self.longest // 16) * 16
     return replace(found, input_ids=found.input_ids[:tokens], positions=found.positions[:tokens])
+
+
+wrong_step(
+    "impl.fused.memory:WORKSPACES", name="estimate_of_one_fused_stream", doc="cuBLAS's workspace of the captured stream alone is counted."
+)(lambda _: 1)
+
+
+@wrong_step("impl.classifier:Classifier.__init__")
+def double_quantize_in_float32_alone(init: Step, self: Any, config: Any, adaptation: Any, *given: Any, dtype: Any, **named: Any) -> None:
+    """In bfloat16 double quantisation is passed over."""
+    asked = adaptation.double_quantize and dtype == torch.float32
+    init(self, config, replace(adaptation, double_quantize=asked), *given, dtype=dtype, **named)

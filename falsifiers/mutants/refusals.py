@@ -116,6 +116,14 @@ def state_with_a_tensor_more(require: Any, optimiser: Any, state: Any) -> None:
     require(optimiser, {name: value for name, value in state.items() if name in known})
 
 
+@wrong_step("impl.optimiser:AdamW._require_state")
+def state_of_any_shape(require: Any, optimiser: Any, state: Any) -> None:
+    """Tensors of the right number of elements are taken in any shape."""
+    known = optimiser.state()
+    fits = {name for name, value in state.items() if name in known and value.numel() == known[name].numel()}
+    require(optimiser, {name: value.reshape(known[name].shape) if name in fits else value for name, value in state.items()})
+
+
 wrong_step("impl.pretrain_run:state_hash", name="pretrain_state_of_other_weights", doc="Nothing says which parameters were saved.")(
     lambda hashed, tensors, steps, **of: "" if of else hashed(tensors, steps)
 )

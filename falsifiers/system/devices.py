@@ -40,7 +40,7 @@ def long_texts_need_memory(trial: Trial) -> list[Comparison]:
     """Attention over texts for which the host has too little memory is refused before it is taken. What it has is what it says to be
     available, whatever is free or in all; where it does not say that, a little text is no matter."""
     rng = trial.rng("host")
-    found, batch, seq = list[Comparison](), int(rng.integers(1, 4)), 8 * int(rng.integers(8, 17))
+    found, batch, seq = list[Comparison](), int(rng.integers(3, 7)), 8 * int(rng.integers(8, 17))
     scores = batch * seq**2 * 4 // 1024  # kB of one score a pair of tokens, in float32
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "meminfo"

@@ -31,6 +31,8 @@ ROUNDED = 512
 """Bytes that CUDA's allocator rounds a tensor up to."""
 WORKSPACE = 32 * 2**20
 """Bytes of cuBLAS's workspace on an H100, more than on other GPUs; one for the forward pass's thread and stream and one for autograd's."""
+FUSED_STREAMS = 3
+"""Streams that the hand-written layers give cuBLAS's work to: the captured one, one beside it, and the current one."""
 TRANSIENT = ("activations", "gradients", "update", "batch", "working", "logits")
 STEPS_AT_THE_PEAK = {"torch": 1, "fused": 3}
 """The hand-written layers capture their graph in the first, and the next have the state of all before."""
@@ -55,7 +57,7 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     """The estimate has every part of the run, and weights and moments in it are a count of the architecture's bytes; with double
     quantisation too, which does not make the backward pass keep more."""
     rng = trial.rng("parts")
-    plain = small(rng, trial.seed, nf4=bool(rng.integers(2)))
+    plain = replace(small(rng, trial.seed, nf4=bool(rng.integers(2))), dtype=list(BYTES)[trial.seed % 2])
     single = replace(plain, nf4=True)
     double = replace(single, double_quantize=True)
     found = {work: trial.memory.estimate(work) for work in dict.fromkeys((plain, single, double))}
@@ -251,6 +253,7 @@ def _kept_by_layers(trial: Trial, work: Workload) -> list[Comparison]:
     tokens, gradient = work.layers * work.batch * work.seq, 4 * sum(split(work, counts(work))[1].values())
     name = f"fused, {work.accumulation} micro-batches"
     return [
+        value_at_least(f"{name}: library_workspace", part.get("library_workspace", 0), FUSED_STREAMS * WORKSPACE),
         value_at_least(f"{name}: activations", part.get("activations", 0), tokens * kept),
         value_at_least(f"{name}: gradients", part.get("gradients", 0), (min(work.accumulation, HELD) + 1) * gradient),
     ]

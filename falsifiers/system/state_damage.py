@@ -106,13 +106,19 @@ def _tensor_damage(path: Path, rng: Generator) -> Iterator[Damage]:
     whole, progress = _read(path)
     for name, value in whole.items():
         kind = str(rng.choice(["missing", "of another shape", *(["of another dtype"] if value.dtype == np.float32 else [])]))
-        longer = np.concatenate([value.reshape(-1), value.reshape(-1)[:1]])
         held = {key: each for key, each in whole.items() if key != name}
         if kind != "missing":
-            held[name] = longer if kind == "of another shape" else value.astype(np.float64)
+            held[name] = _other_shape(value, rng) if kind == "of another shape" else value.astype(np.float64)
         yield _sealed(f"{name} {kind}", held, progress, f"state.*{re.escape(name.rpartition('/')[2])}")
     yield _sealed("a tensor more", {**whole, "trainable/surplus": whole["step"]}, progress, "surplus")
     yield _sealed("a step below 0", {**whole, "step": np.asarray(-whole["step"])}, progress, "step")
+
+
+def _other_shape(value: Array, rng: Generator) -> Array:
+    """Of one element more, or of as many: transposed, or with one axis more."""
+    if rng.integers(2):
+        return np.concatenate([value.reshape(-1), value.reshape(-1)[:1]])
+    return np.ascontiguousarray(value.T) if value.T.shape != value.shape else value[None]
 
 
 def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
