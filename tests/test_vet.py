@@ -67,8 +67,8 @@ def vetted(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
 
 
 @contextmanager
-def in_its_process(name: str) -> Iterator[isolated.Isolated]:
-    subject = isolated.Isolated(isolated.Named(name, "rms_norm"))
+def in_its_process(name: str, operation: str | None = "rms_norm") -> Iterator[isolated.Isolated]:
+    subject = isolated.Isolated(isolated.Named(name, operation))
     try:
         yield subject
     finally:
@@ -195,14 +195,11 @@ def test_a_tolerance_that_was_measured_on_gpus_alone_is_not_held_against_a_cpu(c
 
 
 def test_a_function_that_never_answers_is_falsified(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("hangs.py").write_text("import time\n\ndef rms_norm(x, weight, eps):\n    time.sleep(60 if x.numel() == 1 else 0)\n")
+    Path("hangs.py").write_text("import time\n\ndef rms_norm(x, weight, eps):\n    time.sleep(60)\n")
     with in_its_process("hangs.py:rms_norm") as subject:
         monkeypatch.setattr(isolated, "SECONDS", 0.5)
         with pytest.raises(isolated.SubjectError, match=r"gave no answer within 0\.5 s"):
             subject.run("rms_norm", *QUESTION, "float32")
-        monkeypatch.setattr(isolated, "SECONDS", 60.0)
-        with pytest.raises(Exception, match="NoneType"):  # the next question starts another process
-            subject.run("rms_norm", {"x": np.ones((1, 2)), "weight": np.ones(2)}, {"eps": 1e-6}, "float32")
 
 
 BREAKS = """
@@ -222,12 +219,12 @@ OPERATIONS = {"rms_norm": rms_norm, "softmax": softmax}
 """
 
 
-def test_after_an_error_of_cuda_the_other_claims_are_asked_in_another_process(capsys: pytest.CaptureFixture[str]) -> None:
+def test_after_an_error_of_cuda_the_next_question_is_asked_in_another_process() -> None:
     Path("breaks.py").write_text(BREAKS)
-    chosen = ("--claim", "OP-RMSNORM", "--claim", "OP-SOFTMAX", "--dtype", "float32", "--effort", "quick", "-n", "1")
-    _, out, _ = vetted(capsys, "breaks.py:OPERATIONS", *chosen, "--json")
-    assert {record["claim"]: record["state"] for record in json.loads(out)} == {"OP-RMSNORM": "FALSIFIED", "OP-SOFTMAX": "HELD"}
-    assert json.loads(out)[0]["counterexample"]["metric"] == "raised AcceleratorError: CUDA error: misaligned address"
+    with in_its_process("breaks.py:OPERATIONS", None) as subject:
+        with pytest.raises(Exception, match=r"^CUDA error: misaligned address$"):
+            subject.run("rms_norm", *QUESTION, "float32")
+        assert subject.run("softmax", {"x": np.ones((1, 1))}, {}, "float32")["y"] == 1
 
 
 def test_a_function_that_says_so_is_given_aligned_tensors_only(capsys: pytest.CaptureFixture[str]) -> None:
