@@ -32,6 +32,7 @@ for _module in (
         "token_shards",
         "refusals",
         "commands",
+        "inputs",
         "unusual_files",
         "warm_up",
         "whole_models",

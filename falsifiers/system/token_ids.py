@@ -135,8 +135,8 @@ def _longest_line(trial: Trial) -> list[Comparison]:
         line = '{{"input": "{}", "label": 1}}'
         longest = LONGEST_LINE - len(line.format(""))
         texts = ("ls", "a" * longest, "a" * (longest + 1))
-        file.path.write_text("\n".join(map(line.format, texts[:2])))
-        found = same("lengths of the longest texts", [2, longest], [len(text) for text, _ in trial.corpora.load(file)])
+        file.path.write_text("\n".join(map(line.format, (texts[1], texts[0], texts[1]))))  # with an end of its own, and without one
+        found = same("lengths of the longest texts", [longest, 2, longest], [len(text) for text, _ in trial.corpora.load(file)])
         file.path.write_text("\n".join(map(line.format, (texts[0], texts[2]))))
         ask = partial(trial.corpora.load, file)
         return [*found, trial.refuses("a line too long", ask, rf"{file.path.name}:2: .*{LONGEST_LINE:,}", "ValueError")]
