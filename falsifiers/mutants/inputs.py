@@ -185,3 +185,16 @@ wrong_steps(
         lambda digest, self: digest(type(self)(self.rows, self.targets.reshape(len(self), -1)[:, :1].copy(), self.num_classes)),
     ),
 )
+
+
+# Outputs
+
+
+def _beside_others(write: Step, path: Path, *given: Any) -> Any:
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path.parent}: no such folder")
+    return write(path, *given)
+
+
+wrong_steps("impl.folder:_partial", models_in_folders_that_are_there=("A model's folder is not made with those above it.", _beside_others))
+wrong_steps("impl.folder:sole_writer", runs_in_folders_that_are_there=("A run's folder is not made with those above it.", _beside_others))

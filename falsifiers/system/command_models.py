@@ -64,7 +64,7 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
             chosen = [] if dtype is None else [f"--dtype={dtype}"]
             trial.commands.run("export", f"--model={problem.base}", f"--output={folder}", *chosen)
             found += _exported("exported folder", problem, folder, dtype or "float32")
-        apr, back = problem.folder / "model.apr", problem.folder / "back"
+        apr, back = problem.folder / "files" / "more" / "model.apr", problem.folder / "folders" / "back"
         trial.commands.run("export", f"--model={problem.base}", f"--output={apr}")
         found += same("beginning of the .apr file", b"APR", apr.read_bytes()[:3] if apr.is_file() else None)
         trial.commands.run("export", f"--model={apr}", f"--output={back}")
@@ -78,7 +78,7 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
 
 def _merged_after_training(trial: Trial, problem: Small, texts: Sequence[str]) -> list[Comparison]:
     """Every projection is merged as it was in training: in NF4, made of weights in another dtype than the file's."""
-    run, merged = problem.folder / "run", problem.folder / "merged"
+    run, merged = problem.folder / "new" / "runs" / "run", problem.folder / "models" / "merged"
     where = [f"--model={problem.base}", f"--corpus={problem.corpus('corpus', texts, [0, 1, 2])}", f"--output={run}"]
     trial.commands.run("train", *where, *options({**problem.settings, "validation_fraction": 0.0}))
     trial.commands.run("merge", f"--adapter={run}", f"--output={merged}")
@@ -206,7 +206,7 @@ def _shards(
     model: str = "base",
     vocab: int | None = None,
 ) -> Iterator[Comparison]:
-    folder = problem.folder / f"{corpus} tokens{'' if model == 'base' else f' by {model}'}"
+    folder = problem.folder / (f"{corpus} tokens" if model == "base" else f"shards/by {model}")
     asked = [problem.folder / corpus, f"--model={problem.folder / model}", f"--output={folder}", f"--shard-tokens={SHARD}", *given]
     said = trial.commands.run("tokenize", *asked)
     index = json.loads((folder / "index.json").read_text())
@@ -255,7 +255,7 @@ def _pretrained(trial: Trial, problem: Small, train: Sequence[int], held_out: Se
 def _pretrained_in_pairs(trial: Trial, problem: Small, count: int) -> Iterator[Comparison]:
     """A run from an .apr file on pairs of tokens, in the order of the seed 0, and without held-out tokens: each hundredth of its steps has
     a line too."""
-    output, tokens = problem.folder / "in pairs", problem.folder / "corpus.jsonl tokens"
+    output, tokens = problem.folder / "more" / "runs" / "in pairs", problem.folder / "corpus.jsonl tokens"
     epochs = math.ceil(101 / (count - 1))
     given = {"model": problem.folder / "base.apr", "tokens": tokens, "output": output, "batch": 1, "seq": 2, "epochs": epochs}
     said = trial.commands.run("pretrain", *(f"--{name}={value}" for name, value in given.items()))
