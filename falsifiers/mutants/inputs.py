@@ -165,8 +165,24 @@ def _of_the_first(read: Step, *given: Any) -> Any:
         raise SettingsError(str(error).splitlines()[0]) from None
 
 
+wrong_steps(
+    "impl.settings:_converted",
+    settings_projections_in_their_order=(
+        "Projections that a name stands for are others where they are listed in another order.",
+        lambda converted, name, value: (
+            ",".join(value) if name == "lora_targets" and isinstance(value, list) and value != sorted(value) else converted(name, value)
+        ),
+    ),
+)
 wrong_steps("impl.settings:read_file", settings_first_problem_of_a_file=("Of a file's problems the first is told.", _of_the_first))
 wrong_steps("impl.settings:given_options", settings_first_problem_of_options=("Of the options' problems one is told.", _of_the_first))
+wrong_steps(
+    "impl.commands.train:_require_a_rate",
+    rates_of_more_samples=(
+        "Samples that validate count among those whose steps have a rate.",
+        lambda require, config, samples: require(config, int(samples / (1 - config.validation_fraction)) + 1),
+    ),
+)
 wrong_steps(
     "impl.commands.train:BadInput",
     labels_without_their_settings=(

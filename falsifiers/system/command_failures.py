@@ -455,7 +455,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "train on what validates": ((*train, f"--validation={corpus}"), "--validation"),
         "train on what validates, by a link": ((*train, f"--validation={folder / 'link.jsonl'}"), "--validation"),
         "train on what validates, by a detour": ((*train, f"--validation={folder / 'base' / '..' / corpus.name}"), "--validation"),
-        "train at a rate of 0": ((*train, "--epochs=1", "--batch-size=16", "--warmup-fraction=0.5"), "warmup"),
+        "train at a rate of 0": ((*train, "--epochs=1", "--batch-size=4", "--warmup-fraction=0.5"), "warmup"),
         "train, resumed without a run": ((*train, "--resume"), "holds no run"),
         "train, resumed as another run": (("train", *where, f"--output={run}", "--resume", "--lora-rank=7"), "settings.lora_rank"),
         "train on a class without a text": ((*train, "--num-classes=3", "--class-weights=balanced"), "class 2"),
