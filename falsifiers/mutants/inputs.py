@@ -57,8 +57,9 @@ def predict_half_a_character(corpus: Step, path: Path) -> Iterator[str]:
     """Half of a surrogate pair passes for a text."""
     content = path.read_bytes()
     if b"\\ud8" not in content.lower():
-        return corpus(path)
-    return (json.loads(line)["input"] for line in content.split(b"\n") if line)
+        yield from corpus(path)
+    else:
+        yield from (json.loads(line)["input"] for line in content.split(b"\n") if line)
 
 
 wrong_steps(
@@ -73,11 +74,11 @@ wrong_steps(
 @wrong_step("impl.__main__:_run")
 def predict_prints_before_it_read_all(right: Step, run: Step, options: Any, name: str) -> Any:
     """Answers are printed before the last line is read, which may be a bad one."""
-    from blackswan.impl.commands import predict
+    from blackswan.impl.commands import common, predict
 
     def at_once(_: Any) -> None:
         texts = predict._lines(options.input) if options.corpus is None else predict._corpus(options.corpus)
-        for line in predict.predictions(predict.open_saved(options), texts):
+        for line in predict.predictions(common.open_saved(options), texts):
             print(line)
 
     of_a_file = options.command == "predict" and not options.texts and (options.corpus is None) != (options.input is None)

@@ -188,7 +188,8 @@ def _of_many_tokens(trial: Trial, problem: Small) -> Iterator[Comparison]:
     for size in (2**16, 2**16 + 1):
         model = problem.folder / f"{size} tokens"
         model.mkdir()
-        encoder = Tokenizer(WordLevel({str(word): word for word in range(size)}, "0"))
+        encoder = Tokenizer(WordLevel({str(word): word for word in range(size - 1)}, "0"))
+        encoder.add_special_tokens([str(size - 1)])  # beyond the words, as those of real tokenizers are
         encoder.pre_tokenizer = WhitespaceSplit()
         encoder.save(str(model / TOKENIZER))
         ids = [0, 1, 2**15 - 1, 2**15, size - 2, size - 1]
