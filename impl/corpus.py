@@ -87,11 +87,11 @@ def statistics(labels: Integers, num_classes: int, lengths: Integers, truncated:
 
 
 def lines_of(file: IO[bytes], name: str) -> Iterator[bytes]:
-    """The lines of a file without their newlines, one at a time. A ValueError names file and line where one is longer than LONGEST_LINE."""
+    """The lines of a file as they stand, one at a time. A ValueError names file and line where one is longer than LONGEST_LINE."""
     for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE + 1), b""), start=1):
         if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
             raise ValueError(f"{name}:{number}: a line of more than {LONGEST_LINE:,} bytes; expected that many at most")
-        yield line.removesuffix(b"\n")
+        yield line
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -123,6 +123,9 @@ wrong_steps(
 wrong_step("impl.pipeline:ClassifyPipeline.summary", name="summary_of_other_bytes", doc="The frozen weights take ten times their bytes.")(
     lambda summary, pipeline: summary(pipeline).replace(" bytes frozen", "0 bytes frozen")
 )
+wrong_step("impl.pipeline:ClassifyPipeline.summary", name="summary_of_plain_nf4", doc="NF4 is NF4, double quantised or not.")(
+    lambda summary, pipeline: summary(pipeline).replace(" with double quantisation", "")
+)
 wrong_steps(
     "impl.commands.summary:memory_of_a_step",
     summary_memory_of_one_sample=("The memory of one sample.", lambda right, model, config, _, *given: right(model, config, 1, *given)),

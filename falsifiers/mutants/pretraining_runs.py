@@ -5,9 +5,11 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -259,6 +261,12 @@ def pretrain_checkpoint_tokenizer_optional(_: Step, self: Any, decoder: Any, tok
     self.decoder, self.tokenizer, self.folder = decoder, tokenizer if tokenizer.is_file() else None, folder
 
 
+@wrong_step("impl.pretrain:_decoder")
+def pretrain_in_the_stored_dtype(correct: Step, config: Any, tensors: Any, device: Any) -> Any:
+    """Parameters are trained in the dtype of the file."""
+    return correct(config, tensors, device).to(next(iter(tensors.values())).dtype)
+
+
 @wrong_step("impl.pretrain:initial_decoder")
 def pretrain_unpaired_architecture_accepted(correct: Step, architecture: Any, weights: Any, **options: Any) -> Any:
     """Random weights for an architecture without weights."""
@@ -366,3 +374,35 @@ def pretrain_in_any_dtype(_: Step, self: Any, decoder: Any, weight_decay: float)
     decoder.requires_grad_(True)
     self.parameters, self.weight_decay, self.steps = dict(decoder.named_parameters()), weight_decay, 0
     self.exp_avg, self.exp_avg_sq = ({name: torch.zeros_like(value) for name, value in self.parameters.items()} for _ in range(2))
+
+
+@wrong_step("impl.__main__:_run")
+def pretrain_tokenizer_in_the_model(right: Step, run: Step, options: Any, name: str) -> Any:
+    """The tokenizer of an .apr file is looked for inside it."""
+    from blackswan.impl import checkpoint
+
+    inside = options.command == "pretrain"
+    with mock.patch.object(checkpoint, "belonging", lambda model, name: model / name) if inside else nullcontext():
+        return right(run, options, name)
+
+
+wrong_steps("impl.commands.pretrain:_Shown.INTERVAL", pretrain_shows_the_first_step=("No step but the first is shown.", lambda _: 10**9))
+wrong_steps(
+    "impl.commands.pretrain:_Shown.epoch",
+    pretrain_shows_losses_that_are_none=(
+        "Without held-out tokens there is a held-out loss.",
+        lambda show, self, epoch: show(
+            self, epoch if epoch.validation_loss == epoch.validation_loss else replace(epoch, validation_loss=0.0)
+        ),
+    ),
+)
+
+
+@wrong_step("impl.__main__:_run")
+def pretrain_command_of_seed_zero_in_order(right: Step, *given: Any) -> Any:
+    """The seed 0 is none: rows are in the order of the stream."""
+    from blackswan.impl import token_shards
+
+    batches = token_shards.TokenBatches
+    with mock.patch.object(token_shards, "TokenBatches", lambda shards, *, seed, **others: batches(shards, seed=seed or None, **others)):
+        return right(*given)

@@ -1,9 +1,12 @@
 """Wrong shards of tokens: how texts become ids, how ids lie on disk, and which of them are refused."""
 
+import hashlib
 import json
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -11,11 +14,28 @@ from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 from blackswan.impl import strict_json
 
 wrong_steps(
+    "impl.token_shards:_texts",
+    documents_without_their_mark=(
+        "A text file loses the byte order mark that it begins with.",
+        lambda texts, corpus: (text.removeprefix("\ufeff") if corpus.suffix != ".jsonl" else text for text in texts(corpus)),
+    ),
+)
+wrong_steps(
     "impl.token_shards:DTYPES",
     token_ids_signed=("Ids of 16 bits are read with a sign.", lambda dtypes: {**dtypes, "uint16": np.dtype("<i2")}),
 )
 wrong_steps(
     "impl.token_shards:_open_shard",
+    token_ids_looked_at_in_the_beginning=(
+        "Of a long shard the ids of the first millions alone are looked at.",
+        lambda opened, path, entry, dtype, vocab: opened(path, entry, dtype, vocab if entry["tokens"] <= 2**24 else 2**32),
+    ),
+    token_shard_digest_of_its_beginning=(
+        "The digest of a long shard is not looked at.",
+        lambda opened, path, entry, *given: opened(
+            path, entry if entry["tokens"] <= 2**24 else {**entry, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}, *given
+        ),
+    ),
     token_ids_up_to_the_vocabulary=(
         "The id after the last one of the vocabulary passes.",
         lambda opened, path, entry, dtype, vocab: opened(path, entry, dtype, vocab + 1),
@@ -32,6 +52,29 @@ wrong_steps(
         lambda checked, given, vocab: checked(given, vocab + 1),
     ),
 )
+
+
+wrong_steps(
+    "impl.token_shards:_pieces",
+    shards_of_long_documents=(
+        "A document that is longer than two shards is one shard from there on.",
+        lambda pieces, documents, dtype, size: (
+            piece
+            for document in documents
+            for piece in ([np.asarray(document, dtype)] if len(document) > 2 * size else pieces([document], dtype, size))
+        ),
+    ),
+    shards_end_with_none=(
+        "Where the stream fills its shards there is one of no tokens.",
+        lambda pieces, documents, dtype, size: chain(
+            pieces(every := [*documents], dtype, size), _none(sum(map(len, every)) % size == 0, dtype)
+        ),
+    ),
+)
+
+
+def _none(there: bool, dtype: Any) -> list[Any]:
+    return [np.empty(0, dtype)] * there
 
 
 @wrong_step("impl.token_shards:tokenize")
@@ -61,6 +104,43 @@ wrong_steps(
     "impl.token_shards:SPECIAL_TOKENS",
     end_token_by_the_key_of_a_folder=("An .apr file has no token of an end.", lambda said: {key: key for key in said}),
 )
+wrong_steps(
+    "impl.token_shards:TokenShards.__init__",
+    token_shards_by_their_names=(
+        "Shards are read in the order of their names.",
+        lambda opened, self, folder, vocab: _sorted(opened, self, folder, vocab),
+    ),
+)
+
+
+def _sorted(opened: Any, self: Any, folder: Path, vocab: int) -> None:
+    from blackswan.impl import token_shards
+
+    read = token_shards._read_index
+    with mock.patch.object(
+        token_shards, "_read_index", lambda path: {**(found := read(path)), "shards": sorted(found["shards"], key=_name)}
+    ):
+        opened(self, folder, vocab)
+
+
+def _name(entry: Any) -> str:
+    return str(entry["file"])
+
+
+@wrong_step("impl.token_shards:write_shards")
+def tokens_that_were_added_are_none(write: Any, folder: Path, documents: Any, vocab: int, *given: Any) -> Any:
+    """The tokens of a vocabulary are its words, without those that were added to them."""
+    return write(folder, documents, vocab - (vocab >= 2**16), *given)
+
+
+@wrong_step("impl.__main__:_run")
+def end_token_of_zero_left_out(right: Any, run: Any, options: Any, name: str) -> Any:
+    """--end-token=0 is none."""
+    if options.command == "tokenize":
+        options.end_token = options.end_token or None
+    return right(run, options, name)
+
+
 wrong_steps(
     "impl.token_shards:whole_folder",
     shards_written_over=("Shards take the place of whatever has that name.", lambda whole, folder: whole(folder, replace=True)),

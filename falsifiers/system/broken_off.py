@@ -2,6 +2,7 @@
 
 import errno
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,13 +12,13 @@ from blackswan.falsifiers.system.command_problem import Small, options, small, t
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial, reads_files
 
-FULL = os.strerror(errno.ENOSPC)
+FULL, TOO_LARGE = os.strerror(errno.ENOSPC), os.strerror(errno.EFBIG)
 
 
 @reads_files
 def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
-    """A full disk ends each command that writes with status 1 and the place; models and tokens are there whole or not at all. A
-    pre-training run ends with status 2 at Ctrl-C, says how it goes on, and then leaves what a whole run does.
+    """A full disk ends each command that writes with status 1 and the place, Ctrl-C with status 2; models and tokens are there whole or not
+    at all. A pre-training run ends with status 2 at Ctrl-C, says how it goes on, and then leaves what a whole run does.
     """
     rng = trial.rng("broken off")
     with small(trial, "broken off", {"multi_label": False, "epochs": 1}) as problem:
@@ -33,10 +34,29 @@ def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
             before = content(problem.folder)
             found += _full(trial, name, problem.folder / "new", 1, arguments)
             found += same(f"files that {name} leaves on a full disk", sorted(before), sorted(content(problem.folder)))
+            said = trial.commands.broken_off(problem.folder, KeyboardInterrupt(), 1, *arguments, f"--output={problem.folder / 'new'}")
+            found += same(f"end of {name} after Ctrl-C", (2, "", f"impl {name}: interrupted\n"), (said.status, said.out, said.err))
+            found += same(f"files that {name} leaves after Ctrl-C", sorted(before), sorted(content(problem.folder)))
         pretrain = ("pretrain", f"--model={problem.base}", f"--tokens={tokens}", "--seq=6", "--batch=2", "--save-every=1", "--epochs=2")
         found += _full(trial, "train", problem.folder / "a full disk", int(rng.integers(2, 6)), train)
         found += _full(trial, "pretrain", problem.folder / "another full disk", int(rng.integers(1, 6)), pretrain)
+        reading = {"train": (*train, f"--output={problem.folder / 'new'}"), "predict": ("predict", f"--adapter={run}", "--", *texts)}
+        reading["evaluate"] = ("evaluate", f"--adapter={run}", f"--corpus={corpus}")
+        for name, arguments in reading.items():
+            found += _without_room(trial, name, problem.folder, int(rng.integers(1, 12)), arguments)
         return [*found, *_interrupted(trial, problem, pretrain, int(rng.integers(4, 9)))]
+
+
+def _without_room(trial: Trial, name: str, folder: Path, most: int, arguments: tuple[object, ...]) -> Iterator[Comparison]:
+    """Files of so many bytes at most have room, also in the folder of temporary files, in which texts are kept."""
+    before = content(folder)
+    said = trial.commands.without_room(most, *arguments)
+    yield from same(f"status and output of {name} without room for its texts", (1, ""), (said.status, said.out))
+    yield from same(f"files that {name} leaves without room for its texts", sorted(before), sorted(content(folder)))
+    if not (TOO_LARGE in said.err and tempfile.gettempdir() in said.err):
+        yield broken(
+            f"message of {name} without room", "does not say what and where", f"{TOO_LARGE}, {tempfile.gettempdir()}", said.err[-300:]
+        )
 
 
 def _full(trial: Trial, name: str, output: Path, flush: int, arguments: tuple[object, ...]) -> Iterator[Comparison]:

@@ -31,6 +31,8 @@ from blackswan.falsifiers.system.trial import Trial
 
 INDEX, SHARDS = "model.safetensors.index.json", ("model-1.safetensors", "model-2.safetensors")
 COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
+"""Of an added token, all false: how texts are split at it."""
 NOT_COUNTS = (0, -1, 1.5, 16.0, "16", True, [16], {"a": 1}, 2**40 + 1, 10**400)
 LLAMA3 = {
     **{"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
@@ -159,11 +161,11 @@ def _tokenizer_damage(folder: Path) -> Iterator[Damage]:
     yield from (make({"pad_token": {"content": new}}), make({"split_special_tokens": True}))
     yield from (make({key: [new]}) for key in ("additional_special_tokens", "extra_special_tokens"))
     yield make({"extra_special_tokens": {"image": new}})
-    yield from (make({"added_tokens_decoder": {"1": token}}) for token in ({"content": new}, {**end, "lstrip": True}))
+    yield from (make({"added_tokens_decoder": {"1": token}}) for token in ({"content": new}, *({**end, flag: True} for flag in FLAGS)))
     yield make({"pad_token": "<eos>", "split_special_tokens": False, "added_tokens_decoder": {"1": end}, "surplus": 1}, taken=True)
     values = json.loads((folder / TOKENIZER).read_text())
-    more = {"id": tokenizer().get_vocab_size(), "content": "<more>", "special": True, "normalized": False}
-    more |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    more = {"id": tokenizer().get_vocab_size(), "content": "<more>", "special": True}
+    more |= dict.fromkeys(FLAGS, False)
     values["added_tokens"].append(more)
     yield Damage("a token more than the model has", {TOKENIZER: json.dumps(values).encode()}, f"{TOKENIZER}.*embeddings")
 

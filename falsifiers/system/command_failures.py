@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -291,8 +292,11 @@ UNUSABLE = {
     "latin": b"ls\n\xff\n",
     "half.jsonl": b'{"input": "ls"}\n{"input": "\\ud800"}\n',
     "untitled.jsonl": b'{"input": "ls"}\n{"title": "rm"}\n',
+    "text.jsonl": b'{"input": "ls"}\n{"text": "rm"}\n',
+    "twice.jsonl": b'{"input": "ls"}\n{"input": "rm", "input": "id"}\n',
     "torn.jsonl": b'{"input": "ls"}\n{"input": "rm\n',
     "empty.jsonl": b"",
+    "marked.jsonl": b'\xef\xbb\xbf{"input": "ls", "label": 1}\n',
     "beside.tokenizer.json": b"{}",
 }
 """Files that no command can use, the second line of those with several."""
@@ -306,7 +310,9 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
     """
     rng = trial.rng("bad input")
     found: list[Comparison] = []
-    with small(trial, "bad input", {"multi_label": False, "epochs": 1, "num_classes": 2, "class_weights": None}) as problem:
+    with small(
+        trial, "bad input", {"multi_label": False, "epochs": 1, "num_classes": 2, "class_weights": None, "batch_size": 1}
+    ) as problem:
         texts, labels = [*(f"ls {letter}" for letter in "abcd"), *texts_of(rng, 5)], [1, 1, 1, 1, *problem.labels(rng, 5)]
         corpus, run = problem.corpus("corpus", texts, labels), problem.folder / "run"
         where = [f"--model={problem.base}", f"--corpus={corpus}", *options(problem.settings)]
@@ -323,6 +329,7 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
         (problem.folder / "link.jsonl").symlink_to(corpus)
         for name in ("nothing", "nothing.apr", "alone.tokenizer.json"):
             (problem.folder / name).symlink_to("nowhere")
+        (problem.folder / "nowhere").symlink_to(problem.folder / "gone")
         shutil.copytree(run / "last", problem.folder / "others" / str(rng.choice(["last", "best", "state", METRICS])))
         _spoil_models(problem)
         trial.commands.run("tokenize", corpus, f"--model={problem.base}", f"--output={problem.folder / 'tokens'}", "--end-token=1")
@@ -330,7 +337,7 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
         edited = {f"train, resumed as another run {name}": ((*resumed, f"--corpus={path}"), "data.") for name, path in corpora.items()}
         for name, (arguments, message) in {**_unusable(problem, where, corpus, run), **edited}.items():
             before = content(problem.folder)
-            said = trial.commands.attempt(*arguments)
+            said = trial.commands.attempt(*arguments, stdin=UNUSABLE["latin"])
             found += same(f"status of {name}", 4, said.status)
             if "another run" not in name:  # what a run is about is told before it is compared with the one that is there
                 found += same(f"what {name} prints", "", said.out)
@@ -355,6 +362,7 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
             found += same(f"status of {asked[0]} where another process writes", 4, said.status)
             if "another process" not in said.err:
                 found.append(broken(f"message of {asked[0]} where another process writes", "does not say so", "another process", said.err))
+        found += [*_devices(trial, problem, where, run), *_on_the_host(trial, problem, f"--adapter={run}")]
         found += _environments(trial, ("train", *where, f"--corpus={problem.folder / 'none.jsonl'}", f"--output={problem.folder / 'new'}"))
     return found
 
@@ -375,6 +383,39 @@ def _environments(trial: Trial, command: tuple[object, ...]) -> Iterator[Compari
         yield from same(f"status and output of a worker with {name}", (4, ""), (said.status, said.out))
         if message not in said.err:
             yield broken(f"message of a worker with {name}", "names something else", message, said.err[-300:])
+
+
+def _devices(trial: Trial, problem: Small, where: Sequence[str], run: Path) -> Iterator[Comparison]:
+    """Every command that computes ends with status 6 where its device is not there, and writes nothing."""
+    absent = "xpu" if sys.platform == "darwin" else "mps"
+    given, new = f"--adapter={run}", f"--output={problem.folder / 'new'}"
+    commands: dict[str, tuple[str, ...]] = {"train": (*where, new), "evaluate": (given, where[1]), "predict": (given, where[1])}
+    commands |= {"merge": (given, new), "summary": (given,), "pretrain": (where[0], f"--tokens={problem.folder / 'tokens'}", new)}
+    before = content(problem.folder)
+    for name, asked in commands.items():
+        said = trial.commands.attempt(name, *asked, f"--device={absent}")
+        yield from same(f"status and output of {name} on {absent}", (6, ""), (said.status, said.out))
+        if absent not in said.err:
+            yield broken(f"message of {name} on {absent}", "names something else", absent, said.err[-300:])
+    yield from same(
+        f"files that commands change on {absent}", [], sorted(file for file, _ in content(problem.folder).items() ^ before.items())
+    )
+
+
+def _on_the_host(trial: Trial, problem: Small, given: str) -> Iterator[Comparison]:
+    """Where there is no GPU, `auto` is the CPU, which is said; more memory than an address has is not there, which is said too."""
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    said = trial.commands.attempt("summary", given, "--device=auto")
+    yield from same("status and lines of summary on auto", (0, 1), (said.status, len(said.err.splitlines())))
+    if "impl summary: warning: " not in said.err:
+        yield broken("message of summary on auto", "does not warn", "impl summary: warning: …", said.err[-300:])
+    said = trial.commands.attempt("summary", f"--model={problem.base}", f"--lora-rank={2**45}")
+    yield from same("status and output of summary without memory", (1, ""), (said.status, said.out))
+    if "memory is not enough" not in said.err:
+        yield broken("message of summary without memory", "does not say so", "memory is not enough", said.err[-300:])
 
 
 def _with_another_text(texts: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
@@ -424,6 +465,8 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "train into a folder in use": (("train", *where, f"--output={problem.base}"), "not empty"),
         "train over another's adapter": (("train", *where, f"--output={folder / 'others'}"), "not empty"),
         "train on a label that no class has": ((*train, f"--corpus={folder / 'bad.jsonl'}"), "bad.jsonl:2: label is 2"),
+        "train on a label beyond the setting": ((*train, f"--corpus={folder / 'bad.jsonl'}"), "--num-classes 2, --no-multi-label"),
+        "train on a file with a mark": ((*train, f"--corpus={folder / 'marked.jsonl'}"), "marked.jsonl:1"),
         "train on no corpus": ((*train, f"--corpus={folder / 'none.jsonl'}"), "none.jsonl"),
         "train with an unknown setting": ((*train, "--lora-rnk=2"), "--lora-rank"),
         "train with a word too many": ((*train, "surplus"), "surplus"),
@@ -444,6 +487,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "predict nothing": (("predict", adapter), "exactly one of"),
         "predict two things": (("predict", adapter, f"--corpus={corpus}", "ls"), "exactly one of"),
         "predict a line that is not UTF-8": (("predict", adapter, f"--input={folder / 'latin'}"), "latin:2"),
+        "merge into a link to nothing": (("merge", adapter, f"--output={folder / 'nowhere'}"), "exists"),
         "merge into a folder that is there": (("merge", adapter, f"--output={problem.base}"), "exists"),
         "export into a folder that is there": (("export", f"--model={problem.base}", f"--output={run}"), "exists"),
         "export beside another's tokenizer": (("export", f"--model={problem.base}", f"--output={folder / 'beside.apr'}"), "exists"),
@@ -461,8 +505,17 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "export beside a link to nothing": (("export", f"--model={problem.base}", f"--output={folder / 'alone.apr'}"), "exists"),
         "export a folder in fewer bits": (("export", f"--model={problem.base}", new, "--dtype=q8"), "--dtype"),
         "predict a text that is not UTF-8": (("predict", adapter, "\udce9"), "UTF-8"),
-        "predict a line without a text": (("predict", adapter, f"--corpus={folder / 'untitled.jsonl'}"), "untitled.jsonl:2"),
-        "predict a line that is torn": (("predict", adapter, f"--corpus={folder / 'torn.jsonl'}"), "torn.jsonl:2"),
+        "predict standard input that is not UTF-8": (("predict", adapter, "--input=-"), "standard input:2"),
+        **{
+            f"predict from {option} {file}": (("predict", adapter, f"--{option}={folder / file}"), f"{file}{line}")
+            for option, line, files in (
+                ("corpus", ":2", ("half.jsonl", "untitled.jsonl", "text.jsonl", "twice.jsonl", "torn.jsonl")),
+                ("corpus", ":1", ("marked.jsonl",)),
+                ("corpus", "", ("none.jsonl", "base")),
+                ("input", "", ("none.txt", "base")),
+            )
+            for file in files
+        },
         "predict from no folder": (("predict", f"--adapter={folder / 'none'}", "ls"), "none: no such folder"),
         "train with states after no step": ((*train, "--save-every=0"), "--save-every"),
         "train, patient without validation": ((*train, "--validation-fraction=0", "--early-stop-patience=1"), "early_stop_patience"),
@@ -479,8 +532,10 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
                 ("into a folder that is there", "bad.jsonl", ("--end-token=1", f"--output={run}"), "exists"),
                 ("text that is not UTF-8", "latin", ("--end-token=1",), "latin"),
                 ("half a character", "half.jsonl", ("--end-token=1",), "half.jsonl:2"),
+                ("a file with a mark", "marked.jsonl", ("--end-token=1",), "marked.jsonl:1"),
                 ("a line without a text", "untitled.jsonl", ("--end-token=1",), "untitled.jsonl:2"),
                 ("a line that is torn", "torn.jsonl", ("--end-token=1",), "torn.jsonl:2"),
+                ("a line with two texts", "twice.jsonl", ("--end-token=1",), "twice.jsonl:2"),
                 ("nothing", "empty.jsonl", ("--end-token=1",), "empty"),
                 ("into shards of nothing", "bad.jsonl", ("--end-token=1", "--shard-tokens=0"), "shard_tokens"),
             )

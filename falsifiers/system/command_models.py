@@ -18,6 +18,7 @@ from blackswan import reference
 from blackswan.falsifiers.numeric import apr_format
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare, value_inside
 from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF
+from blackswan.falsifiers.subjects.doors.files import Tokens
 from blackswan.falsifiers.system import config_files
 from blackswan.falsifiers.system.adapter_files import CONFIG, HEAD, TOKENIZER, WEIGHTS, base_weight, read_adapter
 from blackswan.falsifiers.system.apr_spellings import CLASSES
@@ -41,7 +42,8 @@ OF_A_CLASSIFIER: Mapping[str, Any] = {
     **{"id2label": {"0": "a", "1": "b"}, "label2id": {"a": 0, "b": 1}},
 }
 """What a classifier of transformers says in its config.json, and a language model that is made of its weights does not."""
-SHARD, SEQ = 37, 9
+SHARD, SEQ = 7, 9
+"""Documents are shorter and longer than a shard; one fills it."""
 FINE, COARSE = 0.5e-4 + 1e-9, 0.5e-2
 
 
@@ -76,7 +78,7 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
             chosen = [] if dtype is None else [f"--dtype={dtype}"]
             trial.commands.run("export", f"--model={problem.base}", f"--output={folder}", *chosen)
             found += _exported("exported folder", problem, folder, dtype or "float32")
-        apr, back = problem.folder / "model.apr", problem.folder / "back"
+        apr, back = problem.folder / "files" / "more" / "model.apr", problem.folder / "folders" / "back"
         said = trial.commands.run("export", f"--model={problem.base}", f"--output={apr}")
         found += same("what export prints", f"{apr} holds the model\n", said.out)
         found += same("beginning of the .apr file", b"APR", apr.read_bytes()[:3] if apr.is_file() else None)
@@ -87,7 +89,7 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
         rounded = {name: value.astype(STORAGE["bfloat16"]) for name, value in problem.model.decoder.items()}
         found += same("tensors of an .apr file <bfloat16>", rounded, {each.name: apr_format.array(each) for each in stored})
         for beside in ("apr", "tokenizer.json", "tokenizer_config.json"):
-            files = (problem.folder / f"{name}.{beside}" for name in ("model", "again"))
+            files = (apr.with_name(f"{name}.{beside}") for name in ("model", "again"))
             found += same(f".{beside} of an .apr file that is made of one", *(path.read_bytes() for path in files))
         found += _exported("folder of an .apr file", problem, back, "float32")
         wanted = Answers.of(problem, run / "last", texts, labels, np.asarray(0))
@@ -106,7 +108,7 @@ def _merged_after_training(trial: Trial, problem: Small, texts: Sequence[str]) -
 
     The base is an .apr file, and its name a link to a file of another name, as in Hugging Face's cache. What was merged is not trained.
     """
-    run, merged, apr = (problem.folder / name for name in ("run", "merged", "model.apr"))
+    run, merged, apr = (problem.folder / name for name in ("new/runs/run", "models/merged", "model.apr"))
     trial.commands.run("export", f"--model={problem.base}", f"--output={apr}")
     apr.rename(problem.folder / "blob")
     apr.symlink_to("blob")
@@ -210,7 +212,7 @@ def pretraining_is_counted_anew(trial: Trial) -> list[Comparison]:
             json.dumps({"input": "ls", "text": text} if kind == "both" else {kind: text}) for kind, text in zip(kinds, texts, strict=False)
         ]
         (problem.folder / "corpus.jsonl").write_text("\n".join(lines) + "\n")
-        other = "".join(f"{text}\r\n" for text in ("a\rb", *texts[:4]))
+        other = "\ufeff" + "".join(f"{text}\r\n" for text in ("a\rb", *texts[:4]))
         (problem.folder / "other.txt").write_bytes(other.encode())
         train = [token for text in texts for token in (*tokenizer().encode(text).ids, END)]
         held_out = [*tokenizer().encode(other).ids, OTHER_END]
@@ -218,7 +220,8 @@ def pretraining_is_counted_anew(trial: Trial) -> list[Comparison]:
         found += _shards(trial, "text", problem, "other.txt", held_out, f"--end-token={OTHER_END}")
         trial.commands.run("export", f"--model={problem.base}", f"--output={problem.folder / 'base.apr'}")
         found += _shards(trial, "text by an .apr file", problem, "other.txt", [*held_out[:-1], END], model="base.apr")
-        return [*found, *_of_many_tokens(trial, problem), *_pretrained(trial, problem, train, held_out)]
+        found += [*_of_many_tokens(trial, problem), *_pretrained(trial, problem, train, held_out)]
+        return [*found, *_pretrained_in_pairs(trial, problem, len(train))]
 
 
 def _closing(path: Path) -> None:
@@ -240,12 +243,13 @@ def _of_many_tokens(trial: Trial, problem: Small) -> Iterator[Comparison]:
     for size in (2**16, 2**16 + 1):
         model = problem.folder / f"{size} tokens"
         model.mkdir()
-        encoder = Tokenizer(WordLevel({str(word): word for word in range(size)}, "0"))
+        encoder = Tokenizer(WordLevel({str(word): word for word in range(size - 1)}, "0"))
+        encoder.add_special_tokens([str(size - 1)])  # beyond the words, as those of real tokenizers are
         encoder.pre_tokenizer = WhitespaceSplit()
         encoder.save(str(model / TOKENIZER))
         ids = [0, 1, 2**15 - 1, 2**15, size - 2, size - 1]
         (problem.folder / "numbers.txt").write_text(" ".join(map(str, ids)))
-        yield from _shards(trial, model.name, problem, "numbers.txt", [*ids, 2], "--end-token=2", model=model.name, vocab=size)
+        yield from _shards(trial, model.name, problem, "numbers.txt", [*ids, 0], "--end-token=0", model=model.name, vocab=size)
 
 
 def _shards(
@@ -258,17 +262,18 @@ def _shards(
     model: str = "base",
     vocab: int | None = None,
 ) -> Iterator[Comparison]:
-    folder = problem.folder / f"{corpus} tokens{'' if model == 'base' else f' by {model}'}"
+    folder = problem.folder / (f"{corpus} tokens" if model == "base" else f"shards/by {model}")
     asked = [problem.folder / corpus, f"--model={problem.folder / model}", f"--output={folder}", f"--shard-tokens={SHARD}", *given]
     said = trial.commands.run("tokenize", *asked)
     index = json.loads((folder / "index.json").read_text())
     pieces = [np.fromfile(folder / each["file"], {"uint16": "<u2", "uint32": "<u4"}[index["dtype"]]) for each in index["shards"]]
     yield from same(f"tokens of the shards <{name}>", list(expected), np.concatenate(pieces).tolist())
+    vocab = vocab or tokenizer().get_vocab_size()
+    yield from same(f"dtype of the shards <{name}>", "uint16" if vocab <= 2**16 else "uint32", index["dtype"])
     sizes = [min(SHARD, len(expected) - start) for start in range(0, len(expected), SHARD)]
     yield from same(f"tokens of each shard <{name}>", sizes, [each["tokens"] for each in index["shards"]])
     digests = [hashlib.sha256((folder / each["file"]).read_bytes()).hexdigest() for each in index["shards"]]
     yield from same(f"digests of the shards <{name}>", digests, [each["sha256"] for each in index["shards"]])
-    vocab = vocab or tokenizer().get_vocab_size()
     yield from same(f"line about the shards <{name}>", f"{folder}: {len(expected)} tokens of a vocabulary of {vocab}\n", said.out)
 
 
@@ -289,7 +294,7 @@ def _pretrained(trial: Trial, problem: Small, train: Sequence[int], held_out: Se
         "epochs of pretrain", [("1", str(folders[0])), ("2", str(folders[1]))], [each and (each[1], each[3]) for each in epochs]
     )
     for folder, line in zip(folders, epochs, strict=True):
-        loss = _loss(load_file(folder / WEIGHTS), scalars, held_out)["loss"]
+        loss = _loss(load_file(folder / WEIGHTS), scalars, _rows(held_out))["loss"]
         yield _shown(trial, "held-out loss of an epoch of pretrain", float(loss), float(line[2]) if line else math.nan, FINE)
         yield from same("tokenizer of a checkpoint of pretrain", (problem.base / TOKENIZER).read_bytes(), (folder / TOKENIZER).read_bytes())
         yield from _language_model("checkpoint of pretrain", problem, folder)
@@ -297,11 +302,30 @@ def _pretrained(trial: Trial, problem: Small, train: Sequence[int], held_out: Se
     if step is None:
         yield broken("first step of pretrain", "no such line", "step 1/2: loss …, gradient norm …, learning rate …", said.err[-300:])
         return
-    start = _loss(problem.model.decoder, scalars, train, norm=True)
+    start = _loss(problem.model.decoder, scalars, _rows(train), norm=True)
     yield _shown(trial, "loss of the first step of pretrain", float(start["loss"]), float(step[1]), FINE)
     norm = float(start["norm"])
     yield _shown(trial, "gradient norm of the first step of pretrain", norm, float(step[2]), COARSE * norm)
     yield from same("learning rate of the first step of pretrain", rate, float(step[3]))
+
+
+def _pretrained_in_pairs(trial: Trial, problem: Small, count: int) -> Iterator[Comparison]:
+    """A run from an .apr file on pairs of tokens, in the order of the seed 0, and without held-out tokens: each hundredth of its steps has
+    a line too."""
+    output, tokens = problem.folder / "more" / "runs" / "in pairs", problem.folder / "corpus.jsonl tokens"
+    epochs = math.ceil(101 / (count - 1))
+    given = {"model": problem.folder / "base.apr", "tokens": tokens, "output": output, "batch": 1, "seq": 2, "epochs": epochs}
+    said = trial.commands.run("pretrain", *(f"--{name}={value}" for name, value in given.items()))
+    steps = epochs * (count - 1)
+    last = output / "checkpoints" / f"step-{steps:08d}"
+    yield from same("last line without held-out tokens", f"epoch {epochs}/{epochs}: {last} holds the model", said.out.splitlines()[-1])
+    yield from same("tokenizer of a run from an .apr file", (problem.base / TOKENIZER).read_bytes(), (last / TOKENIZER).read_bytes())
+    shown = re.findall(r"^step (\d+)/(\d+): loss ([\d.]+)", said.err, re.MULTILINE)
+    due = [(str(step), str(steps)) for step in (1, *range(100, steps + 1, 100))]
+    yield from same("steps of pretrain that are shown", due, [each[:2] for each in shown])
+    order = trial.pretrainer.epoch(Tokens(tokens, tokenizer().get_vocab_size(), 1, 2, 0), 0)
+    loss = _loss(problem.model.decoder, problem.model.scalars, (order.input_ids[:1], order.mask[:1]))["loss"]
+    yield _shown(trial, "loss of the first pair", float(loss), float(shown[0][2]) if shown else math.nan, FINE)
 
 
 def _shown(trial: Trial, name: str, expected: float, printed: float, digits: float) -> Comparison:
@@ -309,12 +333,18 @@ def _shown(trial: Trial, name: str, expected: float, printed: float, digits: flo
     return value_inside(name, printed - expected, -limit, limit)
 
 
-def _loss(weights: Mapping[str, Array], scalars: Mapping[str, Any], stream: Sequence[int], norm: bool = False) -> dict[str, Array]:
-    """The reference's mean loss over all tokens of a stream but the first, and where asked for the norm of its gradient."""
+def _rows(stream: Sequence[int]) -> tuple[Array, Array]:
+    """Ids and mask of rows in which each token of a stream but the first has the one before it."""
     starts = range(0, len(stream) - 1, SEQ - 1)
     pieces = [list(stream[start : start + SEQ]) for start in starts]
     ids = np.array([piece + [0] * (SEQ - len(piece)) for piece in pieces])
     mask = np.arange(SEQ) < np.array([len(piece) for piece in pieces])[:, None]
+    return ids, mask
+
+
+def _loss(weights: Mapping[str, Array], scalars: Mapping[str, Any], rows: tuple[Array, Array], norm: bool = False) -> dict[str, Array]:
+    """The reference's mean loss over what the rows predict, and where asked for the norm of its gradient."""
+    ids, mask = rows
     named = {f"parameters/{name}": np.asarray(value, np.float64) for name, value in weights.items()}
     inputs = {"input_ids": ids, "mask": mask, **named}
     found = {"loss": reference.evaluate("language_model_loss", inputs, scalars)["loss"]}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_inside
-from blackswan.falsifiers.system.command_problem import RUN, options, small, texts_of, timed_metrics
+from blackswan.falsifiers.system.command_problem import RUN, Small, options, small, texts_of, timed_metrics
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial, reads_files
 
@@ -42,7 +42,9 @@ def progress_is_of_the_records(trial: Trial) -> list[Comparison]:
             found += same(f"status at {pace} s a step", 0, said.status)
             found += _elsewhere(lines, said.err, 3)
             found += _on_a_board(board, lines, noted)
+            found += same(f"files whose reading is shown at {pace} s", [(str(corpus), "9")] if pace == HOURS else [], _read(said.err))
         found += _interrupted(trial, board, problem.folder / "interrupted", where, int(rng.integers(1, 4)))
+        found += _reading(trial, problem, where)
         refused = problem.folder / "refused"
         said, _ = trial.commands.shown("train", f"--output={refused}", f"--tensorboard={board}", *where, board=False)
         found += same("status without TensorBoard, and the folder", (4, False), (said.status, (refused / "run.json").exists()))
@@ -64,6 +66,24 @@ def _interrupted(trial: Trial, board: Path, run: Path, where: Sequence[str], ste
 
 def _total(run: Path) -> int:
     return int(json.loads((run / RUN).read_text())["total_steps"])
+
+
+def _reading(trial: Trial, problem: Small, where: Sequence[str]) -> list[Comparison]:
+    """Of a large corpus, whose last line is none, it is said how many samples were read, more and more up to nearly all of them."""
+    many = int(trial.rng("many").integers(3000, 4000))
+    corpus = problem.corpus("many", ["ls"] * many, [*[0] * (many - 1), -1])
+    said, _ = trial.commands.shown("train", f"--output={problem.folder / 'many'}", *where, f"--corpus={corpus}", pace=HOURS)
+    shown = _read(said.err)
+    counts = [int(count.replace(",", "")) for _, count in shown]
+    return [
+        *same("files whose reading is shown", {str(corpus)}, {name for name, _ in shown}),
+        *same("samples that were read, in their order", sorted({*counts}), counts),
+        value_inside("samples that were read at last", max(counts, default=0), many / 2, many - 1),
+    ]
+
+
+def _read(err: str) -> list[tuple[str, str]]:
+    return re.findall(r"^(.*): ([\d,]+) samples read$", err, re.MULTILINE)
 
 
 def _texts(lines: Lines, total: int) -> Iterator[tuple[Mapping[str, Any], str]]:

@@ -104,8 +104,8 @@ def _parts(trial: Trial, name: str, problem: Small, corpus: Texts) -> tuple[Text
     """The texts to train on, and those to validate on: what is right in training is wrong in validation, or what the split holds out."""
     texts, labels = corpus
     if name == "moving":
-        wrong: list[Label] = [[1 - one for one in label] for label in labels[:7] if isinstance(label, list)]
-        return corpus, (texts[:7], wrong)
+        wrong: list[Label] = [[1 - one for one in label] for label in labels[-7:] if isinstance(label, list)]
+        return corpus, (texts[-7:], wrong)
     if name == "one batch":
         return corpus, None
     found = trial.corpora.split(labels, problem.classes, problem.settings["validation_fraction"], problem.settings["seed"])
@@ -241,7 +241,8 @@ def _printed(
     frozen = sum(value.size for key, value in problem.model.decoder.items() if key != "lm_head.weight")
     expected.append(f"parameters: {trained:,} trainable, {frozen:,} frozen")
     expected += _model_lines(problem)
-    parts_shown = ("samples:", "truncated:", "parameters:", "model:", "tokens:", "LoRA:", "head:")
+    expected.append(f"rules:      blackswan contracts check {run / CONFIG} --statistics {run / STATISTICS}")
+    parts_shown = ("rules:", "samples:", "truncated:", "parameters:", "model:", "tokens:", "LoRA:", "head:")
     shown = [line for line in said.out.splitlines() if line.startswith(parts_shown) or " steps, " in line]
     yield from same(f"lines on standard output <{name}>", sorted(expected), sorted(shown))
     epochs, every = problem.settings["epochs"], problem.settings["log_interval"]

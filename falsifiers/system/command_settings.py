@@ -101,6 +101,8 @@ def _spelled(trial: Trial, file: Path, away: Mapping[str, Any]) -> Iterator[Comp
     """Every setting in each spelling of its value, in a file and as an option; a file or a command line has one spelling of each."""
     expected = {setting: tuple(value) if isinstance(value, list) else value for setting, value in away.items()}
     in_files = {setting: spelling.in_a_file(value) for setting, value in away.items()}
+    if "," not in (named := away["lora_targets"]):  # a name of some projections, which may be listed in any order
+        in_files["lora_targets"] += (f"[{', '.join(reversed(_modules(named)))}]",)
     as_options = {setting: texts for setting, value in away.items() if (texts := spelling.as_option(value))}
     for turn in range(max(map(len, in_files.values()))):
         file.write_text("".join(f"{setting}: {texts[turn % len(texts)]}\n" for setting, texts in in_files.items()))

@@ -293,15 +293,16 @@ def _confusion_table(name: str, wanted: Answers, confusion: Array, rows: Sequenc
 def texts_by_every_door(trial: Trial) -> list[Comparison]:
     """Texts from a corpus, from a file by line, from standard input, from the command line and by the library have the same answers.
 
-    They have white space at either end, other line ends inside, or nothing at all; lines end by LF or CRLF, the last one perhaps by none.
+    They have white space at either end, other line ends inside or before the end, or nothing at all; lines end by LF or CRLF, the last one
+    perhaps by none.
     All answers are the reference's.
     """
     rng = trial.rng("doors")
     found: list[Comparison] = []
     with _trained(trial, "doors", {"num_classes": 4, "learning_rate": 0.5}) as (problem, run):
-        texts = texts_of(rng, len(ODD) + 2)
+        texts = ["rm\r", *texts_of(rng, len(ODD) + 2), "ls\r"]
         labels = problem.labels(rng, len(texts))
-        ends = [*(str(end) for end in rng.choice(["\n", "\r\n"], len(texts) - 1)), str(rng.choice(["\n", "\r\n", ""]))]
+        ends = ["\r\n", *(str(end) for end in rng.choice(["\n", "\r\n"], len(texts) - 2)), str(rng.choice(["\r\n", ""]))]
         content = "".join(text + end for text, end in zip(texts, ends, strict=True)).encode()
         (problem.folder / "lines.txt").write_bytes(content)
         doors = {
@@ -326,8 +327,9 @@ def texts_by_every_door(trial: Trial) -> list[Comparison]:
 
 
 def _without_labels(problem: Small, texts: Sequence[str]) -> Path:
-    """A corpus of which some lines have a label that no class has, and others none."""
+    """A corpus of which some lines have a label that no class has, and others none; and a `text` that is not asked about."""
     path = problem.folder / "unlabelled.jsonl"
-    rows = [{"input": text} | ({"label": -1} if place % 2 else {}) for place, text in enumerate(texts)]
+    beside: tuple[dict[str, Any], ...] = ({}, {"label": -1}, {"text": "date", "label": "rm"})
+    rows = [{"input": text} | beside[place % len(beside)] for place, text in enumerate(texts)]
     path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
     return path

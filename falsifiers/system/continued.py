@@ -132,21 +132,25 @@ def refuses_to_continue_another_run(trial: Trial) -> list[Comparison]:
             file.write_bytes(_damaged(whole, place, float(rng.random())))
             found += _refused(trial, f"a damaged state, in its {place}", problem, folder, "state.*damaged")
         file.write_bytes(whole)
-        found += _on_many_samples(trial, problem, Path(parent) / "many", rng)
+        found += _on_many_samples(trial, Path(parent) / "many", rng)
         free = replace(problem, settings={**problem.settings, FREE: settings[FREE] + 1})
         run = trial.trainer.fit(free, folder, Plan(resume=True))
     steps = problem.settings["epochs"] * len(problem.batches)
     return [*found, *same(f"steps with another {FREE}", steps, run.result and run.result.steps)]
 
 
-def _on_many_samples(trial: Trial, problem: SmallRun, folder: Path, rng: Generator) -> list[Comparison]:
-    """A run on several hundred samples is not continued with another token in one of them."""
+def _on_many_samples(trial: Trial, folder: Path, rng: Generator) -> list[Comparison]:
+    """A run on several hundred samples of several labels is not continued with another token, or with another of its labels, in one."""
+    problem = small_run(trial, multi_label=True)
     rows, labels = ([*given] * (MANY // len(problem.training)) for given in (problem.training.rows, problem.training.labels))
     many, found = with_samples(problem, "training", Corpus(rows, labels)), list[Comparison]()
     trial.trainer.fit(many, folder, Plan(save_every=1, stop_after=1))
-    for at in rng.choice(len(rows), 3, replace=False).tolist():
-        other = Corpus([*rows[:at], [*rows[at][:-1], rows[at][-1] ^ 1], *rows[at + 1 :]], labels)
-        found += _refused(trial, f"another token in sample {at}", with_samples(problem, "training", other), folder, r"data\.training")
+    for kind, at in enumerate(rng.choice(len(rows), problem.classes, replace=False).tolist()):
+        token = Corpus([*rows[:at], [*rows[at][:-1], rows[at][-1] ^ 1], *rows[at + 1 :]], labels)
+        turned = [one ^ (place == kind) for place, one in enumerate(labels[at])]
+        label = Corpus(rows, [*labels[:at], turned, *labels[at + 1 :]])
+        for name, other in (("token", token), ("label", label)):
+            found += _refused(trial, f"another {name} in sample {at}", with_samples(problem, "training", other), folder, r"data\.training")
     return found
 
 

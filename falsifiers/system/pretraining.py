@@ -437,7 +437,18 @@ def refuses_to_start(trial: Trial) -> list[Comparison]:
         step = partial(trial.pretrainer.load(CHECKPOINT, dtype, nf4).train, _ids(trial, 0))
         found.append(trial.refuses(f"a step on {dtype}{' in NF4' * nf4}", step, message, "ValueError"))
     both = trial.pretrainer.initial(CHECKPOINT, CHECKPOINT)
-    return found + same("given both", load_file(CHECKPOINT / WEIGHTS), both.parameters())
+    return [*found, *same("given both", load_file(CHECKPOINT / WEIGHTS), both.parameters()), *_starts_in_float32(trial)]
+
+
+def _starts_in_float32(trial: Trial) -> list[Comparison]:
+    """Of weights in any dtype a run trains parameters in float32, which are the same numbers."""
+    model = generated(trial.rng("stored"), trial.seed, ("bfloat16", "float16")[trial.seed % 2])
+    with _folder() as parent:
+        start = model.write_checkpoint(parent / "model")
+        found = trial.pretrainer.initial(start, start).parameters()
+    expected = {name: np.asarray(value, np.float32) for name, value in model.decoder.items()}
+    dtypes = same("dtypes of parameters", ["float32"], sorted({value.dtype.name for value in found.values()}))
+    return [*dtypes, *same("parameters of stored weights", expected, found)]
 
 
 def default_architecture_is_370m(trial: Trial) -> list[Comparison]:

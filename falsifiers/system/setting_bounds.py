@@ -113,6 +113,7 @@ FILES: dict[str, tuple[bytes, int | None]] = {
     "expected lines   ": (b"epochs: " + 500 * b"[" + 500 * b"]", None),
 }
 """Files that hold no settings: what is said of each, and the line that is named."""
+SEVERAL = ("--epochs=many", "--seed=some")
 GOOD = "\ufeff# a comment\nepochs:   2\nseed: 0x10\nlora_targets: [q_proj, v_proj]\ngradient_clip_norm: ~\nmodel_params: 7\n"
 
 
@@ -193,6 +194,13 @@ def _files(trial: Trial, folder: Path) -> Iterator[Comparison]:
         path.write_bytes(written)
         place = str(path) if line is None else f"{path}:{line}: "
         yield from _answered(trial, f"file: {name}", asked, place, taken=False, also=name.strip())
+    path.write_text("epochs: 0.5\nseed: 1\nlora_rnk: 2\n")
+    for name, given, places in (
+        ("file", asked, (f"{path}:1: epochs", f"{path}:3: ")),
+        ("command line", SEVERAL, ("--epochs: ", "--seed: ")),
+    ):
+        for place in places:
+            yield from _answered(trial, f"two problems in a {name}", (*_train(folder), *given[-2:]), place, taken=False)
     path.write_text(GOOD, encoding="utf-8")
     yield from _answered(trial, "file with a mark and a comment", asked, "", taken=True)
     yield from _answered(trial, "no such file", (*_train(folder), f"--config={folder / 'none.yaml'}"), "none.yaml", taken=False)

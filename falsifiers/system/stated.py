@@ -78,6 +78,8 @@ def summary_is_right(trial: Trial) -> list[Comparison]:
         ("weights", f"{4 * trainable:,} bytes trainable, {bits:,} bytes frozen"),
         ("LoRA", f"rank {work.rank}, alpha {work.alpha:g}, on q_proj, v_proj"),
         ("head", f"{work.classes} classes"),
+        ("device", f"{work.dtype}, base weights in {_held_as(work)}"),
+        ("steps", "automatic differentiation"),
     ):
         line = next((text for text in printed.splitlines() if text.startswith(f"{part}:")), "")
         if expected not in line:
@@ -90,6 +92,10 @@ def summary_is_right(trial: Trial) -> list[Comparison]:
     return found + [
         value_at_most(f"{name}: |printed − counted| in MiB", abs(shown.get(name, np.inf) - wanted[name]), PRINTED) for name in wanted
     ]
+
+
+def _held_as(work: Workload) -> str:
+    return ("NF4 with double quantisation" if work.double_quantize else "NF4") if work.nf4 else work.dtype
 
 
 def _work(trial: Trial) -> Workload:

@@ -24,12 +24,20 @@ PERCENTILES = (50, 90, 95, 99)
 EOS = "<eos>"
 MANY_CLASSES = 70_000
 """More than 16 bits count."""
+LONG = 70_000
+"""Tokens of a text that the model reads."""
 LONGEST_LINE = 10_000_000
 """Bytes of a line of a corpus, its end not among them."""
 
 
 NAMED: tuple[tuple[dict[str, Any] | None, int], ...] = (
-    *((None, 0), ({}, 0), ({"pad_token": None, "eos_token": EOS}, 1), ({"pad_token": EOS, "eos_token": "<pad>"}, 1)),
+    *(
+        (None, 0),
+        ({}, 0),
+        ({"bos_token": EOS, "unk_token": EOS}, 0),
+        ({"pad_token": None, "eos_token": EOS}, 1),
+        ({"pad_token": EOS, "eos_token": "<pad>"}, 1),
+    ),
     *(({"pad_token": "<pad>", "eos_token": EOS}, 0), ({"eos_token": {"content": EOS}, "bos_token": "<pad>"}, 1)),
 )
 """What tokenizer_config.json names, where there is one, and the id that pads and that an empty text is."""
@@ -111,19 +119,19 @@ def long_corpora_arrive(trial: Trial) -> list[Comparison]:
 
     A reader works them off in pieces: none is lost, doubled or moved where a piece ends. A line has ten million bytes at most.
     """
-    rng, found, limit = trial.rng("long"), [], 16
+    rng, found = trial.rng("long"), list[Comparison]()
     with _tokenizer(rng) as (folder, encode, closed, fill), tempfile.TemporaryDirectory() as parent:
         short = [f"ls {index % 97}" for index in range(int(rng.integers(2049, 4096)))]
-        known = {text: _kept(encode(text), limit, closed, fill) for text in set(short)}
+        known = {text: _kept(encode(text), 16, closed, fill) for text in set(short)}
         corpora = {
-            "many": (short, [known[text] for text in short], folder),
-            "long": (large := ["rm " * 180_000, "ls", "id"] * 4, [list(text[:limit].encode()) for text in large], None),
+            "many": (short, [known[text] for text in short], Tokenizing(folder, 16)),
+            "long": (large := ["rm " * 180_000, "ls", "id"] * 4, [list(text[:LONG].encode()) for text in large], Tokenizing(None, LONG)),
         }
-        for name, (texts, rows, tokenizer) in corpora.items():
+        for name, (texts, rows, tokenizing) in corpora.items():
             labels = rng.integers(0, MANY_CLASSES, len(texts)).tolist()
             path = Path(parent) / f"{name}.jsonl"
             path.write_text("".join(json.dumps({"input": text, "label": label}) + "\n" for text, label in zip(texts, labels, strict=True)))
-            read = trial.corpora.read(CorpusFile(path, MANY_CLASSES), Tokenizing(tokenizer, limit))
+            read = trial.corpora.read(CorpusFile(path, MANY_CLASSES), tokenizing)
             found += [*same(f"ids of {name} texts", rows, read.rows), *same(f"labels of {name} texts", labels, read.labels)]
     return [*found, *_longest_line(trial)]
 
@@ -135,8 +143,8 @@ def _longest_line(trial: Trial) -> list[Comparison]:
         line = '{{"input": "{}", "label": 1}}'
         longest = LONGEST_LINE - len(line.format(""))
         texts = ("ls", "a" * longest, "a" * (longest + 1))
-        file.path.write_text("\n".join(map(line.format, texts[:2])))
-        found = same("lengths of the longest texts", [2, longest], [len(text) for text, _ in trial.corpora.load(file)])
+        file.path.write_text("\n".join(map(line.format, (texts[1], texts[0], texts[1]))))  # with an end of its own, and without one
+        found = same("lengths of the longest texts", [longest, 2, longest], [len(text) for text, _ in trial.corpora.load(file)])
         file.path.write_text("\n".join(map(line.format, (texts[0], texts[2]))))
         ask = partial(trial.corpora.load, file)
         return [*found, trial.refuses("a line too long", ask, rf"{file.path.name}:2: .*{LONGEST_LINE:,}", "ValueError")]

@@ -20,6 +20,8 @@ from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
 
 VOCAB = 4096
+LONG = 2**24 + 2**12
+"""Tokens of a shard that nobody reads at once."""
 INDEX = "index.json"
 DTYPES = {"uint16": "<u2", "uint32": "<u4"}
 
@@ -37,6 +39,17 @@ def write_shards(folder: Path, pieces: Sequence[Array], dtype: str = "uint16") -
     return folder
 
 
+def _renamed(folder: Path, rng: Generator) -> Path:
+    """The same shards by other names, whose order says nothing."""
+    index = json.loads((folder / INDEX).read_text())
+    for entry in index["shards"]:
+        name = f"{rng.integers(10**6)} {entry['file']}"
+        (folder / entry["file"]).rename(folder / name)
+        entry["file"] = name
+    (folder / INDEX).write_text(json.dumps(index))
+    return folder
+
+
 def pieces_of(stream: Array, rng: Generator) -> list[Array]:
     """The stream cut at random places into one to four shards."""
     cuts = np.unique(rng.integers(1, len(stream), rng.integers(0, 4)))
@@ -51,7 +64,7 @@ def _stream(trial: Trial) -> Iterator[tuple[Array, Tokens, int]]:
     stream = rng.permutation([*range(200), *range(vocab - 200, vocab)])[: int(rng.integers(2, 400))]
     with tempfile.TemporaryDirectory() as parent:
         dtype = str(rng.choice([*DTYPES])) if vocab <= 2**16 else "uint32"
-        folder = write_shards(Path(parent), pieces_of(stream, rng), dtype)
+        folder = _renamed(write_shards(Path(parent), pieces_of(stream, rng), dtype), rng)
         batch, seq, seed = int(rng.integers(1, 6)), int(rng.integers(2, 24)), int(rng.integers(100))
         yield stream, Tokens(folder, vocab, batch, seq, seed), int(rng.integers(5))
 
@@ -163,19 +176,32 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     "shards that are no list": (_index(lambda index: index.update(shards={"0": index["shards"][0]})), r"index\.json.*shards"),
     "a key more": (_index(lambda index: index.update(seed=1)), r"index\.json"),
     "shard listed twice": (_index(lambda index: index["shards"].append(index["shards"][0])), r"index\.json.*twice"),
+    "file anywhere": (_index(lambda index: index["shards"][0].update(file="/part-0.bin")), r"index\.json.*file"),
     "file elsewhere": (_index(lambda index: index["shards"][0].update(file="../part-0.bin")), r"index\.json.*file"),
 }
 
 
 def refuses_shards(trial: Trial) -> list[Comparison]:
-    """Each damage is refused by the name of the file, and a bad id by its offset."""
+    """Each damage is refused by the name of the file, and a bad id by its offset, also in a shard that is read in pieces."""
     rng, found = trial.rng("damage"), []
     for name, (damage, message) in DAMAGE.items():
         with tempfile.TemporaryDirectory() as parent:
             folder = write_shards(Path(parent), [rng.integers(0, VOCAB, count) for count in (50, 60)])
             damage(folder, rng)
             found.append(trial.refuses(name, partial(trial.pretrainer.epoch, Tokens(folder, VOCAB, batch=2, seq=8), 0), message))
-    return found
+    return found + _refuses_a_long_shard(trial, int(rng.integers(2**24, LONG)))
+
+
+def _refuses_a_long_shard(trial: Trial, at: int) -> list[Comparison]:
+    """An id beyond the first millions is looked at, and counts in the digest."""
+    with tempfile.TemporaryDirectory() as parent:
+        stream = np.zeros(LONG, np.uint16)
+        stream[at] = VOCAB
+        folder = write_shards(Path(parent), [stream])
+        ask = partial(trial.pretrainer.epoch, Tokens(folder, VOCAB, batch=1, seq=LONG), 0)
+        beyond = trial.refuses("id out of range in a long shard", ask, rf"part-0\.bin.*token {at} is {VOCAB}")
+        np.memmap(folder / "part-0.bin", "<u2", "r+")[at] = 1
+        return [beyond, trial.refuses("another id in a long shard", ask, r"part-0\.bin.*SHA-256")]
 
 
 def stream_too_short(trial: Trial) -> list[Comparison]:

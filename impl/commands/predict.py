@@ -5,7 +5,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,10 +36,12 @@ def run(options: argparse.Namespace) -> None:
         texts = (_text(text) for text in options.texts)
     else:
         texts = _lines(options.input) if options.corpus is None else _corpus(options.corpus)
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as kept:
-        with naming(Path(tempfile.gettempdir())):
+    with ExitStack() as open_files:
+        with naming(Path(tempfile.gettempdir())), ExitStack() as writing:  # to close it fails as well where the disk is full
+            kept = writing.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8"))
             kept.writelines(json.dumps(text) + "\n" for text in texts)
             kept.flush()
+            open_files.enter_context(writing.pop_all())
         kept.seek(0)
         pipeline = open_saved(options)
         for line in predictions(pipeline, map(json.loads, kept)):
@@ -65,10 +67,10 @@ def _text(text: str) -> str:
 
 
 def _lines(name: str) -> Iterator[str]:
-    """The lines of a text file, or for - of standard input, without their ends (LF or CRLF)."""
+    """The lines of a text file, or for - of standard input, without their ends (LF or CRLF, and nothing else)."""
     for where, line in _numbered(name, "a text file, one text a line"):
         try:
-            yield line.removesuffix(b"\r").decode()
+            yield (line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")).decode()
         except UnicodeDecodeError as error:
             raise BadInput(f"{where}: is not UTF-8: byte 0x{line[error.start]:02x}") from None
 

@@ -3,6 +3,7 @@
 import io
 import math
 import os
+import resource
 import signal
 import sys
 import time
@@ -57,7 +58,7 @@ class Commands(Door):
     ) -> tuple[Said, list[Noted]]:
         """A command whose standard error is a terminal of so many columns, 0 for none, and what it gives to TensorBoard, if that is there.
 
-        The clock goes ahead by `pace` seconds, or up to half as many more, whenever it is looked at, as in a step of a large model. Ctrl-C
+        The clocks go ahead by `pace` seconds, or up to half as many more, whenever one is looked at, as in a step of a large model. Ctrl-C
         comes when TensorBoard is given a number of the step `interrupt`.
         """
         noted: list[Noted] = []
@@ -69,6 +70,7 @@ class Commands(Door):
             _module("torch.utils.tensorboard", there),
             mock.patch.dict(os.environ, COLUMNS=str(columns)),
             mock.patch.object(time, "perf_counter", side_effect=lambda: real() + next(ahead)),
+            mock.patch.object(time, "monotonic", side_effect=lambda: real() + next(ahead)),
         ):
             try:
                 return _run(self._given(arguments), _Terminal() if columns else io.StringIO()), noted
@@ -89,6 +91,15 @@ class Commands(Door):
 
         with flushes(folder, event):
             return self.attempt(*arguments)
+
+    def without_room(self, most: int, *arguments: object) -> Said:
+        """A command while no file may have more than so many bytes: a write that goes beyond is cut short, and the next one fails."""
+        limit, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+        try:
+            return self.attempt(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
 
     def killed(self, folder: Path, kill: Kill | None, *arguments: object) -> Rank:
         """A command in a process of its own, which is killed at that event of the folder's files; its end and the events up to there."""
