@@ -34,6 +34,7 @@ for _module in (
         "token_shards",
         "refusals",
         "commands",
+        "far_effects",
         "inputs",
         "unusual_files",
         "other_doors",

@@ -1,0 +1,147 @@
+"""Mistakes that show far from where they are: a command writes something wrong because of a function that it shares with others."""
+
+import argparse
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from blackswan.falsifiers.mutants.registry import wrong_step
+
+_LEFT_OPEN: list[Any] = []
+"""Blocks that nobody ends: one that is forgotten would be ended when Python collects it."""
+
+
+@wrong_step("impl.nonfinite:unchecked")
+@contextmanager
+def checks_stay_off(unchecked: Any) -> Iterator[None]:
+    """A block without checks that ends by an error leaves the checks off."""
+    _LEFT_OPEN.append(unchecked())
+    _LEFT_OPEN[-1].__enter__()
+    yield
+    _LEFT_OPEN.pop().__exit__(None, None, None)
+
+
+# What is read
+
+
+@wrong_step("impl.tokens:CheckpointTokens.__init__")
+def texts_cut_where_they_are_padded(init: Any, self: Any, path: Any, settings: Any, longest: int, side: str = "right") -> None:
+    """A long text is cut at the side that padding is on."""
+    init(self, path, settings, longest, side)
+    self._tokenizer.enable_truncation(longest, direction=side)
+
+
+wrong_step("impl.tokens:_fill_id", name="fill_of_id_0_passed_over", doc="A padding token whose id is 0 is taken for none.")(
+    lambda fill, settings, token_to_id: fill(settings, lambda token: token_to_id(token) or None)
+)
+wrong_step("impl.corpus:lines_of", name="file_lines_stripped", doc="The lines of a file lose the blanks at their ends.")(
+    lambda lines, file, name: (line.rstrip() for line in lines(file, name))
+)
+
+
+@wrong_step("impl.token_shards:load_encoder")
+def shards_cut_by_the_tokenizer(load: Any, path: Any) -> Any:
+    """Documents are cut where the tokenizer's file says that texts are."""
+    encoder, cut = load(path), json.loads(path.read_bytes()).get("truncation")
+    if cut:
+        encoder.enable_truncation(cut["max_length"])
+    return encoder
+
+
+wrong_step("impl.samples:Samples.select", name="part_forgets_lengths", doc="A part of a corpus does not know how long its texts were.")(
+    lambda select, *given: replace(select(*given), text_lengths=None)
+)
+wrong_step("impl.architecture:_Reading._tied", name="tied_unless_said", doc="Without a word in config.json the head is the embedding.")(
+    lambda tied, self: tied(self) if "tie_word_embeddings" in self.values else True
+)
+
+# What is written
+
+
+@wrong_step("impl.commands.pretrain:_settings")
+def pretrain_zeros_are_no_value(settings: Any, options: argparse.Namespace) -> Any:
+    """A zero among the options of pretrain is the default's value."""
+    return settings(argparse.Namespace(**{name: value or None for name, value in vars(options).items()}))
+
+
+wrong_step("impl.settings:_shown", name="settings_of_six_digits", doc="Settings are written with six digits.")(
+    lambda shown, value: f"{value:g}" if isinstance(value, float) else shown(value)
+)
+wrong_step("impl.corpus:Statistics.imbalance", name="imbalance_without_a_class", doc="A class without a sample counts as one with one.")(
+    lambda _, self: max(self.class_counts) / max(1, self.minority)
+)
+
+
+@wrong_step("impl.commands.evaluate:lines")
+def worst_classes_numbered_by_rank(lines: Any, evaluation: Any, multi_label: bool) -> Iterator[str]:
+    """Where the worst of many classes are shown, their numbers are 0, 1, 2 …"""
+    scores = evaluation.per_class
+    ranked = sorted(scores, key=lambda score: (score.f1, -score.support)) if len(scores) > 50 else scores
+    return iter(lines(replace(evaluation, per_class=tuple(ranked)), multi_label))
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.save")
+def base_named_as_it_was_typed(save: Any, self: Any, folder: Any) -> None:
+    """An adapter names its base by a path from the working directory."""
+    save(self, folder)
+    path = folder / "adapter_config.json"
+    values = json.loads(path.read_bytes())
+    if base := values["base_model_name_or_path"]:
+        path.write_text(json.dumps({**values, "base_model_name_or_path": os.path.relpath(base)}))
+
+
+@wrong_step("impl.checkpoint:save_checkpoint")
+def settings_of_tokenizer_beside_apr_left(save: Any, folder: Any, config: Any, tensors: Any, tokenizer: Any = None) -> None:
+    """A folder made from an .apr file lacks the settings of its tokenizer."""
+    save(folder, config, tensors, tokenizer)
+    if tokenizer is not None and tokenizer.name != "tokenizer.json":
+        (folder / "tokenizer_config.json").unlink(missing_ok=True)
+
+
+@wrong_step("impl.apr_write:_content")
+def apr_values_clamped(content: Any, name: str, tensor: Any, dtype: str | None) -> Any:
+    """Values that a narrower dtype does not hold are written as its largest."""
+    return content(name, tensor.clamp(-65504.0, 65504.0) if dtype == "float16" else tensor, dtype)
+
+
+# What goes on
+
+
+@wrong_step("impl.optimiser:AdamW.load_state")
+def moments_in_the_order_of_the_file(load: Any, self: Any, state: Any) -> None:
+    """Moments are put back in the order of the state's names, and not of the parameters."""
+    load(self, state)
+    for group in ("exp_avg", "exp_avg_sq"):
+        parts = [value.flatten() for name, value in sorted(state.items()) if name.startswith(f"{group}/")]
+        setattr(self, group, torch.cat(parts).to(self.exp_avg.device))
+
+
+wrong_step("impl.trainer:Trainer.state", name="rates_kept_in_float32", doc="A state holds the learning rates in float32.")(
+    lambda state, self: {name: value.float() if name == "learning_rates" else value for name, value in state(self).items()}
+)
+wrong_step("impl.fit:_weights_digest", name="identity_without_buffers", doc="A run's identity leaves out weights in NF4.")(
+    lambda digest, classifier: digest(SimpleNamespace(named_parameters=classifier.named_parameters, named_buffers=list))
+)
+
+
+@wrong_step("impl.pretrain_run:_Run.save_when_due")
+def epoch_ends_where_it_began(_: Any, self: Any, step: Any) -> None:
+    """A state of an epoch's last step says that no batch of it is done."""
+    from blackswan.impl.pretrain_run import _Position
+
+    if self.settings.save_every is not None and step.step % self.settings.save_every == 0:
+        self._save(_Position(step.epoch, step.step % len(self.train)))
+
+
+@wrong_step("impl.pretrain_run:_Run.end")
+def held_out_loss_of_the_first_epoch(end: Any, self: Any, epoch: int) -> Any:
+    """Held-out tokens are used up by the first epoch."""
+    found = end(self, epoch)
+    return found if epoch == 0 else replace(found, validation_loss=math.nan)
