@@ -113,6 +113,29 @@ def digest_of_the_first_label(digest: Any, samples: Any) -> str:
     return str(digest(replace(samples, targets=samples.targets[:, :1] if samples.multi_label else samples.targets)))
 
 
+@wrong_step("impl.fit:_differences")
+def resume_refuses_class_weights(differences: Any, own: Any, stored: Any, *name: str) -> Any:
+    """Class weights are no list, as run.json has them, and so another setting."""
+    weights = own.get("settings", {}).get("class_weights") if isinstance(own, dict) else None
+    if isinstance(weights, list):
+        own = {**own, "settings": {**own["settings"], "class_weights": tuple(weights)}}
+    return differences(own, stored, *name)
+
+
+@wrong_step("impl.fit:_Run._continue_from")
+def resume_forgets_moments_beside_nf4(continue_from: Any, run: Any, *given: Any) -> None:
+    """With NF4 the moments are zero after continuing."""
+    continue_from(run, *given)
+    if run.config.quantize_nf4:
+        run.trainer.optimiser.exp_avg.zero_()
+
+
+@wrong_step("impl.fit:_Run._continue_from")
+def resume_forgets_the_best_of_several_labels(continue_from: Any, run: Any, progress: Any, tensors: Any) -> None:
+    """With several labels a sample the first epoch after continuing is the best one."""
+    continue_from(run, replace(progress, best_loss=None) if run.config.multi_label else progress, tensors)
+
+
 # Workers
 
 
@@ -159,6 +182,10 @@ def workers_without_class_weights(init: Any, *given: Any, class_weights: Any = N
 wrong_step("impl.group:_places", name="place_is_not_looked_at", doc="LOCAL_RANK may be anything.")(
     lambda places, environment: places({**environment, "LOCAL_RANK": environment.get("RANK", "0")})
 )
+
+wrong_step(
+    "impl.group:_own_device", name="workers_find_no_device_themselves", doc="Several workers take auto for cuda, which may be absent."
+)(lambda own, name, *place: own("cuda" if name == "auto" else name, *place))
 
 # What a run finds, and what it leaves where it fails
 

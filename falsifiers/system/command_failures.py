@@ -51,6 +51,7 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
     rng = trial.rng("kills")
     every = int(rng.integers(2, 4))
     settings = {"multi_label": False, "batch_size": 1, "accumulation_steps": 2, "learning_rate": 0.02, "backend": "torch"}
+    settings["class_weights"] = [0.5, 2.0, 1.25, 1 / 3]
     with small(trial, "killed", settings) as problem:
         texts = texts_of(rng, 11)
         corpus = problem.corpus("corpus", texts, problem.labels(rng, 11))

@@ -38,6 +38,7 @@ def workers_answer_as_one(trial: Trial) -> list[Comparison]:
             corpora = [f"--corpus={problem.corpus('corpus', texts, labels)}"]
             corpora.append(f"--validation={problem.corpus('validation', texts[:2], labels[:2])}")
             where = ["train", f"--model={problem.base}", *corpora, "--save-every=2", *options(problem.settings)]
+            where += ["--device=auto"] if several and not trial.on_gpu else []
             one, all_of_them = problem.folder / "one", problem.folder / "several"
             trial.commands.run(*where, f"--output={one}")
             expected = trial.commands.opened(one / "last", texts, labels)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_inside
 from blackswan.falsifiers.subjects.doors.training import Kill, Plan, Problem, Run
-from blackswan.falsifiers.system.continued import KILLED, other_runs
+from blackswan.falsifiers.system.continued import FEATURES, KILLED, other_runs
 from blackswan.falsifiers.system.run_problem import small_run
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
@@ -121,7 +121,8 @@ def _same_end(whole: Run, resumed: Run) -> list[Comparison]:
 def _problem(trial: Trial) -> Problem:
     """Seven to nine samples in effective batches of three, of which each worker takes one or two, or none; the trainer's own start."""
     count = int(trial.rng("samples").integers(7, 10))
-    drawn = small_run(trial, samples=(count, 3), batch_size=1, accumulation_steps=BATCH, epochs=EPOCHS)
+    features = FEATURES[trial.seed % len(FEATURES)]
+    drawn = small_run(trial, samples=(count, 3), batch_size=1, accumulation_steps=BATCH, epochs=EPOCHS, **features)
     return Problem(drawn.architecture, None, drawn.settings, drawn.training, drawn.validation)
 
 

@@ -185,7 +185,12 @@ def _watched(group: Group, device: torch.device, folder: Path, kill: Kill | None
 
 
 def _joined(group: Group, device: torch.device, arguments: Sequence[str], restarts: int) -> Said:
-    """The command finds the others by torchrun's environment; where NCCL would need a GPU for each, the group that is there."""
+    """The command finds the others by torchrun's environment; where NCCL would need a GPU for each, the group that is there.
+
+    On a host that has GPUs it finds none where the subject is on the CPU.
+    """
+    if device.type == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # in a process of its own
     with nullcontext() if group is ALONE else mock.patch("blackswan.impl.group.joined", return_value=nullcontext((group, device))):
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restarts)  # in a process of its own
         said = _run(arguments)
