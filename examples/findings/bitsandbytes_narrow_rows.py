@@ -2,7 +2,7 @@
 
 Where: backends/cpu/ops.py:211 calls a CPU kernel (AVX-512) that counts columns // block_size scales a row.
 Explains transformers:TRAINER, transformers:TRAINER_ONE_BATCH: TRN-NF4-APPLIED.
-Explains bitsandbytes: NF4-DEQUANTIZE, NF4-ROUNDTRIP-BOUND, KERNEL-NF4-LINEAR, PREC-NF4-LINEAR.
+Explains bitsandbytes: NF4-DEQUANTIZE, NF4-ROUNDTRIP-BOUND, KERNEL-NF4-LINEAR, PREC-NF4-LINEAR, PREC-KERNEL-NF4-LINEAR.
 """
 
 import torch
