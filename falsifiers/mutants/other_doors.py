@@ -1,5 +1,6 @@
 """Models by another way: through links, from .apr files, of transformers' classifiers and of PEFT; one step of `impl` replaced."""
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,10 +75,8 @@ wrong_steps(
 @wrong_step("impl.merge:_config")
 def merged_says_it_is_a_classifier(config: Step, architecture: Any, source: Path | None) -> dict[str, Any]:
     """A merged config.json has the class and the labels of a base that was a classifier of transformers'."""
-    from blackswan.impl import merge
-
-    found = config(architecture, source)
-    base = {} if source is None or source.suffix == ".apr" else merge.read_object(source / "config.json")
+    found: dict[str, Any] = config(architecture, source)
+    base = {} if source is None or source.suffix == ".apr" else json.loads((source / "config.json").read_text())
     return found | {key: base[key] for key in ("architectures", "num_labels", "id2label", "label2id") if key in base}
 
 
@@ -89,6 +88,22 @@ def _float16() -> Any:
     from blackswan.impl.apr_dtypes import F16
 
     return F16
+
+
+wrong_steps(
+    "impl.apr_dtypes:_steps",
+    apr_subnormal_scales_are_zero=(
+        "A block whose scale is subnormal in float16 is written as zeros.",
+        lambda steps, values, scale, *ends: steps(values, scale * (scale >= 2.0**-14), *ends),
+    ),
+)
+wrong_steps(
+    "impl.architecture:_rope_type",
+    config_older_name_of_the_scaling_first=(
+        "The older one of two names of the scaling counts.",
+        lambda _, found: found.get("type", found.get("rope_type", "default")),
+    ),
+)
 
 
 @wrong_step("impl.apr_write:encoded")

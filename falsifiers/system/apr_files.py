@@ -302,8 +302,8 @@ def _largest_scales(trial: Trial, model: Model, folder: Path) -> list[Comparison
 
 
 def _with_midpoints(trial: Trial, model: Model) -> Model:
-    """The model with some elements of its matrices next to midway between two steps of their block's unrounded scale, a block of zeros in
-    each and a matrix of zeros in a layer."""
+    """The model with some elements of its matrices next to midway between two steps of their block's unrounded scale, a block of zeros and
+    one of a subnormal scale in each, and a matrix of zeros in a layer."""
     rng, decoder = trial.rng("midpoints"), dict(model.decoder)
     for name, value in decoder.items():
         if value.ndim == 2:
@@ -312,7 +312,7 @@ def _with_midpoints(trial: Trial, model: Model) -> Model:
             steps = (rng.integers(-6, 6, blocks.shape) + rng.uniform(0.498, 0.502, blocks.shape)) / 7
             near = steps * np.abs(blocks).max(axis=1, keepdims=True)
             blocks[:, ::3] = near[:, ::3].astype(np.float32)
-            blocks[0] = 0.0
+            blocks[0], blocks[1:2] = 0.0, blocks[1:2] * 2.0**-16
             decoder[name] = np.zeros_like(value) if name.endswith("up_proj.weight") else flat.reshape(value.shape)
     return replace(model, decoder=decoder)
 

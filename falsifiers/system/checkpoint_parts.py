@@ -43,6 +43,7 @@ ROTARY: dict[str, tuple[Values, str]] = {
     "two scalings": ({"rope_parameters": LLAMA3, "rope_scaling": {**LLAMA3, "factor": 4.0}}, "rope_scaling"),
     "a list": ({"rope_parameters": ["default"]}, "rope_parameters"),
     "another type": ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters"),
+    "two names that differ": ({"rope_parameters": {"rope_type": "yarn", "type": "default"}}, "rope_parameters"),
     "its older name": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
     "an unknown number": ({"rope_parameters": {**LLAMA3, "beta_fast": 32.0}}, "rope_parameters"),
     "a part of each head": ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
@@ -102,6 +103,7 @@ def _taken(folder: Path, family: str) -> Iterator[Values]:
     yield from ({"rms_norm_eps": eps} for eps in (1e-30, nearly_one))
     yield from ({"rope_theta": theta} for theta in (ABSENT, 1, 1e300))
     yield {"rope_parameters": LLAMA3, "rope_scaling": LLAMA3, "original_max_position_embeddings": 8}
+    yield {"rope_parameters": {"rope_type": "default", "type": "yarn"}}
     yield {"rope_parameters": {**LLAMA3, "factor": 1, "high_freq_factor": math.nextafter(1.0, 2.0)}}
     yield {
         "layer_types": ["full_attention"] * 2,

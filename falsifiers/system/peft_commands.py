@@ -53,5 +53,6 @@ def _summary(text: str, targets: Sequence[str], scalars: dict[str, object], merg
     return [
         *same("summary, dtype of the base weights", "base weights in float32", shown["device"].rpartition(", ")[2]),
         *same("summary, LoRA", adapted, shown["LoRA"]),
+        *same("summary, a model without steps", bool(merged), shown["steps"].startswith("none")),
         *same("summary, head", f"{scalars['classes']} classes, last pooling", shown["head"]),
     ]
