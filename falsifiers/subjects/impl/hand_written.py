@@ -143,8 +143,8 @@ def attention_backward(
     """By automatic differentiation."""
     del y, lse
     with torch.enable_grad():
-        leaves = [value.detach().requires_grad_() for value in (q, k, v)]
-        found = torch.autograd.grad(attention_forward(*leaves, bounds, longest)[0], leaves, dy)
+        q, k, v = leaves = [value.detach().requires_grad_() for value in (q, k, v)]
+        found = torch.autograd.grad(attention_forward(q, k, v, bounds, longest)[0], leaves, dy)
     for into, value in zip((dq, dk, dv), found, strict=True):
         into.copy_(value)
 
