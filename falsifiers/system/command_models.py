@@ -113,7 +113,9 @@ def _merged_after_training(trial: Trial, problem: Small, texts: Sequence[str]) -
     with chdir(problem.folder):
         trial.commands.run("train", *where, *options({**problem.settings, "validation_fraction": 0.0}))
     trial.commands.run("merge", f"--adapter={run}", f"--output={merged}")
-    return list(merged_tensors(problem, run / "last", merged))
+    said = re.search(r"base weights in (.*)", trial.commands.run("summary", f"--adapter={merged}").out)
+    found = same("summary of a merged model, dtype of its base weights", problem.settings["dtype"], said and said[1])
+    return [*found, *merged_tensors(problem, run / "last", merged)]
 
 
 def _complete(base: Path, config: Mapping[str, Any]) -> None:
