@@ -70,6 +70,13 @@ wrong_steps(
         of_result(lambda said: {**said, "architectures": [said["architectures"][0].replace("ForCausalLM", "Model")]}),
     ),
 )
+wrong_steps(
+    "impl.checkpoint:to_huggingface",
+    saved_qwen3_as_qwen2=(
+        "config.json of a Qwen3 names the class of a Qwen2.",
+        of_result(lambda said: {**said, "architectures": [said["architectures"][0].replace("Qwen3", "Qwen2")]}),
+    ),
+)
 
 
 @wrong_step("impl.merge:_config")
@@ -234,6 +241,13 @@ def prepared_in_float32(prepare: Step, model: Any, folder: Path) -> None:
     """A sequence classifier in another dtype is given a head in float32."""
     prepare(model, folder)
     model.score.float()
+
+
+@wrong_step("impl.saved:_settings")
+def merged_settings_of_training(settings: Step, adapter: Any, folder: Path) -> Any:
+    """The settings of a merged model are those of its training, NF4 among them."""
+    found, stored = settings(adapter, folder), adapter.extra.get("settings", {})
+    return replace(found, **{key: stored.get(key, False) for key in ("quantize_nf4", "double_quantize")})
 
 
 # Bases that are gone, and weights that are not there

@@ -43,6 +43,7 @@ from blackswan.falsifiers.system.adapter_files import (
     shipped,
     target_modules,
 )
+from blackswan.falsifiers.system.apr_spellings import CLASSES
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Rounded, Trial, reads_files
 from blackswan.reference.table import Array, Arrays, Table
@@ -79,7 +80,7 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     """After a save, adapter_model.safetensors has PEFT's names, dtypes and bits, and adapter_config.json PEFT's keys; all may read
     the files."""
     merged = trial.seed % 4 == 0
-    model = generated(trial.rng("model"), trial.seed, "float32", **({"pooling": "last"} if merged else {}))
+    model = generated(trial.rng("model"), trial.seed, "float32", **({"pooling": "last", "nf4": False} if merged else {}))
     with _saved(trial, model, merged=merged) as folder:
         stored, config = load_file(folder / "adapter" / ADAPTER_WEIGHTS), _json(folder / "adapter" / ADAPTER_CONFIG)
         prepared = [each for part in ("adapter", *["merged"] * merged) for each in _prepared(trial, model, folder / part)]
@@ -286,11 +287,11 @@ def saved_checkpoint_is_exact(trial: Trial) -> list[Comparison]:
         base, copy = model.write_checkpoint(Path(parent) / "base"), Path(parent) / "copy"
         if model.scalars["tied"] and rng.integers(2):
             save_file(model.decoder | {"lm_head.weight": model.decoder["model.embed_tokens.weight"]}, base / WEIGHTS)
-        loaded, dtype = trial.files.copy_checkpoint(base, copy), _json(copy / CONFIG).get("dtype")
+        loaded, said = trial.files.copy_checkpoint(base, copy), _json(copy / CONFIG)
         stored, architectures = load_file(copy / WEIGHTS), [config_files.said(_json(each / CONFIG)) for each in (base, copy)]
         elder = config_files.said({key: value for key, value in _json(copy / CONFIG).items() if key != "rope_parameters"})
     found = same(CONFIG, *architectures) + same(f"{CONFIG} as transformers 4 reads it", architectures[0], elder)
-    found += same(f"dtype in {CONFIG}", model.dtype, dtype)
+    found += _same_keys(CONFIG, {"dtype": model.dtype, "architectures": [CLASSES[model.scalars["family"]]]}, said)
     return _same_tensors(model.decoder, stored) + found + _same_tensors(model.decoder, loaded)
 
 

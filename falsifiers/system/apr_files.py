@@ -213,6 +213,7 @@ def written_file(trial: Trial) -> list[Comparison]:
         trial.files.export(base, path, dtype)
         header, said, stored = apr_format.read(path)
         wanted_metadata = metadata(model.scalars) | OF_A_WRITER | {"tied_embeddings": model.scalars["tied"]}
+        wanted_metadata["hf_architecture"] = apr_spellings.CLASSES[model.scalars["family"]]
         wanted = {name: value.astype(PLAIN[_short(dtype) if dtype else chosen[name]]) for name, value in model.decoder.items()}
         names = list(stored)
         found = [

@@ -117,8 +117,10 @@ def _merged_after_training(trial: Trial, problem: Small, texts: Sequence[str]) -
         trial.commands.run("train", *where, *options({**problem.settings, "validation_fraction": 0.0}))
     trial.commands.run("merge", f"--adapter={run}", f"--output={merged}")
     found = list(merged_tensors(problem, run / "last", merged))
-    shown = trial.commands.run("summary", f"--adapter={merged}").out.splitlines()
-    told = [line.rpartition(", ")[2] for line in shown if line.startswith(("LoRA:", "steps:"))]
+    shown = trial.commands.run("summary", f"--adapter={merged}").out
+    held = re.search(r"base weights in (.*)", shown)
+    found += same("summary of a merged model, dtype of its base weights", problem.settings["dtype"], held and held[1])
+    told = [line.rpartition(", ")[2] for line in shown.splitlines() if line.startswith(("LoRA:", "steps:"))]
     found += same("summary of a merged model", ["steps:      none: a merged model is not trained", "merged into the base weights"], told)
     for call, *given in (("fit", texts, None), ("train_batch",), ("accumulate",), ("apply_gradient_vector",), ("save",), ("merge",)):
         ask = partial(trial.commands.library, call, merged, *(given or [texts]), *([problem.folder / "none"] if given else []))
