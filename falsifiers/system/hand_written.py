@@ -1,6 +1,6 @@
 """Training steps through the hand-written layers beside those by automatic differentiation."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -41,8 +41,8 @@ def follow_differentiation(trial: Trial) -> list[Comparison]:
         work, settings = _drawn(rng, trial, number + trial.seed, family)
         found += [replace(each, tensor=f"{family}: {each.tensor}") for each in _followed(trial, rng, work, settings, CALLS)]
     work, settings = _drawn(trial.rng("kernels"), trial, trial.seed, FAMILIES[trial.seed % 3])
-    work = replace(work, layers=1, nf4=True)
-    kernels = _followed(trial, trial.rng("batches"), work, settings, CALLS[:1], plain=False)
+    work = replace(work, layers=1, nf4=True, micro=1)
+    kernels = _followed(trial, trial.rng("batches"), work, settings, [("train_batch", 1)], plain=False)
     return found + [replace(each, tensor=f"kernels: {each.tensor}") for each in kernels]
 
 
@@ -93,7 +93,7 @@ def _drawn(rng: Generator, trial: Trial, number: int, family: str) -> tuple[Work
 
 
 def _followed(
-    trial: Trial, rng: Generator, work: Workload, settings: Mapping[str, Any], calls: tuple[tuple[str, int], ...], plain: bool = True
+    trial: Trial, rng: Generator, work: Workload, settings: Mapping[str, Any], calls: Sequence[tuple[str, int]], plain: bool = True
 ) -> Iterator[Comparison]:
     weights = _adapted(drawn(rng, replace(work, targets="all")), work.targets)
     right, tried = (trial.devices.steps(replace(work, backend=each), weights, settings, plain) for each in ("torch", "fused"))
@@ -108,7 +108,8 @@ def _followed(
             settings["max_norm"] != MOTIONLESS and name != "accumulate"
         ):  # where a gradient is noise, Adam moves an element by all of the rate, either way
             tried.load(state)
-    yield from _refused(trial, rng, work, tried, settings["multi_label"])
+    if plain:
+        yield from _refused(trial, rng, work, tried, settings["multi_label"])
 
 
 def _near_states(trial: Trial, label: str, state: Arrays, found: Arrays, moving: bool) -> Iterator[Comparison]:
