@@ -10,6 +10,7 @@ from terminal_processes import ENVIRONMENT, listing, records, serving, several
 
 from blackswan.falsifiers.runner import verdict_file
 from blackswan.falsifiers.runner.plugin import EXIT_NOTHING_HELD, EXIT_USAGE
+from blackswan.falsifiers.runner.verdict import plain
 from blackswan.falsifiers.runner.verdict_file import writable
 from blackswan.reports.render import write_pages
 
@@ -115,3 +116,7 @@ def test_what_cannot_be_written_is_one_line_and_falsifies_nothing(tmp_path: Path
 def test_a_folder_that_takes_no_file_is_bad_input() -> None:
     (run,) = several([["--claim", "OP-RMSNORM", "--dtype", "float32", "--verdicts", "/proc/x.jsonl"]])
     run.refuses(EXIT_USAGE, "/proc/x.jsonl cannot be written")
+
+
+def test_bytes_of_a_subjects_text_that_are_no_utf8_are_written_as_escapes() -> None:
+    assert plain({"worst": ["a folder named \udce9"]}) == {"worst": ["a folder named \\udce9"]}

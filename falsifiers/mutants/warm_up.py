@@ -66,3 +66,14 @@ def warm_up_of_other_widths(small: Step, architecture: Any) -> Any:
 def warm_up_fails_without_a_reason(failed: Step, _: str) -> Any:
     """A failure that does not say what failed."""
     return failed("the warm-up failed")
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline._rehearse")
+def warm_up_of_one_label_alone(rehearse: Step, pipeline: Any, make: Any) -> None:
+    """The small model's samples have one label, and no class has a weight."""
+    kept = pipeline.config
+    pipeline.config = replace(kept, multi_label=False, class_weights=None)
+    try:
+        rehearse(pipeline, make)
+    finally:
+        pipeline.config = kept

@@ -106,7 +106,8 @@ class Verdict:
 
 
 def plain(value: Any) -> Any:
-    """Strict JSON: NumPy numbers become Python's, non-finite ones the strings nan, inf and -inf."""
+    """Strict JSON: NumPy numbers become Python's, non-finite ones the strings nan, inf and -inf, and bytes of a subject's texts that are no
+    UTF-8 escapes."""
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -115,4 +116,4 @@ def plain(value: Any) -> Any:
         value = value.item()
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return "nan" if value != value else ("inf" if value > 0 else "-inf")
-    return value
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

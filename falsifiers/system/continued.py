@@ -21,20 +21,16 @@ from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial
 
 KILLED = "killed"
-FEATURES: tuple[dict[str, Any], ...] = (
-    {"class_weights": [0.25, 1.5, 4.0]},
-    {"multi_label": True},
-    {"quantize_nf4": True, "double_quantize": True, "dtype": "bfloat16"},
-)
-"""Settings of which each has a part in a run's state, its identity or its steps."""
+FEATURES: tuple[dict[str, Any], ...] = ({"class_weights": [0.25, 1.5, 4.0]}, {"multi_label": True})
+"""Settings of which each has a part in a run's identity or in its steps."""
 
 
 def killed_run_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
     """Processes that are killed (SIGKILL) at random writes to the folder or steps, and continued, do what one whole run does.
 
     This holds bit for bit of every step that any of them made, and in the end of parameters, moments, rates, progress and both adapters.
-    The rates are no longer the schedule's: each step sets that of the next one. By turns classes have weights, samples several labels, or
-    base weights are in NF4.
+    The rates are no longer the schedule's: each step sets that of the next one. By turns classes have weights, or samples
+    several labels.
     """
     rng, features = trial.rng("kills"), FEATURES[trial.seed % len(FEATURES)]
     problem = small_run(trial, epochs=4, learning_rate=0.1, early_stop_patience=2 + trial.seed % 2, **features)

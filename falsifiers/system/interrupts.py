@@ -18,9 +18,9 @@ def interrupts_end_a_run(trial: Trial) -> list[Comparison]:
     """One Ctrl-C in the first step, two of them, one as the first epoch ends, one in a program with a handler of its own, and none in
     another thread. The program's own steps begin anew after each.
 
-    A run that ended goes on; each leaves what a whole run does.
+    A run, on weights in NF4, that ended goes on; each leaves what a whole run does.
     """
-    problem, found = small_run(trial, samples=FEW, epochs=2), list[Comparison]()
+    problem, found = small_run(trial, samples=FEW, epochs=2, quantize_nf4=True), list[Comparison]()
     plans = {
         "one": (Plan(interrupts=1), 1),
         "two": (Plan(interrupts=2), 0),

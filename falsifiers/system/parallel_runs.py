@@ -72,10 +72,13 @@ def mixed_workers_are_refused(trial: Trial) -> list[Comparison]:
         (taken / RUN).write_text("{}")
         with (used / LOCK).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            said = trial.trainer.mixed(problem, [*others.values(), problem, problem], Path(parent))
+            said = [
+                [_escaped(text) for text in texts]
+                for texts in trial.trainer.mixed(problem, [*others.values(), problem, problem], Path(parent))
+            ]
         left = [path.name for path in Path(parent).glob("*/*") if path.name != LOCK and path != taken / RUN]
     found = same("files of the runs", [], left)
-    there, writing = (str(each).encode(errors="backslashreplace").decode() for each in (taken, used))
+    there, writing = (_escaped(str(each)) for each in (taken, used))
     wanted = dict.fromkeys(others, "ValueError: rank 1: another")
     wanted["a run that is there"] = f"FileExistsError: rank 0 of 2: {there} holds a run"
     wanted["a run that another process writes"] = f"ValueError: rank 0 of 2: {writing}: another process"
@@ -84,6 +87,11 @@ def mixed_workers_are_refused(trial: Trial) -> list[Comparison]:
             if words not in text:
                 return [*found, broken(f"{name}, rank {rank}", "not refused", words, text or "a step was made")]
     return [*found, *same("workers that refused", 2, len(said))]
+
+
+def _escaped(text: str) -> str:
+    """Bytes that are no UTF-8 as a terminal can show them."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _failures(name: str, run: Run) -> list[Comparison]:

@@ -23,7 +23,7 @@ def _parts(name: str, value: Any) -> Iterator[str]:
     if isinstance(value, str | int | float | bool):
         yield f"{label}{value!r}"
     elif isinstance(value, Path):
-        yield f"{label}{value.name}"
+        yield f"{label}{value.name.encode(errors='backslashreplace').decode()}"  # a name may hold bytes that are no text
     elif isinstance(value, Mapping):
         for key, entry in value.items():
             yield from _parts(str(key), entry)

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 from blackswan.falsifiers.numeric.comparison import Comparison, value_at_least
 from blackswan.falsifiers.subjects.doors.devices import Workload
@@ -19,14 +20,15 @@ def kernels_come_before_weights(trial: Trial) -> list[Comparison]:
     """Whatever a step and an answer compute was computed, in its dtype and widths, before the first weight was asked for.
 
     Where that fails, no weight is asked for and the failure is said with its reason. On a CPU nothing is computed before; there another
-    kind of device is feigned as well.
+    kind of device is feigned as well. Samples have several labels, or classes weights, as numbers and as a word.
     """
     rng, found = trial.rng("warm-up"), []
     for kind, backend in (*(("classifier", backend) for backend in trial.trainer.backends), ("decoder", "torch")):
         work = replace(small(rng, trial.seed, nf4=bool(rng.integers(2))), vocab=VOCAB, seq=24, layers=3, backend=backend)
         if kind == "classifier":
             work = replace(work, dtype=str(rng.choice(["float32", "bfloat16"])), targets=str(rng.choice(["q_v", "all"])))
-        found += _warm(trial, kind, work)
+        for settings in _settings(work, trial.seed) if kind == "classifier" else [{}]:
+            found += _warm(trial, kind, work, settings)
         # The hand-written layers' steps call no operation by name; answers do.
         possible = [failure for failure in FAILURES if backend != "fused" or not failure[1]]
         found += _refused(trial, kind, work, *possible[int(rng.integers(len(possible)))])
@@ -37,11 +39,16 @@ def kernels_come_before_weights(trial: Trial) -> list[Comparison]:
     return found
 
 
-def _warm(trial: Trial, kind: str, work: Workload) -> list[Comparison]:
-    opening = trial.devices.opening(work, kind)
+def _settings(work: Workload, seed: int) -> list[dict[str, Any]]:
+    weights = "balanced" if seed % 2 else tuple(1.0 + place for place in range(work.classes))
+    return [{"multi_label": True}, {"class_weights": weights}]
+
+
+def _warm(trial: Trial, kind: str, work: Workload, settings: dict[str, Any]) -> list[Comparison]:
+    opening = trial.devices.opening(work, kind, **settings)
     opening.open()
     before, asked = opening.before(), opening.asked()
-    late, label = sorted(set(opening.used()) - set(before)), f"{kind} ({work.backend})"
+    late, label = sorted(set(opening.used()) - set(before)), f"{kind} ({work.backend}, {settings})"
     return [*same(f"{label}: computed only after the weights came", [], late), value_at_least(f"{label}: weights", len(asked), 1)]
 
 

@@ -82,9 +82,9 @@ class Devices(Door):
         """Runs each kernel on more than 2³¹ elements, on a GPU: the last rows of its outputs, and what it gives for these alone."""
         return list(last_rows(self._device))
 
-    def opening(self, work: Workload, kind: str) -> Opening:
+    def opening(self, work: Workload, kind: str, **settings: Any) -> Opening:
         """A classifier or a decoder that is to be opened."""
-        return Opening(work, kind, self._device)
+        return Opening(work, kind, self._device, settings)
 
 
 class PlacedTrainer(Session):

@@ -68,11 +68,10 @@ class Memory(Door):
 
     def reserved_by(self, lengths: Sequence[int], validated: Sequence[int], settings: Mapping[str, Any]) -> int:
         """What the command `train` reserves on CUDA, of which none need be here, for samples of so many tokens to train and validate on."""
-        train, validation = (
-            Samples.of([[0] * length for length in part], [0] * len(part), 2) if part else None for part in (lengths, validated)
-        )
+        train, validation = (Samples.of([[0] * length for length in part], [0] * len(part), 2) for part in (lengths, validated))
+        given = CHECKPOINT, ClassifyConfig(**settings), train, validation if validated else None
         with mock.patch("torch.cuda.is_available", return_value=False):
-            return train_command._memory(CHECKPOINT, ClassifyConfig(**settings), train, validation, torch.device("cuda"))
+            return train_command._memory(*given, torch.device("cuda"))
 
     def measure(self, work: Workload, steps: int = 3) -> Usage:
         """Measures loading and steps by the device's allocator: the first step may capture a graph, the next have all state.

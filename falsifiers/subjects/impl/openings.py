@@ -29,11 +29,12 @@ SUMS = ("average_gradients", "clip_by_global_norm", "adamw_step", "lm_cross_entr
 class Opening(Session):
     """A model that is opened on the device: a classifier, or a decoder to train from random weights.
 
-    A CPU is taken for a kind of device that has to be warmed up, unless `feigned` is false.
+    `settings` are a classifier's that the workload does not have. A CPU is taken for a kind of device that has to be warmed up, unless
+    `feigned` is false.
     """
 
-    def __init__(self, work: Workload, kind: str, place: torch.device) -> None:
-        self._work, self._place = work, place
+    def __init__(self, work: Workload, kind: str, place: torch.device, settings: Mapping[str, Any]) -> None:
+        self._work, self._place, self._settings = work, place, settings
         made: dict[str, tuple[Callable[[], Any], Callable[[], None]]] = {
             "classifier": (self._classifier, self._train),
             "decoder": (self._decoder, self._pretrain),
@@ -81,6 +82,7 @@ class Opening(Session):
             backend=work.backend,
             max_seq_len=work.seq,
             batch_size=work.batch,
+            **self._settings,
         )
         shapes = trainable_shapes(architecture, Adaptation.of(config))
         drawn = random_tensors(architecture, work.seed)
@@ -89,7 +91,11 @@ class Opening(Session):
         return ClassifyPipeline(architecture, config, base, trainable, ByteTokens(work.seq), device=self._place)
 
     def _train(self) -> None:
-        samples = [Sample(text, index % self._work.classes) for index, text in enumerate(("rm -rf", "date", "ls -l", "cp a b"))]
+        classes = self._work.classes
+        labels = [(1,) * classes if self._settings.get("multi_label") else index % classes for index in range(4)]
+        samples = [Sample(text, label) for text, label in zip(("rm -rf", "date", "ls -l", "cp a b"), labels, strict=True)]
+        if isinstance(self._settings.get("class_weights"), str):  # a run takes them from its samples
+            self._model.start(None, (1.0,) * classes)
         self._model.train_batch(samples)
         self._model.forward_only(samples, probabilities=True)
 
