@@ -112,7 +112,7 @@ def apr_rows_for_columns(decoded: Step, dtype: Any, content: Any, shape: tuple[i
 
 @wrong_step("impl.apr:strict_json.loads")
 def apr_first_of_repeated_keys(_: Step, text: bytes, **__: Any) -> Any:
-    """Of a repeated key the first value counts."""
+    """The first value of a repeated key counts."""
     return json.loads(text, object_pairs_hook=lambda pairs: dict(reversed(pairs)))
 
 
@@ -199,7 +199,7 @@ wrong_steps(
 
 @wrong_step("impl.apr_dtypes:DType.size_problem")
 def apr_either_layout_accepted(problem: Step, dtype: Any, shape: tuple[int, ...], size: int) -> Any:
-    """Where padded and flat rows take as many bytes, one of the two is chosen."""
+    """One of two orders is chosen where padded and flat rows take as many bytes."""
     return None if size == dtype.flat_bytes(shape) else problem(dtype, shape, size)
 
 
@@ -307,7 +307,7 @@ def apr_scales_rounded_up(encoded: Step, dtype: Any, tensor: Any) -> Any:
 
 @wrong_step("impl.apr_write:encoded")
 def apr_nibbles_written_swapped(encoded: Step, dtype: Any, tensor: Any) -> Any:
-    """Of two elements of AprQ4 the first one is written into the high half."""
+    """The first of two elements of AprQ4 is written into the high half."""
     content = encoded(dtype, tensor)
     if dtype.name == "AprQ4":
         blocks = content.view(-1, 18)
@@ -391,6 +391,6 @@ def apr_first_blocks_decoded(decoded: Step, dtype: Any, content: Any, shape: tup
 
 @wrong_step("impl.apr_checkpoint:_huggingface")
 def apr_layers_of_one_digit(huggingface: Step, name: str) -> str:
-    """Of a layer's number under GGUF's names the first digit counts."""
+    """The first digit of a layer's number counts under GGUF's names."""
     parts = name.split(".")
     return str(huggingface(".".join([*parts[:1], parts[1][:1], *parts[2:]]) if parts[0] == "blk" else name))

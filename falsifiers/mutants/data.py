@@ -441,7 +441,7 @@ def digest_of_texts_in_any_order(digest: Step, self: Any) -> Any:
 
 @wrong_step("impl.samples:split_validation")
 def split_by_the_first_label(split: Step, samples: Any, *others: Any) -> Any:
-    """Of several labels the first decides in which stratum a sample is."""
+    """The first of several labels decides in which stratum a sample is."""
     first = samples.targets.reshape(len(samples), -1)[:, 0]
     parts = split(type(samples).of([(place,) for place in range(len(samples))], first.tolist(), samples.num_classes), *others)
     return tuple(samples.select([row[0] for row in part.rows]) for part in parts)

@@ -160,7 +160,7 @@ def pretrain_state_of_as_many_tokens(identity: Any, run: Any) -> dict[str, Any]:
 
 @wrong_step("impl.pretrain_run:_Run.require_usable")
 def pretrain_resumes_nothing(usable: Any, run: Any, resume: bool) -> None:
-    """Where there is no run to go on with, one begins."""
+    """A run begins where there is none to go on with."""
     if resume and not (run.output / "state").exists():
         run.output.mkdir(exist_ok=True)
         run.start(resume=False)

@@ -27,7 +27,7 @@ wrong_step("impl.trainer:_joined", name="fit_joins_the_last_micro_batch", doc="W
 
 @wrong_step("impl.nonfinite:_own")
 def origin_of_forward_passes_alone(own: Any, path: str, operation: str, name: str, value: Any) -> Any:
-    """Where the backward pass is not finite, no call is named."""
+    """No call is named where the backward pass is not finite."""
     del own, path, operation, name
     return value
 

@@ -79,7 +79,7 @@ def _none(there: bool, dtype: Any) -> list[Any]:
 
 @wrong_step("impl.token_shards:tokenize")
 def documents_with_added_tokens(_: Any, corpus: Path, tokenizer: Any, end: int) -> Any:
-    """What the tokenizer adds to a text for other uses stands in each document."""
+    """Each document holds what the tokenizer adds to a text for other uses."""
     from blackswan.impl.token_shards import _texts
 
     return ([*tokenizer.encode(text).ids, end] for text in _texts(corpus))
@@ -87,7 +87,7 @@ def documents_with_added_tokens(_: Any, corpus: Path, tokenizer: Any, end: int) 
 
 @wrong_step("impl.token_shards:_text")
 def documents_of_their_input(text: Any, line: bytes, where: str) -> Any:
-    """Of a line with `text` and `input` the latter is the document."""
+    """A line's `input` is the document, also where it has a `text`."""
     value = json.loads(line)
     return value["input"] if "input" in value else text(line, where)
 

@@ -103,7 +103,7 @@ def saved_over_any_folder(save: Step, folder: Path, *given: Any, **options: Any)
 
 @wrong_step("impl.checksums:checksum")
 def checksum_of_the_ends(checksum: Step, tensor: Any) -> str:
-    """Of a tensor its first and its last element are looked at."""
+    """The first and the last element of a tensor are looked at, and no other."""
     flat = tensor.detach().reshape(-1)
     return str(checksum(flat[:: max(1, len(flat) - 1)]))
 

@@ -110,7 +110,7 @@ def _epochs_are_complete(whole: Run, count: int) -> list[Comparison]:
 
 
 def _same_samples(whole: Run, killed: Run, resumed: Run) -> list[Comparison]:
-    """Of the killed run the steps before the first step of the resumed one count."""
+    """The steps of the killed run count up to the first step of the resumed one."""
     first, second = _trained(killed), _trained(resumed)
     last = max(step for step, _ in first)
     start = min((step for step, _ in second), default=last + 1)

@@ -130,7 +130,7 @@ def _options(work: Workload, accumulation: int) -> list[str]:
 
 
 def _bytes(name: str, shape: tuple[int, ...], work: Workload) -> int:
-    """Of a frozen tensor: in NF4 half a byte a weight of a projection, and its scales."""
+    """The bytes of a frozen tensor: in NF4 half a byte a weight of a projection, and its scales."""
     count = math.prod(shape)
     if work.nf4 and name.endswith("_proj.weight"):
         return (count + 1) // 2 + scale_bytes(count, work.double_quantize)
