@@ -1,7 +1,7 @@
 """The gradient of logits that lie transposed in memory, by Liger's cross-entropy on Triton's interpreter: it is the logits themselves.
 
 Where: ops/cross_entropy.py:409 copies such logits, and line 459 asks the copy, which needs no gradient, whether one is to be computed.
-Explains liger on cuda: KERNEL-CE-GRADIENT, LOSS-CE-GRADIENT, LOSS-CE-GRADIENT-ROWS, LOSS-PER-SAMPLE-GRADIENT.
+Explains liger on cuda: KERNEL-CE-GRADIENT, LOSS-CE-GRADIENT, LOSS-CE-GRADIENT-ROWS, LOSS-LM-GRADIENT, LOSS-PER-SAMPLE-GRADIENT.
 """
 
 import os
