@@ -388,11 +388,10 @@ def _choosing(choose: Callable[[Any, float, int], set[int]]) -> Step:
 
 def _share_of_each_class(samples: Any, fraction: float, seed: int) -> set[int]:
     """The first samples of each class in the order of that seed; their number is rounded down."""
-    chosen: set[int] = set()
-    for label in np.unique(samples.targets, axis=0):
-        members = [index for index in _shuffled(len(samples), seed) if np.array_equal(samples.targets[index], label)]
-        chosen.update(members[: math.floor(fraction * len(members))])
-    return chosen
+    members: dict[bytes, list[int]] = {}
+    for index in _shuffled(len(samples), seed):
+        members.setdefault(samples.targets[index].tobytes(), []).append(index)
+    return {index for each in members.values() for index in each[: math.floor(fraction * len(each))]}
 
 
 wrong_steps(
@@ -439,12 +438,36 @@ def digest_of_texts_in_any_order(digest: Step, self: Any) -> Any:
     return digest(self.select(sorted(range(len(self)), key=lambda place: (self.targets[place].tolist(), self.rows[place]))))
 
 
-@wrong_step("impl.samples:split_validation")
-def split_by_the_first_label(split: Step, samples: Any, *others: Any) -> Any:
-    """The first of several labels decides in which stratum a sample is."""
-    first = samples.targets.reshape(len(samples), -1)[:, 0]
-    parts = split(type(samples).of([(place,) for place in range(len(samples))], first.tolist(), samples.num_classes), *others)
+def _by_kinds(kinds: Callable[[Any], Any]) -> Step:
+    """Strata by a number that is made of each sample's labels [N, K]."""
+
+    def wrong(split: Step, samples: Any, *others: Any) -> Any:
+        numbers = np.unique(kinds(samples.targets.reshape(len(samples), -1)), return_inverse=True)[1]
+        if not samples.multi_label:
+            return _in_parts(split, samples, numbers.tolist(), samples.num_classes, *others)
+        bits = max(1, int(numbers.max()).bit_length())
+        told = [tuple(int(number) >> bit & 1 for bit in range(bits)) for number in numbers]
+        return _in_parts(split, samples, told, bits, *others)
+
+    return wrong
+
+
+def _in_parts(split: Step, samples: Any, labels: Any, classes: int, *others: Any) -> Any:
+    """Parts of the samples as with those labels."""
+    parts = split(type(samples).of([(place,) for place in range(len(samples))], labels, classes, samples.multi_label), *others)
     return tuple(samples.select([row[0] for row in part.rows]) for part in parts)
+
+
+wrong_steps(
+    "impl.samples:split_validation",
+    by=_by_kinds,
+    split_by_the_first_label=("Of several labels the first decides in which stratum a sample is.", lambda targets: targets[:, 0]),
+    split_by_64_bits=(
+        "A combination of labels is told by a number of 64 bits, to which labels from 64 on add nothing.",
+        lambda targets: targets @ (1 << np.arange(targets.shape[1])),
+    ),
+    split_by_a_byte=("Classes whose numbers have the last byte in common are one.", lambda targets: targets[:, -1].astype(np.uint8)),
+)
 
 
 wrong_steps(

@@ -64,6 +64,13 @@ def fit_balanced_weights_forgotten_after_it(start: Any, pipeline: Any, steps: An
     return trainer
 
 
+wrong_step(
+    "impl.pipeline:ClassifyPipeline.start", name="fit_keeps_the_first_weights", doc="Of two runs the first one's balanced weights hold."
+)(lambda start, pipeline, steps, weights=None: start(pipeline, steps, weights if pipeline.class_weights is None else None))
+wrong_step(
+    "impl.pipeline:ClassifyPipeline._extra", name="fit_saves_the_first_weights", doc="Of two runs the first one's weights are saved."
+)(lambda extra, pipeline: vars(pipeline).setdefault("said_at_first", extra(pipeline)))
+
 # What a run finds and leaves in its folder
 
 

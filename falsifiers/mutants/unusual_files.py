@@ -32,6 +32,10 @@ wrong_steps(
         "How a base's rotary frequencies are scaled is not compared.",
         of_result(lambda said: _left_out(said, "rope_scaling")),
     ),
+    adapter_absent_numbers_not_compared=(
+        "What one side's base does not have is not compared.",
+        of_result(lambda said: {name: value for name, value in said.items() if value is not None}),
+    ),
     adapter_of_so_many_positions=(
         "A base with another limit of positions is another base.",
         lambda right, config: {**right(config), "max_positions": config.max_positions},

@@ -83,7 +83,8 @@ def asked(subject: Subject, method: str, backend: str | None, *arguments: Any) -
     if method == "fit":
         own, training, validation, folder, plan = arguments
         problem = Problem(**own, training=Corpus(**training), validation=validation and Corpus(**validation))
-        return asdict(door.fit(problem, Path(folder), Plan(**{**plan, "kill": plan["kill"] and Kill(**plan["kill"])})))
+        plan |= {"kill": plan["kill"] and Kill(**plan["kill"]), "before": plan["before"] and Corpus(**plan["before"])}
+        return asdict(door.fit(problem, Path(folder), Plan(**plan)))
     *given, dtype, last = arguments
     if method == "outputs":
         return vars(door.outputs(Given(*given), dtype, last and Rounded(*last)))

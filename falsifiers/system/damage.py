@@ -229,7 +229,7 @@ OTHER_BASES: dict[str, tuple[str, str, Callable[[Mapping[str, Any]], dict[str, A
     "scaling of the rotary frequencies": (
         "ours",
         f"{BESIDE}.*rope_scaling",
-        lambda _: {"rope_scaling": {"rope_type": "llama3", **{key: SCALED[name] for name, key in SCALING.items()}}},
+        lambda _: _scaled(),
     ),
 }
 """What of a base's architecture is another, also where no shape shows it; an adapter that does, and what the refusal names."""
@@ -294,17 +294,36 @@ def refuses_adapter(trial: Trial) -> list[Comparison]:
 
 
 def _refuses_other_bases(trial: Trial, model: Model, parent: Path) -> Iterator[Comparison]:
-    """Bases whose architecture has one thing another, of a real number the next that there is; and of which nothing that counts has."""
+    """Bases whose architecture has one thing another, of a real number the next that there is, and what shapes do not show in both
+    directions; and of which nothing that counts has.
+    """
     trial.files.save_adapter(parent / "ours", parent / "base", model.settings, model.trainable)
-    base, other = json.loads((parent / "base" / CONFIG).read_text()), parent / "another base"
+    base, other, turned = json.loads((parent / "base" / CONFIG).read_text()), parent / "another base", parent / "turned"
     other.mkdir()
     for name, (adapter, message, change) in OTHER_BASES.items():
         (other / CONFIG).write_text(json.dumps({**base, **change(base)}))
         yield trial.refuses(f"another {name}", partial(trial.files.load_adapter, parent / adapter, other), message)
+        if adapter == "ours":
+            trial.files.save_adapter(turned, other, model.settings, model.trainable)
+            yield trial.refuses(f"another {name}, turned", partial(trial.files.load_adapter, turned, parent / "base"), message)
+    (other / CONFIG).write_text(json.dumps({**base, **_scaled()}))
+    trial.files.save_adapter(turned, other, model.settings, model.trainable)
+    for name, value in SCALED.items():
+        (other / CONFIG).write_text(json.dumps({**base, **_scaled(**{name: _next(value)})}))
+        yield trial.refuses(f"another {name}", partial(trial.files.load_adapter, turned, other), f"{BESIDE}.*rope_scaling")
     (other / CONFIG).write_text(
         json.dumps({**base, "max_position_embeddings": 1024, "tie_word_embeddings": not base["tie_word_embeddings"]})
     )
     trial.files.load_adapter(parent / "ours", other)  # a classifier computes with neither
+
+
+def _scaled(**others: float) -> dict[str, Any]:
+    """Scaled rotary frequencies in a config.json, by the numbers of SCALED or others."""
+    return {"rope_scaling": {"rope_type": "llama3", **{key: {**SCALED, **others}[name] for name, key in SCALING.items()}}}
+
+
+def _next(value: float) -> float:
+    return value + 1 if isinstance(value, int) else float(np.nextafter(value, np.inf))
 
 
 def _refuses(trial: Trial, whole: Path, damages: Mapping[str, Damage], ask: Callable[[Path], object]) -> Iterator[Comparison]:

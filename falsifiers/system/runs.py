@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_at_least, value_at_most, value_inside
-from blackswan.falsifiers.subjects.doors.training import Kept, Plan, Run
-from blackswan.falsifiers.system.run_problem import SmallRun, part, small_run
-from blackswan.falsifiers.system.same import same, same_samples
+from blackswan.falsifiers.subjects.doors.training import Corpus, Kept, Plan, Run
+from blackswan.falsifiers.system.run_problem import SmallRun, part, small_run, with_samples
+from blackswan.falsifiers.system.same import content, same, same_samples
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.workloads import through_nf4
 from blackswan.reference.optimiser import clip_by_global_norm, learning_rate_schedule
@@ -39,7 +39,7 @@ def steps_follow_the_reference(trial: Trial) -> list[Comparison]:
     parameters after it are AdamW's at those moments.
 
     In half of the cases nothing decays or is clipped, and a step has more micro-batches than a trainer keeps side by side. After the run
-    the pipeline is at its beginning again but for the weights.
+    the pipeline is at its beginning again but for the weights; in half of the cases a second run shows it.
     """
     several, plain = trial.seed % 2 == 1, trial.seed % 4 >= 2
     weights = None if several else str(trial.rng("weights").choice(["balanced", "balanced_over_classes"]))
@@ -73,7 +73,7 @@ def steps_follow_the_reference(trial: Trial) -> list[Comparison]:
             moved = _moved(value, moments["exp_avg"][name], moments["exp_avg_sq"][name], step.number, step.learning_rate, decay)
             found.append(trial.near(f"{when}, {name}", moved, after[name]))
         before, (first, second) = {name: after[name] for name in problem.names}, got
-    return found + _as_at_the_beginning(trial, problem, run)
+    return found + _as_at_the_beginning(trial, problem, run) + _as_a_fresh_one(trial, problem, run)
 
 
 def _as_at_the_beginning(trial: Trial, problem: SmallRun, run: Run) -> list[Comparison]:
@@ -86,6 +86,24 @@ def _as_at_the_beginning(trial: Trial, problem: SmallRun, run: Run) -> list[Comp
     found = same("after the run", {**{f"trainable/{name}": value for name, value in last.items()}, **fresh}, left)
     loss = problem.loss(last, problem.training.samples()[:3])
     return [*found, trial.near("loss of an evaluation after the run", loss, _number(run.left_loss))]
+
+
+def _as_a_fresh_one(trial: Trial, problem: SmallRun, first: Run) -> list[Comparison]:
+    """A second run of a pipeline, on other samples, is bit for bit that of a fresh one at the first run's last weights, and so is what both
+    leave: state, adapters with all that they say, the loss of an evaluation.
+    """
+    if first.left is None or trial.seed % 4 in (1, 2):  # of plain and other settings, of one label and several, one each
+        return []
+    training, last = problem.training, part(first.steps[-1].state, "trainable")
+    other = with_samples(problem, "training", Corpus(training.rows[:-1], training.labels[:-1]))  # the classes have other shares
+    fresh, found = replace(other, parameters={**problem.parameters, **last}), []
+    with tempfile.TemporaryDirectory() as parent:
+        for name, begun, before in (("fresh", fresh, None), ("second", other, training)):
+            folder = Path(parent) / name
+            run, kept = trial.trainer.fit(begun, folder, Plan(before=before)), trial.trainer.kept(folder)
+            said = {part: content(folder / part) for part in ("best", "last")}
+            found.append({"steps": run.steps, "result": run.result, "left": run.left, "loss": run.left_loss, "kept": kept, "files": said})
+    return same("second run", *found)
 
 
 def _moved(parameter: Array, first: Array, second: Array, step: int, rate: float, decay: float) -> Array:

@@ -1,11 +1,13 @@
 """Which samples come when: order of an epoch, effective batches, the validation part; and the weights of their classes."""
 
+from collections import Counter
 from fractions import Fraction
 from functools import partial
 
 import numpy as np
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_at_most, value_inside
+from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
@@ -49,6 +51,10 @@ def effective_batches_are_complete(trial: Trial) -> list[Comparison]:
     return found
 
 
+MANY_LABELS, MANY_CLASSES = (65, 200), (2000, 4000)
+"""From … to below: numbers of labels a sample, of which no 64 bits hold a combination; and of classes, of which no byte holds one."""
+
+
 def split_is_stratified(trial: Trial) -> list[Comparison]:
     """Two parts, disjoint and complete, in the order of the corpus, labels with their samples; each class gives its share up to rounding
     and never its last sample; of several labels each combination its share. Few samples give one.
@@ -81,7 +87,24 @@ def split_is_stratified(trial: Trial) -> list[Comparison]:
         off = max(0, share.__floor__() - taken, taken - share.__ceil__())
         found.append(value_at_most(f"samples of class {kind} beyond its share, or short of it", off, 0))
     last = 0 if several else int(np.sum(strata[chosen] == classes))
-    return [*found, value_at_most("classes without a training sample", last, 0), *_of_few_samples(trial, classes, seed)]
+    found += [value_at_most("classes without a training sample", last, 0), *_of_few_samples(trial, classes, seed)]
+    return found + _of_many(trial, rng, exact)
+
+
+def _of_many(trial: Trial, rng: Generator, fraction: Fraction) -> list[Comparison]:
+    """Of several thousand classes each has its share; or of more labels than a machine's number has bits each combination, also of those
+    that one label tells apart, wherever it stands among them.
+    """
+    several = trial.seed % 2 == 1
+    width = int(rng.integers(*(MANY_LABELS if several else MANY_CLASSES)))
+    common = (rng.random(width) < 0.5).astype(int).tolist()
+    turned = [None, *sorted({0, width - 1, *rng.integers(0, width, 16).tolist()})]
+    kinds = [[bit ^ (place == at) for place, bit in enumerate(common)] for at in turned] if several else [*range(width)]
+    labels: list[Label] = [kinds[each] for each in rng.permutation(np.arange(len(kinds)).repeat(7 if several else 3))]
+    parts = trial.corpora.split(labels, width, float(fraction), trial.seed)
+    sizes, taken = (Counter(map(str, each)) for each in (labels, parts.validation_labels))
+    off = [kind for kind, size in sizes.items() if not (fraction * size).__floor__() <= taken[kind] <= (fraction * size).__ceil__()]
+    return same("kinds among many that have not their share, and kinds that were none", (0, 0), (len(off), len(taken.keys() - sizes)))
 
 
 def _of_few_samples(trial: Trial, classes: int, seed: int) -> list[Comparison]:

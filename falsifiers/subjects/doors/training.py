@@ -68,7 +68,8 @@ class Plan:
     rate of the next one to that share of the schedule's. The run is broken off after step `stop_after`; after `poison_after` the first
     element of the head's bias is NaN. After the first step, or where it is `late` as the first epoch ends, Ctrl-C comes `interrupts` times,
     to a handler of the program's own where `handled`. A run `aside` is made by another thread than the main one. `copies` gets a folder
-    `NUMBER EVENT` for each event of the process, as a kill would leave the run's.
+    `NUMBER EVENT` for each event of the process, as a kill would leave the run's. The model was fitted to the samples `before` already, in
+    another folder.
     """
 
     resume: bool = False
@@ -83,6 +84,7 @@ class Plan:
     aside: bool = False
     kill: Kill | None = None
     copies: Path | None = None
+    before: Corpus | None = None
 
 
 @dataclass(frozen=True)

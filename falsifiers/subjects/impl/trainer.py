@@ -201,10 +201,12 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
         file_events(folder, event)
         if group.size > 1:
             sums(group, event)
-    watch = Watch(pipeline, plan, event, journals and journals / str(group.rank))
-    before, quantised, result, stopped = _frozen(pipeline), _quantised(pipeline), None, ""
     train = _samples(problem, problem.training)
     validation = None if problem.validation is None else _samples(problem, problem.validation)
+    if plan.before is not None:
+        pipeline.fit(_samples(problem, plan.before), validation, folder.with_name(f"before {folder.name}"))
+    watch = Watch(pipeline, plan, event, journals and journals / str(group.rank))
+    before, quantised, result, stopped = _frozen(pipeline), _quantised(pipeline), None, ""
     fit = partial(pipeline.fit, train, validation, folder, resume=plan.resume, save_every=plan.save_every)
     with reading(watch.read), watch.clock(), _of_the_process() as process, _handled(plan) as handled:
         try:
