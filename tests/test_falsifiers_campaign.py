@@ -15,7 +15,9 @@ from terminal_processes import ROOT
 
 from blackswan.contracts.model import Claim, Contract
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from blackswan.falsifiers.diagnosis import blame
 from blackswan.falsifiers.numeric.case import Case, load
+from blackswan.falsifiers.runner import campaign as campaign_module
 from blackswan.falsifiers.runner.campaign import Campaign, Selection, targets
 from blackswan.falsifiers.runner.engine import Options, falsify
 from blackswan.falsifiers.runner.real_input import RealInput
@@ -136,6 +138,21 @@ def test_a_falsified_verdict_stands_where_its_counterexample_cannot_be_saved(tmp
         assert record["counterexample"]["replay"] is None
         assert "could not be saved as" in str(record["reason"])
         assert "exists" in str(record["reason"])
+
+
+def test_a_falsified_verdict_stands_where_its_diagnosis_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ImportError("impl has no such function any more")
+
+    monkeypatch.setattr(blame, "diagnose", broken)
+    monkeypatch.setattr(campaign_module, "would_hold_with", broken)
+    monkeypatch.setattr(np, "savez_compressed", broken)
+    run = Run(campaign(tmp_path, Wrong(y_off), claim()))
+    assert {verdict.state for verdict in run.attack()} == {State.FALSIFIED}
+    for record in read(run.path).verdicts:
+        assert "the diagnosis itself broke: ImportError: impl has no such function" in str(record["culprit"])
+        assert "declaration cannot be told: ImportError: impl has no such function" in str(record["reason"])
+        assert "could not be saved" in str(record["reason"])
 
 
 def test_the_line_that_replays_a_case_is_a_command_of_a_shell_whatever_the_folder(tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ import fcntl
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from reports_factory import verdict, write
-from terminal_processes import ENVIRONMENT, listing, records, serving, several
+from terminal_processes import ENVIRONMENT, listing, records, serving, several, started
 
 from blackswan.falsifiers.runner import verdict_file
 from blackswan.falsifiers.runner.plugin import EXIT_NOTHING_HELD, EXIT_USAGE
@@ -118,5 +119,19 @@ def test_a_folder_that_takes_no_file_is_bad_input() -> None:
     run.refuses(EXIT_USAGE, "/proc/x.jsonl cannot be written")
 
 
-def test_bytes_of_a_subjects_text_that_are_no_utf8_are_written_as_escapes() -> None:
-    assert plain({"worst": ["a folder named \udce9"]}) == {"worst": ["a folder named \\udce9"]}
+def test_what_a_subject_says_ends_no_run_whatever_its_characters(tmp_path: Path) -> None:
+    assert plain({"\udce9": [{1}, np.float32("nan"), np.arange(2)]}) == {"\\udce9": ["{1}", "nan", [0, 1]]}
+    subject = tmp_path / "says.py"
+    subject.write_text("def rms_norm(x, weight, eps):\n    raise ValueError('a folder named \\udce9 \\0')\n", encoding="utf-8")
+    asked = ["--subject", f"{subject}:rms_norm", "--claim", "OP-RMSNORM", "--dtype", "float32", "--verdicts", str(tmp_path / "v.jsonl")]
+    for processes in ("0", "1"):
+        (run,) = several([[*asked, "-n", processes, "--junitxml", str(tmp_path / "junit.xml")]])
+        assert run.status == 1, run
+        (record,) = [one for one in records(tmp_path / "v.jsonl") if one["record"] == "verdict"]
+        assert record["state"] == "FALSIFIED"
+        assert "a folder named \\udce9 \0" in record["counterexample"]["metric"]
+    for json in ([], ["--json"]):
+        with started("-m", "blackswan", "vet", *asked[1:], *json) as vetted:
+            out, err = vetted.communicate(timeout=60)
+        assert (vetted.returncode, err) == (1, "")
+        assert "a folder named" in out

@@ -54,3 +54,9 @@ def class_weights_scaled_in_place(init: Any, self: Any, *given: Any, **options: 
 def merge_updates_the_base(merge: Any, weight: Any, *factors: Any) -> Any:
     """The update is added to the base's own tensor."""
     return weight.copy_(merge(weight, *factors))
+
+
+@wrong_step("impl.dispatch:_local")
+def recorded_inputs_are_written_to(local: Any, value: Any) -> Any:
+    """A recorded input that has no gradient is the tensor itself, to which the optimiser writes later."""
+    return local(value) if value.requires_grad else value

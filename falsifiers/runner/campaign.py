@@ -133,8 +133,11 @@ class Campaign:
         source = self.real_input.case if target.claim.domain.input == "checkpoint" else None
         verdict = falsify(target.claim, target.dtype, self.subject, self.options, source)
         if verdict.state is State.FALSIFIED and verdict.case is not None:
-            found = would_hold_with(target.claim, verdict.case, asked_by(target.claim, self.subject), self.options, source)
-            verdict = replace(verdict, reason=f"would hold with {shown(found)}") if found else verdict
+            try:
+                found = would_hold_with(target.claim, verdict.case, asked_by(target.claim, self.subject), self.options, source)
+                verdict = replace(verdict, reason=f"would hold with {shown(found)}") if found else verdict
+            except Exception as error:  # as in _culprit
+                verdict = _also(verdict, f"whether it would hold with another declaration cannot be told: {type(error).__name__}: {error}")
         return self.conclude(verdict)
 
     def _left_out(self, claim: Claim) -> str | None:
@@ -184,21 +187,20 @@ class Campaign:
         path = self.verdict_file.parent / "counterexamples" / f"{verdict.claim.id}-{verdict.dtype}-{case.digest}{seed}.npz"
         try:
             case.save(path, verdict.claim.id)
-        except OSError as error:
-            unsaved = f"the counterexample could not be saved as {path}: {error.strerror or error}"
-            return replace(verdict, reason=f"{verdict.reason}; {unsaved}" if verdict.reason else unsaved)
+        except Exception as error:  # as in _culprit
+            return _also(verdict, f"the counterexample could not be saved as {path}: {getattr(error, 'strerror', None) or error}")
         return replace(verdict, replay=f"{self.command or places.attack_command()} --replay {shlex.quote(places.shown(path))}")
 
     def _culprit(self, verdict: Verdict, case: Case) -> Culprit | None:
         """The culprit that a falsified claim is traced to."""
-        from blackswan.falsifiers.diagnosis.blame import diagnose
-
         if verdict.state is not State.FALSIFIED:
             return None
         try:
+            from blackswan.falsifiers.diagnosis.blame import diagnose  # and the mutants, some of which import what `impl` may not have
+
             return diagnose(verdict.claim, case, verdict.comparison, asked_by(verdict.claim, self.subject))
-        except Exception as error:  # the verdict stands whatever becomes of its diagnosis
-            operation = verdict.claim.operation or ""
+        except (Exception, SystemExit) as error:  # the verdict stands whatever becomes of its diagnosis
+            operation = verdict.claim.operation or verdict.claim.check or "a rule"
             return Culprit(operation, operation, f"the diagnosis itself broke: {type(error).__name__}: {error}")
 
     def listed(self, claim: str, dtype: str, device: str) -> KnownFailure | None:
@@ -215,3 +217,8 @@ class Campaign:
         place = record["claim"], record["dtype"], record["device"]
         excused = {State.HELD: True, State.NOT_RUN: not self.required, State.FALSIFIED: self.listed(*place) is not None}
         return not excused.get(record["state"], False) or self.objection(*place, record["state"]) is not None
+
+
+def _also(verdict: Verdict, reason: str) -> Verdict:
+    """The verdict with one more reason."""
+    return replace(verdict, reason=f"{verdict.reason}; {reason}" if verdict.reason else reason)

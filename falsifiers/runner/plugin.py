@@ -7,7 +7,7 @@ import re
 import shlex
 import time
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from blackswan.falsifiers.runner.engine import Options
 from blackswan.falsifiers.runner.known_failures import load as load_known_failures
 from blackswan.falsifiers.runner.real_input import RealInput
 from blackswan.falsifiers.runner.validate_case import stored_case
-from blackswan.falsifiers.runner.verdict import State
+from blackswan.falsifiers.runner.verdict import State, plain
 from blackswan.falsifiers.runner.verdict_file import UnwrittenError, VerdictFile, writable
 from blackswan.falsifiers.runner.vet import asked_of
 from blackswan.falsifiers.subjects.isolated import Isolated, Named
@@ -176,6 +176,12 @@ def campaign(request: pytest.FixtureRequest) -> Campaign:
     return request.config.stash[CAMPAIGN]
 
 
+@pytest.fixture
+def note(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], None]:
+    """Hands on the record of a test's verdict. Pytest's own `record_property` warns where one process writes JUnit's XML."""
+    return lambda record: request.node.user_properties.append((VERDICT, record))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Ends this process where a claim takes longer than --limit, for native code heeds no signal; the recorder says so."""
@@ -193,6 +199,12 @@ def record_of(report: Any) -> dict[str, Any] | None:
     """The record of the verdict that a test reached, where it reached one."""
     found: dict[str, Any] | None = dict(getattr(report, "user_properties", ())).get(VERDICT)
     return found
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """What a process tells another of a test is UTF-8, whatever its subject has said: pytest-xdist sends nothing else."""
+    return plain((yield))
 
 
 def pytest_report_teststatus(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:

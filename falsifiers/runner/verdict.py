@@ -1,5 +1,6 @@
 """Verdicts: the closed set of states, and what a record of one says."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -106,14 +107,16 @@ class Verdict:
 
 
 def plain(value: Any) -> Any:
-    """Strict JSON: NumPy numbers become Python's, non-finite ones the strings nan, inf and -inf, and bytes of a subject's texts that are no
-    UTF-8 escapes."""
+    """Strict JSON, whatever a subject has said: NumPy numbers become Python's, non-finite ones the strings nan, inf and -inf, characters of
+    a text that are no UTF-8 escapes, and anything else its words."""
     if isinstance(value, Mapping):
-        return {str(key): plain(entry) for key, entry in value.items()}
+        return {plain(str(key)): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [plain(entry) for entry in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
         return "nan" if value != value else ("inf" if value > 0 else "-inf")
-    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+    if value is None or isinstance(value, int | float):
+        return value
+    return str(value).encode(errors="backslashreplace").decode()

@@ -24,7 +24,7 @@ from blackswan.falsifiers.runner.engine import Options
 from blackswan.falsifiers.runner.real_input import RealInput
 from blackswan.falsifiers.runner.terminal import story
 from blackswan.falsifiers.runner.validate_case import stored_case
-from blackswan.falsifiers.runner.verdict import State, Verdict
+from blackswan.falsifiers.runner.verdict import State, Verdict, plain
 from blackswan.falsifiers.runner.verdict_file import VerdictFile, writable
 from blackswan.falsifiers.subjects.isolated import Isolated, Named, require_device, subject_of
 from blackswan.falsifiers.subjects.protocol import Lacks, Subject
@@ -300,7 +300,7 @@ _shared: list[Campaign] = []
 
 
 def _found(campaign: Campaign, verdict: Verdict) -> _Found:
-    return campaign.record(verdict), line(verdict), (telling(verdict), story(verdict))
+    return campaign.record(verdict), plain(line(verdict)), (telling(verdict), plain(story(verdict)))
 
 
 def _attacked(campaign: Campaign, targets: Sequence[Target], processes: int) -> Iterator[_Found]:

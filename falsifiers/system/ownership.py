@@ -11,7 +11,8 @@ from blackswan.falsifiers.system.workloads import drawn, small
 def handed_tensors_stay(trial: Trial) -> list[Comparison]:
     """Objects made of the same tensors work one after the other, and once more when those were written over, as one by itself does.
 
-    Before they are written over, the tensors are as they were.
+    Before they are written over, the tensors are as they were. What a recording of steps says of their calls is what those calls were given
+    and gave, although the steps went on to write to parameters and moments.
     """
     rng, found = trial.rng("work"), list[Comparison]()
     work = replace(small(rng, trial.seed, nf4=bool(rng.integers(2))), vocab=260, targets=str(rng.choice(["q_v", "all"])))
@@ -27,4 +28,8 @@ def handed_tensors_stay(trial: Trial) -> list[Comparison]:
         found += same(f"{kind}: what was handed over", before, hand.content())
         hand.overwrite()
         found += same(f"{kind}: once that was written over", alone, hand.work(objects[2]))
+    then, now = trial.ownership.recorded(work, weights)
+    found += same("calls that are recorded", [name for name, *_ in then], [name for name, *_ in now])
+    for (name, *at_the_call), (_, *said) in zip(then, now, strict=False):
+        found += same(f"recorded call {name}", *({"inputs": given, "outputs": results} for given, results in (at_the_call, said)))
     return found

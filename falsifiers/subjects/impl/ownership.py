@@ -13,12 +13,15 @@ from blackswan.falsifiers.subjects.doors.devices import Workload
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.devices import batch_of, trainer_of
 from blackswan.falsifiers.subjects.protocol import Session
+from blackswan.impl import dispatch
 from blackswan.impl.adapter import Adapter, save_adapter
 from blackswan.impl.checkpoint import Checkpoint
 from blackswan.impl.classifier import trainable_shapes
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.merge import merge_adapter
 from blackswan.impl.pipeline import ClassifyPipeline
+from blackswan.impl.pretrain import StepFn, random_decoder
+from blackswan.impl.token_shards import TokenBatch
 from blackswan.impl.tokens import ByteTokens
 from blackswan.impl.trainer import Batch, Trainer
 from blackswan.reference.table import Array
@@ -27,6 +30,8 @@ STEPS, RATE = 2, 1e-2
 Tensors = dict[str, Tensor]
 Used = Callable[[], Mapping[str, Tensor]]
 """Works with an object and gives what came of it."""
+Calls = list[tuple[str, dict[str, Any], dict[str, Any]]]
+"""Path and operation of each call, what it was given by name, and its results."""
 LATE = ("an adapter that is merged and saved",)
 """Kinds of object that take their tensors when they work, and not when they are made."""
 BASE, BATCH = "base ", "batch "
@@ -44,6 +49,32 @@ class Ownership(Door):
     def hand(self, kind: str, work: Workload, weights: Mapping[str, Array]) -> "Hand":
         """Tensors that are handed to objects of that kind: float32 weights, a batch, and what else they take."""
         return Hand(kind, work, weights, self._device)
+
+    def recorded(self, work: Workload, weights: Mapping[str, Array]) -> tuple[Calls, Calls]:
+        """The calls of steps of a classifier, then of a decoder, clipped: what each was given and gave, copied at the call; and what a
+        recording of the steps says of it when they are over."""
+        held = {name: torch.tensor(value, device=self._device) for name, value in weights.items()}
+        trained, batch = trainable_shapes(config_of(work.scalars), adaptation_of(work.scalars)), batch_of(work, self._device)
+        base, own = ({name: value for name, value in held.items() if (name in trained) == kind} for kind in (False, True))
+        trainer, decoder = trainer_of(work, base, own, self._device), random_decoder(config_of(work.scalars), device=self._device)
+        step = StepFn(decoder, total_steps=STEPS, micro_batch=work.batch - 1, learning_rate=RATE, max_norm=RATE)
+        then: Calls = []
+
+        def around(path: str, operation: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+            given = _values(arguments)
+            result = function(**arguments)
+            then.append((f"{path} {operation}", given, _values(dict(enumerate(result if isinstance(result, tuple) else (result,))))))
+            return result
+
+        with dispatch.wrapping(around), dispatch.recording() as calls:
+            for _ in range(STEPS):
+                trainer.train_batch(batch)
+                step.train(TokenBatch(batch.input_ids, batch.mask))
+        now = [
+            (f"{call.path} {call.operation}", _values({**call.inputs, **call.scalars}), _values(dict(enumerate(call.outputs.values()))))
+            for call in calls
+        ]
+        return then, now
 
 
 class Hand(Session):
@@ -77,6 +108,11 @@ class Hand(Session):
         for name, value in self._held.items():
             if not name.startswith((BASE, BATCH)) and self._kind not in LATE:
                 value.zero_()
+
+
+def _values(named: Mapping[Any, Any]) -> dict[str, Any]:
+    """Copies of tensors, by name; anything else in words."""
+    return {str(name): to_numpy(value.detach()).copy() if isinstance(value, Tensor) else repr(value) for name, value in named.items()}
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
