@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from falsifiers_claims import LOADED, Fake, Fickle, Wrong, claim, off, y_off
+from falsifiers_claims import CLAIMS, LOADED, Fake, Fickle, Wrong, claim, off, y_off
 from terminal_processes import ROOT
 
 from blackswan.contracts.model import Claim, Contract
@@ -24,6 +24,7 @@ from blackswan.falsifiers.runner.real_input import RealInput
 from blackswan.falsifiers.runner.verdict import State, Verdict
 from blackswan.falsifiers.runner.verdict_file import VerdictFile
 from blackswan.falsifiers.subjects.implementation import Implementation
+from blackswan.falsifiers.subjects.unloadable import Unloadable
 from blackswan.reference.table import Array
 from blackswan.reports import markdown
 from blackswan.reports.records import read
@@ -153,6 +154,14 @@ def test_a_falsified_verdict_stands_where_its_diagnosis_breaks(tmp_path: Path, m
         assert "the diagnosis itself broke: ImportError: impl has no such function" in str(record["culprit"])
         assert "declaration cannot be told: ImportError: impl has no such function" in str(record["reason"])
         assert "could not be saved" in str(record["reason"])
+
+
+def test_an_implementation_that_cannot_be_loaded_falsifies_what_it_is_asked(tmp_path: Path) -> None:
+    lost = Unloadable("cpu", ImportError("cannot import name 'gone'"))
+    run = campaign(tmp_path, lost, claim(), replace(CLAIMS["TRN-OWNERSHIP"], contract="test"))
+    for verdict in map(run.attack, run.targets()):
+        assert verdict.state is State.FALSIFIED
+        assert "impl cannot be loaded: cannot import name 'gone'" in str(run.record(verdict)["counterexample"])
 
 
 def test_the_line_that_replays_a_case_is_a_command_of_a_shell_whatever_the_folder(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from blackswan.falsifiers.runner.verdict import State, plain
 from blackswan.falsifiers.runner.verdict_file import UnwrittenError, VerdictFile, writable
 from blackswan.falsifiers.runner.vet import asked_of
 from blackswan.falsifiers.subjects.isolated import Isolated, Named
+from blackswan.falsifiers.subjects.unloadable import Unloadable
 from blackswan.reports import places
 
 EXIT_USAGE, EXIT_NOTHING_HELD, EXIT_NO_DEVICE = 4, 5, 6
@@ -135,8 +136,14 @@ def _subject(config: pytest.Config) -> Any:
     option = config.option
     if option.device == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton looks for it when it is imported
-    from blackswan.falsifiers.subjects.implementation import Implementation
-    from blackswan.impl.device import DeviceUnavailable
+    try:
+        from blackswan.falsifiers.subjects.implementation import Implementation
+        from blackswan.impl.device import DeviceUnavailable
+    except ImportError as error:
+        if not (error.name or "").startswith("blackswan.impl"):  # a library that is missing says nothing about `impl`
+            raise
+        config.stash[NOTES] = []
+        return Unloadable(option.device, error)
 
     try:
         with warnings.catch_warnings(record=True) as config.stash[NOTES]:

@@ -114,7 +114,13 @@ class _Door(Generic[D]):
 
     def __get__(self, trial: "Trial", owner: type) -> D:
         may = getattr(check_of(trial.claim), "non_finite", ())
-        vars(trial)[self._name] = _Asked(trial.subject.door(self._name), may, self._name, trial.attack)
+        try:
+            door = trial.subject.door(self._name)
+        except ImportError as error:
+            if not (error.name or "").startswith("blackswan.impl"):  # a library that is missing says nothing about the subject
+                raise
+            raise SubjectError(f"has not what its users import: {error}") from error
+        vars(trial)[self._name] = _Asked(door, may, self._name, trial.attack)
         return cast(D, vars(trial)[self._name])
 
 
