@@ -276,6 +276,12 @@ def metrics_repeat_an_epoch(before: Any, line: str, epoch: int, step: int | None
     return bool(before(line, epoch, step, where) or before(line, epoch + 1, 0, where))
 
 
+@wrong_step("impl.metrics:_before")
+def metrics_keep_the_epoch_of_steps(before: Any, line: str, epoch: int, step: int | None, where: str) -> bool:
+    """The line of an epoch stays, though a continuation begins with a step inside it."""
+    return bool(before(line, epoch, step, where) or (step is not None and before(line, epoch + 1, 0, where)))
+
+
 wrong_step("impl.metrics:cut_back", name="metrics_never_cut_back", doc="A continuation appends to what is there, torn lines too.")(
     lambda *_: None
 )

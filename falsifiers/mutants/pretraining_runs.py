@@ -360,6 +360,10 @@ wrong_steps(
         lambda draw, name, shape, generator: draw(name, shape, generator) * (1.5 if len(shape) > 1 else 1.0),
     ),
     random_biases_of_one=("Random biases are one, as norms are.", lambda draw, name, *given: draw(name.removesuffix(".bias"), *given)),
+    random_layers_alike=(
+        "All random matrices begin with the same numbers.",
+        lambda draw, name, shape, generator: draw(name, shape, generator.manual_seed(generator.initial_seed())),
+    ),
 )
 
 

@@ -49,8 +49,8 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
     epoch ends again; and the state is written after every so many steps.
     """
     rng = trial.rng("kills")
-    every = int(rng.integers(2, 4))
-    settings = {"multi_label": False, "batch_size": 1, "accumulation_steps": 2, "learning_rate": 0.02, "backend": "torch"}
+    every = int(rng.integers(3, 5))
+    settings = {"multi_label": False, "batch_size": 1, "accumulation_steps": 2, "learning_rate": 0.02, "backend": "torch", "epochs": 3}
     settings["class_weights"] = [0.5, 2.0, 1.25, 1 / 3]
     with small(trial, "killed", settings) as problem:
         texts = texts_of(rng, 11)
@@ -67,18 +67,20 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
         found += same("names that were given to what is not on the disk", [], _not_flushed(rank.events))
         steps = [line["kind"] for line in metrics(whole)].index("epoch")
         interrupted = iter((2, steps))
-        for kill in (*_kills(rng, rank.events, steps, every, kills), None):
+        planned = _kills(rng, rank.events, steps, every, kills)
+        for kill in (*planned, None):
             resume = ["--resume"] if (folder / RUN).is_file() else []
             rank = trial.commands.killed(folder, kill, "train", f"--output={folder}", *resume, *where)
             if kill and kill.interrupt:
                 found += _interrupted(trial, folder, next(interrupted), rank.ended)
-                found += _foreign_line(trial, folder, where) if kill.times == 2 else ()
+                found += _foreign_line(trial, folder, where) if kill is planned[0] else ()
                 continue
             if rank.ended != (KILLED if kill else ""):
                 if rank.ended or kill is None:
                     return [*found, broken("a continued run", "did not go on", "its end", rank.ended)]
                 break
-            _tear(trial, rng, folder)
+            if kill is not planned[3]:  # the epoch's line stays whole, though steps before it are made again
+                _tear(trial, rng, folder)
         found += same("numbers of the lines of the metrics", *(list(map(number_of, metrics(each))) for each in (whole, folder)))
         found += same("metrics", metrics(whole), metrics(folder))
         found += _seconds_add_up(folder)
@@ -174,12 +176,19 @@ def _between_states(whole: Path, rank: Rank, every: int) -> tuple[list[int], lis
 
 
 def _kills(rng: Generator, events: Sequence[str], steps: int, every: int, count: int) -> list[Kill]:
-    """Ctrl-C in the second step and in the last one of an epoch; kills between the epoch's line and its state, and between two states; and
-    kills at random events after the beginning, by their names."""
+    """Ctrl-C in the second step and in the last one of an epoch; kills between the epoch's line and its state, between those of the second
+    epoch, whose last steps are then made again, and between two states; and kills at random events after the beginning, by their names."""
     line = f"open {METRICS}"
     saved = events.index("flush .partial-last")  # the epoch's adapter; its line and the state come next
     state = next(event for event in events[saved:] if event.startswith("os.rename state/"))
-    first = [Kill(line, 2, interrupt=True), Kill(line, steps - 2, interrupt=True), Kill(state, 1), Kill(line, every)]
+    again = sum(step % every == 0 for step in range(steps + 1, 2 * steps))  # states inside the second epoch
+    first = [
+        Kill(line, 2, interrupt=True),
+        Kill(line, steps - 2, interrupt=True),
+        Kill(state, 1),
+        Kill(state, again + 2),
+        Kill(line, every),
+    ]
     names = sorted(
         {name for name in events if not name.startswith(("os.mkdir", f"open {CONFIG}", f"open {STATISTICS}")) and RUN not in name}
     )

@@ -263,16 +263,20 @@ def random_weights_know_nothing(trial: Trial) -> list[Comparison]:
 
 def _as_families_begin(trial: Trial) -> list[Comparison]:
     """Norms one, biases zero, and the elements of all matrices as n independent ones of N(0, 0.02²): their mean and their mean square are
-    within seven standard deviations, 1/√n and √(2/n), of 0 and 1."""
+    within seven standard deviations, 1/√n and √(2/n), of 0 and 1, and so is the mean product of two matrices' first elements of 0."""
     scalars = generated(trial.rng("random"), trial.seed, "float32", family=("qwen2", "qwen3", "llama")[trial.seed % 3]).scalars
     tensors = trial.pretrainer.random(scalars, trial.seed).parameters()
-    drawn = np.concatenate([value.ravel() for value in tensors.values() if value.ndim == 2]).astype(np.float64) / 0.02
+    matrices = [value.ravel().astype(np.float64) / 0.02 for value in tensors.values() if value.ndim == 2]
+    drawn, count = np.concatenate(matrices), min(map(len, matrices))
+    alike = np.stack([each[:count] for each in matrices])
+    products = np.abs(np.triu(alike @ alike.T / count, 1))
     plain = {name: value for name, value in tensors.items() if value.ndim == 1}
     bound = 7 / np.sqrt(len(drawn))
     return [
         *same("vectors", {name: np.full_like(value, not name.endswith(".bias")) for name, value in plain.items()}, plain),
         value_inside("mean of the matrices / 0.02", float(drawn.mean()), -bound, bound),
         value_inside("mean square of the matrices / 0.02²", float(np.square(drawn).mean()), 1 - np.sqrt(2) * bound, 1 + np.sqrt(2) * bound),
+        value_inside("largest mean product of two matrices / 0.02²", float(products.max()), 0.0, 7 / np.sqrt(count)),
     ]
 
 
