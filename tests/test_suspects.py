@@ -43,6 +43,7 @@ def untouched(name):
 def test_a_wrong_function_of_a_claim_on_data_is_a_suspect_though_no_mutant_touches_it(monkeypatch):
     right = corpus.Statistics.imbalance.fget
     monkeypatch.setattr(corpus.Statistics, "imbalance", property(lambda self: 1.5 * right(self)))
+    monkeypatch.delitem(STEPS, "imbalance_without_a_class")
     found = blamed("DATA-STATISTICS").culprit
     assert untouched("impl.corpus:Statistics.imbalance")
     assert "impl.corpus:Statistics.imbalance" in found.suspects

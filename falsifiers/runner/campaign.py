@@ -37,6 +37,10 @@ class Selection:
         return (not self.claims or claim.id in self.claims) and (not self.operations or claim.operation in self.operations)
 
 
+FILLING = {"devices.last_rows_are_as_alone": "qwen3-4b"}
+"""A check that takes most of a GPU's memory → the whole model whose process it shares, so that the two do not want it at once."""
+
+
 @dataclass(frozen=True)
 class Target:
     """One claim in one dtype, on the run's device or, for `device` cuda on a CPU run, not at all."""
@@ -48,8 +52,10 @@ class Target:
     @property
     def group(self) -> str | None:
         """The group that shares a process on a GPU: claims on one whole model, which fills the memory, share its expected answers."""
-        on_gpu = self.device == "cuda" and (self.claim.check or "").startswith("whole_models.")
-        return str(self.claim.arguments["model"]) if on_gpu else None
+        check = self.claim.check or ""
+        if self.device != "cuda":
+            return None
+        return str(self.claim.arguments["model"]) if check.startswith("whole_models.") else FILLING.get(check)
 
     @property
     def key(self) -> Key:
