@@ -119,5 +119,6 @@ def test_the_hand_written_layers_make_steps_before_weights_come(monkeypatch: pyt
     monkeypatch.setattr(warm_up, "small", lambda *given, **named: replace(small(*given, **named), batch=2))
     found = warm_up.kernels_come_before_weights(trial_by("DEV-WARM-UP", monkeypatch, ("fused",)))
     assert not missed(found)
-    assert "classifier (fused): computed only after the weights came" in names(found)
+    for settings in ("{'multi_label': True}", "{'class_weights': 'balanced'}"):
+        assert f"classifier (fused, {settings}): computed only after the weights came" in names(found)
     assert steps[:3] == [2, 3, 4], "two steps of the rehearsal, and the first on the weights"

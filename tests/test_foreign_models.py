@@ -25,6 +25,7 @@ from blackswan.falsifiers.runner.vet import campaign_of
 from blackswan.falsifiers.runner.vet import main as vet
 from blackswan.falsifiers.subjects.libraries import classifiers
 from blackswan.falsifiers.subjects.libraries.transformers import MODEL, MODEL_EAGER
+from blackswan.falsifiers.subjects.protocol import Lacks
 from blackswan.falsifiers.system.trial import Trial
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # PEFT asks for it
@@ -54,7 +55,12 @@ def test_vet_asks_it_in_its_own_process(capsys: pytest.CaptureFixture[str], tmp_
     said = capsys.readouterr().out
     assert "HELD       WHOLE-TORCH" in said
     assert "declared weighted_cross_entropy loss_dtype: storage" in said
-    assert "has no backend fused" in said
+    assert "the claim is about cuda, and this run's device is cpu" in said, "its tolerance was measured on GPUs alone"
+
+
+def test_it_lacks_the_backends_of_this_project() -> None:
+    with pytest.raises(Lacks, match="has no backend fused"):
+        Trial(Attack(CLAIMS["WHOLE-FUSED"], MODEL().using("fused"), "bfloat16"), 0).run()
 
 
 def test_operations_are_not_asked_of_a_whole_model() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Corpus, Run
+from blackswan.falsifiers.subjects.protocol import Lacks
 from blackswan.falsifiers.system.run_problem import PARTS, SmallRun, part, small_run, with_samples
 from blackswan.falsifiers.system.runs import whole_run
 from blackswan.falsifiers.system.same import same
@@ -37,12 +38,19 @@ def value_stops_the_run(trial: Trial) -> list[Comparison]:
     found += _stops_at(trial, f"forward pass, {name}", _overflows_forward(small_run(trial), name, at), name, at, words)
     words = (f"score (linear): the gradient of its input x has {hidden} infinite of {hidden}", "from a finite one")
     overflowing = _overflows_backward(small_run(trial, batch_size=1), at)
-    return [*found, *_stops_at(trial, "backward pass", overflowing, "training", at, words), *_by_hand(trial, overflowing, at)]
+    found += _stops_at(trial, "backward pass", overflowing, "training", at, words)
+    return [*found, *_by_hand(trial, overflowing, at)]
 
 
 def _by_hand(trial: Trial, problem: SmallRun, at: int) -> list[Comparison]:
-    """A step that fails leaves the samples that wait for it, and all else, as they were: their gradient can still be looked at."""
-    pipeline = trial.trainer.pipeline(problem)
+    """A step that fails leaves the samples that wait for it, and all else, as they were: their gradient can still be looked at.
+
+    Nothing is asked of a trainer that makes whole runs only.
+    """
+    try:
+        pipeline = trial.trainer.pipeline(problem)
+    except Lacks:
+        return []
     pipeline.accumulate([at, 3])
     before = {"gradient": pipeline.gradient_vector(), **pipeline.state()}
     found = [trial.refuses("apply by hand", pipeline.apply, "finite|norm", "FloatingPointError")]
