@@ -76,8 +76,8 @@ def test_a_held_claim_is_success_from_any_folder_and_twice_in_a_row(tmp_path: Pa
 def test_claims_of_a_group_share_a_process(edited: Any, tree: Path) -> None:
     edited(
         "falsifiers/runner/campaign.py",
-        "        on_gpu =",
-        '        return "one" if self.claim.operation == "linear" else None\n        on_gpu =',
+        "        check = self",
+        '        return "one" if self.claim.operation == "linear" else None\n        check = self',
     )
     ran = command("-n2", "-vv", *(f"--claim={name}" for name in ("OP-LINEAR", "OP-SWIGLU")), tree=tree)
     grouped = [line for line in ran.text.splitlines() if "linear" in line and line.startswith("[gw")]
