@@ -139,6 +139,14 @@ def resume_forgets_the_best_of_several_labels(continue_from: Any, run: Any, prog
 # Workers
 
 
+@wrong_step("impl.group:_places")
+def address_alone_refused(places: Any, environment: Any) -> Any:
+    """A process that is alone is refused where the cluster names an address."""
+    if "MASTER_ADDR" in environment and "RANK" not in environment:
+        raise ValueError("the environment has MASTER_ADDR, but not RANK")
+    return places(environment)
+
+
 @wrong_step("impl.group:DistributedGroup._reported")
 @contextmanager
 def lost_worker_is_not_named(_: Any, _group: Any, _what: str) -> Iterator[None]:

@@ -18,6 +18,9 @@ from blackswan.falsifiers.system.command_problem import (
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial, reads_files
 
+OF_A_CLUSTER = {"MASTER_ADDR": "10.255.255.1", "MASTER_PORT": "29500"}
+"""What some clusters tell every process, also one that is alone."""
+
 
 @reads_files
 def workers_answer_as_one(trial: Trial) -> list[Comparison]:
@@ -40,7 +43,10 @@ def workers_answer_as_one(trial: Trial) -> list[Comparison]:
             where = ["train", f"--model={problem.base}", *corpora, "--save-every=2", *options(problem.settings)]
             where += ["--device=auto"] if several and not trial.on_gpu else []
             one, all_of_them = problem.folder / "one", problem.folder / "several"
-            trial.commands.run(*where, f"--output={one}")
+            alone = trial.commands.attempt(*where, f"--output={one}", environment=OF_A_CLUSTER)
+            found += same(
+                "message to one process where the cluster names an address", (0, ""), (alone.status, alone.err * bool(alone.status))
+            )
             expected = trial.commands.opened(one / "last", texts, labels)
             said, answers = trial.commands.by_workers(workers, all_of_them / "last", texts, labels, *where, f"--output={all_of_them}")
             found += same("what other workers than the first print", [""] * (workers - 1), [each.out for each in said[1:]])
