@@ -5,7 +5,6 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,20 +12,6 @@ from typing import Any
 import torch
 
 from blackswan.falsifiers.mutants.registry import wrong_step
-
-_LEFT_OPEN: list[Any] = []
-"""Blocks that nobody ends: one that is forgotten would be ended when Python collects it."""
-
-
-@wrong_step("impl.nonfinite:unchecked")
-@contextmanager
-def checks_stay_off(unchecked: Any) -> Iterator[None]:
-    """A block without checks that ends by an error leaves the checks off."""
-    _LEFT_OPEN.append(unchecked())
-    _LEFT_OPEN[-1].__enter__()
-    yield
-    _LEFT_OPEN.pop().__exit__(None, None, None)
-
 
 # What is read
 

@@ -97,10 +97,6 @@ wrong_steps(
     warnings_not_shown=("Warnings are not shown.", lambda _: mock.MagicMock()),
 )
 wrong_steps(
-    "impl.commands.merge:require_absent",
-    merged_over_a_link=("A link to nothing may be written over.", lambda right, folder: None if folder.is_symlink() else right(folder)),
-)
-wrong_steps(
     "impl.__main__:_say",
     memory_of_the_host_is_bad_input=(
         "Too little memory of the host is bad input.",

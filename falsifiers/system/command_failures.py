@@ -485,7 +485,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "train on what validates": ((*train, f"--validation={corpus}"), "--validation"),
         "train on what validates, by a link": ((*train, f"--validation={folder / 'link.jsonl'}"), "--validation"),
         "train on what validates, by a detour": ((*train, f"--validation={folder / 'base' / '..' / corpus.name}"), "--validation"),
-        "train at a rate of 0": ((*train, "--epochs=1", "--batch-size=16", "--warmup-fraction=0.5"), "warmup"),
+        "train at a rate of 0": ((*train, "--epochs=1", "--batch-size=4", "--warmup-fraction=0.5"), "warmup"),
         "train on longer texts than the model's": ((*train, f"--max-seq-len={positions + 1}"), f"at most {positions} positions"),
         "train on a token without an embedding": ((*train, f"--model={folder / 'more tokens'}"), "fewer than there are tokens"),
         "train, resumed without a run": ((*train, "--resume"), "holds no run"),
