@@ -58,6 +58,17 @@ def same_samples(name: str, expected: Sequence[Hashable], actual: Sequence[Hasha
     return broken(name, "not the same samples", f"{len(expected)}, {odd} {wanted[odd]} times", f"{len(actual)}, {odd} {got[odd]} times")
 
 
+def same_tensors(expected: Mapping[str, np.ndarray], actual: Mapping[str, np.ndarray]) -> list[Comparison]:
+    """Two groups of named arrays: names, shapes, dtypes and bits."""
+    dtypes = ({name: str(value.dtype) for name, value in tensors.items()} for tensors in (expected, actual))
+    return [*same("dtypes", *dtypes), *same("tensors", expected, actual)]
+
+
+def same_keys(file: str, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> list[Comparison]:
+    """A mapping that has each expected value under its key, and may have more."""
+    return same(file, expected, {key: actual.get(key) for key in expected})
+
+
 def content(folder: Path) -> dict[str, bytes]:
     """Every file in a folder; none where it is not there."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,193 @@
+"""A command that is killed or interrupted while it trains, and goes on as if it had not been."""
+
+import math
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_inside
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.subjects.doors.training import Kill, Rank
+from blackswan.falsifiers.system.command_problem import (
+    CONFIG,
+    METRICS,
+    RUN,
+    STATE,
+    STATISTICS,
+    metrics,
+    number_of,
+    options,
+    small,
+    texts_of,
+    timed_metrics,
+)
+from blackswan.falsifiers.system.continued import KILLED
+from blackswan.falsifiers.system.same import content, same
+from blackswan.falsifiers.system.trial import Trial, reads_files
+
+
+@reads_files
+def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
+    """A command that is killed at its writes, a line of its metrics torn, and given again with --resume leaves what a whole run does.
+
+    Before, it is interrupted, also in an epoch's last step. Two kills come before a state is written, so that steps are made again, and an
+    epoch ends again; and the state is written after every so many steps.
+    """
+    rng = trial.rng("kills")
+    every = int(rng.integers(3, 5))
+    settings = {"multi_label": False, "batch_size": 1, "accumulation_steps": 2, "learning_rate": 0.02, "backend": "torch", "epochs": 3}
+    settings["class_weights"] = [0.5, 2.0, 1.25, 1 / 3]
+    with small(trial, "killed", settings) as problem:
+        texts = texts_of(rng, 11)
+        corpus = problem.corpus("corpus", texts, problem.labels(rng, 11))
+        where = [f"--model={problem.base}", f"--corpus={corpus}", f"--save-every={every}", *options(problem.settings)]
+        whole, folder = problem.folder / "whole", problem.folder / "killed"
+        rank = trial.commands.killed(whole, None, "train", f"--output={whole}", *where)
+        if rank.ended:
+            return [broken("the whole run", "failed", "its end", rank.ended)]
+        ours = [name for name in rank.events if "/.ledger.json." not in name]  # which is the host's, on a GPU
+        if outside := [name for name in ours if name.startswith("flush ../")]:
+            return [broken("the whole run", "files written outside of its folder", "none", ", ".join(outside[:3]))]
+        found = same("steps between two states", *_between_states(whole, rank, every))
+        found += same("names that were given to what is not on the disk", [], _not_flushed(rank.events))
+        steps = [line["kind"] for line in metrics(whole)].index("epoch")
+        interrupted = iter((2, steps))
+        planned = _kills(rng, rank.events, steps, every, kills)
+        for kill in (*planned, None):
+            resume = ["--resume"] if (folder / RUN).is_file() else []
+            rank = trial.commands.killed(folder, kill, "train", f"--output={folder}", *resume, *where)
+            if kill and kill.interrupt:
+                found += _interrupted(trial, folder, next(interrupted), rank.ended)
+                found += _foreign_line(trial, folder, where) if kill is planned[0] else ()
+                continue
+            if rank.ended != (KILLED if kill else ""):
+                if rank.ended or kill is None:
+                    return [*found, broken("a continued run", "did not go on", "its end", rank.ended)]
+                break
+            if kill is not planned[3]:  # the epoch's line stays whole, though steps before it are made again
+                _tear(trial, rng, folder)
+        found += same("numbers of the lines of the metrics", *(list(map(number_of, metrics(each))) for each in (whole, folder)))
+        found += same("metrics", metrics(whole), metrics(folder))
+        found += _seconds_add_up(folder)
+        for file in (CONFIG, STATISTICS, RUN):
+            found += same(file, (whole / file).read_text(), (folder / file).read_text())
+        found += same("state and adapters", *(trial.trainer.kept(each) for each in (whole, folder)))
+        found += _started_again(trial, whole, folder, where)
+        left = [sorted(path.name for path in each.iterdir()) for each in (whole, folder)]
+    return [*found, *same("files of the run", *left)]
+
+
+def _not_flushed(events: Sequence[str]) -> list[str]:
+    """What gets its name before its content is on the disk, or whose name is not on the disk next: a power failure would leave neither."""
+    odd = []
+    for at, event in enumerate(events):
+        if event.startswith("os.rename "):
+            name = event.removeprefix("os.rename ")
+            written = {each.removeprefix("open ") for each in events[:at] if each == f"open {name}" or each.startswith(f"open {name}/")}
+            last = {each: max(place for place in range(at) if events[place] == f"open {each}") for each in written}
+            odd += [each for each, opened in last.items() if f"flush {each}" not in events[opened:at]]
+            odd += [name] if events[at + 1 : at + 2] != [f"flush {Path(name).parent}"] else []
+    return odd
+
+
+def _foreign_line(trial: Trial, folder: Path, where: Sequence[str]) -> Iterator[Comparison]:
+    """A run does not go on where its metrics hold a line of something else, which stays; the message names file and line."""
+    copy, lines = folder.with_name("foreign"), ["epoch 1", '{"loss": 1.0}', "[1]", '{"kind": "step", "epoch": 1}', '"step"']
+    line = str(trial.rng("foreign").choice(lines))
+    shutil.copytree(folder, copy)
+    lines = (copy / METRICS).read_text().splitlines(keepends=True)
+    (copy / METRICS).write_text(f"{lines[0]}{line}\n{''.join(lines[1:])}")
+    before = (copy / METRICS).read_bytes()
+    said = trial.commands.attempt("train", f"--output={copy}", "--resume", *where)
+    yield from same("status of a run that goes on after a foreign line", 1, said.status)
+    if f"{METRICS}:2" not in said.err:
+        yield broken("message about a foreign line", "does not name it", f"{METRICS}:2", said.err[-300:])
+    yield from same("metrics with a foreign line", before, (copy / METRICS).read_bytes())
+
+
+def _started_again(trial: Trial, whole: Path, folder: Path, where: Sequence[str]) -> Iterator[Comparison]:
+    """torchrun gives the same command again after a worker's death: it begins a run that had not begun, and goes on with one that had; of
+    one that has come to its end it says the end again and changes nothing, as --resume does."""
+    fresh, again = folder.with_name("fresh"), {"TORCHELASTIC_RESTART_COUNT": "1"}
+    fresh.mkdir()
+    for name in (CONFIG, STATISTICS, f".partial-{RUN}.abcdefgh", ".lock"):  # as a start leaves them that was killed at once
+        (fresh / name).write_text("?")
+    trial.commands.attempt("train", f"--output={fresh}", *where, environment=again)
+    yield from same("names in its folder", *(sorted(path.name for path in each.iterdir()) for each in (whole, fresh)))
+    yield from same("state and adapters of a run that was started again", *(trial.trainer.kept(each) for each in (whole, fresh)))
+    before, said = content(folder), []
+    for more, environment in (["--resume"], {}), ([], again):
+        said.append(trial.commands.attempt("train", f"--output={folder}", *more, *where, environment=environment))
+        changed = sorted(file for file, _ in content(folder).items() ^ before.items())
+        yield from same(f"status of a run that is over, and what changes {more}", (0, []), (said[-1].status, changed))
+    yield from same("what a run that is over says", said[0].out, said[1].out)
+
+
+def _interrupted(trial: Trial, folder: Path, step: int, ended: str) -> Iterator[Comparison]:
+    """After Ctrl-C in a step: status 2, and a message that names this step, whose line and whose state are written."""
+    last = max(line["step"] for line in metrics(folder) if line["kind"] == "step")
+    message = f"impl train: interrupted after step {last}; the same command with --resume goes on"
+    if not (ended.startswith("status 2: ") and message in ended):
+        yield broken("end after an interruption", "another one", f"status 2: {message}", ended[-300:] or "the end of the run")
+    yield from same("last step of an interrupted run", step, last)
+    yield from same("step of the state after an interruption", last, trial.trainer.kept(folder).progress["step"])
+
+
+def _seconds_add_up(folder: Path) -> Iterator[Comparison]:
+    """Those of an epoch contain its steps', whichever process made them."""
+    lines = timed_metrics(folder)
+    for epoch in (line for line in lines if line["kind"] == "epoch"):
+        steps = [line["seconds"] for line in lines if line["kind"] == "step" and line["epoch"] == epoch["epoch"]]
+        least = math.fsum(steps) * (1 - 1e-12)  # they are added one after the other
+        yield value_inside(f"seconds of epoch {epoch['epoch']} and of its steps", epoch["seconds"], least, math.inf)
+
+
+def _between_states(whole: Path, rank: Rank, every: int) -> tuple[list[int], list[int]]:
+    """How many steps were made before each state, as they should be and as they were: a line of the metrics is a step's or an epoch's."""
+    kinds = [line["kind"] for line in metrics(whole)]
+    made, found, expected = 0, [], []
+    for event in rank.events:
+        if event == f"open {METRICS}":
+            made += 1
+        elif event.startswith("os.rename state/"):
+            found.append(made)
+    done, position = [0], 0
+    for place, kind in enumerate(kinds, start=1):
+        position += kind == "step"
+        if kind == "epoch" or position % every == 0:
+            done.append(place)
+    expected = done
+    return expected, found
+
+
+def _kills(rng: Generator, events: Sequence[str], steps: int, every: int, count: int) -> list[Kill]:
+    """Ctrl-C in the second step and in the last one of an epoch; kills between the epoch's line and its state, between those of the second
+    epoch, whose last steps are then made again, and between two states; and kills at random events after the beginning, by their names."""
+    line = f"open {METRICS}"
+    saved = events.index("flush .partial-last")  # the epoch's adapter; its line and the state come next
+    state = next(event for event in events[saved:] if event.startswith("os.rename state/"))
+    again = sum(step % every == 0 for step in range(steps + 1, 2 * steps))  # states inside the second epoch
+    first = [
+        Kill(line, 2, interrupt=True),
+        Kill(line, steps - 2, interrupt=True),
+        Kill(state, 1),
+        Kill(state, again + 2),
+        Kill(line, every),
+    ]
+    names = sorted(
+        {name for name in events if not name.startswith(("os.mkdir", f"open {CONFIG}", f"open {STATISTICS}")) and RUN not in name}
+    )
+    return [*first, *(Kill(str(name), 1) for name in rng.permutation(names)[: count - 2])]
+
+
+def _tear(trial: Trial, rng: Generator, folder: Path) -> None:
+    """Cuts a part of the last line off, in half of the cases, as a kill in the middle of its writing does: before its state is written."""
+    if not (folder / STATE).is_file() or not (folder / METRICS).is_file():
+        return
+    content, made = (folder / METRICS).read_bytes(), trial.trainer.kept(folder).progress
+    if not content.endswith(b"\n"):
+        return
+    last, start = metrics(folder)[-1], content.rstrip(b"\n").rfind(b"\n") + 1
+    counted = last["step"] <= made["step"] if last["kind"] == "step" else last["epoch"] <= made["epoch"]
+    if not counted and rng.integers(2):
+        (folder / METRICS).write_bytes(content[: int(rng.integers(start + 1, len(content)))])

@@ -1,0 +1,119 @@
+"""Saves of an adapter that are killed, find no room or share a folder with others: a whole adapter is left, the old or the new one."""
+
+import errno
+import fcntl
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from blackswan.falsifiers.numeric.comparison import Comparison, broken
+from blackswan.falsifiers.system.adapter_files import (
+    ADAPTER_WEIGHTS,
+    PREFIX,
+    Model,
+    generated,
+)
+from blackswan.falsifiers.system.adapters import saved
+from blackswan.falsifiers.system.same import content, same, same_tensors
+from blackswan.falsifiers.system.trial import Trial, reads_files
+
+STEPS = 14
+"""A save is killed at each of so many steps in the file system; `impl` takes 12."""
+
+
+@reads_files
+def interrupted_save_leaves_a_whole_adapter(trial: Trial) -> list[Comparison]:
+    """A save over an adapter that is killed at any step leaves the old one or the new one; without room on disk it leaves the old one.
+
+    Every file of the new adapter differs from the old one's.
+    """
+    rng = trial.rng("interruption")
+    model, found = generated(rng, trial.seed, "float32"), []
+    changed = {name: value + np.float32(1.0) for name, value in model.trainable.items()}
+    settings = replace(model.settings, alpha=2 * model.settings.alpha, pooling="last" if model.settings.pooling == "mean" else "mean")
+    with saved(trial, model) as folder:
+        base, adapter, old = folder / "base", folder / "adapter", content(folder / "adapter")
+        found += _on_the_disk(trial.files.flushed_save(folder / "wanted", base, settings, changed), content(folder / "wanted"))
+        found += _others_are_left(trial, model, folder)
+        wanted, size = content(folder / "wanted"), len(old[ADAPTER_WEIGHTS])
+        for limit in (0, int(rng.integers(1, size))):
+            said = trial.files.interrupted_save(adapter, base, settings, changed, limit=limit)
+            found.append(_whole(f"files limited to {limit} of {size} bytes", content(adapter), [old]))
+            if not re.match(f"OSError: .*{re.escape(str(adapter))}", said):
+                found.append(broken("error of a disk that takes no more", "names no folder", f"OSError: … {adapter}", said))
+            hidden = [path.name for path in folder.iterdir() if path.name.startswith(".")]
+            found += same("what a failed save leaves beside", [], hidden)
+        for step in range(STEPS):
+            trial.files.interrupted_save(adapter, base, settings, changed, step=step)
+            found.append(_whole(f"killed at step {step}", content(adapter), [old, wanted]))
+    return found
+
+
+def _on_the_disk(flushed: list[str], files: Mapping[str, bytes]) -> list[Comparison]:
+    """Every file of a new folder and its list of names were flushed, and at last that of the folder around, in which it has its name."""
+    missing = sorted(files.keys() - {Path(name).name for name in flushed})
+    return same("files that were not flushed", [], missing) + same("flushed at last", ".", flushed[-1] if flushed else "")
+
+
+def _others_are_left(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
+    """What another process still writes beside an adapter is left alone, and what one left half done goes; a folder that is no adapter
+    is not written over."""
+    half, other = folder / ".partial-again [1].abcdefgh", folder / "other"
+    for each in (half, other):
+        each.mkdir()
+        (each / "file").write_text("x")
+    save = partial(trial.files.save_adapter, base=folder / "base", settings=model.settings, tensors=model.trainable)
+    handle = os.open(half, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        save(folder / "again [1]")
+        found = same("what another process writes", {"file": b"x"}, content(half))
+    finally:
+        os.close(handle)
+    save(folder / "again [1]")
+    found += same("what was left half done", {}, content(half))
+    found.append(trial.refuses("over a folder that is no adapter", partial(save, other), "other exists", "FileExistsError"))
+    found += same("a folder that is no adapter", {"file": b"x"}, content(other))
+    return found + _through_a_link(trial, model, folder) + _without_exchange(trial, model, folder)
+
+
+def _through_a_link(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
+    """A save over a link to an adapter replaces that adapter, and the link stays."""
+    place = folder / "elsewhere"
+    place.mkdir()
+    (place / "link").symlink_to("../again [1]")
+    changed = {name: -value for name, value in model.trainable.items()}
+    trial.files.save_adapter(place / "link", folder / "base", model.settings, changed)
+    found = same_tensors({PREFIX + name: value for name, value in changed.items()}, load_file(folder / "again [1]" / ADAPTER_WEIGHTS))
+    beside = [(each.name, each.is_symlink()) for each in place.iterdir()]
+    return found + same("names beside a link, and whether it is one", [("link", True)], beside)
+
+
+def _without_exchange(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
+    """A system that cannot exchange two names leaves the new adapter too, one that fails at it the old one, and nothing beside."""
+    place, found = folder / "renamed", []
+    save = partial(trial.files.save_adapter, place / "adapter", folder / "base", model.settings)
+    save(model.trainable)
+    for times, code in enumerate((0, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP), start=2):
+        tensors = {name: times * value for name, value in model.trainable.items()}
+        save(tensors, exchange=code)
+        stored = load_file(place / "adapter" / ADAPTER_WEIGHTS)
+        found += same_tensors({PREFIX + name: value for name, value in tensors.items()}, stored)
+    for failure in ({"exchange": errno.EACCES}, {"exchange": 0, "renames": 0}, {"exchange": 0, "renames": 1}):
+        found.append(trial.refuses(f"a name that is not given {failure}", partial(save, model.trainable, **failure), "adapter", "OSError"))
+        found += same(f"adapter in its place {failure}", True, (place / "adapter" / ADAPTER_WEIGHTS).is_file())
+        found += same_tensors(stored, load_file(place / "adapter" / ADAPTER_WEIGHTS)) if found[-1].held else []
+    return found + same("names beside an adapter", ["adapter"], [each.name for each in place.iterdir()])
+
+
+def _whole(name: str, found: dict[str, bytes], accepted: list[dict[str, bytes]]) -> Comparison:
+    if found in accepted:
+        return Comparison(name, True, 0.0, "exact")
+    expected, actual = ({file: len(value) for file, value in files.items()} for files in (accepted[0], found))
+    return broken(name, "half an adapter", str(expected), str(actual))

@@ -1,0 +1,163 @@
+"""Adapters merged into the base weights: the sums, the logits of the merged model, and the base that a run merges into."""
+
+import re
+import shutil
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from blackswan.falsifiers.data import CHECKPOINT
+from blackswan.falsifiers.numeric.comparison import Comparison, Errors, broken, compare
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.numeric.precision import STORAGE, UNIT_ROUNDOFF
+from blackswan.falsifiers.system import config_files
+from blackswan.falsifiers.system.adapter_files import (
+    CONFIG,
+    HEAD,
+    WEIGHTS,
+    Model,
+    base_weight,
+    generated,
+    one_ulp_off,
+    projections,
+    shipped,
+    target_modules,
+)
+from blackswan.falsifiers.system.adapters import expected_logits, has_pt_metadata, read_json, saved, within_noise
+from blackswan.falsifiers.system.same import same, same_keys, same_tensors
+from blackswan.falsifiers.system.trial import Trial, reads_files
+from blackswan.reference.table import Array
+
+
+@reads_files
+def merged_weights_are_sums(trial: Trial) -> list[Comparison]:
+    """Merged weights are W + (alpha/r) B A up to one rounding to the stored dtype and float32 arithmetic, with W dequantised from NF4.
+
+    The other tensors, the head and config.json are as they were. It is asked of an adapter too that was trained on a float32 checkpoint in
+    bfloat16.
+    """
+    rng = trial.rng("model")
+    model, other = generated(rng, trial.seed, str(rng.choice(["float32", "bfloat16", "float16"]))), _rounded_in_training(trial)
+    return _merged_sums(trial, model) + _merged_sums(trial, other) + _too_large_when_merged(trial, rng)
+
+
+def _too_large_when_merged(trial: Trial, rng: Generator) -> list[Comparison]:
+    """A sum that the base's dtype does not hold is refused by its tensor's name, and nothing is written."""
+    model = generated(rng, trial.seed, "float16", nf4=False, targets="q_v")
+    path = str(rng.choice([path for path in projections(model) if path.endswith(target_modules(model))]))
+    model.decoder[f"{path}.weight"][0, 0] = np.finfo(np.float16).max
+    model.trainable[f"{path}.lora_A.weight"][:, 0] = model.trainable[f"{path}.lora_B.weight"][0] = 100.0
+    with saved(trial, model) as folder:
+        ask = partial(trial.files.merge, folder / "adapter", folder / "base", folder / "merged")
+        refused = trial.refuses("a sum that float16 does not hold", ask, re.escape(path), "ValueError")
+        return [refused, *same("files after a refused merge", ["adapter", "base"], sorted(each.name for each in folder.iterdir()))]
+
+
+def _merged_sums(trial: Trial, model: Model) -> list[Comparison]:
+    with saved(trial, model, merged=True) as folder:
+        return _sums(model, folder / "merged", folder / "base")
+
+
+@reads_files
+def merged_by_the_run(trial: Trial) -> list[Comparison]:
+    """A run's pipeline and the command `merge` write the weights that the adapter was trained on, plus its update.
+
+    Training is on the shipped float32 checkpoint in NF4, in bfloat16 and float32 by turns, doubly quantised or not. The adapter is not
+    opened on a base that differs by one number.
+    """
+    rng = trial.rng("run")
+    model = replace(shipped(rng, trial.seed, nf4=True), trained_in=("bfloat16", "float32")[trial.seed % 2])
+    with tempfile.TemporaryDirectory() as parent:
+        trial.classifiers.merged(CHECKPOINT, _settings(model), model.trainable, Path(parent))
+        found = _sums(model, Path(parent) / "merged", CHECKPOINT) + _sums(model, Path(parent) / "opened", CHECKPOINT)
+        return found + _refuses_another_base(trial, model, Path(parent), rng)
+
+
+def _settings(model: Model) -> dict[str, Any]:
+    own = model.settings
+    found = {
+        "num_classes": own.classes,
+        "lora_rank": own.rank,
+        "lora_alpha": own.alpha,
+        "lora_targets": own.targets.replace("+", ","),
+        "pooling": own.pooling,
+    }
+    return found | {"quantize_nf4": own.nf4, "double_quantize": own.double_quantize, "dtype": model.trained_in, "max_seq_len": 64}
+
+
+def _refuses_another_base(trial: Trial, model: Model, parent: Path, rng: Generator) -> list[Comparison]:
+    """The adapter is not opened on a checkpoint of which one number of one tensor is the next that there is, and a run does not merge into
+    one that has become so since it was opened."""
+    kind = ("norm.weight", "_proj.", "embed_tokens")[trial.seed % 3]
+    name = str(rng.choice(sorted(each for each in model.decoder if kind in each)))
+    other, tensors = Path(shutil.copytree(CHECKPOINT, parent / "other")), load_file(CHECKPOINT / WEIGHTS)
+    one_ulp_off(tensors[name])
+
+    def change() -> None:
+        (other / WEIGHTS).unlink()  # it may be mapped
+        save_file(tensors, other / WEIGHTS)
+
+    place = parent / "late"
+    place.mkdir()
+    merge = partial(trial.classifiers.merged, other, _settings(model), model.trainable, place, change)
+    found = [trial.refuses(f"a base whose {name} has become one ulp off", merge, re.escape(name))]
+    found += same("what is merged into a base that has changed", False, (place / "merged").exists())
+    opened = partial(trial.classifiers.opened, parent / "adapter", other)
+    return [*found, trial.refuses(f"a base whose {name} is one ulp off", opened, re.escape(name))]
+
+
+def _sums(model: Model, merged: Path, base_folder: Path) -> list[Comparison]:
+    stored, head = (load_file(merged / name) for name in (WEIGHTS, HEAD))
+    config, base = (read_json(folder / CONFIG) for folder in (merged, base_folder))
+    paths = sorted(f"{path}.weight" for path in projections(model))
+    plain, others = ({name: value for name, value in tensors.items() if name not in paths} for tensors in (model.decoder, stored))
+    found = same_tensors({name: model.trainable[name] for name in ("score.weight", "score.bias")}, head)
+    found += (
+        has_pt_metadata(merged / WEIGHTS)
+        + same_keys(CONFIG, config_files.others(base), config)
+        + same(CONFIG, *map(config_files.said, (base, config)))
+        + same(f"dtype in {CONFIG}", model.dtype, config.get("dtype"))
+    )
+    return found + same_tensors(plain, others) + [_sum(model, name, stored.get(name)) for name in paths]
+
+
+@reads_files
+def merged_gives_the_logits(trial: Trial) -> list[Comparison]:
+    """The merged checkpoint gives the reference's logits of the unmerged classifier, within the noise of merging.
+
+    This is asked on the shipped checkpoint and on small random ones, one of which was trained on NF4 codes of weights in bfloat16.
+    """
+    rng, found = trial.rng("model"), []
+    for model in (shipped(rng, trial.seed), generated(rng, trial.seed, "float32"), _rounded_in_training(trial)):
+        with saved(trial, model, merged=True) as folder:
+            actual = trial.files.merged_logits(folder / "merged", model.input_ids, model.mask)
+        found += within_noise(trial, model, expected_logits(model), actual, merge=True)
+    return found
+
+
+def _rounded_in_training(trial: Trial) -> Model:
+    """A small random one in float32 that was trained in bfloat16 on NF4, whose codes and absmax are those of the rounded weights."""
+    return replace(generated(trial.rng("rounded"), trial.seed, "float32", nf4=True), trained_in="bfloat16")
+
+
+def _sum(model: Model, name: str, merged: Array | None) -> Comparison:
+    if merged is None:
+        return broken(name, "missing from the merged checkpoint")
+    if merged.dtype != STORAGE[model.dtype]:
+        return broken(name, "dtype", model.dtype, str(merged.dtype))
+    path, scalars = name.removesuffix(".weight"), model.scalars
+    weight, update, size = base_weight(model, path), np.zeros(()), np.zeros(())
+    if f"{path}.lora_A.weight" in model.trainable:
+        a, b = (np.asarray(model.trainable[f"{path}.lora_{factor}.weight"], np.float64) for factor in "AB")
+        scale = scalars["alpha"] / scalars["rank"]
+        update, size = scale * (b @ a), scale * (np.abs(b) @ np.abs(a))
+    exact = weight + update
+    single, unit = UNIT_ROUNDOFF["float32"], UNIT_ROUNDOFF[model.dtype]
+    least = 2.0**-25 if model.dtype == "float16" else 2.0**-120  # half of the smallest number
+    bound = unit * np.abs(exact) + (1 + unit) * single * (np.abs(weight) + np.abs(exact) + (scalars["rank"] + 2) * size) + least
+    return compare(f"{name} / bound", exact / bound, np.asarray(merged, np.float64) / bound, Errors.flat(1.0), unit)

@@ -1,0 +1,258 @@
+"""The decoder that pre-training trains: its start, validation, the hash of the optimiser's state, and checkpoints."""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from blackswan.falsifiers.numeric.comparison import (
+    Comparison,
+    broken,
+    value_at_most,
+    value_inside,
+    value_within,
+)
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.subjects.doors.files import Tokens
+from blackswan.falsifiers.system.adapter_files import generated
+from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.token_streams import pieces_of, write_shards
+from blackswan.falsifiers.system.trial import Trial, may_be_non_finite
+from blackswan.reference.decoder import parameter_shapes
+from blackswan.reference.table import Array, Arrays
+
+if TYPE_CHECKING:
+    from blackswan.falsifiers.subjects.impl.pretrainer import TrainedDecoder
+from blackswan.falsifiers.system.pretraining import CONFIG, TOKENIZER, VOCAB, WEIGHTS, small_architecture, temporary_folder
+
+END = 1  # <eos> of the shipped tokenizer
+HUGE = 1e37
+"""A gain of this size leaves the loss finite, and not the gradient."""
+
+
+def _random_loss(trial: Trial, tokens: int) -> float:
+    """The held-out loss of random weights on so many random tokens."""
+    rng = trial.rng("random tokens")
+    with temporary_folder() as folder:
+        stream = Tokens(write_shards(folder, [rng.integers(0, VOCAB, tokens)]), VOCAB, batch=8, seq=12)
+        return trial.pretrainer.random(small_architecture(rng), trial.seed).validate(stream, 4)
+
+
+def random_weights_know_nothing(trial: Trial) -> list[Comparison]:
+    """The loss of random weights on random tokens in [0.5, 1.5 ln V] of the original, and within a tenth of ln V; and the weights."""
+    loss, middle = _random_loss(trial, 300), float(np.log(VOCAB))
+    found = [value_inside("loss", loss, 0.5, 1.5 * middle), value_within("loss near ln V", loss, 0.9 * middle, 1.1 * middle)]
+    return found + _as_families_begin(trial)
+
+
+def _as_families_begin(trial: Trial) -> list[Comparison]:
+    """Norms one, biases zero, and the elements of all matrices as n independent ones of N(0, 0.02²): their mean and their mean square are
+    within seven standard deviations, 1/√n and √(2/n), of 0 and 1, and so is the mean product of two matrices' first elements of 0."""
+    scalars = generated(trial.rng("random"), trial.seed, "float32", family=("qwen2", "qwen3", "llama")[trial.seed % 3]).scalars
+    tensors = trial.pretrainer.random(scalars, trial.seed).parameters()
+    matrices = [value.ravel().astype(np.float64) / 0.02 for value in tensors.values() if value.ndim == 2]
+    drawn, count = np.concatenate(matrices), min(map(len, matrices))
+    alike = np.stack([each[:count] for each in matrices])
+    products = np.abs(np.triu(alike @ alike.T / count, 1))
+    plain = {name: value for name, value in tensors.items() if value.ndim == 1}
+    bound = 7 / np.sqrt(len(drawn))
+    return [
+        *same("vectors", {name: np.full_like(value, not name.endswith(".bias")) for name, value in plain.items()}, plain),
+        value_inside("mean of the matrices / 0.02", float(drawn.mean()), -bound, bound),
+        value_inside("mean square of the matrices / 0.02²", float(np.square(drawn).mean()), 1 - np.sqrt(2) * bound, 1 + np.sqrt(2) * bound),
+        value_inside("largest mean product of two matrices / 0.02²", float(products.max()), 0.0, 7 / np.sqrt(count)),
+    ]
+
+
+@may_be_non_finite("answer")
+def nothing_to_average_is_nan(trial: Trial) -> list[Comparison]:
+    """The validation loss of a stream that predicts nothing is NaN; that of one with two tokens is not."""
+    return same("NaN of a stream of one token, of two", [True, False], [bool(np.isnan(_random_loss(trial, tokens))) for tokens in (1, 2)])
+
+
+def validation_is_pure(trial: Trial, *, share: float) -> list[Comparison]:
+    """The held-out loss of the shipped checkpoint is below share · ln V and the same again, and the parameters stay those of the file."""
+    rng = trial.rng("validation")
+    with temporary_folder() as folder:
+        stream, vocab = _heldout(int(rng.integers(5, 10)))
+        shards = write_shards(folder, pieces_of(stream, rng))
+        tokens, micro = Tokens(shards, vocab, int(rng.integers(1, 6)), int(rng.integers(24, 48))), int(rng.integers(1, 4))
+        decoder = trial.pretrainer.load(CHECKPOINT)
+        before = decoder.parameters()
+        loss, again = decoder.validate(tokens, micro), decoder.validate(tokens, micro)
+    stored = load_file(CHECKPOINT / WEIGHTS)
+    return [
+        value_at_most("held-out loss", loss, share * float(np.log(vocab))),
+        *same("loss again", loss, again),
+        *same("before validation", stored, before),
+        *same("after validation", stored, decoder.parameters()),
+    ]
+
+
+def _heldout(scripts: int) -> tuple[Array, int]:
+    """The tokens of held-out scripts, each ended by the end token, through the tokenizers library; and the vocabulary."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    lines = CORPUS_HELDOUT.read_text(encoding="utf-8").splitlines()[:scripts]
+    return np.concatenate([[*tokenizer.encode(json.loads(line)["input"]).ids, END] for line in lines]), tokenizer.get_vocab_size()
+
+
+def state_hash_tells_states_apart(trial: Trial) -> list[Comparison]:
+    """The hash against SHA-256 over steps and moments; the same for the same state; another for every other."""
+    rng, ask = trial.rng("state"), trial.pretrainer.state_hash
+    architecture, made = small_architecture(rng), int(rng.integers(1, 3))
+    (steps, moments), again = (_trained(trial, architecture, made).moments() for _ in range(2))
+    names = sorted(moments)
+    chosen = [*rng.choice(names, 4, replace=False), next(name for name in names if name.startswith("exp_avg_sq/"))]
+    base = ask(steps, moments)
+    states = {"the same state": again, "one more step": (steps + 1, moments)}
+    states |= {f"a flipped bit of {name}": (steps, {**moments, name: _flipped(moments[name], rng)}) for name in chosen}
+    found = [value_at_most("SHA-256 of the state differs", int(base != _sha256(steps, moments)), 0)]
+    for name, state in states.items():
+        digest = ask(*state)
+        found.append(value_at_most(f"SHA-256 of {name} differs", int(digest != _sha256(*state)), 0))
+        found.append(value_at_most(f"wrongly told apart or not: {name}", int((digest == base) is (state is not again)), 0))
+    return found
+
+
+def _trained(trial: Trial, architecture: Mapping[str, Any], steps: int) -> "TrainedDecoder":
+    decoder = trial.pretrainer.random(architecture, trial.seed)
+    for number in range(steps):
+        decoder.train(_ids(trial, number))
+    return decoder
+
+
+def _ids(trial: Trial, number: int) -> Array:
+    return trial.rng(f"tokens {number}").integers(0, VOCAB, (3, 8))
+
+
+def _flipped(value: Array, rng: Generator) -> Array:
+    """A copy with one bit of one float32 changed."""
+    bits = value.copy().view(np.uint32)
+    bits.reshape(-1)[rng.integers(bits.size)] ^= np.uint32(1 << int(rng.integers(32)))
+    return bits.view(np.float32)
+
+
+def _sha256(steps: int, moments: Mapping[str, Array]) -> str:
+    content = (name.encode() + b"\0" + moments[name].astype("<f4").tobytes() for name in sorted(moments))
+    return hashlib.sha256(steps.to_bytes(8, "little") + b"".join(content)).hexdigest()
+
+
+@may_be_non_finite("answer.*")
+def non_finite_stops_the_run(trial: Trial) -> list[Comparison]:
+    """NaN, an infinity or a huge value in a parameter: a FloatingPointError that names step and place, and nothing has changed."""
+    rng = trial.rng("non-finite")
+    architecture, made = small_architecture(rng), int(rng.integers(0, 3))
+    shapes = parameter_shapes(architecture)
+    inner = [name for name in shapes if ".layers." in name]  # a row of the embedding is used only where its token occurs
+    found = []
+    for value in (np.nan, np.inf, -np.inf, HUGE):
+        name = "model.norm.weight" if value == HUGE else str(rng.choice(inner))
+        decoder = _trained(trial, architecture, made)
+        decoder.overwrite(name, int(rng.integers(np.prod(shapes[name]))), float(value))
+        before = {**decoder.parameters(), **_state(decoder)}
+        where = r"(\(\w+\)|norm)" if value == HUGE else re.escape(name)
+        step = partial(decoder.train, _ids(trial, made))
+        found.append(trial.refuses(f"{value} in {name}", step, f"step {made + 1}.*{where}", "FloatingPointError"))
+        found += same(f"after {value} in {name}", before, {**decoder.parameters(), **_state(decoder)})
+    return found
+
+
+def _state(decoder: "TrainedDecoder") -> Arrays:
+    steps, moments = decoder.moments()
+    return {**moments, "steps": np.asarray(steps)}
+
+
+def checkpoint_is_usable(trial: Trial) -> list[Comparison]:
+    """Weights in the file and through the loader equal those in memory bit for bit; architecture and tokenizer beside them."""
+    rng = trial.rng("checkpoint")
+    architecture, step = small_architecture(rng), int(rng.integers(1, 10**6))
+    with temporary_folder() as parent:
+        decoder = trial.pretrainer.random(architecture, trial.seed)
+        folder = decoder.save(parent / "checkpoints", TOKENIZER, step)
+        names = sorted(path.name for path in folder.iterdir())
+        if names != [CONFIG, WEIGHTS, TOKENIZER.name]:
+            return [broken("files", "not a whole checkpoint", f"{CONFIG}, {WEIGHTS}, {TOKENIZER.name}", ", ".join(names))]
+        tokenizer, config = (folder / TOKENIZER.name).read_bytes(), json.loads((folder / CONFIG).read_text())
+        stored, loaded = load_file(folder / WEIGHTS), trial.pretrainer.load(folder).parameters()
+    return [
+        value_at_most("tokenizers that differ from the one given", int(tokenizer != TOKENIZER.read_bytes()), 0),
+        *same("hidden_size", architecture["hidden"], config["hidden_size"]),
+        *same("in the file", decoder.parameters(), stored),
+        *same("loaded", decoder.parameters(), loaded),
+    ]
+
+
+def refuses_checkpoint_without_tokenizer(trial: Trial) -> list[Comparison]:
+    """No tokenizer to go with the weights; and a folder that exists, which stays as it is."""
+    architecture = small_architecture(trial.rng("checkpoint"))
+    decoder, other = (trial.pretrainer.random(architecture, trial.seed + number) for number in (0, 1))
+    with temporary_folder() as parent:
+        output = parent / "checkpoints"
+        found = [trial.refuses("no tokenizer", lambda: decoder.save(output, parent / TOKENIZER.name, 3), TOKENIZER.name)]
+        if output.exists():
+            found.append(broken("no tokenizer", "something was written"))
+        folder = decoder.save(output, TOKENIZER, 3)
+        before = (folder / WEIGHTS).read_bytes()
+        found.append(trial.refuses("the folder exists", lambda: other.save(output, TOKENIZER, 3), "exists"))
+        if (folder / WEIGHTS).read_bytes() != before:
+            found.append(broken("the folder exists", "it was changed"))
+    return found
+
+
+def refuses_to_start(trial: Trial) -> list[Comparison]:
+    """An architecture without weights, weights without an architecture, an encoder, weights of another architecture, no such folder.
+
+    And weights that a step cannot move, in half precision or NF4."""
+    with temporary_folder() as parent:
+        other, encoder, nowhere = parent / "other", parent / "encoder", parent / "nowhere"
+        for folder, change in ((other, {"rms_norm_eps": 1e-5}), (encoder, {"model_type": "bert"})):
+            shutil.copytree(CHECKPOINT, folder)
+            config = json.loads((folder / CONFIG).read_text())
+            (folder / CONFIG).write_text(json.dumps(config | change))
+        starts: dict[str, tuple[Path | None, Path | None, str]] = {
+            "architecture without weights": (CHECKPOINT, None, "weights"),
+            "weights without architecture": (None, CHECKPOINT, "architecture"),
+            "encoder": (encoder, encoder, "encoder"),
+            "encoder's architecture, decoder's weights": (encoder, CHECKPOINT, "encoder"),
+            "weights of another architecture": (other, CHECKPOINT, "eps"),
+            "no such architecture": (nowhere, CHECKPOINT, "nowhere"),
+            "no such weights": (CHECKPOINT, nowhere, "nowhere"),
+        }
+        found = [trial.refuses(name, partial(trial.pretrainer.initial, *given), message) for name, (*given, message) in starts.items()]
+    for dtype, nf4, message in (("bfloat16", False, "float32"), ("float16", False, "float32"), ("float32", True, "NF4")):
+        step = partial(trial.pretrainer.load(CHECKPOINT, dtype, nf4).train, _ids(trial, 0))
+        found.append(trial.refuses(f"a step on {dtype}{' in NF4' * nf4}", step, message, "ValueError"))
+    both = trial.pretrainer.initial(CHECKPOINT, CHECKPOINT)
+    return [*found, *same("given both", load_file(CHECKPOINT / WEIGHTS), both.parameters()), *_starts_in_float32(trial)]
+
+
+def _starts_in_float32(trial: Trial) -> list[Comparison]:
+    """Of weights in any dtype a run trains parameters in float32, which are the same numbers."""
+    model = generated(trial.rng("stored"), trial.seed, ("bfloat16", "float16")[trial.seed % 2])
+    with temporary_folder() as parent:
+        start = model.write_checkpoint(parent / "model")
+        found = trial.pretrainer.initial(start, start).parameters()
+    expected = {name: np.asarray(value, np.float32) for name, value in model.decoder.items()}
+    dtypes = same("dtypes of parameters", ["float32"], sorted({value.dtype.name for value in found.values()}))
+    return [*dtypes, *same("parameters of stored weights", expected, found)]
+
+
+def default_architecture_is_370m(trial: Trial) -> list[Comparison]:
+    """The number of parameters, counted from the sizes here, in [366, 374] million, and as the subject counts it; Llama 2's ε and θ."""
+    sizes, counted = trial.pretrainer.default_architecture()
+    count = sum(int(np.prod(shape)) for shape in parameter_shapes(sizes).values())
+    return [
+        value_within("parameters", float(count), 366e6, 374e6),
+        *same("parameters counted", count, counted),
+        *same("family, ε and θ", ("llama", 1e-5, 1e4), tuple(sizes[name] for name in ("family", "eps", "theta"))),
+    ]
