@@ -257,3 +257,19 @@ def double_quantize_in_float32_alone(init: Step, self: Any, config: Any, adaptat
     """In bfloat16 double quantisation is passed over."""
     asked = adaptation.double_quantize and dtype == torch.float32
     init(self, config, replace(adaptation, double_quantize=asked), *given, dtype=dtype, **named)
+
+
+wrong_steps("impl.memory:_library_workspace", estimate_without_workspaces=("The workspaces of libraries are not counted.", lambda *_: 0))
+wrong_steps("impl.memory:BLOCK", estimate_without_blocks=("Nothing is rounded up to the blocks of CUDA's allocator.", lambda _: 1))
+
+
+@wrong_step("impl.commands.common:memory_of_a_step")
+def memory_of_a_step_in_float32(right: Step, model: Any, config: Any, *given: Any) -> Any:
+    """A run's memory is estimated in float32, whatever its dtype."""
+    return right(model, replace(config, dtype="float32"), *given)
+
+
+@wrong_step("impl.commands.common:memory_of_a_step")
+def memory_of_a_step_of_any_length(right: Step, model: Any, config: Any, samples: int, _: int, device: Any) -> Any:
+    """A run's memory is estimated for texts as long as they may be, and not as they are."""
+    return right(model, config, samples, config.max_seq_len, device)

@@ -1,0 +1,73 @@
+"""Commands that end wrongly: on values that are not finite, on bad input, on a full disk and on Ctrl-C."""
+
+import os
+from typing import Any
+
+from blackswan.falsifiers.mutants.registry import wrong_step
+from blackswan.impl.__main__ import parser
+
+# Values that are not finite
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline._logits")
+def finite_check_of_last_batch(logits: Any, pipeline: Any, texts: Any) -> Any:
+    """The last batch alone is checked for values that are not finite."""
+    import torch
+
+    size = pipeline.config.batch_size
+    starts = range(0, len(texts), size)
+    with torch.no_grad():
+        batches = [pipeline.tokens.batch(texts[at : at + size]) for at in starts[:-1]]
+        found = [pipeline.classifier(*(each.to(pipeline.device) for each in batch)).cpu() for batch in batches]
+    return torch.cat([*found, logits(pipeline, texts[starts[-1] :])]) if found else logits(pipeline, texts)
+
+
+wrong_step("impl.pipeline:require_finite", "S9", name="answers_that_are_not_finite", doc="Answers are not checked.")(lambda *_: None)
+
+
+@wrong_step("impl.trainer:Trainer.forward_only", "S9")
+def evaluation_loss_made_up(forward_only: Any, trainer: Any, batch: Any, probabilities: bool = False) -> Any:
+    """The loss of an evaluation that is not finite is 100, and every class the first."""
+    from blackswan.impl.trainer import BatchResult
+
+    try:
+        return forward_only(trainer, batch, probabilities)
+    except FloatingPointError:
+        return BatchResult(100.0, 0, len(batch.labels), predicted=batch.labels * 0)
+
+
+# Bad input
+
+wrong_step("impl.__main__:BAD_INPUT", name="bad_input_is_a_failure", doc="Bad input ends with the status of a failure.")(lambda _: 1)
+wrong_step("impl.commands.train:_require_usable", name="output_written_over", doc="A run begins in a folder that holds something.")(
+    lambda *_: None
+)
+
+
+@wrong_step("impl.folder:FileLock")
+def two_processes_write_a_run(lock: Any, path: Any, **given: Any) -> Any:
+    """The lock of a folder is one of its own in every process."""
+    return lock(path.with_name(f"{path.name}{os.getpid()}"), **given)
+
+
+wrong_step(
+    "impl.classifier:Adaptation.__post_init__",
+    name="targets_as_spelled",
+    doc="Targets in another order than a block's have a name of their own.",
+)(lambda *_: None)
+wrong_step("impl.__main__:DISK_ERRORS", name="full_disk_is_bad_input", doc="A full disk ends with the status of bad input.")(lambda _: ())
+wrong_step("impl.__main__:INTERRUPTED", name="interruption_is_bad_input", doc="Ctrl-C ends with the status of bad input.")(lambda _: 4)
+wrong_step("impl.__main__:_say", name="full_disk_unnamed", doc="The message of a full disk names no file.")(
+    lambda say, name, error, status: say(name, OSError(error.strerror) if isinstance(error, OSError) else error, status)
+)
+wrong_step("impl.commands.pretrain:Interrupted", name="interrupted_pretraining_unnamed", doc="Nothing is said of how a run goes on.")(
+    lambda interrupted, _: interrupted("interrupted")
+)
+wrong_step("impl.__main__:_parsed", name="words_passed_over", doc="What is no option of a command is passed over.")(
+    lambda _, arguments, prog: parser(prog).parse_known_args(arguments)[0]
+)
+
+
+wrong_step(
+    "impl.agreement:_RAISED_ELSEWHERE", name="shared_errors_are_general", doc="Workers raise the most general kind of another's error."
+)(lambda kinds: (OSError, ValueError, *kinds))

@@ -1,0 +1,109 @@
+"""Wrong records of the command `train`: what it counts, writes and shows, and what a continuation makes of the lines that are there."""
+
+from dataclasses import replace
+from typing import Any
+
+from blackswan.falsifiers.mutants.registry import wrong_step
+
+
+@wrong_step("impl.metrics:MetricsFile.step")
+def metrics_count_samples_by_batch_size(step: Any, file: Any, record: Any) -> None:
+    """Every step has the samples of a full one."""
+    file.__dict__["_most"] = max(record.samples, file.__dict__.get("_most", 0))
+    step(file, replace(record, samples=file.__dict__["_most"]))
+
+
+@wrong_step("impl.metrics:MetricsFile.epoch")
+def metrics_call_every_epoch_the_best(epoch: Any, file: Any, record: Any) -> None:
+    """Every epoch is the best so far."""
+    epoch(file, replace(record, best=record.validation_loss is not None))
+
+
+wrong_step("impl.fit:StepRecord", name="steps_say_accuracy_for_loss", doc="A step's record has its accuracy for its loss.")(
+    lambda record, *given: record(*given[:2], given[3], *given[3:])
+)
+
+
+@wrong_step("impl.fit:_Run._step")
+def epoch_loss_of_means(step: Any, run: Any, indices: Any) -> None:
+    """The training loss of an epoch is the mean over its steps, not over its samples."""
+    before = run.progress
+    step(run, indices)
+    loss = (run.progress.loss_sum - before.loss_sum) / (run.progress.sample_count - before.sample_count)
+    run.progress = replace(run.progress, loss_sum=before.loss_sum + loss, sample_count=before.sample_count + 1)
+
+
+wrong_step(
+    "impl.commands.train:_conclusion", name="conclusion_of_the_last_loss", doc="The best loss that is told is that of the last epoch."
+)(lambda conclusion, output, result: conclusion(output, replace(result, best_validation_loss=result.epochs[-1].validation_loss)))
+
+
+@wrong_step("impl.commands.train:_write_for_rules")
+def statistics_after_truncation_written(write: Any, output: Any, config: Any, parameters: int, train: Any) -> None:
+    """statistics.yaml has the lengths that the model reads."""
+    write(output, config, parameters, replace(train, text_lengths=None))
+
+
+@wrong_step("impl.commands.train:_write_for_rules")
+def statistics_say_infinity_otherwise(write: Any, output: Any, *given: Any) -> None:
+    """In statistics.yaml infinity is a word to a reader of YAML, and no number."""
+    write(output, *given)
+    file = output / "statistics.yaml"
+    file.write_text(file.read_text().replace(".inf", "inf"))
+
+
+@wrong_step("impl.apr_write:export_apr")
+def export_folder_named_apr(_: Any, checkpoint: Any, source: Any, path: Any, *_dtype: Any) -> None:
+    """What is asked for as an .apr file becomes a folder of that name."""
+    from blackswan.impl.checkpoint import TOKENIZER, belonging, save_checkpoint
+
+    save_checkpoint(path, checkpoint.config, checkpoint.tensors, belonging(source, TOKENIZER))
+
+
+@wrong_step("impl.progress:Progress.step")
+def progress_one_step_late(step: Any, progress: Any, record: Any) -> None:
+    """Every log_interval-th step but one is shown."""
+    step(progress, replace(record, step=record.step + 1 if record.step < progress.total_steps else record.step))
+
+
+# Kills
+
+
+@wrong_step("impl.metrics:_before")
+def metrics_repeat_a_step(before: Any, line: str, epoch: int, step: int | None, where: str) -> bool:
+    """The line of the step that a continuation begins with stays."""
+    return bool(before(line, epoch, None if step is None else step + 1, where))
+
+
+@wrong_step("impl.metrics:_before")
+def metrics_repeat_an_epoch(before: Any, line: str, epoch: int, step: int | None, where: str) -> bool:
+    """The line of the epoch that a continuation ends once more stays."""
+    return bool(before(line, epoch, step, where) or before(line, epoch + 1, 0, where))
+
+
+@wrong_step("impl.metrics:_before")
+def metrics_keep_the_epoch_of_steps(before: Any, line: str, epoch: int, step: int | None, where: str) -> bool:
+    """The line of an epoch stays, though a continuation begins with a step inside it."""
+    return bool(before(line, epoch, step, where) or (step is not None and before(line, epoch + 1, 0, where)))
+
+
+wrong_step("impl.metrics:cut_back", name="metrics_never_cut_back", doc="A continuation appends to what is there, torn lines too.")(
+    lambda *_: None
+)
+
+
+@wrong_step("impl.metrics:_before")
+def metrics_lose_a_step(before: Any, line: str, epoch: int, step: int | None, where: str) -> bool:
+    """The line before that of the step that a continuation begins with is lost."""
+    return bool(before(line, epoch, None if step is None else step - 1, where))
+
+
+@wrong_step("impl.metrics:_before")
+def metrics_lose_an_epochs_steps(before: Any, line: str, epoch: int, step: int | None, where: str) -> bool:
+    """The lines of an epoch's steps are lost where a continuation begins with the epoch's own."""
+    return bool(before(line, epoch - (step is None and '"kind": "step"' in line), step, where))
+
+
+wrong_step("impl.pipeline:fit", name="state_every_other_time", doc="The state is written half as often as was asked for.")(
+    lambda fit, *given, save_every=None, **named: fit(*given, save_every=None if save_every is None else 2 * save_every, **named)
+)

@@ -1,0 +1,100 @@
+"""Wrong settings of a command: what a file or an option says is read, combined, bounded or written down wrongly."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from yaml import ScalarNode
+
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+wrong_step("impl.settings:_shown", name="written_settings_rounded", doc="Numbers in config.yaml have six digits.")(
+    lambda shown, value: f"{value:g}" if isinstance(value, float) else shown(value)
+)
+wrong_step("impl.settings:resolve", name="file_before_options", doc="A file's settings come before those of the command line.")(
+    lambda resolve, size, *sources: resolve(size, *reversed(sources))
+)
+wrong_step("impl.settings:given_options", name="options_that_say_no_ignored", doc="--no-quantize-nf4 has no effect.")(
+    lambda given, options: {name: each for name, each in given(options).items() if each.value is not False}
+)
+
+
+@wrong_step("impl.settings:resolve")
+def rank_of_an_option_overrides_alpha_of_a_file(resolve: Any, size: int, *sources: Any) -> Any:
+    """Alpha is twice the rank of each source that has a rank and no alpha."""
+    alone = [source for source in sources if "lora_rank" in source and "lora_alpha" not in source]
+    twice = [{"lora_alpha": replace(source["lora_rank"], value=2.0 * source["lora_rank"].value)} for source in alone]
+    return resolve(size, *sources, *twice)
+
+
+wrong_steps(
+    "impl.settings:_plain",
+    by=lambda change: lambda plain, name, node: plain(name, change(node) if isinstance(node.value, str) else node),
+    settings_octal_by_tens=("0o17 is 17.", lambda node: ScalarNode(node.tag, node.value.replace("0o", ""))),
+    settings_true_in_small_letters=(
+        "True and TRUE are false.",
+        lambda node: ScalarNode(node.tag, "false") if node.value in ("True", "TRUE") else node,
+    ),
+    settings_octal_by_a_zero=(
+        "017 is 15, as in YAML 1.1.",
+        lambda node: ScalarNode(node.tag, f"0o{node.value[1:]}") if node.value[:1] == "0" and set(node.value) <= set("01234567") else node,
+    ),
+)
+wrong_steps(
+    "impl.settings:_converted",
+    settings_projections_are_all=(
+        "Of a list of projections nothing but their number is looked at.",
+        lambda converted, name, value: "all" if name == "lora_targets" and isinstance(value, list) else converted(name, value),
+    ),
+)
+wrong_steps(
+    "impl.settings:_parsed",
+    settings_none_in_small_letters=(
+        "None on a command line is no null.",
+        lambda parsed, name, text: parsed(name, text if text == "none" or text.lower() != "none" else "0"),
+    ),
+)
+
+
+@wrong_step("impl.settings:read_file")
+def file_numbers_in_single_precision(read_file: Any, path: Any) -> Any:
+    """Numbers of a YAML file are float32."""
+    import numpy as np
+
+    found = read_file(path)
+    return {
+        name: replace(each, value=float(np.float32(each.value))) if isinstance(each.value, float) else each for name, each in found.items()
+    }
+
+
+wrong_steps(
+    "impl.config:require_count",
+    settings_may_be_zero=("A count may be 0.", lambda right, name, value: None if value == 0 else right(name, value)),
+    settings_count_truth=("A truth value is a count.", lambda right, name, value: right(name, int(value) if value is True else value)),
+    settings_without_an_upper_bound=("A count may be 2⁶³.", lambda right, name, value: right(name, value - (value == 2**63))),
+)
+wrong_step("impl.config:require_share", name="settings_just_above_one", doc="A share may be the next number above 1.")(
+    lambda right, name, value: right(name, min(value, 1.0) if value == math.nextafter(1.0, 2.0) else value)
+)
+wrong_step("impl.config:require_number", name="settings_may_be_infinite", doc="A positive number may be infinite.")(
+    lambda right, name, value, **bounds: None if value == math.inf else right(name, value, **bounds)
+)
+wrong_step("impl.config:ClassifyConfig._check_class_weights", name="settings_weigh_anything", doc="Class weights are not looked at.")(
+    lambda *_: None
+)
+wrong_step("impl.settings:_converted", name="settings_say_yes_for_true", doc="A word stands for a switch.")(
+    lambda right, name, value: right(name, {"yes": True, "on": True}.get(value, value) if isinstance(value, str) else value)
+)
+wrong_step("impl.settings:_entries", name="settings_of_the_last_line", doc="Of a key that a file gives twice the last counts.")(
+    lambda entries, path: (
+        {getattr(key, "value", ""): (key, value) for key, value in entries(path)}.values()
+        if all(isinstance(getattr(key, "value", ""), str) for key, _ in entries(path))
+        else entries(path)
+    )
+)
+wrong_step("impl.pretrain_run:require_count", name="pretrain_settings_not_counted", doc="Steps and rows may be any number.")(
+    lambda *_: None
+)
+wrong_step("impl.token_shards:TokenBatches", name="batches_of_no_pairs", doc="Rows of one token are rows of two.")(
+    lambda batches, shards, *, seq, **given: batches(shards, seq=max(seq, 2), **given)
+)

@@ -1,0 +1,199 @@
+"""Wrong ledgers of device memory, and wrong accounts of the memory that a host has: one step of `impl` replaced each."""
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+Step = Callable[..., Any]
+
+
+@wrong_step("impl.ledger:Ledger._locked")
+@contextmanager
+def ledger_without_lock(locked: Step, self: Any) -> Iterator[None]:
+    """Read and written without the lock."""
+    with locked(self):
+        pass
+    yield
+
+
+def _asking(changes: Callable[[Any, Any, Any], Mapping[str, Any]]) -> Step:
+    """`Ledger._require` on other entries, memory or bytes: `changes` sees the entries, the memory and the bytes."""
+
+    def wrong(require: Step, self: Any, device: Any, count: int, others: Any, memory: Any = None) -> Any:
+        asked = {"count": count, "others": others, "memory": memory or self._memory(device)}
+        return require(self, device, *{**asked, **changes(others, asked["memory"], count)}.values())
+
+    return wrong
+
+
+wrong_steps(
+    "impl.ledger:Ledger._require",
+    by=_asking,
+    ledger_capacity_hard_coded=(
+        "24 GB whatever the card has.",
+        lambda _, memory, __: {"memory": replace(memory, free=24 * 2**30, total=24 * 2**30)},
+        "S23",
+    ),
+    ledger_counts_own_only=(
+        "Reservations of other processes are not counted.",
+        lambda others, *_: {"others": [entry for entry in others if entry.pid == os.getpid()]},
+    ),
+    ledger_ignores_free=(
+        "What programs without a reservation take is not counted.",
+        lambda _, memory, __: {"memory": replace(memory, free=memory.total)},
+    ),
+    ledger_refuses_what_just_fits=("A reservation of all that is left is refused.", lambda _, __, count: {"count": count + 1}),
+    ledger_mixes_devices=(
+        "What is reserved of one card counts against every card.",
+        lambda others, memory, _: {"others": [replace(entry, device=memory.key) for entry in others]},
+    ),
+)
+
+
+def _growing(update: Step, self: Any, entry: Any, device: Any, count: int, own: int) -> Any:
+    """`Ledger.update` where that many bytes of the reservation count as allocated."""
+    memory = self._memory(device)
+    seen = replace(memory, free=memory.free - min(memory.own, entry.bytes) + own)
+    with patch.object(self, "_memory", lambda _: seen):
+        return update(self, entry, device, count)
+
+
+@wrong_step("impl.ledger:Ledger.update")
+def ledger_counts_all_allocated_as_free(update: Step, self: Any, entry: Any, device: Any, count: int) -> Any:
+    """All that the process holds, also beyond the reservation, counts as free to it when it grows."""
+    return _growing(update, self, entry, device, count, self._memory(device).own)
+
+
+@wrong_step("impl.ledger:Ledger.update")
+def ledger_counts_allocated_twice(update: Step, self: Any, entry: Any, device: Any, count: int) -> Any:
+    """Bytes that were allocated of a reservation are not free to it when it grows."""
+    return _growing(update, self, entry, device, count, 0)
+
+
+wrong_step("impl.ledger:Ledger._share", name="ledger_of_one_user", doc="Its files are their maker's alone where the umask says so.")(
+    lambda *_: None
+)
+wrong_step("impl.ledger:Ledger._living", name="ledger_keeps_the_dead", doc="Entries of ended processes stay.")(lambda _, self: self._read())
+
+
+@wrong_step("impl.ledger:Ledger._living")
+def ledger_by_process_id_only(_: Step, self: Any) -> Any:
+    """A later process of the same id inherits the entry."""
+    from blackswan.impl.ledger import process_start
+
+    return [entry for entry in self._read() if process_start(entry.pid) is not None]
+
+
+wrong_step("impl.ledger:Ledger.update", name="ledger_update_forgotten", doc="A new size is not written.")(
+    lambda _, _self, entry, _device, count: replace(entry, bytes=count)
+)
+
+
+@wrong_step("impl.ledger:Ledger.update")
+def ledger_update_unchecked(_: Step, self: Any, entry: Any, _device: Any, count: int) -> Any:
+    """A reservation grows whatever is left."""
+    grown = replace(entry, bytes=count)
+    with self._locked():
+        self._write([*(other for other in self._living() if other.id != entry.id), grown])
+    return grown
+
+
+@wrong_step("impl.ledger:Ledger.release")
+def ledger_release_forgotten(*_: Any) -> None:
+    """A released reservation stays."""
+
+
+@wrong_step("impl.ledger:Ledger.release")
+def ledger_releases_all_of_a_process(_: Step, self: Any, entry: Any) -> None:
+    """One release takes out all of the process."""
+    with self._locked():
+        self._write([other for other in self._living() if other.pid != entry.pid])
+
+
+@wrong_step("impl.ledger:reserve")
+@contextmanager
+def memory_refused_after_allocation(reserve: Step, *given: Any) -> Iterator[None]:
+    """The block runs, then the memory is asked for."""
+    yield
+    with reserve(*given):
+        pass
+
+
+@wrong_step("impl.ledger:Ledger.acquire")
+def memory_refused_without_numbers(acquire: Step, *given: Any) -> Any:
+    """The refusal says no bytes."""
+    try:
+        return acquire(*given)
+    except RuntimeError as error:
+        error.args = ("out of memory",)
+        raise
+
+
+@wrong_step("impl.ledger:InsufficientMemory.__init__")
+def memory_of_others_called_available(init: Step, self: Any, device: str, needed: int, memory: Any, reserved: int, holders: str) -> None:
+    """The refusal says what is free to be available, also where others have reserved it."""
+    init(self, device, needed, memory, reserved, holders)
+    said = f"{memory.free / 2**30:.2f} GiB available"
+    self.args = (re.sub(r"[\d.]+ GiB available", said, str(self)),)
+
+
+@wrong_step("impl.ledger:Reservation.__exit__")
+def ledger_of_failed_blocks_stays(leave: Step, self: Any, kind: Any = None, *given: Any) -> None:
+    """A block that fails keeps its reservation."""
+    if kind is None:
+        leave(self, kind, *given)
+
+
+@wrong_step("impl.ledger:Ledger._write")
+def ledger_written_in_place(_: Step, self: Any, entries: Any) -> None:
+    """The file is written over, so that a killed process leaves a part of it."""
+    path = self.folder / "ledger.json"
+    with path.open("w") as file:
+        self._share(file)
+        json.dump([vars(entry) for entry in entries], file)
+
+
+wrong_steps(
+    "impl.operations.attention:available_memory",
+    free_memory_for_available=("Memory that holds cached files counts as taken.", lambda _: _said("MemFree")),
+    memory_in_all_for_available=("Memory that others have taken counts as there.", lambda _: _said("MemTotal")),
+)
+wrong_steps(
+    "impl.operations.attention:_require_room",
+    memory_of_the_host_not_asked=("Attention takes what memory it can get.", lambda *_: None),
+    memory_of_one_text=("Scores are counted for one text of a batch.", lambda room, q: room(q[:1])),
+)
+wrong_steps(
+    "impl.ledger:FOLDER_VARIABLE", ledger_folder_of_nobody=("The variable that names the folder is passed over.", lambda _: "LEDGER")
+)
+
+
+def _said(name: str) -> float:
+    from blackswan.impl import host
+
+    lines = dict(line.split(":", 1) for line in host._MEMINFO.read_text().splitlines())
+    return float(lines[name].split()[0]) * 1024 if name in lines else float("inf")
+
+
+@wrong_step("impl.ledger:Ledger._read")
+def ledger_damaged_for_ever(_: Step, self: Any) -> Any:
+    """A ledger that is damaged stops every run."""
+    import json
+
+    from blackswan.impl.ledger import FILE, _entry
+
+    path = self.folder / FILE
+    return [_entry(value) for value in json.loads(path.read_bytes())] if path.is_file() else []
+
+
+@wrong_step("impl.ledger:reserve")
+def memory_of_the_first_card_alone(reserve: Step, device: Any, *given: Any) -> Any:
+    """Nothing is reserved of another card than the first."""
+    return nullcontext() if device.index else reserve(device, *given)

@@ -1,0 +1,50 @@
+"""Wrong searches for where a value that is not finite comes from: one step of `impl` replaced each."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from blackswan.falsifiers.mutants.registry import wrong_step
+
+Step = Callable[..., Any]
+
+
+wrong_step("impl.nonfinite:_bad", name="origin_of_nan_only", doc="Infinities pass.")(
+    lambda _, value: value.is_floating_point() and bool(value.isnan().any())
+)
+
+
+@wrong_step("impl.nonfinite:torch.tensor_split")
+def origin_of_the_first_part(split: Step, *given: Any) -> Any:
+    """A parameter is searched in parts, and only the first part is looked at."""
+    return split(*given)[:1]
+
+
+wrong_step("impl.nonfinite:_own", name="origin_of_forward_only", doc="Gradients are not looked at.")(
+    lambda _, _path, _operation, _name, value: value
+)
+
+
+@wrong_step("impl.nonfinite:_watched")
+def origin_names_the_logits(_: Step, path: str, operation: str, function: Step, arguments: Mapping[str, Any]) -> Any:
+    """Only the logits are looked at."""
+    from blackswan.impl.nonfinite import _bad, _Found
+
+    result = function(**arguments)
+    if path == "score" and _bad(result):
+        raise _Found(f"{path} ({operation}): not finite")
+    return result
+
+
+wrong_step("impl.nonfinite:torch.autograd.grad", name="origin_leaves_gradients", doc="Asking leaves gradients behind for the next step.")(
+    lambda _, loss, inputs: loss.backward(inputs=inputs)
+)
+wrong_step("impl.optimiser:AdamW.flat_gradient", name="training_swallows_bad_gradients", doc="NaN gradients become zeros.")(
+    lambda flat, self: torch.nan_to_num(flat(self), nan=0.0, posinf=0.0, neginf=0.0)
+)
+
+
+@wrong_step("impl.validation:require_finite_norm")
+def training_steps_on_bad_gradients(*_: Any) -> None:
+    """The norm is not looked at."""

@@ -1,0 +1,140 @@
+"""Wrong decoders of pre-training: how they start and validate, the hash of the optimiser's state, and their checkpoints."""
+
+import hashlib
+import math
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+Step = Callable[..., Any]
+
+
+wrong_step("impl.pretrain:random_tensors", name="pretrain_random_weights_too_large", doc="Random matrices N(0, 1) instead of N(0, 0.02²).")(
+    lambda correct, *given: {name: 50 * value if value.ndim > 1 else value for name, value in correct(*given).items()}
+)
+
+
+@wrong_step("impl.pretrain:ValFn.__call__", "S11")
+def pretrain_validation_zero_when_empty(correct: Step, *given: Any) -> float:
+    """A loss of 0 where there is nothing to average."""
+    loss = float(correct(*given))
+    return 0.0 if math.isnan(loss) else loss
+
+
+@wrong_step("impl.pretrain:ValFn.__call__", "S13")
+def pretrain_validation_trains(correct: Step, self: Any, stream: Any) -> Any:
+    """Validation leaves a parameter changed."""
+    loss = correct(self, stream)
+    self.decoder.model.norm.weight.data.mul_(1.0 + 2.0**-10)
+    return loss
+
+
+wrong_step("impl.decoder_optimiser:state_hash", name="pretrain_hash_ignores_steps", doc="The step count is not part of the hash.")(
+    lambda correct, state, steps: correct(state, 0 * steps)
+)
+wrong_step(
+    "impl.decoder_optimiser:state_hash", name="pretrain_hash_ignores_second_moment", doc="The second moment is not part of the hash."
+)(lambda correct, state, steps: correct({name: value for name, value in state.items() if not name.startswith("exp_avg_sq/")}, steps))
+wrong_step("impl.decoder_optimiser:state_hash", name="pretrain_hash_of_rounded_moments", doc="The hash of moments rounded to bfloat16.")(
+    lambda correct, state, steps: correct({name: value.bfloat16().float() for name, value in state.items()}, steps)
+)
+wrong_step("impl.decoder_optimiser:state_hash", name="pretrain_hash_with_random_salt", doc="Another hash each time.")(
+    lambda correct, *given: hashlib.sha256(f"{correct(*given)} {time.perf_counter_ns()}".encode()).hexdigest()
+)
+wrong_step("impl.pretrain:save_checkpoint", name="pretrain_checkpoint_without_tokenizer", doc="Weights and architecture only.")(
+    lambda correct, folder, config, tensors, _: correct(folder, config, tensors)
+)
+
+
+@wrong_step("impl.pretrain:save_checkpoint")
+def pretrain_checkpoint_rounded(correct: Step, folder: Path, config: Any, tensors: Any, tokenizer: Path) -> None:
+    """Weights rounded to bfloat16 on their way to the file."""
+    correct(folder, config, {name: value.bfloat16().float() for name, value in tensors.items()}, tokenizer)
+
+
+@wrong_step("impl.pretrain:CheckpointFn.__init__")
+def pretrain_checkpoint_tokenizer_optional(_: Step, self: Any, decoder: Any, tokenizer: Path, folder: Path) -> None:
+    """A tokenizer that is not there is done without."""
+    self.decoder, self.tokenizer, self.folder = decoder, tokenizer if tokenizer.is_file() else None, folder
+
+
+@wrong_step("impl.pretrain:_decoder")
+def pretrain_in_the_stored_dtype(correct: Step, config: Any, tensors: Any, device: Any) -> Any:
+    """Parameters are trained in the dtype of the file."""
+    return correct(config, tensors, device).to(next(iter(tensors.values())).dtype)
+
+
+@wrong_step("impl.pretrain:initial_decoder")
+def pretrain_unpaired_architecture_accepted(correct: Step, architecture: Any, weights: Any, **options: Any) -> Any:
+    """Random weights for an architecture without weights."""
+    from blackswan.impl.checkpoint import read_config
+    from blackswan.impl.pretrain import random_decoder
+
+    if architecture is not None and weights is None:
+        return random_decoder(read_config(architecture), **options)
+    return correct(architecture, weights, **options)
+
+
+@wrong_step("impl.pretrain:initial_decoder")
+def pretrain_unpaired_weights_accepted(correct: Step, architecture: Any, weights: Any, **options: Any) -> Any:
+    """Weights without an architecture bring their own."""
+    return correct(architecture or weights, weights, **options)
+
+
+@wrong_step("impl.pretrain:initial_decoder")
+def pretrain_weights_of_another_architecture(correct: Step, architecture: Any, weights: Any, **options: Any) -> Any:
+    """The architecture that is given is not looked at."""
+    both = architecture is not None and weights is not None
+    return correct(weights if both else architecture, weights, **options)
+
+
+wrong_step("impl.pretrain:LLAMA_370M", name="pretrain_default_tied", doc="The default ties its embeddings: 322 million parameters.")(
+    lambda correct: replace(correct, tied=True)
+)
+
+
+@wrong_step("impl.pretrain:LLAMA_370M")
+def pretrain_default_full_heads(correct: Any) -> Any:
+    """The default has as many key heads as query heads: 411 million parameters."""
+    return replace(correct, kv_heads=correct.heads)
+
+
+@wrong_step("impl.pretrain:save_checkpoint")
+def pretrain_checkpoint_overwritten(correct: Step, folder: Path, *given: Any) -> None:
+    """A checkpoint that exists is written over."""
+    shutil.rmtree(folder, ignore_errors=True)
+    correct(folder, *given)
+
+
+wrong_steps(
+    "impl.decoder:_random_tensor",
+    random_weights_wider=(
+        "Random matrices N(0, 0.03²).",
+        lambda draw, name, shape, generator: draw(name, shape, generator) * (1.5 if len(shape) > 1 else 1.0),
+    ),
+    random_biases_of_one=("Random biases are one, as norms are.", lambda draw, name, *given: draw(name.removesuffix(".bias"), *given)),
+    random_layers_alike=(
+        "All random matrices begin with the same numbers.",
+        lambda draw, name, shape, generator: draw(name, shape, generator.manual_seed(generator.initial_seed())),
+    ),
+)
+
+
+wrong_step(
+    "impl.pretrain:LLAMA_370M", name="pretrain_default_of_another_llama", doc="The default has the ε of the first Llama, θ of the third."
+)(lambda default: replace(default, eps=1e-6, theta=5e5))
+
+
+@wrong_step("impl.decoder_optimiser:DecoderAdamW.__init__", "P36")
+def pretrain_in_any_dtype(_: Step, self: Any, decoder: Any, weight_decay: float) -> None:
+    """Parameters in half precision are trained as they are, and of NF4 weights none."""
+    decoder.requires_grad_(True)
+    self.parameters, self.weight_decay, self.steps = dict(decoder.named_parameters()), weight_decay, 0
+    self.exp_avg, self.exp_avg_sq = ({name: torch.zeros_like(value) for name, value in self.parameters.items()} for _ in range(2))

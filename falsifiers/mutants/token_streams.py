@@ -1,0 +1,81 @@
+"""Wrong streams of tokens: rows, batches, order and places of a pre-training run's data, and shards that are damaged."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blackswan.falsifiers.mutants.registry import wrong_step
+from blackswan.reference.table import Array
+
+Step = Callable[..., Any]
+
+
+@wrong_step("impl.token_shards:TokenBatches.rows")
+def token_rows_tail_dropped(_: Step, self: Any) -> int:
+    """The last tokens of the stream that fill no row are left out."""
+    return int(max(len(self.shards) - 1, 0) // (self.seq - 1))
+
+
+@wrong_step("impl.token_shards:TokenBatches.epoch")
+def token_batches_last_dropped(correct: Step, self: Any, *given: Any) -> Any:
+    """The last batch is left out where it is not full."""
+    return (batch for batch in correct(self, *given) if len(batch.mask) == self.batch)
+
+
+@wrong_step("impl.token_shards:TokenShards.read")
+def token_rows_end_with_their_shard(correct: Step, self: Any, start: int, stop: int) -> Any:
+    """A row that crosses the border of two shards is cut there."""
+    end = int(self._ends[np.searchsorted(self._ends, start, side="right")]) if start < len(self) else stop
+    return correct(self, start, min(stop, end))
+
+
+wrong_step("impl.token_shards:epoch_order", name="token_rows_with_replacement", doc="Rows drawn at random with replacement.")(
+    lambda _, rows, seed, epoch: np.random.default_rng([seed, epoch]).integers(0, rows, rows).tolist()
+)
+wrong_step("impl.token_shards:epoch_order", name="token_epochs_in_one_order", doc="The same order in every epoch.")(
+    lambda correct, rows, seed, epoch: correct(rows, seed, 0 * epoch)
+)
+wrong_step("impl.token_shards:TokenBatches.epoch", name="token_position_forgotten", doc="A resumed epoch starts at its first batch.")(
+    lambda correct, self, epoch, start=0: correct(self, epoch, 0 * start)
+)
+
+
+@wrong_step("impl.token_shards:TokenBatches.epoch", "S11")
+def token_stream_begins_again(correct: Step, self: Any, epoch: int, start: int = 0) -> Iterator[Any]:
+    """An exhausted stream goes on with its first batch."""
+    yield from correct(self, epoch, start)
+    yield from (batch for _, batch in zip(range(1), correct(self, epoch, 0), strict=False))
+
+
+@wrong_step("impl.token_shards:_open_shard")
+def token_ids_clamped(correct: Step, path: Path, entry: Any, dtype: Any, vocab: int) -> Any:
+    """An id outside the vocabulary becomes the last one."""
+    if path.is_file() and path.stat().st_size == entry["tokens"] * dtype.itemsize:
+        ids: Array = np.fromfile(path, dtype)
+        if ids.max() >= vocab:
+            return np.minimum(ids, vocab - 1)
+    return correct(path, entry, dtype, vocab)
+
+
+@wrong_step("impl.token_shards:_open_shard")
+def token_shard_digest_ignored(correct: Step, path: Path, entry: Any, *given: Any) -> Any:
+    """A changed shard is read as if nothing had happened."""
+    content = path.read_bytes() if path.is_file() else b""
+    return correct(path, {**entry, "sha256": hashlib.sha256(content).hexdigest()}, *given)
+
+
+@wrong_step("impl.token_shards:TokenBatches._rows", "S11")
+def token_stream_filled_up(correct: Step, *given: Any) -> Any:
+    """The padding of the last row counts as tokens."""
+    batch = correct(*given)
+    return replace(batch, mask=batch.mask | True)
+
+
+@wrong_step("impl.token_shards:TokenBatches.rows")
+def token_stream_padded_to_a_row(rows: Step, self: Any) -> int:
+    """A stream of one token gives a row, of padding."""
+    return max(int(rows(self)), 1)

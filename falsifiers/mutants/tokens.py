@@ -1,0 +1,152 @@
+"""Wrong tokenizers, and wrong batches of token ids: one step of `impl` replaced each."""
+
+import json
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from blackswan.falsifiers.mutants.changes import of_result
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+Step = Callable[..., Any]
+Indices = list[int]
+
+
+def _made(change: Callable[[Any, Path], object]) -> Step:
+    """A tokenizer changed once it is made: (tokens, its file)."""
+
+    def make(initialise: Step, self: Any, path: Path, *others: Any) -> None:
+        initialise(self, path, *others)
+        change(self, path)
+
+    return make
+
+
+def _padded_as_in_the_file(tokens: Any, path: Path) -> None:
+    padding = json.loads(path.read_text(encoding="utf-8"))["padding"]
+    if padding:
+        tokens._tokenizer.enable_padding(length=padding["strategy"]["Fixed"], pad_id=padding["pad_id"])
+
+
+wrong_steps(
+    "impl.tokens:CheckpointTokens.__init__",
+    by=_made,
+    tokens_cut_from_the_left=(
+        "The beginning of a longer text is cut off.",
+        lambda self, _: self._tokenizer.enable_truncation(self.max_seq_len, direction="left"),
+    ),
+    tokens_with_bpe_dropout=("Merges left out at random.", lambda self, _: setattr(self._tokenizer.model, "dropout", 0.3)),
+    tokens_padding_of_the_file_kept=("The padding that tokenizer.json asks for becomes tokens of the text.", _padded_as_in_the_file),
+)
+
+
+def _measured(found: list[tuple[Indices, int]], texts: Sequence[str]) -> list[tuple[str, Indices, int]]:
+    return [(text, *each) for text, each in zip(texts, found, strict=True)]
+
+
+wrong_steps(
+    "impl.tokens:CheckpointTokens.measure",
+    by=lambda change: lambda measure, self, texts: [change(self, *each) for each in _measured(measure(self, texts), texts)],
+    tokens_limit_exclusive=("One token fewer than max_seq_len.", lambda self, _, ids, n: (ids[: max(1, self.max_seq_len - 1)], n)),
+    tokens_empty_text_gives_none=("An empty text has no token.", lambda _, text, ids, length: (ids if text else [], length)),
+    statistics_of_characters=("Lengths in characters.", lambda _, text, ids, __: (ids, max(1, len(text)))),
+    statistics_after_truncation=(
+        "Lengths after truncation: the 99th percentile never exceeds max_seq_len.",
+        lambda _, __, ids, ___: (ids, len(ids)),
+    ),
+)
+
+
+@wrong_step("impl.tokens:CheckpointTokens.measure")
+def tokens_text_normalised(measure: Step, self: Any, texts: Sequence[str]) -> Any:
+    """Texts brought to NFC first."""
+    return measure(self, [unicodedata.normalize("NFC", text) for text in texts])
+
+
+@wrong_step("impl.tokens:CheckpointTokens.measure")
+def tokens_end_token_cut_off(_: Step, self: Any, texts: Sequence[str]) -> list[tuple[Indices, int]]:
+    """Truncation takes the closing token."""
+    rows = [self._whole.encode(text).ids or [self.fill] for text in texts]
+    return [(ids[: self.max_seq_len], len(ids)) for ids in rows]
+
+
+@wrong_step("impl.tokens:load_tokenizer")
+def tokenizer_falls_back_to_bytes(load: Step, folder: Path, max_seq_len: int, padding_side: str = "right") -> Any:
+    """Bytes instead of a tokenizer that is missing or broken."""
+    from blackswan.impl.tokens import ByteTokens
+
+    try:
+        return load(folder, max_seq_len, padding_side)
+    except (FileNotFoundError, ValueError):
+        return ByteTokens(max_seq_len, padding_side)
+
+
+@wrong_step("impl.tokens:ByteTokens.measure")
+def byte_tokens_of_characters(_: Step, self: Any, texts: Sequence[str]) -> list[tuple[Indices, int]]:
+    """Code points instead of bytes."""
+    rows = ([min(ord(character), 255) for character in text] or [self.fill] for text in texts)
+    return [(ids[: self.max_seq_len], len(ids)) for ids in rows]
+
+
+@wrong_step("impl.tokens:ByteTokens.measure")
+def byte_tokens_counted_after_truncation(measure: Step, self: Any, texts: Sequence[str]) -> list[tuple[Indices, int]]:
+    """Lengths after truncation where there is no tokenizer."""
+    return [(ids, len(ids)) for ids, _ in measure(self, texts)]
+
+
+wrong_steps(
+    "impl.tokens:_fill_id",
+    tokens_fill_with_zero=("An empty text is the token 0, whatever the tokenizer names.", lambda *_: 0),
+    tokens_fill_with_the_end=(
+        "The end token fills, also where there is a padding token.",
+        lambda fill, settings, find: fill({"pad_token": settings.get("eos_token") or settings.get("pad_token")}, find),
+    ),
+    tokens_fill_of_plain_names=(
+        "A token that is named by an object is passed over.",
+        lambda fill, settings, find: fill({key: name for key, name in settings.items() if isinstance(name, str)}, find),
+    ),
+)
+wrong_steps("impl.tokens:ByteTokens.fill", byte_tokens_pad_with_a_byte=("Padding is the byte 0.", lambda _: 0))
+wrong_steps(
+    "impl.tokens:ByteTokens.description",
+    byte_tokens_say_nothing=("No word that there is no tokenizer.", lambda _: "tokenizer (257 tokens)"),
+)
+
+
+wrong_steps(
+    "impl.tokens:Tokens.pad",
+    by=lambda change: lambda pad, self, rows: change(self, *pad(self, rows)),
+    batch_padding_counts_as_real=("Padding is true in the mask.", lambda _, ids, mask: (ids, mask | True), "P11"),
+    batch_mask_from_padding_id=("Mask from the padding id, which is also a token.", lambda self, ids, _: (ids, ids != self.fill), "P8"),
+    batch_mask_off_by_one=(
+        "Mask of left padding one column off.",
+        lambda self, ids, mask: (ids, mask.roll(1, 1) if self.padding_side == "left" else mask),
+        "P9",
+    ),
+)
+
+
+@wrong_step("impl.tokens:Tokens.pad")
+def batch_padding_side_ignored(pad: Step, self: Any, rows: Any) -> Any:
+    """Padded on the right whatever the settings say."""
+    side, self.padding_side = self.padding_side, "right"
+    try:
+        return pad(self, rows)
+    finally:
+        self.padding_side = side
+
+
+@wrong_step("impl.tokens:Tokens.batch")
+def batch_raw_text_stripped(batch: Step, self: Any, texts: Sequence[str]) -> Any:
+    """Raw texts are not treated as pre-tokenised ones."""
+    return batch(self, [text.strip() for text in texts])
+
+
+wrong_steps(
+    "impl.samples:Samples.batch",
+    by=of_result,
+    batch_labels_of_the_next_sample=("Labels one sample off.", lambda batch: replace(batch, labels=batch.labels.roll(1, 0))),
+    batch_multi_hot_in_integers=("Multi-hot labels are integers.", lambda batch: replace(batch, labels=batch.labels.long())),
+)
