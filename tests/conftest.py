@@ -10,8 +10,9 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-SLOWEST = ["vet", "falsifiers_command", "falsifiers_both_backends", "foreign_models", "trainer_subject", "impl_parallel"]
-SLOWEST += ["memory_benchmark", "declarations", "installed", "impl_kernel_attention", "impl_fused", "whole_model", "power", "footprint"]
+SLOWEST = ["vet", "falsifiers_command", "falsifiers_both_backends", "foreign_models", "trainer_subject", "impl_parallel", "check"]
+SLOWEST += ["vet_isolation", "memory_benchmark", "declarations", "installed", "impl_kernel_attention", "impl_fused", "whole_model", "power"]
+SLOWEST += ["footprint"]
 """Files that take longest, which come first where files are shared out: the last ones then end at the same time."""
 
 
@@ -33,3 +34,9 @@ def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter takes its time for every block of tokens, so that blocks are small."""
     for module in ("model", "packing", "step"):
         monkeypatch.setattr(f"blackswan.impl.fused.{module}.GRAIN", 16)
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test runs in an empty folder of its own."""
+    monkeypatch.chdir(tmp_path)
