@@ -8,6 +8,7 @@ from pathlib import Path
 KeyPath = tuple[str | int, ...]
 
 _LISTED = 16
+_NEAREST = 4
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,10 @@ def shown_key(path: Sequence[str | int]) -> str:
 
 
 def unknown(what: str, name: object, valid: Iterable[str]) -> str:
-    """The message for a name outside a vocabulary: expected names and the nearest one."""
+    """The message for a name outside a vocabulary: expected names, of many the most similar ones, and the nearest one."""
     names = sorted(valid)
     nearest = [other for other in names if other.lower() == str(name).lower()] or difflib.get_close_matches(str(name), names, n=1)
-    listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+    many = f"{len(names)}, such as {', '.join(difflib.get_close_matches(str(name), names, _NEAREST, cutoff=0.0))}"
+    listed = many if len(names) > _LISTED else ", ".join(names)
     expected = "nothing is declared" if not names else f"expected {'one of ' if len(names) > 1 else ''}{listed}"
     return f"unknown {what} {name!r}; {expected}" + (f"; did you mean {nearest[0]!r}?" if nearest else "")
