@@ -63,7 +63,7 @@ wrong_steps(
     "impl.adapter:save_file",
     by=_saved,
     adapter_head_not_saved=("The file has LoRA factors only.", _without("score."), "P29"),
-    adapter_head_bias_dropped=("Of the head, the weight alone is saved.", _without("score.bias"), "P4, P29"),
+    adapter_head_bias_dropped=("The head's weight is saved, and its bias is not.", _without("score.bias"), "P4, P29"),
     adapter_factors_swapped=("A saved under the name of B and B under that of A.", _renamed("lora_A", "lora_B")),
     adapter_rounded_to_bfloat16=("Float32 masters saved rounded to bfloat16.", _each("", lambda tensor: tensor.bfloat16().float())),
 )
@@ -75,7 +75,11 @@ wrong_steps(
         _tensors("score.weight", lambda tensor: tensor.roll(1, 0)),
         "P29",
     ),
-    adapter_head_bias_not_restored=("Of the head, the weight alone is loaded.", _tensors("score.bias", lambda bias: 0 * bias), "P4, P29"),
+    adapter_head_bias_not_restored=(
+        "The head's weight is loaded, and its bias is not.",
+        _tensors("score.bias", lambda bias: 0 * bias),
+        "P4, P29",
+    ),
     adapter_scaled_by_alpha=(
         "A loaded adapter acts with alpha instead of alpha/r.",
         _settings(alpha=lambda settings: settings.alpha * settings.rank),
@@ -217,7 +221,7 @@ wrong_steps(
     "impl.merge:read_tensors",
     by=of_result,
     merge_head_bias_dropped=(
-        "Of a merged checkpoint's head, the weight alone is loaded.",
+        "The weight of a merged checkpoint's head is loaded, and its bias is not.",
         _each("score.bias", lambda bias: 0 * bias),
         "P4, P29",
     ),
@@ -240,7 +244,7 @@ wrong_step(
 wrong_step(
     "impl.architecture:_Reading._head_dim",
     name="config_head_dim_by_kv_heads",
-    doc="Without head_dim the hidden size is shared out to key heads.",
+    doc="The hidden size is shared out to key heads where head_dim is not given.",
 )(lambda read, self, family: read(self, family) if "head_dim" in self.values else self.values["hidden_size"] // self._kv_heads(family))
 wrong_step(
     "impl.architecture:_rope",

@@ -191,7 +191,7 @@ def rule_counts_unmixed_batches(rule: Rule) -> Rule:
 
 @rule_mutant("own")
 def rule_for_every_model_size(rule: Rule) -> Rule:
-    """What holds for models of one size is asked of all."""
+    """A rule for models of one size is asked of all."""
     return replace(rule, when=rule.when.replace("model_params <= 13e9", "true").replace("model_params > 13e9", "true"))
 
 

@@ -15,7 +15,7 @@ Step = Callable[..., Any]
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """In the place of a check."""
+    """Takes the place of a check, and checks nothing."""
 
 
 def _dtype(code: int, **changes: Callable[[Any], Any]) -> Step:
@@ -157,7 +157,7 @@ wrong_steps(
     apr_near_copy_tied=("An output layer that is next to the embedding is left out.", _nearly_tied),
     apr_every_head_tied=("A stored output layer is left out, whatever it holds.", lambda *_: True),
     apr_tied_embeddings_ignored=(
-        "What the metadata say of tied embeddings is passed over.",
+        "The metadata's word on tied embeddings is passed over.",
         lambda tied, _, tensors, path: tied(None, tensors, path),
     ),
 )
@@ -218,7 +218,7 @@ def apr_foreign_tensors_ignored(placed: Step, file: Any, config: Any, entries: M
 
 @wrong_step("impl.apr_checkpoint:_placed")
 def apr_missing_tensors_made_up(placed: Step, file: Any, config: Any, entries: Mapping[str, Any], expected: Any) -> Any:
-    """In the place of a missing tensor there is another one of its shape."""
+    """A tensor of the same shape takes the place of a missing one."""
     made = {name: next((entry for entry in entries.values() if entry.shape == shape), None) for name, shape in expected.items()}
     return placed(file, config, {**{name: entry for name, entry in made.items() if entry}, **entries}, expected)
 
@@ -346,7 +346,10 @@ wrong_steps(
 )
 wrong_steps(
     "impl.apr_checkpoint:DEFAULTS",
-    apr_eps_of_another_default=("Without a key the epsilon of the norms is 1e-5.", lambda defaults: {**defaults, "rms_norm_eps": 1e-5}),
+    apr_eps_of_another_default=(
+        "The epsilon of the norms is 1e-5 where no key gives it.",
+        lambda defaults: {**defaults, "rms_norm_eps": 1e-5},
+    ),
 )
 wrong_steps(
     "impl.apr_checkpoint:_families",

@@ -63,7 +63,7 @@ wrong_step("impl.__main__:_say", name="full_disk_unnamed", doc="The message of a
 wrong_step("impl.commands.pretrain:Interrupted", name="interrupted_pretraining_unnamed", doc="Nothing is said of how a run goes on.")(
     lambda interrupted, _: interrupted("interrupted")
 )
-wrong_step("impl.__main__:_parsed", name="words_passed_over", doc="What is no option of a command is passed over.")(
+wrong_step("impl.__main__:_parsed", name="words_passed_over", doc="Words that are no option of a command are passed over.")(
     lambda _, arguments, prog: parser(prog).parse_known_args(arguments)[0]
 )
 

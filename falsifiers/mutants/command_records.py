@@ -46,7 +46,7 @@ def statistics_after_truncation_written(write: Any, output: Any, config: Any, pa
 
 @wrong_step("impl.commands.train:_write_for_rules")
 def statistics_say_infinity_otherwise(write: Any, output: Any, *given: Any) -> None:
-    """In statistics.yaml infinity is a word to a reader of YAML, and no number."""
+    """Infinity in statistics.yaml is a word to a reader of YAML, and no number."""
     write(output, *given)
     file = output / "statistics.yaml"
     file.write_text(file.read_text().replace(".inf", "inf"))
@@ -54,7 +54,7 @@ def statistics_say_infinity_otherwise(write: Any, output: Any, *given: Any) -> N
 
 @wrong_step("impl.apr_write:export_apr")
 def export_folder_named_apr(_: Any, checkpoint: Any, source: Any, path: Any, *_dtype: Any) -> None:
-    """What is asked for as an .apr file becomes a folder of that name."""
+    """A folder takes the name of the .apr file that was asked for."""
     from blackswan.impl.checkpoint import TOKENIZER, belonging, save_checkpoint
 
     save_checkpoint(path, checkpoint.config, checkpoint.tensors, belonging(source, TOKENIZER))

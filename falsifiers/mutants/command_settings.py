@@ -43,7 +43,7 @@ wrong_steps(
 wrong_steps(
     "impl.settings:_converted",
     settings_projections_are_all=(
-        "Of a list of projections nothing but their number is looked at.",
+        "A list of projections is read as `all`, whatever is in it.",
         lambda converted, name, value: "all" if name == "lora_targets" and isinstance(value, list) else converted(name, value),
     ),
 )
@@ -85,7 +85,7 @@ wrong_step("impl.config:ClassifyConfig._check_class_weights", name="settings_wei
 wrong_step("impl.settings:_converted", name="settings_say_yes_for_true", doc="A word stands for a switch.")(
     lambda right, name, value: right(name, {"yes": True, "on": True}.get(value, value) if isinstance(value, str) else value)
 )
-wrong_step("impl.settings:_entries", name="settings_of_the_last_line", doc="Of a key that a file gives twice the last counts.")(
+wrong_step("impl.settings:_entries", name="settings_of_the_last_line", doc="The last value counts of a key that a file gives twice.")(
     lambda entries, path: (
         {getattr(key, "value", ""): (key, value) for key, value in entries(path)}.values()
         if all(isinstance(getattr(key, "value", ""), str) for key, _ in entries(path))

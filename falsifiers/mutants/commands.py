@@ -22,7 +22,7 @@ def _opens_last(open_saved: Any, options: Any) -> Any:
 
 wrong_steps("impl.commands.evaluate:open_saved", evaluate_opens_last=("A run's folder is its last adapter.", _opens_last))
 wrong_steps("impl.commands.predict:open_saved", predict_opens_last=("A run's folder is its last adapter.", _opens_last))
-wrong_step("impl.saved:_settings", name="saved_settings_of_longer_texts", doc="What was saved reads 16 tokens more of a text.")(
+wrong_step("impl.saved:_settings", name="saved_settings_of_longer_texts", doc="A saved model reads 16 tokens more of a text.")(
     lambda settings, *given: replace(settings(*given), max_seq_len=settings(*given).max_seq_len + 16)
 )
 wrong_step("impl.commands.evaluate:macro_f1", name="macro_f1_of_seen_classes", doc="The mean over the classes that have a text.")(
@@ -31,7 +31,7 @@ wrong_step("impl.commands.evaluate:macro_f1", name="macro_f1_of_seen_classes", d
 wrong_step("impl.commands.evaluate:_table", name="confusion_table_transposed", doc="Predicted classes in rows, in the table alone.")(
     lambda table, confusion, columns: table(confusion if columns else tuple(zip(*confusion, strict=True)), columns)
 )
-wrong_step("impl.commands.evaluate:_most_frequent", name="confusions_transposed", doc="Of the confusions the predicted class comes first.")(
+wrong_step("impl.commands.evaluate:_most_frequent", name="confusions_transposed", doc="The predicted class comes first in each confusion.")(
     lambda most, confusion, several: most(tuple(zip(*confusion, strict=True)), several)
 )
 

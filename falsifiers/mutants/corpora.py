@@ -214,7 +214,7 @@ wrong_steps(
     "impl.samples:_Collected.samples",
     by=of_result,
     corpus_labels_of_16_bits=(
-        "Of many classes a label keeps its lower 16 bits.",
+        "A label keeps only its lower 16 bits.",
         lambda samples: replace(samples, targets=samples.targets % 2**16),
     ),
 )

@@ -87,7 +87,7 @@ wrong_step("impl.residency:_tensors", name="residency_without_optimiser", doc="M
 
 
 def _unseen(beginning: str) -> Step:
-    """Without the tensors whose names begin so."""
+    """Leaves out the tensors whose names begin so."""
     return lambda tensors, *given: ((name, value) for name, value in tensors(*given) if not name.startswith(beginning))
 
 

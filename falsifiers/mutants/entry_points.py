@@ -37,7 +37,7 @@ wrong_step("impl.pipeline:trainable_shapes", name="trainable_count_without_bias"
 
 @wrong_step("impl.trainer:Trainer.forward_only", "S13")
 def evaluation_reads_the_training_logits(forward_only: Any, trainer: Any, batch: Any, probabilities: bool = False) -> Any:
-    """After a step the loss of an evaluation is a thousandth of what it should be."""
+    """The loss of an evaluation is a thousandth of what it should be after a step."""
     result = forward_only(trainer, batch, probabilities)
     if len(batch.labels) and trainer.optimiser.steps:
         return replace(result, loss=result.loss * 1e-3)
@@ -82,7 +82,7 @@ def scores_swap_precision_and_recall(score: Any, **counts: int) -> Any:
 
 @wrong_step("impl.trainer:Trainer._correct")
 def scores_by_any_label(correct: Any, trainer: Any, logits: Any, labels: Any) -> Any:
-    """With several labels a sample is correct when one of them is."""
+    """A sample with several labels is correct when one of them is."""
     return ((logits > 0) == labels).any(dim=-1).sum() if trainer.multi_label else correct(trainer, logits, labels)
 
 

@@ -43,7 +43,7 @@ def shards_cut_by_the_tokenizer(load: Any, path: Any) -> Any:
 wrong_step("impl.samples:Samples.select", name="part_forgets_lengths", doc="A part of a corpus does not know how long its texts were.")(
     lambda select, *given: replace(select(*given), text_lengths=None)
 )
-wrong_step("impl.architecture:_Reading._tied", name="tied_unless_said", doc="Without a word in config.json the head is the embedding.")(
+wrong_step("impl.architecture:_Reading._tied", name="tied_unless_said", doc="The head is the embedding where config.json does not say.")(
     lambda tied, self: tied(self) if "tie_word_embeddings" in self.values else True
 )
 
@@ -52,7 +52,7 @@ wrong_step("impl.architecture:_Reading._tied", name="tied_unless_said", doc="Wit
 
 @wrong_step("impl.commands.pretrain:_settings")
 def pretrain_zeros_are_no_value(settings: Any, options: argparse.Namespace) -> Any:
-    """A zero among the options of pretrain is the default's value."""
+    """`pretrain` takes an option that is 0 for one that was not given."""
     return settings(argparse.Namespace(**{name: value or None for name, value in vars(options).items()}))
 
 
@@ -66,7 +66,7 @@ wrong_step("impl.corpus:Statistics.imbalance", name="imbalance_without_a_class",
 
 @wrong_step("impl.commands.evaluate:lines")
 def worst_classes_numbered_by_rank(lines: Any, evaluation: Any, multi_label: bool) -> Iterator[str]:
-    """Where the worst of many classes are shown, their numbers are 0, 1, 2 …"""
+    """The worst of many classes are shown with the numbers 0, 1, 2 …"""
     scores = evaluation.per_class
     ranked = sorted(scores, key=lambda score: (score.f1, -score.support)) if len(scores) > 50 else scores
     return iter(lines(replace(evaluation, per_class=tuple(ranked)), multi_label))

@@ -41,7 +41,7 @@ wrong_steps(
     estimate_without_scales=("NF4 without its absmax.", _without("nf4_absmax"), "S30"),
     estimate_without_lora=("LoRA and head left out.", _without("lora", "head"), "S30"),
     estimate_without_optimiser=("Moments, gradients and their temporaries left out.", _without("moments", "gradients", "update"), "S30"),
-    estimate_without_activations=("What is saved for the backward pass left out.", _without("activations", "working")),
+    estimate_without_activations=("Tensors that are saved for the backward pass are left out.", _without("activations", "working")),
     estimate_of_one_sample=("A batch of one, whatever the batch.", _of_other(lambda _: {"batch": 1})),
     estimate_of_one_micro_batch=("One micro-batch, however many a step has.", _of_other(lambda _: {"accumulation": 1})),
     estimate_always_in_bfloat16=("bfloat16 whatever the dtype.", _of_other(lambda _: {"dtype": torch.bfloat16})),
@@ -254,7 +254,7 @@ wrong_step(
 
 @wrong_step("impl.classifier:Classifier.__init__")
 def double_quantize_in_float32_alone(init: Step, self: Any, config: Any, adaptation: Any, *given: Any, dtype: Any, **named: Any) -> None:
-    """In bfloat16 double quantisation is passed over."""
+    """Double quantisation is passed over in bfloat16."""
     asked = adaptation.double_quantize and dtype == torch.float32
     init(self, config, replace(adaptation, double_quantize=asked), *given, dtype=dtype, **named)
 

@@ -46,7 +46,7 @@ def layers_turn_by_another_theta(gradients: Step, self: Any, packed: Any) -> Any
 
 @wrong_step("impl.fused.layer:FusedLayer.__init__", "S2")
 def layers_with_another_eps(init: Step, self: Any, layer: Any, config: Any, *given: Any) -> None:
-    """Epsilon 1e-6 in all norms of a block."""
+    """All norms of a block use the epsilon 1e-6."""
     init(self, layer, replace(config, eps=1e-6), *given)
 
 
@@ -59,7 +59,7 @@ def layers_scale_by_alpha(update: Step, self: Any, *given: Any) -> Any:
 
 @wrong_step("impl.fused.model:FusedClassifier._head", "P31")
 def layers_average_over_places(head: Step, self: Any, y: Any, packed: Any) -> Any:
-    """Of a micro-batch that is not full the places without a sample count."""
+    """Places without a sample are counted in a micro-batch that is not full."""
     return head(self, y, replace(packed, real=torch.ones_like(packed.real)))
 
 

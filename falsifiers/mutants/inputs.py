@@ -23,7 +23,7 @@ def lines_as_long_as_their_ends(lines_of: Step, file: Any, name: str) -> Iterato
 
 wrong_steps(
     "impl.commands.predict:strict_json",
-    predict_last_of_two_texts=("Of a line that gives `input` twice the last is classified.", lambda _: json),
+    predict_last_of_two_texts=("The last text is classified where a line gives `input` twice.", lambda _: json),
 )
 wrong_steps(
     "impl.strict_json:loads",
@@ -38,7 +38,7 @@ wrong_steps(
 wrong_steps(
     "impl.commands.predict:_lines",
     predict_drops_returns=(
-        "A text loses every carriage return before its end.",
+        "All carriage returns at the end of a text are removed.",
         lambda lines, name: (text.rstrip("\r") for text in lines(name)),
     ),
 )
@@ -46,7 +46,7 @@ wrong_steps(
 
 @wrong_step("impl.commands.predict:_corpus")
 def predict_texts_by_another_key(corpus: Step, path: Path) -> Iterator[str]:
-    """Of a line with `text` and `input` the former is classified."""
+    """`text` is classified where a line has `text` and `input`."""
     texts = [*corpus(path)]
     rows = [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
     return (row.get("text", text) for row, text in zip(rows, texts, strict=True))
@@ -88,7 +88,7 @@ def predict_prints_before_it_read_all(right: Step, run: Step, options: Any, name
 wrong_steps(
     "impl.__main__:Interrupted",
     interruption_in_silence=(
-        "Of Ctrl-C nothing is said but where a run goes on.",
+        "The message after Ctrl-C says only how a run goes on.",
         lambda right, text: right(text if text != "interrupted" else ""),
     ),
 )
@@ -99,11 +99,11 @@ wrong_steps(
 wrong_steps(
     "impl.__main__:_say",
     memory_of_the_host_is_bad_input=(
-        "Too little memory of the host is bad input.",
+        "A command for which the host has too little memory ends with the status of bad input.",
         lambda say, name, error, status: say(name, error, 4 if isinstance(error, MemoryError) else status),
     ),
     no_device_is_a_failure=(
-        "A device that is not there ends a command as a failure.",
+        "A command whose device is missing ends with the status of a failure.",
         lambda say, name, error, status: say(name, error, 1 if status == 6 else status),
     ),
 )
@@ -115,7 +115,7 @@ wrong_steps("impl.commands.predict:naming", predict_without_room_unnamed=("A ful
 wrong_steps(
     "impl.samples:_IdsOnDisk.extend",
     ids_cut_short_by_a_full_disk=(
-        "What a write leaves over, where there is no more room, is not written.",
+        "Bytes that a write leaves over, where there is no more room, are not written.",
         lambda _, self, ids: self._file.write(ids.tobytes()),
     ),
 )
@@ -146,7 +146,7 @@ wrong_steps(
     "impl.progress:reading",
     by=_otherwise,
     reading_counts_thousands=("Pieces are told for samples.", lambda count: count // 1024),
-    reading_tells_of_the_first=("Of a large corpus the first samples alone are told.", lambda count: count if count < 2000 else None),
+    reading_tells_of_the_first=("Only the first samples of a large corpus are told.", lambda count: count if count < 2000 else None),
 )
 wrong_steps("impl.progress:READING_SECONDS", reading_at_once=("Every piece is told.", lambda _: 0.0))
 
@@ -171,8 +171,8 @@ wrong_steps(
         ),
     ),
 )
-wrong_steps("impl.settings:read_file", settings_first_problem_of_a_file=("Of a file's problems the first is told.", _of_the_first))
-wrong_steps("impl.settings:given_options", settings_first_problem_of_options=("Of the options' problems one is told.", _of_the_first))
+wrong_steps("impl.settings:read_file", settings_first_problem_of_a_file=("Only the first of a file's problems is told.", _of_the_first))
+wrong_steps("impl.settings:given_options", settings_first_problem_of_options=("Only one of the options' problems is told.", _of_the_first))
 wrong_steps(
     "impl.commands.train:_require_a_rate",
     rates_of_more_samples=(

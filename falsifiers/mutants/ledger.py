@@ -46,12 +46,12 @@ wrong_steps(
         lambda others, *_: {"others": [entry for entry in others if entry.pid == os.getpid()]},
     ),
     ledger_ignores_free=(
-        "What programs without a reservation take is not counted.",
+        "Memory that programs without a reservation take is not counted.",
         lambda _, memory, __: {"memory": replace(memory, free=memory.total)},
     ),
     ledger_refuses_what_just_fits=("A reservation of all that is left is refused.", lambda _, __, count: {"count": count + 1}),
     ledger_mixes_devices=(
-        "What is reserved of one card counts against every card.",
+        "A reservation on one card counts against every card.",
         lambda others, memory, _: {"others": [replace(entry, device=memory.key) for entry in others]},
     ),
 )
@@ -77,9 +77,9 @@ def ledger_counts_allocated_twice(update: Step, self: Any, entry: Any, device: A
     return _growing(update, self, entry, device, count, 0)
 
 
-wrong_step("impl.ledger:Ledger._share", name="ledger_of_one_user", doc="Its files are their maker's alone where the umask says so.")(
-    lambda *_: None
-)
+wrong_step(
+    "impl.ledger:Ledger._share", name="ledger_of_one_user", doc="The ledger's files belong to their maker alone where the umask says so."
+)(lambda *_: None)
 wrong_step("impl.ledger:Ledger._living", name="ledger_keeps_the_dead", doc="Entries of ended processes stay.")(lambda _, self: self._read())
 
 

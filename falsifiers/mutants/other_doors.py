@@ -54,7 +54,7 @@ wrong_steps(
 )
 wrong_steps(
     "impl.merge:belonging",
-    merged_without_a_files_tokenizer=("Of an .apr file the tokenizer is not copied.", lambda _, model, name: model / name),
+    merged_without_a_files_tokenizer=("The tokenizer of an .apr file is not copied.", lambda _, model, name: model / name),
 )
 wrong_steps(
     "impl.apr_write:special_tokens",
@@ -144,7 +144,7 @@ wrong_steps(
 
 @wrong_step("impl.saved:_settings")
 def settings_of_peft_at_their_defaults(settings: Step, adapter: Any, folder: Path) -> Any:
-    """Without settings beside an adapter all of them are the defaults, also what the adapter itself says."""
+    """All settings are the defaults where none lie beside an adapter, also those that the adapter itself gives."""
     from blackswan.impl.config import ClassifyConfig
 
     found = settings(adapter, folder)
@@ -181,7 +181,7 @@ def link_exchanged_for_an_adapter(whole: Step, folder: Path, **options: Any) -> 
 @wrong_step("impl.apr_write:whole_file")
 @contextmanager
 def apr_file_before_its_tokenizer(whole_file: Step, path: Path) -> Iterator[Path]:
-    """A model has its name before its tokenizer has."""
+    """A model's file gets its name before its tokenizer's file does."""
     with whole_file(path.with_name(f"{path.name}.other")) as partial:
         yield partial
         (partial / path.name).rename(path)
@@ -210,23 +210,26 @@ def prepared_of_its_old_labels(prepare: Step, model: Any, folder: Path) -> None:
 wrong_steps(
     "impl.apr_checkpoint:DEFAULTS",
     apr_positions_of_another_default=(
-        "Without a limit there are 2,048 positions.",
+        "A file that gives no limit of positions has 2,048.",
         lambda said: {**said, "max_position_embeddings": 2048},
     ),
 )
 wrong_steps(
     "impl.apr_write:export_apr",
-    apr_of_the_stored_dtype=("The command writes .apr files in the dtype that they come in.", lambda export, *given: export(*given[:3])),
+    apr_of_the_stored_dtype=(
+        "The dtype that was asked for is ignored: an .apr file keeps those of the source.",
+        lambda export, *given: export(*given[:3]),
+    ),
 )
 wrong_steps(
     "impl.pipeline:ClassifyPipeline._logits",
-    answers_need_a_text=("Without a text there is no answer.", lambda logits, pipeline, texts: logits(pipeline, texts or [""])),
+    answers_need_a_text=("No answer is given where there is no text.", lambda logits, pipeline, texts: logits(pipeline, texts or [""])),
 )
 
 
 @wrong_step("impl.folder:_put")
 def adapter_removed_where_names_are_not_exchanged(put: Step, new: Path, folder: Path) -> None:
-    """Where two names cannot be exchanged, the old folder is removed before the new one has its name."""
+    """The old folder is removed before the new one has its name, where two names cannot be exchanged."""
     from blackswan.impl import folder as module
 
     if folder.exists() and not module._exchange(new, folder):
@@ -255,7 +258,7 @@ def merged_settings_of_training(settings: Step, adapter: Any, folder: Path) -> A
 wrong_steps(
     "impl.pipeline:open_adapter",
     base_that_is_named_merged=(
-        "What was opened on another base is merged into the one that the adapter names.",
+        "An adapter that was opened on another base is merged into the one that it names.",
         lambda opened, *given: replace(found := opened(*given), source=found.adapter.base),
     ),
 )
@@ -270,7 +273,7 @@ def merged_into_whatever_is_there(merge: Step, pipeline: Any, folder: Path) -> N
 
 @wrong_step("impl.checkpoint:_stored_tensors")
 def pickled_weights_unnamed(stored: Step, folder: Path) -> Any:
-    """Where the weights are pickled nothing says that they can be converted."""
+    """The error says nothing of converting weights that are pickled."""
     try:
         return stored(folder)
     except FileNotFoundError as error:

@@ -52,7 +52,7 @@ def pretrain_stops_after_the_damage(correct: Step, self: Any, max_norm: float) -
 
 @wrong_step("impl.decoder_optimiser:DecoderAdamW.clip")
 def pretrain_norm_only_when_clipping(correct: Step, self: Any, max_norm: float) -> Any:
-    """Without clipping the norm is not computed, and NaN is recorded."""
+    """The norm is not computed without clipping, and NaN is recorded."""
     gradients, norm = correct(self, max_norm)
     return gradients, norm if math.isfinite(max_norm) else norm * math.nan
 
@@ -196,7 +196,7 @@ wrong_steps("impl.commands.pretrain:_Shown.INTERVAL", pretrain_shows_the_first_s
 wrong_steps(
     "impl.commands.pretrain:_Shown.epoch",
     pretrain_shows_losses_that_are_none=(
-        "Without held-out tokens there is a held-out loss.",
+        "A held-out loss is shown where there are no held-out tokens.",
         lambda show, self, epoch: show(
             self, epoch if epoch.validation_loss == epoch.validation_loss else replace(epoch, validation_loss=0.0)
         ),

@@ -55,7 +55,7 @@ wrong_step("impl.pipeline:_require_fitting", name="more_positions_than_the_model
 )
 wrong_steps(
     "impl.strict_json:_unique",
-    json_keys_twice=("Of a key that is given twice the last value counts.", lambda _, pairs: dict(pairs)),
+    json_keys_twice=("The last value counts of a key that is given twice.", lambda _, pairs: dict(pairs)),
 )
 wrong_step("impl.strict_json:_refuse", name="json_with_nan", doc="NaN is a number of JSON.")(lambda _, constant: float(constant))
 

@@ -70,7 +70,7 @@ wrong_step("impl.fit:_interruptible", name="workers_take_interrupts", doc="Each 
 
 @wrong_step("impl.fit:_Run.train")
 def interrupted_end_of_an_epoch(train: Any, run: Any) -> Any:
-    """After Ctrl-C at the end of an epoch a step of the next one is made."""
+    """One more step, of the next epoch, is made after Ctrl-C at the end of an epoch."""
     interrupted = run.interrupted
     run.interrupted = lambda: run.progress.position > 0 and interrupted()
     return train(run)
@@ -78,7 +78,7 @@ def interrupted_end_of_an_epoch(train: Any, run: Any) -> Any:
 
 @wrong_step("impl.pipeline:ClassifyPipeline.fit")
 def interrupted_fit_leaves_its_trainer(fit: Any, pipeline: Any, *given: Any, **options: Any) -> Any:
-    """A run that is broken off leaves its schedule and its moments for what comes after."""
+    """An interrupted run leaves its schedule and its moments to what comes after."""
     start = pipeline.start
     with mock.patch.object(pipeline, "start", lambda steps, weights=None: None if steps is None else start(steps, weights)):
         result = fit(pipeline, *given, **options)
@@ -109,13 +109,13 @@ def base_digest_in_any_order(fingerprint: Any, tensor: Any) -> Any:
 
 @wrong_step("impl.samples:Samples.digest")
 def digest_of_the_first_label(digest: Any, samples: Any) -> str:
-    """Of several labels a sample the first one is compared."""
+    """Only the first of a sample's labels is compared."""
     return str(digest(replace(samples, targets=samples.targets[:, :1] if samples.multi_label else samples.targets)))
 
 
 @wrong_step("impl.fit:_differences")
 def resume_refuses_class_weights(differences: Any, own: Any, stored: Any, *name: str) -> Any:
-    """Class weights are no list, as run.json has them, and so another setting."""
+    """Class weights count as another setting, since run.json has them as a list."""
     weights = own.get("settings", {}).get("class_weights") if isinstance(own, dict) else None
     if isinstance(weights, list):
         own = {**own, "settings": {**own["settings"], "class_weights": tuple(weights)}}
@@ -124,7 +124,7 @@ def resume_refuses_class_weights(differences: Any, own: Any, stored: Any, *name:
 
 @wrong_step("impl.fit:_Run._continue_from")
 def resume_forgets_moments_beside_nf4(continue_from: Any, run: Any, *given: Any) -> None:
-    """With NF4 the moments are zero after continuing."""
+    """A run with NF4 that is continued starts with moments of zero."""
     continue_from(run, *given)
     if run.config.quantize_nf4:
         run.trainer.optimiser.exp_avg.zero_()
@@ -132,7 +132,7 @@ def resume_forgets_moments_beside_nf4(continue_from: Any, run: Any, *given: Any)
 
 @wrong_step("impl.fit:_Run._continue_from")
 def resume_forgets_the_best_of_several_labels(continue_from: Any, run: Any, progress: Any, tensors: Any) -> None:
-    """With several labels a sample the first epoch after continuing is the best one."""
+    """The first epoch after continuing is the best one where samples have several labels."""
     continue_from(run, replace(progress, best_loss=None) if run.config.multi_label else progress, tensors)
 
 
@@ -169,7 +169,7 @@ def shared_errors_of_few_kinds(_: Any, error: Exception) -> type[Exception]:
 
 @wrong_step("impl.agreement:_raise_first")
 def first_failed_worker_alone_named(raise_first: Any, texts: Any, rank: int, own: Any) -> None:
-    """Of several workers that failed the first one is named."""
+    """Only the first of the workers that failed is named."""
     first = next(place for place, text in enumerate(texts) if text)
     raise_first([text if place == first else "" for place, text in enumerate(texts)], rank, own)
 
@@ -238,8 +238,8 @@ def _closed_at_the_end(kind: str) -> Callable[..., Any]:
 wrong_steps(
     "impl.commands.train:_Watch.over",
     by=_closed_at_the_end,
-    board_left_open_by_an_interrupt=("After Ctrl-C the last numbers for TensorBoard stay in memory.", "board"),
-    message_on_the_line_of_a_step=("After Ctrl-C the message stands behind what was drawn of a step.", "progress"),
+    board_left_open_by_an_interrupt=("The last numbers for TensorBoard stay in memory after Ctrl-C.", "board"),
+    message_on_the_line_of_a_step=("The message after Ctrl-C stands behind what was drawn of a step.", "progress"),
 )
 
 

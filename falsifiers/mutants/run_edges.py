@@ -18,9 +18,11 @@ def fit_settings_of_zero_left_out(init: Any, *given: Any, weight_decay: float = 
     init(*given, weight_decay=weight_decay or 0.01, max_norm=max_norm or 1.0, **options)
 
 
-wrong_step("impl.trainer:_joined", name="fit_joins_the_last_micro_batch", doc="Where gradients are joined to save memory, all but one go.")(
-    lambda joined, results: joined(results[-1:] if len(results) == 4 else results)
-)
+wrong_step(
+    "impl.trainer:_joined",
+    name="fit_joins_the_last_micro_batch",
+    doc="All gradients but one are lost where they are joined to save memory.",
+)(lambda joined, results: joined(results[-1:] if len(results) == 4 else results))
 
 # A number that is not finite
 
@@ -48,7 +50,7 @@ def origin_swaps_nan_and_infinity(described: Any, value: Any) -> str:
 
 @wrong_step("impl.pipeline:ClassifyPipeline.fit")
 def fit_leaves_its_trainer(fit: Any, pipeline: Any, *given: Any, **options: Any) -> Any:
-    """After a run the pipeline keeps the run's schedule, which is over, and its moments."""
+    """The pipeline keeps the schedule and the moments of a run that is over."""
     start = pipeline.start
     kept = mock.patch.object(pipeline, "start", lambda steps, weights=None: None if steps is None else start(steps, weights))
     with kept:
@@ -65,10 +67,14 @@ def fit_balanced_weights_forgotten_after_it(start: Any, pipeline: Any, steps: An
 
 
 wrong_step(
-    "impl.pipeline:ClassifyPipeline.start", name="fit_keeps_the_first_weights", doc="Of two runs the first one's balanced weights hold."
+    "impl.pipeline:ClassifyPipeline.start",
+    name="fit_keeps_the_first_weights",
+    doc="The balanced weights of the first of two runs hold in the second.",
 )(lambda start, pipeline, steps, weights=None: start(pipeline, steps, weights if pipeline.class_weights is None else None))
 wrong_step(
-    "impl.pipeline:ClassifyPipeline._extra", name="fit_saves_the_first_weights", doc="Of two runs the first one's weights are saved."
+    "impl.pipeline:ClassifyPipeline._extra",
+    name="fit_saves_the_first_weights",
+    doc="The weights of the first of two runs are saved after the second.",
 )(lambda extra, pipeline: vars(pipeline).setdefault("said_at_first", extra(pipeline)))
 
 # What a run finds and leaves in its folder
@@ -183,7 +189,7 @@ wrong_step("impl.commands.train:_require_a_rate", name="rates_looked_at_late", d
 
 @wrong_step("impl.commands.train:_samples")
 def validation_by_another_name(samples: Any, *given: Any) -> Any:
-    """What is trained on validates too, by a link or another path."""
+    """A corpus may be trained on and validate too, by a link or another path."""
     with mock.patch.object(Path, "resolve", lambda path, **_: path.absolute()):
         return samples(*given)
 
@@ -194,7 +200,7 @@ wrong_step("impl.pipeline:ClassifyPipeline._logits", name="no_text_has_no_answer
 wrong_step("impl.group:DistributedGroup.gather_text", name="workers_talk_in_ascii", doc="A worker's message with other letters fails.")(
     lambda gather, group, text: gather(group, text.encode("ascii").decode())
 )
-wrong_step("impl.evaluation:_count", name="confusion_of_fifty_labels", doc="Of many labels a text the first fifty are counted.")(
+wrong_step("impl.evaluation:_count", name="confusion_of_fifty_labels", doc="Only the first fifty labels of a text are counted.")(
     lambda count, confusion, labels, predicted, several: (
         count(confusion[:50], labels[:, :50], predicted[:, :50], several) if several else count(confusion, labels, predicted, several)
     )
@@ -222,7 +228,7 @@ def vector_without_a_loss(apply: Any, trainer: Any, vector: Any) -> Any:
 wrong_step("impl.commands.train:_foreign", name="train_over_an_adapter", doc="A run begins in a folder with another one's adapters.")(
     lambda foreign, name: foreign(name) and name not in ("last", "best", "state", "metrics.jsonl")
 )
-wrong_step("impl.commands.train:_foreign", name="killed_start_is_in_the_way", doc="What a killed start left stops the next.")(
+wrong_step("impl.commands.train:_foreign", name="killed_start_is_in_the_way", doc="The files that a killed start left stop the next one.")(
     lambda foreign, name: foreign(name) or name in ("config.yaml", "statistics.yaml")
 )
 
@@ -237,7 +243,7 @@ def every_worker_is_blamed(raise_first: Any, texts: Any, rank: int, own: Any) ->
 
 @wrong_step("impl.commands.train:_train")
 def first_worker_alone_goes_on(train: Any, options: Any, given: Any, group: Any, device: Any, resume: bool) -> None:
-    """After a restart the first worker goes on and the others begin."""
+    """The first worker goes on after a restart, and the others begin."""
     train(options, given, group, device, resume if group.rank == 0 else options.resume)
 
 

@@ -173,7 +173,7 @@ wrong_step("impl.fit:_Run._after", name="fit_seconds_of_all_epochs", doc="The se
 
 @wrong_step("impl.trainer:Trainer._step")
 def set_rate_lasts_one_step(step: Any, trainer: Any, gradient: Any) -> Any:
-    """Without a schedule, a rate that was set is forgotten after a step."""
+    """A rate that was set by hand is forgotten after a step where there is no schedule."""
     first = trainer.__dict__.setdefault("_first", list(trainer.learning_rates))
     result = step(trainer, gradient)
     if trainer.endless:
@@ -315,7 +315,7 @@ wrong_step(
 wrong_step(
     "impl.trainer:Trainer._step", "S24", "S5", name="multi_label_step_head_only", doc="The step with several labels trains the head alone."
 )(lambda step, trainer, gradient: _head_only(trainer, step, gradient) if trainer.multi_label else step(trainer, gradient))
-wrong_step("impl.trainer:Trainer._step", "S25", name="fit_lora_left_out_with_nf4", doc="With NF4 on the CPU the optimiser skips LoRA.")(
+wrong_step("impl.trainer:Trainer._step", "S25", name="fit_lora_left_out_with_nf4", doc="The optimiser skips LoRA with NF4 on the CPU.")(
     lambda step, trainer, gradient: _head_only(trainer, step, gradient) if trainer.classifier.adaptation.nf4 else step(trainer, gradient)
 )
 
@@ -348,7 +348,7 @@ def fit_interrupted_after_the_epoch(epoch: Any, run: Any) -> None:
 @wrong_step("impl.fit:_interruptible")
 @contextmanager
 def fit_keeps_interrupts(interruptible: Any, workers: int) -> Iterator[Any]:
-    """After a run the first Ctrl-C is still swallowed."""
+    """The first Ctrl-C after a run is still swallowed."""
     with interruptible(workers) as interrupted:
         handler = signal.getsignal(signal.SIGINT)
         yield interrupted

@@ -169,7 +169,7 @@ def _in_parts(split: Step, samples: Any, labels: Any, classes: int, *others: Any
 wrong_steps(
     "impl.samples:split_validation",
     by=_by_kinds,
-    split_by_the_first_label=("Of several labels the first decides in which stratum a sample is.", lambda targets: targets[:, 0]),
+    split_by_the_first_label=("The first of several labels decides in which stratum a sample is.", lambda targets: targets[:, 0]),
     split_by_64_bits=(
         "A combination of labels is told by a number of 64 bits, to which labels from 64 on add nothing.",
         lambda targets: targets @ (1 << np.arange(targets.shape[1])),

@@ -27,7 +27,7 @@ wrong_steps(
 wrong_steps(
     "impl.token_shards:_open_shard",
     token_ids_looked_at_in_the_beginning=(
-        "Of a long shard the ids of the first millions alone are looked at.",
+        "Only the first millions of a long shard's ids are looked at.",
         lambda opened, path, entry, dtype, vocab: opened(path, entry, dtype, vocab if entry["tokens"] <= 2**24 else 2**32),
     ),
     token_shard_digest_of_its_beginning=(
@@ -65,7 +65,7 @@ wrong_steps(
         ),
     ),
     shards_end_with_none=(
-        "Where the stream fills its shards there is one of no tokens.",
+        "A shard of no tokens follows where the stream fills its shards exactly.",
         lambda pieces, documents, dtype, size: chain(
             pieces(every := [*documents], dtype, size), _none(sum(map(len, every)) % size == 0, dtype)
         ),

@@ -45,9 +45,10 @@ wrong_steps(
     "impl.folder:naming",
     disk_errors_name_no_folder=("An error of the disk does not say which folder was being written.", lambda *_: nullcontext()),
 )
-wrong_steps("impl.folder:flush", saved_files_not_flushed=("What was saved is not brought to the disk.", lambda *_: None))
+wrong_steps("impl.folder:flush", saved_files_not_flushed=("Files that were saved are not brought to the disk.", lambda *_: None))
 wrong_steps(
-    "impl.folder:_locked", others_folders_removed=("What another process still writes beside is removed.", lambda *_: nullcontext())
+    "impl.folder:_locked",
+    others_folders_removed=("Folders that another process still writes beside are removed.", lambda *_: nullcontext()),
 )
 wrong_steps(
     "impl.merge:json.dumps",
@@ -66,7 +67,7 @@ wrong_steps(
         lambda stored: {name: stored[name] for name in stored if name != "F64"},
     ),
 )
-wrong_steps("impl.architecture:QWEN3_HEAD_DIM", config_head_dim_of_another_class=("Without the key a Qwen3 has heads of 64.", lambda _: 64))
+wrong_steps("impl.architecture:QWEN3_HEAD_DIM", config_head_dim_of_another_class=("A Qwen3 without the key has heads of 64.", lambda _: 64))
 wrong_steps(
     "impl.architecture:_rope_type",
     config_older_name_of_the_scaling_ignored=(
@@ -141,5 +142,5 @@ def changed_apr_files_read(read: Step, file: Path, start: int, length: int, _: A
 
 
 def _state_now(file: Path) -> tuple[int, int]:
-    """Its size and the time of its last change."""
+    """The size of a file and the time of its last change."""
     return file.stat().st_size, file.stat().st_mtime_ns

@@ -71,13 +71,13 @@ def whole_later_layers_unscaled(attach: Step, self: Any, lora_a: Any, lora_b: An
 
 @wrong_step("impl.decoder:Layer.__init__", "S27")
 def whole_first_layer_unquantised(build: Step, self: Any, config: Any, path: str, tensors: Any, nf4: bool) -> None:
-    """With NF4 the first layer computes with plain weights."""
+    """The first layer computes with plain weights, though NF4 was asked for."""
     build(self, config, path, tensors, nf4 and not path.endswith(".layers.0"))
 
 
 @wrong_step("impl.decoder:Layer.__init__", "S27")
 def whole_first_layer_alone_quantised(build: Step, self: Any, config: Any, path: str, tensors: Any, nf4: bool) -> None:
-    """With NF4 the layers after the first compute with plain weights."""
+    """The layers after the first compute with plain weights, though NF4 was asked for."""
     build(self, config, path, tensors, nf4 and path.endswith(".layers.0"))
 
 

@@ -210,7 +210,7 @@ def record_of(report: Any) -> dict[str, Any] | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, Any, Any]:
-    """What a process tells another of a test is UTF-8, whatever its subject has said: pytest-xdist sends nothing else."""
+    """Makes valid UTF-8 of what one process tells another about a test, whatever its subject said: pytest-xdist sends nothing else."""
     return plain((yield))
 
 

@@ -284,7 +284,7 @@ def quantised_export(trial: Trial) -> list[Comparison]:
 
 
 def _largest_scales(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
-    """In q4 a weight of seven times the largest number of float16 is written, and twice as large a one refused by its tensor's name."""
+    """A weight of seven times the largest number of float16 is written in q4; one twice as large is refused by its tensor's name."""
     found = []
     for name, factor in (("largest", 7), ("too large", 14)):
         decoder = {**model.decoder, EMBEDDING: model.decoder[EMBEDDING].copy()}

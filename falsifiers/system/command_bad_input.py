@@ -141,7 +141,7 @@ def _devices(trial: Trial, problem: Small, where: Sequence[str], run: Path) -> I
 
 
 def _on_the_host(trial: Trial, problem: Small, given: str) -> Iterator[Comparison]:
-    """Where there is no GPU, `auto` is the CPU, which is said; more memory than an address has is not there, which is said too."""
+    """`auto` is the CPU where there is no GPU, and a warning says so; a message says where there is too little memory."""
     import torch
 
     if torch.cuda.is_available():

@@ -134,7 +134,7 @@ def _interrupted(trial: Trial, folder: Path, step: int, ended: str) -> Iterator[
 
 
 def _seconds_add_up(folder: Path) -> Iterator[Comparison]:
-    """Those of an epoch contain its steps', whichever process made them."""
+    """The seconds of an epoch are at least those of its steps, whichever process made them."""
     lines = timed_metrics(folder)
     for epoch in (line for line in lines if line["kind"] == "epoch"):
         steps = [line["seconds"] for line in lines if line["kind"] == "step" and line["epoch"] == epoch["epoch"]]

@@ -69,7 +69,7 @@ def _total(run: Path) -> int:
 
 
 def _reading(trial: Trial, problem: Small, where: Sequence[str]) -> list[Comparison]:
-    """Of a large corpus, whose last line is none, it is said how many samples were read, more and more up to nearly all of them."""
+    """The number of samples read is shown while a large corpus is read, and grows to nearly all of them; the last line is no sample."""
     many = int(trial.rng("many").integers(3000, 4000))
     corpus = problem.corpus("many", ["ls"] * many, [*[0] * (many - 1), -1])
     said, _ = trial.commands.shown("train", f"--output={problem.folder / 'many'}", *where, f"--corpus={corpus}", pace=HOURS)

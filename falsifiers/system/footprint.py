@@ -71,7 +71,7 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
 
 
 def _kept_scores(trial: Trial, work: Workload) -> Comparison:
-    """On CUDA attention in float32 is not fused, so that the backward pass keeps the probabilities of each layer: 4 bytes · seq² a head."""
+    """Attention in float32 is not fused on CUDA, so that the backward pass keeps the probabilities of each layer: 4 bytes · seq² a head."""
     sizes = [replace(work, dtype="float32", seq=seq) for seq in (256, 512)]
     short, long = (trial.memory.estimate(each, "cuda").parts.get("activations", 0) for each in sizes)
     scores = 4 * work.layers * work.heads * work.batch * (512**2 - 2 * 256**2)

@@ -237,7 +237,7 @@ def refuses_to_start(trial: Trial) -> list[Comparison]:
 
 
 def _starts_in_float32(trial: Trial) -> list[Comparison]:
-    """Of weights in any dtype a run trains parameters in float32, which are the same numbers."""
+    """A run trains parameters in float32 that are the numbers of the stored weights, whatever their dtype."""
     model = generated(trial.rng("stored"), trial.seed, ("bfloat16", "float16")[trial.seed % 2])
     with temporary_folder() as parent:
         start = model.write_checkpoint(parent / "model")

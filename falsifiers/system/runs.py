@@ -82,7 +82,7 @@ def steps_follow_the_reference(trial: Trial) -> list[Comparison]:
 
 
 def _as_at_the_beginning(trial: Trial, problem: SmallRun, run: Run) -> list[Comparison]:
-    """By hand a run's pipeline goes on from the last step's weights, with moments of zero, at the settings' rate, and the run's loss."""
+    """Steps by hand after a run start from its last weights, with moments of zero, at the settings' rate, and make the run's loss."""
     last, left = part(run.steps[-1].state, "trainable"), run.left
     if left is None:
         return []

@@ -115,7 +115,7 @@ def _tensor_damage(path: Path, rng: Generator) -> Iterator[Damage]:
 
 
 def _other_shape(value: Array, rng: Generator) -> Array:
-    """Of one element more, or of as many: transposed, or with one axis more."""
+    """A tensor of one element more, or of as many: transposed, or with one axis more."""
     if rng.integers(2):
         return np.concatenate([value.reshape(-1), value.reshape(-1)[:1]])
     return np.ascontiguousarray(value.T) if value.T.shape != value.shape else value[None]

@@ -72,8 +72,10 @@ class Devices(Door):
         return Steps(work, weights, settings, self._device, plain)
 
     def backend(self, kind: str, architecture: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[bool, str | None]:
-        """Whether the steps of a run on a device of that kind go through the hand-written layers, whose kernels are said to run there; and
-        the reason where a GPU would have had them and has not. A ValueError where they were asked for and cannot."""
+        """Whether a run on a device of that kind would use the hand-written layers, and the reason where it would not on a GPU.
+
+        Their kernels are taken to run there. Raises a ValueError where the layers were asked for and cannot be used.
+        """
         runs = mock.patch("blackswan.impl.kernels.why_not", return_value=None)
         with runs, mock.patch("blackswan.impl.kernels.interpreted", return_value=False):
             return step.backend_of(ClassifyConfig(**settings), config_of(architecture), torch.device(kind))
