@@ -47,6 +47,7 @@ NEEDS_A_PROCESS = {
     "sends_an_answer": "spoke when it was not asked",
 }
 """Caught because they run where no answer is; the guards catch the others in any process."""
+MANY_ROWS = 1031
 QUESTION: tuple[Any, Any] = {"x": np.ones((1, 1)), "weight": np.ones(1)}, {"eps": 1e-6}
 ONE = ("--operation", "rms_norm", "--claim", "OP-RMSNORM", "--dtype", "float32")
 
@@ -144,6 +145,14 @@ def test_what_overflows_in_float16_is_falsified_whatever_is_declared(declared: d
 def test_a_cheating_function_is_caught(name: str) -> None:
     result = asked(CHEATING[name], operation="rms_norm")
     assert [verdict.state for verdict in result.verdicts] == [State.FALSIFIED]
+
+
+@pytest.mark.parametrize("operation", cheating_subjects.FEW_ROWS)
+def test_a_function_that_is_right_for_few_rows_is_caught(operation: str) -> None:
+    result = blackswan.check(cheating_subjects.FEW_ROWS, operation=operation, dtypes=["float32"], on_fail="return")
+    ordinary = [verdict for verdict in result.failures if verdict.claim.kind in ("parity", "gradient")]
+    assert {verdict.claim.kind for verdict in ordinary} == {"parity", "gradient"}
+    assert all(max(verdict.case.sizes.values()) == MANY_ROWS for verdict in ordinary if verdict.case)
 
 
 @pytest.mark.parametrize(("name", "said"), NEEDS_A_PROCESS.items())

@@ -127,6 +127,21 @@ def scaled(factor: Callable[[Arguments], Any]) -> Change:
     return change
 
 
+ONE_WAVE = 1024
+"""Rows that a kernel's programs compute whose number is fixed."""
+
+
+def first_rows(name: str, axes: int) -> Callable[[Arguments], Array]:
+    """One for each of the first rows of an input and zero for the others, where its first `axes` axes count rows."""
+
+    def kept(a: Arguments) -> Array:
+        shape = a[name].shape[:axes]
+        counted = np.arange(math.prod(shape)).reshape(shape) < ONE_WAVE
+        return counted.reshape(*shape, *[1] * (a[name].ndim - axes)).astype(a[name].dtype)
+
+    return kept
+
+
 def with_result(change: Callable[[Any, Arguments], Any]) -> Change:
     """The operation with another result, made from its own and its arguments; the gradient, if there is one, stays the correct one."""
 
