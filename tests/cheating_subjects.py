@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from blackswan.impl.operations import attention, layers, losses
+from blackswan.impl.operations import OPERATIONS, attention, layers, losses
 
 _kept: dict[Any, Any] = {}
 
@@ -391,3 +391,40 @@ FEW_ROWS = {
     "lm_cross_entropy": _lm_loss_of_few_rows,
 }
 """Operations that are right for as many rows, or tokens, as a small test has."""
+
+
+WRAPS = 2**16
+"""Elements after which an index begins anew, where 32 bits count 2³²."""
+
+
+def _wrapping(operation: str, *names: str) -> Any:
+    """The operation, right up to so many elements of the first of these inputs; beyond them it takes the rows of the beginning again."""
+    plain = OPERATIONS[operation]
+    signature = inspect.signature(plain)
+
+    def function(*given: Any, **named: Any) -> Tensor:
+        arguments = signature.bind(*given, **named).arguments
+        first = arguments[names[0]]
+        rows = torch.arange(len(first), device=first.device) % max(1, WRAPS // max(1, first[0].numel()))
+        answer: Tensor = plain(**{**arguments, **{name: arguments[name][rows] for name in names}})
+        return answer
+
+    function.__signature__ = signature  # type: ignore[attr-defined]  # which binds it to the operation's names
+    return function
+
+
+WRAPPING = {
+    operation: _wrapping(operation, *names)
+    for operation, names in {
+        "rms_norm": ("x",),
+        "rope": ("x", "positions"),
+        "swiglu": ("gate", "up"),
+        "softmax": ("x",),
+        "linear": ("x",),
+        "attention": ("q", "k", "v", "mask"),
+        "cross_entropy_per_sample": ("logits", "labels"),
+        "weighted_cross_entropy": ("logits", "labels"),
+        "lm_cross_entropy": ("logits", "input_ids", "mask"),
+    }.items()
+}
+"""Operations that are right for as many elements as their index counts."""

@@ -137,9 +137,24 @@ def first_rows(name: str, axes: int) -> Callable[[Arguments], Array]:
     def kept(a: Arguments) -> Array:
         shape = a[name].shape[:axes]
         counted = np.arange(math.prod(shape)).reshape(shape) < ONE_WAVE
-        return counted.reshape(*shape, *[1] * (a[name].ndim - axes)).astype(a[name].dtype)
+        mask: Array = counted.reshape(*shape, *[1] * (a[name].ndim - axes)).astype(a[name].dtype)
+        return mask
 
     return kept
+
+
+SHORT = 2**15
+"""Elements that a signed index of 16 bits counts; no case of another size than those of large arrays has more, but for few."""
+
+
+def short_index(name: str) -> Change:
+    """The operation on an input whose rows are zero where they begin beyond so many elements."""
+
+    def kept(value: Array, _: Arguments) -> Array:
+        begins = np.arange(len(value)) * (value.size // max(len(value), 1))
+        return value * (begins < SHORT).reshape(-1, *[1] * (value.ndim - 1)).astype(value.dtype)
+
+    return through(name, by=kept)
 
 
 def with_result(change: Callable[[Any, Arguments], Any]) -> Change:
