@@ -27,6 +27,8 @@ from tests import cheating_subjects
 from tests.cheating_subjects import WRAPPING
 
 LARGE = {name: claim for name, claim in CLAIMS.items() if name.startswith("LARGE-")}
+ROWS = {"rms_norm": 64, "swiglu": 64, "softmax": 64, "linear": 64, "rope": 16, "attention": 1, "cross_entropy_per_sample": 8}
+"""The first row of each operation's inputs that lies beyond the elements that an index of a wrapping one counts."""
 FILE = Path(cheating_subjects.__file__)
 
 
@@ -40,7 +42,22 @@ def verdict(claim: Claim, function: Any) -> Verdict:
 def test_an_index_that_wraps_is_caught_and_a_wide_one_holds(name: str) -> None:
     claim = LARGE[name]
     assert verdict(claim, OPERATIONS[claim.operation or ""]).state is State.HELD
-    assert verdict(claim, WRAPPING[claim.operation or ""]).state is State.FALSIFIED
+    wrapping = verdict(claim, WRAPPING[claim.operation or ""])
+    assert wrapping.state is State.FALSIFIED
+    assert wrapping.comparison is not None
+    if not name.endswith("-GRADIENT"):  # the gradient of rows that were read twice is wrong where they are
+        assert wrapping.comparison.index[0] >= ROWS[claim.operation or ""]
+
+
+def test_a_row_that_was_never_written_is_named() -> None:
+    def unwritten(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y = torch.empty_like(x)
+        y[:50] = cheating_subjects.honest(x[:50], weight, eps)
+        return y
+
+    found = verdict(LARGE["LARGE-RMSNORM"], unwritten).comparison
+    assert found is not None
+    assert (found.reason, found.index[0] >= 50) == ("non-finite", True)
 
 
 def test_an_index_that_wraps_is_caught_by_no_other_claim() -> None:

@@ -152,7 +152,8 @@ def short_index(name: str) -> Change:
 
     def kept(value: Array, _: Arguments) -> Array:
         begins = np.arange(len(value)) * (value.size // max(len(value), 1))
-        return value * (begins < SHORT).reshape(-1, *[1] * (value.ndim - 1)).astype(value.dtype)
+        read: Array = (begins < SHORT).reshape(-1, *[1] * (value.ndim - 1)).astype(value.dtype)
+        return np.asarray(value * read)
 
     return through(name, by=kept)
 

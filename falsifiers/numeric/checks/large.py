@@ -5,6 +5,7 @@ two too early is another row. The subject makes the large inputs where it comput
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -64,7 +65,9 @@ def _compared(attack: Attack, case: Case, gradients: bool, bound: int) -> list[C
     expected = view(attack.expect_gradients(case, wrt) if gradients else attack.expect(case))
     actual = attack.answer_at(case, repeats * period, rows, gradients)
     dtypes = gradient_dtypes(signature, case.scalars, wrt, attack.dtype) if gradients else attack.dtypes(expected)
-    return attack.judge(expected, actual, lambda: attack.floor(case, lambda given, table: view(honest(given, table)), expected), dtypes)
+    floors = lambda: attack.floor(case, lambda given, table: view(honest(given, table)), expected)  # noqa: E731  # as in parity
+    found = attack.judge(expected, actual, floors, dtypes)
+    return [replace(one, index=(rows[one.index[0]], *one.index[1:])) if one.index else one for one in found]
 
 
 def _read(count: int, edge: int, rng: Generator) -> list[int]:
