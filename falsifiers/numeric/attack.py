@@ -161,6 +161,7 @@ class Attack:
             upstream = {name.removeprefix(COTANGENT): given.pop(name) for name in cotangents}
             return self.subject.at_rows(case.operation, given, case.scalars, self.dtype, count, rows, upstream if gradients else None)
 
+        self.asked["at_rows"] = f"for {count:,} rows, which repeat those of the case"
         with self.watch.on("subject"):
             return self._finite(asked({**case.inputs, **cotangents}, ask))
 
