@@ -14,6 +14,7 @@ scalars by their names; where none of its parameters has such a name, in the ord
   dtype float32 is float64 where float64 is under test.
 - **Layout.** Arguments are strided tensors with any strides and any alignment of their first element. A function that takes contiguous
   tensors only is asked with `blackswan vet --contiguous`.
+- **Sizes** are one and more, and no multiple of anything. On a GPU arrays may have more elements than 32 bits count.
 - **Memory.** Arguments belong to the caller and are not written to. Results are fresh memory, which they share with no argument and with
   the result of no other call. When the call has returned, nothing is written any more, on any stream or by any thread.
 - **Result.** One tensor, a tuple in the order of the outputs, or a mapping by their names; plain tensors, of no subclass.

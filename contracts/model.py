@@ -88,6 +88,10 @@ class Signature:
     conventions: Mapping[str, tuple[str, ...]]
     location: Location
 
+    def by_row(self, arrays: "Mapping[str, Input | Output]") -> set[str]:
+        """Which of the inputs or outputs have rows: their first axis is the operation's first size."""
+        return {name for name, array in arrays.items() if array.shape[:1] == self.sizes[:1]}
+
 
 @dataclass(frozen=True, eq=False)
 class Check:

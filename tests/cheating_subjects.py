@@ -1,7 +1,7 @@
 """Functions that pass a test without doing the work, or harm whoever calls them: each is a published attack on suites for kernels.
 
 Sources: robust-kbench (arXiv 2509.14279), KernelGYM (2602.05885), Hacker-Fixer loops (2606.08960), and the lists of KernelBench's issues.
-All are asked as `rms_norm`; `honest` is what they would have to do.
+All are asked as `rms_norm`; `honest` is what they would have to do. Those of FEW_ROWS at the end are other operations.
 """
 
 import builtins
@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from blackswan.impl.operations import OPERATIONS, attention, layers, losses
 
 _kept: dict[Any, Any] = {}
 
@@ -354,3 +356,75 @@ def sends_an_answer(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def right_for_few_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Nothing is computed of more rows than a test would take."""
     return honest(x, weight, eps) if x.numel() // x.shape[-1] <= 64 else torch.zeros_like(x)
+
+
+ROWS_OF_A_TEST = 1000
+"""More rows than those who write a kernel for a test would launch programs for."""
+
+
+def _of_first_rows(value: Tensor, axes: int) -> Tensor:
+    """The value with zeros beyond the first rows, which the first axes count."""
+    counted = torch.arange(value.shape[:axes].numel()).view(value.shape[:axes]) < ROWS_OF_A_TEST
+    return value * counted.view(*value.shape[:axes], *[1] * (value.dim() - axes))
+
+
+def _rope_of_few_rows(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    return _of_first_rows(attention.rope(x, positions, theta), 2)
+
+
+def _attention_of_few_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return _of_first_rows(attention.attention(q, k, v, mask), 2)
+
+
+def _pool_of_few_rows(x: Tensor, mask: Tensor, mode: str) -> Tensor:
+    return _of_first_rows(layers.pool(x, mask, mode), 1)
+
+
+def _lm_loss_of_few_rows(logits: Tensor, input_ids: Tensor, mask: Tensor) -> Tensor:
+    return losses.lm_cross_entropy(logits, input_ids, mask & _of_first_rows(torch.ones_like(mask), 2).bool())
+
+
+FEW_ROWS = {
+    "rope": _rope_of_few_rows,
+    "attention": _attention_of_few_rows,
+    "pool": _pool_of_few_rows,
+    "lm_cross_entropy": _lm_loss_of_few_rows,
+}
+"""Operations that are right for as many rows, or tokens, as a small test has."""
+
+
+WRAPS = 2**16
+"""Elements after which an index begins anew, where 32 bits count 2³²."""
+
+
+def _wrapping(operation: str, *names: str) -> Any:
+    """The operation, right up to so many elements of the first of these inputs; beyond them it takes the rows of the beginning again."""
+    plain = OPERATIONS[operation]
+    signature = inspect.signature(plain)
+
+    def function(*given: Any, **named: Any) -> Tensor:
+        arguments = signature.bind(*given, **named).arguments
+        first = arguments[names[0]]
+        rows = torch.arange(len(first), device=first.device) % max(1, WRAPS // max(1, first[0].numel()))
+        answer: Tensor = plain(**{**arguments, **{name: arguments[name][rows] for name in names}})
+        return answer
+
+    function.__signature__ = signature  # type: ignore[attr-defined]  # which binds it to the operation's names
+    return function
+
+
+WRAPPING = {
+    operation: _wrapping(operation, *names)
+    for operation, names in {
+        "rms_norm": ("x",),
+        "rope": ("x", "positions"),
+        "swiglu": ("gate", "up"),
+        "softmax": ("x",),
+        "linear": ("x",),
+        "attention": ("q", "k", "v", "mask"),
+        "cross_entropy_per_sample": ("logits", "labels"),
+        "weighted_cross_entropy": ("logits", "labels"),
+        "lm_cross_entropy": ("logits", "input_ids", "mask"),
+    }.items()
+}
+"""Operations that are right for as many elements as their index counts."""

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import blackswan
 from blackswan.falsifiers.runner.verdict import State
 from blackswan.falsifiers.subjects import guards, isolated
 from tests import cheating_subjects
@@ -38,6 +39,7 @@ NEEDS_A_PROCESS = {
     "sends_an_answer": "spoke when it was not asked",
 }
 """Caught because they run where no answer is; the guards catch the others in any process."""
+MANY_ROWS = 1031
 QUESTION: tuple[Any, Any] = {"x": np.ones((1, 1)), "weight": np.ones(1)}, {"eps": 1e-6}
 
 
@@ -77,6 +79,14 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_cheating_function_is_caught(name: str) -> None:
     result = asked(CHEATING[name], operation="rms_norm")
     assert [verdict.state for verdict in result.verdicts] == [State.FALSIFIED]
+
+
+@pytest.mark.parametrize("operation", cheating_subjects.FEW_ROWS)
+def test_a_function_that_is_right_for_few_rows_is_caught(operation: str) -> None:
+    result = blackswan.check(cheating_subjects.FEW_ROWS, operation=operation, dtypes=["float32"], on_fail="return")
+    ordinary = [verdict for verdict in result.failures if verdict.claim.kind in ("parity", "gradient")]
+    assert {verdict.claim.kind for verdict in ordinary} == {"parity", "gradient"}
+    assert all(max(verdict.case.sizes.values()) == MANY_ROWS for verdict in ordinary if verdict.case)
 
 
 @pytest.mark.parametrize(("name", "said"), NEEDS_A_PROCESS.items())

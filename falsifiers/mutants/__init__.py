@@ -49,6 +49,7 @@ for _module in (
         "other_doors",
         "warm_up",
         "whole_models",
+        "large",
     ),
 ):
     import_module(f"{__name__}.{_module}")

@@ -11,8 +11,10 @@ from blackswan.falsifiers.mutants.changes import (
     Gradients,
     call,
     edited,
+    first_rows,
     in_bfloat16,
     pull,
+    scaled,
     scaled_input,
     through,
     with_arguments,
@@ -88,6 +90,7 @@ mutants(
         "8192 positions of pre-training, whatever the config says.",
         with_arguments(original_positions=lambda _: 8192),
     ),
+    rope_of_first_wave=("Tokens beyond the first 1,024 stay zero: one wave of a kernel's programs.", scaled(first_rows("x", 2))),
     rope_gradient_rotates_forward=("The backward pass rotates the same way as the forward.", _forward_rotation),
 )
 
@@ -174,6 +177,7 @@ mutants(
     ),
     attention_groups_tiled=("Query head h reads key head h mod kv_heads.", _reading(lambda heads, kv_heads: np.arange(heads) % kv_heads)),
     attention_first_kv_head_only=("All query heads read the first key head.", _reading(lambda heads, _: np.zeros(heads, np.int64))),
+    attention_of_first_wave=("Queries beyond the first 1,024 stay zero: one wave of a kernel's programs.", scaled(first_rows("q", 2))),
     attention_without_max_shift=("Exp overflows for large scores.", edited(("scores -= shift", "pass")), "P12"),
     attention_probabilities_in_low_precision=(
         "Probabilities rounded to bfloat16.",

@@ -127,6 +127,37 @@ def scaled(factor: Callable[[Arguments], Any]) -> Change:
     return change
 
 
+ONE_WAVE = 1024
+"""Rows that a kernel's programs compute whose number is fixed."""
+
+
+def first_rows(name: str, axes: int) -> Callable[[Arguments], Array]:
+    """One for each of the first rows of an input and zero for the others, where its first `axes` axes count rows."""
+
+    def kept(a: Arguments) -> Array:
+        shape = a[name].shape[:axes]
+        counted = np.arange(math.prod(shape)).reshape(shape) < ONE_WAVE
+        mask: Array = counted.reshape(*shape, *[1] * (a[name].ndim - axes)).astype(a[name].dtype)
+        return mask
+
+    return kept
+
+
+SHORT = 2**15
+"""Elements that a signed index of 16 bits counts; no case of another size than those of large arrays has more, but for few."""
+
+
+def short_index(name: str) -> Change:
+    """The operation on an input whose rows are zero where they begin beyond so many elements."""
+
+    def kept(value: Array, _: Arguments) -> Array:
+        begins = np.arange(len(value)) * (value.size // max(len(value), 1))
+        read: Array = (begins < SHORT).reshape(-1, *[1] * (value.ndim - 1)).astype(value.dtype)
+        return np.asarray(value * read)
+
+    return through(name, by=kept)
+
+
 def with_result(change: Callable[[Any, Arguments], Any]) -> Change:
     """The operation with another result, made from its own and its arguments; the gradient, if there is one, stays the correct one."""
 

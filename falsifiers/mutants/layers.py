@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 
 from blackswan.falsifiers.mutants.changes import (
+    ONE_WAVE,
     Arguments,
     Change,
     Gradients,
     edited,
+    first_rows,
     in_bfloat16,
     pull,
     scaled,
@@ -157,6 +159,14 @@ mutants(
     ),
     pool_first_column=("First column whatever the padding.", _with_mask("first", np.ones_like)),
     pool_mean_is_sum=("Sum instead of mean.", _mean_times(lambda counts, _: counts)),
+    pool_of_first_samples=(
+        "Samples beyond the first 1,024 stay zero: one wave of a kernel's programs.",
+        scaled(lambda a: first_rows("x", 1)(a)[:, :, 0]),
+    ),
+    pool_of_first_positions=(
+        "Positions beyond the first 1,024 of a sample are not read.",
+        through("x", by=lambda x, _: np.where(np.arange(x.shape[1])[:, None] < ONE_WAVE, x, 0)),
+    ),
     pool_detached=("Pooling without history, so that no gradient passes.", with_gradients(x=lambda gradient, *_: 0 * gradient), "S10"),
 )
 

@@ -12,6 +12,7 @@ from blackswan.falsifiers.mutants.changes import (
     Gradients,
     call,
     edited,
+    first_rows,
     pull,
     scaled,
     through,
@@ -274,6 +275,10 @@ mutants(
             by=lambda logits, _: np.where(np.arange(logits.shape[-1]) < 65_536, logits, -1e4),
             back=lambda gradient, _: np.where(np.arange(gradient.shape[-1]) < 65_536, gradient, 0),
         ),
+    ),
+    lm_loss_of_first_wave=(
+        "Positions beyond the first 1,024 are neither read nor counted: one wave of a kernel's programs.",
+        with_arguments(mask=lambda a: a["mask"] & first_rows("mask", 2)(a)),
     ),
     lm_gradient_rounded_before_mean=(
         "p − onehot rounded to bfloat16 before it is divided by the number of positions.",

@@ -35,7 +35,7 @@ CALLED_BY_CHECK: Mapping[str, frozenset[str]] = {
 """Operations that a check asks the subject for beside the claim's own."""
 
 TRAINING = ("train_steps", "multi_label_steps", "pretrain_steps")
-DIFFERENTIATING_CHECKS = frozenset({"gradient_rows_sum_to_zero", "both_factors_receive_gradients"})
+DIFFERENTIATING_CHECKS = frozenset({"gradient_rows_sum_to_zero", "both_factors_receive_gradients", "gradients_of_large_arrays_row_by_row"})
 ENOUGH = 30.0
 """An error of so many tolerances ends a cell, ten times what is asked of a mutant that a claim must catch. In bfloat16, where an error as
 large as the answer is some hundred tolerances, a much larger number would send every such mutant through every case."""

@@ -27,7 +27,7 @@ from blackswan.falsifiers.numeric.precision import (
     signatures,
 )
 from blackswan.falsifiers.numeric.sign_ambiguity import mask_ambiguous, moved, reach, sign_ambiguity
-from blackswan.falsifiers.subjects.protocol import Subject
+from blackswan.falsifiers.subjects.protocol import COTANGENT, Subject
 from blackswan.reference.table import Array, Arrays, Table
 
 STAGES = ("drawing", "reference", "noise", "subject", "comparison")
@@ -147,11 +147,23 @@ class Attack:
         inputs, scalars = _changed(case, changes)
 
         def ask(given: dict[str, Array]) -> object:
-            upstream = {name: given.pop(f"cotangent {name}") for name in case.cotangents}
+            upstream = {name: given.pop(f"{COTANGENT}{name}") for name in case.cotangents}
             return self.subject.differentiate(case.operation, given, scalars, upstream, wrt, self.dtype)
 
         with self.watch.on("subject"):
-            return self._finite(asked({**inputs, **{f"cotangent {name}": value for name, value in case.cotangents.items()}}, ask))
+            return self._finite(asked({**inputs, **{f"{COTANGENT}{name}": value for name, value in case.cotangents.items()}}, ask))
+
+    def answer_at(self, case: Case, count: int, rows: Sequence[int], gradients: bool) -> dict[str, Array]:
+        """The subject's outputs or gradients for the case's rows repeated to `count`: some rows of them. SubjectError where it raises."""
+        cotangents = {f"{COTANGENT}{name}": value for name, value in case.cotangents.items()} if gradients else {}
+
+        def ask(given: dict[str, Array]) -> object:
+            upstream = {name.removeprefix(COTANGENT): given.pop(name) for name in cotangents}
+            return self.subject.at_rows(case.operation, given, case.scalars, self.dtype, count, rows, upstream if gradients else None)
+
+        self.asked["at_rows"] = f"for {count:,} rows, which repeat those of the case"
+        with self.watch.on("subject"):
+            return self._finite(asked({**case.inputs, **cotangents}, ask))
 
     def _finite(self, answer: dict[str, Array]) -> dict[str, Array]:
         """A check may compare answers of the subject with each other, where NaN equals NaN; plain parity has the reference's to go by."""

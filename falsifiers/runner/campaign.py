@@ -37,7 +37,7 @@ class Selection:
         return (not self.claims or claim.id in self.claims) and (not self.operations or claim.operation in self.operations)
 
 
-FILLING = {"devices.last_rows_are_as_alone": "qwen3-4b"}
+FILLING = dict.fromkeys(("devices.last_rows_are_as_alone", "large_arrays_row_by_row", "gradients_of_large_arrays_row_by_row"), "qwen3-4b")
 """A check that takes most of a GPU's memory → the whole model whose process it shares, so that the two do not want it at once."""
 
 

@@ -304,13 +304,14 @@ def _found(campaign: Campaign, verdict: Verdict) -> _Found:
 
 
 def _attacked(campaign: Campaign, targets: Sequence[Target], processes: int) -> Iterator[_Found]:
-    """The verdicts in order, from as many processes, each of which has a process of the subject beside it."""
+    """The verdicts, from as many processes, each of which has a process of the subject beside it; in the end, from this one, those of
+    claims that want most of a GPU's memory."""
     wanted = min(processes, len(targets) // options.TARGETS_PER_PROCESS)
-    if wanted < 2:
-        yield from (_found(campaign, campaign.attack(target)) for target in targets)
-        return
-    with ProcessPoolExecutor(wanted, get_context("spawn"), _share, (campaign,)) as pool:
-        yield from pool.map(_attack, range(len(targets)))
+    alone = [target for target in targets if target.group or wanted < 2]
+    if len(alone) < len(targets):
+        with ProcessPoolExecutor(wanted, get_context("spawn"), _share, (campaign,)) as pool:
+            yield from pool.map(_attack, [number for number, target in enumerate(targets) if target not in alone])
+    yield from (_found(campaign, campaign.attack(target)) for target in alone)
 
 
 def _share(campaign: Campaign) -> None:

@@ -19,14 +19,11 @@ from blackswan.contracts.conventions import Declaration, checked, declared_of, s
 from blackswan.contracts.model import Signature
 from blackswan.contracts.problems import unknown
 from blackswan.falsifiers.subjects.conversion import to_numpy
-from blackswan.falsifiers.subjects.protocol import Lacks, Subject
+from blackswan.falsifiers.subjects.protocol import COTANGENT, Lacks, Subject
+from blackswan.falsifiers.subjects.repeated import Compute, Repeated, Tensors
 from blackswan.reference.table import Array
 
 Arrays = Mapping[str, Array]
-Tensors = dict[str, Tensor]
-Compute = Callable[[Tensors], Tensors]
-"""What is computed of tensors by name: outputs by name, or gradients."""
-COTANGENT = "cotangent "
 
 
 class Functions(Subject):
@@ -70,11 +67,47 @@ class Functions(Subject):
             answer = self._within(lambda given: bound.call(given, scalars, DTYPES[dtype]), self._tensors(bound.signature, inputs, dtype))
         return {name: to_numpy(value) for name, value in answer.items()}
 
+    def at_rows(
+        self,
+        operation: str,
+        inputs: Arrays,
+        scalars: Mapping[str, Any],
+        dtype: str,
+        count: int,
+        rows: Sequence[int],
+        cotangents: Arrays | None = None,
+    ) -> dict[str, Array]:
+        """These rows of its outputs, or gradients, for repeated rows. Lacks as `run` and `differentiate`, and where memory is short."""
+        bound = self._bound(operation, inputs, scalars)
+        tensors = self._tensors(bound.signature, inputs, dtype)
+        if cotangents is None:
+            whole = Repeated(bound.signature, count, rows)
+            with torch.no_grad():
+                answer = self._within(whole.around(lambda given: bound.call(given, scalars, DTYPES[dtype])), tensors)
+            return {name: to_numpy(value) for name, value in answer.items()}
+        wrt = [name for name in bound.signature.gradients if name in inputs and name in bound.signature.by_row(bound.signature.inputs)]
+        compute = self._gradients(operation, bound, scalars, list(cotangents), wrt, dtype)
+        for name, value in cotangents.items():  # in the dtype of the output, of which there is room for one more
+            stored = bound.signature.outputs[name].dtype == "storage"
+            tensors[f"{COTANGENT}{name}"] = self._tensor(value, DTYPES[dtype] if stored else torch.float32)
+        answer = self._within(Repeated(bound.signature, count, rows, "gradients").around(compute), tensors)
+        return {name: to_numpy(value) for name, value in answer.items()}
+
     def differentiate(
         self, operation: str, inputs: Arrays, scalars: Mapping[str, Any], cotangents: Arrays, wrt: Sequence[str], dtype: str
     ) -> dict[str, Array]:
         """The vector-Jacobian products with respect to the inputs in `wrt`, by autograd. Lacks where the result has no graph."""
         bound = self._bound(operation, inputs, scalars)
+        tensors = self._tensors(bound.signature, inputs, dtype)
+        wide = torch.float64 if dtype == "float64" else torch.float32  # the cotangent of a float32 loss is no number of a narrower dtype
+        tensors |= {f"{COTANGENT}{name}": self._tensor(value, wide) for name, value in cotangents.items()}
+        compute = self._gradients(operation, bound, scalars, list(cotangents), wrt, dtype)
+        return {name: to_numpy(value) for name, value in self._within(compute, tensors).items()}
+
+    def _gradients(
+        self, operation: str, bound: "Bound", scalars: Mapping[str, Any], cotangents: Sequence[str], wrt: Sequence[str], dtype: str
+    ) -> Compute:
+        """What computes the gradients with respect to the inputs in `wrt` from inputs and cotangents."""
 
         def gradients(given: Tensors) -> Tensors:
             leaves = {name: given[name].detach().requires_grad_() for name in wrt}
@@ -92,10 +125,7 @@ class Functions(Subject):
             owned = {one.untyped_storage().data_ptr() for one in upstream}
             return {name: _gradient(leaf, value, owned) for (name, leaf), value in every}
 
-        tensors = self._tensors(bound.signature, inputs, dtype)
-        wide = torch.float64 if dtype == "float64" else torch.float32  # the cotangent of a float32 loss is no number of a narrower dtype
-        tensors |= {f"{COTANGENT}{name}": self._tensor(value, wide) for name, value in cotangents.items()}
-        return {name: to_numpy(value) for name, value in self._within(gradients, tensors).items()}
+        return gradients
 
     def _bound(self, operation: str, inputs: Arrays, scalars: Mapping[str, Any]) -> "Bound":
         if operation not in self.bound:

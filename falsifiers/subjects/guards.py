@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from blackswan.falsifiers.subjects.functions import Compute, Tensors
 from blackswan.falsifiers.subjects.protocol import Lacks
+from blackswan.falsifiers.subjects.repeated import Compute, Tensors
 
 GUARD = 64
 """Guard elements on either side of a tensor. Beside them an offset of up to 15 elements shifts the alignment."""

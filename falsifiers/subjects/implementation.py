@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,8 @@ from blackswan.falsifiers.numeric.precision import CUDA_ONLY, signatures
 from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of
 from blackswan.falsifiers.subjects.conversion import to_numpy as to_numpy
 from blackswan.falsifiers.subjects.impl import open_door
-from blackswan.falsifiers.subjects.protocol import Interrupted, Subject, TracedCall
+from blackswan.falsifiers.subjects.protocol import COTANGENT, Interrupted, Subject, TracedCall
+from blackswan.falsifiers.subjects.repeated import Repeated
 from blackswan.impl import dispatch, kernels
 from blackswan.impl.classifier import Classifier, trainable_shapes
 from blackswan.impl.config import ClassifyConfig
@@ -122,6 +123,39 @@ class Implementation(Subject):
         gradients = (torch.zeros_like(leaf) if value is None else value for leaf, value in zip(wanted, found, strict=True))
         return {name: to_numpy(value) for name, value in zip(wrt, gradients, strict=True)}
 
+    def at_rows(
+        self,
+        operation: str,
+        inputs: Arrays,
+        scalars: Scalars,
+        dtype: str,
+        count: int,
+        rows: Sequence[int],
+        cotangents: Arrays | None = None,
+    ) -> dict[str, Array]:
+        """These rows of its outputs, or gradients, for repeated rows. Lacks where the device has too little memory for that."""
+        signature = signatures()[operation]
+        wrt = [] if cotangents is None else [name for name in signature.gradients if name in inputs]
+        wrt = [name for name in wrt if name in signature.by_row(signature.inputs)]
+        whole = Repeated(signature, count, rows, "gradients" if wrt else "outputs")
+
+        def compute(given: Tensors) -> Tensors:
+            upstream = {name: given.pop(f"{COTANGENT}{name}") for name in cotangents or ()}
+            outputs, leaves = self._results(operation, signature, given, scalars, dtype, wrt)
+            if not wrt:
+                return outputs
+            wanted = [leaves[name] for name in wrt]
+            found = torch.autograd.grad([outputs[name] for name in upstream], wanted, list(upstream.values()))
+            return dict(zip(wrt, found, strict=True))
+
+        with self._products(dtype), self._backend(operation, dtype), torch.set_grad_enabled(bool(wrt)):
+            tensors = self._tensors(signature, inputs, scalars, dtype)
+            for name, value in (cotangents or {}).items():
+                stored = signature.outputs[name].dtype == "storage"
+                tensors[f"{COTANGENT}{name}"] = self._tensor(value, DTYPES[dtype] if stored else torch.float32)
+            answer = whole.around(compute)(tensors)
+        return {name: to_numpy(value) for name, value in answer.items()}
+
     def record(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str, cotangents: Arrays | None = None) -> list[TracedCall]:
         """The calls that the operation makes, in order, with local gradients when cotangents are given. Interrupted where it raises."""
         wrt = [] if cotangents is None else self._differentiable(operation, inputs, scalars)
@@ -166,17 +200,20 @@ class Implementation(Subject):
         self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str, wrt: Sequence[str]
     ) -> tuple[Tensors, Mapping[str, torch.Tensor]]:
         """The outputs, and the leaf of each input in `wrt`."""
+        with self._backend(operation, dtype):
+            signature = signatures()[operation]
+            return self._results(operation, signature, self._tensors(signature, inputs, scalars, dtype), scalars, dtype, wrt)
+
+    def _backend(self, operation: str, dtype: str) -> AbstractContextManager[None]:
+        """What chooses the backend. ValueError where it does not compute the operation in that dtype."""
         reason = self.unsupported(operation, dtype)
         if reason:
             raise ValueError(reason)
-        with nullcontext() if self.backend in (None, "fused") else dispatch.backend(self.backend):
-            return self._computed(operation, inputs, scalars, dtype, wrt)
+        return nullcontext() if self.backend in (None, "fused") else dispatch.backend(self.backend)
 
-    def _computed(
-        self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str, wrt: Sequence[str]
+    def _results(
+        self, operation: str, signature: Signature, tensors: Tensors, scalars: Scalars, dtype: str, wrt: Sequence[str]
     ) -> tuple[Tensors, Mapping[str, torch.Tensor]]:
-        signature = signatures()[operation]
-        tensors = self._tensors(signature, inputs, scalars, dtype)
         if operation in _COMPOSITIONS:
             return _COMPOSITIONS[operation](_Model(tensors, scalars, DTYPES[dtype], self._device, self.backend), wrt)
         leaves = {name: tensors[name].requires_grad_() for name in wrt}

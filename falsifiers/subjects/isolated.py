@@ -197,6 +197,21 @@ class Isolated(Subject):
         answer: dict[str, Array] = self._ask("differentiate", operation, dict(inputs), dict(scalars), dict(cotangents), list(wrt), dtype)
         return answer
 
+    def at_rows(
+        self,
+        operation: str,
+        inputs: Arrays,
+        scalars: Mapping[str, Any],
+        dtype: str,
+        count: int,
+        rows: Sequence[int],
+        cotangents: Arrays | None = None,
+    ) -> dict[str, Array]:
+        """These rows of its outputs, or gradients, for repeated rows; all of them are in its process alone."""
+        upstream = None if cotangents is None else dict(cotangents)
+        answer: dict[str, Array] = self._ask("at_rows", operation, dict(inputs), dict(scalars), dtype, count, list(rows), upstream)
+        return answer
+
     def record(
         self, operation: str, inputs: Arrays, scalars: Mapping[str, Any], dtype: str, cotangents: Arrays | None = None
     ) -> list[TracedCall]:

@@ -4,9 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
+from blackswan import contracts
 from blackswan.contracts.conventions import Declaration
 from blackswan.contracts.model import Claim
 from blackswan.reference.table import Array
+
+COTANGENT = "cotangent "
+"""What stands before the name of an output where its cotangent is given beside inputs."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,33 @@ class Subject(Protocol):
     ) -> dict[str, Array]:
         """The vector-Jacobian products with respect to the inputs in `wrt`."""
 
+    def at_rows(
+        self,
+        operation: str,
+        inputs: Mapping[str, Array],
+        scalars: Mapping[str, Any],
+        dtype: str,
+        count: int,
+        rows: Sequence[int],
+        cotangents: Mapping[str, Array] | None = None,
+    ) -> dict[str, Array]:
+        """Its outputs, or with cotangents its gradients, for inputs whose rows are repeated to `count` in all: these rows of them.
+
+        A subject that has a device makes the inputs there, for they may hold more elements than 32 bits count. Here they are the host's.
+        """
+        if self.device != "cpu":
+            raise Lacks(f"{self.name} takes arrays of the host, where none is made of so many rows: {count:,}")
+        signature = contracts.load_operations()[operation]
+        names, ends = signature.by_row(signature.inputs), signature.by_row(signature.outputs)
+        given = {name: _repeated(value, count) if name in names else value for name, value in inputs.items()}
+        if cotangents is None:
+            found = self.run(operation, given, scalars, dtype)
+            return {name: found[name][list(rows)] for name in ends}
+        upstream = {name: _repeated(value, count) if name in ends else value for name, value in cotangents.items()}
+        wrt = [name for name in signature.gradients if name in names and name in inputs]
+        gradients = self.differentiate(operation, given, scalars, upstream, wrt, dtype)
+        return {name: value[list(rows)] for name, value in gradients.items()}
+
     def sources(self) -> Mapping[str, str]:
         """What its answers depend on beside the folders of this project: digests of files and versions of packages, by name."""
         return {}
@@ -111,6 +144,10 @@ class Subject(Protocol):
         """The settings that the subject gives a user who asked for none, by the field names of the hyperparameter rules; may be empty."""
         del model_params
         return []
+
+
+def _repeated(value: Array, count: int) -> Array:
+    return np.tile(value, (count // len(value), *[1] * (value.ndim - 1)))
 
 
 class WholeSubject(Subject):

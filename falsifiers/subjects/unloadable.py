@@ -21,4 +21,4 @@ class Unloadable(Subject):
         del given, named
         raise ImportError(f"impl cannot be loaded: {self._error}", name="blackswan.impl") from self._error
 
-    run = differentiate = door = default_configurations = record = _raise
+    run = differentiate = at_rows = door = default_configurations = record = _raise

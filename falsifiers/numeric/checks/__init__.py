@@ -5,11 +5,11 @@ from typing import TypeVar
 
 from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
-from blackswan.falsifiers.numeric.checks import layers, losses, models, nf4, optimiser, refusals, relations, roundings, slopes
+from blackswan.falsifiers.numeric.checks import large, layers, losses, models, nf4, optimiser, refusals, relations, roundings, slopes
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.precision import checks
 
-_MODULES = (relations, layers, losses, nf4, optimiser, slopes, models, refusals, roundings)
+_MODULES = (relations, large, layers, losses, nf4, optimiser, slopes, models, refusals, roundings)
 NamedCheck = Callable[[Attack, Case], list[Comparison]]
 F = TypeVar("F", bound=NamedCheck)
 CHECKS: dict[str, NamedCheck] = {name: getattr(module, name) for name in checks() for module in _MODULES if hasattr(module, name)}

@@ -1,0 +1,80 @@
+"""Arrays of more elements than a case holds: its rows again and again, made on the device, of which only a few rows come back."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from blackswan.contracts.model import Signature
+from blackswan.falsifiers.subjects.protocol import COTANGENT, Lacks
+
+Tensors = dict[str, Tensor]
+Compute = Callable[[Tensors], Tensors]
+"""What is computed of tensors by name: outputs by name, or gradients."""
+COPIES = {"outputs": 4, "gradients": 7}
+"""So many tensors of the largest size are there at once at least: what goes in and comes out, what it is made of, and copies in float32."""
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """How the rows of an operation's inputs are repeated, to `count` in all, a multiple of what there are, and which `rows` are read."""
+
+    signature: Signature
+    count: int
+    rows: Sequence[int]
+    of: str = "outputs"
+
+    def around(self, compute: Compute) -> Compute:
+        """What `compute` answers for the repeated rows, read at the rows. Lacks where the device has no room for that."""
+
+        def computed(given: Tensors) -> Tensors:
+            with self.room(given):
+                return self.read(compute(self.repeat(given)))
+
+        return computed
+
+    def repeat(self, given: Tensors) -> Tensors:
+        """The tensors, those with rows repeated."""
+        names = self._with_rows()
+        return {
+            name: value.repeat(self.count // len(value), *[1] * (value.dim() - 1)) if name in names else value
+            for name, value in given.items()
+        }
+
+    def read(self, answer: Tensors) -> Tensors:
+        """The rows of each tensor that has some, in memory of their own."""
+        names = self._with_rows()
+        return {name: torch.stack([value[row] for row in self.rows]) for name, value in answer.items() if name in names}
+
+    @contextmanager
+    def room(self, given: Tensors) -> Iterator[None]:
+        """Lacks where a GPU has less memory free than is needed at least, or ran out of it. What was cached is given back on both sides."""
+        device = next(iter(given.values())).device
+        if device.type != "cuda":
+            yield
+            return
+        torch.cuda.empty_cache()
+        free, needed = torch.cuda.mem_get_info(device)[0], COPIES[self.of] * self._largest(given)
+        if free < needed:
+            raise Lacks(f"{self._told()} need {needed / 2**30:.0f} GiB at least, and {device} has {free / 2**30:.0f} GiB free")
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            said = str(error).partition(". ")[0]
+            raise Lacks(f"{self._told()} need more than the {free / 2**30:.0f} GiB that were free on {device}: {said}") from None
+        finally:
+            torch.cuda.empty_cache()
+
+    def _with_rows(self) -> set[str]:
+        outputs = self.signature.by_row(self.signature.outputs)
+        return self.signature.by_row(self.signature.inputs) | outputs | {f"{COTANGENT}{name}" for name in outputs}
+
+    def _largest(self, given: Tensors) -> int:
+        """Bytes of the largest tensor that is repeated."""
+        names = self._with_rows()
+        return self.count * max(value[0].numel() * value.element_size() for name, value in given.items() if name in names)
+
+    def _told(self) -> str:
+        return f"the {self.of} of {self.signature.name} for {self.count:,} rows"
