@@ -17,11 +17,13 @@ from typing import Any
 from blackswan.falsifiers.subjects.patching import planting
 
 IMPL, TRACE = Path(__file__).resolve().parents[2] / "impl", "TRACE="
-LEFT_OUT = ("kernels", "fused", "progress")
-"""Parts of `impl` that are not changed: they need a GPU, or only show how far a run is."""
+LEFT_OUT = ("kernels", "progress")
+"""Parts of `impl` that are not changed: Triton compiles them from their source, or they only show how far a run is."""
 SAID = ("print", "warn", "add_argument", "tell", "_say")
 """Functions whose arguments are messages and descriptions of options."""
 PAIRS = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot), (ast.And, ast.Or)]
+CONVERTING = ("abs", "float", "int", "reversed", "set", "sorted", "str")
+"""Functions that are left out, so that their argument stands alone."""
 OTHER: dict[type, type] = {one: other for pair in [*PAIRS, (ast.Add, ast.Sub), (ast.Mult, ast.Div)] for one, other in (pair, pair[::-1])}
 Edit = Callable[[Any], ast.AST]
 
@@ -74,10 +76,42 @@ def _edits(node: ast.AST) -> Iterator[tuple[str, Edit]]:
                 yield f"condition always {value}", _set(test=ast.copy_location(ast.Constant(value), node.test))
         case ast.UnaryOp(op=ast.Not()):
             yield "not left out", lambda node: node.operand
-        case ast.Call(keywords=keywords):
-            for place, keyword in enumerate(keywords):
-                if keyword.arg is not None:
-                    yield f"argument {keyword.arg} left out", _set(keywords=keywords[:place] + keywords[place + 1 :])
+        case ast.Call():
+            yield from _edits_of_call(node)
+        case ast.Slice(lower=lower, upper=upper):
+            yield from ((f"{name} bound left out", _set(**{name: None})) for name, bound in (("lower", lower), ("upper", upper)) if bound)
+        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+            for place, part in enumerate(node.generators):
+                bare = ast.comprehension(part.target, part.iter, [], part.is_async)
+                if part.ifs:
+                    yield "filter left out", _set(generators=[*node.generators[:place], bare, *node.generators[place + 1 :]])
+        case ast.Dict(keys=keys, values=values):
+            for place, key in enumerate(keys):
+                if isinstance(key, ast.Constant):
+                    yield (
+                        f"key {key.value!r} left out",
+                        _set(keys=keys[:place] + keys[place + 1 :], values=values[:place] + values[place + 1 :]),
+                    )
+        case ast.With(items=[ast.withitem(optional_vars=None)], body=body):
+            yield "without its context", lambda _: ast.If(ast.copy_location(ast.Constant(True), node), body, [])
+        case ast.ExceptHandler(type=ast.Tuple(elts=elts) as caught):
+            for place, one in enumerate(elts):
+                fewer = ast.Tuple(elts[:place] + elts[place + 1 :], ast.Load())
+                yield f"{ast.unparse(one)} not caught", _set(type=ast.copy_location(fewer, caught))
+
+
+def _edits_of_call(node: ast.Call) -> Iterator[tuple[str, Edit]]:
+    """An argument left out, or the call, so that what it is made of stands alone."""
+    func, args, keywords = node.func, node.args, node.keywords
+    for place, keyword in enumerate(keywords):
+        if keyword.arg is not None:
+            yield f"argument {keyword.arg} left out", _set(keywords=keywords[:place] + keywords[place + 1 :])
+    if len(args) > 1 and not any(isinstance(one, ast.Starred) for one in args):
+        yield "last argument left out", _set(args=args[:-1])
+    if isinstance(func, ast.Attribute) and not args and not keywords:
+        yield f"without .{func.attr}()", lambda _: func.value
+    if isinstance(func, ast.Name) and func.id in CONVERTING and len(args) == 1:
+        yield f"without {func.id}()", lambda _: args[0]
 
 
 def _changes(function: ast.FunctionDef) -> Iterator[tuple[int, int, str, Edit]]:
@@ -92,7 +126,7 @@ def _changes(function: ast.FunctionDef) -> Iterator[tuple[int, int, str, Edit]]:
             out.append(node)
     kept = {id(inner) for node in out if node is not None for inner in ast.walk(node)}
     for place, node in enumerate(ast.walk(function)):
-        if id(node) not in kept and isinstance(node, ast.expr | ast.stmt):
+        if id(node) not in kept and isinstance(node, ast.expr | ast.stmt | ast.excepthandler):
             for what, edit in _edits(node):
                 yield place, node.lineno, f"{what}: {ast.unparse(node).splitlines()[0][:100]}", edit
 
