@@ -1,6 +1,7 @@
 """Wrong commands: what they evaluate, predict, merge, export and tokenize, by one worker or several."""
 
 import os
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,9 +32,19 @@ wrong_step("impl.commands.evaluate:macro_f1", name="macro_f1_of_seen_classes", d
 wrong_step("impl.commands.evaluate:_table", name="confusion_table_transposed", doc="Predicted classes in rows, in the table alone.")(
     lambda table, confusion, columns: table(confusion if columns else tuple(zip(*confusion, strict=True)), columns)
 )
+wrong_step(
+    "impl.commands.evaluate:_table", name="labels_below_each_others_headings", doc="Labels that were missed stand where made-up ones do."
+)(lambda table, confusion, columns: table(confusion, columns and [columns[place] for place in (0, 2, 1, 3)]))
 wrong_step("impl.commands.evaluate:_most_frequent", name="confusions_transposed", doc="The predicted class comes first in each confusion.")(
     lambda most, confusion, several: most(tuple(zip(*confusion, strict=True)), several)
 )
+
+
+@wrong_step("impl.commands.evaluate:lines")
+def scores_below_each_others_headings(lines: Any, *given: Any) -> Any:
+    """Precision is called recall, in the table alone."""
+    other = {"precision": "recall", "recall": "precision"}
+    return (re.sub("precision|recall", lambda found: other[found[0]], line) for line in lines(*given))
 
 
 @wrong_step("impl.commands.evaluate:as_json")

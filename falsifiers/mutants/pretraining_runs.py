@@ -204,6 +204,20 @@ wrong_steps(
 )
 
 
+@wrong_step("impl.commands.pretrain:_Shown.epoch")
+def pretrain_numbers_epochs_anew(show: Step, self: Any, epoch: Any) -> None:
+    """A continuation shows its epochs as if it had begun with the first."""
+    self.ended = getattr(self, "ended", 0) + 1
+    show(self, replace(epoch, epoch=self.ended - 1))
+
+
+@wrong_step("impl.pretrain_run:_Run.require_usable")
+def pretrain_begins_over_a_state(require: Step, self: Any, resume: bool) -> None:
+    """A run begins anew over the state of one that has not ended an epoch."""
+    if resume or self.checkpoint.folder.exists():
+        require(self, resume)
+
+
 @wrong_step("impl.__main__:_run")
 def pretrain_command_of_seed_zero_in_order(right: Step, *given: Any) -> Any:
     """The seed 0 is none: rows are in the order of the stream."""

@@ -68,13 +68,19 @@ def _full(trial: Trial, name: str, output: Path, flush: int, arguments: tuple[ob
 
 
 def _interrupted(trial: Trial, problem: Small, pretrain: tuple[object, ...], flush: int) -> Iterator[Comparison]:
-    """Ctrl-C in the middle of a pre-training run, which is given again."""
+    """Ctrl-C in the middle of a pre-training run, which is given again, and once more when it is over.
+
+    It shows what a whole run shows of the epochs that it ends itself.
+    """
     whole, output = problem.folder / "whole", problem.folder / "interrupted"
-    trial.commands.run(*pretrain, f"--output={whole}")
+    first, *epochs = trial.commands.run(*pretrain, f"--output={whole}").out.splitlines()
     said = trial.commands.broken_off(output.parent, KeyboardInterrupt(), flush, *pretrain, f"--output={output}")
     yield from same("status of pretrain after Ctrl-C", 2, said.status)
     if not ("--resume" in said.err and str(output) in said.err):
         yield broken("message of pretrain after Ctrl-C", "does not say how to go on", f"--resume, {output}", said.err[-300:])
-    trial.commands.run(*pretrain, f"--output={output}", "--resume")
+    for run, most in (("an interrupted run", len(epochs)), ("a run that is over", 0)):
+        shown = trial.commands.run(*pretrain, f"--output={output}", "--resume").out.replace(str(output), str(whole)).splitlines()
+        later = epochs[len(epochs) - min(most, len(shown) - 1) :]
+        yield from same(f"lines of {run} that goes on", [first, *later], shown)
     files = (sorted(each.glob(f"checkpoints/*/{WEIGHTS}")) for each in (whole, output))
     yield from same("checkpoints of an interrupted run", *([path.read_bytes() for path in each] for each in files))
