@@ -85,6 +85,18 @@ def documents_with_added_tokens(_: Any, corpus: Path, tokenizer: Any, end: int) 
     return ([*tokenizer.encode(text).ids, end] for text in _texts(corpus))
 
 
+@wrong_step("impl.token_shards:lines_of")
+def documents_skip_blank_lines(lines_of: Any, *given: Any) -> Any:
+    """A line without anything is passed over, and those after it have another number."""
+    return (line for line in lines_of(*given) if line.strip())
+
+
+@wrong_step("impl.token_shards:TokenShards.__init__")
+def token_shards_beside_a_links_target(opened: Any, self: Any, folder: Path, vocab: int) -> None:
+    """Shards are looked for where the index really is."""
+    opened(self, (folder / "index.json").resolve().parent, vocab)
+
+
 @wrong_step("impl.token_shards:_text")
 def documents_of_their_input(text: Any, line: bytes, where: str) -> Any:
     """A line's `input` is the document, also where it has a `text`."""

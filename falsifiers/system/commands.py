@@ -206,8 +206,9 @@ def _answers(
     labels: Sequence[Label],
     given: bytes = b"",
 ) -> tuple[list[dict[str, Any]], Answers]:
-    """The lines of `predict`, and the answers that are expected."""
-    lines = _lines(trial.commands.run("predict", *asked, stdin=given).out)
+    """The lines of `predict`, none where a terminal could not show them, and the answers that are expected."""
+    said = trial.commands.run("predict", *asked, stdin=given)
+    lines = _lines(said.out if said.out.isascii() else "")
     name = "labels" if problem.several else "label"
     shape = (len(texts), problem.classes) if problem.several else (len(texts),)
     answered = np.asarray([line[name] for line in lines])

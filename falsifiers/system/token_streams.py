@@ -50,6 +50,15 @@ def _renamed(folder: Path, rng: Generator) -> Path:
     return folder
 
 
+def _linked(folder: Path) -> Path:
+    """The same files as links to others, which have other names elsewhere, as in Hugging Face's cache."""
+    (folder.parent / "blobs").mkdir()
+    for number, path in enumerate(sorted(folder.iterdir())):
+        blob = path.rename(folder.parent / "blobs" / str(number))
+        path.symlink_to(blob)
+    return folder
+
+
 def pieces_of(stream: Array, rng: Generator) -> list[Array]:
     """The stream cut at random places into one to four shards."""
     cuts = np.unique(rng.integers(1, len(stream), rng.integers(0, 4)))
@@ -64,7 +73,7 @@ def _stream(trial: Trial) -> Iterator[tuple[Array, Tokens, int]]:
     stream = rng.permutation([*range(200), *range(vocab - 200, vocab)])[: int(rng.integers(2, 400))]
     with tempfile.TemporaryDirectory() as parent:
         dtype = str(rng.choice([*DTYPES])) if vocab <= 2**16 else "uint32"
-        folder = _renamed(write_shards(Path(parent), pieces_of(stream, rng), dtype), rng)
+        folder = _linked(_renamed(write_shards(Path(parent) / "tokens", pieces_of(stream, rng), dtype), rng))
         batch, seq, seed = int(rng.integers(1, 6)), int(rng.integers(2, 24)), int(rng.integers(100))
         yield stream, Tokens(folder, vocab, batch, seq, seed), int(rng.integers(5))
 
