@@ -1,6 +1,7 @@
 """Commands that Ctrl-C or a full disk breaks off: how they end, what they say, and what they leave."""
 
 import errno
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -8,12 +9,15 @@ from pathlib import Path
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.numeric.generators import Generator
-from blackswan.falsifiers.system.adapter_files import WEIGHTS
+from blackswan.falsifiers.system.adapter_files import CONFIG
 from blackswan.falsifiers.system.command_problem import Small, options, small, texts_of
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial, reads_files
 
 FULL, TOO_LARGE = os.strerror(errno.ENOSPC), os.strerror(errno.EFBIG)
+
+SPECIAL = {"eos_token_id": [1, 3], "pad_token_id": 0}
+"""Several tokens end texts, as of models that chat, and the first of all pads."""
 
 
 @reads_files
@@ -23,6 +27,8 @@ def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
     """
     rng = trial.rng("broken off")
     with small(trial, "broken off", {"multi_label": False, "epochs": 1}) as problem:
+        config = json.loads((problem.base / CONFIG).read_text())
+        (problem.base / CONFIG).write_text(json.dumps(config | SPECIAL))
         texts = texts_of(rng, 6)
         corpus, run, tokens = problem.corpus("corpus", texts, problem.labels(rng, 6)), problem.folder / "run", problem.folder / "tokens"
         train = ("train", f"--model={problem.base}", f"--corpus={corpus}", *options(problem.settings))
@@ -84,5 +90,6 @@ def _interrupted(trial: Trial, problem: Small, pretrain: tuple[object, ...], rng
     for run, later in (("in its second epoch", epochs[1:]), ("at its end", [])):
         shown = trial.commands.run(*asked, "--resume").out.replace(str(output), str(whole)).splitlines()
         yield from same(f"lines of a run that goes on {run}", [first, *later], shown)
-    files = (sorted(each.glob(f"checkpoints/*/{WEIGHTS}")) for each in (whole, output))
-    yield from same("checkpoints of an interrupted run", *([path.read_bytes() for path in each] for each in files))
+    yield from same("checkpoints of an interrupted run", *(content(each / "checkpoints") for each in (whole, output)))
+    for config in sorted(output.glob(f"checkpoints/*/{CONFIG}")):
+        yield from same("special tokens of a checkpoint", SPECIAL, {key: json.loads(config.read_text()).get(key) for key in SPECIAL})
