@@ -288,8 +288,8 @@ def _confusion_table(name: str, wanted: Answers, confusion: Array, rows: Sequenc
         yield from same(f"a table of too many labels <{name}>", [], list(rows))
     else:
         wrong = [(int(confusion[i, j]), int(i), int(j)) for i, j in np.argwhere(confusion) if i != j]
-        title = ["the most frequent confusions: samples, true class, predicted class"]
-        yield from same(f"title of the most frequent confusions <{name}>", [title], [list(row) for row in rows[:1]])
+        title = "the most frequent confusions: samples, true class, predicted class"
+        yield from same(f"title of the most frequent confusions <{name}>", [[title]], [list(row) for row in rows[:1]])
         shown = [tuple(map(int, row)) for row in rows[1:]]
         yield from same(
             f"counts of the most frequent confusions <{name}>",
