@@ -126,6 +126,17 @@ wrong_step("impl.pipeline:ClassifyPipeline.summary", name="summary_of_other_byte
 wrong_step("impl.pipeline:ClassifyPipeline.summary", name="summary_of_plain_nf4", doc="NF4 is NF4, double quantised or not.")(
     lambda summary, pipeline: summary(pipeline).replace(" with double quantisation", "")
 )
+
+
+@wrong_step("impl.commands.summary:open_saved")
+def summary_memory_of_the_defaults(open_saved: Any, options: Any) -> Any:
+    """The memory of an adapter's step is that of the default batch."""
+    pipeline = open_saved(options)
+    if options.memory:
+        pipeline.config = replace(pipeline.config, batch_size=16, accumulation_steps=1)
+    return pipeline
+
+
 wrong_steps(
     "impl.commands.summary:memory_of_a_step",
     summary_memory_of_one_sample=("The memory of one sample.", lambda right, model, config, _, *given: right(model, config, 1, *given)),

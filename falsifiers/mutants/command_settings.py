@@ -35,6 +35,10 @@ wrong_steps(
         "True and TRUE are false.",
         lambda node: ScalarNode(node.tag, "false") if node.value in ("True", "TRUE") else node,
     ),
+    settings_numbers_in_quotes=(
+        "A number in quotes is a number.",
+        lambda node: ScalarNode("tag:yaml.org,2002:int", node.value) if node.style and node.value.isdecimal() else node,
+    ),
     settings_octal_by_a_zero=(
         "017 is 15, as in YAML 1.1.",
         lambda node: ScalarNode(node.tag, f"0o{node.value[1:]}") if node.value[:1] == "0" and set(node.value) <= set("01234567") else node,

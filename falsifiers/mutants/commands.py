@@ -1,10 +1,13 @@
 """Wrong commands: what they evaluate, predict, merge, export and tokenize, by one worker or several."""
 
+import json
 import os
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from tokenizers import Tokenizer
 
@@ -31,9 +34,19 @@ wrong_step("impl.commands.evaluate:macro_f1", name="macro_f1_of_seen_classes", d
 wrong_step("impl.commands.evaluate:_table", name="confusion_table_transposed", doc="Predicted classes in rows, in the table alone.")(
     lambda table, confusion, columns: table(confusion if columns else tuple(zip(*confusion, strict=True)), columns)
 )
+wrong_step(
+    "impl.commands.evaluate:_table", name="labels_below_each_others_headings", doc="Labels that were missed stand where made-up ones do."
+)(lambda table, confusion, columns: table(confusion, columns and [columns[place] for place in (0, 2, 1, 3)]))
 wrong_step("impl.commands.evaluate:_most_frequent", name="confusions_transposed", doc="The predicted class comes first in each confusion.")(
     lambda most, confusion, several: most(tuple(zip(*confusion, strict=True)), several)
 )
+
+
+@wrong_step("impl.commands.evaluate:lines")
+def scores_below_each_others_headings(lines: Any, *given: Any) -> Any:
+    """Precision is called recall, in the table alone."""
+    other = {"precision": "recall", "recall": "precision"}
+    return (re.sub("precision|recall", lambda found: other[found[0]], line) for line in lines(*given))
 
 
 @wrong_step("impl.commands.evaluate:as_json")
@@ -88,6 +101,29 @@ wrong_steps(
     ),
     predict_drops_byte_order_marks=("A text loses the mark that it begins with.", lambda texts: [text.lstrip("\ufeff") for text in texts]),
 )
+
+
+wrong_step("impl.commands.predict:predictions", name="predict_prints_letters_as_they_are", doc="Lines hold letters beyond ASCII.")(
+    lambda predictions, *given: (json.dumps(json.loads(line), ensure_ascii=False) for line in predictions(*given))
+)
+wrong_step("impl.commands.predict:_numbered", name="predict_skips_blank_lines", doc="A corpus may have blank lines.")(
+    lambda numbered, name, expected: (each for each in numbered(name, expected) if each[1].strip() or not name.endswith(".jsonl"))
+)
+
+
+@wrong_step("impl.commands.train:_train")
+def weights_balanced_on_what_validates(train: Any, *given: Any) -> None:
+    """Class weights are balanced on the samples that validate, where there are any."""
+    from blackswan.impl.commands import train as command
+
+    read, weigh, seen = command._samples, command._with_weights, list[Any]()
+
+    def samples(*given: Any) -> Any:
+        seen.extend(read(*given))
+        return seen
+
+    with mock.patch.multiple(command, _samples=samples, _with_weights=lambda config, _: weigh(config, seen[1] or seen[0])):
+        train(*given)
 
 
 @wrong_step("impl.commands.predict:_corpus")

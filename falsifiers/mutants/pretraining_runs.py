@@ -204,6 +204,31 @@ wrong_steps(
 )
 
 
+@wrong_step("impl.commands.pretrain:_Shown.epoch")
+def pretrain_numbers_epochs_anew(show: Step, self: Any, epoch: Any) -> None:
+    """A continuation shows its epochs as if it had begun with the first."""
+    self.ended = getattr(self, "ended", 0) + 1
+    show(self, replace(epoch, epoch=self.ended - 1))
+
+
+@wrong_step("impl.pretrain_run:pretrain")
+def pretrain_goes_on_without_special_tokens(pretrain: Step, *given: Any, special: Any = None, resume: bool = False, **others: Any) -> Any:
+    """The checkpoints of a continuation name no special tokens."""
+    return pretrain(*given, special=None if resume else special, resume=resume, **others)
+
+
+wrong_step("impl.checkpoint:special_tokens", name="special_tokens_of_one_number", doc="Several tokens that end texts are left out.")(
+    lambda special, model: {key: value for key, value in special(model).items() if isinstance(value, int)}
+)
+
+
+@wrong_step("impl.pretrain_run:_Run.require_usable")
+def pretrain_begins_over_a_state(require: Step, self: Any, resume: bool) -> None:
+    """A run begins anew over the state of one that has not ended an epoch."""
+    if resume or self.checkpoint.folder.exists():
+        require(self, resume)
+
+
 @wrong_step("impl.__main__:_run")
 def pretrain_command_of_seed_zero_in_order(right: Step, *given: Any) -> Any:
     """The seed 0 is none: rows are in the order of the stream."""

@@ -133,6 +133,10 @@ wrong_steps(
         "Few samples leave none for validation: their share rounds to none.",
         lambda shares, counts, fraction, _, **named: shares(counts, fraction, round(fraction * sum(counts)), **named),
     ),
+    split_gives_everything=(
+        "Nothing is left to train on where a fraction of combinations rounds to all of them.",
+        lambda shares, counts, fraction, total, **named: shares(counts, fraction, max(total, round(fraction * sum(counts))), **named),
+    ),
     split_spares_combinations=(
         "The only sample of a combination of labels is never held out.",
         lambda shares, *given, spare_last: shares(*given, spare_last=spare_last or True),

@@ -85,6 +85,18 @@ def documents_with_added_tokens(_: Any, corpus: Path, tokenizer: Any, end: int) 
     return ([*tokenizer.encode(text).ids, end] for text in _texts(corpus))
 
 
+@wrong_step("impl.token_shards:lines_of")
+def documents_skip_blank_lines(lines_of: Any, *given: Any) -> Any:
+    """A line without anything is passed over, and those after it have another number."""
+    return (line for line in lines_of(*given) if line.strip())
+
+
+@wrong_step("impl.token_shards:TokenShards.__init__")
+def token_shards_beside_a_links_target(opened: Any, self: Any, folder: Path, vocab: int) -> None:
+    """Shards are looked for where the index really is."""
+    opened(self, (folder / "index.json").resolve().parent, vocab)
+
+
 @wrong_step("impl.token_shards:_text")
 def documents_of_their_input(text: Any, line: bytes, where: str) -> Any:
     """A line's `input` is the document, also where it has a `text`."""
@@ -133,6 +145,14 @@ def tokens_that_were_added_are_none(write: Any, folder: Path, documents: Any, vo
     return write(folder, documents, vocab - (vocab >= 2**16), *given)
 
 
+@wrong_step("impl.token_shards:end_token")
+def model_without_an_end_of_zero(end_token: Any, model: Path) -> int:
+    """The first token ends no documents of a model."""
+    if not (found := end_token(model)):
+        raise ValueError(f"{model}: no eos_token_id; give --end-token ID")
+    return int(found)
+
+
 @wrong_step("impl.__main__:_run")
 def end_token_of_zero_left_out(right: Any, run: Any, options: Any, name: str) -> Any:
     """--end-token=0 is none."""
@@ -141,6 +161,9 @@ def end_token_of_zero_left_out(right: Any, run: Any, options: Any, name: str) ->
     return right(run, options, name)
 
 
+wrong_step("impl.token_shards:TokenShards.__len__", name="token_stream_of_no_shards", doc="The end of a stream is that of its last shard.")(
+    lambda _, shards: int(shards._ends[-1])
+)
 wrong_steps(
     "impl.token_shards:whole_folder",
     shards_written_over=("Shards take the place of whatever has that name.", lambda whole, folder: whole(folder, replace=True)),

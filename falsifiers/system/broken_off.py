@@ -1,18 +1,23 @@
 """Commands that Ctrl-C or a full disk breaks off: how they end, what they say, and what they leave."""
 
 import errno
+import json
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
-from blackswan.falsifiers.system.adapter_files import WEIGHTS
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.system.adapter_files import CONFIG
 from blackswan.falsifiers.system.command_problem import Small, options, small, texts_of
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial, reads_files
 
 FULL, TOO_LARGE = os.strerror(errno.ENOSPC), os.strerror(errno.EFBIG)
+
+SPECIAL = {"eos_token_id": [1, 3], "pad_token_id": 0}
+"""Several tokens end texts, as of models that chat, and the first of all pads."""
 
 
 @reads_files
@@ -22,6 +27,8 @@ def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
     """
     rng = trial.rng("broken off")
     with small(trial, "broken off", {"multi_label": False, "epochs": 1}) as problem:
+        config = json.loads((problem.base / CONFIG).read_text())
+        (problem.base / CONFIG).write_text(json.dumps(config | SPECIAL))
         texts = texts_of(rng, 6)
         corpus, run, tokens = problem.corpus("corpus", texts, problem.labels(rng, 6)), problem.folder / "run", problem.folder / "tokens"
         train = ("train", f"--model={problem.base}", f"--corpus={corpus}", *options(problem.settings))
@@ -44,7 +51,7 @@ def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
         reading["evaluate"] = ("evaluate", f"--adapter={run}", f"--corpus={corpus}")
         for name, arguments in reading.items():
             found += _without_room(trial, name, problem.folder, int(rng.integers(1, 12)), arguments)
-        return [*found, *_interrupted(trial, problem, pretrain, int(rng.integers(4, 9)))]
+        return [*found, *_interrupted(trial, problem, pretrain, rng)]
 
 
 def _without_room(trial: Trial, name: str, folder: Path, most: int, arguments: tuple[object, ...]) -> Iterator[Comparison]:
@@ -67,14 +74,22 @@ def _full(trial: Trial, name: str, output: Path, flush: int, arguments: tuple[ob
         yield broken(f"message of {name} on a full disk", "does not say what and where", f"{FULL}, {output.name}", said.err[-300:])
 
 
-def _interrupted(trial: Trial, problem: Small, pretrain: tuple[object, ...], flush: int) -> Iterator[Comparison]:
-    """Ctrl-C in the middle of a pre-training run, which is given again."""
+def _interrupted(trial: Trial, problem: Small, pretrain: tuple[object, ...], rng: Generator) -> Iterator[Comparison]:
+    """Ctrl-C in the first epoch of a pre-training run and in the second, which is given again, and once more when it is over.
+
+    It shows what a whole run shows of the epochs that it ends itself.
+    """
     whole, output = problem.folder / "whole", problem.folder / "interrupted"
-    trial.commands.run(*pretrain, f"--output={whole}")
-    said = trial.commands.broken_off(output.parent, KeyboardInterrupt(), flush, *pretrain, f"--output={output}")
-    yield from same("status of pretrain after Ctrl-C", 2, said.status)
-    if not ("--resume" in said.err and str(output) in said.err):
-        yield broken("message of pretrain after Ctrl-C", "does not say how to go on", f"--resume, {output}", said.err[-300:])
-    trial.commands.run(*pretrain, f"--output={output}", "--resume")
-    files = (sorted(each.glob(f"checkpoints/*/{WEIGHTS}")) for each in (whole, output))
-    yield from same("checkpoints of an interrupted run", *([path.read_bytes() for path in each] for each in files))
+    first, *epochs = trial.commands.run(*pretrain, f"--output={whole}").out.splitlines()
+    asked = (*pretrain, f"--output={output}")
+    for more, since, flush in (([], "", int(rng.integers(4, 9))), (["--resume"], "checkpoints", int(rng.integers(11, 15)))):
+        said = trial.commands.broken_off(output.parent, KeyboardInterrupt(), flush, *asked, *more, since=since)
+        yield from same("status of pretrain after Ctrl-C", 2, said.status)
+        if not ("--resume" in said.err and str(output) in said.err):
+            yield broken("message of pretrain after Ctrl-C", "does not say how to go on", f"--resume, {output}", said.err[-300:])
+    for run, later in (("in its second epoch", epochs[1:]), ("at its end", [])):
+        shown = trial.commands.run(*asked, "--resume").out.replace(str(output), str(whole)).splitlines()
+        yield from same(f"lines of a run that goes on {run}", [first, *later], shown)
+    yield from same("checkpoints of an interrupted run", *(content(each / "checkpoints") for each in (whole, output)))
+    for config in sorted(output.glob(f"checkpoints/*/{CONFIG}")):
+        yield from same("special tokens of a checkpoint", SPECIAL, {key: json.loads(config.read_text()).get(key) for key in SPECIAL})

@@ -34,10 +34,12 @@ UNUSABLE = {
     "twice.jsonl": b'{"input": "ls"}\n{"input": "rm", "input": "id"}\n',
     "torn.jsonl": b'{"input": "ls"}\n{"input": "rm\n',
     "empty.jsonl": b"",
+    "blank.jsonl": b'{"input": "ls"}\n\n{"input": "rm"}\n',
+    "every.jsonl": b"".join(b'{"input": "ls", "label": %d}\n' % label for label in range(3)),
     "marked.jsonl": b'\xef\xbb\xbf{"input": "ls", "label": 1}\n',
     "beside.tokenizer.json": b"{}",
 }
-"""Files that no command can use, the second line of those with several."""
+"""Files that no command can use here, the second line of those with several."""
 
 
 @reads_files
@@ -218,7 +220,10 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "train on a token without an embedding": ((*train, f"--model={folder / 'more tokens'}"), "fewer than there are tokens"),
         "train, resumed without a run": ((*train, "--resume"), "holds no run"),
         "train, resumed as another run": (("train", *where, f"--output={run}", "--resume", "--lora-rank=7"), "settings.lora_rank"),
-        "train on a class without a text": ((*train, "--num-classes=3", "--class-weights=balanced"), "class 2"),
+        "train on a class without a text": (
+            (*train, f"--validation={folder / 'every.jsonl'}", "--num-classes=3", "--class-weights=balanced"),
+            "class 2",
+        ),
         "evaluate on a label that no class has": (("evaluate", adapter, f"--corpus={folder / 'bad.jsonl'}"), "bad.jsonl:2: label is 2"),
         "evaluate without a model": (("evaluate", f"--corpus={corpus}"), "--adapter"),
         "evaluate a checkpoint": (("evaluate", f"--model={problem.base}", f"--corpus={corpus}"), "without a head"),
@@ -247,7 +252,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         **{
             f"predict from {option} {file}": (("predict", adapter, f"--{option}={folder / file}"), f"{file}{line}")
             for option, line, files in (
-                ("corpus", ":2", ("half.jsonl", "untitled.jsonl", "text.jsonl", "twice.jsonl", "torn.jsonl")),
+                ("corpus", ":2", ("half.jsonl", "untitled.jsonl", "text.jsonl", "twice.jsonl", "torn.jsonl", "blank.jsonl")),
                 ("corpus", ":1", ("marked.jsonl",)),
                 ("corpus", "", ("none.jsonl", "base")),
                 ("input", "", ("none.txt", "base")),
@@ -273,6 +278,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
                 ("a file with a mark", "marked.jsonl", ("--end-token=1",), "marked.jsonl:1"),
                 ("a line without a text", "untitled.jsonl", ("--end-token=1",), "untitled.jsonl:2"),
                 ("a line that is torn", "torn.jsonl", ("--end-token=1",), "torn.jsonl:2"),
+                ("a blank line", "blank.jsonl", ("--end-token=1",), "blank.jsonl:2"),
                 ("a line with two texts", "twice.jsonl", ("--end-token=1",), "twice.jsonl:2"),
                 ("nothing", "empty.jsonl", ("--end-token=1",), "empty"),
                 ("into shards of nothing", "bad.jsonl", ("--end-token=1", "--shard-tokens=0"), "shard_tokens"),

@@ -237,21 +237,25 @@ def _closing(path: Path) -> None:
 
 
 def _of_many_tokens(trial: Trial, problem: Small) -> Iterator[Comparison]:
-    """Shards of a vocabulary of as many tokens as 16 bits count, and of one more: the first and the last ones arrive."""
+    """Shards of a vocabulary of as many tokens as 16 bits count, and of one more: the first and the last ones arrive.
+
+    The token that ends documents is the first one, by the option or as the model says.
+    """
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
 
-    for size in (2**16, 2**16 + 1):
+    for size, given in ((2**16, ["--end-token=0"]), (2**16 + 1, [])):
         model = problem.folder / f"{size} tokens"
         model.mkdir()
         encoder = Tokenizer(WordLevel({str(word): word for word in range(size - 1)}, "0"))
         encoder.add_special_tokens([str(size - 1)])  # beyond the words, as those of real tokenizers are
         encoder.pre_tokenizer = WhitespaceSplit()
         encoder.save(str(model / TOKENIZER))
+        (model / CONFIG).write_text(json.dumps({"eos_token_id": END if given else 0}))
         ids = [0, 1, 2**15 - 1, 2**15, size - 2, size - 1]
         (problem.folder / "numbers.txt").write_text(" ".join(map(str, ids)))
-        yield from _shards(trial, model.name, problem, "numbers.txt", [*ids, 0], "--end-token=0", model=model.name, vocab=size)
+        yield from _shards(trial, model.name, problem, "numbers.txt", [*ids, 0], *given, model=model.name, vocab=size)
 
 
 def _shards(

@@ -87,6 +87,12 @@ def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> 
     said = trial.commands.run(*where, f"--output={first}", f"--config={problem.folder / 'given.yaml'}", *given).out.splitlines()
     summary = trial.commands.run("summary", f"--adapter={first / 'last'}").out.splitlines()
     yield from same(f"summary of the adapter <{name}>", said[: len(summary)], summary)
+    if name == "one label":  # it takes a quarter of a second
+        memory = trial.commands.run("summary", "--memory", f"--adapter={first / 'last'}").out.splitlines()
+        passes = expected["accumulation_steps"]
+        step = f"batch {expected['batch_size']}{f' accumulated {passes} times' * (passes > 1)}, {expected['max_seq_len']} tokens"
+        if (title := f"memory of a training step on CUDA, {step}") not in memory:
+            yield broken("summary of the memory of an adapter", "is of another step", title, str(memory))
     trial.commands.run(*where, f"--output={second}", f"--config={first / CONFIG}")
     yield from _stated(name, problem, expected, first)
     for file in (CONFIG, STATISTICS, RUN):

@@ -25,6 +25,9 @@ QUOTIENTS = Errors.flat(1e-12)
 """Quotients and means of counts, in float64 on both sides."""
 TABLE, CELLS = 50, 1000
 """A table has so many rows, and a confusion matrix in JSON so many classes."""
+HEADINGS = {"precision": "precision", "recall": "recall", "f1": "F1", "support": "samples"}
+"""Of the scores' columns; the rows are told by `class`."""
+FOUND = ("not found", "found")
 UNDECIDED = 1e-4
 """Two logits that are closer than this share of the largest one may change places in float32."""
 
@@ -203,8 +206,9 @@ def _answers(
     labels: Sequence[Label],
     given: bytes = b"",
 ) -> tuple[list[dict[str, Any]], Answers]:
-    """The lines of `predict`, and the answers that are expected."""
-    lines = _lines(trial.commands.run("predict", *asked, stdin=given).out)
+    """The lines of `predict`, none where a terminal could not show them, and the answers that are expected."""
+    said = trial.commands.run("predict", *asked, stdin=given)
+    lines = _lines(said.out if said.out.isascii() else "")
     name = "labels" if problem.several else "label"
     shape = (len(texts), problem.classes) if problem.several else (len(texts),)
     answered = np.asarray([line[name] for line in lines])
@@ -250,7 +254,7 @@ def _quotient(name: str, expected: Any, actual: Any) -> Comparison:
 
 
 def _as_tables(trial: Trial, name: str, wanted: Answers, text: str) -> Iterator[Comparison]:
-    """Each number of the tables, at the digits that they have."""
+    """Each number of the tables below its heading, at the digits that they have."""
     lines, scores, confusion = text.splitlines(), wanted.scores, wanted.confusion
     head = re.fullmatch(r"(\d+) samples  loss ([\d.]+)  accuracy ([\d.]+)  macro-F1 ([\d.]+)", lines[0])
     yield from same(f"samples of the tables <{name}>", str(len(wanted.texts)), head and head[1])
@@ -260,27 +264,33 @@ def _as_tables(trial: Trial, name: str, wanted: Answers, text: str) -> Iterator[
         yield value_inside(f"{what} of the tables <{name}>", value - float(head[place] if head else "nan"), -most, most)
     ranked = sorted(range(wanted.problem.classes), key=lambda at: (scores["f1"][at], -scores["support"][at]))[:TABLE]
     expected = ranked if wanted.problem.classes > TABLE else sorted(ranked)
-    rows = [[*map(float, line.split())] for line in lines if re.fullmatch(r" *\d+(  +\d\.\d{4}){3}  +\d+", line)]
-    yield from same(f"rows of the tables <{name}>", expected, [int(row[0]) for row in rows])
-    for place, score in enumerate(scores, start=1):
-        away = max((abs(row[place] - scores[score][at]) for row, at in zip(rows, expected, strict=False)), default=math.inf)
+    numbers = [map(float, line.split()) for line in lines if re.fullmatch(r" *\d+(  +\d\.\d{4}){3}  +\d+", line)]
+    rows = [dict(zip(lines[2].split(), row, strict=False)) for row in numbers]
+    yield from same(f"rows of the tables <{name}>", expected, [row.get("class") for row in rows])
+    for score, heading in HEADINGS.items():
+        away = max((abs(row.get(heading, math.inf) - scores[score][at]) for row, at in zip(rows, expected, strict=False)), default=math.inf)
         yield value_inside(f"{score} of the tables <{name}>", away, 0.0, PRINTED)
     start = next(
         (at for at, line in enumerate(lines) if line.startswith(("confusion:", "labels by class", "the most frequent"))), len(lines)
     )
-    yield from _confusion_table(name, wanted, confusion, [line.split() for line in lines[start + 1 :]])
+    yield from _confusion_table(name, wanted, confusion, [re.split("  +", line.strip()) for line in lines[start:]])
 
 
 def _confusion_table(name: str, wanted: Answers, confusion: Array, rows: Sequence[Sequence[str]]) -> Iterator[Comparison]:
-    """The whole matrix, or of many classes the confusions that happen most."""
+    """The whole matrix below its headings, or of many classes the confusions that happen most; a title says what is what."""
     if wanted.problem.classes <= TABLE:
-        expected = [[str(index), *map(str, row)] for index, row in enumerate(confusion.tolist())]
-        yield from same(f"confusion of the tables <{name}>", expected, [list(row) for row in rows[1:]])
+        title, headings = "confusion: rows are the true class, columns the predicted one", [*map(str, range(wanted.problem.classes))]
+        if wanted.problem.several:
+            title, headings = "labels by class: given and found", [f"{given}, {found}" for given in ("no", "yes") for found in FOUND]
+        expected = [[title], headings, *([str(index), *map(str, row)] for index, row in enumerate(confusion.tolist()))]
+        yield from same(f"confusion of the tables <{name}>", expected, [list(row) for row in rows])
     elif wanted.problem.several:
         yield from same(f"a table of too many labels <{name}>", [], list(rows))
     else:
         wrong = [(int(confusion[i, j]), int(i), int(j)) for i, j in np.argwhere(confusion) if i != j]
-        shown = [tuple(map(int, row)) for row in rows]
+        title = "the most frequent confusions: samples, true class, predicted class"
+        yield from same(f"title of the most frequent confusions <{name}>", [[title]], [list(row) for row in rows[:1]])
+        shown = [tuple(map(int, row)) for row in rows[1:]]
         yield from same(
             f"counts of the most frequent confusions <{name}>",
             sorted((each[0] for each in wrong), reverse=True)[:TABLE],

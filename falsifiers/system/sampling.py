@@ -108,15 +108,17 @@ def _of_many(trial: Trial, rng: Generator, fraction: Fraction) -> list[Compariso
 
 
 def _of_few_samples(trial: Trial, classes: int, seed: int) -> list[Comparison]:
-    """A share of less than half a sample is one sample; of combinations of labels the last one may be held out."""
-    few: dict[str, list[Label]] = {
-        "few samples": [place % classes for place in range(2 * classes)],
-        "few combinations": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    """A share of less than half a sample is one sample, and one that lacks less than that of all samples leaves one to train on, of each
+    class where each sample has one; of combinations of labels the last one may be held out.
+    """
+    few: dict[str, tuple[list[Label], int, dict[float, int]]] = {
+        "few samples": ([place % classes for place in range(2 * classes)], classes, {0.04: 1, 0.97: classes}),
+        "few combinations": ([[1, 0, 0], [0, 1, 0], [0, 0, 1]], 3, {0.04: 1, 0.97: 2}),
     }
     found = []
-    for name, labels in few.items():
-        parts = trial.corpora.split(labels, classes if name == "few samples" else 3, 0.04, seed)
-        found += same(f"samples held out of {name}", 1, len(parts.validation))
+    for name, labels, width, share, count in ((name, *given[:2], *each) for name, given in few.items() for each in given[2].items()):
+        parts = trial.corpora.split(labels, width, share, seed)
+        found += same(f"samples held out of {name}", count, len(parts.validation))
         found += same(f"both parts of {name}", [*range(len(labels))], sorted(parts.training + parts.validation))
     return found
 

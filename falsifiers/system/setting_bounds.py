@@ -102,6 +102,7 @@ FILES: dict[str, tuple[bytes, int | None]] = {
     "the nearest is 'lora_rank'": (b"seed: 1\nlora_rnk: 2\n", 2),
     "the nearest is 'lora_rank' ": (b"lora-rank: 2\n", 1),
     "the nearest is 'epochs'": (b"Epochs: 2\n", 1),
+    "epochs is '2'": (b"seed: 1\nepochs: '2'\n", 2),
     "no setting is named": (b"[a, b]: 2\n", 1),
     "is not UTF-8": (b"dtype: float32 # \xff\n", None),
     "is not UTF-8 ": ("epochs: 2\n".encode("utf-16"), None),

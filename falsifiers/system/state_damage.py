@@ -163,12 +163,25 @@ def refuses_pretraining_state(trial: Trial) -> list[Comparison]:
         whole = ask()
         for key, given in _same_runs(problem).items():
             found += same(f"end of a run of another {key}", whole, _on_a_copy(folder, partial(_goes_on, trial, given))())
+        found += _begun_over_a_run(trial, problem)
         none, beginning = problem.output.with_name("none"), partial(trial.pretrainer.run, resume=True)
         found.append(trial.refuses("no run to go on with", partial(beginning, replace(problem, output=none)), "state", "FileNotFoundError"))
         stream = write_shards(problem.output.with_name("one token"), [np.zeros(1, np.int64)])
         short = replace(problem, output=none, train=replace(problem.train, folder=stream))
         found.append(trial.refuses("a stream of one token", partial(trial.pretrainer.run, short), "at least two", "ValueError"))
         return [*found, *same("files of no run", {}, content(none))]
+
+
+def _begun_over_a_run(trial: Trial, problem: Pretraining) -> Iterator[Comparison]:
+    """No run begins where a state or a checkpoint of one is, which stay as they are."""
+    checkpoint = problem.output.with_name("a checkpoint alone")
+    (checkpoint / "checkpoints").mkdir(parents=True)
+    for folder in (problem.output, checkpoint):
+        before = content(folder)
+        yield trial.refuses(
+            "a run begun twice", partial(trial.pretrainer.run, replace(problem, output=folder)), "holds a run", "FileExistsError"
+        )
+        yield from same("what a run begun twice leaves", before, content(folder))
 
 
 def _goes_on(trial: Trial, problem: Pretraining, folder: Path) -> str:

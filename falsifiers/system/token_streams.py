@@ -50,6 +50,15 @@ def _renamed(folder: Path, rng: Generator) -> Path:
     return folder
 
 
+def _linked(folder: Path) -> Path:
+    """The same files as links to others, which have other names elsewhere, as in Hugging Face's cache."""
+    (folder.parent / "blobs").mkdir()
+    for number, path in enumerate(sorted(folder.iterdir())):
+        blob = path.rename(folder.parent / "blobs" / str(number))
+        path.symlink_to(blob)
+    return folder
+
+
 def pieces_of(stream: Array, rng: Generator) -> list[Array]:
     """The stream cut at random places into one to four shards."""
     cuts = np.unique(rng.integers(1, len(stream), rng.integers(0, 4)))
@@ -64,7 +73,7 @@ def _stream(trial: Trial) -> Iterator[tuple[Array, Tokens, int]]:
     stream = rng.permutation([*range(200), *range(vocab - 200, vocab)])[: int(rng.integers(2, 400))]
     with tempfile.TemporaryDirectory() as parent:
         dtype = str(rng.choice([*DTYPES])) if vocab <= 2**16 else "uint32"
-        folder = _renamed(write_shards(Path(parent), pieces_of(stream, rng), dtype), rng)
+        folder = _linked(_renamed(write_shards(Path(parent) / "tokens", pieces_of(stream, rng), dtype), rng))
         batch, seq, seed = int(rng.integers(1, 6)), int(rng.integers(2, 24)), int(rng.integers(100))
         yield stream, Tokens(folder, vocab, batch, seq, seed), int(rng.integers(5))
 
@@ -205,8 +214,13 @@ def _refuses_a_long_shard(trial: Trial, at: int) -> list[Comparison]:
 
 
 def stream_too_short(trial: Trial) -> list[Comparison]:
-    """A stream of one token predicts nothing: an epoch without batches, and no row made up."""
-    with tempfile.TemporaryDirectory() as parent:
-        folder = write_shards(Path(parent), [np.array([trial.seed % VOCAB])])
-        answer = trial.pretrainer.epoch(Tokens(folder, VOCAB, batch=2, seq=8, seed=0), 0)
-    return [value_at_most("rows from a stream that predicts nothing", len(answer.input_ids), 0), value_at_most("batches", answer.length, 0)]
+    """A stream of one token, or of no shard, predicts nothing: an epoch without batches, and no row made up. Two tokens are one pair."""
+    found, token = list[Comparison](), trial.seed % VOCAB
+    for pairs, pieces in enumerate(([], [[token]], [[token], [token]])):
+        with tempfile.TemporaryDirectory() as parent:
+            folder = write_shards(Path(parent), [np.array(piece) for piece in pieces])
+            answer = trial.pretrainer.epoch(Tokens(folder, VOCAB, batch=2, seq=8, seed=0), 0)
+        rows = max(pairs - 1, 0)
+        found += same(f"rows and batches of {pairs} tokens", (rows, rows), (len(answer.input_ids), answer.length))
+        found += same(f"tokens in rows of {pairs} tokens", 2 * rows, int(answer.mask.sum()))
+    return found

@@ -77,13 +77,13 @@ class Commands(Door):
             finally:
                 signal.signal(signal.SIGINT, usual)
 
-    def broken_off(self, folder: Path, error: BaseException, flush: int, *arguments: object) -> Said:
+    def broken_off(self, folder: Path, error: BaseException, flush: int, *arguments: object, since: str = "") -> Said:
         """A command that meets an error where it waits for a file below the folder to be on the disk, for the first time at that number of
-        such waits."""
-        seen = []
+        such waits, counted from the first one for a file that has `since` in its name."""
+        seen = list[str]()
 
         def event(name: str) -> None:
-            if name.startswith("flush .."):
+            if name.startswith("flush ..") or not (seen or since in name):
                 return
             seen.append(name)
             if len(seen) == flush or (len(seen) > flush and isinstance(error, OSError)):
