@@ -64,7 +64,7 @@ wrong_step("impl.__main__:_say", name="full_disk_unnamed", doc="The message of a
     lambda say, name, error, status: say(name, OSError(error.strerror) if isinstance(error, OSError) else error, status)
 )
 wrong_step("impl.metrics:naming", name="metrics_without_room_unnamed", doc="A disk without room for the metrics is not named.")(
-    lambda _, path: nullcontext()
+    lambda *_: nullcontext()
 )
 
 

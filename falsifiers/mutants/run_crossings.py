@@ -147,6 +147,12 @@ def address_alone_refused(places: Any, environment: Any) -> Any:
     return places(environment)
 
 
+@wrong_step("impl.group:connected")
+def addresses_without_brackets(connected: Any, rank: int, size: int, device: Any, meeting: str, **options: Any) -> Any:
+    """Workers do not find each other where the address is one of IPv6."""
+    return connected(rank, size, device, meeting.replace("[", "").replace("]", ""), **options)
+
+
 @wrong_step("impl.group:DistributedGroup._reported")
 @contextmanager
 def lost_worker_is_not_named(_: Any, _group: Any, _what: str) -> Iterator[None]:

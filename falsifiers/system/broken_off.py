@@ -23,7 +23,8 @@ LARGE = 1 << 22
 @reads_files
 def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
     """A full disk ends each command that writes with status 1 and the place, Ctrl-C with status 2; models and tokens are there whole or not
-    at all, and a run leaves no file half written, and goes on where its metrics had no room. A pre-training run ends with status 2 at Ctrl-C, says how it goes on, and then leaves what a whole run does.
+    at all, and a run leaves no file half written, and goes on where its metrics had no room. A
+    pre-training run ends with status 2 at Ctrl-C, says how it goes on, and then leaves what a whole run does.
     """
     rng = trial.rng("broken off")
     settings = {"multi_label": False, "epochs": 1, "batch_size": 1, "log_interval": 1}
