@@ -122,6 +122,16 @@ def resume_refuses_class_weights(differences: Any, own: Any, stored: Any, *name:
     return differences(own, stored, *name)
 
 
+@wrong_step("impl.fit:load_state")
+def states_in_folders_of_letters(load: Any, folder: Any) -> Any:
+    """A state is called damaged where its folder's name holds a byte that is no letter."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{folder}: damaged ({error})") from None
+    return load(folder)
+
+
 @wrong_step("impl.fit:_Run._continue_from")
 def resume_forgets_moments_beside_nf4(continue_from: Any, run: Any, *given: Any) -> None:
     """A run with NF4 that is continued starts with moments of zero."""
@@ -178,6 +188,52 @@ def first_failed_worker_alone_named(raise_first: Any, texts: Any, rank: int, own
     """Only the first of the workers that failed is named."""
     first = next(place for place, text in enumerate(texts) if text)
     raise_first([text if place == first else "" for place, text in enumerate(texts)], rank, own)
+
+
+def _shared_but_for(name: str) -> Callable[..., Any]:
+    """A method of a run in which the workers do not tell each other of that name of `impl.fit` any more."""
+
+    def method(right: Any, run: Any, *given: Any) -> Any:
+        with mock.patch(f"blackswan.impl.fit.{name}", side_effect=lambda *_: nullcontext()):
+            return right(run, *given)
+
+    return method
+
+
+wrong_steps(
+    "impl.fit:_Run._export",
+    by=_shared_but_for,
+    adapters_failure_of_the_first_alone=("The others are not told that the first worker cannot write an adapter.", "together"),
+)
+wrong_steps(
+    "impl.fit:_Run._save",
+    by=_shared_but_for,
+    states_failure_of_the_first_alone=("The others are not told that the first worker cannot write the state.", "together"),
+)
+wrong_steps(
+    "impl.fit:_Run.open",
+    by=_shared_but_for,
+    workers_go_on_from_any_state=("Workers whose states have other tensors go on.", "require_equal"),
+)
+
+
+@wrong_step("impl.fit:_Run.open")
+def workers_go_on_from_any_step(open_: Any, run: Any, resume: bool) -> None:
+    """Workers that stand at other places of a run go on."""
+    from blackswan.impl import fit
+
+    same = fit.require_same
+    with mock.patch.object(fit, "require_same", lambda group, what, text: None if "progress" in what else same(group, what, text)):
+        open_(run, resume)
+
+
+@wrong_step("impl.fit:require_equal")
+def first_tensor_is_blamed(equal: Any, group: Any, tensors: Any) -> None:
+    """The first tensor is named, whichever differs."""
+    try:
+        equal(group, tensors)
+    except RuntimeError as error:
+        raise type(error)(f"{next(iter(tensors))} {str(error).partition(' ')[2]}") from None
 
 
 @wrong_step("impl.fit:_Run._after")
