@@ -122,6 +122,24 @@ def resume_refuses_class_weights(differences: Any, own: Any, stored: Any, *name:
     return differences(own, stored, *name)
 
 
+class _Since(int):
+    """A number of steps by which those after a first one are divided."""
+
+    first = 0
+
+    def __rmod__(self, step: int) -> int:
+        return (step - self.first) % int(self)
+
+
+@wrong_step("impl.fit:_Run.open")
+def states_counted_since_the_resume(open_: Any, run: Any, resume: bool) -> None:
+    """A run that goes on counts the steps between two states from where it goes on."""
+    open_(run, resume)
+    if run.save_every is not None:
+        run.save_every = _Since(run.save_every)
+        run.save_every.first = run.progress.step
+
+
 @wrong_step("impl.fit:load_state")
 def states_in_folders_of_letters(load: Any, folder: Any) -> Any:
     """A state is called damaged where its folder's name holds a byte that is no letter."""
