@@ -188,6 +188,7 @@ class _Run:
             found = load_state(self.output / STATE) if resume else None
             if found is not None:
                 self._continue_from(*found)
+        require_same(self.group, f"progress in {self.output / STATE}", json.dumps(dataclasses.asdict(self.progress)))
         require_equal(self.group, self.trainer.state())
 
     def train(self) -> FitResult:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from blackswan.impl import strict_json
@@ -62,11 +62,12 @@ def load_state(folder: Path) -> tuple[Progress, dict[str, Tensor]] | None:
     if not path.is_file():
         return None
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  safe_open cannot be iterated
+        content = path.read_bytes()  # safetensors opens no file whose path is not UTF-8
+        tensors = load(content)
+        header = strict_json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     except (SafetensorError, ValueError) as error:
         raise _damaged(path, str(error)) from None
+    metadata = header.get("__metadata__") or {}
     text = metadata.get("progress", "")
     if metadata.get("sha256") != _digest(text, tensors):
         raise _damaged(path, "its content does not match its checksum")

@@ -1,7 +1,10 @@
 """Commands that end wrongly: on values that are not finite, on bad input, on a full disk and on Ctrl-C."""
 
 import os
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from blackswan.falsifiers.mutants.registry import wrong_step
 from blackswan.impl.__main__ import parser
@@ -60,6 +63,27 @@ wrong_step("impl.__main__:INTERRUPTED", name="interruption_is_bad_input", doc="C
 wrong_step("impl.__main__:_say", name="full_disk_unnamed", doc="The message of a full disk names no file.")(
     lambda say, name, error, status: say(name, OSError(error.strerror) if isinstance(error, OSError) else error, status)
 )
+wrong_step("impl.metrics:naming", name="metrics_without_room_unnamed", doc="A disk without room for the metrics is not named.")(
+    lambda *_: nullcontext()
+)
+
+
+@wrong_step("impl.training_state:write_atomically")
+def half_written_files_left(write: Any, path: Path, content: bytes) -> None:
+    """A file that a full disk cut short stays beside the one that it was to replace."""
+    with mock.patch.object(Path, "unlink"):
+        write(path, content)
+
+
+@wrong_step("impl.commands.train:_Watch.step")
+def steps_shown_before_they_are_written(_: Any, watch: Any, record: Any) -> None:
+    """The terminal shows a step that the metrics do not have yet."""
+    watch.steps = record.step
+    for sink in (watch.progress, watch.board, watch.metrics):
+        if sink is not None:
+            sink.step(record)
+
+
 wrong_step("impl.commands.pretrain:Interrupted", name="interrupted_pretraining_unnamed", doc="Nothing is said of how a run goes on.")(
     lambda interrupted, _: interrupted("interrupted")
 )

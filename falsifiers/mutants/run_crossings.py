@@ -122,6 +122,34 @@ def resume_refuses_class_weights(differences: Any, own: Any, stored: Any, *name:
     return differences(own, stored, *name)
 
 
+class _Since(int):
+    """A number of steps by which those after a first one are divided."""
+
+    first = 0
+
+    def __rmod__(self, step: int) -> int:
+        return (step - self.first) % int(self)
+
+
+@wrong_step("impl.fit:_Run.open")
+def states_counted_since_the_resume(open_: Any, run: Any, resume: bool) -> None:
+    """A run that goes on counts the steps between two states from where it goes on."""
+    open_(run, resume)
+    if run.save_every is not None:
+        run.save_every = _Since(run.save_every)
+        run.save_every.first = run.progress.step
+
+
+@wrong_step("impl.fit:load_state")
+def states_in_folders_of_letters(load: Any, folder: Any) -> Any:
+    """A state is called damaged where its folder's name holds a byte that is no letter."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{folder}: damaged ({error})") from None
+    return load(folder)
+
+
 @wrong_step("impl.fit:_Run._continue_from")
 def resume_forgets_moments_beside_nf4(continue_from: Any, run: Any, *given: Any) -> None:
     """A run with NF4 that is continued starts with moments of zero."""
@@ -135,65 +163,6 @@ def resume_forgets_the_best_of_several_labels(continue_from: Any, run: Any, prog
     """The first epoch after continuing is the best one where samples have several labels."""
     continue_from(run, replace(progress, best_loss=None) if run.config.multi_label else progress, tensors)
 
-
-# Workers
-
-
-@wrong_step("impl.group:_places")
-def address_alone_refused(places: Any, environment: Any) -> Any:
-    """A process that is alone is refused where the cluster names an address."""
-    if "MASTER_ADDR" in environment and "RANK" not in environment:
-        raise ValueError("the environment has MASTER_ADDR, but not RANK")
-    return places(environment)
-
-
-@wrong_step("impl.group:DistributedGroup._reported")
-@contextmanager
-def lost_worker_is_not_named(_: Any, _group: Any, _what: str) -> Iterator[None]:
-    """That another worker is gone is said in torch's words."""
-    yield
-
-
-wrong_step("impl.group:DistributedGroup.gather_text", name="workers_talk_in_letters", doc="A message with a byte that is no letter fails.")(
-    lambda gather, group, text: gather(group, text.encode().decode())
-)
-
-
-@wrong_step("impl.agreement:_shared_kind")
-def shared_errors_of_few_kinds(_: Any, error: Exception) -> type[Exception]:
-    """An error of a kind's own class, as that of a folder in use, ends several workers as another error."""
-    from blackswan.impl.agreement import _RAISED_ELSEWHERE, WorkerFailed
-
-    return type(error) if type(error) in _RAISED_ELSEWHERE else WorkerFailed
-
-
-@wrong_step("impl.agreement:_raise_first")
-def first_failed_worker_alone_named(raise_first: Any, texts: Any, rank: int, own: Any) -> None:
-    """Only the first of the workers that failed is named."""
-    first = next(place for place, text in enumerate(texts) if text)
-    raise_first([text if place == first else "" for place, text in enumerate(texts)], rank, own)
-
-
-@wrong_step("impl.fit:_Run._after")
-def first_worker_alone_is_patient(after: Any, run: Any, record: Any) -> Any:
-    """The first worker stops early, and the others go on."""
-    progress = after(run, record)
-    return progress if run.group.rank == 0 else replace(progress, finished=record.epoch == run.config.epochs)
-
-
-@wrong_step("impl.trainer:Trainer.__init__")
-def workers_without_class_weights(init: Any, *given: Any, class_weights: Any = None, **options: Any) -> None:
-    """Several workers give every class the weight 1."""
-    init(*given, class_weights=class_weights if options["group"].size == 1 else None, **options)
-
-
-wrong_step("impl.group:_places", name="place_is_not_looked_at", doc="LOCAL_RANK may be anything.")(
-    lambda places, environment: places({**environment, "LOCAL_RANK": environment.get("RANK", "0")})
-)
-
-wrong_step(
-    "impl.group:_own_device", name="workers_find_no_device_themselves", doc="Several workers take auto for cuda, which may be absent."
-)(lambda own, name, *place: own("cuda" if name == "auto" else name, *place))
 
 # What a run finds, and what it leaves where it fails
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +11,15 @@ from pathlib import Path
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.system.adapter_files import CONFIG
-from blackswan.falsifiers.system.command_problem import Small, options, small, texts_of
+from blackswan.falsifiers.system.command_problem import METRICS, Small, metrics, options, small, texts_of
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial, reads_files
 
 FULL, TOO_LARGE = os.strerror(errno.ENOSPC), os.strerror(errno.EFBIG)
-
+SECOND_STEP = 7
+"""The wait for the disk at which the state of a run's second step is written: those before are for its record and two states."""
+LARGE = 1 << 22
+"""Bytes, more than any other file of a small run has."""
 SPECIAL = {"eos_token_id": [1, 3], "pad_token_id": 0}
 """Several tokens end texts, as of models that chat, and the first of all pads."""
 
@@ -23,15 +27,17 @@ SPECIAL = {"eos_token_id": [1, 3], "pad_token_id": 0}
 @reads_files
 def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
     """A full disk ends each command that writes with status 1 and the place, Ctrl-C with status 2; models and tokens are there whole or not
-    at all. A pre-training run ends with status 2 at Ctrl-C, says how it goes on, and then leaves what a whole run does.
+    at all, and a run leaves no file half written, and goes on where its metrics had no room. A pre-training run ends with status 2 at
+    Ctrl-C, says how it goes on, and then leaves what a whole run does.
     """
     rng = trial.rng("broken off")
-    with small(trial, "broken off", {"multi_label": False, "epochs": 1}) as problem:
+    settings = {"multi_label": False, "epochs": 1, "batch_size": 1, "log_interval": 1}
+    with small(trial, "broken off", settings) as problem:
         config = json.loads((problem.base / CONFIG).read_text())
         (problem.base / CONFIG).write_text(json.dumps(config | SPECIAL))
         texts = texts_of(rng, 6)
         corpus, run, tokens = problem.corpus("corpus", texts, problem.labels(rng, 6)), problem.folder / "run", problem.folder / "tokens"
-        train = ("train", f"--model={problem.base}", f"--corpus={corpus}", *options(problem.settings))
+        train = ("train", f"--model={problem.base}", f"--corpus={corpus}", "--save-every=1", *options(problem.settings))
         tokenize = ("tokenize", corpus, f"--model={problem.base}", "--end-token=1")
         trial.commands.run(*train, f"--output={run}")
         trial.commands.run(*tokenize, f"--output={tokens}")
@@ -45,8 +51,9 @@ def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
             found += same(f"end of {name} after Ctrl-C", (2, "", f"impl {name}: interrupted\n"), (said.status, said.out, said.err))
             found += same(f"files that {name} leaves after Ctrl-C", sorted(before), sorted(content(problem.folder)))
         pretrain = ("pretrain", f"--model={problem.base}", f"--tokens={tokens}", "--seq=6", "--batch=2", "--save-every=1", "--epochs=2")
-        found += _full(trial, "train", problem.folder / "a full disk", int(rng.integers(2, 6)), train)
+        found += _full(trial, "train", problem.folder / "a full disk", 2 * int(rng.integers(1, 5)) + 1, train)  # a state's content
         found += _full(trial, "pretrain", problem.folder / "another full disk", int(rng.integers(1, 6)), pretrain)
+        found += _metrics_without_room(trial, train, run, problem.folder / "no room for a line")
         reading = {"train": (*train, f"--output={problem.folder / 'new'}"), "predict": ("predict", f"--adapter={run}", "--", *texts)}
         reading["evaluate"] = ("evaluate", f"--adapter={run}", f"--corpus={corpus}")
         for name, arguments in reading.items():
@@ -72,6 +79,25 @@ def _full(trial: Trial, name: str, output: Path, flush: int, arguments: tuple[ob
     yield from same(f"status of {name} on a full disk", 1, said.status)
     if not (FULL in said.err and output.name in said.err):
         yield broken(f"message of {name} on a full disk", "does not say what and where", f"{FULL}, {output.name}", said.err[-300:])
+    yield from same(f"files that {name} leaves half written on a full disk", [], [path.name for path in output.rglob(".partial*")])
+
+
+def _metrics_without_room(trial: Trial, train: tuple[object, ...], whole: Path, output: Path) -> Iterator[Comparison]:
+    """The metrics have no room for a line, though all other files have: their first line is longer than these by its white space.
+
+    The message names the file, what was not written there was not shown, and the run goes on to the lines of a whole one.
+    """
+    given = (*train, f"--output={output}")
+    trial.commands.broken_off(output.parent, KeyboardInterrupt(), SECOND_STEP, *given)
+    lines, last = (output / METRICS).read_text().splitlines(), metrics(output)[-1]["step"]
+    (output / METRICS).write_text("\n".join([lines[0].ljust(LARGE), *lines[1:], ""]))
+    said = trial.commands.without_room((output / METRICS).stat().st_size + 9, *given, "--resume")
+    yield from same("status of train without room for a line", 1, said.status)
+    if not (TOO_LARGE in said.err and METRICS in said.err):
+        yield broken("message of train without room for a line", "does not say what and where", f"{TOO_LARGE}, {METRICS}", said.err[-300:])
+    yield from same("steps that are shown and not written", [], re.findall(rf"step (?!{last}/)\d+/.*", said.err))
+    trial.commands.run(*given, "--resume")
+    yield from same("metrics after a line without room", metrics(whole), metrics(output))
 
 
 def _interrupted(trial: Trial, problem: Small, pretrain: tuple[object, ...], rng: Generator) -> Iterator[Comparison]:

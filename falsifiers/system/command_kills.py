@@ -2,8 +2,9 @@
 
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_inside
 from blackswan.falsifiers.numeric.generators import Generator
@@ -55,11 +56,14 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
         planned = _kills(rng, rank.events, steps, every, kills)
         for kill in (*planned, None):
             resume = ["--resume"] if (folder / RUN).is_file() else []
+            begun = trial.trainer.kept(folder).progress if (folder / STATE).is_file() else {"step": 0, "epoch": 0}
             rank = trial.commands.killed(folder, kill, "train", f"--output={folder}", *resume, *where)
             if kill and kill.interrupt:
                 found += _interrupted(trial, folder, next(interrupted), rank.ended)
                 found += _foreign_line(trial, folder, where) if kill is planned[0] else ()
                 continue
+            expected, saved = _between_states(whole, rank, every, begun)
+            found += same(f"steps up to each state of a run that began after {begun['step']}", expected[: len(saved)], saved)
             if rank.ended != (KILLED if kill else ""):
                 if rank.ended or kill is None:
                     return [*found, broken("a continued run", "did not go on", "its end", rank.ended)]
@@ -142,21 +146,22 @@ def _seconds_add_up(folder: Path) -> Iterator[Comparison]:
         yield value_inside(f"seconds of epoch {epoch['epoch']} and of its steps", epoch["seconds"], least, math.inf)
 
 
-def _between_states(whole: Path, rank: Rank, every: int) -> tuple[list[int], list[int]]:
-    """How many steps were made before each state, as they should be and as they were: a line of the metrics is a step's or an epoch's."""
-    kinds = [line["kind"] for line in metrics(whole)]
-    made, found, expected = 0, [], []
+def _between_states(
+    whole: Path, rank: Rank, every: int, begun: Mapping[str, int] = MappingProxyType({"step": 0, "epoch": 0})
+) -> tuple[list[int], list[int]]:
+    """How many lines the whole run's metrics have up to each state that was written, a step's or an epoch's each, as it should be and as it
+    was: the steps are counted from the beginning of the run, also where it goes on from that progress."""
+    lines = metrics(whole)
+    before = sum(line["step"] <= begun["step"] if line["kind"] == "step" else line["epoch"] <= begun["epoch"] for line in lines)
+    made, found, expected = before, [], [] if begun["step"] else [0]
     for event in rank.events:
         if event == f"open {METRICS}":
             made += 1
         elif event.startswith("os.rename state/"):
             found.append(made)
-    done, position = [0], 0
-    for place, kind in enumerate(kinds, start=1):
-        position += kind == "step"
-        if kind == "epoch" or position % every == 0:
-            done.append(place)
-    expected = done
+    for place, line in enumerate(lines, start=1):
+        if place > before and (line["kind"] == "epoch" or line["step"] % every == 0):
+            expected.append(place)
     return expected, found
 
 

@@ -2,16 +2,21 @@
 
 import fcntl
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_inside
 from blackswan.falsifiers.subjects.doors.training import Kill, Plan, Problem, Run
 from blackswan.falsifiers.system.continued import FEATURES, KILLED, other_runs
+from blackswan.falsifiers.system.run_problem import BATCH as BATCH_OF_ALL
 from blackswan.falsifiers.system.run_problem import small_run
 from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.state_damage import STATE, read_state, sealed_state
 from blackswan.falsifiers.system.trial import Trial
 
 RUN, LOCK = "run.json", ".lock"
@@ -58,35 +63,67 @@ def _went_on(events: Sequence[str], kill: Kill) -> bool:
 def mixed_workers_are_refused(trial: Trial) -> list[Comparison]:
     """Two workers of which one was given another setting, architecture, sample or weight, two of each drawn, begin no run; both say so.
 
-    Nor do they where a run is there already, or where another process writes one, whatever letters the folder has; both say it as the
-    first one found it, and by an error of the same kind as one worker's.
+    Nor do they where a run is there already, or where another process writes one, whatever letters the folder has, where the first one has
+    no place for a state or an adapter, or goes on from another state; both say it as the first one found it, and by an error of the same
+    kind as one worker's.
     """
-    problem, rng = small_run(trial, quantize_nf4=True), trial.rng("others")
+    problem, rng = small_run(trial, samples=(BATCH_OF_ALL, 3), quantize_nf4=True), trial.rng("others")
     every = other_runs(trial, problem, rng)
     kinds = {name.partition(".")[0]: [each for each in every if each.startswith(name.partition(".")[0])] for name in every}
     others = {str(name): every[str(name)][0] for names in kinds.values() for name in rng.permutation(names)[:2]}
     with tempfile.TemporaryDirectory(suffix=f" für zwei {NO_UTF8}") as parent:
-        taken, used = (Path(parent) / str(len(others) + place) for place in range(2))
-        taken.mkdir()
-        used.mkdir()
-        (taken / RUN).write_text("{}")
-        with (used / LOCK).open("a") as lock:
+        folders = [Path(parent) / str(len(others) + place) for place in range(6)]
+        wanted = dict.fromkeys(others, "ValueError: rank 1: another") | _found_by_the_first(folders[:4])
+        wanted |= _states_that_differ(trial, problem, folders[4:])
+        with (folders[1] / LOCK).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            said = [
-                [_escaped(text) for text in texts]
-                for texts in trial.trainer.mixed(problem, [*others.values(), problem, problem], Path(parent))
-            ]
-        left = [path.name for path in Path(parent).glob("*/*") if path.name != LOCK and path != taken / RUN]
+            given = [*others.values(), *[problem] * len(folders)]
+            said = [[_escaped(text) for text in texts] for texts in trial.trainer.mixed(problem, given, Path(parent))]
+        unbegun = [Path(parent) / str(place) for place in range(len(others))] + folders[1:2]
+        left = [path.name for folder in unbegun for path in folder.glob("*") if path.name != LOCK]
     found = same("files of the runs", [], left)
-    there, writing = (_escaped(str(each)) for each in (taken, used))
-    wanted = dict.fromkeys(others, "ValueError: rank 1: another")
-    wanted["a run that is there"] = f"FileExistsError: rank 0 of 2: {there} holds a run"
-    wanted["a run that another process writes"] = f"ValueError: rank 0 of 2: {writing}: another process"
     for rank, texts in enumerate(said):
         for (name, words), text in zip(wanted.items(), [*texts, *[""] * len(wanted)], strict=False):
             if words not in text:
                 return [*found, broken(f"{name}, rank {rank}", "not refused", words, text or "a step was made")]
     return [*found, *same("workers that refused", 2, len(said))]
+
+
+def _found_by_the_first(folders: Sequence[Path]) -> dict[str, str]:
+    """Makes folders in which no run begins, or which its first epoch cannot write to; what is said of each."""
+    for folder in folders:
+        folder.mkdir()
+    there, used, no_state, no_adapter = folders
+    (there / RUN).write_text("{}")
+    (no_state / "state").symlink_to("nowhere")
+    (no_adapter / "last").mkdir()
+    (no_adapter / "last" / "notes.txt").write_text("mine")
+    first = {name: f"rank 0 of 2: {_escaped(str(folder))}" for name, folder in (("there", there), ("used", used), ("adapter", no_adapter))}
+    return {
+        "a run that is there": f"FileExistsError: {first['there']} holds a run",
+        "a run that another process writes": f"ValueError: {first['used']}: another process",
+        "no place for a state": "FileExistsError: rank 0 of 2: [Errno 17]",
+        "no place for an adapter": f"FileExistsError: {first['adapter']}/last",
+    }
+
+
+def _states_that_differ(trial: Trial, problem: Problem, folders: Sequence[Path]) -> dict[str, str]:
+    """Makes folders with the state of a run after its first epoch, and others for the second worker, in one of which a bit of a tensor is
+    another and in one a key of the progress; what is said of each."""
+    rng, (tensor, key) = trial.rng("states"), folders
+    trial.trainer.fit(problem, tensor, Plan(save_every=1, stop_after=2))
+    held, progress = read_state(tensor / STATE)
+    name = str(rng.choice([name for name in held if name != "step"]))
+    other = {name: held[name].copy()}
+    other[name].reshape(-1).view(np.uint8)[-2] ^= 1
+    changes = ({"epoch": 0, "position": 1}, {"stale_epochs": 1}, {"finished": True}, {"best_loss": 0.0}, {"loss_sum": 1.0})
+    changed = sealed_state(held, progress | changes[int(rng.integers(len(changes)))])
+    shutil.copytree(tensor, key)
+    for folder, state in ((tensor, sealed_state(held | other, progress)), (key, changed)):
+        alone = folder.with_name(f"{folder.name} of rank 1")
+        shutil.copytree(folder, alone)
+        (alone / STATE).write_bytes(state)
+    return {"another tensor": f"WorkerFailed: {name} of rank 1 differ", "another progress": "ValueError: rank 1: another"}
 
 
 def _escaped(text: str) -> str:

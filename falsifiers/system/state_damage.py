@@ -90,7 +90,7 @@ def _on_a_copy(folder: Path, go_on: Callable[[Path], object]) -> Callable[[], ob
 
 def _progress_damage(path: Path, rng: Generator) -> Iterator[Damage]:
     """Each key of the progress: edited without the checksum, and removed or of another type with one that fits."""
-    whole, progress = _read(path)
+    whole, progress = read_state(path)
     for key, value in progress.items():
         yield _sealed(f"{key} edited", whole, {**progress, key: another(value)}, "state.*damaged", seal=False)
         yield _sealed(f"{key} removed", whole, {name: each for name, each in progress.items() if name != key}, "state")
@@ -103,7 +103,7 @@ def _progress_damage(path: Path, rng: Generator) -> Iterator[Damage]:
 
 def _tensor_damage(path: Path, rng: Generator) -> Iterator[Damage]:
     """Each tensor missing, or of another shape or dtype; one more; a step that is no count."""
-    whole, progress = _read(path)
+    whole, progress = read_state(path)
     for name, value in whole.items():
         kind = str(rng.choice(["missing", "of another shape", *(["of another dtype"] if value.dtype == np.float32 else [])]))
         held = {key: each for key, each in whole.items() if key != name}
@@ -121,19 +121,24 @@ def _other_shape(value: Array, rng: Generator) -> Array:
     return np.ascontiguousarray(value.T) if value.T.shape != value.shape else value[None]
 
 
-def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+def read_state(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Tensors and progress of a run's state."""
     with safe_open(path, framework="numpy") as file:
         return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["progress"])  # noqa: SIM118
 
 
 def _sealed(name: str, held: Mapping[str, Array], progress: Mapping[str, Any], named: str, *, seal: bool = True) -> Damage:
     """A state with the checksum of its content, or with that of none."""
+    return Damage(f"state: {name}", {STATE: sealed_state(held, progress, seal=seal)}, named)
+
+
+def sealed_state(held: Mapping[str, Array], progress: Mapping[str, Any], *, seal: bool = True) -> bytes:
+    """The file of a state, with the checksum of its content or with that of none."""
     text = json.dumps(progress)
     digest = hashlib.sha256(text.encode())
     for key in sorted(held):
         digest.update(f"\n{key} {TORCH[held[key].dtype.name]} {list(held[key].shape)}\n".encode() + held[key].tobytes())
-    metadata = {"progress": text, "sha256": digest.hexdigest() if seal else "0" * 64}
-    return Damage(f"state: {name}", {STATE: save(dict(held), metadata=metadata)}, named)
+    return save(dict(held), metadata={"progress": text, "sha256": digest.hexdigest() if seal else "0" * 64})
 
 
 def refuses_pretraining_state(trial: Trial) -> list[Comparison]:

@@ -283,7 +283,10 @@ class Trainer(Protocol):
         """A run in that folder, or its continuation."""
 
     def mixed(self, problem: Problem, others: Sequence[Problem], folder: Path) -> list[list[str]]:
-        """Each of two workers gives its refusals where the second one is given each other problem in turn; "" stands for none."""
+        """Each of two workers gives its refusals where the second one is given each other problem in turn; "" stands for none.
+
+        The n-th is a run in the folder `n`, for the second worker in `n of rank 1` where that is there, and goes on from the state in it.
+        """
 
     def kept(self, folder: Path) -> Kept:
         """Reads the folder of a run."""

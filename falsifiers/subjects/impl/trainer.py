@@ -65,7 +65,7 @@ class Trainer(Door):
 
     def mixed(self, problem: Problem, others: Sequence[Problem], folder: Path) -> list[list[str]]:
         """What each of two workers says of its refusal where the second one is given another problem, one after another, up to the first
-        that it does not refuse: "" there, as after a step."""
+        that it does not refuse: "" there, as after two steps."""
         outcomes = on_ranks(_mixed, 2, (problem, list(others), folder), self._device)
         return [outcome.answer or [outcome.ended] for outcome in outcomes]
 
@@ -274,10 +274,11 @@ def _of_the_process() -> Iterator[list[dict[str, Any]]]:
 def _mixed(group: Group, device: torch.device, problem: Problem, others: list[Problem], folder: Path) -> list[str]:
     said: list[str] = []
     for number, other in enumerate(others):
-        given = problem if group.rank == 0 else other
+        given, alone = problem if group.rank == 0 else other, folder / f"{number} of rank {group.rank}"
+        own = alone if alone.is_dir() else folder / str(number)
         try:
-            _fit(group, device, given, folder / str(number), Plan(stop_after=1), None)
-        except (ValueError, OSError) as error:
+            _fit(group, device, given, own, Plan(stop_after=2, resume=(own / "state").is_dir()), None)
+        except (ValueError, OSError, RuntimeError) as error:
             said.append(f"{type(error).__name__}: {error}")
         else:
             return [*said, ""]

@@ -81,6 +81,15 @@ def _free_port() -> int:
         return int(listening.getsockname()[1])
 
 
+def _address(size: int) -> str:
+    """This host, for two ranks as a host with IPv6 writes it, which needs no network of that kind."""
+    try:
+        socket.socket(socket.AF_INET6).close()
+    except OSError:
+        return "127.0.0.1"
+    return "::ffff:127.0.0.1" if size == 2 else "127.0.0.1"
+
+
 def _serve() -> None:
     """Starts the server, where none runs, with the path of this process. One thread a rank: threads do not survive a fork."""
     path = [str(Path(blackswan.__file__).parent.parent), *filter(None, sys.path)]
@@ -138,7 +147,7 @@ def _run(
         with replanted(mutant):
             if port is not None:
                 os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": "0"}  # as if each had a machine of its own
-                os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                os.environ |= {"MASTER_ADDR": _address(size), "MASTER_PORT": str(port)}
             if size == 1 or port is not None:
                 outcome = Outcome(function(ALONE, own, *arguments))
             else:
