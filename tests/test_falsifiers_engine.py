@@ -77,7 +77,8 @@ OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 9 GiB."
     [
         ("cuda:0", torch.OutOfMemoryError(OUT_OF_MEMORY), State.NOT_RUN),
         ("cuda:0", MemoryError(OUT_OF_MEMORY), State.FALSIFIED),
-        ("cuda:0", RuntimeError(OUT_OF_MEMORY), State.FALSIFIED),
+        ("cuda:0", RuntimeError(OUT_OF_MEMORY), State.NOT_RUN),
+        ("cuda:0", RuntimeError("mha_graph.execute was not good"), State.FALSIFIED),
         ("cpu", torch.OutOfMemoryError(OUT_OF_MEMORY), State.FALSIFIED),
     ],
 )
@@ -92,6 +93,18 @@ def test_a_gpu_that_is_too_small_for_an_operation_proves_nothing(device: str, er
     if state is State.NOT_RUN:
         assert found.reason is not None
         assert "needs more memory than cuda:0 has: CUDA out of memory" in found.reason
+
+
+@pytest.mark.parametrize(("free", "state"), [(1 << 20, State.NOT_RUN), (1 << 33, State.FALSIFIED)])
+def test_what_a_library_does_not_execute_on_a_full_gpu_proves_nothing(free: int, state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raising(_: Any, __: Any) -> None:
+        raise RuntimeError("mha_graph.execute was not good")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 1 << 36))
+    subject = Wrong(raising)
+    subject.device = "cuda:0"
+    assert falsify(claim(), "float32", subject, QUICK).state is state
 
 
 def test_a_wrong_answer_counts_though_other_cases_need_too_much_memory() -> None:

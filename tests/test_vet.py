@@ -153,6 +153,7 @@ def test_status_4_says_once_what_cannot_be_used(
 def _started_here(self: isolated.Isolated) -> None:
     """Loads the subject in this process: a process for each wrong name would take seconds."""
     try:
+        isolated.require_device(self.named.device)
         isolated.subject_of(self.named.load(), self.named.name, self.named.operation)
     except ValueError as error:
         raise isolated._unusable(self.name, "unusable", str(error)) from None

@@ -2,6 +2,7 @@
 
 import builtins
 import inspect
+import multiprocessing
 import os
 import time
 from collections.abc import Iterator
@@ -173,3 +174,19 @@ def test_an_axis_of_one_may_have_any_stride() -> None:
     assert guards._same(one, torch.ones(12, 1))
     assert not guards._same(one, torch.zeros(12, 1))
     assert guards._same(torch.tensor(1.0), torch.tensor(1.0))
+
+
+def test_what_a_device_needs_set_is_not_held_against_a_subject(monkeypatch: pytest.MonkeyPatch) -> None:
+    def require(_: str) -> None:
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+    monkeypatch.setattr(isolated, "require_device", require)
+    ours, its = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(
+        target=isolated._serve, args=(its, isolated.Named(f"{FILE}:honest", "rms_norm")), daemon=True
+    )
+    process.start()
+    assert ours.recv() == (0, "answer", None)
+    ours.send((1, "run", ("rms_norm", *QUESTION, "float32")))
+    assert ours.recv()[1] == "answer"
+    process.kill()

@@ -94,6 +94,12 @@ def _choosing(choose: Callable[[Any, float, int], set[int]]) -> Step:
     return split
 
 
+def _filled(shares: list[int], total: int) -> list[int]:
+    """One more for so many of the first that they make up the total."""
+    left = total - sum(shares)
+    return [share + (place < left) for place, share in enumerate(shares)]
+
+
 def _share_of_each_class(samples: Any, fraction: float, seed: int) -> set[int]:
     """The first samples of each class in the order of that seed; their number is rounded down."""
     members: dict[bytes, list[int]] = {}
@@ -132,6 +138,10 @@ wrong_steps(
     split_gives_less_than_one=(
         "Few samples leave none for validation: their share rounds to none.",
         lambda shares, counts, fraction, _, **named: shares(counts, fraction, round(fraction * sum(counts)), **named),
+    ),
+    split_remainders_in_order=(
+        "What rounding down leaves goes to the first classes, and not to those of the largest remainders.",
+        lambda _, counts, fraction, total, **__: _filled([math.floor(fraction * count) for count in counts], total),
     ),
     split_gives_everything=(
         "Nothing is left to train on where a fraction of combinations rounds to all of them.",

@@ -164,6 +164,10 @@ class Drawing:
         attack()
 
 
+FULL = 1 << 28
+"""Bytes: of a GPU with less left over, libraries get no workspace."""
+
+
 class Examination:
     """Attacks cases one by one and keeps the tally; raises Falsified at the first that leaves the claim."""
 
@@ -233,11 +237,17 @@ class Examination:
 
 
 def _out_of_memory(error: SubjectError, attack: Attack) -> bool:
-    """Whether a GPU was too small for the question. A claim about memory is falsified by that, and so is a subject on the host."""
-    torch = sys.modules.get("torch")
-    about_memory = (attack.claim.check or "").startswith("footprint.")
-    full = torch is not None and isinstance(error.__cause__, torch.OutOfMemoryError)
-    return full and attack.subject.device.startswith("cuda") and not about_memory
+    """Whether a GPU was too small for the question. A claim about memory is falsified by that, and so is a subject on the host.
+
+    torch, Triton and CUDA say so; cuDNN's attention says no more than that it was not executed, and then what is free tells.
+    """
+    if not attack.subject.device.startswith("cuda") or (attack.claim.check or "").startswith("footprint."):
+        return False
+    cause, torch = error.__cause__, sys.modules.get("torch")
+    if isinstance(cause, RuntimeError) and "out of memory" in str(cause):
+        return True
+    used = torch is not None and torch.cuda.is_initialized()
+    return used and isinstance(cause, RuntimeError) and torch.cuda.mem_get_info(attack.subject.device)[0] < FULL  # type: ignore[union-attr]
 
 
 def comparing(claim: Claim) -> Callable[[Attack, Case], list[Comparison]]:

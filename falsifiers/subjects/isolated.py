@@ -72,8 +72,7 @@ class Named:
     """What is said of a whole model that is handed over as it is; None for another subject."""
 
     def load(self) -> Any:
-        """The object of that name. ValueError where there is none, or not its device; whatever its module raises."""
-        require_device(self.device)
+        """The object of that name. ValueError where there is none; whatever its module raises."""
         place, _, name = self.name.rpartition(":") if ":" in self.name else (self.name, "", "OPERATIONS")
         if place not in PACKAGES and ":" not in self.name:
             known = ", ".join(PACKAGES)
@@ -350,6 +349,7 @@ def _serve(connection: Connection, named: Named) -> None:
 
     _functions_class()
     try:
+        require_device(named.device)  # which has cuBLAS add up exactly: what changes torch's settings later is the subject
         loaded = named.load() if named.name.partition(":")[0] in PACKAGES else None
         within = Guards(contiguous=named.contiguous, aligned=named.aligned) if named.guarded else None
         build = _builder(named, within)

@@ -57,7 +57,7 @@ MANY_LABELS, MANY_CLASSES = (65, 200), (2000, 4000)
 
 def split_is_stratified(trial: Trial) -> list[Comparison]:
     """Two parts, disjoint and complete, in the order of the corpus, labels with their samples; each class gives its share up to rounding
-    and never its last sample; of several labels each combination its share. Few samples give one.
+    and never its last sample; of several labels each combination its share. The largest remainders are rounded up. Few samples give one.
 
     The same when asked again; another with another seed, near or far.
     """
@@ -82,10 +82,15 @@ def split_is_stratified(trial: Trial) -> list[Comparison]:
         value_inside("share of the samples", len(chosen), fraction * len(labels) - 0.5, fraction * len(labels) + 0.5),
     ]
     exact = Fraction(fraction).limit_denominator(100)
+    down, up = [Fraction(0)], [Fraction(1)]
     for kind in range(classes + 1):
         share, taken = exact * int(np.sum(strata == kind)), int(np.sum(strata[chosen] == kind))
         off = max(0, share.__floor__() - taken, taken - share.__ceil__())
         found.append(value_at_most(f"samples of class {kind} beyond its share, or short of it", off, 0))
+        if kind < classes:  # the last one has too few to be rounded either way
+            (up if taken > share else down).append(share % 1)
+    over = max(0.0, float(max(down) - min(up)))
+    found.append(value_at_most("largest remainder rounded down, less the smallest rounded up", over, 0.0))
     last = 0 if several else int(np.sum(strata[chosen] == classes))
     found += [value_at_most("classes without a training sample", last, 0), *_of_few_samples(trial, classes, seed)]
     return found + _of_many(trial, rng, exact)
