@@ -261,8 +261,8 @@ wrong_step(
 wrong_step("impl.adapter:save_file", name="adapter_without_format", doc="The adapter's file does not say that it holds tensors of torch.")(
     lambda save, tensors, path, **_metadata: save(tensors, path)
 )
-wrong_step("impl.merge:is_apr", name="merge_reads_files_as_folders", doc="The base's config.json is looked for beside an .apr file too.")(
-    lambda _is_apr, _source: False
+wrong_step("impl.merge:said_beside", name="merge_reads_files_as_folders", doc="config.json is looked for beside an .apr file too.")(
+    lambda _, source: json.loads((source / "config.json").read_text())
 )
 
 

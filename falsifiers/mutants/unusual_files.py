@@ -58,7 +58,7 @@ wrong_steps(
     ),
 )
 wrong_steps(
-    "impl.merge:TOKENIZER_FILES", merged_without_generation_config=("How a model generates is not copied.", lambda files: files[:-1])
+    "impl.checkpoint:TOKENIZER_FILES", merged_without_generation_config=("How a model generates is not copied.", lambda files: files[:-1])
 )
 wrong_steps(
     "impl.checkpoint:STORED_DTYPES",
