@@ -357,6 +357,13 @@ def adapter_of_one_user(settle: Any, partial: Any) -> None:
         path.chmod(0o600)
 
 
+@wrong_step("impl.folder:_settle")
+def adapter_folder_of_one_user(settle: Any, partial: Any) -> None:
+    """The folder is its owner's alone, as temporary ones are."""
+    settle(partial)
+    partial.chmod(0o700)
+
+
 @wrong_step("impl.folder:shutil.rmtree")
 def adapter_partial_left_behind(*_: Any, **__: Any) -> None:
     """A save that failed leaves its folder behind."""

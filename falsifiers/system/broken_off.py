@@ -45,13 +45,14 @@ def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
         trial.commands.run(*tokenize, f"--output={tokens}")
         found: list[Comparison] = []
         whole = {"tokenize": tokenize, "merge": ("merge", f"--adapter={run}"), "export": ("export", f"--model={problem.base}")}
-        *codes, of_train, of_pretrain = (int(code) for code in rng.permutation(DISK))
+        whole["export as .apr"] = whole["export"]
+        of_train, of_pretrain, *codes = (int(code) for code in [*rng.permutation(DISK), rng.choice(DISK)])
         for (name, arguments), code in zip(whole.items(), codes, strict=True):
-            before = content(problem.folder)
-            found += _full(trial, name, problem.folder / "new", 1, arguments, code)
+            before, new = content(problem.folder), problem.folder / ("new.apr" if name.endswith(".apr") else "new")
+            found += _full(trial, name, new, 1, arguments, code)
             found += same(f"files that {name} leaves on a full disk", sorted(before), sorted(content(problem.folder)))
-            said = trial.commands.broken_off(problem.folder, KeyboardInterrupt(), 1, *arguments, f"--output={problem.folder / 'new'}")
-            found += same(f"end of {name} after Ctrl-C", (2, "", f"impl {name}: interrupted\n"), (said.status, said.out, said.err))
+            said = trial.commands.broken_off(problem.folder, KeyboardInterrupt(), 1, *arguments, f"--output={new}")
+            found += same(f"end of {name} after Ctrl-C", (2, "", f"impl {arguments[0]}: interrupted\n"), (said.status, said.out, said.err))
             found += same(f"files that {name} leaves after Ctrl-C", sorted(before), sorted(content(problem.folder)))
         pretrain = ("pretrain", f"--model={problem.base}", f"--tokens={tokens}", "--seq=6", "--batch=2", "--save-every=1", "--epochs=2")
         found += _full(
