@@ -357,6 +357,13 @@ def adapter_of_one_user(settle: Any, partial: Any) -> None:
         path.chmod(0o600)
 
 
+@wrong_step("impl.adapter:_peft_config")
+def adapter_alpha_of_four_digits(config: Any, *given: Any) -> Any:
+    """Alpha is written with four digits after the point."""
+    found = config(*given)
+    return found | {"lora_alpha": round(found["lora_alpha"], 4)}
+
+
 @wrong_step("impl.folder:_settle")
 def adapter_folder_of_one_user(settle: Any, partial: Any) -> None:
     """The folder is its owner's alone, as temporary ones are."""
