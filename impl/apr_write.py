@@ -1,7 +1,6 @@
 """Decoders written as `.apr` files: row-major, sorted, every part padded to 64 bytes, with both checksums."""
 
 import json
-import shutil
 import struct
 import zlib
 from collections.abc import Iterable, Mapping
@@ -15,7 +14,7 @@ from blackswan.impl.apr import ALIGNMENT, HEADER, MAGIC, ROW_MAJOR, VERSION, hea
 from blackswan.impl.apr_checkpoint import HALVES, SPECIAL_TOKENS
 from blackswan.impl.apr_dtypes import BF16, DTYPES, F16, F32, WRITTEN, DType, encoded, fits
 from blackswan.impl.architecture import to_huggingface
-from blackswan.impl.checkpoint import TOKENIZER, TOKENIZER_CONFIG, Checkpoint, belonging, special_tokens
+from blackswan.impl.checkpoint import TOKENIZER, Checkpoint, belonging, copy_tokenizer, special_tokens
 from blackswan.impl.config import DecoderConfig
 from blackswan.impl.decoder import parameter_shapes, require_tensors
 from blackswan.impl.folder import whole_file
@@ -37,9 +36,7 @@ def export_apr(checkpoint: Checkpoint, source: Path, path: Path, dtype: str | No
     special = special_tokens(source)
     metadata = _metadata(checkpoint.config) | {called: special.get(key) for key, called in SPECIAL_TOKENS.items()}
     with whole_file(path) as partial:
-        for name in (TOKENIZER, TOKENIZER_CONFIG):
-            if belonging(source, name).is_file():
-                shutil.copyfile(belonging(source, name), partial / belonging(path, name).name)
+        copy_tokenizer(belonging(source, TOKENIZER), partial / belonging(path, TOKENIZER).name)
         save_apr(partial / path.name, checkpoint, metadata, dtype)
 
 

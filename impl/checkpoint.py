@@ -34,6 +34,10 @@ TOKENIZER_FILES = (
 )
 STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+_NOT_KEPT = (
+    *("torch_dtype", "num_labels", "id2label", "label2id", "architectures"),
+    *("rope_theta", "rope_scaling", "rope_parameters"),
+)
 
 
 @dataclass(frozen=True)
@@ -127,21 +131,34 @@ def special_tokens(model: Path) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
+def said_beside(model: Path) -> dict[str, Any]:
+    """What a folder's config.json says that a language model with its weights keeps; the special tokens of an .apr file.
+
+    Class, labels and dtype are not kept, nor rotary parameters, which are the architecture's own: transformers 4 and 5 spell them in
+    different keys, which must not contradict each other.
+    """
+    if is_apr(model):
+        return special_tokens(model)
+    return {key: value for key, value in _read_object(model / CONFIG).items() if key not in _NOT_KEPT}
+
+
 def belonging(model: Path, name: str) -> Path:
     """Where a file of that name, `tokenizer.json` say, is for a model: in its folder, or beside `MODEL.apr` as `MODEL.tokenizer.json`."""
     return model.with_suffix(f".{name}") if is_apr(model) else model / name
 
 
 def save_checkpoint(
-    folder: Path, config: DecoderConfig, tensors: Tensors, tokenizer: Path | None = None, special: Mapping[str, Any] | None = None
+    folder: Path, config: DecoderConfig, tensors: Tensors, tokenizer: Path | None = None, said: Mapping[str, Any] | None = None
 ) -> None:
-    """Writes a folder that `load_checkpoint` and transformers read; `tokenizer` is a tokenizer.json to copy, with the
-    tokenizer_config.json beside it, if there is one, and `special` are the ids of `special_tokens`.
+    """Writes a folder that `load_checkpoint` and transformers read; `tokenizer` is a tokenizer.json to copy, with what belongs to it, and
+    `said` is what config.json says beside the architecture, `special_tokens` or `said_beside` say.
 
-    The folder appears whole or not at all. Raises a FileExistsError where it exists, and a ValueError where the tensors are not the
-    architecture's and for one that is not finite.
+    The folder appears whole or not at all. Raises a FileExistsError where it exists, a FileNotFoundError where the tokenizer does not,
+    and a ValueError where the tensors are not the architecture's and for one that is not finite.
     """
     require_tensors(parameter_shapes(config), tensors, str(folder))
+    if tokenizer is not None and not tokenizer.is_file():
+        raise FileNotFoundError(f"{tokenizer}: no such file; a checkpoint cannot be used without its own tokenizer")
     dtype = tensors[EMBEDDING].dtype
     with whole_folder(folder) as partial:
         contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -149,13 +166,19 @@ def save_checkpoint(
             if not bool(torch.isfinite(tensor).all()):
                 raise ValueError(f"{name}: NaN or infinity in {_NAMES[tensor.dtype]}; the model is damaged, or the dtype too narrow")
         save_file(contiguous, partial / WEIGHTS, metadata={"format": "pt"})
-        values = {**to_huggingface(config), **(special or {}), "dtype": _NAMES[dtype]}
+        values = {**to_huggingface(config), **(said or {}), "dtype": _NAMES[dtype]}
         (partial / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
         if tokenizer is not None:
-            shutil.copyfile(tokenizer, partial / TOKENIZER)
-            settings = tokenizer.with_name(tokenizer.name.removesuffix(TOKENIZER) + TOKENIZER_CONFIG)
-            if settings.is_file():
-                shutil.copyfile(settings, partial / TOKENIZER_CONFIG)
+            copy_tokenizer(tokenizer, partial / TOKENIZER)
+
+
+def copy_tokenizer(tokenizer: Path, copy: Path) -> None:
+    """Copies a tokenizer.json, and beside the copy what belongs to it; both may have a model's name before `tokenizer.json`."""
+    before, prefix = (path.name.removesuffix(TOKENIZER) for path in (tokenizer, copy))
+    for name in TOKENIZER_FILES:
+        file = tokenizer if name == TOKENIZER else tokenizer.with_name(before + name)
+        if file.is_file():
+            shutil.copyfile(file, copy.with_name(prefix + name))
 
 
 def _stored_tensors(folder: Path) -> dict[str, _Stored]:

@@ -6,7 +6,6 @@ for sequence classification have no head bias and would load a half of it; `impl
 """
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,12 @@ from blackswan.impl.adapter import (
     HEAD_WEIGHT,
     Adapter,
     read_beside,
-    read_object,
     read_tensors,
     require_named,
     write_beside,
 )
-from blackswan.impl.apr import is_apr
 from blackswan.impl.architecture import to_huggingface
-from blackswan.impl.checkpoint import CONFIG, TOKENIZER_FILES, WEIGHTS, Checkpoint, belonging, load_checkpoint, special_tokens
+from blackswan.impl.checkpoint import CONFIG, TOKENIZER, WEIGHTS, Checkpoint, belonging, copy_tokenizer, load_checkpoint, said_beside
 from blackswan.impl.checksums import Checked, checksum, require
 from blackswan.impl.classifier import Adaptation, trainable_shapes
 from blackswan.impl.config import DecoderConfig
@@ -97,9 +94,8 @@ def save_merged(
         unquantized = Adaptation(adaptation.classes, adaptation.rank, adaptation.alpha, adaptation.targets, adaptation.pooling)
         kept = {name: checksum(tensor) for name, tensor in stored.items()}
         write_beside(partial / BESIDE, checkpoint.config, unquantized, adapter.extra, head, kept)
-        for name in TOKENIZER_FILES:
-            if source is not None and belonging(source, name).is_file():
-                shutil.copyfile(belonging(source, name), partial / name)
+        if source is not None:
+            copy_tokenizer(belonging(source, TOKENIZER), partial / TOKENIZER)
 
 
 def load_merged(folder: Path) -> tuple[Checkpoint, Adapter]:
@@ -119,10 +115,5 @@ def load_merged(folder: Path) -> tuple[Checkpoint, Adapter]:
 
 
 def _config(config: DecoderConfig, source: Path | None) -> dict[str, Any]:
-    """The base's config.json as a language model's, or the architecture's own.
-
-    Rotary parameters are the architecture's own: transformers 4 and 5 spell them in different keys, which must not contradict each other.
-    """
-    values = {} if source is None else special_tokens(source) if is_apr(source) else read_object(source / CONFIG)
-    other = ("torch_dtype", "num_labels", "id2label", "label2id", "architectures", "rope_theta", "rope_scaling", "rope_parameters")
-    return to_huggingface(config) | {key: value for key, value in values.items() if key not in other}
+    """The base's config.json as a language model's, or the architecture's own."""
+    return to_huggingface(config) | ({} if source is None else said_beside(source))

@@ -261,8 +261,8 @@ wrong_step(
 wrong_step("impl.adapter:save_file", name="adapter_without_format", doc="The adapter's file does not say that it holds tensors of torch.")(
     lambda save, tensors, path, **_metadata: save(tensors, path)
 )
-wrong_step("impl.merge:is_apr", name="merge_reads_files_as_folders", doc="The base's config.json is looked for beside an .apr file too.")(
-    lambda _is_apr, _source: False
+wrong_step("impl.merge:said_beside", name="merge_reads_files_as_folders", doc="config.json is looked for beside an .apr file too.")(
+    lambda _, source: json.loads((source / "config.json").read_text())
 )
 
 
@@ -355,6 +355,20 @@ def adapter_of_one_user(settle: Any, partial: Any) -> None:
     settle(partial)
     for path in partial.iterdir():
         path.chmod(0o600)
+
+
+@wrong_step("impl.adapter:_peft_config")
+def adapter_alpha_of_four_digits(config: Any, *given: Any) -> Any:
+    """Alpha is written with four digits after the point."""
+    found = config(*given)
+    return found | {"lora_alpha": round(found["lora_alpha"], 4)}
+
+
+@wrong_step("impl.folder:_settle")
+def adapter_folder_of_one_user(settle: Any, partial: Any) -> None:
+    """The folder is its owner's alone, as temporary ones are."""
+    settle(partial)
+    partial.chmod(0o700)
 
 
 @wrong_step("impl.folder:shutil.rmtree")

@@ -1,5 +1,6 @@
 """Commands that end wrongly: on values that are not finite, on bad input, on a full disk and on Ctrl-C."""
 
+import errno
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -59,6 +60,15 @@ wrong_step(
     doc="Targets in another order than a block's have a name of their own.",
 )(lambda *_: None)
 wrong_step("impl.__main__:DISK_ERRORS", name="full_disk_is_bad_input", doc="A full disk ends with the status of bad input.")(lambda _: ())
+wrong_step("impl.__main__:DISK_ERRORS", name="full_quota_is_bad_input", doc="So does a quota that is used up.")(
+    lambda codes: tuple(set(codes) - {errno.EDQUOT})
+)
+wrong_step("impl.folder:DISK_ERRORS", name="broken_disk_unnamed", doc="The message of a disk that is broken or locked names no file.")(
+    lambda codes: tuple(set(codes) - {errno.EIO, errno.EROFS})
+)
+wrong_step("impl.folder:_settle", name="apr_files_not_flushed", doc="An .apr file has its name before it is on the disk.")(
+    lambda settle, partial: None if any(partial.glob("*.apr")) else settle(partial)
+)
 wrong_step("impl.__main__:INTERRUPTED", name="interruption_is_bad_input", doc="Ctrl-C ends with the status of bad input.")(lambda _: 4)
 wrong_step("impl.__main__:_say", name="full_disk_unnamed", doc="The message of a full disk names no file.")(
     lambda say, name, error, status: say(name, OSError(error.strerror) if isinstance(error, OSError) else error, status)

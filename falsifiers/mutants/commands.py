@@ -160,12 +160,23 @@ wrong_step("impl.evaluation:shard", name="workers_evaluate_everything", doc="Eve
 
 # Models
 
-wrong_step("impl.merge:TOKENIZER_FILES", name="merged_without_tokenizer_files", doc="A merged model has tokenizer.json alone.")(
+wrong_step("impl.checkpoint:TOKENIZER_FILES", name="merged_without_tokenizer_files", doc="A model has tokenizer.json alone.")(
     lambda files: files[:1]
 )
-wrong_step("impl.checkpoint:TOKENIZER_CONFIG", name="export_without_tokenizer_config", doc="An exported folder has tokenizer.json alone.")(
-    lambda name: f"no_{name}"
-)
+
+
+@wrong_step("impl.checkpoint:save_checkpoint")
+def export_of_two_tokenizer_files(save: Any, folder: Any, *given: Any, **named: Any) -> None:
+    """An exported folder has of the tokenizer's files tokenizer.json and tokenizer_config.json alone."""
+    with mock.patch("blackswan.impl.checkpoint.TOKENIZER_FILES", ("tokenizer.json", "tokenizer_config.json")):
+        save(folder, *given, **named)
+
+
+@wrong_step("impl.apr_write:copy_tokenizer")
+def apr_of_two_tokenizer_files(copy: Any, *given: Any) -> None:
+    """Beside an .apr file are tokenizer.json and tokenizer_config.json alone."""
+    with mock.patch("blackswan.impl.checkpoint.TOKENIZER_FILES", ("tokenizer.json", "tokenizer_config.json")):
+        copy(*given)
 
 
 @wrong_step("impl.tensors:Converted.__getitem__")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -12,6 +13,21 @@ Step = Callable[..., Any]
 
 wrong_step("impl.nonfinite:_bad", name="origin_of_nan_only", doc="Infinities pass.")(
     lambda _, value: value.is_floating_point() and bool(value.isnan().any())
+)
+
+
+@wrong_step("impl.nonfinite:spoiled_parameter")
+def origin_passes_over_buffers(spoiled: Step, model: torch.nn.Module) -> Any:
+    """The scales of weights in NF4 are not looked at."""
+    with mock.patch.object(torch.nn.Module, "named_buffers", return_value=()):
+        return spoiled(model)
+
+
+wrong_step("impl.nonfinite:_described", name="origin_counts_positive_infinities", doc="Negative infinities are not counted.")(
+    lambda described, value: described(value.clamp(min=torch.finfo(value.dtype).min))
+)
+wrong_step("impl.nonfinite:origin", name="origin_without_class_weights", doc="The loss is searched as if classes had no weights.")(
+    lambda origin, classifier, batch, _=None: origin(classifier, batch)
 )
 
 

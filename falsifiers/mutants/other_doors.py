@@ -40,7 +40,14 @@ wrong_steps(
 
 # Special tokens, classes and dtypes
 
-wrong_steps("impl.checkpoint:special_tokens", exported_without_special_tokens=("An exported folder names no special token.", lambda *_: {}))
+wrong_steps(
+    "impl.checkpoint:said_beside",
+    exported_without_special_tokens=("An exported folder names no special token.", lambda *_: {}),
+    exported_with_special_tokens_alone=(
+        "Of what config.json says beside the architecture an exported folder has the special tokens.",
+        of_result(lambda said: {key: value for key, value in said.items() if key.endswith("_token_id")}),
+    ),
+)
 wrong_steps(
     "impl.pretrain_run:CheckpointFn",
     pretrained_without_special_tokens=(
@@ -49,8 +56,11 @@ wrong_steps(
     ),
 )
 wrong_steps(
-    "impl.merge:special_tokens",
-    merged_without_a_files_special_tokens=("A merged .apr file has no special tokens.", lambda *_: {}),
+    "impl.merge:said_beside",
+    merged_without_a_files_special_tokens=(
+        "A merged .apr file has no special tokens.",
+        lambda said, source: {} if source.suffix == ".apr" else said(source),
+    ),
 )
 wrong_steps(
     "impl.merge:belonging",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -58,7 +59,7 @@ wrong_steps(
     ),
 )
 wrong_steps(
-    "impl.merge:TOKENIZER_FILES", merged_without_generation_config=("How a model generates is not copied.", lambda files: files[:-1])
+    "impl.checkpoint:TOKENIZER_FILES", merged_without_generation_config=("How a model generates is not copied.", lambda files: files[:-1])
 )
 wrong_steps(
     "impl.checkpoint:STORED_DTYPES",
@@ -118,6 +119,14 @@ def merged_weights_may_be_infinite(merge: Step, *given: Any, **options: Any) -> 
     """A merged weight that its dtype does not hold is infinite."""
     with mock.patch("torch.isfinite", lambda tensor: tensor == tensor):
         return merge(*given, **options)
+
+
+@wrong_step("impl.merge:merge_adapter")
+def merged_beside_what_is_not_finite(merge: Step, checkpoint: Any, *given: Any, **options: Any) -> Any:
+    """Tensors that no adapter updates may be NaN in a merged model."""
+    plain = {name: tensor for name, tensor in checkpoint.tensors.items() if "_proj." not in name}
+    repaired = {name: plain[name].nan_to_num() if name in plain else tensor for name, tensor in checkpoint.tensors.items()}
+    return merge(replace(checkpoint, tensors=repaired), *given, **options) | plain
 
 
 def _left_out(said: dict[str, Any], *names: str) -> dict[str, Any]:

@@ -67,15 +67,15 @@ def saved(trial: Trial, model: Model, *, merged: bool = False) -> Iterator[Path]
 
 @reads_files
 def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
-    """After a save, adapter_model.safetensors has PEFT's names, dtypes and bits, and adapter_config.json PEFT's keys; all may read
-    the files."""
+    """After a save, adapter_model.safetensors has PEFT's names, dtypes and bits, and adapter_config.json PEFT's keys; all may open
+    the folder and read the files."""
     merged = trial.seed % 4 == 0
     model = generated(trial.rng("model"), trial.seed, "float32", **({"pooling": "last", "nf4": False} if merged else {}))
     with saved(trial, model, merged=merged) as folder:
         stored, config = load_file(folder / "adapter" / ADAPTER_WEIGHTS), read_json(folder / "adapter" / ADAPTER_CONFIG)
         prepared = [each for part in ("adapter", *["merged"] * merged) for each in _prepared(trial, model, folder / part)]
         metadata = has_pt_metadata(folder / "adapter" / ADAPTER_WEIGHTS)
-        modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (folder / "adapter").iterdir()}
+        modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (folder / "adapter", *(folder / "adapter").iterdir())}
     said = {
         "peft_type": "LORA",
         "task_type": "SEQ_CLS",
@@ -91,7 +91,7 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     }
     config["target_modules"] = sorted(config.get("target_modules") or [])
     tensors = same_tensors({PREFIX + name: value for name, value in model.trainable.items()}, stored)
-    readable = same("modes of the files", dict.fromkeys(modes, oct(0o644)), modes)
+    readable = same("modes of folder and files", dict.fromkeys(modes, oct(0o644)) | {"adapter": oct(0o755)}, modes)
     return same_keys(ADAPTER_CONFIG, said, config) + tensors + metadata + readable + prepared
 
 

@@ -15,7 +15,9 @@ from blackswan.falsifiers.system.command_problem import METRICS, Small, metrics,
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial, reads_files
 
-FULL, TOO_LARGE = os.strerror(errno.ENOSPC), os.strerror(errno.EFBIG)
+TOO_LARGE = os.strerror(errno.EFBIG)
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""A disk is full, over its quota, limited in the size of files, broken, or has become one that is not to be written."""
 SECOND_STEP = 7
 """The wait for the disk at which the state of a run's second step is written: those before are for its record and two states."""
 LARGE = 1 << 22
@@ -26,9 +28,9 @@ SPECIAL = {"eos_token_id": [1, 3], "pad_token_id": 0}
 
 @reads_files
 def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
-    """A full disk ends each command that writes with status 1 and the place, Ctrl-C with status 2; models and tokens are there whole or not
-    at all, and a run leaves no file half written, and goes on where its metrics had no room. A pre-training run ends with status 2 at
-    Ctrl-C, says how it goes on, and then leaves what a whole run does.
+    """A disk that takes no more, for a reason of its own each, ends each command that writes with status 1 and the place, Ctrl-C with
+    status 2; models and tokens are there whole or not at all, and a run leaves no file half written, and goes on where its metrics had no
+    room. A pre-training run ends with status 2 at Ctrl-C, says how it goes on, and then leaves what a whole run does.
     """
     rng = trial.rng("broken off")
     settings = {"multi_label": False, "epochs": 1, "batch_size": 1, "log_interval": 1}
@@ -43,16 +45,20 @@ def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
         trial.commands.run(*tokenize, f"--output={tokens}")
         found: list[Comparison] = []
         whole = {"tokenize": tokenize, "merge": ("merge", f"--adapter={run}"), "export": ("export", f"--model={problem.base}")}
-        for name, arguments in whole.items():
-            before = content(problem.folder)
-            found += _full(trial, name, problem.folder / "new", 1, arguments)
+        whole["export as .apr"] = whole["export"]
+        of_train, of_pretrain, *codes = (int(code) for code in [*rng.permutation(DISK), rng.choice(DISK)])
+        for (name, arguments), code in zip(whole.items(), codes, strict=True):
+            before, new = content(problem.folder), problem.folder / ("new.apr" if name.endswith(".apr") else "new")
+            found += _full(trial, name, new, 1, arguments, code)
             found += same(f"files that {name} leaves on a full disk", sorted(before), sorted(content(problem.folder)))
-            said = trial.commands.broken_off(problem.folder, KeyboardInterrupt(), 1, *arguments, f"--output={problem.folder / 'new'}")
-            found += same(f"end of {name} after Ctrl-C", (2, "", f"impl {name}: interrupted\n"), (said.status, said.out, said.err))
+            said = trial.commands.broken_off(problem.folder, KeyboardInterrupt(), 1, *arguments, f"--output={new}")
+            found += same(f"end of {name} after Ctrl-C", (2, "", f"impl {arguments[0]}: interrupted\n"), (said.status, said.out, said.err))
             found += same(f"files that {name} leaves after Ctrl-C", sorted(before), sorted(content(problem.folder)))
         pretrain = ("pretrain", f"--model={problem.base}", f"--tokens={tokens}", "--seq=6", "--batch=2", "--save-every=1", "--epochs=2")
-        found += _full(trial, "train", problem.folder / "a full disk", 2 * int(rng.integers(1, 5)) + 1, train)  # a state's content
-        found += _full(trial, "pretrain", problem.folder / "another full disk", int(rng.integers(1, 6)), pretrain)
+        found += _full(
+            trial, "train", problem.folder / "a full disk", 2 * int(rng.integers(1, 5)) + 1, train, of_train
+        )  # a state's content
+        found += _full(trial, "pretrain", problem.folder / "another full disk", int(rng.integers(1, 6)), pretrain, of_pretrain)
         found += _metrics_without_room(trial, train, run, problem.folder / "no room for a line")
         reading = {"train": (*train, f"--output={problem.folder / 'new'}"), "predict": ("predict", f"--adapter={run}", "--", *texts)}
         reading["evaluate"] = ("evaluate", f"--adapter={run}", f"--corpus={corpus}")
@@ -73,13 +79,14 @@ def _without_room(trial: Trial, name: str, folder: Path, most: int, arguments: t
         )
 
 
-def _full(trial: Trial, name: str, output: Path, flush: int, arguments: tuple[object, ...]) -> Iterator[Comparison]:
-    """The disk has no room from a write on."""
-    said = trial.commands.broken_off(output.parent, OSError(errno.ENOSPC, FULL), flush, *arguments, f"--output={output}")
-    yield from same(f"status of {name} on a full disk", 1, said.status)
-    if not (FULL in said.err and output.name in said.err):
-        yield broken(f"message of {name} on a full disk", "does not say what and where", f"{FULL}, {output.name}", said.err[-300:])
-    yield from same(f"files that {name} leaves half written on a full disk", [], [path.name for path in output.rglob(".partial*")])
+def _full(trial: Trial, name: str, output: Path, flush: int, arguments: tuple[object, ...], code: int) -> Iterator[Comparison]:
+    """The disk takes nothing from a write on."""
+    why = os.strerror(code)
+    said = trial.commands.broken_off(output.parent, OSError(code, why), flush, *arguments, f"--output={output}")
+    yield from same(f"status of {name} <{why}>", 1, said.status)
+    if not (why in said.err and output.name in said.err):
+        yield broken(f"message of {name} <{why}>", "does not say what and where", f"{why}, {output.name}", said.err[-300:])
+    yield from same(f"files that {name} leaves half written <{why}>", [], [path.name for path in output.rglob(".partial*")])
 
 
 def _metrics_without_room(trial: Trial, train: tuple[object, ...], whole: Path, output: Path) -> Iterator[Comparison]:

@@ -59,7 +59,7 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
     with small(trial, "quantised", quantised) as problem:
         found = _merged_after_training(trial, problem, texts_of(rng, 3))
     with small(trial, "models", {"multi_label": False, "epochs": 1}) as problem:
-        _complete(problem.base, {"bos_token_id": 7, "eos_token_id": END, **OF_A_CLASSIFIER})
+        _complete(problem.base, {"bos_token_id": 7, "eos_token_id": END, "initializer_range": 0.5, **OF_A_CLASSIFIER})
         texts = texts_of(rng, 6)
         labels = problem.labels(rng, 6)
         run, merged = problem.folder / "run", problem.folder / "merged"
@@ -70,7 +70,7 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
         found += same("what merge prints", f"{merged} holds the merged model and its head\n", said.out)
         found += [
             *merged_tensors(problem, run / "last", merged),
-            *_merged_config(problem, merged),
+            *_kept_config("merged model", problem, merged),
             *_files("merged model", problem.base, merged),
         ]
         for dtype in (None, "float32", "float16", "bfloat16"):
@@ -78,6 +78,7 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
             chosen = [] if dtype is None else [f"--dtype={dtype}"]
             trial.commands.run("export", f"--model={problem.base}", f"--output={folder}", *chosen)
             found += _exported("exported folder", problem, folder, dtype or "float32")
+            found += _kept_config(f"exported folder <{dtype}>", problem, folder)
         apr, back = problem.folder / "files" / "more" / "model.apr", problem.folder / "folders" / "back"
         said = trial.commands.run("export", f"--model={problem.base}", f"--output={apr}")
         found += same("what export prints", f"{apr} holds the model\n", said.out)
@@ -88,7 +89,7 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
         stored = apr_format.read(apr.with_name("half.apr"))[2].values()
         rounded = {name: value.astype(STORAGE["bfloat16"]) for name, value in problem.model.decoder.items()}
         found += same("tensors of an .apr file <bfloat16>", rounded, {each.name: apr_format.array(each) for each in stored})
-        for beside in ("apr", "tokenizer.json", "tokenizer_config.json"):
+        for beside in ("apr", TOKENIZER, *BESIDE_THE_TOKENIZER):
             files = (apr.with_name(f"{name}.{beside}") for name in ("model", "again"))
             found += same(f".{beside} of an .apr file that is made of one", *(path.read_bytes() for path in files))
         found += _exported("folder of an .apr file", problem, back, "float32")
@@ -96,8 +97,7 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
         problem.base.rename(problem.folder / "moved")
         trial.commands.run("merge", f"--adapter={run / 'last'}", f"--model={apr}", f"--output={problem.folder / 'again'}")
         found += same("what is merged where the base was", *(load_file(each / WEIGHTS) for each in (merged, problem.folder / "again")))
-        for file in (TOKENIZER, TOKENIZER_CONFIG):
-            found += same(f"{file} of a merged .apr file", *((each / file).read_bytes() for each in (merged, problem.folder / "again")))
+        found += _files("merged .apr file", merged, problem.folder / "again")
         lines = trial.commands.run("predict", f"--adapter={run / 'last'}", f"--model={apr}", "--", *texts).out.splitlines()
         shown = np.asarray([json.loads(line)["probabilities"] for line in lines])
     return [*found, trial.near("probabilities with the .apr file for the base", wanted.probabilities, shown)]
@@ -166,11 +166,11 @@ def merged_tensors(problem: Small, adapter: Path, folder: Path) -> Iterator[Comp
     yield from _language_model("merged model", problem, folder)
 
 
-def _merged_config(problem: Small, folder: Path) -> list[Comparison]:
+def _kept_config(name: str, problem: Small, folder: Path) -> list[Comparison]:
     """What the base's config.json says beside."""
     base, config = (json.loads((each / CONFIG).read_text()) for each in (problem.base, folder))
     others = {key: value for key, value in config_files.others(base).items() if key not in OF_A_CLASSIFIER}
-    return same(f"keys of the base in {CONFIG} of a merged model", others, {key: config.get(key) for key in others})
+    return same(f"keys of the base in {CONFIG} of a {name}", others, {key: config.get(key) for key in others})
 
 
 def _language_model(name: str, problem: Small, folder: Path) -> Iterator[Comparison]:
@@ -195,8 +195,7 @@ def _exported(name: str, problem: Small, folder: Path, dtype: str) -> Iterator[C
     odd = [key for key, value in expected.items() if key in stored and value.tobytes() != stored[key].tobytes()]
     yield from same(f"tensors of other bits in an {name} <{dtype}>", [], odd)
     yield from _language_model(f"{name} <{dtype}>", problem, folder)
-    for file in (TOKENIZER, TOKENIZER_CONFIG):
-        yield from same(f"{file} of an {name} <{dtype}>", (problem.base / file).read_bytes(), (folder / file).read_bytes())
+    yield from _files(f"{name} <{dtype}>", problem.base, folder)
 
 
 @reads_files

@@ -126,7 +126,8 @@ def late_streams_change_nothing(trial: Trial) -> list[Comparison]:
 def origin_is_named(trial: Trial) -> list[Comparison]:
     """A value planted in a parameter, in the output of a call or in the gradient that a call passes on is found by its place.
 
-    In the parameter it is the last number, and the parameter has several parts that are searched one after the other.
+    In the parameter it is the last number, and the parameter has several parts that are searched one after the other. So are the scales
+    of a weight in NF4; and a loss that class weights alone make overflow is found with these.
     """
     rng = trial.rng("origin")
     work, part, found = small(rng, trial.seed, nf4=False), int(rng.integers(5, 15)), []
@@ -137,13 +138,40 @@ def origin_is_named(trial: Trial) -> list[Comparison]:
             trainer.plant(plant)
         before, label = trainer.content(), _label(plant, place)
         origin = trainer.origin(part)
-        named = re.match(f"{re.escape(place)}[: ]", origin or "") if place else origin is None
+        named = _names(origin, plant, place)
         found += [
             _said(label, bool(named), place or "none", str(origin)),
             value_at_most(f"tensors changed by asking: {label}", _differing(before, trainer.content()), 0),
             value_at_most(f"gradients left by asking: {label}", len(trainer.gradients()), 0),
         ]
-    return found
+    return [*found, *_of_the_whole_model(trial, rng, part)]
+
+
+def _names(origin: str | None, plant: Plant | None, place: str) -> bool:
+    """Whether the place is named, and that one number there is bad, infinite or not."""
+    if plant is None:
+        return origin is None
+    kind = "NaN" if np.isnan(plant.value) else "infinite"
+    return re.match(rf"{re.escape(place)}[: ].*\b1 {kind} of \d", origin or "") is not None
+
+
+def _of_the_whole_model(trial: Trial, rng: Generator, part: int) -> Iterator[Comparison]:
+    """Scales of a weight in NF4 of which one is bad, and finite class weights under which the loss is infinite."""
+    work = small(rng, trial.seed, nf4=True)
+    trainer = trial.devices.trainer(work, drawn(rng, work))
+    largest = np.full(work.classes, np.finfo(np.float32).max, np.float32)
+    said = trainer.origin(part, largest)
+    yield _said(
+        "class weights that make the loss overflow",
+        (said or "").startswith("loss (weighted_cross_entropy): 1 infinite of 1"),
+        "loss",
+        str(said),
+    )
+    scales = str(rng.choice(sorted(name for name in trainer.content() if name.endswith(".absmax"))))
+    plant = Plant("parameter", scales, _bad(rng))
+    trainer.plant(plant)
+    said = trainer.origin(part)
+    yield _said(f"scale {plant.value} in NF4", _names(said, plant, f"parameter {scales}"), scales, str(said))
 
 
 def non_finite_stops_the_step(trial: Trial) -> list[Comparison]:

@@ -47,14 +47,22 @@ def merged_weights_are_sums(trial: Trial) -> list[Comparison]:
 
 
 def _too_large_when_merged(trial: Trial, rng: Generator) -> list[Comparison]:
-    """A sum that the base's dtype does not hold is refused by its tensor's name, and nothing is written."""
+    """A sum that the base's dtype does not hold, and another tensor that is not finite, are refused by name, and nothing is written."""
     model = generated(rng, trial.seed, "float16", nf4=False, targets="q_v")
     path = str(rng.choice([path for path in projections(model) if path.endswith(target_modules(model))]))
     model.decoder[f"{path}.weight"][0, 0] = np.finfo(np.float16).max
     model.trainable[f"{path}.lora_A.weight"][:, 0] = model.trainable[f"{path}.lora_B.weight"][0] = 100.0
+    found = _refused_merge(trial, model, "a sum that float16 does not hold", path)
+    damaged = generated(rng, trial.seed, "float32")
+    name = str(rng.choice([name for name in damaged.decoder if "_proj." not in name]))
+    damaged.decoder[name].reshape(-1)[-1:] = rng.choice([np.nan, np.inf, -np.inf])
+    return found + _refused_merge(trial, damaged, "a base that is not finite", name)
+
+
+def _refused_merge(trial: Trial, model: Model, name: str, tensor: str) -> list[Comparison]:
     with saved(trial, model) as folder:
         ask = partial(trial.files.merge, folder / "adapter", folder / "base", folder / "merged")
-        refused = trial.refuses("a sum that float16 does not hold", ask, re.escape(path), "ValueError")
+        refused = trial.refuses(name, ask, re.escape(tensor), "ValueError")
         return [refused, *same("files after a refused merge", ["adapter", "base"], sorted(each.name for each in folder.iterdir()))]
 
 

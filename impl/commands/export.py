@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> None:
     from blackswan.impl.adapter import HEAD
     from blackswan.impl.apr import is_apr
     from blackswan.impl.apr_write import export_apr
-    from blackswan.impl.checkpoint import TOKENIZER, belonging, load_checkpoint, save_checkpoint, special_tokens
+    from blackswan.impl.checkpoint import TOKENIZER, belonging, load_checkpoint, said_beside, save_checkpoint
     from blackswan.impl.tensors import Converted
 
     require_absent(options.output)
@@ -44,5 +44,5 @@ def run(options: argparse.Namespace) -> None:
         if options.dtype:
             tensors = Converted(tensors, dtype=getattr(torch, options.dtype), device="cpu")
         tokenizer = belonging(options.model, TOKENIZER)
-        save_checkpoint(options.output, checkpoint.config, tensors, tokenizer, special_tokens(options.model))
+        save_checkpoint(options.output, checkpoint.config, tensors, tokenizer, said_beside(options.model))
     print(f"{options.output} holds the model")

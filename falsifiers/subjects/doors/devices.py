@@ -35,8 +35,9 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Plant:
-    """A value that is not finite: the last number of the parameter `name`, or (`where` is output or gradient) the first number that the
-    `nth` of the `calls` that a forward pass makes of the operation `name` gives out, or passes back to its first input with a gradient."""
+    """A value that is not finite: the last number of the parameter or buffer `name`, or (`where` is output or gradient) the first number
+    that the `nth` of the `calls` that a forward pass makes of the operation `name` gives out, or passes back to its first input with a
+    gradient."""
 
     where: str
     name: str

@@ -145,8 +145,9 @@ class PlacedTrainer(Session):
     def plant(self, plant: Plant) -> None:
         """Spoils the parameter, or every forward pass from here on."""
         if plant.where == "parameter":
+            model = self._trainer.classifier
             with torch.no_grad():
-                self._trainer.classifier.get_parameter(plant.name).view(-1)[-1] = plant.value
+                {**dict(model.named_parameters()), **dict(model.named_buffers())}[plant.name].view(-1)[-1] = plant.value
         else:
             self._planted[plant.name] = _spoiling(plant)
 
@@ -162,10 +163,11 @@ class PlacedTrainer(Session):
         with late_stream(late, self._place):
             self._trainer.train_batch(self._batch)
 
-    def origin(self, part: int) -> str | None:
+    def origin(self, part: int, class_weights: Array | None = None) -> str | None:
         """Says where a value that is not finite comes from; parameters are searched `part` numbers at a time."""
+        weights = None if class_weights is None else torch.from_numpy(class_weights.copy()).to(self._place)
         with replaced(self._planted), mock.patch.object(nonfinite, "_PART", part):
-            return nonfinite.origin(self._trainer.classifier, self._batch)
+            return nonfinite.origin(self._trainer.classifier, self._batch, weights)
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
