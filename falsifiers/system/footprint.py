@@ -55,7 +55,7 @@ SMALL = Workload(**SIZES, **RUN, intermediate=128, layers=2, batch=3, seq=16)
 
 def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     """The estimate has every part of the run, and weights and moments in it are a count of the architecture's bytes; with double
-    quantisation too, which does not make the backward pass keep more. Asked again, of an angle that was never asked before, it is the same."""
+    quantisation too, which does not make the backward pass keep more. Asked of angles for the first time and again, it is the same."""
     rng = trial.rng("parts")
     plain = replace(
         small(rng, trial.seed, nf4=bool(rng.integers(2))), dtype=list(BYTES)[trial.seed % 2], theta=float(rng.uniform(1e3, 1e5))
