@@ -1,7 +1,9 @@
 """Named tensors that are read, selected and converted one at a time, when they are asked for."""
 
+import functools
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,3 +57,14 @@ def shapes_of(tensors: Tensors) -> Shapes:
     if isinstance(tensors, LazyTensors):
         return tensors.shapes
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def kept_on_devices(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Keeps each constant that `make` gives for a device, but not those without content: every estimate of memory has to count them."""
+    keeping = functools.cache(make)
+
+    @functools.wraps(make)
+    def constant(*given: Any) -> Tensor:
+        return (make if torch.device("meta") in given else keeping)(*given)
+
+    return constant

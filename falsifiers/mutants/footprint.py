@@ -273,3 +273,12 @@ def memory_of_a_step_in_float32(right: Step, model: Any, config: Any, *given: An
 def memory_of_a_step_of_any_length(right: Step, model: Any, config: Any, samples: int, _: int, device: Any) -> Any:
     """A run's memory is estimated for texts as long as they may be, and not as they are."""
     return right(model, config, samples, config.max_seq_len, device)
+
+
+@wrong_step("impl.kernels.rope:_quarter_turns")
+def estimate_counts_constants_once(make: Step, *given: Any) -> Any:
+    """Constants without content are kept too, so that the first estimate of a process alone counts them."""
+    return _kept.setdefault(given, make(*given))
+
+
+_kept: dict[Any, Any] = {}

@@ -80,6 +80,15 @@ def layers_keep_their_own_moments(bind: Step, self: Any) -> None:
     bind(self)
 
 
+@wrong_step("impl.fused.step:FusedTrainer._bind")
+def layers_take_moments_once(bind: Step, self: Any) -> None:
+    """Moments that were put in place after the first captured step are not taken over."""
+    if self.optimiser.exp_avg is not self._moments[0] and getattr(self, "_was_bound", False):
+        self.optimiser.exp_avg, self.optimiser.exp_avg_sq = self._moments
+    self._was_bound = True
+    bind(self)
+
+
 @wrong_step("impl.fused.step:FusedTrainer._move")
 def layers_decay_by_the_first_rate(move: Step, self: Any, gradient: Any, finite: Any) -> None:
     """The decay of every step is that of the first one."""

@@ -197,3 +197,28 @@ def ledger_damaged_for_ever(_: Step, self: Any) -> Any:
 def memory_of_the_first_card_alone(reserve: Step, device: Any, *given: Any) -> Any:
     """Nothing is reserved of another card than the first."""
     return nullcontext() if device.index else reserve(device, *given)
+
+
+wrong_step(
+    "impl.ledger:ledger_folder", name="ledger_folder_of_everybody", doc="Without a name all users have one folder, which the first makes."
+)(lambda right: folder.with_name("blackswan") if (folder := right()).name == f"blackswan-{os.getuid()}" else folder)
+
+
+def _made(**options: Any) -> Step:
+    """A folder that is not there is made with other options."""
+
+    @contextmanager
+    def wrong(locked: Step, self: Any) -> Iterator[None]:
+        self.folder.mkdir(**{"mode": 0o700, "parents": True, "exist_ok": True, **options})
+        with locked(self):
+            yield
+
+    return wrong
+
+
+wrong_steps(
+    "impl.ledger:Ledger._locked",
+    by=lambda options: _made(**options),
+    ledger_folder_beside_others_only=("Of a folder that is not there the one above has to be.", {"parents": False}),
+    ledger_folder_for_all_eyes=("A folder that is made is everybody's to read.", {"mode": 0o777}),
+)

@@ -205,6 +205,12 @@ wrong_step("impl.evaluation:_count", name="confusion_of_fifty_labels", doc="Only
         count(confusion[:50], labels[:, :50], predicted[:, :50], several) if several else count(confusion, labels, predicted, several)
     )
 )
+wrong_step("impl.commands.evaluate:_table", name="confusion_of_exactly_fifty_left_out", doc="Fifty classes are too many for a matrix.")(
+    lambda table, confusion, *given: iter(()) if len(confusion) == 50 else table(confusion, *given)
+)
+wrong_step("impl.commands.evaluate:MOST_CLASSES", name="json_matrix_ends_a_class_early", doc="A thousand classes have a sparse confusion.")(
+    lambda most: most - 1
+)
 
 
 # Calls by hand, and workers

@@ -124,7 +124,23 @@ def evaluations_are_counted_anew(trial: Trial) -> list[Comparison]:
                     found += [replace(each, tensor=f"{door}: {each.tensor}") for each in judged]
                 if problem.classes > CELLS:
                     break
-    return found
+    return found + list(_at_the_bounds(trial))
+
+
+def _at_the_bounds(trial: Trial) -> Iterator[Comparison]:
+    """As many classes as a table and a matrix have room for: all rows in order and all cells."""
+    for several, classes in ((False, TABLE), (False, CELLS), (True, TABLE), (True, CELLS), (True, CELLS + 1)):
+        confusion = np.zeros((classes, 4 if several else classes), np.int64)
+        confusion[-1, -1] = 1
+        shown, lines = trial.commands.evaluation_of(confusion, several)
+        name, whole = f"{classes} classes, {'several labels' if several else 'one label'}", classes <= TABLE
+        rows = [int(line.split()[0]) for line in lines if re.fullmatch(r" *\d+(  +\d\.\d{4}){3}  +\d+", line)]
+        yield from same(f"{name}: rows of the table", list(range(classes if whole else TABLE)), rows)
+        yield from same(f"{name}: whether some are chosen", not whole, any("lowest F1" in line for line in lines))
+        title = next((line for line in lines if line.startswith(("confusion:", "labels by class"))), None)
+        yield from same(f"{name}: whether the whole confusion is in the tables", whole, title is not None)
+        key = "confusion" if classes <= CELLS else "confusion_counts"
+        yield from same(f"{name}: how JSON has the confusion", [key], [each for each in shown if each.startswith("confusion")])
 
 
 Corpus = tuple[Path, list[str], list[Label]]

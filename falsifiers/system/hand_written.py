@@ -40,6 +40,8 @@ def follow_differentiation(trial: Trial) -> list[Comparison]:
         rng = trial.rng(family)
         work, settings = _drawn(rng, trial, number + trial.seed, family)
         found += [replace(each, tensor=f"{family}: {each.tensor}") for each in _followed(trial, rng, work, settings, CALLS)]
+    if trial.on_gpu:  # where every step has Triton's kernels
+        return found
     work, settings = _drawn(trial.rng("kernels"), trial, trial.seed, FAMILIES[trial.seed % 3])
     work = replace(work, layers=1, nf4=True, micro=1)
     kernels = _followed(trial, trial.rng("batches"), work, settings, [("train_batch", 1)], plain=False)
@@ -104,12 +106,23 @@ def _followed(
         yield from (trial.near(f"{label}: {key}", value, answer[key]) for key, value in said.items())
         state, found = right.state(), tried.state()
         yield from _near_states(trial, label, state, found, moving=settings["max_norm"] != MOTIONLESS)
-        if (
-            settings["max_norm"] != MOTIONLESS and name != "accumulate"
-        ):  # where a gradient is noise, Adam moves an element by all of the rate, either way
-            tried.load(state)
+        if settings["max_norm"] != MOTIONLESS and name != "accumulate":
+            other = _another(rng, state)  # the same for both: where a gradient is noise, Adam moves a parameter by all of the rate
+            for each in (right, tried):
+                each.load(other)
     if plain:
         yield from _refused(trial, rng, work, tried, settings["multi_label"])
+
+
+def _another(rng: Generator, state: Arrays) -> dict[str, Array]:
+    """A state of a like run, a step back: other parameters and moments than those that the last step has left."""
+    other = {name: value * np.float32(rng.uniform(2.0, 5.0)) for name, value in state.items() if name.startswith(MOMENTS)}
+    other |= {
+        name: value + rng.normal(0.0, 0.02, value.shape).astype(np.float32)
+        for name, value in state.items()
+        if name.startswith("trainable/")
+    }
+    return {**state, **other, "step": np.asarray(max(1, int(state["step"]) - 1))}
 
 
 def _near_states(trial: Trial, label: str, state: Arrays, found: Arrays, moving: bool) -> Iterator[Comparison]:

@@ -167,7 +167,23 @@ def _of_no_ledger(trial: Trial) -> list[Comparison]:
                 ledger.release(0)
                 seen.seek(0)
                 found += same("a file that is replaced, as it was", before, seen.read())
-    return found + same("folder of the environment", "of/all", str(trial.memory.ledger_folder("of/all")))
+    folders = {named: trial.memory.ledger_folder(named) for named in ("of/all", "")}
+    own = Path(tempfile.gettempdir()) / f"blackswan-{os.getuid()}"
+    return found + same("folders by what the environment names", {"of/all": Path("of/all"), "": own}, folders) + _of_no_folder(trial)
+
+
+def _of_no_folder(trial: Trial) -> list[Comparison]:
+    """A folder that is not there yet is made, with those above it, and is its maker's alone."""
+    with tempfile.TemporaryDirectory() as above:
+        folder = Path(above) / "not" / "there"
+        ledger = trial.memory.ledger(folder, [Card(GIB, GIB)])
+        usual = os.umask(0)
+        try:
+            ledger.acquire(0, GIB)
+        finally:
+            os.umask(usual)
+        found = same("in a folder that was not there", [GIB], ledger.reserved())
+        return found + same("mode of a folder that was not there", "0o700", oct(folder.stat().st_mode & 0o777))
 
 
 def too_little_memory_is_refused(trial: Trial) -> list[Comparison]:

@@ -1,13 +1,12 @@
 """NF4 codes to weights (Dettmers et al. 2023, QLoRA §3)."""
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from blackswan.impl.kernels.launch import buffer, launch, require_storage
+from blackswan.impl.tensors import kept_on_devices
 
 CODEBOOK = (
     -1.0,
@@ -46,7 +45,7 @@ def _nf4_dequantize(codes, absmax, codebook, out, packed, count, HALF_BLOCK: tl.
     tl.store(out + element, tl.interleave(high, low).to(out.dtype.element_ty), mask=element < count)
 
 
-@functools.cache
+@kept_on_devices
 def _codebook(device: torch.device) -> Tensor:
     return torch.tensor(CODEBOOK, dtype=torch.float32, device=device)
 

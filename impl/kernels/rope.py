@@ -1,6 +1,5 @@
 """RMSNorm of each head (Qwen3) and rotary position embedding (Su et al. 2021) in one pass, and their gradient."""
 
-import functools
 import math
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from blackswan.impl.config import RopeScaling
 from blackswan.impl.kernels.launch import buffer, launch, require_contiguous_rows, require_same_shape, require_storage
 from blackswan.impl.operations.attention import frequencies
+from blackswan.impl.tensors import kept_on_devices
 
 TILE = 2048
 FEWEST_HEADS = 8
@@ -221,7 +221,7 @@ def qk_norm_rope_backward(
     return out
 
 
-@functools.cache
+@kept_on_devices
 def _quarter_turns(half: int, theta: float, scaling: RopeScaling | None, device: torch.device) -> Tensor:
     """Quarter turns a position of each pair, float64 [half]."""
     return frequencies(half, theta, scaling, device) * (2.0 / math.pi)

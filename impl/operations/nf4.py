@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from blackswan.impl.tensors import kept_on_devices
+
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 GROUP_SIZE = 256
 
@@ -51,7 +53,7 @@ def nf4_quantize(weight: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
     return (codes[:, 0] << 4 | codes[:, 1])[: (flat.numel() + 1) // 2], absmax
 
 
-@functools.cache
+@kept_on_devices
 def _nf4_midpoints(device: torch.device) -> Tensor:
     codebook: Tensor = _library().get_4bit_type("nf4", device=device)
     return (codebook[:-1] + codebook[1:]) / 2
@@ -121,15 +123,20 @@ def nf4_double_quantize(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return codes.to(torch.uint8), scales, offset  # cut before it is converted: a view would keep the codes of the padding
 
 
-@functools.cache
+@kept_on_devices
 def _dynamic_midpoints(device: torch.device) -> Tensor:
     codebook = _dynamic_codebook(device)
     return (codebook[:-1] + codebook[1:]) / 2
 
 
-@functools.cache
+@kept_on_devices
 def _dynamic_codebook(device: torch.device) -> Tensor:
-    codebook: Tensor = _library().create_dynamic_map().to(device)
+    return _dynamic_map().to(device)
+
+
+@functools.cache
+def _dynamic_map() -> Tensor:
+    codebook: Tensor = _library().create_dynamic_map()
     return codebook
 
 

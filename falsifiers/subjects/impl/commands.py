@@ -27,7 +27,10 @@ from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.kill_points import KillPoints, file_events, flushes
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.impl import __main__ as command
+from blackswan.impl import evaluation
+from blackswan.impl.commands import evaluate
 from blackswan.impl.corpus import Sample
+from blackswan.impl.evaluation import Evaluation
 from blackswan.impl.group import ALONE, Group
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.reference.table import Array
@@ -52,6 +55,12 @@ class Commands(Door):
         """A command with whatever end, in which the environment has those variables too."""
         with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))), mock.patch.dict(os.environ, environment or {}):
             return _run(self._given(arguments))
+
+    def evaluation_of(self, confusion: Array, several: bool) -> tuple[dict[str, Any], list[str]]:
+        """What `evaluate` shows of that confusion: its JSON object, and the lines of its tables."""
+        rows = tuple(map(tuple, confusion.tolist()))
+        found = Evaluation(0.0, 0.0, 1, evaluation._scores(rows, several), rows)
+        return evaluate.as_json(found), list(evaluate.lines(found, several))
 
     def shown(
         self, *arguments: object, columns: int = 0, pace: float = 1.0, board: bool = True, interrupt: int | None = None

@@ -28,7 +28,8 @@ class Steps(Session):
     """A trainer of a classifier with those float32 weights. Lacks where Triton, which the hand-written layers import, is not there."""
 
     def __init__(self, work: Workload, weights: Mapping[str, Array], settings: Mapping[str, Any], place: torch.device, plain: bool) -> None:
-        if work.backend == "fused" and (missing := kernels.why_not() if not plain else kernels.missing()):
+        plain = plain and place.type == "cpu"
+        if work.backend == "fused" and (missing := kernels.missing() if plain else kernels.why_not()):
             raise Lacks(missing)
         self._place, self._plain = place, plain and work.backend == "fused"
         scalars, tensors = work.scalars | dict(settings.get("scaling", {})), {name: torch.tensor(value) for name, value in weights.items()}
@@ -43,7 +44,8 @@ class Steps(Session):
     def call(self, name: str, ids: Array, mask: Array, labels: Array) -> dict[str, float]:
         """A call of the trainer with a batch: what it says. `apply` takes what was accumulated."""
         batch = Batch(*(torch.tensor(value, device=self._place) for value in (ids, mask, labels)))
-        with few_tokens(), plain_kernels() if self._plain else nullcontext():
+        few = few_tokens() if self._place.type == "cpu" else nullcontext()
+        with few, plain_kernels() if self._plain else nullcontext():
             found = getattr(self._trainer, name)(*([] if name == "apply" else [batch]))
         return {name: float(getattr(found, name) or 0.0) for name in ("loss", "correct", "total", "gradient_norm")}
 
