@@ -89,6 +89,29 @@ def layers_take_moments_once(bind: Step, self: Any) -> None:
     bind(self)
 
 
+@wrong_step("impl.fused.step:FusedTrainer._bind")
+def layers_write_to_moments_of_others(bind: Step, self: Any) -> None:
+    """Moments that were put in place are the trainer's, and captured steps go on writing to those from before."""
+    self._moments = (self.optimiser.exp_avg, self.optimiser.exp_avg_sq)
+    bind(self)
+
+
+@wrong_step("impl.fused.step:FusedTrainer._micro_batch")
+def layers_keep_the_loss_of_the_graph(micro: Step, self: Any, *given: Any) -> Any:
+    """The loss of a micro-batch is the captured graph's own, which the next one overwrites."""
+    clone = torch.Tensor.clone
+    with patch.object(torch.Tensor, "clone", lambda value: value if value.ndim == 0 else clone(value)):
+        return micro(self, *given)
+
+
+@wrong_step("impl.fused.step:FusedTrainer._move")
+def layers_correct_by_the_first_step(move: Step, self: Any, gradient: Any, finite: Any) -> None:
+    """The bias corrections of every step are those of the first one."""
+    self._first_corrections = getattr(self, "_first_corrections", self._hyper[1:3].clone())
+    self._hyper[1:3] = self._first_corrections
+    move(self, gradient, finite)
+
+
 @wrong_step("impl.fused.step:FusedTrainer._move")
 def layers_decay_by_the_first_rate(move: Step, self: Any, gradient: Any, finite: Any) -> None:
     """The decay of every step is that of the first one."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TARGETS = ("q_v", "all", "k_proj,o_proj,up_proj", "v_proj,gate_proj,down_proj")
 POOLINGS = ("mean", "last", "first")
-CALLS = (("train_batch", 3), ("train_batch", 4), ("accumulate", 1), ("accumulate", 4), ("apply", 0), ("train_batch", 2))
+CALLS = (("train_batch", 3), ("train_batch", 4), ("accumulate", 1), ("accumulate", 4), ("apply", 0), ("train_batch", 2), ("train_batch", 3))
 """Calls of a trainer with so many samples, of which three are computed at a time."""
 BIAS = "trainable/score.bias"
 MOMENTS, ROUNDING = ("exp_avg", "exp_avg_sq"), 1e-7
@@ -89,7 +89,7 @@ def _drawn(rng: Generator, trial: Trial, number: int, family: str) -> tuple[Work
     work = replace(work, theta=float(rng.choice([50.0, 2e5])), pooling=POOLINGS[number % 3], targets=str(rng.choice(TARGETS)))
     work = replace(work, classes=2 if several else 3)  # so few that all of a sample's are right now and then
     weights = None if several or number % 3 == 0 else rng.uniform(0.3, 3.0, work.classes).tolist()
-    settings = {"total_steps": 5, "learning_rate": 1e-2, "warmup_fraction": 0.5, "schedule": str(rng.choice(["linear", "cosine"]))}
+    settings = {"total_steps": 6, "learning_rate": 1e-2, "warmup_fraction": 0.5, "schedule": str(rng.choice(["linear", "cosine"]))}
     settings |= {"weight_decay": 0.5, "max_norm": MOTIONLESS if still else float(rng.choice([0.1, 100.0])), "class_weights": weights}
     return work, {**settings, "multi_label": several, "scaling": SCALED if family == "llama" else {}}
 
@@ -101,11 +101,12 @@ def _followed(
     right, tried = (trial.devices.steps(replace(work, backend=each), weights, settings, plain) for each in ("torch", "fused"))
     for number, (name, samples) in enumerate(calls):
         batch = _batch(rng, work, samples, settings["multi_label"])
-        label = f"call {number}, {name} of {samples}"
+        label, before = f"call {number}, {name} of {samples}", tried.state()
         said, answer = right.call(name, *batch), tried.call(name, *batch)
         yield from (trial.near(f"{label}: {key}", value, answer[key]) for key, value in said.items())
         state, found = right.state(), tried.state()
         yield from _near_states(trial, label, state, found, moving=settings["max_norm"] != MOTIONLESS)
+        yield from _moved(trial, label, before, found, settings["weight_decay"])
         if settings["max_norm"] != MOTIONLESS and name != "accumulate":
             other = _another(rng, state)  # the same for both: where a gradient is noise, Adam moves a parameter by all of the rate
             for each in (right, tried):
@@ -133,6 +134,19 @@ def _near_states(trial: Trial, label: str, state: Arrays, found: Arrays, moving:
         if name in found and not (moving and name.startswith("trainable/")):
             limit = trial.literal(value).plus(Errors.flat(ROUNDING * largest.get(name.partition("/")[0], 0.0)))
             yield compare(f"{label}: {name}", value, found[name], limit, UNIT_ROUNDOFF["float32"])
+
+
+def _moved(trial: Trial, label: str, before: Arrays, found: Arrays, decay: float) -> Iterator[Comparison]:
+    """Parameters are where their own moments bring them (Loshchilov & Hutter 2019, Algorithm 2), whatever noise is in these."""
+    if (step := int(found["step"])) == int(before["step"]):
+        return
+    rate = float(before["learning_rates"][step - 1])
+    for name in (name.removeprefix("trainable/") for name in found if name.startswith("trainable/")):
+        old, first, second = (
+            value.astype(np.float64) for value in (before[f"trainable/{name}"], *(found[f"{kind}/{name}"] for kind in MOMENTS))
+        )
+        move = first / (1 - 0.9**step) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
+        yield trial.near(f"{label}: trainable/{name} by its moments", old - rate * (move + decay * old), found[f"trainable/{name}"])
 
 
 def _adapted(weights: Arrays, targets: str) -> dict[str, Array]:

@@ -1,10 +1,13 @@
-"""Steps of a trainer by either backend on a CPU, where the hand-written layers compute by plain formulas in the places of Triton's kernels.
+"""Steps of a trainer by either backend.
 
-The kernels have claims of their own. In Triton's interpreter a step takes a thousand times as long.
+On a CPU the hand-written layers compute by plain formulas in the places of Triton's kernels, which have claims of their own and take a
+thousand times as long in its interpreter; and computations behave as captured ones do.
 """
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from types import MethodType
 from typing import Any
 from unittest import mock
 
@@ -17,9 +20,11 @@ from blackswan.falsifiers.subjects.impl.late import few_tokens
 from blackswan.falsifiers.subjects.protocol import Lacks, Session
 from blackswan.impl import kernels
 from blackswan.impl.classifier import Classifier, trainable_shapes
+from blackswan.impl.fused.packing import Packed
 from blackswan.impl.fused.step import FusedTrainer
 from blackswan.impl.operations import OPERATIONS
 from blackswan.impl.operations.attention import frequencies
+from blackswan.impl.optimiser import AdamW
 from blackswan.impl.trainer import Batch, Trainer
 from blackswan.reference.table import Array
 
@@ -39,7 +44,8 @@ class Steps(Session):
         given = {name: value for name, value in settings.items() if name != "scaling"} | {"micro_batch": work.micro}
         if given.get("class_weights") is not None:
             given["class_weights"] = torch.tensor(given["class_weights"], device=place)
-        self._trainer = FusedTrainer(made, longest=work.seq, **given) if work.backend == "fused" else Trainer(made, **given)
+        fused = _Captured if place.type == "cpu" else FusedTrainer
+        self._trainer = fused(made, longest=work.seq, **given) if work.backend == "fused" else Trainer(made, **given)
 
     def call(self, name: str, ids: Array, mask: Array, labels: Array) -> dict[str, float]:
         """A call of the trainer with a batch: what it says. `apply` takes what was accumulated."""
@@ -56,6 +62,33 @@ class Steps(Session):
     def load(self, state: Mapping[str, Array]) -> None:
         """Puts a state in place."""
         self._trainer.load_state({name: torch.tensor(value) for name, value in state.items()})
+
+
+class _Captured(FusedTrainer):
+    """Computes on a CPU as CUDA graphs do: with the tensors and numbers that the trainer held at the first computation of that size, and
+    into the results of that one."""
+
+    def _replayed(self, kind: str, packed: Packed, compute: Callable[[Packed], Any]) -> Any:
+        graphs: dict[Any, Any] = self._graphs
+        given, key = packed.tensors(), (kind, len(packed.input_ids))
+        if key not in graphs:
+            _ = self.model  # made once, before the copy
+            seen = copy.copy(self)
+            seen.__dict__.update({name: copy.copy(value) for name, value in vars(self).items() if isinstance(value, AdamW | list)})
+            graphs[key] = seen, Packed(*(value.clone() for value in given)), []
+        seen, fixed, result = graphs[key]
+        for into, value in zip(fixed.tensors(), given, strict=True):
+            into.copy_(value)
+        found = super(_Captured, seen)._replayed(kind, fixed, MethodType(compute.__func__, seen))  # type: ignore[attr-defined]  # a method
+        if not result:
+            result.append(found)
+        for into, value in zip(_tensors(result[0]), _tensors(found), strict=True):
+            into.copy_(value)
+        return result[0]
+
+
+def _tensors(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else tuple(vars(result).values())
 
 
 @contextmanager
