@@ -107,4 +107,4 @@ def require_same(group: Group, what: str, text: str) -> None:
     texts = group.gather_text(text)
     different = ", ".join(str(rank) for rank, other in enumerate(texts) if other != texts[0])
     if different:
-        raise ValueError(f"rank {different}: another {what} than that of rank 0")
+        raise ValueError(f"rank {different}: another {what} than that of rank 0; give every worker the same")

@@ -38,6 +38,7 @@ _NOT_KEPT = (
     *("torch_dtype", "num_labels", "id2label", "label2id", "architectures"),
     *("rope_theta", "rope_scaling", "rope_parameters"),
 )
+"""Keys of config.json that `said_beside` leaves out."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +133,10 @@ def special_tokens(model: Path) -> dict[str, Any]:
 
 
 def said_beside(model: Path) -> dict[str, Any]:
-    """What a folder's config.json says that a language model with its weights keeps; the special tokens of an .apr file.
+    """The keys of a folder's config.json that a language model made of its weights keeps; the special tokens of an .apr file.
 
-    Class, labels and dtype are not kept, nor rotary parameters, which are the architecture's own: transformers 4 and 5 spell them in
-    different keys, which must not contradict each other.
+    Class, labels and dtype are left out, for they are another's there, and so are rotary parameters, which `to_huggingface` writes:
+    transformers 4 and 5 spell them in different keys, and a kept one could contradict the one that is written.
     """
     if is_apr(model):
         return special_tokens(model)
@@ -150,9 +151,10 @@ def belonging(model: Path, name: str) -> Path:
 def save_checkpoint(
     folder: Path, config: DecoderConfig, tensors: Tensors, tokenizer: Path | None = None, said: Mapping[str, Any] | None = None
 ) -> None:
-    """Writes a folder that `load_checkpoint` and transformers read; `tokenizer` is a tokenizer.json to copy, with what belongs to it, and
-    `said` is what config.json says beside the architecture, `special_tokens` or `said_beside` say.
+    """Writes a folder that `load_checkpoint` and transformers read.
 
+    `tokenizer` is a tokenizer.json, which is copied with the TOKENIZER_FILES beside it. `said` are further keys of config.json, such as
+    those of `special_tokens` or `said_beside`.
     The folder appears whole or not at all. Raises a FileExistsError where it exists, a FileNotFoundError where the tokenizer does not,
     and a ValueError where the tensors are not the architecture's and for one that is not finite.
     """
@@ -173,7 +175,10 @@ def save_checkpoint(
 
 
 def copy_tokenizer(tokenizer: Path, copy: Path) -> None:
-    """Copies a tokenizer.json, and beside the copy what belongs to it; both may have a model's name before `tokenizer.json`."""
+    """Copies a tokenizer.json, and those of the TOKENIZER_FILES that lie beside it. One that is not there is left out.
+
+    The names of both may begin with a model's, as `MODEL.tokenizer.json` does; the other files' names then begin so too.
+    """
     before, prefix = (path.name.removesuffix(TOKENIZER) for path in (tokenizer, copy))
     for name in TOKENIZER_FILES:
         file = tokenizer if name == TOKENIZER else tokenizer.with_name(before + name)

@@ -125,13 +125,14 @@ def fit(
     it. Callbacks are called before the state is written that counts what they were told. The first SIGINT ends the run after the current
     step, with the state written; the second one at once.
 
-    In a group every worker calls this with the same arguments, rank 0 writes and all read.
+    No validation samples are as good as None: epochs have no validation loss then. In a group every worker calls this with the same
+    arguments, rank 0 writes and all read.
 
-    Raises an InUseError where another process writes `output`, a FileExistsError where it holds a run and `resume` is not given, a
-    FileNotFoundError where it holds none and it is; a
-    ValueError for samples that do not fit the settings, for a run whose every rate is 0, for another model, data or settings than those of
-    the run to continue, naming what differs, and for a damaged state; a FloatingPointError that names the origin of a NaN or infinity, with
-    nothing changed by that step; KeyboardInterrupt, from which the run can be continued.
+    Raises an InUseError where another process writes `output`, a FileExistsError where it holds a run and `resume` is not given, and a
+    FileNotFoundError where it holds none and `resume` is given. Raises a ValueError for samples that do not fit the settings, for a run
+    whose every rate is 0, for another model, data or settings than those of the run to continue, naming what differs, for workers that
+    were given or that hold different ones, and for a damaged state. Raises a FloatingPointError that names the origin of a NaN or infinity,
+    with nothing changed by that step, and KeyboardInterrupt, from which the run can be continued.
     """
     run = _Run(pipeline, train, validation if validation is not None and len(validation) else None, output)
     if save_every is not None:

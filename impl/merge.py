@@ -115,5 +115,5 @@ def load_merged(folder: Path) -> tuple[Checkpoint, Adapter]:
 
 
 def _config(config: DecoderConfig, source: Path | None) -> dict[str, Any]:
-    """The base's config.json as a language model's, or the architecture's own."""
+    """A language model's config.json: what the source's says beside the architecture, or without a source the architecture alone."""
     return to_huggingface(config) | ({} if source is None else said_beside(source))

@@ -60,7 +60,10 @@ def shapes_of(tensors: Tensors) -> Shapes:
 
 
 def kept_on_devices(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Keeps each constant that `make` gives for a device, but not those without content: every estimate of memory has to count them."""
+    """Calls `make` once for each device and other arguments, and keeps the tensor; on the device `meta` it is called each time.
+
+    An estimate of memory computes on `meta`, and has to count the constant whether or not another estimate was made before.
+    """
     keeping = functools.cache(make)
 
     @functools.wraps(make)

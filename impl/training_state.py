@@ -62,7 +62,7 @@ def load_state(folder: Path) -> tuple[Progress, dict[str, Tensor]] | None:
     if not path.is_file():
         return None
     try:
-        content = path.read_bytes()  # safetensors opens no file whose path is not UTF-8
+        content = path.read_bytes()  # safe_open takes no path that is not UTF-8
         tensors = load(content)
         header = strict_json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     except (SafetensorError, ValueError) as error:

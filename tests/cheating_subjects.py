@@ -1,7 +1,7 @@
 """Functions that pass a test without doing the work, or harm whoever calls them: each is a published attack on suites for kernels.
 
 Sources: robust-kbench (arXiv 2509.14279), KernelGYM (2602.05885), Hacker-Fixer loops (2606.08960), and the lists of KernelBench's issues.
-All are asked as `rms_norm`; `honest` is what they would have to do. Those of FEW_ROWS at the end are other operations.
+All are asked as `rms_norm`, and `honest` is what they would have to do; but those of FEW_ROWS and WRAPPING at the end are other operations.
 """
 
 import builtins
@@ -359,7 +359,7 @@ def right_for_few_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 ROWS_OF_A_TEST = 1000
-"""More rows than those who write a kernel for a test would launch programs for."""
+"""The number of rows that these functions compute: more than a small test has."""
 
 
 def _of_first_rows(value: Tensor, axes: int) -> Tensor:
@@ -394,11 +394,11 @@ FEW_ROWS = {
 
 
 WRAPS = 2**16
-"""Elements after which an index begins anew, where 32 bits count 2³²."""
+"""The number of elements after which an index begins anew; it stands for the 2³² of 32 bits."""
 
 
 def _wrapping(operation: str, *names: str) -> Any:
-    """The operation, right up to so many elements of the first of these inputs; beyond them it takes the rows of the beginning again."""
+    """The operation, right up to WRAPS elements of the first of these inputs; beyond them it reads the rows of the beginning again."""
     plain = OPERATIONS[operation]
     signature = inspect.signature(plain)
 

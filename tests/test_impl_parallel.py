@@ -67,7 +67,7 @@ def test_a_dead_worker_is_noticed_and_the_next_group_works() -> None:
     assert alive.error == "WorkerLost"
     assert "rank 0 of 2 lost another worker during a gather" in alive.message
     for outcome in on_ranks(parallel_ranks.disagreeing):  # the next group works, and refuses another corpus on one of its workers
-        assert (outcome.error, outcome.message) == ("ValueError", "rank 1: another corpus than that of rank 0")
+        assert (outcome.error, outcome.message) == ("ValueError", "rank 1: another corpus than that of rank 0; give every worker the same")
 
 
 def test_fingerprints() -> None:

@@ -1,4 +1,4 @@
-"""Claims on arrays of more elements than 32 bits count: asked of a CPU with a small bound, and of none without a GPU."""
+"""Claims on arrays of more elements than 32 bits count: how they are asked on a CPU, with a small bound, and on a GPU without room."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,12 +28,12 @@ from tests.cheating_subjects import WRAPPING
 
 LARGE = {name: claim for name, claim in CLAIMS.items() if name.startswith("LARGE-")}
 ROWS = {"rms_norm": 64, "swiglu": 64, "softmax": 64, "linear": 64, "rope": 16, "attention": 1, "cross_entropy_per_sample": 8}
-"""The first row of each operation's inputs that lies beyond the elements that an index of a wrapping one counts."""
+"""The first row of each operation's input that begins beyond WRAPS elements."""
 FILE = Path(cheating_subjects.__file__)
 
 
 def verdict(claim: Claim, function: Any) -> Verdict:
-    """What the claim comes to, of a function in this process."""
+    """The verdict of the claim on a function in this process."""
     named = {claim.operation or "": function}
     return falsify(claim, "bfloat16", Functions(named, "a function", within=Guards()), Options(shrink=False))
 
@@ -100,7 +100,7 @@ def test_the_large_arrays_stay_in_the_process_of_the_subject() -> None:
 
 
 class Scarce(Functions):
-    """A subject of a GPU whose memory does not take more rows than `most`, which asks on the CPU."""
+    """A subject that computes on the CPU as if on a GPU whose memory takes no more than `most` rows."""
 
     def __init__(self, most: int) -> None:
         super().__init__({"rms_norm": OPERATIONS["rms_norm"]}, "scarce")

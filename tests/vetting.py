@@ -20,7 +20,7 @@ def wrong_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def asked(subject: Any, claim: str = "OP-RMSNORM", **further: Any) -> vet.Result:
-    """What one claim in float32 comes to in this process."""
+    """The result of one claim in float32, asked in this process."""
     return blackswan.check(subject, claims=[claim], dtypes=["float32"], on_fail="return", **further)
 
 

@@ -128,11 +128,11 @@ def scaled(factor: Callable[[Arguments], Any]) -> Change:
 
 
 ONE_WAVE = 1024
-"""Rows that a kernel's programs compute whose number is fixed."""
+"""The number of rows that a kernel computes whose programs are of a fixed number."""
 
 
 def first_rows(name: str, axes: int) -> Callable[[Arguments], Array]:
-    """One for each of the first rows of an input and zero for the others, where its first `axes` axes count rows."""
+    """A factor that is one for the first ONE_WAVE rows of an input and zero for the others; its first `axes` axes count rows."""
 
     def kept(a: Arguments) -> Array:
         shape = a[name].shape[:axes]
@@ -144,11 +144,11 @@ def first_rows(name: str, axes: int) -> Callable[[Arguments], Array]:
 
 
 SHORT = 2**15
-"""Elements that a signed index of 16 bits counts; no case of another size than those of large arrays has more, but for few."""
+"""The number of elements that a signed index of 16 bits counts; few cases have more, beside those of large arrays."""
 
 
 def short_index(name: str) -> Change:
-    """The operation on an input whose rows are zero where they begin beyond so many elements."""
+    """The operation on an input whose rows are zero where they begin beyond the first SHORT elements."""
 
     def kept(value: Array, _: Arguments) -> Array:
         begins = np.arange(len(value)) * (value.size // max(len(value), 1))

@@ -50,7 +50,7 @@ wrong_step("impl.commands.train:_require_usable", name="output_written_over", do
 
 @wrong_step("impl.folder:FileLock")
 def two_processes_write_a_run(lock: Any, path: Any, **given: Any) -> Any:
-    """The lock of a folder is one of its own in every process."""
+    """Every process locks a file of its own, so that two may write one folder."""
     return lock(path.with_name(f"{path.name}{os.getpid()}"), **given)
 
 
@@ -60,7 +60,7 @@ wrong_step(
     doc="Targets in another order than a block's have a name of their own.",
 )(lambda *_: None)
 wrong_step("impl.__main__:DISK_ERRORS", name="full_disk_is_bad_input", doc="A full disk ends with the status of bad input.")(lambda _: ())
-wrong_step("impl.__main__:DISK_ERRORS", name="full_quota_is_bad_input", doc="So does a quota that is used up.")(
+wrong_step("impl.__main__:DISK_ERRORS", name="full_quota_is_bad_input", doc="A used-up quota ends with the status of bad input.")(
     lambda codes: tuple(set(codes) - {errno.EDQUOT})
 )
 wrong_step("impl.folder:DISK_ERRORS", name="broken_disk_unnamed", doc="The message of a disk that is broken or locked names no file.")(
@@ -73,7 +73,7 @@ wrong_step("impl.__main__:INTERRUPTED", name="interruption_is_bad_input", doc="C
 wrong_step("impl.__main__:_say", name="full_disk_unnamed", doc="The message of a full disk names no file.")(
     lambda say, name, error, status: say(name, OSError(error.strerror) if isinstance(error, OSError) else error, status)
 )
-wrong_step("impl.metrics:naming", name="metrics_without_room_unnamed", doc="A disk without room for the metrics is not named.")(
+wrong_step("impl.metrics:naming", name="metrics_without_room_unnamed", doc="The message of metrics without room names no file.")(
     lambda *_: nullcontext()
 )
 
@@ -94,7 +94,7 @@ def steps_shown_before_they_are_written(_: Any, watch: Any, record: Any) -> None
             sink.step(record)
 
 
-wrong_step("impl.commands.pretrain:Interrupted", name="interrupted_pretraining_unnamed", doc="Nothing is said of how a run goes on.")(
+wrong_step("impl.commands.pretrain:Interrupted", name="interrupted_pretraining_unnamed", doc="The message does not say how a run goes on.")(
     lambda interrupted, _: interrupted("interrupted")
 )
 wrong_step("impl.__main__:_parsed", name="words_passed_over", doc="Words that are no option of a command are passed over.")(

@@ -71,13 +71,13 @@ def progress_one_step_late(step: Any, progress: Any, record: Any) -> None:
 
 @wrong_step("impl.metrics:_before")
 def metrics_repeat_a_step(before: Any, line: str, epoch: int, step: int | None, where: str) -> bool:
-    """The line of the step that a continuation begins with stays."""
+    """The line of the step that a continuation makes again stays, and a second one follows."""
     return bool(before(line, epoch, None if step is None else step + 1, where))
 
 
 @wrong_step("impl.metrics:_before")
 def metrics_repeat_an_epoch(before: Any, line: str, epoch: int, step: int | None, where: str) -> bool:
-    """The line of the epoch that a continuation ends once more stays."""
+    """The line of the epoch that a continuation ends again stays, and a second one follows."""
     return bool(before(line, epoch, step, where) or before(line, epoch + 1, 0, where))
 
 
@@ -87,7 +87,7 @@ def metrics_keep_the_epoch_of_steps(before: Any, line: str, epoch: int, step: in
     return bool(before(line, epoch, step, where) or (step is not None and before(line, epoch + 1, 0, where)))
 
 
-wrong_step("impl.metrics:cut_back", name="metrics_never_cut_back", doc="A continuation appends to what is there, torn lines too.")(
+wrong_step("impl.metrics:cut_back", name="metrics_never_cut_back", doc="A continuation appends to all lines, torn ones too.")(
     lambda *_: None
 )
 

@@ -11,7 +11,7 @@ from blackswan.falsifiers.mutants.registry import wrong_step
 Step = Callable[..., Any]
 
 
-wrong_step("impl.nonfinite:_bad", name="origin_of_nan_only", doc="Infinities pass.")(
+wrong_step("impl.nonfinite:_bad", name="origin_of_nan_only", doc="Infinities are not found.")(
     lambda _, value: value.is_floating_point() and bool(value.isnan().any())
 )
 
@@ -63,4 +63,4 @@ wrong_step("impl.optimiser:AdamW.flat_gradient", name="training_swallows_bad_gra
 
 @wrong_step("impl.validation:require_finite_norm")
 def training_steps_on_bad_gradients(*_: Any) -> None:
-    """The norm is not looked at."""
+    """A step is made whatever the norm of its gradients."""

@@ -44,7 +44,7 @@ wrong_steps(
     "impl.checkpoint:said_beside",
     exported_without_special_tokens=("An exported folder names no special token.", lambda *_: {}),
     exported_with_special_tokens_alone=(
-        "Of what config.json says beside the architecture an exported folder has the special tokens.",
+        "An exported folder's config.json keeps, beside the architecture, the special tokens alone.",
         of_result(lambda said: {key: value for key, value in said.items() if key.endswith("_token_id")}),
     ),
 )

@@ -217,7 +217,7 @@ def pretrain_goes_on_without_special_tokens(pretrain: Step, *given: Any, special
     return pretrain(*given, special=None if resume else special, resume=resume, **others)
 
 
-wrong_step("impl.checkpoint:special_tokens", name="special_tokens_of_one_number", doc="Several tokens that end texts are left out.")(
+wrong_step("impl.checkpoint:special_tokens", name="special_tokens_of_one_number", doc="A list of end tokens is left out.")(
     lambda special, model: {key: value for key, value in special(model).items() if isinstance(value, int)}
 )
 

@@ -123,7 +123,7 @@ def resume_refuses_class_weights(differences: Any, own: Any, stored: Any, *name:
 
 
 class _Since(int):
-    """A number of steps by which those after a first one are divided."""
+    """A number of steps between two states, which are counted after the step `first`."""
 
     first = 0
 

@@ -87,13 +87,13 @@ def documents_with_added_tokens(_: Any, corpus: Path, tokenizer: Any, end: int) 
 
 @wrong_step("impl.token_shards:lines_of")
 def documents_skip_blank_lines(lines_of: Any, *given: Any) -> Any:
-    """A line without anything is passed over, and those after it have another number."""
+    """A blank line is passed over, and the lines after it are counted from one less."""
     return (line for line in lines_of(*given) if line.strip())
 
 
 @wrong_step("impl.token_shards:TokenShards.__init__")
 def token_shards_beside_a_links_target(opened: Any, self: Any, folder: Path, vocab: int) -> None:
-    """Shards are looked for where the index really is."""
+    """Shards are looked for beside the target of index.json, where that is a link."""
     opened(self, (folder / "index.json").resolve().parent, vocab)
 
 
@@ -147,7 +147,7 @@ def tokens_that_were_added_are_none(write: Any, folder: Path, documents: Any, vo
 
 @wrong_step("impl.token_shards:end_token")
 def model_without_an_end_of_zero(end_token: Any, model: Path) -> int:
-    """The first token ends no documents of a model."""
+    """A model whose eos_token_id is 0 is taken for one without it."""
     if not (found := end_token(model)):
         raise ValueError(f"{model}: no eos_token_id; give --end-token ID")
     return int(found)

@@ -26,7 +26,7 @@ def addresses_without_brackets(connected: Any, rank: int, size: int, device: Any
 @wrong_step("impl.group:DistributedGroup._reported")
 @contextmanager
 def lost_worker_is_not_named(_: Any, _group: Any, _what: str) -> Iterator[None]:
-    """That another worker is gone is said in torch's words."""
+    """The message about a worker that is gone has torch's words alone, and names none."""
     yield
 
 
@@ -37,7 +37,7 @@ wrong_step("impl.group:DistributedGroup.gather_text", name="workers_talk_in_lett
 
 @wrong_step("impl.agreement:_shared_kind")
 def shared_errors_of_few_kinds(_: Any, error: Exception) -> type[Exception]:
-    """An error of a kind's own class, as that of a folder in use, ends several workers as another error."""
+    """An error of a subclass, as that of a folder in use, ends several workers as another error."""
     from blackswan.impl.agreement import _RAISED_ELSEWHERE, WorkerFailed
 
     return type(error) if type(error) in _RAISED_ELSEWHERE else WorkerFailed
@@ -51,7 +51,7 @@ def first_failed_worker_alone_named(raise_first: Any, texts: Any, rank: int, own
 
 
 def _shared_but_for(name: str) -> Callable[..., Any]:
-    """A method of a run in which the workers do not tell each other of that name of `impl.fit` any more."""
+    """A method of a run in which the function `name` of `impl.fit`, by which workers tell each other, does nothing."""
 
     def method(right: Any, run: Any, *given: Any) -> Any:
         with mock.patch(f"blackswan.impl.fit.{name}", side_effect=lambda *_: nullcontext()):
@@ -79,7 +79,7 @@ wrong_steps(
 
 @wrong_step("impl.fit:_Run.open")
 def workers_go_on_from_any_step(open_: Any, run: Any, resume: bool) -> None:
-    """Workers that stand at other places of a run go on."""
+    """Workers whose states are of different places of a run go on."""
     from blackswan.impl.agreement import require_same
 
     def others(group: Any, what: str, text: str) -> None:

@@ -154,7 +154,7 @@ class Attack:
             return self._finite(asked({**inputs, **{f"{COTANGENT}{name}": value for name, value in case.cotangents.items()}}, ask))
 
     def answer_at(self, case: Case, count: int, rows: Sequence[int], gradients: bool) -> dict[str, Array]:
-        """The subject's outputs or gradients for the case's rows repeated to `count`: some rows of them. SubjectError where it raises."""
+        """Some rows of the subject's outputs, or gradients, for the case's rows repeated to `count`. SubjectError where it raises."""
         cotangents = {f"{COTANGENT}{name}": value for name, value in case.cotangents.items()} if gradients else {}
 
         def ask(given: dict[str, Array]) -> object:

@@ -165,7 +165,7 @@ class Drawing:
 
 
 FULL = 1 << 28
-"""Bytes: of a GPU with less left over, libraries get no workspace."""
+"""A GPU with fewer free bytes counts as full: libraries find no room for a workspace there."""
 
 
 class Examination:
@@ -239,7 +239,8 @@ class Examination:
 def _out_of_memory(error: SubjectError, attack: Attack) -> bool:
     """Whether a GPU was too small for the question. A claim about memory is falsified by that, and so is a subject on the host.
 
-    torch, Triton and CUDA say so; cuDNN's attention says no more than that it was not executed, and then what is free tells.
+    The errors of torch, Triton and CUDA say "out of memory". That of cuDNN's attention says only that it was not executed, so that any
+    RuntimeError on a GPU that is full counts.
     """
     if not attack.subject.device.startswith("cuda") or (attack.claim.check or "").startswith("footprint."):
         return False

@@ -304,13 +304,16 @@ def _found(campaign: Campaign, verdict: Verdict) -> _Found:
 
 
 def _attacked(campaign: Campaign, targets: Sequence[Target], processes: int) -> Iterator[_Found]:
-    """The verdicts, from as many processes, each of which has a process of the subject beside it; in the end, from this one, those of
-    claims that want most of a GPU's memory."""
+    """The verdicts, from so many processes, each of which has a process of the subject beside it.
+
+    Claims that want most of a GPU's memory come last, one after another in this process.
+    """
     wanted = min(processes, len(targets) // options.TARGETS_PER_PROCESS)
-    alone = [target for target in targets if target.group or wanted < 2]
-    if len(alone) < len(targets):
+    shared = [number for number, target in enumerate(targets) if wanted >= 2 and not target.group]
+    alone = [target for number, target in enumerate(targets) if number not in shared]
+    if shared:
         with ProcessPoolExecutor(wanted, get_context("spawn"), _share, (campaign,)) as pool:
-            yield from pool.map(_attack, [number for number, target in enumerate(targets) if target not in alone])
+            yield from pool.map(_attack, shared)
     yield from (_found(campaign, campaign.attack(target)) for target in alone)
 
 

@@ -87,7 +87,7 @@ class Functions(Subject):
             return {name: to_numpy(value) for name, value in answer.items()}
         wrt = [name for name in bound.signature.gradients if name in inputs and name in bound.signature.by_row(bound.signature.inputs)]
         compute = self._gradients(operation, bound, scalars, list(cotangents), wrt, dtype)
-        for name, value in cotangents.items():  # in the dtype of the output, of which there is room for one more
+        for name, value in cotangents.items():  # in the output's dtype: a float32 copy would not fit
             stored = bound.signature.outputs[name].dtype == "storage"
             tensors[f"{COTANGENT}{name}"] = self._tensor(value, DTYPES[dtype] if stored else torch.float32)
         answer = self._within(Repeated(bound.signature, count, rows, "gradients").around(compute), tensors)

@@ -137,18 +137,18 @@ class Implementation(Subject):
         signature = signatures()[operation]
         wrt = [] if cotangents is None else [name for name in signature.gradients if name in inputs]
         wrt = [name for name in wrt if name in signature.by_row(signature.inputs)]
-        whole = Repeated(signature, count, rows, "gradients" if wrt else "outputs")
+        whole = Repeated(signature, count, rows, "outputs" if cotangents is None else "gradients")
 
         def compute(given: Tensors) -> Tensors:
             upstream = {name: given.pop(f"{COTANGENT}{name}") for name in cotangents or ()}
             outputs, leaves = self._results(operation, signature, given, scalars, dtype, wrt)
-            if not wrt:
+            if cotangents is None:
                 return outputs
             wanted = [leaves[name] for name in wrt]
             found = torch.autograd.grad([outputs[name] for name in upstream], wanted, list(upstream.values()))
             return dict(zip(wrt, found, strict=True))
 
-        with self._products(dtype), self._backend(operation, dtype), torch.set_grad_enabled(bool(wrt)):
+        with self._products(dtype), self._backend(operation, dtype), torch.set_grad_enabled(cotangents is not None):
             tensors = self._tensors(signature, inputs, scalars, dtype)
             for name, value in (cotangents or {}).items():
                 stored = signature.outputs[name].dtype == "storage"
@@ -205,7 +205,7 @@ class Implementation(Subject):
             return self._results(operation, signature, self._tensors(signature, inputs, scalars, dtype), scalars, dtype, wrt)
 
     def _backend(self, operation: str, dtype: str) -> AbstractContextManager[None]:
-        """What chooses the backend. ValueError where it does not compute the operation in that dtype."""
+        """The context in which the subject's backend computes. ValueError where it does not compute the operation in that dtype."""
         reason = self.unsupported(operation, dtype)
         if reason:
             raise ValueError(reason)

@@ -349,7 +349,7 @@ def _serve(connection: Connection, named: Named) -> None:
 
     _functions_class()
     try:
-        require_device(named.device)  # which has cuBLAS add up exactly: what changes torch's settings later is the subject
+        require_device(named.device)  # changes settings of torch, so it comes before the guards note them: later changes are the subject's
         loaded = named.load() if named.name.partition(":")[0] in PACKAGES else None
         within = Guards(contiguous=named.contiguous, aligned=named.aligned) if named.guarded else None
         build = _builder(named, within)

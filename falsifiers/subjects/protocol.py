@@ -93,12 +93,13 @@ class Subject(Protocol):
         rows: Sequence[int],
         cotangents: Mapping[str, Array] | None = None,
     ) -> dict[str, Array]:
-        """Its outputs, or with cotangents its gradients, for inputs whose rows are repeated to `count` in all: these rows of them.
+        """Some rows of its outputs, or with cotangents of its gradients, for inputs whose rows are repeated to `count` in all.
 
-        A subject that has a device makes the inputs there, for they may hold more elements than 32 bits count. Here they are the host's.
+        The inputs may hold more elements than 32 bits count, so that a subject with a device makes them there. This one makes them on the
+        host. Lacks on another device.
         """
         if self.device != "cpu":
-            raise Lacks(f"{self.name} takes arrays of the host, where none is made of so many rows: {count:,}")
+            raise Lacks(f"{self.name} has no at_rows that makes {count:,} rows on {self.device}; the host makes none for it")
         signature = contracts.load_operations()[operation]
         names, ends = signature.by_row(signature.inputs), signature.by_row(signature.outputs)
         given = {name: _repeated(value, count) if name in names else value for name, value in inputs.items()}

@@ -1,4 +1,4 @@
-"""Arrays of more elements than a case holds: its rows again and again, made on the device, of which only a few rows come back."""
+"""Large arrays that repeat the few rows of a case: they are made on the subject's device, and a few rows come back."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,12 +14,15 @@ Tensors = dict[str, Tensor]
 Compute = Callable[[Tensors], Tensors]
 """What is computed of tensors by name: outputs by name, or gradients."""
 COPIES = {"outputs": 4, "gradients": 7}
-"""So many tensors of the largest size are there at once at least: what goes in and comes out, what it is made of, and copies in float32."""
+"""The least number of tensors of the largest size that are on the device at once: inputs, results, intermediate ones, copies in float32."""
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """How the rows of an operation's inputs are repeated, to `count` in all, a multiple of what there are, and which `rows` are read."""
+    """The rows of an operation's inputs are repeated to `count` in all, a multiple of their number; `rows` of the results are read.
+
+    `of` is a key of COPIES: what is computed.
+    """
 
     signature: Signature
     count: int
@@ -27,7 +30,7 @@ class Repeated:
     of: str = "outputs"
 
     def around(self, compute: Compute) -> Compute:
-        """What `compute` answers for the repeated rows, read at the rows. Lacks where the device has no room for that."""
+        """The function that repeats the rows, computes, and reads `rows` of the results. Lacks where the device has too little memory."""
 
         def computed(given: Tensors) -> Tensors:
             with self.room(given):
@@ -44,13 +47,13 @@ class Repeated:
         }
 
     def read(self, answer: Tensors) -> Tensors:
-        """The rows of each tensor that has some, in memory of their own."""
+        """Copies of `rows` of each tensor that has rows; those without any are left out."""
         names = self._with_rows()
         return {name: torch.stack([value[row] for row in self.rows]) for name, value in answer.items() if name in names}
 
     @contextmanager
     def room(self, given: Tensors) -> Iterator[None]:
-        """Lacks where a GPU has less memory free than is needed at least, or ran out of it. What was cached is given back on both sides."""
+        """Lacks where a GPU has less free memory than is needed at least, or runs out of it. torch's cache is emptied before and after."""
         device = next(iter(given.values())).device
         if device.type != "cuda":
             yield

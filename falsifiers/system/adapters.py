@@ -67,8 +67,10 @@ def saved(trial: Trial, model: Model, *, merged: bool = False) -> Iterator[Path]
 
 @reads_files
 def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
-    """After a save, adapter_model.safetensors has PEFT's names, dtypes and bits, and adapter_config.json PEFT's keys; all may open
-    the folder and read the files."""
+    """A saved adapter_model.safetensors has PEFT's names, dtypes and bits, and adapter_config.json PEFT's keys.
+
+    Everybody may open the folder and read the files.
+    """
     merged = trial.seed % 4 == 0
     model = generated(trial.rng("model"), trial.seed, "float32", **({"pooling": "last", "nf4": False} if merged else {}))
     with saved(trial, model, merged=merged) as folder:

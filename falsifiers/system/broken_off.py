@@ -17,20 +17,21 @@ from blackswan.falsifiers.system.trial import Trial, reads_files
 
 TOO_LARGE = os.strerror(errno.EFBIG)
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-"""A disk is full, over its quota, limited in the size of files, broken, or has become one that is not to be written."""
+"""Why a disk takes nothing more: it is full, over its quota, limited in the size of files, broken, or read-only by now."""
 SECOND_STEP = 7
-"""The wait for the disk at which the state of a run's second step is written: those before are for its record and two states."""
+"""The number of the flush that brings the state of a run's second step to the disk: those before it are for run.json and two states."""
 LARGE = 1 << 22
 """Bytes, more than any other file of a small run has."""
 SPECIAL = {"eos_token_id": [1, 3], "pad_token_id": 0}
-"""Several tokens end texts, as of models that chat, and the first of all pads."""
+"""Two tokens that end texts, as models that chat have them, and token 0 for padding, whose id must not be taken for none."""
 
 
 @reads_files
 def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
-    """A disk that takes no more, for a reason of its own each, ends each command that writes with status 1 and the place, Ctrl-C with
-    status 2; models and tokens are there whole or not at all, and a run leaves no file half written, and goes on where its metrics had no
-    room. A pre-training run ends with status 2 at Ctrl-C, says how it goes on, and then leaves what a whole run does.
+    """Each command that writes ends with status 1 and names the place where a disk takes no more; after Ctrl-C it ends with status 2.
+
+    Each command meets another of the reasons in DISK. Models and tokens are there whole or not at all; a run leaves no file half written,
+    and goes on where its metrics had no room. A pre-training run says after Ctrl-C how it goes on, and then leaves what a whole run does.
     """
     rng = trial.rng("broken off")
     settings = {"multi_label": False, "epochs": 1, "batch_size": 1, "log_interval": 1}
@@ -55,9 +56,8 @@ def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
             found += same(f"end of {name} after Ctrl-C", (2, "", f"impl {arguments[0]}: interrupted\n"), (said.status, said.out, said.err))
             found += same(f"files that {name} leaves after Ctrl-C", sorted(before), sorted(content(problem.folder)))
         pretrain = ("pretrain", f"--model={problem.base}", f"--tokens={tokens}", "--seq=6", "--batch=2", "--save-every=1", "--epochs=2")
-        found += _full(
-            trial, "train", problem.folder / "a full disk", 2 * int(rng.integers(1, 5)) + 1, train, of_train
-        )  # a state's content
+        at = 2 * int(rng.integers(1, 5)) + 1  # the flush of a state's content; that of its name is the next one
+        found += _full(trial, "train", problem.folder / "a full disk", at, train, of_train)
         found += _full(trial, "pretrain", problem.folder / "another full disk", int(rng.integers(1, 6)), pretrain, of_pretrain)
         found += _metrics_without_room(trial, train, run, problem.folder / "no room for a line")
         reading = {"train": (*train, f"--output={problem.folder / 'new'}"), "predict": ("predict", f"--adapter={run}", "--", *texts)}
@@ -68,7 +68,7 @@ def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
 
 
 def _without_room(trial: Trial, name: str, folder: Path, most: int, arguments: tuple[object, ...]) -> Iterator[Comparison]:
-    """Files of so many bytes at most have room, also in the folder of temporary files, in which texts are kept."""
+    """A command that reads texts, where no file may grow beyond `most` bytes, nor the temporary ones that keep the texts."""
     before = content(folder)
     said = trial.commands.without_room(most, *arguments)
     yield from same(f"status and output of {name} without room for its texts", (1, ""), (said.status, said.out))
@@ -80,7 +80,7 @@ def _without_room(trial: Trial, name: str, folder: Path, most: int, arguments: t
 
 
 def _full(trial: Trial, name: str, output: Path, flush: int, arguments: tuple[object, ...], code: int) -> Iterator[Comparison]:
-    """The disk takes nothing from a write on."""
+    """A command whose disk takes nothing more from that flush on, with the error number `code`."""
     why = os.strerror(code)
     said = trial.commands.broken_off(output.parent, OSError(code, why), flush, *arguments, f"--output={output}")
     yield from same(f"status of {name} <{why}>", 1, said.status)
@@ -90,9 +90,9 @@ def _full(trial: Trial, name: str, output: Path, flush: int, arguments: tuple[ob
 
 
 def _metrics_without_room(trial: Trial, train: tuple[object, ...], whole: Path, output: Path) -> Iterator[Comparison]:
-    """The metrics have no room for a line, though all other files have: their first line is longer than these by its white space.
+    """A run whose metrics have no room for a line, though all other files have: spaces make the first line longer than those files.
 
-    The message names the file, what was not written there was not shown, and the run goes on to the lines of a whole one.
+    The message names the file, no step is shown that was not written there, and the run goes on to the lines of a whole one.
     """
     given = (*train, f"--output={output}")
     trial.commands.broken_off(output.parent, KeyboardInterrupt(), SECOND_STEP, *given)
@@ -108,9 +108,9 @@ def _metrics_without_room(trial: Trial, train: tuple[object, ...], whole: Path, 
 
 
 def _interrupted(trial: Trial, problem: Small, pretrain: tuple[object, ...], rng: Generator) -> Iterator[Comparison]:
-    """Ctrl-C in the first epoch of a pre-training run and in the second, which is given again, and once more when it is over.
+    """Ctrl-C in the first epoch of a pre-training run and in the second; then the command is given again, and once more when it is over.
 
-    It shows what a whole run shows of the epochs that it ends itself.
+    Each continuation shows those lines of a whole run that belong to the epochs which it ends itself.
     """
     whole, output = problem.folder / "whole", problem.folder / "interrupted"
     first, *epochs = trial.commands.run(*pretrain, f"--output={whole}").out.splitlines()

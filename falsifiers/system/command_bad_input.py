@@ -39,7 +39,7 @@ UNUSABLE = {
     "marked.jsonl": b'\xef\xbb\xbf{"input": "ls", "label": 1}\n',
     "beside.tokenizer.json": b"{}",
 }
-"""Files that no command can use here, the second line of those with several."""
+"""Files that no command can use here; the second line is wrong where there are several, but for every.jsonl, which is right alone."""
 
 
 @reads_files

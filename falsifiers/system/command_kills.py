@@ -82,7 +82,7 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
 
 
 def _not_flushed(events: Sequence[str]) -> list[str]:
-    """What gets its name before its content is on the disk, or whose name is not on the disk next: a power failure would leave neither."""
+    """Files that get their name before their content is on the disk, or whose name is not flushed next: a power failure loses both."""
     odd = []
     for at, event in enumerate(events):
         if event.startswith("os.rename "):
@@ -149,8 +149,10 @@ def _seconds_add_up(folder: Path) -> Iterator[Comparison]:
 def _between_states(
     whole: Path, rank: Rank, every: int, begun: Mapping[str, int] = MappingProxyType({"step": 0, "epoch": 0})
 ) -> tuple[list[int], list[int]]:
-    """How many lines the whole run's metrics have up to each state that was written, a step's or an epoch's each, as it should be and as it
-    was: the steps are counted from the beginning of the run, also where it goes on from that progress."""
+    """The numbers of lines that the whole run's metrics have when a state is written, as they should be and as they were.
+
+    A state follows each epoch and every so many steps, counted from the beginning of the run, also where it goes on from `begun`.
+    """
     lines = metrics(whole)
     before = sum(line["step"] <= begun["step"] if line["kind"] == "step" else line["epoch"] <= begun["epoch"] for line in lines)
     made, found, expected = before, [], [] if begun["step"] else [0]

@@ -167,7 +167,7 @@ def merged_tensors(problem: Small, adapter: Path, folder: Path) -> Iterator[Comp
 
 
 def _kept_config(name: str, problem: Small, folder: Path) -> list[Comparison]:
-    """What the base's config.json says beside."""
+    """A new folder's config.json keeps what the base's says beside the architecture."""
     base, config = (json.loads((each / CONFIG).read_text()) for each in (problem.base, folder))
     others = {key: value for key, value in config_files.others(base).items() if key not in OF_A_CLASSIFIER}
     return same(f"keys of the base in {CONFIG} of a {name}", others, {key: config.get(key) for key in others})
@@ -236,9 +236,9 @@ def _closing(path: Path) -> None:
 
 
 def _of_many_tokens(trial: Trial, problem: Small) -> Iterator[Comparison]:
-    """Shards of a vocabulary of as many tokens as 16 bits count, and of one more: the first and the last ones arrive.
+    """The first and the last tokens arrive in shards where the vocabulary has as many as 16 bits count, and one more.
 
-    The token that ends documents is the first one, by the option or as the model says.
+    The token of id 0 ends documents: once as the option says, once as the model does.
     """
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel

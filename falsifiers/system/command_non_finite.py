@@ -78,7 +78,7 @@ BY_TWO = {
     "middle": r"rank 0 of 2: [^()]* \(also on rank 1\)",
     "last": r"rank 1 of 2: [^()]*",
 }
-"""Whom the message names where a text of the first worker, of both or of the second one is computed as NaN."""
+"""The workers that the message names where a text of the first one, of both, or of the second one gives NaN."""
 
 
 def _failed(name: str, place: str, said: Said) -> Iterator[Comparison]:

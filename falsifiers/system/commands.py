@@ -26,7 +26,7 @@ QUOTIENTS = Errors.flat(1e-12)
 TABLE, CELLS = 50, 1000
 """A table has so many rows, and a confusion matrix in JSON so many classes."""
 HEADINGS = {"precision": "precision", "recall": "recall", "f1": "F1", "support": "samples"}
-"""Of the scores' columns; the rows are told by `class`."""
+"""The heading of each score's column; that of the classes is `class`."""
 FOUND = ("not found", "found")
 UNDECIDED = 1e-4
 """Two logits that are closer than this share of the largest one may change places in float32."""
@@ -128,7 +128,7 @@ def evaluations_are_counted_anew(trial: Trial) -> list[Comparison]:
 
 
 def _at_the_bounds(trial: Trial) -> Iterator[Comparison]:
-    """As many classes as a table and a matrix have room for: all rows in order and all cells."""
+    """A table shows all rows in order of as many classes as it has room for, and JSON the whole matrix; of one class more they do not."""
     for several, classes in ((False, TABLE), (False, CELLS), (True, TABLE), (True, CELLS), (True, CELLS + 1)):
         confusion = np.zeros((classes, 4 if several else classes), np.int64)
         confusion[-1, -1] = 1
@@ -293,7 +293,7 @@ def _as_tables(trial: Trial, name: str, wanted: Answers, text: str) -> Iterator[
 
 
 def _confusion_table(name: str, wanted: Answers, confusion: Array, rows: Sequence[Sequence[str]]) -> Iterator[Comparison]:
-    """The whole matrix below its headings, or of many classes the confusions that happen most; a title says what is what."""
+    """The table has a title, and shows the whole matrix below its headings, or of many classes the most frequent confusions."""
     if wanted.problem.classes <= TABLE:
         title, headings = "confusion: rows are the true class, columns the predicted one", [*map(str, range(wanted.problem.classes))]
         if wanted.problem.several:

@@ -126,8 +126,8 @@ def late_streams_change_nothing(trial: Trial) -> list[Comparison]:
 def origin_is_named(trial: Trial) -> list[Comparison]:
     """A value planted in a parameter, in the output of a call or in the gradient that a call passes on is found by its place.
 
-    In the parameter it is the last number, and the parameter has several parts that are searched one after the other. So are the scales
-    of a weight in NF4; and a loss that class weights alone make overflow is found with these.
+    The value in the parameter is its last number, and the parameter is searched in several parts. A scale of a weight in NF4 is found
+    too, and so is a loss that overflows by its class weights alone.
     """
     rng = trial.rng("origin")
     work, part, found = small(rng, trial.seed, nf4=False), int(rng.integers(5, 15)), []
@@ -140,7 +140,7 @@ def origin_is_named(trial: Trial) -> list[Comparison]:
         origin = trainer.origin(part)
         named = _names(origin, plant, place)
         found += [
-            _said(label, bool(named), place or "none", str(origin)),
+            _said(label, named, place or "none", str(origin)),
             value_at_most(f"tensors changed by asking: {label}", _differing(before, trainer.content()), 0),
             value_at_most(f"gradients left by asking: {label}", len(trainer.gradients()), 0),
         ]
@@ -148,7 +148,7 @@ def origin_is_named(trial: Trial) -> list[Comparison]:
 
 
 def _names(origin: str | None, plant: Plant | None, place: str) -> bool:
-    """Whether the place is named, and that one number there is bad, infinite or not."""
+    """Whether the answer names the place, and says of one number there that it is NaN or infinite; without a plant, whether it is none."""
     if plant is None:
         return origin is None
     kind = "NaN" if np.isnan(plant.value) else "infinite"
@@ -156,7 +156,7 @@ def _names(origin: str | None, plant: Plant | None, place: str) -> bool:
 
 
 def _of_the_whole_model(trial: Trial, rng: Generator, part: int) -> Iterator[Comparison]:
-    """Scales of a weight in NF4 of which one is bad, and finite class weights under which the loss is infinite."""
+    """Finite class weights under which the loss is infinite, and a bad scale of a weight in NF4, are found."""
     work = small(rng, trial.seed, nf4=True)
     trainer = trial.devices.trainer(work, drawn(rng, work))
     largest = np.full(work.classes, np.finfo(np.float32).max, np.float32)

@@ -54,8 +54,11 @@ SMALL = Workload(**SIZES, **RUN, intermediate=128, layers=2, batch=3, seq=16)
 
 
 def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
-    """The estimate has every part of the run, and weights and moments in it are a count of the architecture's bytes; with double
-    quantisation too, which does not make the backward pass keep more. Asked of angles for the first time and again, it is the same."""
+    """The estimate has every part of the run, and weights and moments in it are a count of the architecture's bytes.
+
+    So it is with double quantisation, which does not make the backward pass keep more. The estimate is the same when it is asked again,
+    also where its rotary angles have not been computed before.
+    """
     rng = trial.rng("parts")
     plain = replace(
         small(rng, trial.seed, nf4=bool(rng.integers(2))), dtype=list(BYTES)[trial.seed % 2], theta=float(rng.uniform(1e3, 1e5))

@@ -108,7 +108,7 @@ def _followed(
         yield from _near_states(trial, label, state, found, moving=settings["max_norm"] != MOTIONLESS)
         yield from _moved(trial, label, before, found, settings["weight_decay"])
         if settings["max_norm"] != MOTIONLESS and name != "accumulate":
-            other = _another(rng, state)  # the same for both: where a gradient is noise, Adam moves a parameter by all of the rate
+            other = _another(rng, state)  # one for both, for where a gradient is noise Adam moves a parameter by all of the rate
             for each in (right, tried):
                 each.load(other)
     if plain:
@@ -116,7 +116,7 @@ def _followed(
 
 
 def _another(rng: Generator, state: Arrays) -> dict[str, Array]:
-    """A state of a like run, a step back: other parameters and moments than those that the last step has left."""
+    """A state that the run could have had one step earlier: parameters and moments differ from those that the last step has left."""
     other = {name: value * np.float32(rng.uniform(2.0, 5.0)) for name, value in state.items() if name.startswith(MOMENTS)}
     other |= {
         name: value + rng.normal(0.0, 0.02, value.shape).astype(np.float32)

@@ -24,7 +24,7 @@ from blackswan.falsifiers.system.same import content, same, same_tensors
 from blackswan.falsifiers.system.trial import Trial, reads_files
 
 STEPS = 14
-"""A save is killed at each of so many steps in the file system; `impl` takes 12."""
+"""The number of steps in the file system at each of which a save is killed; `impl` takes 12."""
 
 
 @reads_files
@@ -56,7 +56,7 @@ def interrupted_save_leaves_a_whole_adapter(trial: Trial) -> list[Comparison]:
 
 
 def _on_the_disk(flushed: list[str], files: Mapping[str, bytes]) -> list[Comparison]:
-    """Every file of a new folder and its list of names were flushed, and at last that of the folder around, in which it has its name."""
+    """Every file of a new folder was flushed, and last the folder around it, which holds its name."""
     missing = sorted(files.keys() - {Path(name).name for name in flushed})
     return same("files that were not flushed", [], missing) + same("flushed at last", ".", flushed[-1] if flushed else "")
 
@@ -96,7 +96,7 @@ def _through_a_link(trial: Trial, model: Model, folder: Path) -> list[Comparison
 
 
 def _without_exchange(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
-    """A system that cannot exchange two names leaves the new adapter too, one that fails at it the old one, and nothing beside."""
+    """A save leaves the new adapter where the system cannot exchange two names, the old one where that fails, and nothing beside it."""
     place, found = folder / "renamed", []
     save = partial(trial.files.save_adapter, place / "adapter", folder / "base", model.settings)
     save(model.trainable)

@@ -63,9 +63,9 @@ def _went_on(events: Sequence[str], kill: Kill) -> bool:
 def mixed_workers_are_refused(trial: Trial) -> list[Comparison]:
     """Two workers of which one was given another setting, architecture, sample or weight, two of each drawn, begin no run; both say so.
 
-    Nor do they where a run is there already, or where another process writes one, whatever letters the folder has, where the first one has
-    no place for a state or an adapter, or goes on from another state; both say it as the first one found it, and by an error of the same
-    kind as one worker's.
+    Nor do they where a run is there already, where another process writes one, where the first worker has no place for a state or an
+    adapter, or where the two would go on from different states, whatever letters the folder has. Both say what the first one found, by an
+    error of the kind that one worker would raise.
     """
     problem, rng = small_run(trial, samples=(BATCH_OF_ALL, 3), quantize_nf4=True), trial.rng("others")
     every = other_runs(trial, problem, rng)
@@ -90,7 +90,7 @@ def mixed_workers_are_refused(trial: Trial) -> list[Comparison]:
 
 
 def _found_by_the_first(folders: Sequence[Path]) -> dict[str, str]:
-    """Makes folders in which no run begins, or which its first epoch cannot write to; what is said of each."""
+    """Makes folders in which no run begins, or cannot write its state or adapter, and gives the message that is expected of each."""
     for folder in folders:
         folder.mkdir()
     there, used, no_state, no_adapter = folders
@@ -108,8 +108,10 @@ def _found_by_the_first(folders: Sequence[Path]) -> dict[str, str]:
 
 
 def _states_that_differ(trial: Trial, problem: Problem, folders: Sequence[Path]) -> dict[str, str]:
-    """Makes folders with the state of a run after its first epoch, and others for the second worker, in one of which a bit of a tensor is
-    another and in one a key of the progress; what is said of each."""
+    """Makes two folders with the state of a run after two steps, and for the second worker a copy of each in which the state differs.
+
+    A bit of a tensor differs in the first copy, a key of the progress in the second. The messages that are expected come back.
+    """
     rng, (tensor, key) = trial.rng("states"), folders
     trial.trainer.fit(problem, tensor, Plan(save_every=1, stop_after=2))
     held, progress = read_state(tensor / STATE)

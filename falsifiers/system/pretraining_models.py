@@ -23,6 +23,7 @@ from blackswan.falsifiers.numeric.comparison import (
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.files import Tokens
 from blackswan.falsifiers.system.adapter_files import generated
+from blackswan.falsifiers.system.pretraining import CONFIG, TOKENIZER, VOCAB, WEIGHTS, small_architecture, temporary_folder
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.token_streams import pieces_of, write_shards
 from blackswan.falsifiers.system.trial import Trial, may_be_non_finite
@@ -31,7 +32,6 @@ from blackswan.reference.table import Array, Arrays
 
 if TYPE_CHECKING:
     from blackswan.falsifiers.subjects.impl.pretrainer import TrainedDecoder
-from blackswan.falsifiers.system.pretraining import CONFIG, TOKENIZER, VOCAB, WEIGHTS, small_architecture, temporary_folder
 
 END = 1  # <eos> of the shipped tokenizer
 HUGE = 1e37
@@ -47,15 +47,21 @@ def _random_loss(trial: Trial, tokens: int) -> float:
 
 
 def random_weights_know_nothing(trial: Trial) -> list[Comparison]:
-    """The loss of random weights on random tokens in [0.5, 1.5 ln V] of the original, and within a tenth of ln V; and the weights."""
+    """The loss of random weights on random tokens lies in [0.5, 1.5 ln V], the original's band, and within a tenth of ln V.
+
+    The weights themselves are those with which the families begin.
+    """
     loss, middle = _random_loss(trial, 300), float(np.log(VOCAB))
     found = [value_inside("loss", loss, 0.5, 1.5 * middle), value_within("loss near ln V", loss, 0.9 * middle, 1.1 * middle)]
     return found + _as_families_begin(trial)
 
 
 def _as_families_begin(trial: Trial) -> list[Comparison]:
-    """Norms one, biases zero, and the elements of all matrices as n independent ones of N(0, 0.02²): their mean and their mean square are
-    within seven standard deviations, 1/√n and √(2/n), of 0 and 1, and so is the mean product of two matrices' first elements of 0."""
+    """Norms are one, biases zero, and the n elements of all matrices, over 0.02, independent draws of N(0, 1).
+
+    Their mean and their mean square are within seven standard deviations, 1/√n and √(2/n), of 0 and 1. The mean product of the first m
+    elements of two matrices is within seven of its own, 1/√m, of 0.
+    """
     scalars = generated(trial.rng("random"), trial.seed, "float32", family=("qwen2", "qwen3", "llama")[trial.seed % 3]).scalars
     tensors = trial.pretrainer.random(scalars, trial.seed).parameters()
     matrices = [value.ravel().astype(np.float64) / 0.02 for value in tensors.values() if value.ndim == 2]
@@ -107,7 +113,7 @@ def _heldout(scripts: int) -> tuple[Array, int]:
 
 
 def state_hash_tells_states_apart(trial: Trial) -> list[Comparison]:
-    """The hash against SHA-256 over steps and moments; the same for the same state; another for every other."""
+    """The hash is SHA-256 over steps and moments; it is the same for the same state, and another for every other."""
     rng, ask = trial.rng("state"), trial.pretrainer.state_hash
     architecture, made = small_architecture(rng), int(rng.integers(1, 3))
     (steps, moments), again = (_trained(trial, architecture, made).moments() for _ in range(2))
@@ -149,7 +155,7 @@ def _sha256(steps: int, moments: Mapping[str, Array]) -> str:
 
 @may_be_non_finite("answer.*")
 def non_finite_stops_the_run(trial: Trial) -> list[Comparison]:
-    """NaN, an infinity or a huge value in a parameter: a FloatingPointError that names step and place, and nothing has changed."""
+    """A step raises a FloatingPointError that names step and place for NaN, an infinity or a huge value in a parameter; nothing changes."""
     rng = trial.rng("non-finite")
     architecture, made = small_architecture(rng), int(rng.integers(0, 3))
     shapes = parameter_shapes(architecture)
@@ -193,7 +199,7 @@ def checkpoint_is_usable(trial: Trial) -> list[Comparison]:
 
 
 def refuses_checkpoint_without_tokenizer(trial: Trial) -> list[Comparison]:
-    """No tokenizer to go with the weights; and a folder that exists, which stays as it is."""
+    """A checkpoint is refused without a tokenizer, and over a folder that exists, which stays as it is."""
     architecture = small_architecture(trial.rng("checkpoint"))
     decoder, other = (trial.pretrainer.random(architecture, trial.seed + number) for number in (0, 1))
     with temporary_folder() as parent:
@@ -210,9 +216,10 @@ def refuses_checkpoint_without_tokenizer(trial: Trial) -> list[Comparison]:
 
 
 def refuses_to_start(trial: Trial) -> list[Comparison]:
-    """An architecture without weights, weights without an architecture, an encoder, weights of another architecture, no such folder.
+    """No run starts from weights or an architecture alone, an encoder, weights of another architecture, or a folder that is not there.
 
-    And weights that a step cannot move, in half precision or NF4."""
+    Nor does a step move weights in half precision or NF4.
+    """
     with temporary_folder() as parent:
         other, encoder, nowhere = parent / "other", parent / "encoder", parent / "nowhere"
         for folder, change in ((other, {"rms_norm_eps": 1e-5}), (encoder, {"model_type": "bert"})):

@@ -178,7 +178,7 @@ def refuses_pretraining_state(trial: Trial) -> list[Comparison]:
 
 
 def _begun_over_a_run(trial: Trial, problem: Pretraining) -> Iterator[Comparison]:
-    """No run begins where a state or a checkpoint of one is, which stay as they are."""
+    """No run begins over the state or a checkpoint of another; these stay as they are."""
     checkpoint = problem.output.with_name("a checkpoint alone")
     (checkpoint / "checkpoints").mkdir(parents=True)
     for folder in (problem.output, checkpoint):

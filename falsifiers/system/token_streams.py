@@ -216,11 +216,11 @@ def _refuses_a_long_shard(trial: Trial, at: int) -> list[Comparison]:
 def stream_too_short(trial: Trial) -> list[Comparison]:
     """A stream of one token, or of no shard, predicts nothing: an epoch without batches, and no row made up. Two tokens are one pair."""
     found, token = list[Comparison](), trial.seed % VOCAB
-    for pairs, pieces in enumerate(([], [[token]], [[token], [token]])):
+    for count, pieces in enumerate(([], [[token]], [[token], [token]])):
         with tempfile.TemporaryDirectory() as parent:
             folder = write_shards(Path(parent), [np.array(piece) for piece in pieces])
             answer = trial.pretrainer.epoch(Tokens(folder, VOCAB, batch=2, seq=8, seed=0), 0)
-        rows = max(pairs - 1, 0)
-        found += same(f"rows and batches of {pairs} tokens", (rows, rows), (len(answer.input_ids), answer.length))
-        found += same(f"tokens in rows of {pairs} tokens", 2 * rows, int(answer.mask.sum()))
+        rows = max(count - 1, 0)
+        found += same(f"rows and batches of {count} tokens", (rows, rows), (len(answer.input_ids), answer.length))
+        found += same(f"tokens in rows of {count} tokens", 2 * rows, int(answer.mask.sum()))
     return found

@@ -1,7 +1,7 @@
 """Arrays of more elements than 32 bits count: an index that wraps there reads or writes other rows, and small cases never show it.
 
-The case's rows are repeated, so that the expected answer is known of each row. They are no power of two in number: what is read a power of
-two too early is another row. The subject makes the large inputs where it computes, and answers with a few rows.
+The case's rows are repeated, so that the expected answer of each row is known. Their number is odd, so that an index that is wrong by a
+power of two meets another row of the case. The subject makes the large inputs where it computes, and answers with a few rows.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ from blackswan.falsifiers.subjects.protocol import Lacks
 from blackswan.reference.table import Array, Arrays
 
 ON_A_CPU = 2**16
-"""The bound in the place of the claim's where there is no GPU, which mutants and tests are asked with."""
+"""The bound that takes the place of the claim's on a CPU, where mutants and tests are asked."""
 ANYWHERE = 8
-"""Rows that are read somewhere."""
+"""The number of rows that are read at random places."""
 
 
 def large_arrays_row_by_row(attack: Attack, case: Case) -> list[Comparison]:
@@ -36,7 +36,7 @@ def gradients_of_large_arrays_row_by_row(attack: Attack, case: Case) -> list[Com
 
 
 def _with_room(attack: Attack, compared: Callable[[int], list[Comparison]]) -> list[Comparison]:
-    """The comparisons beyond the largest bound that the device has the memory for. Lacks where there is none."""
+    """The comparisons for the largest bound that the device has the memory for. Lacks where it has too little for the smallest one."""
     bounds = attack.claim.arguments["elements"] if attack.subject.device.startswith("cuda") else [ON_A_CPU]
     *larger, smallest = sorted(bounds, reverse=True)
     for bound in larger:

@@ -35,9 +35,11 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Plant:
-    """A value that is not finite: the last number of the parameter or buffer `name`, or (`where` is output or gradient) the first number
-    that the `nth` of the `calls` that a forward pass makes of the operation `name` gives out, or passes back to its first input with a
-    gradient."""
+    """A value that is not finite, and its place.
+
+    `where` is `parameter`: the last number of the parameter or buffer `name`. Or it is `output` or `gradient`: a forward pass calls the
+    operation `name` `calls` times, and the value is the first number of the output of the `nth` call, or of its first input's gradient.
+    """
 
     where: str
     name: str

@@ -283,9 +283,10 @@ class Trainer(Protocol):
         """A run in that folder, or its continuation."""
 
     def mixed(self, problem: Problem, others: Sequence[Problem], folder: Path) -> list[list[str]]:
-        """Each of two workers gives its refusals where the second one is given each other problem in turn; "" stands for none.
+        """The refusals of each of two workers, of which the second one is given each of the other problems in turn; "" stands for none.
 
-        The n-th is a run in the folder `n`, for the second worker in `n of rank 1` where that is there, and goes on from the state in it.
+        The n-th run is in the folder `n`; that of the second worker is in `n of rank 1` where this folder is there. It goes on from the
+        state in its folder, if there is one.
         """
 
     def kept(self, folder: Path) -> Kept:

@@ -57,7 +57,7 @@ class Commands(Door):
             return _run(self._given(arguments))
 
     def evaluation_of(self, confusion: Array, several: bool) -> tuple[dict[str, Any], list[str]]:
-        """What `evaluate` shows of that confusion: its JSON object, and the lines of its tables."""
+        """The JSON object and the lines of the tables that `evaluate` prints of that confusion matrix."""
         rows = tuple(map(tuple, confusion.tolist()))
         found = Evaluation(0.0, 0.0, 1, evaluation._scores(rows, several), rows)
         return evaluate.as_json(found), list(evaluate.lines(found, several))
@@ -87,8 +87,10 @@ class Commands(Door):
                 signal.signal(signal.SIGINT, usual)
 
     def broken_off(self, folder: Path, error: BaseException, flush: int, *arguments: object, since: str = "") -> Said:
-        """A command that meets an error where it waits for a file below the folder to be on the disk, for the first time at that number of
-        such waits, counted from the first one for a file that has `since` in its name."""
+        """A command in which the flush number `flush` of files below the folder raises an error; flushes bring files to the disk.
+
+        They are counted from the first one of a file that has `since` in its name. An OSError is raised by all later flushes too.
+        """
         seen = list[str]()
 
         def event(name: str) -> None:

@@ -64,8 +64,10 @@ class Trainer(Door):
             return _joined([_survived(outcome, Path(journals) / str(rank)) for rank, outcome in enumerate(outcomes)])
 
     def mixed(self, problem: Problem, others: Sequence[Problem], folder: Path) -> list[list[str]]:
-        """What each of two workers says of its refusal where the second one is given another problem, one after another, up to the first
-        that it does not refuse: "" there, as after two steps."""
+        """The message of each of two workers for each of the other problems, which the second one is given in turn.
+
+        The last one is "" where a run was not refused but made two steps; the problems after it are not asked.
+        """
         outcomes = on_ranks(_mixed, 2, (problem, list(others), folder), self._device)
         return [outcome.answer or [outcome.ended] for outcome in outcomes]
 
@@ -274,8 +276,9 @@ def _of_the_process() -> Iterator[list[dict[str, Any]]]:
 def _mixed(group: Group, device: torch.device, problem: Problem, others: list[Problem], folder: Path) -> list[str]:
     said: list[str] = []
     for number, other in enumerate(others):
-        given, alone = problem if group.rank == 0 else other, folder / f"{number} of rank {group.rank}"
-        own = alone if alone.is_dir() else folder / str(number)
+        given, together = problem if group.rank == 0 else other, folder / str(number)
+        alone = folder / f"{number} of rank {group.rank}"
+        own = alone if alone.is_dir() else together
         try:
             _fit(group, device, given, own, Plan(stop_after=2, resume=(own / "state").is_dir()), None)
         except (ValueError, OSError, RuntimeError) as error:

@@ -82,7 +82,7 @@ def _free_port() -> int:
 
 
 def _address(size: int) -> str:
-    """This host, for two ranks as a host with IPv6 writes it, which needs no network of that kind."""
+    """The address of this host; two ranks are given its IPv4 address in the notation of IPv6, which takes no network of IPv6."""
     try:
         socket.socket(socket.AF_INET6).close()
     except OSError:
