@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from blackswan.reports import words
 from blackswan.reports.records import Verdict
-from blackswan.reports.summary import WORDS, Entry, Group, Summary, environment
+from blackswan.reports.summary import HIDDEN, WORDS, Entry, Group, Summary, environment
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|#~!$])")
 
@@ -18,6 +18,7 @@ def render(summary: Summary) -> str:
         _attention(summary),
         ["## Contracts", _contracts(summary)],
         _not_run(summary),
+        _hidden(summary),
         ["## Environment", table(("", ""), ((f"**{name}**", escape(value)) for name, value in environment(summary.run)))],
         *(_claims(group) for group in summary.groups),
     ]
@@ -94,6 +95,12 @@ def _not_run(summary: Summary) -> list[str]:
     if not summary.not_run:
         return []
     return ["## Not run", table(("reason", ">verdicts"), ((escape(reason), str(count)) for reason, count in summary.not_run))]
+
+
+def _hidden(summary: Summary) -> list[str]:
+    if not summary.hidden:
+        return []
+    return ["## Hidden by rounding", HIDDEN, table(("claim", "dtype", "bug"), (tuple(map(escape, row)) for row in summary.hidden))]
 
 
 def _claims(group: Group) -> list[str]:

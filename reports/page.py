@@ -8,7 +8,7 @@ from typing import Final
 
 from blackswan.reports import words
 from blackswan.reports.markdown import facts
-from blackswan.reports.summary import WORDS, Entry, Group, Summary, environment
+from blackswan.reports.summary import HIDDEN, WORDS, Entry, Group, Summary, environment
 
 _META = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
 _STYLE = Path(__file__).with_name("page.css")
@@ -26,6 +26,7 @@ def render(summary: Summary) -> str:
         _attention(summary),
         _contracts(summary),
         _not_run(summary),
+        _hidden(summary),
         *(_claims(place, group) for place, group in enumerate(summary.groups)),
         _environment(summary),
     ]
@@ -97,6 +98,13 @@ def _not_run(summary: Summary) -> str:
         return ""
     rows = ((escape(reason), str(count)) for reason, count in summary.not_run)
     return f'<section><h2>Not run</h2><div class="wide">{_table(("reason", ">verdicts"), rows)}</div></section>'
+
+
+def _hidden(summary: Summary) -> str:
+    if not summary.hidden:
+        return ""
+    shown = _table(("claim", "dtype", "bug"), (tuple(map(escape, row)) for row in summary.hidden))
+    return f'<section><h2>Hidden by rounding</h2><p>{HIDDEN}</p><div class="wide">{shown}</div></section>'
 
 
 def _claims(place: int, group: Group) -> str:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+from blackswan import contracts
+from blackswan.contracts import vocabulary
 from blackswan.reports.records import STATES, Identity, Run, State, Verdict, identity
 from blackswan.reports.words import worst
 
@@ -13,6 +15,7 @@ WORDS: Final[Mapping[State, str]] = {"HELD": "held", "FALSIFIED": "falsified", "
 _FAILURES: Final[tuple[State, ...]] = ("FALSIFIED", "FLAKY", "VACUOUS")
 NOTHING_HELD: Final = 5
 """The exit status of a run in which nothing held, though nothing may have failed either."""
+HIDDEN: Final = "These claims hold in a dtype whose rounding hides the bug, and so do not exclude it; in float32 they find it."
 _OTHERS: Final[tuple[State, ...]] = ("HELD", "NOT_RUN")
 
 
@@ -110,6 +113,15 @@ class Summary:
         reasons = Counter(entry.verdict["reason"] or "" for entry in self.entries if entry.state == "NOT_RUN")
         return sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
 
+    @cached_property
+    def hidden(self) -> list[tuple[str, str, str]]:
+        """The bugs that a claim finds in float32 and that rounding hides in a dtype in which it holds: claim, dtype and bug."""
+        known = vocabulary.load_mutants()
+        due = {claim.id: claim.must_catch for contract in contracts.load() for claim in contract.claims}
+        held = [(entry.verdict["claim"], entry.verdict["dtype"] or "") for entry in self.entries if entry.state == "HELD"]
+        found = ((claim, dtype, known[name]) for claim, dtype in held for name in due.get(claim, ()) if name in known)
+        return [(claim, dtype, mutant.doc) for claim, dtype, mutant in found if dtype in mutant.hidden_in]
+
     @property
     def result(self) -> str:
         """The run in one word or two. Neither NOT_RUN nor what is stale counts as held, and a run that broke off or failed otherwise has
@@ -186,6 +198,7 @@ def document(summary: Summary) -> dict[str, Any]:
         "totals": summary.counts,
         "stale": summary.stale,
         "not_run": [{"reason": reason, "count": count} for reason, count in summary.not_run],
+        "hidden": [{"claim": claim, "dtype": dtype, "bug": bug} for claim, dtype, bug in summary.hidden],
         "contracts": [_group(group) for group in summary.groups],
     }
 

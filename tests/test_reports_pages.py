@@ -130,6 +130,16 @@ def test_not_run_is_counted_by_reason_and_never_as_held(tmp_path: Path) -> None:
     assert "✓" not in next(line for line in page.render(found).splitlines() if "<b>N-0</b>" in line)
 
 
+def test_what_rounding_hides_is_said_where_a_claim_holds(tmp_path: Path) -> None:
+    both = [verdict("OP-RMSNORM", dtype=dtype) for dtype in ("float32", "bfloat16")]
+    found = summary(tmp_path, *both, verdict("OP-LINEAR", "FALSIFIED", dtype="bfloat16"), verdict("OF-OTHERS", dtype="bfloat16"))
+    assert {(claim, dtype) for claim, dtype, _ in found.hidden} == {("OP-RMSNORM", "bfloat16")}
+    for text in (markdown.render(found), parsed(page.render(found)).text):
+        assert "Hidden by rounding" in text
+        assert "Mean square and root computed in bfloat16." in text
+    assert "Hidden by rounding" not in markdown.render(summary(tmp_path, both[0]))
+
+
 def test_counts_of_contracts(tmp_path: Path) -> None:
     verdicts = [verdict(f"C-{state}", state) for state in STATES] + [verdict("OTHER", contract="lora")]
     text = markdown.render(summary(tmp_path, *verdicts))
