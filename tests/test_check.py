@@ -70,7 +70,7 @@ def test_an_operation_chooses_one_of_several() -> None:
 
 def test_the_story_of_an_answer_that_never_came_has_no_numbers() -> None:
     told = str(asked(cheating_subjects.writes_into_its_argument, operation="rms_norm"))
-    assert "worst      (no answer)\n  difference raised Tampered: changed its argument x in place" in told
+    assert "worst      (no answer)\n  difference changed its argument x in place" in told
 
 
 def _without_eps(x: Tensor, weight: Tensor) -> Tensor:

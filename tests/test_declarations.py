@@ -25,7 +25,7 @@ from blackswan.falsifiers.runner import vet
 from blackswan.falsifiers.runner.engine import Options, falsify, would_hold_with
 from blackswan.falsifiers.runner.verdict import State, Verdict
 from blackswan.falsifiers.subjects.functions import Functions
-from blackswan.falsifiers.subjects.isolated import subject_of
+from blackswan.falsifiers.subjects.named import subject_of
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
 
 STORED = {"intermediates": "storage"}

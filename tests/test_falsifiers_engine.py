@@ -19,6 +19,7 @@ from blackswan.falsifiers.numeric.strategies import Draw, build
 from blackswan.falsifiers.runner import engine
 from blackswan.falsifiers.runner.engine import SEEDS_OF_A_DRAW, Options, falsify
 from blackswan.falsifiers.runner.verdict import State, Verdict
+from blackswan.falsifiers.subjects import isolated, serving
 from blackswan.falsifiers.subjects.implementation import Implementation
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
 from blackswan.reference.table import Array, Operation
@@ -79,6 +80,8 @@ OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 9 GiB."
         ("cuda:0", MemoryError(OUT_OF_MEMORY), State.FALSIFIED),
         ("cuda:0", RuntimeError(OUT_OF_MEMORY), State.NOT_RUN),
         ("cuda:0", RuntimeError("mha_graph.execute was not good"), State.FALSIFIED),
+        ("cuda:0", isolated._raised(*serving.failure(torch.OutOfMemoryError(OUT_OF_MEMORY), "cuda:0")), State.NOT_RUN),
+        ("cuda:0", isolated._raised(*serving.failure(RuntimeError("the shapes differ"), "cuda:0")), State.FALSIFIED),
         ("cpu", torch.OutOfMemoryError(OUT_OF_MEMORY), State.FALSIFIED),
     ],
 )
@@ -95,10 +98,19 @@ def test_a_gpu_that_is_too_small_for_an_operation_proves_nothing(device: str, er
         assert "needs more memory than cuda:0 has: CUDA out of memory" in found.reason
 
 
-@pytest.mark.parametrize(("free", "state"), [(1 << 20, State.NOT_RUN), (1 << 33, State.FALSIFIED)])
-def test_what_a_library_does_not_execute_on_a_full_gpu_proves_nothing(free: int, state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("free", "said", "state"),
+    [
+        (1 << 20, "mha_graph.execute was not good", State.NOT_RUN),
+        (1 << 33, "mha_graph.execute was not good", State.FALSIFIED),
+        (1 << 20, "the shapes differ", State.FALSIFIED),
+    ],
+)
+def test_what_a_library_does_not_execute_on_a_full_gpu_proves_nothing(
+    free: int, said: str, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def raising(_: Any, __: Any) -> None:
-        raise RuntimeError("mha_graph.execute was not good")
+        raise RuntimeError(said)
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 1 << 36))

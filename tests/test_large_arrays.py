@@ -19,7 +19,8 @@ from blackswan.falsifiers.runner.verdict import State, Verdict
 from blackswan.falsifiers.subjects.functions import Functions
 from blackswan.falsifiers.subjects.guards import Guards
 from blackswan.falsifiers.subjects.implementation import Implementation
-from blackswan.falsifiers.subjects.isolated import Isolated, Named
+from blackswan.falsifiers.subjects.isolated import Isolated
+from blackswan.falsifiers.subjects.named import Named
 from blackswan.falsifiers.subjects.protocol import Lacks
 from blackswan.falsifiers.subjects.repeated import Repeated
 from blackswan.impl.operations import OPERATIONS

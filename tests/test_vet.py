@@ -15,7 +15,7 @@ import blackswan
 from blackswan.falsifiers.runner import vet
 from blackswan.falsifiers.runner.campaign import Selection
 from blackswan.falsifiers.runner.engine import Options
-from blackswan.falsifiers.subjects import isolated
+from blackswan.falsifiers.subjects import isolated, named, serving
 from blackswan.falsifiers.subjects.functions import Functions
 from blackswan.falsifiers.subjects.libraries import installed
 from tests import vetting
@@ -153,12 +153,12 @@ def test_status_4_says_once_what_cannot_be_used(
 def _started_here(self: isolated.Isolated) -> None:
     """Loads the subject in this process: a process for each wrong name would take seconds."""
     try:
-        isolated.require_device(self.named.device)
-        isolated.subject_of(self.named.load(), self.named.name, self.named.operation)
+        named.require_device(self.named.device)
+        named.subject_of(self.named.load(), self.named.name, self.named.operation)
     except ValueError as error:
         raise isolated._unusable(self.name, "unusable", str(error)) from None
     except Exception as error:
-        raise isolated._unusable(self.name, "raised", isolated._described(error)) from None
+        raise isolated._unusable(self.name, "raised", serving.described(error)) from None
 
 
 TUTORIAL = Path(__file__).resolve().parents[1] / "examples" / "vet"

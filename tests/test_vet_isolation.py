@@ -17,7 +17,8 @@ from torch import Tensor
 
 import blackswan
 from blackswan.falsifiers.runner.verdict import State
-from blackswan.falsifiers.subjects import guards, isolated
+from blackswan.falsifiers.subjects import guards, isolated, serving
+from blackswan.falsifiers.subjects.named import Named
 from tests import cheating_subjects
 from tests.vetting import FILE, asked, vetted
 
@@ -46,7 +47,7 @@ QUESTION: tuple[Any, Any] = {"x": np.ones((1, 1)), "weight": np.ones(1)}, {"eps"
 
 @contextmanager
 def in_its_process(name: str, operation: str | None = "rms_norm") -> Iterator[isolated.Isolated]:
-    subject = isolated.Isolated(isolated.Named(name, operation))
+    subject = isolated.Isolated(Named(name, operation))
     try:
         yield subject
     finally:
@@ -180,10 +181,10 @@ def test_what_a_device_needs_set_is_not_held_against_a_subject(monkeypatch: pyte
     def require(_: str) -> None:
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
-    monkeypatch.setattr(isolated, "require_device", require)
+    monkeypatch.setattr(serving, "require_device", require)
     ours, its = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(
-        target=isolated._serve, args=(its, isolated.Named(f"{FILE}:honest", "rms_norm")), daemon=True
+        target=serving.serve, args=(its, Named(f"{FILE}:honest", "rms_norm")), daemon=True
     )
     process.start()
     assert ours.recv() == (0, "answer", None)

@@ -1,4 +1,4 @@
-"""What the tests of `blackswan vet` and of `blackswan.check` share: ways to ask, and a norm that is wrong."""
+"""Helpers that the tests of `blackswan vet` and of `blackswan.check` share: they ask, and one of them is a wrong norm."""
 
 from pathlib import Path
 from typing import Any

@@ -10,7 +10,7 @@ from typing import Any
 from blackswan.contracts.vocabulary import FOLDER, load_mutants, own_folder
 from blackswan.falsifiers.mutants.registry import MUTANTS, RULES, STEPS, Mutant, applied, correct, every
 from blackswan.falsifiers.numeric.precision import signatures
-from blackswan.falsifiers.subjects.isolated import module_at
+from blackswan.falsifiers.subjects.named import module_at
 from blackswan.falsifiers.subjects.protocol import Subject
 from blackswan.falsifiers.subjects.reference import ReferenceSubject
 

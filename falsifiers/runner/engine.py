@@ -1,7 +1,6 @@
 """The engine: draws cases from a claim's domain, attacks the subject with each, shrinks what falsifies it, and gives the verdict."""
 
 import hashlib
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from blackswan.falsifiers.numeric.kinds import KINDS
 from blackswan.falsifiers.numeric.precision import Declared, declaration, is_narrow, signatures
 from blackswan.falsifiers.numeric.strategies import Draw, boundaries, build, draws
 from blackswan.falsifiers.runner.verdict import State, Tally, Verdict
+from blackswan.falsifiers.subjects.memory import short_of_memory
 from blackswan.falsifiers.subjects.protocol import Lacks, Subject, asked_by
 from blackswan.falsifiers.system.trial import Trial
 
@@ -164,10 +164,6 @@ class Drawing:
         attack()
 
 
-FULL = 1 << 28
-"""A GPU with fewer free bytes counts as full: libraries find no room for a workspace there."""
-
-
 class Examination:
     """Attacks cases one by one and keeps the tally; raises Falsified at the first that leaves the claim."""
 
@@ -183,7 +179,7 @@ class Examination:
             with self.attack.watch.on("subject" if self.attack.claim.system else "comparison"):  # less the stages inside it
                 comparisons = self.compare(self.attack, case)
         except SubjectError as error:
-            if _out_of_memory(error, self.attack):
+            if _too_large(error, self.attack):
                 self.lacking = f"case {case.digest} needs more memory than {self.attack.subject.device} has: {error.__cause__}"
                 return
             comparisons = [raised(error)]
@@ -236,19 +232,10 @@ class Examination:
         return Verdict(attack.claim, attack.dtype, device, state, reason, self.tally, case, comparison, seconds=seconds)
 
 
-def _out_of_memory(error: SubjectError, attack: Attack) -> bool:
-    """Whether a GPU was too small for the question. A claim about memory is falsified by that, and so is a subject on the host.
-
-    The errors of torch, Triton and CUDA say "out of memory". That of cuDNN's attention says only that it was not executed, so that any
-    RuntimeError on a GPU that is full counts.
-    """
-    if not attack.subject.device.startswith("cuda") or (attack.claim.check or "").startswith("footprint."):
-        return False
-    cause, torch = error.__cause__, sys.modules.get("torch")
-    if isinstance(cause, RuntimeError) and "out of memory" in str(cause):
-        return True
-    used = torch is not None and torch.cuda.is_initialized()
-    return used and isinstance(cause, RuntimeError) and torch.cuda.mem_get_info(attack.subject.device)[0] < FULL  # type: ignore[union-attr]
+def _too_large(error: SubjectError, attack: Attack) -> bool:
+    """Whether a GPU was too small for the question. A claim about memory is falsified by that, and so is a subject on the host."""
+    about_memory = (attack.claim.check or "").startswith("footprint.")
+    return not about_memory and short_of_memory(error.__cause__, attack.subject.device)
 
 
 def comparing(claim: Claim) -> Callable[[Attack, Case], list[Comparison]]:

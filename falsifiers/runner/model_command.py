@@ -13,7 +13,8 @@ from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.precision import signatures
 from blackswan.falsifiers.subjects.doors.models import Described
-from blackswan.falsifiers.subjects.isolated import Isolated, Named
+from blackswan.falsifiers.subjects.isolated import Isolated
+from blackswan.falsifiers.subjects.named import Named
 from blackswan.falsifiers.subjects.protocol import WholeSubject
 from blackswan.falsifiers.system.handed_parity import Handed, held
 

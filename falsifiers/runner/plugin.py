@@ -25,7 +25,8 @@ from blackswan.falsifiers.runner.validate_case import stored_case
 from blackswan.falsifiers.runner.verdict import State, plain
 from blackswan.falsifiers.runner.verdict_file import UnwrittenError, VerdictFile, writable
 from blackswan.falsifiers.runner.vet import asked_of
-from blackswan.falsifiers.subjects.isolated import Isolated, Named
+from blackswan.falsifiers.subjects.isolated import Isolated
+from blackswan.falsifiers.subjects.named import Named
 from blackswan.falsifiers.subjects.unloadable import Unloadable
 from blackswan.reports import places
 

@@ -26,7 +26,8 @@ from blackswan.falsifiers.runner.terminal import story
 from blackswan.falsifiers.runner.validate_case import stored_case
 from blackswan.falsifiers.runner.verdict import State, Verdict, plain
 from blackswan.falsifiers.runner.verdict_file import VerdictFile, writable
-from blackswan.falsifiers.subjects.isolated import Isolated, Named, require_device, subject_of
+from blackswan.falsifiers.subjects.isolated import Isolated
+from blackswan.falsifiers.subjects.named import Named, require_device, subject_of
 from blackswan.falsifiers.subjects.protocol import Lacks, Subject
 from blackswan.reports import places
 

@@ -85,12 +85,11 @@ class Functions(Subject):
             with torch.no_grad():
                 answer = self._within(whole.around(lambda given: bound.call(given, scalars, DTYPES[dtype])), tensors)
             return {name: to_numpy(value) for name, value in answer.items()}
-        wrt = [name for name in bound.signature.gradients if name in inputs and name in bound.signature.by_row(bound.signature.inputs)]
-        compute = self._gradients(operation, bound, scalars, list(cotangents), wrt, dtype)
-        for name, value in cotangents.items():  # in the output's dtype: a float32 copy would not fit
-            stored = bound.signature.outputs[name].dtype == "storage"
-            tensors[f"{COTANGENT}{name}"] = self._tensor(value, DTYPES[dtype] if stored else torch.float32)
-        answer = self._within(Repeated(bound.signature, count, rows, "gradients").around(compute), tensors)
+        whole = Repeated(bound.signature, count, rows, "gradients")
+        compute = self._gradients(operation, bound, scalars, list(cotangents), whole.wrt(inputs), dtype)
+        for name, value in cotangents.items():
+            tensors[f"{COTANGENT}{name}"] = self._tensor(value, whole.cotangent_dtype(name, DTYPES[dtype]))
+        answer = self._within(whole.around(compute), tensors)
         return {name: to_numpy(value) for name, value in answer.items()}
 
     def differentiate(
@@ -107,7 +106,7 @@ class Functions(Subject):
     def _gradients(
         self, operation: str, bound: "Bound", scalars: Mapping[str, Any], cotangents: Sequence[str], wrt: Sequence[str], dtype: str
     ) -> Compute:
-        """What computes the gradients with respect to the inputs in `wrt` from inputs and cotangents."""
+        """A function of inputs and cotangents that computes the gradients with respect to the inputs in `wrt`."""
 
         def gradients(given: Tensors) -> Tensors:
             leaves = {name: given[name].detach().requires_grad_() for name in wrt}

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.subjects.protocol import Lacks
 from blackswan.falsifiers.subjects.repeated import Compute, Tensors
 
@@ -60,10 +61,6 @@ WATCHED: Mapping[str, Any] = {
 """What must keep the functions that it had."""
 
 
-class Tampered(Exception):  # noqa: N818  # a finding about the subject
-    """The computation touched what is not its own, or answered with what is not."""
-
-
 class Guards:
     """Asks computations one by one. `contiguous` and `aligned` are of one that says that it takes no other tensors, see `Placed`."""
 
@@ -74,7 +71,7 @@ class Guards:
         self._settings = torch_settings()
 
     def __call__(self, compute: Compute, tensors: Tensors) -> Tensors:
-        """What `compute` answers on tensors of these values. Tampered, or whatever it raises."""
+        """What `compute` answers on tensors of these values. SubjectError, or whatever it raises."""
         drawn = random.Random(_digest(tensors))  # noqa: S311  # layouts, no secrets
         placed = {name: Placed(value, drawn, self._contiguous, self._aligned) for name, value in tensors.items()}
         torch.manual_seed(drawn.getrandbits(32))
@@ -86,12 +83,12 @@ class Guards:
         owned = self._asked(compute, placed)
         for said, value, was in self._former:
             if not _same(value, was):
-                raise Tampered(said)
+                raise SubjectError(said)
         for name, argument in placed.items():
             self._keep(f"changed {name}, an argument of an earlier call", argument.buffer)
         for generator, state in random_states().items():
             if state != before[generator]:
-                raise Tampered(f"drew from {generator}'s random numbers, or seeded them")
+                raise SubjectError(f"drew from {generator}'s random numbers, or seeded them")
         self._check_state()
         return owned
 
@@ -105,7 +102,7 @@ class Guards:
             argument.fill(argument.others())
         try:
             self._asked(compute, placed)
-        except (Tampered, Lacks):
+        except (Lacks, SubjectError):
             raise
         except Exception:  # noqa: S110  # the true values may be refused too, and are asked next
             pass
@@ -119,13 +116,13 @@ class Guards:
             answer = compute(given)
         if torch.is_grad_enabled() != gradients:
             torch.set_grad_enabled(gradients)
-            raise Tampered("left torch's gradient mode changed")
+            raise SubjectError("left torch's gradient mode changed")
         for name, value in answer.items():
             if type(value) not in (Tensor, torch.nn.Parameter):
-                raise Tampered(f"{name} is a {type(value).__name__}; expected a plain torch.Tensor")
+                raise SubjectError(f"{name} is a {type(value).__name__}; expected a plain torch.Tensor")
             for other, argument in placed.items():
                 if _shares(value, argument.buffer) and value.numel():
-                    raise Tampered(f"{name} is memory of its argument {other}; expected memory of its own")
+                    raise SubjectError(f"{name} is memory of its argument {other}; expected memory of its own")
         owned = {name: value.detach().clone() for name, value in answer.items()}
         for thread in set(threading.enumerate()) - threads:
             thread.join(JOINED_SECONDS)
@@ -133,7 +130,7 @@ class Guards:
             torch.cuda.synchronize()
         for name, value in answer.items():
             if not _same(value, owned[name]):
-                raise Tampered(f"{name} was still being written when the computation returned: join its streams and threads first")
+                raise SubjectError(f"{name} was still being written when the computation returned: join its streams and threads first")
             self._keep(f"{name} of an earlier call changed: each answer needs memory of its own", value)
         allocated.check()
         for name, argument in placed.items():
@@ -143,7 +140,7 @@ class Guards:
     def _check_state(self) -> None:
         for name, value in torch_settings().items():
             if value != self._settings[name]:
-                raise Tampered(f"changed torch's {name} from {self._settings[name]} to {value}")
+                raise SubjectError(f"changed torch's {name} from {self._settings[name]} to {value}")
         for place, functions in self._functions.items():
             watched = WATCHED[place]
             now = vars(watched)
@@ -151,7 +148,7 @@ class Guards:
             for name in (*functions, *inherited):
                 function = functions.get(name, now.get(name))
                 if (name in inherited or now.get(name) is not function) and callable(function) and not _of_a_package(now.get(name)):
-                    raise Tampered(f"replaced {place}.{name}")
+                    raise SubjectError(f"replaced {place}.{name}")
 
 
 class Placed:
@@ -185,11 +182,11 @@ class Placed:
         self._expected = self.buffer.clone()
 
     def check(self, name: str) -> None:
-        """Tampered where anything of the memory has changed."""
+        """SubjectError where anything of the memory has changed."""
         if _same(self.buffer, self._expected):
             return
         inside = not _same(self.tensor, self.values)
-        raise Tampered(f"changed its argument {name} in place" if inside else f"wrote outside of its argument {name}")
+        raise SubjectError(f"changed its argument {name} in place" if inside else f"wrote outside of its argument {name}")
 
 
 class GuardedAllocations(TorchFunctionMode):
@@ -213,11 +210,11 @@ class GuardedAllocations(TorchFunctionMode):
         return buffer[GUARD : GUARD + count].view(plain.shape).requires_grad_(plain.requires_grad)
 
     def check(self) -> None:
-        """Tampered where something was written beside what was given out."""
+        """SubjectError where something was written beside what was given out."""
         for buffer, start, count in self._given:
             for edge in (buffer[:start], buffer[start + count :]):
                 if not _same(edge, torch.full_like(edge, _guard(edge.dtype))):
-                    raise Tampered("wrote outside of memory that it had allocated")
+                    raise SubjectError("wrote outside of memory that it had allocated")
 
 
 _ALLOCATING = (torch.empty, torch.empty_like, Tensor.new_empty)

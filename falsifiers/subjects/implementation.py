@@ -135,9 +135,8 @@ class Implementation(Subject):
     ) -> dict[str, Array]:
         """These rows of its outputs, or gradients, for repeated rows. Lacks where the device has too little memory for that."""
         signature = signatures()[operation]
-        wrt = [] if cotangents is None else [name for name in signature.gradients if name in inputs]
-        wrt = [name for name in wrt if name in signature.by_row(signature.inputs)]
         whole = Repeated(signature, count, rows, "outputs" if cotangents is None else "gradients")
+        wrt = [] if cotangents is None else whole.wrt(inputs)
 
         def compute(given: Tensors) -> Tensors:
             upstream = {name: given.pop(f"{COTANGENT}{name}") for name in cotangents or ()}
@@ -151,8 +150,7 @@ class Implementation(Subject):
         with self._products(dtype), self._backend(operation, dtype), torch.set_grad_enabled(cotangents is not None):
             tensors = self._tensors(signature, inputs, scalars, dtype)
             for name, value in (cotangents or {}).items():
-                stored = signature.outputs[name].dtype == "storage"
-                tensors[f"{COTANGENT}{name}"] = self._tensor(value, DTYPES[dtype] if stored else torch.float32)
+                tensors[f"{COTANGENT}{name}"] = self._tensor(value, whole.cotangent_dtype(name, DTYPES[dtype]))
             answer = whole.around(compute)(tensors)
         return {name: to_numpy(value) for name, value in answer.items()}
 

@@ -12,7 +12,7 @@ from blackswan.contracts.model import Claim
 from blackswan.reference.table import Array
 
 COTANGENT = "cotangent "
-"""What stands before the name of an output where its cotangent is given beside inputs."""
+"""The cotangent of an output is given beside inputs, under the output's name with this before it."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class TracedCall:
 
 class Lacks(Exception):  # noqa: N818  # a reason not to run, no error
     """The subject has no such door, or cannot do here what is asked; the text says why."""
+
+
+class OutOfMemory(RuntimeError):  # noqa: N818  # as torch calls its own
+    """A subject in another process needed more memory than its device has."""
 
 
 class Session:

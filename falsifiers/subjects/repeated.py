@@ -1,6 +1,6 @@
-"""Large arrays that repeat the few rows of a case: they are made on the subject's device, and a few rows come back."""
+"""Large arrays that repeat the few rows of a case. They are made on the subject's device, and a few of their rows come back."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -37,6 +37,14 @@ class Repeated:
                 return self.read(compute(self.repeat(given)))
 
         return computed
+
+    def wrt(self, inputs: Collection[str]) -> list[str]:
+        """The inputs with respect to which there are gradients row by row."""
+        return [name for name in self.signature.gradients if name in inputs and name in self.signature.by_row(self.signature.inputs)]
+
+    def cotangent_dtype(self, output: str, storage: torch.dtype) -> torch.dtype:
+        """That of the output: a copy in float32 would not fit."""
+        return storage if self.signature.outputs[output].dtype == "storage" else torch.float32
 
     def repeat(self, given: Tensors) -> Tensors:
         """The tensors, those with rows repeated."""

@@ -148,7 +148,7 @@ def origin_is_named(trial: Trial) -> list[Comparison]:
 
 
 def _names(origin: str | None, plant: Plant | None, place: str) -> bool:
-    """Whether the answer names the place, and says of one number there that it is NaN or infinite; without a plant, whether it is none."""
+    """Whether the answer names the place and says whether NaN or an infinity stood there. Without a plant the answer must be None."""
     if plant is None:
         return origin is None
     kind = "NaN" if np.isnan(plant.value) else "infinite"

@@ -74,7 +74,7 @@ class Devices(Door):
     def backend(self, kind: str, architecture: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[bool, str | None]:
         """Whether a run on a device of that kind would use the hand-written layers, and the reason where it would not on a GPU.
 
-        Their kernels are taken to run there. Raises a ValueError where the layers were asked for and cannot be used.
+        The question assumes that their kernels run there. Raises a ValueError where the layers were asked for and cannot be used.
         """
         runs = mock.patch("blackswan.impl.kernels.why_not", return_value=None)
         with runs, mock.patch("blackswan.impl.kernels.interpreted", return_value=False):
