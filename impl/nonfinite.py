@@ -47,10 +47,11 @@ def origin_of(model: nn.Module, loss: Callable[[], Tensor], trained: Sequence[Te
 
 def spoiled_parameter(model: nn.Module) -> str | None:
     """The first parameter or buffer that holds a NaN or an infinity, and how many, in words; None where all are finite."""
-    for name, value in (*model.named_parameters(), *model.named_buffers()):
-        # In parts: the test of a whole embedding would need several times its memory.
-        if any(_bad(part) for part in torch.tensor_split(value.detach().flatten(), math.ceil(value.numel() / _PART) or 1)):
-            return f"parameter {name}: {_described(value)}"
+    for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, value in named:
+            # In parts: the test of a whole embedding would need several times its memory.
+            if any(_bad(part) for part in torch.tensor_split(value.detach().flatten(), math.ceil(value.numel() / _PART) or 1)):
+                return f"{kind} {name}: {_described(value)}"
     return None
 
 

@@ -40,9 +40,6 @@ def shards_cut_by_the_tokenizer(load: Any, path: Any) -> Any:
     return encoder
 
 
-wrong_step("impl.samples:Samples.select", name="part_forgets_lengths", doc="A part of a corpus does not know how long its texts were.")(
-    lambda select, *given: replace(select(*given), text_lengths=None)
-)
 wrong_step("impl.architecture:_Reading._tied", name="tied_unless_said", doc="The head is the embedding where config.json does not say.")(
     lambda tied, self: tied(self) if "tie_word_embeddings" in self.values else True
 )
@@ -56,9 +53,6 @@ def pretrain_zeros_are_no_value(settings: Any, options: argparse.Namespace) -> A
     return settings(argparse.Namespace(**{name: value or None for name, value in vars(options).items()}))
 
 
-wrong_step("impl.settings:_shown", name="settings_of_six_digits", doc="Settings are written with six digits.")(
-    lambda shown, value: f"{value:g}" if isinstance(value, float) else shown(value)
-)
 wrong_step("impl.corpus:Statistics.imbalance", name="imbalance_without_a_class", doc="A class without a sample counts as one with one.")(
     lambda _, self: max(self.class_counts) / max(1, self.minority)
 )
