@@ -51,6 +51,35 @@ wrong_steps(
     "impl.folder:_locked",
     others_folders_removed=("Folders that another process still writes beside are removed.", lambda *_: nullcontext()),
 )
+
+
+def _of_six_digits(said: Any) -> Any:
+    """The numbers of a configuration, as `%g` shows them."""
+    if isinstance(said, dict):
+        return {key: _of_six_digits(value) for key, value in said.items()}
+    return float(f"{said:g}") if isinstance(said, float) else said
+
+
+wrong_steps(
+    "impl.checkpoint:to_huggingface",
+    saved_numbers_of_six_digits=("config.json of a saved checkpoint has its numbers with six digits.", of_result(_of_six_digits)),
+)
+wrong_steps(
+    "impl.merge:to_huggingface",
+    merged_numbers_of_six_digits=("config.json of a merged model has its numbers with six digits.", of_result(_of_six_digits)),
+)
+wrong_steps(
+    "impl.apr_write:_metadata",
+    apr_numbers_of_six_digits=("The metadata of an .apr file has its numbers with six digits.", of_result(_of_six_digits)),
+)
+wrong_steps(
+    "impl.architecture:_Reading._theta",
+    rotary_base_read_as_integer=("A rotary base is read as an integer.", of_result(lambda theta: float(int(theta)))),
+)
+wrong_steps(
+    "impl.architecture:_Reading._number",
+    epsilon_read_with_nine_decimals=("The epsilon of norms is read with nine decimals.", of_result(lambda eps: round(eps, 9))),
+)
 wrong_steps(
     "impl.merge:json.dumps",
     merged_said_to_be_float32=(
