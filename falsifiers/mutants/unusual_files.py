@@ -73,6 +73,19 @@ wrong_steps(
     apr_numbers_of_six_digits=("The metadata of an .apr file has its numbers with six digits.", of_result(_of_six_digits)),
 )
 wrong_steps(
+    "impl.checkpoint:is_apr",
+    folder_named_like_a_file=("A folder whose name ends with .apr is taken for a file.", lambda _, path: path.suffix == ".apr"),
+)
+wrong_steps(
+    "impl.checkpoint:save_file",
+    checkpoint_saved_in_one_dtype=(
+        "A checkpoint is saved in the dtype of its embedding, whatever its other tensors have.",
+        lambda save, tensors, *given, **named: save(
+            {name: value.to(tensors["model.embed_tokens.weight"].dtype) for name, value in tensors.items()}, *given, **named
+        ),
+    ),
+)
+wrong_steps(
     "impl.architecture:_Reading._theta",
     rotary_base_read_as_integer=("A rotary base is read as an integer.", of_result(lambda theta: float(int(theta)))),
 )

@@ -30,7 +30,7 @@ SCALED: dict[str, Any] = {
     "high_freq_factor": 3 + 2.0**-20,
     "original_positions": 24,
 }
-"""Among the wavelengths of small heads some are shorter than 8 positions, some longer than 12, and some between; no factor has few digits."""
+"""Among the wavelengths of small heads some are shorter than 8 positions, some longer than 12, some between. Factors have many digits."""
 DEFAULT_THETA = 10_000.0
 QWEN3_HEAD_DIM = 128
 """Where there is no such key: the default of transformers' class."""
