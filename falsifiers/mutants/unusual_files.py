@@ -53,6 +53,12 @@ wrong_steps(
 )
 
 
+def _pipeline() -> Any:
+    from blackswan.impl.pipeline import ClassifyPipeline
+
+    return ClassifyPipeline
+
+
 def _of_six_digits(said: Any) -> Any:
     """The numbers of a configuration, as `%g` shows them."""
     if isinstance(said, dict):
@@ -71,6 +77,17 @@ wrong_steps(
 wrong_steps(
     "impl.apr_write:_metadata",
     apr_numbers_of_six_digits=("The metadata of an .apr file has its numbers with six digits.", of_result(_of_six_digits)),
+)
+wrong_steps(
+    "impl.pipeline:ClassifyPipeline.from_apr",
+    apr_opened_as_a_folder=(
+        "What is opened as an .apr file may be a folder.",
+        lambda _, path, config, **where: _pipeline().from_pretrained(path, config, **where),
+    ),
+    apr_settings_of_the_default=(
+        "A classifier on an .apr file draws its updates from the default seed.",
+        lambda opened, path, config, **where: opened(path, replace(config, seed=type(config).seed), **where),
+    ),
 )
 wrong_steps(
     "impl.checkpoint:is_apr",
