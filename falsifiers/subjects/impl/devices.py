@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import device, host, nonfinite, residency
 from blackswan.impl.classifier import Classifier, trainable_shapes
 from blackswan.impl.config import ClassifyConfig
-from blackswan.impl.dispatch import replaced
+from blackswan.impl.dispatch import call, replaced
 from blackswan.impl.fused import step
 from blackswan.impl.fused.step import FusedTrainer
 from blackswan.impl.operations import OPERATIONS
@@ -83,6 +84,12 @@ class Devices(Door):
     def last_rows(self) -> list[tuple[str, Array, Array]]:
         """Runs each kernel on more than 2³¹ elements, on a GPU: the last rows of its outputs, and what it gives for these alone."""
         return list(last_rows(self._device))
+
+    def operate(self, operation: str, arguments: Mapping[str, Any]) -> list[Array]:
+        """What an operation makes of arrays and plain values."""
+        given = {name: torch.tensor(value, device=self._device) if np.ndim(value) else value for name, value in arguments.items()}
+        result = call(operation, operation, **given)
+        return [to_numpy(each) for each in (result if isinstance(result, tuple) else (result,))]
 
     def opening(self, work: Workload, kind: str, **settings: Any) -> Opening:
         """A classifier or a decoder that is to be opened."""
