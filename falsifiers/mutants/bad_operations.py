@@ -45,6 +45,9 @@ wrong_step(
 wrong_step("impl.operations.nf4:require_block_size", name="operations_take_any_block", doc="Blocks of NF4 may have any size.")(
     lambda *_: None
 )
+wrong_step("impl.kernels.functions:require_block_size", name="kernels_take_any_block", doc="A kernel's blocks of NF4 may have any size.")(
+    lambda *_: None
+)
 wrong_step("impl.validation:require_positive", name="operations_average_none", doc="Gradients of no sample are averaged.")(lambda *_: None)
 wrong_step("impl.validation:require_finite_norm", name="operations_overflow_in_silence", doc="Gradients are clipped by an infinite norm.")(
     lambda *_: None

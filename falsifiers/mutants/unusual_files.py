@@ -89,6 +89,16 @@ wrong_steps(
         lambda opened, path, config, **where: opened(path, replace(config, seed=type(config).seed), **where),
     ),
 )
+
+
+@wrong_step("impl.classifier:Classifier.__init__")
+def adapter_trained_in_its_own_dtype(init: Step, self: Any, config: Any, adaptation: Any, base: Any, trainable: Any, **where: Any) -> None:
+    """An adapter is trained on in the dtype that its file has."""
+    init(self, config, adaptation, base, trainable, **where)
+    for name, parameter in self.trainable_parameters().items():
+        parameter.data = parameter.data.to(trainable[name].dtype)
+
+
 wrong_steps(
     "impl.checkpoint:is_apr",
     folder_named_like_a_file=("A folder whose name ends with .apr is taken for a file.", lambda _, path: path.suffix == ".apr"),

@@ -121,18 +121,21 @@ def has_pt_metadata(file: Path) -> list[Comparison]:
 
 def adapter_arrives_exactly(trial: Trial) -> list[Comparison]:
     """An adapter written as PEFT writes it, in any float dtype, its targets by names or paths, with or without a head bias, with whatever
-    start or place of training that changes nothing, arrives with tensors and settings."""
+    start or place of training that changes nothing, arrives with tensors and settings; training goes on in float32 or float64."""
     rng = trial.rng("model")
     model = generated(rng, trial.seed, "float32", nf4=False, pooling="last")
     dtype, head_bias = STORAGE[str(rng.choice(["float32", "bfloat16", "float16", "float64"]))], bool(rng.integers(2))
     with tempfile.TemporaryDirectory() as folder:
         neutral = {key: values[int(rng.integers(len(values)))] for key, values in NEUTRAL.items()}
         written = model.write_peft(Path(folder) / "peft", str(dtype), head_bias, paths=bool(rng.integers(2)), **neutral)
-        found = trial.files.load_adapter(written, model.write_checkpoint(Path(folder) / "base"))
+        found = trial.files.load_adapter(written, base := model.write_checkpoint(Path(folder) / "base"))
+        own = str(rng.choice(["float32", "bfloat16", "float64"]))
+        trained = trial.files.trained_dtypes(written, base, own)
+    masters = same(f"dtypes of an adapter in {dtype} that is trained in {own}", ["float64" if own == "float64" else "float32"], trained)
     expected = {name: value.astype(dtype) for name, value in model.trainable.items()}
     if not head_bias:
         expected["score.bias"] = np.zeros_like(expected["score.bias"])
-    return same_keys("settings", asdict(model.settings), asdict(found.settings)) + same_tensors(expected, found.tensors)
+    return masters + same_keys("settings", asdict(model.settings), asdict(found.settings)) + same_tensors(expected, found.tensors)
 
 
 @reads_files

@@ -22,12 +22,15 @@ def operations_refuse(trial: Trial) -> list[Comparison]:
     """
     rng, found = trial.rng("operations"), list[Comparison]()
     whole = _whole(rng)
+    backends = {operation: trial.devices.backends(operation) for operation in whole}
     for operation, arguments in whole.items():
-        trial.devices.operate(operation, arguments)
+        for backend in backends[operation]:
+            trial.devices.operate(operation, arguments, backend)
     for operation, changes, message in [*_of_losses(rng, whole), *_of_models(whole), *_of_steps(rng, whole)]:
-        ask = partial(trial.devices.operate, operation, whole[operation] | changes)
         what = " and ".join(f"{name} {value.shape if np.ndim(value) else value}" for name, value in changes.items())
-        found.append(trial.refuses(f"{operation} of {what}", ask, message, "ValueError|FloatingPointError"))
+        for backend in backends[operation]:
+            ask = partial(trial.devices.operate, operation, whole[operation] | changes, backend)
+            found.append(trial.refuses(f"{operation} by {backend} of {what}", ask, message, "ValueError|FloatingPointError"))
     return found
 
 

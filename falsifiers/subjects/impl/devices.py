@@ -19,10 +19,10 @@ from blackswan.falsifiers.subjects.impl.hand_written import Steps
 from blackswan.falsifiers.subjects.impl.large import last_rows
 from blackswan.falsifiers.subjects.impl.openings import Opening
 from blackswan.falsifiers.subjects.protocol import Session
-from blackswan.impl import device, host, nonfinite, residency
+from blackswan.impl import device, dispatch, host, kernels, nonfinite, residency
 from blackswan.impl.classifier import Classifier, trainable_shapes
 from blackswan.impl.config import ClassifyConfig
-from blackswan.impl.dispatch import call, replaced
+from blackswan.impl.dispatch import replaced
 from blackswan.impl.fused import step
 from blackswan.impl.fused.step import FusedTrainer
 from blackswan.impl.operations import OPERATIONS
@@ -85,10 +85,15 @@ class Devices(Door):
         """Runs each kernel on more than 2³¹ elements, on a GPU: the last rows of its outputs, and what it gives for these alone."""
         return list(last_rows(self._device))
 
-    def operate(self, operation: str, arguments: Mapping[str, Any]) -> list[Array]:
-        """What an operation makes of arrays and plain values."""
+    def backends(self, operation: str) -> list[str]:
+        """What can compute an operation here."""
+        return ["torch", *(["triton"] if operation in kernels.NAMES and kernels.why_not() is None else [])]
+
+    def operate(self, operation: str, arguments: Mapping[str, Any], backend: str) -> list[Array]:
+        """What an operation makes of arrays and plain values, by that backend."""
         given = {name: torch.tensor(value, device=self._device) if np.ndim(value) else value for name, value in arguments.items()}
-        result = call(operation, operation, **given)
+        with dispatch.backend(backend):
+            result = dispatch.call(operation, operation, **given)
         return [to_numpy(each) for each in (result if isinstance(result, tuple) else (result,))]
 
     def opening(self, work: Workload, kind: str, **settings: Any) -> Opening:
