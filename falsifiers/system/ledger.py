@@ -70,8 +70,9 @@ def keeps_account(trial: Trial) -> list[Comparison]:
             found += same(
                 f"what reservations say after {verb} in turn {turn}", [count for _, count in held.values()], ledger.sizes(list(held))
             )
-        for verb, ask in (("acquire", partial(ledger.acquire, 0, -1)), *(("update", partial(ledger.update, each, -1)) for each in held)):
-            found.append(trial.refuses(f"{verb} of fewer bytes than none", ask, "-1 bytes", "ValueError"))
+        found.append(trial.refuses("acquire of fewer bytes than none", partial(ledger.acquire, 0, -1), "-1 bytes", "ValueError"))
+        for chosen in held:
+            found.append(trial.refuses("update to fewer bytes than none", partial(ledger.update, chosen, -1), "-1 bytes", "ValueError"))
         found += same("reserved after these", wanted, ledger.reserved())
     return found
 
