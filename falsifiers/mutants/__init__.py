@@ -40,6 +40,7 @@ for _module in (
         "pretraining_models",
         "token_shards",
         "refusals",
+        "bad_operations",
         "commands",
         "command_settings",
         "command_records",

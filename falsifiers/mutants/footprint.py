@@ -269,6 +269,12 @@ def memory_of_a_step_in_float32(right: Step, model: Any, config: Any, *given: An
     return right(model, replace(config, dtype="float32"), *given)
 
 
+@wrong_step("impl.memory:_trainer")
+def memory_of_one_label(make: Step, classifier: Any, batch: int, _: bool, allocations: Any) -> Any:
+    """A step's memory is estimated for one label a sample."""
+    return make(classifier, batch, False, allocations)
+
+
 @wrong_step("impl.commands.common:memory_of_a_step")
 def memory_of_a_step_of_any_length(right: Step, model: Any, config: Any, samples: int, _: int, device: Any) -> Any:
     """A run's memory is estimated for texts as long as they may be, and not as they are."""

@@ -91,6 +91,13 @@ def ledger_by_process_id_only(_: Step, self: Any) -> Any:
     return [entry for entry in self._read() if process_start(entry.pid) is not None]
 
 
+@wrong_step("impl.ledger:Reservation.update")
+def ledger_reservation_keeps_its_first_size(_: Step, self: Any, count: int) -> None:
+    """A reservation that has grown or shrunk goes on from the size that it began with."""
+    self._ledger.update(self._entry, self._device, count)
+
+
+wrong_step("impl.ledger:_require_count", name="ledger_of_negative_bytes", doc="Fewer bytes than none can be reserved.")(lambda *_: None)
 wrong_step("impl.ledger:Ledger.update", name="ledger_update_forgotten", doc="A new size is not written.")(
     lambda _, _self, entry, _device, count: replace(entry, bytes=count)
 )

@@ -194,8 +194,17 @@ def validation_by_another_name(samples: Any, *given: Any) -> Any:
         return samples(*given)
 
 
+def _of_no_sample() -> Any:
+    from blackswan.impl.evaluation import Evaluation
+
+    return Evaluation(0.0, 0.0, 0, (), ())
+
+
 wrong_step("impl.pipeline:ClassifyPipeline._logits", name="no_text_has_no_answer", doc="There is no answer to an empty list of texts.")(
     lambda logits, pipeline, texts: logits(pipeline, [*texts, *(["", ""] if not texts else [])])
+)
+wrong_step("impl.pipeline:ClassifyPipeline.evaluate", name="no_sample_is_evaluated", doc="No sample has a loss and an accuracy of zero.")(
+    lambda evaluate, pipeline, samples: evaluate(pipeline, samples) if len(samples) else _of_no_sample()
 )
 wrong_step("impl.group:DistributedGroup.gather_text", name="workers_talk_in_ascii", doc="A worker's message with other letters fails.")(
     lambda gather, group, text: gather(group, text.encode("ascii").decode())

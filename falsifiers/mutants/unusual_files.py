@@ -51,6 +51,75 @@ wrong_steps(
     "impl.folder:_locked",
     others_folders_removed=("Folders that another process still writes beside are removed.", lambda *_: nullcontext()),
 )
+
+
+def _pipeline() -> Any:
+    from blackswan.impl.pipeline import ClassifyPipeline
+
+    return ClassifyPipeline
+
+
+def _of_six_digits(said: Any) -> Any:
+    """The numbers of a configuration, as `%g` shows them."""
+    if isinstance(said, dict):
+        return {key: _of_six_digits(value) for key, value in said.items()}
+    return float(f"{said:g}") if isinstance(said, float) else said
+
+
+wrong_steps(
+    "impl.checkpoint:to_huggingface",
+    saved_numbers_of_six_digits=("config.json of a saved checkpoint has its numbers with six digits.", of_result(_of_six_digits)),
+)
+wrong_steps(
+    "impl.merge:to_huggingface",
+    merged_numbers_of_six_digits=("config.json of a merged model has its numbers with six digits.", of_result(_of_six_digits)),
+)
+wrong_steps(
+    "impl.apr_write:_metadata",
+    apr_numbers_of_six_digits=("The metadata of an .apr file has its numbers with six digits.", of_result(_of_six_digits)),
+)
+wrong_steps(
+    "impl.pipeline:ClassifyPipeline.from_apr",
+    apr_opened_as_a_folder=(
+        "What is opened as an .apr file may be a folder.",
+        lambda _, path, config, **where: _pipeline().from_pretrained(path, config, **where),
+    ),
+    apr_settings_of_the_default=(
+        "A classifier on an .apr file draws its updates from the default seed.",
+        lambda opened, path, config, **where: opened(path, replace(config, seed=type(config).seed), **where),
+    ),
+)
+
+
+@wrong_step("impl.classifier:Classifier.__init__")
+def adapter_trained_in_its_own_dtype(init: Step, self: Any, config: Any, adaptation: Any, base: Any, trainable: Any, **where: Any) -> None:
+    """An adapter is trained on in the dtype that its file has."""
+    init(self, config, adaptation, base, trainable, **where)
+    for name, parameter in self.trainable_parameters().items():
+        parameter.data = parameter.data.to(trainable[name].dtype)
+
+
+wrong_steps(
+    "impl.checkpoint:is_apr",
+    folder_named_like_a_file=("A folder whose name ends with .apr is taken for a file.", lambda _, path: path.suffix == ".apr"),
+)
+wrong_steps(
+    "impl.checkpoint:save_file",
+    checkpoint_saved_in_one_dtype=(
+        "A checkpoint is saved in the dtype of its embedding, whatever its other tensors have.",
+        lambda save, tensors, *given, **named: save(
+            {name: value.to(tensors["model.embed_tokens.weight"].dtype) for name, value in tensors.items()}, *given, **named
+        ),
+    ),
+)
+wrong_steps(
+    "impl.architecture:_Reading._theta",
+    rotary_base_read_as_integer=("A rotary base is read as an integer.", of_result(lambda theta: float(int(theta)))),
+)
+wrong_steps(
+    "impl.architecture:_Reading._number",
+    epsilon_read_with_nine_decimals=("The epsilon of norms is read with nine decimals.", of_result(lambda eps: round(eps, 9))),
+)
 wrong_steps(
     "impl.merge:json.dumps",
     merged_said_to_be_float32=(

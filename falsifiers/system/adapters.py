@@ -4,7 +4,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ from blackswan.falsifiers.system.same import same, same_keys, same_tensors
 from blackswan.falsifiers.system.trial import Rounded, Trial, reads_files
 from blackswan.reference.table import Array, Arrays, Table
 
+EMBEDDING = "model.embed_tokens.weight"
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, False, "gaussian", "orthogonal"),
     "task_type": ("SEQ_CLS", None),
@@ -119,18 +121,21 @@ def has_pt_metadata(file: Path) -> list[Comparison]:
 
 def adapter_arrives_exactly(trial: Trial) -> list[Comparison]:
     """An adapter written as PEFT writes it, in any float dtype, its targets by names or paths, with or without a head bias, with whatever
-    start or place of training that changes nothing, arrives with tensors and settings."""
+    start or place of training that changes nothing, arrives with tensors and settings; training goes on in float32 or float64."""
     rng = trial.rng("model")
     model = generated(rng, trial.seed, "float32", nf4=False, pooling="last")
     dtype, head_bias = STORAGE[str(rng.choice(["float32", "bfloat16", "float16", "float64"]))], bool(rng.integers(2))
     with tempfile.TemporaryDirectory() as folder:
         neutral = {key: values[int(rng.integers(len(values)))] for key, values in NEUTRAL.items()}
         written = model.write_peft(Path(folder) / "peft", str(dtype), head_bias, paths=bool(rng.integers(2)), **neutral)
-        found = trial.files.load_adapter(written, model.write_checkpoint(Path(folder) / "base"))
+        found = trial.files.load_adapter(written, base := model.write_checkpoint(Path(folder) / "base"))
+        own = str(rng.choice(["float32", "bfloat16", "float64"]))
+        trained = trial.files.trained_dtypes(written, base, own)
+    masters = same(f"dtypes of an adapter in {dtype} that is trained in {own}", ["float64" if own == "float64" else "float32"], trained)
     expected = {name: value.astype(dtype) for name, value in model.trainable.items()}
     if not head_bias:
         expected["score.bias"] = np.zeros_like(expected["score.bias"])
-    return same_keys("settings", asdict(model.settings), asdict(found.settings)) + same_tensors(expected, found.tensors)
+    return masters + same_keys("settings", asdict(model.settings), asdict(found.settings)) + same_tensors(expected, found.tensors)
 
 
 @reads_files
@@ -165,14 +170,18 @@ def checkpoint_arrives_exactly(trial: Trial) -> list[Comparison]:
 def saved_checkpoint_is_exact(trial: Trial) -> list[Comparison]:
     """A checkpoint that the subject loads and saves keeps its tensors, in the file by NumPy and loaded again, and its architecture.
 
-    Beside a tied embedding its copy may be stored as an output layer, as some writers do; it is no tensor of its own.
+    Beside a tied embedding its copy may be stored as an output layer, as some writers do; it is no tensor of its own. Tensors may be in
+    several dtypes, as where norms are kept in float32, and the folder may be named like a file.
     """
     rng = trial.rng("model")
-    model = generated(rng, trial.seed, str(rng.choice(["float32", "bfloat16", "float16", "float64"])))
+    model = generated(rng, trial.seed, str(rng.choice(DTYPES)))
+    if trial.seed % 2:
+        drawn = {name: STORAGE[model.dtype if name == EMBEDDING else str(rng.choice(DTYPES))] for name in model.decoder}
+        model = replace(model, decoder={name: value.astype(drawn[name]) for name, value in model.decoder.items()})
     with tempfile.TemporaryDirectory() as parent:
-        base, copy = model.write_checkpoint(Path(parent) / "base"), Path(parent) / "copy"
+        base, copy = model.write_checkpoint(Path(parent) / str(rng.choice(["base", "base.apr"]))), Path(parent) / "copy"
         if model.scalars["tied"] and rng.integers(2):
-            save_file(model.decoder | {"lm_head.weight": model.decoder["model.embed_tokens.weight"]}, base / WEIGHTS)
+            save_file(model.decoder | {"lm_head.weight": model.decoder[EMBEDDING]}, base / WEIGHTS)
         loaded, said = trial.files.copy_checkpoint(base, copy), read_json(copy / CONFIG)
         stored, architectures = load_file(copy / WEIGHTS), [config_files.said(read_json(each / CONFIG)) for each in (base, copy)]
         elder = config_files.said({key: value for key, value in read_json(copy / CONFIG).items() if key != "rope_parameters"})

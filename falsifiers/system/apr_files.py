@@ -360,7 +360,7 @@ def pretraining_starts(trial: Trial) -> list[Comparison]:
 
 def tokenizer_beside(trial: Trial) -> list[Comparison]:
     """MODEL.tokenizer.json is read, and without it nothing, whatever other tokenizers lie in the folder; MODEL.apr is a link to a file of
-    another name, as in Hugging Face's cache."""
+    another name, as in Hugging Face's cache. With it a classifier is made of the file."""
     with _folder() as folder:
         path = folder / "model.v2.apr"
         (folder / "blob").write_bytes(b"")
@@ -370,4 +370,13 @@ def tokenizer_beside(trial: Trial) -> list[Comparison]:
         missing = trial.refuses("without", partial(trial.files.load_tokenizer, path), r"model\.v2\.tokenizer\.json", "FileNotFoundError")
         shutil.copyfile(CHECKPOINT / TOKENIZER, folder / "model.v2.tokenizer.json")
         wanted, got = trial.files.load_tokenizer(CHECKPOINT), trial.files.load_tokenizer(path)
-    return [missing, *same("tokens", wanted, got)]
+        return [missing, *same("tokens", wanted, got), *_opened_as_a_file(trial, folder / "whole.apr")]
+
+
+def _opened_as_a_file(trial: Trial, path: Path) -> list[Comparison]:
+    """A classifier on a file is the one on its folder, and a folder is no file."""
+    trial.files.export(CHECKPOINT, path)
+    settings, texts = {"num_classes": 3, "lora_rank": 2, "quantize_nf4": False, "max_seq_len": 16, "seed": 1 + trial.seed}, ["ls -l", "rm"]
+    wanted, got = trial.classifiers.fresh(CHECKPOINT, settings, texts), trial.classifiers.from_apr(path, settings, texts)
+    folder = partial(trial.classifiers.from_apr, CHECKPOINT, settings, texts)
+    return [*same("classifier on a file", wanted, got), trial.refuses("a folder for a file", folder, r"ends with \.apr", "ValueError")]

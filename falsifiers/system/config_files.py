@@ -24,8 +24,13 @@ SCALING = {
     "original_positions": "original_max_position_embeddings",
 }
 """Scalars of scaled rotary frequencies, by the keys of the rope_type llama3."""
-SCALED: dict[str, Any] = {"factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 3.0, "original_positions": 24}
-"""Among the wavelengths of small heads some are shorter than 8 positions, some longer than 12, and some between."""
+SCALED: dict[str, Any] = {
+    "factor": 8 + 2.0**-20,
+    "low_freq_factor": 2 + 2.0**-20,
+    "high_freq_factor": 3 + 2.0**-20,
+    "original_positions": 24,
+}
+"""Among the wavelengths of small heads some are shorter than 8 positions, some longer than 12, some between. Factors have many digits."""
 DEFAULT_THETA = 10_000.0
 QWEN3_HEAD_DIM = 128
 """Where there is no such key: the default of transformers' class."""
@@ -61,7 +66,7 @@ def spelled(rng: Generator, scalars: Mapping[str, Any]) -> dict[str, Any]:
 def _rotary(rng: Generator, scalars: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """The rotary parameters beside `rope_theta`, or in its place."""
     given = found.pop("rope_theta")
-    theta = {"rope_theta": int(given) if rng.integers(2) else given}
+    theta = {"rope_theta": int(given) if rng.integers(2) and given == int(given) else given}
     if scalars.get("factor", 1.0) != 1.0:
         scaling = {str(rng.choice(["rope_type", "type"])): "llama3", **{key: scalars[name] for name, key in SCALING.items()}}
         ways = [theta | {"rope_scaling": scaling}, {"rope_parameters": scaling | theta}]

@@ -172,4 +172,5 @@ def empty_batch_has_accuracy_zero(trial: Trial) -> list[Comparison]:
     found = [each for name in ("total", "correct", "accuracy") for each in same(name, 0, getattr(passed, name))]
     found += same("loss", np.nan, passed.loss)
     found += same("classes of no text", 0, len(pipeline.predict([])))
+    found.append(trial.refuses("evaluation of no sample", partial(pipeline.evaluate, []), "no sample", "ValueError"))
     return [*found, trial.refuses("train_batch of no sample", partial(pipeline.train_batch, []), "", "ValueError")]

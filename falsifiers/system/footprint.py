@@ -157,12 +157,16 @@ def estimate_follows_every_setting(trial: Trial) -> list[Comparison]:
 
 
 def _of_last_micro_batches(trial: Trial) -> list[Comparison]:
-    """A run on fewer samples than a step has room for: a micro-batch that is not full counts as a full one does, and more than none."""
+    """A run on fewer samples than a step has room for: a micro-batch that is not full counts as a full one does, and more than none.
+    Several labels a sample take more than one."""
     settings = {"num_classes": 2, "batch_size": 4, "accumulation_steps": 3, "quantize_nf4": False, "backend": "torch"}
     full, part = ([trial.memory.of_a_run(count, settings) for count in counts] for counts in ((2, 4, 8, 12), (5, 13)))
     narrow, longer = trial.memory.of_a_run(4, {**settings, "dtype": "bfloat16"}), trial.memory.of_a_run(4, settings, 16)
+    classes = 4000
+    one, several = (trial.memory.of_a_run(4, {**settings, "num_classes": classes, "multi_label": each}) for each in (False, True))
     validating, training = (trial.memory.reserved_by(*texts, settings) for texts in (([8, 8], [256]), ([256, 8], [8])))
     return [
+        value_at_least("more for several labels a sample, of which each has four bytes", several - one, 4 * 4 * (classes - 2)),
         value_within("reserved for a text of 256 tokens to validate on, or to train on", validating / training, 0.99, 1.01),
         *same("estimates of 8 and 12 samples, and of 5 and 13", full[2:], part),
         *same("estimates of 2, 4 and 8 samples in their order", sorted(set(full[:3])), full[:3]),

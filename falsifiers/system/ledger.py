@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from blackswan.falsifiers.subjects.impl.memory import Ledger
 
 GIB = 2**30
-PROCESSES, ROUNDS = 6, 5
+PROCESSES, ROUNDS, TURNS = 6, 5, 30
 
 
 @contextmanager
@@ -42,13 +42,13 @@ def _ledger(trial: Trial, cards: Sequence[Card], found: list[Comparison] | None 
 def keeps_account(trial: Trial) -> list[Comparison]:
     """Random reservations of two cards are granted and refused as an account of its own says, which also says what is reserved.
 
-    Whoever may use the folder may use its files.
+    Fewer bytes than none are refused. Whoever may use the folder may use its files.
     """
     rng = trial.rng("reservations")
     cards, found = [_card(rng), _card(rng)], list[Comparison]()
     held: dict[int, tuple[int, int]] = {}  # number of a reservation: its card and bytes
     with _ledger(trial, cards, found) as ledger:
-        for turn in range(20):
+        for turn in range(TURNS):
             verb = str(rng.choice(["acquire", "update", "update", "release"])) if held else "acquire"
             chosen = int(rng.choice(list(held))) if verb != "acquire" else -1
             card, before = held.get(chosen, (int(rng.integers(2)), 0))
@@ -67,6 +67,13 @@ def keeps_account(trial: Trial) -> list[Comparison]:
                 held[chosen if answer is None else answer] = (card, count)
             wanted = [sum(count for at, count in held.values() if at == each) for each in (0, 1)]
             found += same(f"reserved after {verb} in turn {turn}", wanted, ledger.reserved())
+            found += same(
+                f"what reservations say after {verb} in turn {turn}", [count for _, count in held.values()], ledger.sizes(list(held))
+            )
+        found.append(trial.refuses("acquire of fewer bytes than none", partial(ledger.acquire, 0, -1), "-1 bytes", "ValueError"))
+        for chosen in held:
+            found.append(trial.refuses("update to fewer bytes than none", partial(ledger.update, chosen, -1), "-1 bytes", "ValueError"))
+        found += same("reserved after these", wanted, ledger.reserved())
     return found
 
 

@@ -40,6 +40,14 @@ class Classifiers(Door):
             pipeline = ClassifyPipeline.from_pretrained(model, config, device=self._device)
         else:
             pipeline = ClassifyPipeline.from_random(config_of(model), config, device=self._device)
+        return self._started(pipeline, texts, merge=merge)
+
+    def from_apr(self, path: Path, hyperparameters: Mapping[str, Any], texts: Sequence[str]) -> FreshClassifier:
+        """The same of an .apr file, opened as one."""
+        config = ClassifyConfig.from_mapping(hyperparameters)
+        return self._started(ClassifyPipeline.from_apr(path, config, device=self._device), texts, merge=False)
+
+    def _started(self, pipeline: ClassifyPipeline, texts: Sequence[str], *, merge: bool) -> FreshClassifier:
         tokens = [tensor.to(self._device) for tensor in pipeline.tokens.batch(texts)]
         with torch.no_grad():
             logits, plain = (made(*tokens).cpu().numpy() for made in (pipeline.classifier, self._without_update(pipeline.classifier)))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from blackswan.falsifiers.subjects.impl.hand_written import Steps
 from blackswan.falsifiers.subjects.impl.large import last_rows
 from blackswan.falsifiers.subjects.impl.openings import Opening
 from blackswan.falsifiers.subjects.protocol import Session
-from blackswan.impl import device, host, nonfinite, residency
+from blackswan.impl import device, dispatch, host, kernels, nonfinite, residency
 from blackswan.impl.classifier import Classifier, trainable_shapes
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.dispatch import replaced
@@ -83,6 +84,17 @@ class Devices(Door):
     def last_rows(self) -> list[tuple[str, Array, Array]]:
         """Runs each kernel on more than 2³¹ elements, on a GPU: the last rows of its outputs, and what it gives for these alone."""
         return list(last_rows(self._device))
+
+    def backends(self, operation: str) -> list[str]:
+        """What can compute an operation here."""
+        return ["torch", *(["triton"] if operation in kernels.NAMES and kernels.why_not() is None else [])]
+
+    def operate(self, operation: str, arguments: Mapping[str, Any], backend: str) -> list[Array]:
+        """What an operation makes of arrays and plain values, by that backend."""
+        given = {name: torch.tensor(value, device=self._device) if np.ndim(value) else value for name, value in arguments.items()}
+        with dispatch.backend(backend):
+            result = dispatch.call(operation, operation, **given)
+        return [to_numpy(each) for each in (result if isinstance(result, tuple) else (result,))]
 
     def opening(self, work: Workload, kind: str, **settings: Any) -> Opening:
         """A classifier or a decoder that is to be opened."""

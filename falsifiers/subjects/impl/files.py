@@ -168,6 +168,14 @@ class Files(Door):
         with torch.no_grad():
             return to_numpy(classifier(*(torch.tensor(value, device=self._device) for value in (input_ids, mask))))
 
+    def trained_dtypes(self, folder: Path, base: Path, dtype: str) -> list[str]:
+        """The dtypes in which a classifier in `dtype` trains what an adapter has, on its base."""
+        loaded = checkpoint.load_checkpoint(base)
+        found = adapter.load_adapter(folder, loaded.config)
+        placed = {"dtype": getattr(torch, dtype), "device": self._device}
+        trained = Classifier(loaded.config, found.adaptation, loaded.tensors, found.trainable, **placed).trainable_parameters()
+        return sorted({str(value.dtype).removeprefix("torch.") for value in trained.values()})
+
 
 @contextmanager
 def _exchanging(code: int) -> Iterator[None]:

@@ -206,6 +206,10 @@ class Ledger(Session):
         """Gives them back."""
         self._held[reservation].release()
 
+    def sizes(self, reservations: Sequence[int]) -> list[int]:
+        """The bytes of those reservations, as they say themselves."""
+        return [self._held[each].bytes for each in reservations]
+
     def reserved(self) -> list[int]:
         """The bytes that living processes have reserved of each card."""
         entries = self._book.entries()

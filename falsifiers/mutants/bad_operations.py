@@ -1,0 +1,58 @@
+"""Wrong steps of operations that answer where they have to refuse."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+Operations = Mapping[str, Callable[..., Any]]
+
+
+def _with(name: str, make: Callable[..., Any]) -> Callable[[Operations], Operations]:
+    """The operations with one that is given its right one before its own arguments."""
+    return lambda right: {**right, name: lambda **given: make(right[name], **given)}
+
+
+wrong_steps(
+    "impl.dispatch:OPERATIONS",
+    operations_broadcast_targets=(
+        "Targets of another shape are broadcast to that of the logits.",
+        _with("bce_with_logits", lambda right, logits, targets: right(logits, targets.broadcast_to(logits.shape))),
+    ),
+    operations_take_any_codes=(
+        "Codes beyond those of a weight are passed over.",
+        _with(
+            "nf4_dequantize",
+            lambda right, codes, rows, columns, **given: right(codes[: rows * columns // 2], **given, **_of(rows, columns)),
+        ),
+    ),
+    operations_take_any_pooling=(
+        "A pooling of an unknown name takes the last token.",
+        _with("pool", lambda right, x, mask, mode: right(x, mask, mode if mode in ("mean", "first") else "last")),
+    ),
+    operations_clip_to_nothing=(
+        "A largest norm that is none is a small one.",
+        _with("clip_by_global_norm", lambda right, gradients, max_norm: right(gradients, max(1e-6, max_norm))),
+    ),
+    operations_warm_up_for_longer=(
+        "A warm-up may take more steps than a run has.",
+        _with("learning_rate_schedule", lambda right, warmup_fraction, **given: right(**given, warmup_fraction=min(1.0, warmup_fraction))),
+    ),
+)
+wrong_step(
+    "impl.operations.losses:require_class_weights", name="operations_take_any_class_weights", doc="Class weights may be zero, or negative."
+)(lambda *_: None)
+wrong_step("impl.operations.nf4:require_block_size", name="operations_take_any_block", doc="Blocks of NF4 may have any size.")(
+    lambda *_: None
+)
+wrong_step("impl.kernels.functions:require_block_size", name="kernels_take_any_block", doc="A kernel's blocks of NF4 may have any size.")(
+    lambda *_: None
+)
+wrong_step("impl.validation:require_positive", name="operations_average_none", doc="Gradients of no sample are averaged.")(lambda *_: None)
+wrong_step("impl.validation:require_finite_norm", name="operations_overflow_in_silence", doc="Gradients are clipped by an infinite norm.")(
+    lambda *_: None
+)
+
+
+def _of(rows: int, columns: int) -> dict[str, int]:
+    return {"rows": rows, "columns": columns}

@@ -1,0 +1,121 @@
+"""Operations whose arrays do not belong together, or whose settings are outside of their bounds."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.system.trial import Trial
+
+Bad = tuple[str, dict[str, Any], str]
+"""An operation, what of its arguments is another, and what the refusal has to name."""
+BLOCK = 64
+
+
+def operations_refuse(trial: Trial) -> list[Comparison]:
+    """Each operation answers what is whole, and refuses it with one array or number made bad in each way in which it can be.
+
+    Of shapes these are such as a library would broadcast without a word.
+    """
+    rng, found = trial.rng("operations"), list[Comparison]()
+    whole = _whole(rng)
+    backends = {operation: trial.devices.backends(operation) for operation in whole}
+    for operation, arguments in whole.items():
+        for backend in backends[operation]:
+            trial.devices.operate(operation, arguments, backend)
+    for operation, changes, message in [*_of_losses(rng, whole), *_of_models(whole), *_of_steps(rng, whole)]:
+        what = " and ".join(f"{name} {value.shape if np.ndim(value) else value}" for name, value in changes.items())
+        for backend in backends[operation]:
+            ask = partial(trial.devices.operate, operation, whole[operation] | changes, backend)
+            found.append(trial.refuses(f"{operation} by {backend} of {what}", ask, message, "ValueError|FloatingPointError"))
+    return found
+
+
+def _whole(rng: Generator) -> dict[str, dict[str, Any]]:
+    """Arguments of each operation that it takes."""
+    batch, seq, classes, vocab = (int(size) for size in rng.integers(2, 6, 4))
+    logits, labels = _normal(rng, batch, classes), rng.integers(0, classes, batch)
+    ids, mask = rng.integers(0, vocab, (batch, seq)), np.ones((batch, seq), bool)
+    rows, columns = int(rng.integers(2, 5)), 2 * int(rng.integers(1, 80))
+    blocks = -(-rows * columns // BLOCK)
+    moments = {name: np.abs(_normal(rng, 3)) for name in ("parameter", "gradient", "exp_avg", "exp_avg_sq")}
+    return {
+        "weighted_cross_entropy": {"logits": logits, "labels": labels, "class_weights": rng.uniform(0.5, 2, classes).astype(np.float32)},
+        "cross_entropy_per_sample": {"logits": logits, "labels": labels},
+        "bce_with_logits": {"logits": logits, "targets": rng.integers(0, 2, (batch, classes)).astype(np.float32)},
+        "lm_cross_entropy": {"logits": _normal(rng, batch, seq, vocab), "input_ids": ids, "mask": mask},
+        "embedding": {"input_ids": ids, "weight": _normal(rng, vocab, 4)},
+        "pool": {"x": _normal(rng, batch, seq, 4), "mask": mask, "mode": "mean"},
+        "attention": {"q": _normal(rng, batch, seq, 6, 4), **{name: _normal(rng, batch, seq, 3, 4) for name in "kv"}, "mask": mask},
+        "nf4_quantize": {"weight": _normal(rng, rows, columns), "block_size": BLOCK},
+        "nf4_dequantize": {
+            "codes": rng.integers(0, 256, rows * columns // 2).astype(np.uint8),
+            "absmax": np.ones(blocks, np.float32),
+            **{"rows": rows, "columns": columns, "block_size": BLOCK},
+        },
+        "average_gradients": {"gradients": _normal(rng, batch, 3), "counts": rng.integers(1, 9, batch)},
+        "clip_by_global_norm": {"gradients": _normal(rng, batch, 3), "max_norm": 1.0},
+        "adamw_step": {**moments, "step": 1, "learning_rate": 0.1},
+        "learning_rate_schedule": {"total_steps": 5, "peak": 0.1, "warmup_fraction": float(rng.choice([0.0, 1.0])), "kind": "linear"},
+    }
+
+
+def _of_losses(rng: Generator, whole: dict[str, dict[str, Any]]) -> Iterator[Bad]:
+    logits, labels = (whole["weighted_cross_entropy"][name] for name in ("logits", "labels"))
+    batch, classes = logits.shape
+    weights = whole["weighted_cross_entropy"]["class_weights"]
+    for value in (0.0, -1.0, np.nan, np.inf):
+        yield "weighted_cross_entropy", {"class_weights": _with(rng, weights, value)}, "class_weights"
+    for shape in (1, classes + 1, (1, classes), (classes, 1)):
+        yield "weighted_cross_entropy", {"class_weights": np.ones(shape, np.float32)}, "class_weights"
+    for operation in ("weighted_cross_entropy", "cross_entropy_per_sample"):
+        yield from ((operation, {"labels": each}, "label") for each in (labels[:1], labels[:, None], labels[None]))
+        yield from ((operation, {"labels": _with(rng, labels, value)}, "labels") for value in (-1, classes))
+        yield operation, {"logits": logits[:0], "labels": labels[:0]}, "empty"
+    targets = whole["bce_with_logits"]["targets"]
+    for other in (targets[:1], targets[:, :1], targets[0], targets.T.copy() if batch != classes else targets[None]):
+        yield "bce_with_logits", {"targets": other}, "shape"
+    for value in (-0.125, 1.125, np.nan):
+        yield "bce_with_logits", {"targets": _with(rng, targets, value)}, "targets"
+    yield "bce_with_logits", {"logits": logits[:0], "targets": targets[:0]}, "empty"
+    for operation in ("cross_entropy_per_sample", "bce_with_logits", "lm_cross_entropy"):
+        yield operation, {"logits": _with(rng, whole[operation]["logits"], rng.choice([np.nan, np.inf, -np.inf]))}, "logits"
+
+
+def _of_models(whole: dict[str, dict[str, Any]]) -> Iterator[Bad]:
+    vocab, ids = len(whole["embedding"]["weight"]), whole["embedding"]["input_ids"]
+    for operation in ("embedding", "lm_cross_entropy"):
+        yield from ((operation, {"input_ids": np.where(ids == ids[-1, -1], value, ids)}, "input_ids") for value in (-1, vocab))
+    yield from (("pool", {"mode": mode}, "pooling") for mode in ("max", "", "Mean"))
+    yield "attention", {"q": whole["attention"]["q"][:, :, :5]}, "multiple"
+    for block_size in (0, 1, 48, 8192):
+        yield from ((operation, {"block_size": block_size}, "block size") for operation in ("nf4_quantize", "nf4_dequantize"))
+    for name in ("codes", "absmax"):
+        value = whole["nf4_dequantize"][name]
+        yield from (("nf4_dequantize", {name: each}, name) for each in (value[:-1], np.concatenate([value, value[:1]])))
+    yield "nf4_dequantize", {"rows": whole["nf4_dequantize"]["rows"] + 1}, "codes"
+
+
+def _of_steps(rng: Generator, whole: dict[str, dict[str, Any]]) -> Iterator[Bad]:
+    counts, gradients = (whole["average_gradients"][name] for name in ("counts", "gradients"))
+    yield from (("average_gradients", {"counts": _with(rng, counts, value)}, "counts") for value in (0, -1))
+    yield "average_gradients", {"gradients": gradients[:0], "counts": counts[:0]}, "counts"
+    yield from (("clip_by_global_norm", {"max_norm": value}, "max_norm") for value in (0.0, -1.0, np.nan))
+    yield "clip_by_global_norm", {"gradients": np.full_like(gradients, 1e30)}, "norm"
+    yield from (("adamw_step", {"step": step}, "step") for step in (0, -1))
+    yield from (("learning_rate_schedule", {"warmup_fraction": value}, "warmup_fraction") for value in (-0.125, 1.125, np.nan))
+    yield from (("learning_rate_schedule", {"kind": kind}, "schedule") for kind in ("step", ""))
+
+
+def _normal(rng: Generator, *shape: int) -> Any:
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def _with(rng: Generator, value: Any, bad: Any) -> Any:
+    """The array with that for one of its elements."""
+    found = value.copy()
+    found.flat[int(rng.integers(value.size))] = bad
+    return found
