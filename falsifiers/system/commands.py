@@ -348,6 +348,8 @@ def texts_by_every_door(trial: Trial) -> list[Comparison]:
         found += same("the library's answers to no text", [], trial.commands.library("predict", run / "best", []).tolist())
         opened = trial.commands.opened(run / "best", texts, labels)
         wanted = Answers.of(problem, run / "best", texts, labels, opened.classes)
+    ids = [tokenizer().encode(text).ids[:MAX_SEQ_LEN] or [0] for text in texts]
+    found += same("library: token ids", ids, opened.ids)
     found.append(trial.near("library: probabilities", wanted.probabilities, opened.probabilities))
     return [*found, *same("library: classes", wanted.classes.tolist(), opened.classes.tolist())]
 
