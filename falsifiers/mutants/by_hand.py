@@ -1,5 +1,6 @@
 """Wrong pipelines that are used by hand: how they are opened, and their steps; and what a run says and takes beside its steps."""
 
+import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -107,3 +108,17 @@ def worker_stays_in_the_group(connected: Step, *given: Any, **named: Any) -> Ite
         except BaseException:
             mock.patch.object(distributed, "destroy_process_group").start()  # in a process of its own
             raise
+
+
+@wrong_step("impl.samples:Samples.select")
+def samples_selected_in_order(select: Step, samples: Any, indices: Any) -> Any:
+    """Samples that are selected stand in the order of the corpus."""
+    return select(samples, sorted(indices))
+
+
+@wrong_step("impl.commands.predict:predictions")
+def predict_prints_seven_digits(predictions: Step, *given: Any) -> Iterator[str]:
+    """A probability is printed with digits that do not hold a float32."""
+    for line in predictions(*given):
+        values = json.loads(line)
+        yield json.dumps({**values, "probabilities": [float(f"{value:.7g}") for value in values["probabilities"]]})
