@@ -42,6 +42,14 @@ def steps_by_hand_not_clipped(make: Step, pipeline: Any, *given: Any) -> Any:
     return trainer
 
 
+wrong_step("impl.pipeline:tokenize", name="texts_of_one_label", doc="Samples that are given as texts have one label each.")(
+    lambda tokenize, samples, tokens, classes, _: tokenize(samples, tokens, classes)
+)
+wrong_step(
+    "impl.pipeline:ClassifyPipeline.train_step", name="one_sample_in_a_list_alone", doc="A sample by itself makes no step, but in a list."
+)(lambda _, pipeline, sample: pipeline._ready().train_step(pipeline._batch(sample)))
+
+
 @wrong_step("impl.fit:_Run._finish_epoch")
 def fit_seconds_of_steps_alone(finish: Step, run: Any) -> Any:
     """The seconds of an epoch leave its validation out."""

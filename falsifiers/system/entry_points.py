@@ -41,7 +41,9 @@ def gradient_vector_goes_out_and_in(trial: Trial) -> list[Comparison]:
     pipeline.set_rate(0.0)
     for batch in ([3], [4, 5]):
         pipeline.train_batch(batch)
-    found += _reports(trial, problem) + _micro_batches(trial) + _has_the_settings(trial) + _weighted_in_bfloat16(trial)
+    found += (
+        _reports(trial, problem) + _micro_batches(trial) + _given_as_texts(trial) + _has_the_settings(trial) + _weighted_in_bfloat16(trial)
+    )
     return found + same("tensors after steps at a rate of 0", *(part(each.state(), "trainable") for each in (asked, pipeline)))
 
 
@@ -71,6 +73,16 @@ def _has_the_settings(trial: Trial) -> list[Comparison]:
     for name, value in before.items():
         found.append(trial.near(f"{name} after a step by hand", after_adamw(value, first[name], second[name], 1, 1e-2, 0.5), after[name]))
     return found
+
+
+def _given_as_texts(trial: Trial) -> list[Comparison]:
+    """A sample by itself and several of them make the steps of their tokens, where they are given as texts of ASCII."""
+    problem, found = small_run(trial, multi_label=trial.seed % 2 == 1), list[Comparison]()
+    problem = replace(problem, training=replace(problem.training, rows=[[each % 128 for each in row] for row in problem.training.rows]))
+    by_tokens, by_text = (trial.trainer.pipeline(problem) for _ in range(2))
+    for places in ([2], [0, 1, 4]):
+        found += same(f"reported of the texts {places}", by_tokens.train_batch(places), by_text.train_texts(places))
+    return [*found, *same("state after steps on texts", by_tokens.state(), by_text.state())]
 
 
 def _weighted_in_bfloat16(trial: Trial) -> list[Comparison]:
