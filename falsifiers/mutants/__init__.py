@@ -32,6 +32,7 @@ for _module in (
         "runs",
         "run_edges",
         "run_crossings",
+        "by_hand",
         "worker_crossings",
         "entry_points",
         "ownership",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.system.command_problem import (
     STANDSTILL,
+    Small,
     kind_of,
     metrics,
     options,
@@ -58,11 +60,22 @@ def workers_answer_as_one(trial: Trial) -> list[Comparison]:
             if several:  # as torchrun starts them again, each with the same command
                 again, _ = trial.commands.by_workers(workers, all_of_them / "last", [], [], *where, f"--output={all_of_them}", restarts=1)
                 found += same("last line when they are started again", said[0].out.splitlines()[-1], again[0].out.splitlines()[-1])
+            found += _handed_on(trial, problem, one) if several else []
             for name in ("cuda:0", "cuda:1", "mps"):
                 given = [*where, f"--output={problem.folder / 'refused'}", f"--device={name}"]
                 ask = partial(trial.commands.by_workers, workers, problem.folder, [], [], *given)
                 found.append(trial.refuses(f"{workers} workers on {name}", ask, f"status 4: .*'{name}'", "RuntimeError"))
     return found
+
+
+def _handed_on(trial: Trial, problem: Small, run: Path) -> list[Comparison]:
+    """Whichever way a model is opened, the workers that it is opened for share an evaluation."""
+    merged, file = problem.folder / "merged", problem.folder / "base.apr"
+    trial.commands.run("merge", f"--adapter={run}", f"--output={merged}")
+    trial.commands.run("export", f"--model={problem.base}", f"--output={file}")
+    ways = {"from_pretrained": problem.base, "from_apr": file, "from_adapter": run / "last", "from_merged": merged}
+    asked = trial.commands.asked_groups(problem.settings, **ways, from_saved=merged)
+    return same("ways to open a model that forget the group", [], sorted(way for way, count in asked.items() if not count))
 
 
 def _same_answers(trial: Trial, name: str, expected: Any, actual: Any) -> Iterator[Comparison]:

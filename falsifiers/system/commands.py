@@ -338,9 +338,13 @@ def texts_by_every_door(trial: Trial) -> list[Comparison]:
             "standard input": (["--input=-"], content),
             "command line": (["--", *texts], b""),
         }
+        batch = texts[: problem.settings["batch_size"]]
+        first = trial.commands.library("probabilities", run / "best", batch)
         for door, (asked, given) in doors.items():
             shown, wanted = _answers(trial, problem, run / "best", (f"--adapter={run}", *asked), texts, labels, given)
             found += [replace(each, tensor=f"{door}: {each.tensor}") for each in _probable(trial, "every line", wanted, shown)]
+            bits = np.asarray([line["probabilities"] for line in shown[: len(batch)]], first.dtype)
+            found += same(f"{door}: probabilities of the first batch, bit for bit the library's", first, bits)
         (problem.folder / "empty").write_bytes(b"")
         for option in ("--input", "--corpus"):
             said = trial.commands.run("predict", f"--adapter={run}", f"{option}={problem.folder / 'empty'}")
@@ -348,6 +352,8 @@ def texts_by_every_door(trial: Trial) -> list[Comparison]:
         found += same("the library's answers to no text", [], trial.commands.library("predict", run / "best", []).tolist())
         opened = trial.commands.opened(run / "best", texts, labels)
         wanted = Answers.of(problem, run / "best", texts, labels, opened.classes)
+    ids = [tokenizer().encode(text).ids[:MAX_SEQ_LEN] or [0] for text in texts]
+    found += same("library: token ids", ids, opened.ids)
     found.append(trial.near("library: probabilities", wanted.probabilities, opened.probabilities))
     return [*found, *same("library: classes", wanted.classes.tolist(), opened.classes.tolist())]
 

@@ -9,9 +9,11 @@ import numpy as np
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.subjects.doors.training import Pipeline
 from blackswan.falsifiers.system.run_problem import SmallRun, part, small_run
+from blackswan.falsifiers.system.runs import BETA1, after_adamw
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial, may_be_non_finite
-from blackswan.reference.training import split
+from blackswan.reference.optimiser import clip_by_global_norm
+from blackswan.reference.training import flatten, split
 
 
 def gradient_vector_goes_out_and_in(trial: Trial) -> list[Comparison]:
@@ -39,18 +41,59 @@ def gradient_vector_goes_out_and_in(trial: Trial) -> list[Comparison]:
     pipeline.set_rate(0.0)
     for batch in ([3], [4, 5]):
         pipeline.train_batch(batch)
-    found += _reports(trial, problem) + _micro_batches(trial)
+    found += (
+        _reports(trial, problem) + _micro_batches(trial) + _given_as_texts(trial) + _has_the_settings(trial) + _weighted_in_bfloat16(trial)
+    )
     return found + same("tensors after steps at a rate of 0", *(part(each.state(), "trainable") for each in (asked, pipeline)))
 
 
 def _reports(trial: Trial, problem: SmallRun) -> list[Comparison]:
-    """Each call says loss, size and right answers of its own samples, a step's those of all that it is made of, and the norm."""
+    """Each call says loss, size and right answers of its own samples, a step's those of all that it is made of, and the norm.
+
+    The first call has more micro-batches than are kept side by side.
+    """
     pipeline, found, waiting = trial.trainer.pipeline(problem), list[Comparison](), list[int]()
-    for call, places in (("accumulate", [0, 1, 2]), ("accumulate", [3]), ("apply", []), ("train_batch", [4, 5, 6]), ("accumulate", [7, 8])):
+    first = [("accumulate", [*range(9)]), ("accumulate", [3]), ("apply", [])]
+    for call, places in (*first, ("train_batch", [4, 5, 6]), ("accumulate", [7, 8])):
         found += _report(trial, problem, pipeline, call, places or waiting, [places] if places else [])
         waiting = [*waiting, *places] if call == "accumulate" else []
     vector = pipeline.gradient_vector()
     return found + _report(trial, problem, pipeline, "apply_gradient_vector", [7, 8], [vector])
+
+
+def _has_the_settings(trial: Trial) -> list[Comparison]:
+    """A step by hand is clipped to the settings' norm and moves parameters by AdamW at their rate and their decay."""
+    problem = small_run(trial, weight_decay=0.5, gradient_clip_norm=0.05)
+    pipeline, before = trial.trainer.pipeline(problem), problem.trainable()
+    (gradient,), _ = clip_by_global_norm(problem.gradient(before, problem.training.samples()[:3])[None], 0.05)
+    pipeline.train_batch(range(3))
+    after, first, second = (part(pipeline.state(), group) for group in ("trainable", "exp_avg", "exp_avg_sq"))
+    got = flatten([np.asarray(first[name], np.float64) for name in problem.names])
+    found = [trial.near("first moment of a step by hand", (1.0 - BETA1) * gradient, got.astype(np.float32))]
+    for name, value in before.items():
+        found.append(trial.near(f"{name} after a step by hand", after_adamw(value, first[name], second[name], 1, 1e-2, 0.5), after[name]))
+    return found
+
+
+def _given_as_texts(trial: Trial) -> list[Comparison]:
+    """A sample by itself and several of them make the steps of their tokens, where they are given as texts of ASCII."""
+    problem, found = small_run(trial, multi_label=trial.seed % 2 == 1), list[Comparison]()
+    problem = replace(problem, training=replace(problem.training, rows=[[each % 128 for each in row] for row in problem.training.rows]))
+    by_tokens, by_text = (trial.trainer.pipeline(problem) for _ in range(2))
+    for places in ([2], [0, 1, 4]):
+        found += same(f"reported of the texts {places}", by_tokens.train_batch(places), by_text.train_texts(places))
+    return [*found, *same("state after steps on texts", by_tokens.state(), by_text.state())]
+
+
+def _weighted_in_bfloat16(trial: Trial) -> list[Comparison]:
+    """The loss of a sample, of a model in bfloat16 too, is its class's weight times the loss without weights: weights are not rounded."""
+    weights, found = [1 / 3, 0.7, 2.3], list[Comparison]()
+    plain, weighted = (trial.trainer.pipeline(small_run(trial, dtype="bfloat16", class_weights=each)) for each in (None, weights))
+    for place, weight in enumerate(weights):  # the first samples have the classes in their order
+        for call in ("evaluate", "accumulate"):
+            own, wanted = (getattr(each, call)([place]).loss for each in (weighted, plain))
+            found.append(trial.near(f"{call}: loss of class {place} in bfloat16", weight * wanted, own))
+    return found
 
 
 def _micro_batches(trial: Trial) -> list[Comparison]:

@@ -46,11 +46,13 @@ def refuses_samples(trial: Trial) -> list[Comparison]:
         found.append(
             trial.refuses("no sample, training", partial(trial.trainer.fit, nothing, folder, Plan()), "empty|no sample", "ValueError")
         )
-        for name, settings, message in (
-            ("steps at a rate of 0 alone", {"warmup_fraction": 1.0, "epochs": 1, "batch_size": 16}, "warmup"),
-            ("more steps than can be made", {"epochs": 10**7 + 1, "batch_size": 16}, "epochs"),
+        impatient = replace(small_run(trial, early_stop_patience=1), validation=Corpus([], []))
+        for name, misfit, message in (
+            ("steps at a rate of 0 alone", small_run(trial, warmup_fraction=1.0, epochs=1, batch_size=16), "warmup"),
+            ("more steps than can be made", small_run(trial, epochs=10**7 + 1, batch_size=16), "epochs"),
+            ("patience without a sample to validate on", impatient, "early_stop_patience"),
         ):
-            run = partial(trial.trainer.fit, small_run(trial, **settings), folder, Plan(stop_after=1))
+            run = partial(trial.trainer.fit, misfit, folder, Plan(stop_after=1))
             found.append(trial.refuses(name, run, message, "ValueError"))
             found += same(f"the folder after {name}", False, (folder / "run.json").exists())
         for every in (0, -1, 1.5, True):

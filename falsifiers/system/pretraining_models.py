@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from blackswan.falsifiers.subjects.impl.pretrainer import TrainedDecoder
 
 END = 1  # <eos> of the shipped tokenizer
+STEPS = 8
+"""A decoder that is trained by hand has a schedule of so many."""
 HUGE = 1e37
 """A gain of this size leaves the loss finite, and not the gradient."""
 
@@ -218,7 +220,7 @@ def refuses_checkpoint_without_tokenizer(trial: Trial) -> list[Comparison]:
 def refuses_to_start(trial: Trial) -> list[Comparison]:
     """No run starts from weights or an architecture alone, an encoder, weights of another architecture, or a folder that is not there.
 
-    Nor does a step move weights in half precision or NF4.
+    Nor does a step move weights in half precision or NF4; nor is there one after the schedule's last, or on rows of one token.
     """
     with temporary_folder() as parent:
         other, encoder, nowhere = parent / "other", parent / "encoder", parent / "nowhere"
@@ -240,7 +242,22 @@ def refuses_to_start(trial: Trial) -> list[Comparison]:
         step = partial(trial.pretrainer.load(CHECKPOINT, dtype, nf4).train, _ids(trial, 0))
         found.append(trial.refuses(f"a step on {dtype}{' in NF4' * nf4}", step, message, "ValueError"))
     both = trial.pretrainer.initial(CHECKPOINT, CHECKPOINT)
-    return [*found, *same("given both", load_file(CHECKPOINT / WEIGHTS), both.parameters()), *_starts_in_float32(trial)]
+    found += [*_no_such_step(trial), *_starts_in_float32(trial)]
+    return [*found, *same("given both", load_file(CHECKPOINT / WEIGHTS), both.parameters())]
+
+
+def _no_such_step(trial: Trial) -> list[Comparison]:
+    """A step on rows that predict nothing is refused, and so is one more than the schedule has; neither changes anything."""
+    decoder = trial.pretrainer.random(small_architecture(trial.rng("no such step")), trial.seed)
+    decoder.train(_ids(trial, 0))
+    before, alone = {**decoder.parameters(), **_state(decoder)}, _ids(trial, 0)[:, :1]
+    found = [trial.refuses("a step on rows of one token", partial(decoder.train, alone), "predict", "ValueError")]
+    found += same("after a step on rows of one token", before, {**decoder.parameters(), **_state(decoder)})
+    for number in range(1, STEPS):
+        decoder.train(_ids(trial, number))
+    before = {**decoder.parameters(), **_state(decoder)}
+    found.append(trial.refuses("a step after the last one", partial(decoder.train, _ids(trial, 0)), f"ends after {STEPS}", "IndexError"))
+    return [*found, *same("after a step that there is not", before, {**decoder.parameters(), **_state(decoder)})]
 
 
 def _starts_in_float32(trial: Trial) -> list[Comparison]:

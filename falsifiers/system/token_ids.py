@@ -154,7 +154,7 @@ def _longest_line(trial: Trial) -> list[Comparison]:
 def statistics_are_numpys(trial: Trial) -> list[Comparison]:
     """Totals, samples a class, imbalance, and percentiles of the lengths before truncation are NumPy's of the library's ids.
 
-    This holds of a whole corpus, and of some samples of it, as the parts of a split are.
+    This holds of a whole corpus, and of some samples of it, as the parts of a split are; these are in the order in which they were named.
     """
     rng = trial.rng("statistics")
     multi_label = bool(rng.random() < 0.5)
@@ -163,9 +163,12 @@ def statistics_are_numpys(trial: Trial) -> list[Comparison]:
         lengths = np.asarray([max(1, len(encode(text))) for text in corpus.texts])
         count = len(lengths)
         some = rng.permutation(count)[: int(rng.integers(count // 2, count))].tolist()
-        whole, part = (trial.corpora.read(corpus.file, tokenizing, places).statistics for places in (None, some))
+        whole, part = (trial.corpora.read(corpus.file, tokenizing, places) for places in (None, some))
+    named = [[whole.rows[place] for place in some], [whole.labels[place] for place in some]]
+    found = same("samples that are selected", named, [part.rows, part.labels])
     limit, multi_hot = tokenizing.max_seq_len, corpus.multi_hot
-    return _statistics("whole", whole, lengths, multi_hot, limit) + _statistics("selected", part, lengths[some], multi_hot[some], limit)
+    found += _statistics("whole", whole.statistics, lengths, multi_hot, limit)
+    return found + _statistics("selected", part.statistics, lengths[some], multi_hot[some], limit)
 
 
 def _statistics(prefix: str, found: Mapping[str, Any], lengths: Array, multi_hot: Array, limit: int) -> list[Comparison]:

@@ -20,9 +20,10 @@ class Opened:
     """The answers of a saved classifier to the calls of the library, on all texts at once.
 
     The classes of `predict`, [texts] or with several labels [texts, classes], the probabilities of `probabilities`, [texts, classes], and
-    the fields of `evaluate`, by name.
+    the fields of `evaluate`, by name; and the token ids of `encode`, a list a text.
     """
 
     classes: Array
     probabilities: Array
     evaluation: dict[str, Any]
+    ids: list[list[int]]

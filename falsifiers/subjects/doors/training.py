@@ -214,6 +214,9 @@ class Pipeline(Protocol):
     def train_step(self, places: Sequence[int]) -> Passed:
         """One optimiser step on one sample."""
 
+    def train_texts(self, places: Sequence[int]) -> Passed:
+        """One optimiser step on samples that are given as texts of their bytes, one of them by itself."""
+
     def accumulate(self, places: Sequence[int]) -> Passed:
         """Adds to what the next step averages."""
 

@@ -29,9 +29,10 @@ from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.impl import __main__ as command
 from blackswan.impl import evaluation
 from blackswan.impl.commands import evaluate
+from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.corpus import Sample
 from blackswan.impl.evaluation import Evaluation
-from blackswan.impl.group import ALONE, Group
+from blackswan.impl.group import ALONE, Alone, Group
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.reference.table import Array
 
@@ -135,6 +136,17 @@ class Commands(Door):
         """The library's answers from an adapter or a merged model."""
         return _opened(ALONE, self._device, folder, texts, labels)
 
+    def asked_groups(self, settings: Mapping[str, Any], **places: Path) -> dict[str, int]:
+        """How often an evaluation asks the group with which a pipeline was opened there, by the name of the way."""
+        config, found = ClassifyConfig.from_mapping(settings), dict[str, int]()
+        label = (0,) * config.num_classes if config.multi_label else 0
+        for way, place in places.items():
+            group, opened = _Asked(), getattr(ClassifyPipeline, way)
+            given = [config] if way in ("from_pretrained", "from_apr") else []
+            opened(place, *given, device=self._device, group=group).evaluate([Sample("ls", label)])
+            found[way] = group.sums
+        return found
+
     def library(self, call: str, folder: Path, *given: object) -> Array:
         """The answer to one call of the library, such as `predict` or `probabilities` of texts."""
         return np.asarray(getattr(ClassifyPipeline.from_saved(folder, device=self._device), call)(*given))
@@ -143,6 +155,16 @@ class Commands(Door):
         """The arguments with the device where the command has one, before texts that are to be classified."""
         name, *rest = map(str, arguments)
         return [name, *([] if name in ON_THE_HOST else [f"--device={self._device}"]), *rest]
+
+
+class _Asked(Alone):
+    """A group of one worker that counts how often it is asked for a sum."""
+
+    sums = 0
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.sums += 1
+        return tensor
 
 
 @contextmanager
@@ -221,4 +243,4 @@ def _opened(group: Group, device: torch.device, folder: Path, texts: Sequence[st
     pipeline = ClassifyPipeline.from_saved(folder, device=device, group=group)
     samples = [Sample(text, tuple(label) if isinstance(label, list) else label) for text, label in zip(texts, labels, strict=True)]
     probabilities = np.asarray(pipeline.probabilities(texts))
-    return Opened(np.asarray(pipeline.predict(texts)), probabilities, asdict(pipeline.evaluate(samples)))
+    return Opened(np.asarray(pipeline.predict(texts)), probabilities, asdict(pipeline.evaluate(samples)), pipeline.encode(texts))

@@ -33,7 +33,7 @@ from blackswan.impl import group as groups
 from blackswan.impl.classifier import Adaptation, trainable_shapes
 from blackswan.impl.commands import train as train_command
 from blackswan.impl.config import ClassifyConfig
-from blackswan.impl.corpus import load_corpus
+from blackswan.impl.corpus import Sample, load_corpus
 from blackswan.impl.fit import EpochRecord, FitResult
 from blackswan.impl.group import ALONE, Group
 from blackswan.impl.pipeline import ClassifyPipeline
@@ -132,6 +132,16 @@ class Pipeline(Session):
         """One optimiser step on one sample."""
         return _passed(self._pipeline.train_step(self._samples.select(places)))
 
+    def train_texts(self, places: Sequence[int]) -> told.Passed:
+        """One optimiser step on samples as texts."""
+        labels = self._samples.targets[list(places)].tolist()
+        kinds = [tuple(label) if isinstance(label, list) else label for label in labels]
+        given = [Sample(*each) for each in zip(self._texts(places), kinds, strict=True)]
+        return _passed(self._pipeline.train_step(given[0]) if len(given) == 1 else self._pipeline.train_batch(given))
+
+    def _texts(self, places: Sequence[int]) -> list[str]:
+        return [bytes(self._samples.rows[place]).decode("latin-1") for place in places]
+
     def accumulate(self, places: Sequence[int]) -> told.Passed:
         """Adds to what the next step averages."""
         return _passed(self._pipeline.accumulate(self._samples.select(places)))
@@ -152,7 +162,7 @@ class Pipeline(Session):
 
     def predict(self, places: Sequence[int]) -> Array:
         """The classes of texts of the samples' bytes."""
-        return np.asarray(self._pipeline.predict([bytes(self._samples.rows[place]).decode("latin-1") for place in places]))
+        return np.asarray(self._pipeline.predict(self._texts(places)))
 
     def gradient_vector(self) -> Array:
         """The mean gradient of what was accumulated."""

@@ -40,7 +40,7 @@ class Watch:
         self.began = time.perf_counter()
 
     def clock(self) -> contextlib.AbstractContextManager[object]:
-        """Inside the block the clock goes ahead whenever samples are trained on: however fast the host is, that takes the most time."""
+        """Inside the block the clock goes ahead whenever samples are read: however fast the host is, that takes the most time."""
         real = time.perf_counter
 
         def now() -> float:
@@ -59,8 +59,8 @@ class Watch:
         """A pass begins."""
         for sample in samples:
             self.note(sample)
+        self.ahead += SLOW
         if any(sample.trained for sample in samples):
-            self.ahead += SLOW
             self.event("read")
 
     def step(self, record: StepRecord) -> None:

@@ -25,7 +25,7 @@ import torch
 
 import blackswan
 from blackswan.falsifiers.subjects.patching import planted, replanted
-from blackswan.impl.group import ALONE, connected
+from blackswan.impl import group as groups
 
 RUN_SECONDS = 60.0
 """A run may take so long; its ranks are killed then."""
@@ -149,10 +149,12 @@ def _run(
                 os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": "0"}  # as if each had a machine of its own
                 os.environ |= {"MASTER_ADDR": _address(size), "MASTER_PORT": str(port)}
             if size == 1 or port is not None:
-                outcome = Outcome(function(ALONE, own, *arguments))
+                outcome = Outcome(function(groups.ALONE, own, *arguments))
             else:
-                with connected(rank, size, exchange, f"file://{meeting}", timeout=GROUP_SECONDS) as group:
+                with groups.connected(rank, size, exchange, f"file://{meeting}", timeout=GROUP_SECONDS) as group:
                     outcome = Outcome(function(group, own, *arguments))
     except Exception as error:  # whatever a rank raises is its outcome
         outcome = Outcome(error=type(error).__name__, message=str(error))
+    if torch.distributed.is_initialized():
+        outcome = Outcome(error="Joined", message=f"is in the group still, after {outcome.ended or 'its answer'}")
     pipe.send(outcome)
