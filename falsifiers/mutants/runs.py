@@ -355,6 +355,18 @@ def fit_keeps_interrupts(interruptible: Any, workers: int) -> Iterator[Any]:
     signal.signal(signal.SIGINT, handler)
 
 
+@wrong_step("impl.folder:_locked")
+@contextmanager
+def failed_write_stays_open(locked: Any, folder: Path) -> Iterator[None]:
+    """The folder of a write that fails stays open, and its lock with it, until the process ends."""
+    with locked(folder):
+        try:
+            yield
+        except OSError:
+            os.open(folder, os.O_RDONLY)
+            raise
+
+
 @wrong_step("impl.fit:_interruptible")
 @contextmanager
 def failed_fit_keeps_interrupts(interruptible: Any, workers: int) -> Iterator[Any]:

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -36,7 +37,7 @@ class Process:
     """The process as it is when this is made."""
 
     def __init__(self) -> None:
-        self._before = dict(_settings())
+        self._before, self._open = dict(_settings()), _open_files()
 
     def changes(self) -> list[str]:
         """What is otherwise now, in words; it is put back."""
@@ -46,7 +47,18 @@ class Process:
                 found.append(f"{name}: {_difference(value, now[name][0])}")
                 with suppress(OSError, ValueError, RuntimeError):  # it is reported, whether it can be put back or not
                     put_back(value)
-        return found
+        if _open_files() - self._open:
+            gc.collect()  # what an error's traceback holds is let go of with it
+        return found + [f"{name} is open still" for name in sorted(_open_files() - self._open)]
+
+
+def _open_files() -> set[str]:
+    """Descriptors of files and folders where temporary ones are; others are opened by libraries, once and for all."""
+    found = set()
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # that of the listing itself is gone
+            found.add(f"{each.name}: {each.readlink()}")
+    return {each for each in found if f": {tempfile.gettempdir()}/" in each}
 
 
 def _difference(before: Any, after: Any) -> str:
