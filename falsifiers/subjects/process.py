@@ -27,8 +27,8 @@ SWITCHES = {
     "blackswan.impl.validation": ("_enabled",),
 }
 """Names of a module that hold for a block of a program, and which every call of the program asks."""
-OF_TORCH = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-"""Variables that torch sets when its compiler is first imported."""
+OF_TORCH = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_MODULE_LOADING")
+"""Variables that torch sets when its compiler is first imported, and when it first uses a GPU."""
 Setting = tuple[Any, Callable[[Any], object]]
 """A value, and what puts it back."""
 
@@ -45,7 +45,7 @@ class Process:
         for name, (value, put_back) in self._before.items():
             if value != now[name][0]:
                 found.append(f"{name}: {_difference(value, now[name][0])}")
-                with suppress(OSError, ValueError, RuntimeError):  # it is reported, whether it can be put back or not
+                with suppress(OSError, ValueError, TypeError, RuntimeError):  # it is reported, whether it can be put back or not
                     put_back(value)
         if _open_files() - self._open:
             gc.collect()  # what an error's traceback holds is let go of with it
@@ -54,8 +54,8 @@ class Process:
 
 def _open_files() -> set[str]:
     """Descriptors of files and folders where temporary ones are; others are opened by libraries, once and for all."""
-    found = set()
-    for each in Path("/proc/self/fd").iterdir():
+    found, listed = set(), Path("/proc/self/fd")
+    for each in listed.iterdir() if listed.is_dir() else ():  # which Linux alone has
         with suppress(OSError):  # that of the listing itself is gone
             found.add(f"{each.name}: {each.readlink()}")
     return {each for each in found if f": {tempfile.gettempdir()}/" in each}
@@ -83,7 +83,7 @@ def _settings() -> Iterator[tuple[str, Setting]]:
     yield "collection of garbage", (gc.isenabled(), lambda on: gc.enable() if on else gc.disable())
     yield "handlers and level of the log", ((list(logging.root.handlers), logging.root.level), lambda _: None)
     yield "gradients", ((torch.is_grad_enabled(), torch.is_inference_mode_enabled()), lambda were: torch.set_grad_enabled(were[0]))
-    put_back = {
+    put_back: dict[str, Callable[[Any], object]] = {
         "default dtype": torch.set_default_dtype,
         "number of threads": torch.set_num_threads,
         "deterministic algorithms": torch.use_deterministic_algorithms,
