@@ -95,3 +95,27 @@ wrong_step(
 wrong_step("impl.trainer:BatchResult.accuracy", name="empty_batch_accuracy_undefined", doc="The accuracy of an empty batch is 0 / 0.")(
     lambda accuracy, result: accuracy(result) if result.total else math.nan
 )
+
+
+@wrong_step("impl.trainer:Trainer.load_state")
+def loaded_state_without_its_rate(load_state: Any, trainer: Any, state: Any) -> None:
+    """Where there is no schedule, the rate that was set before holds after a state was loaded."""
+    kept = list(trainer.learning_rates)
+    load_state(trainer, state)
+    if trainer.endless:
+        trainer.learning_rates = kept
+
+
+@wrong_step("impl.trainer:Trainer.load_state")
+def loaded_state_beside_what_waits(load_state: Any, trainer: Any, state: Any) -> None:
+    """Samples that waited before a state was loaded are part of the next step."""
+    kept = trainer._accumulated
+    load_state(trainer, state)
+    trainer._accumulated = kept
+
+
+@wrong_step("impl.trainer:Trainer.load_state")
+def refused_state_forgets_what_waits(load_state: Any, trainer: Any, state: Any) -> None:
+    """A state that is refused takes the samples that waited."""
+    trainer.discard()
+    load_state(trainer, state)

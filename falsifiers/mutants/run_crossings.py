@@ -113,6 +113,11 @@ def digest_of_the_first_label(digest: Any, samples: Any) -> str:
     return str(digest(replace(samples, targets=samples.targets[:, :1] if samples.multi_label else samples.targets)))
 
 
+wrong_step("impl.samples:Samples.digest", name="digest_of_this_process", doc="Data are compared by a hash that each process salts.")(
+    lambda digest, samples: str(hash(digest(samples)))
+)
+
+
 @wrong_step("impl.fit:_differences")
 def resume_refuses_class_weights(differences: Any, own: Any, stored: Any, *name: str) -> Any:
     """Class weights count as another setting, since run.json has them as a list."""

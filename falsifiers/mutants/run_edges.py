@@ -161,6 +161,15 @@ def board_without_validation(epoch: Any, board: Any, record: Any) -> None:
 wrong_step("impl.metrics:TensorBoard._open", name="board_hides_nothing", doc="Steps of an earlier run's later part are shown beside.")(
     lambda right, board, _: right(board, None)
 )
+
+
+@wrong_step("impl.metrics:TensorBoard.epoch")
+def board_hides_from_the_epoch(epoch: Any, board: Any, record: Any) -> None:
+    """Where the end of an epoch is shown first, steps from the epoch's number on are hidden."""
+    board._open(record.epoch)
+    epoch(board, record)
+
+
 wrong_step("impl.metrics:TensorBoard.close", name="board_left_open", doc="The last numbers stay in memory.")(lambda *_: None)
 
 

@@ -355,6 +355,47 @@ def fit_keeps_interrupts(interruptible: Any, workers: int) -> Iterator[Any]:
     signal.signal(signal.SIGINT, handler)
 
 
+@wrong_step("impl.folder:_locked")
+@contextmanager
+def failed_write_stays_open(locked: Any, folder: Path) -> Iterator[None]:
+    """The folder of a write that fails stays open, and its lock with it, until the process ends."""
+    with locked(folder):
+        try:
+            yield
+        except OSError:
+            os.open(folder, os.O_RDONLY)
+            raise
+
+
+@wrong_step("impl.fit:_interruptible")
+@contextmanager
+def failed_fit_keeps_interrupts(interruptible: Any, workers: int) -> Iterator[Any]:
+    """The first Ctrl-C after a run that ended with an error is still swallowed."""
+    with interruptible(workers) as interrupted:
+        handler = signal.getsignal(signal.SIGINT)
+        try:
+            yield interrupted
+            return
+        except BaseException as error:
+            raised = error
+    signal.signal(signal.SIGINT, handler)
+    raise raised
+
+
+@wrong_step("impl.nonfinite:dispatch.wrapping")
+@contextmanager
+def failed_fit_stays_watched(wrapping: Any, around: Any) -> Iterator[None]:
+    """Once the origin of a value that is not finite was found, every later call is still looked at."""
+    from blackswan.impl import dispatch
+
+    try:
+        with wrapping(around):
+            yield
+    except Exception:
+        dispatch._around = around
+        raise
+
+
 @wrong_step("impl.folder:flush")
 def folder_leaves_files_open(flush: Any, path: Any) -> None:
     """A file that was flushed stays open."""

@@ -128,6 +128,14 @@ wrong_steps(
 
 
 @wrong_step("impl.samples:_shares")
+def split_in_the_order_of_a_set(shares: Step, counts: Sequence[int], *others: Any, **named: Any) -> list[int]:
+    """Which of classes of one size gives one more depends on the order of a set, another one in each process."""
+    order = sorted(range(len(counts)), key=lambda place: hash(str(place)))
+    given = dict(zip(order, shares([counts[place] for place in order], *others, **named), strict=True))
+    return [given[place] for place in range(len(counts))]
+
+
+@wrong_step("impl.samples:_shares")
 def split_takes_the_last_of_a_class(shares: Step, counts: Sequence[int], *others: Any, **named: Any) -> list[int]:
     """The only sample of a class is held out."""
     return [1 if count == 1 else share for count, share in zip(counts, shares(counts, *others, **named), strict=True)]

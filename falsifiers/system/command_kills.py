@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_inside
 from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Kill, Rank
 from blackswan.falsifiers.system.command_problem import (
     CONFIG,
@@ -39,8 +40,8 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
     settings = {"multi_label": False, "batch_size": 1, "accumulation_steps": 2, "learning_rate": 0.02, "backend": "torch", "epochs": 3}
     settings["class_weights"] = [0.5, 2.0, 1.25, 1 / 3]
     with small(trial, "killed", settings) as problem:
-        texts = texts_of(rng, 11)
-        corpus = problem.corpus("corpus", texts, problem.labels(rng, 11))
+        labels: list[Label] = [int(each) % problem.classes for each in rng.permutation(11)]  # classes of one size compete for the split
+        corpus = problem.corpus("corpus", texts_of(rng, 11), labels)
         where = [f"--model={problem.base}", f"--corpus={corpus}", f"--save-every={every}", *options(problem.settings)]
         whole, folder = problem.folder / "whole", problem.folder / "killed"
         rank = trial.commands.killed(whole, None, "train", f"--output={whole}", *where)
@@ -56,7 +57,11 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
         planned = _kills(rng, rank.events, steps, every, kills)
         for kill in (*planned, None):
             resume = ["--resume"] if (folder / RUN).is_file() else []
-            begun = trial.trainer.kept(folder).progress if (folder / STATE).is_file() else {"step": 0, "epoch": 0}
+            begun = trial.trainer.kept(folder).progress if (folder / STATE).is_file() else {"step": 0, "epoch": 0, "position": 0}
+            due = (
+                begun["step"] in (2, steps) or begun["step"] % every == 0 or begun["position"] == 0
+            )  # by Ctrl-C, by number, as an epoch ends
+            found += same(f"whether a state is due after step {begun['step']}", True, due)
             rank = trial.commands.killed(folder, kill, "train", f"--output={folder}", *resume, *where)
             if kill and kill.interrupt:
                 found += _interrupted(trial, folder, next(interrupted), rank.ended)
@@ -111,7 +116,9 @@ def _foreign_line(trial: Trial, folder: Path, where: Sequence[str]) -> Iterator[
 
 def _started_again(trial: Trial, whole: Path, folder: Path, where: Sequence[str]) -> Iterator[Comparison]:
     """torchrun gives the same command again after a worker's death: it begins a run that had not begun, and goes on with one that had; of
-    one that has come to its end it says the end again and changes nothing, as --resume does."""
+    one that has come to its end it says the end again and changes nothing, as --resume does.
+
+    This is another process than the runs' before, and sets have another order here; what is written is the same."""
     fresh, again = folder.with_name("fresh"), {"TORCHELASTIC_RESTART_COUNT": "1"}
     fresh.mkdir()
     for name in (CONFIG, STATISTICS, f".partial-{RUN}.abcdefgh", ".lock"):  # as a start leaves them that was killed at once
@@ -119,6 +126,8 @@ def _started_again(trial: Trial, whole: Path, folder: Path, where: Sequence[str]
     trial.commands.attempt("train", f"--output={fresh}", *where, environment=again)
     yield from same("names in its folder", *(sorted(path.name for path in each.iterdir()) for each in (whole, fresh)))
     yield from same("state and adapters of a run that was started again", *(trial.trainer.kept(each) for each in (whole, fresh)))
+    for file in (CONFIG, STATISTICS, RUN):
+        yield from same(f"{file} of a run that was started again", (whole / file).read_text(), (fresh / file).read_text())
     before, said = content(folder), []
     for more, environment in (["--resume"], {}), ([], again):
         said.append(trial.commands.attempt("train", f"--output={folder}", *more, *where, environment=environment))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_inside
+from blackswan.falsifiers.subjects.doors.commands import NOTHING
 from blackswan.falsifiers.system.command_problem import RUN, Small, options, small, texts_of, timed_metrics
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial, reads_files
@@ -26,7 +27,7 @@ def progress_is_of_the_records(trial: Trial) -> list[Comparison]:
     """Each line about steps and epochs, and each number for TensorBoard, is that of the run's metrics.
 
     Elsewhere than on a terminal every so many steps have a line, on it every step has one, which the next one takes the place of. There
-    the run is interrupted in its first epoch, and goes on.
+    the run is interrupted in its first epoch, or in that one's last step, and goes on.
     """
     settings = {"multi_label": False, "batch_size": 1, "accumulation_steps": 2, "epochs": EPOCHS, "log_interval": 3, "backend": "torch"}
     with small(trial, "progress", settings) as problem:
@@ -43,7 +44,9 @@ def progress_is_of_the_records(trial: Trial) -> list[Comparison]:
             found += _elsewhere(lines, said.err, 3)
             found += _on_a_board(board, lines, noted)
             found += same(f"files whose reading is shown at {pace} s", [(str(corpus), "9")] if pace == HOURS else [], _read(said.err))
-        found += _interrupted(trial, board, problem.folder / "interrupted", where, int(rng.integers(1, 4)))
+        last = max(line["step"] for line in lines if line["kind"] == "step" and line["epoch"] == 1)
+        for step in (int(rng.integers(1, last)), last):  # the run goes on with a step, or with the end of the epoch
+            found += _interrupted(trial, board, problem.folder / f"interrupted {step}", where, step)
         found += _reading(trial, problem, where)
         refused = problem.folder / "refused"
         said, _ = trial.commands.shown("train", f"--output={refused}", f"--tensorboard={board}", *where, board=False)
@@ -126,7 +129,8 @@ def _on_a_terminal(lines: Lines, total: int, err: str, message: str) -> Iterator
     if message:
         drawn[-1], _, said = drawn[-1].partition("\n")
         yield from same("what stands below what is drawn", True, message in said)
-    yield from same("what is drawn on a terminal", ["", *expected], drawn)
+    nothing = [""] * (lines[0]["kind"] == "step")  # stands before the first line, where that is drawn over what is there
+    yield from same("what is drawn on a terminal", [*nothing, *expected], drawn)
 
 
 def _on_a_board(folder: Path, lines: Lines, noted: Sequence[tuple[str, float, int]]) -> Iterator[Comparison]:
@@ -140,5 +144,6 @@ def _on_a_board(folder: Path, lines: Lines, noted: Sequence[tuple[str, float, in
         if line["kind"] == "step":
             expected.append(("samples_per_second", line["samples"] / line["seconds"], line["step"]))
     opened, *scalars, closed = noted or [("", 0.0, 0)] * 2
-    yield from same("opening and closing of TensorBoard", (f"opened {folder}", float(lines[0]["step"]), "closed"), (*opened[:2], closed[0]))
+    first = float(lines[0].get("step", NOTHING))  # where the end of an epoch comes first, no step after it was ever shown
+    yield from same("opening and closing of TensorBoard", (f"opened {folder}", first, "closed"), (*opened[:2], closed[0]))
     yield from same("numbers for TensorBoard", sorted(expected), sorted((tag.rpartition("/")[2], *rest) for tag, *rest in scalars))

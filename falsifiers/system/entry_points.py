@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
-from blackswan.falsifiers.subjects.doors.training import Pipeline
+from blackswan.falsifiers.subjects.doors.training import Pipeline, State
 from blackswan.falsifiers.system.run_problem import SmallRun, part, small_run
 from blackswan.falsifiers.system.runs import BETA1, after_adamw
 from blackswan.falsifiers.system.same import same
@@ -205,6 +205,53 @@ def calls_out_of_order_are_refused(trial: Trial) -> list[Comparison]:
                 getattr(pipeline, name)(*given)
         found += same(f"state after {name or 'the end'} {given}", plain.state(), mixed.state())
     return found
+
+
+def state_is_all_that_steps_depend_on(trial: Trial) -> list[Comparison]:
+    """One trainer's state, loaded into another one that has made other steps at another rate and has samples waiting, makes its next steps,
+    bit for bit: with a schedule and without, where rates were set by hand, with clipping and without.
+
+    Samples that wait are no part of a state, and the load forgets them; a state that is refused changes nothing, and they still wait.
+    """
+    rng, found = trial.rng("state"), list[Comparison]()
+    clip = [None, 0.5][int(rng.integers(2))]
+    problem = small_run(trial, gradient_clip_norm=clip, schedule="cosine", warmup_fraction=0.2, quantize_nf4=trial.seed % 2 == 1)
+    for name, steps in (("no schedule", None), ("a schedule", 7)):
+        giver, taker, other = (_begun(trial, problem, count) for count in (steps, steps, 5 if steps is None else None))
+        rates = [float(rate) for rate in rng.uniform(1e-3, 1e-1, 3)]
+        giver.train_batch([0, 1, 2])
+        giver.set_rate(rates[0])
+        giver.train_batch([3, 4])
+        giver.set_rate(rates[1])
+        taker.set_rate(rates[2])
+        taker.train_batch([5])
+        for waiting in (giver, taker):
+            waiting.accumulate([6, 8])
+        state, waits = giver.state(), {"gradient": taker.gradient_vector(), **taker.state()}
+        for wrong, given in {"of another schedule": other.state(), "without a moment": _without_a_moment(state)}.items():
+            found.append(trial.refuses(f"state {wrong}, {name}", partial(taker.load, given), "learning_rates|exp_avg", "ValueError"))
+        found += same(f"what waits after refusals, {name}", waits, {"gradient": taker.gradient_vector(), **taker.state()})
+        taker.load(state)
+        found.append(trial.refuses(f"apply after the load, {name}", taker.apply, "no sample is accumulated", "ValueError"))
+        found += same(f"state and rate after the load, {name}", (state, rates[1]), (taker.state(), taker.rate()))
+        taker.accumulate([6, 8])
+        found += same(f"step on what waits after the load, {name}", giver.apply(), taker.apply())
+        for places in ([7], [0, 3, 5]):
+            found += same(f"step on {places} after the load, {name}", giver.train_batch(places), taker.train_batch(places))
+        found += same(f"state at the end, {name}", giver.state(), taker.state())
+    return found
+
+
+def _begun(trial: Trial, problem: SmallRun, steps: int | None) -> Pipeline:
+    pipeline = trial.trainer.pipeline(problem)
+    if steps is not None:
+        pipeline.schedule(steps)
+    return pipeline
+
+
+def _without_a_moment(state: State) -> State:
+    last = max(name for name in state if name.startswith("exp_avg_sq/"))
+    return {name: value for name, value in state.items() if name != last}
 
 
 @may_be_non_finite("answer.loss", "answer.accuracy")

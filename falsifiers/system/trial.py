@@ -27,8 +27,10 @@ from blackswan.falsifiers.numeric.checks.refusals import refusal
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, compare
 from blackswan.falsifiers.numeric.generators import Generator, generator_for
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
+from blackswan.falsifiers.subjects.process import Process
 from blackswan.falsifiers.subjects.protocol import Lacks, Session, Subject
 from blackswan.falsifiers.system.questions import question
+from blackswan.falsifiers.system.same import same
 from blackswan.reference.table import Array, Arrays, Table
 
 if TYPE_CHECKING:
@@ -168,7 +170,9 @@ class Trial:
         """
         check = check_of(self.claim)
         _require_arguments(self.claim, check)
-        return check(self, **self.claim.arguments)
+        process = Process()
+        found = check(self, **self.claim.arguments)
+        return [*found, *same("what is otherwise in this process afterwards", [], process.changes())]
 
     def rng(self, label: str) -> Generator:
         """A generator of the seed and a label."""

@@ -5,6 +5,9 @@ from typing import Any
 
 from blackswan.reference.table import Array
 
+NOTHING = -1.0
+"""In place of the step from which on TensorBoard hides what was shown before, where it hides nothing."""
+
 
 @dataclass(frozen=True)
 class Said:

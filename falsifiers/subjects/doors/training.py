@@ -241,6 +241,15 @@ class Pipeline(Protocol):
     def state(self) -> State:
         """The state that the next steps depend on."""
 
+    def load(self, state: State) -> None:
+        """Goes on from what `state` gave. What was accumulated is forgotten."""
+
+    def schedule(self, steps: int) -> None:
+        """Begins anew, with moments of zero, on the settings' schedule over so many steps; without it there is no end."""
+
+    def rate(self) -> float:
+        """The learning rate of the next step."""
+
     def set_rate(self, rate: float) -> None:
         """Sets the learning rate of the next step and, where there is no schedule, of those after it."""
 

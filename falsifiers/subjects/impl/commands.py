@@ -1,7 +1,6 @@
 """The commands of `impl`, by their own main function: in this process, in one that is killed, and by workers."""
 
 import io
-import math
 import os
 import resource
 import signal
@@ -20,7 +19,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from blackswan.falsifiers.subjects.doors.commands import Opened, Said
+from blackswan.falsifiers.subjects.doors.commands import NOTHING, Opened, Said
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Kill, Rank
 from blackswan.falsifiers.subjects.impl import Door
@@ -85,7 +84,8 @@ class Commands(Door):
             try:
                 return _run(self._given(arguments), _Terminal() if columns else io.StringIO()), noted
             finally:
-                signal.signal(signal.SIGINT, usual)
+                if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # another one that was left is for the trial to find
+                    signal.signal(signal.SIGINT, usual)
 
     def broken_off(self, folder: Path, error: BaseException, flush: int, *arguments: object, since: str = "") -> Said:
         """A command in which the flush number `flush` of files below the folder raises an error; flushes bring files to the disk.
@@ -189,7 +189,7 @@ class _Board:
 
     def __init__(self, noted: list[Noted], interrupt: int | None, folder: str, purge_step: int | None = None) -> None:
         self._noted, self._interrupt = noted, interrupt
-        noted.append((f"opened {folder}", math.nan if purge_step is None else float(purge_step), 0))
+        noted.append((f"opened {folder}", NOTHING if purge_step is None else float(purge_step), 0))
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
         self._noted.append((tag, float(value), int(step)))

@@ -1,11 +1,17 @@
 """Corpora and the plan of an epoch, as `impl` reads and makes them."""
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from blackswan.falsifiers.subjects.doors.files import Batch, CorpusFile, Label, Split, Tokenizing, TokenRows
 from blackswan.falsifiers.subjects.impl import Door
+from blackswan.falsifiers.subjects.impl.workers import on_ranks
 from blackswan.impl import corpus as corpora
 from blackswan.impl import samples, tokens
+from blackswan.impl.group import Group
+
+if TYPE_CHECKING:
+    import torch
 
 STATISTICS = ("total", "class_counts", "length_percentiles", "max_length", "truncated", "minority", "imbalance")
 
@@ -52,9 +58,21 @@ class Corpora(Door):
         training, validation = samples.split_validation(_numbered(labels, classes), fraction, seed)
         return Split(_places(training), _places(validation), _labels(training), _labels(validation))
 
+    def elsewhere(self, call: str, *given: Any) -> Any:
+        """What a call of this door answers in another process, where sets have another order."""
+        (outcome,) = on_ranks(_elsewhere, 1, (call, given), self._device)
+        if outcome.answer is None:
+            raise RuntimeError(outcome.ended)
+        return outcome.answer
+
     def balanced_weights(self, labels: Sequence[Label], classes: int, kind: str) -> list[float]:
         """Class weights of a corpus with those labels; `kind` is balanced or balanced_over_classes."""
         return [float(weight) for weight in samples.balanced_weights(_numbered(labels, classes), kind)]
+
+
+def _elsewhere(group: Group, device: "torch.device", call: str, given: tuple[Any, ...]) -> Any:
+    del group
+    return getattr(Corpora(device), call)(*given)
 
 
 def _places(part: samples.Samples) -> list[int]:

@@ -23,7 +23,7 @@ from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.subjects.conversion import config_of
 from blackswan.falsifiers.subjects.doors import training as told
 from blackswan.falsifiers.subjects.doors.training import Epoch, Fault, Kept, Plan, Problem, Read, Run, State, Step, Steps
-from blackswan.falsifiers.subjects.guards import torch_settings
+from blackswan.falsifiers.subjects.guards import random_states, torch_settings
 from blackswan.falsifiers.subjects.impl import Door, parallel_steps
 from blackswan.falsifiers.subjects.impl.kill_points import Copies, KillPoints, file_events, sums
 from blackswan.falsifiers.subjects.impl.watching import Note, Stopped, Watch, on_host, read_notes, reading, state_of
@@ -176,6 +176,18 @@ class Pipeline(Session):
         """The state that the next steps depend on."""
         return state_of(self._pipeline.trainer)
 
+    def load(self, state: State) -> None:
+        """Goes on from a state."""
+        self._pipeline.trainer.load_state({name: torch.tensor(value, device=self._pipeline.device) for name, value in state.items()})
+
+    def schedule(self, steps: int) -> None:
+        """Begins anew with a schedule."""
+        self._pipeline.start(steps)
+
+    def rate(self) -> float:
+        """The learning rate."""
+        return self._pipeline.learning_rate
+
     def set_rate(self, rate: float) -> None:
         """Sets the learning rate."""
         self._pipeline.learning_rate = rate
@@ -273,14 +285,16 @@ def _of_the_process() -> Iterator[list[dict[str, Any]]]:
 
     def now() -> dict[str, Any]:
         interrupts = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        return {"Ctrl-C interrupts": interrupts, "open files": len(list(Path("/proc/self/fd").iterdir())), **torch_settings()}
+        numbers = {f"{owner}'s random numbers": state for owner, state in random_states().items()}
+        return {"Ctrl-C interrupts": interrupts, "open files": len(list(Path("/proc/self/fd").iterdir())), **torch_settings(), **numbers}
 
     found = [now()]
     try:
         yield found
     finally:
         found.append(now())
-        signal.signal(signal.SIGINT, usual)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # another one that was left is for the trial to find
+            signal.signal(signal.SIGINT, usual)
 
 
 def _mixed(group: Group, device: torch.device, problem: Problem, others: list[Problem], folder: Path) -> list[str]:

@@ -94,7 +94,8 @@ def _serve() -> None:
     """Starts the server, where none runs, with the path of this process. One thread a rank: threads do not survive a fork."""
     path = [str(Path(blackswan.__file__).parent.parent), *filter(None, sys.path)]
     _FORKS.set_forkserver_preload([f"blackswan.falsifiers.{name}" for name in ("mutants", *PRELOADED)] + ["triton"])
-    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(path), OMP_NUM_THREADS="1"):
+    other = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # sets have another order there than here
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(path), OMP_NUM_THREADS="1", PYTHONHASHSEED=other):
         forkserver.ensure_running()
 
 

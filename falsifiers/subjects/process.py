@@ -1,0 +1,104 @@
+"""What a program that calls another one has in common with it in one process, and must find again afterwards, whatever the end.
+
+A setting that was changed is put back where that can be, so that what is asked next is asked in the same process as before.
+"""
+
+import gc
+import locale
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from blackswan.falsifiers.subjects.guards import torch_settings
+
+SIGNALS = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
+SWITCHES = {
+    "blackswan.impl.dispatch": ("_replacements", "_calls", "_around", "_prefix", "_backend"),
+    "blackswan.impl.validation": ("_enabled",),
+}
+"""Names of a module that hold for a block of a program, and which every call of the program asks."""
+OF_TORCH = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_MODULE_LOADING")
+"""Variables that torch sets when its compiler is first imported, and when it first uses a GPU."""
+Setting = tuple[Any, Callable[[Any], object]]
+"""A value, and what puts it back."""
+
+
+class Process:
+    """The process as it is when this is made."""
+
+    def __init__(self) -> None:
+        self._before, self._open = dict(_settings()), _open_files()
+
+    def changes(self) -> list[str]:
+        """What is otherwise now, in words; it is put back."""
+        now, found = dict(_settings()), []
+        for name, (value, put_back) in self._before.items():
+            if value != now[name][0]:
+                found.append(f"{name}: {_difference(value, now[name][0])}")
+                with suppress(OSError, ValueError, TypeError, RuntimeError):  # it is reported, whether it can be put back or not
+                    put_back(value)
+        if _open_files() - self._open:
+            gc.collect()  # what an error's traceback holds is let go of with it
+        return found + [f"{name} is open still" for name in sorted(_open_files() - self._open)]
+
+
+def _open_files() -> set[str]:
+    """Descriptors of files and folders where temporary ones are; others are opened by libraries, once and for all."""
+    found, listed = set(), Path("/proc/self/fd")
+    for each in listed.iterdir() if listed.is_dir() else ():  # which Linux alone has
+        with suppress(OSError):  # that of the listing itself is gone
+            found.add(f"{each.name}: {each.readlink()}")
+    return {each for each in found if f": {tempfile.gettempdir()}/" in each}
+
+
+def _difference(before: Any, after: Any) -> str:
+    if isinstance(before, dict) and isinstance(after, dict):
+        changed = sorted(str(key) for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+        return f"others at {', '.join(changed)}"
+    return f"{before!r:.120} became {after!r:.120}"
+
+
+def _settings() -> Iterator[tuple[str, Setting]]:
+    if threading.current_thread() is threading.main_thread():
+        for each in SIGNALS:
+            yield f"handler of signal {each}", (signal.getsignal(each), partial(signal.signal, each))
+    for module, names in SWITCHES.items():
+        if (loaded := sys.modules.get(module)) is not None:
+            yield from ((f"{module}.{name}", (getattr(loaded, name), partial(setattr, loaded, name))) for name in names)
+    yield "working directory", (Path.cwd(), os.chdir)
+    yield "environment", ({name: value for name, value in os.environ.items() if name not in OF_TORCH}, _put_back_environment)
+    yield "hook of uncaught errors", (sys.excepthook, partial(setattr, sys, "excepthook"))
+    yield "output and error stream", ((sys.stdout, sys.stderr), _put_back_streams)
+    yield "locale", (locale.setlocale(locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL))
+    yield "collection of garbage", (gc.isenabled(), lambda on: gc.enable() if on else gc.disable())
+    yield "handlers and level of the log", ((list(logging.root.handlers), logging.root.level), lambda _: None)
+    yield "gradients", ((torch.is_grad_enabled(), torch.is_inference_mode_enabled()), lambda were: torch.set_grad_enabled(were[0]))
+    put_back: dict[str, Callable[[Any], object]] = {
+        "default dtype": torch.set_default_dtype,
+        "number of threads": torch.set_num_threads,
+        "deterministic algorithms": torch.use_deterministic_algorithms,
+        "precision of float32 products": torch.set_float32_matmul_precision,
+        "search for anomalies": torch.autograd.set_detect_anomaly,
+        "flushing of subnormal numbers": torch.set_flush_denormal,
+    }
+    yield from ((f"torch's {name}", (value, put_back.get(name, lambda _: None))) for name, value in torch_settings().items())
+
+
+def _put_back_environment(before: dict[str, str]) -> None:
+    for name in os.environ.keys() - before.keys() - {*OF_TORCH}:
+        del os.environ[name]
+    os.environ.update(before)
+
+
+def _put_back_streams(before: tuple[Any, Any]) -> None:
+    sys.stdout, sys.stderr = before
