@@ -32,7 +32,8 @@ def parse_device(name: str) -> tuple[str, int | None]:
 def resolve_device(name: str) -> torch.device:
     """The device of that name. Only `auto`, which means CUDA, falls back to the CPU, with one warning.
 
-    Raises a ValueError for anything outside the grammar and DeviceUnavailable for a device that is not there.
+    A GPU switches torch's sums of products in a narrow dtype off, for the whole process. Raises a ValueError for anything outside the
+    grammar and DeviceUnavailable for a device that is not there.
     """
     kind, index = parse_device(name)
     if kind == "cpu":

@@ -155,7 +155,7 @@ def test_a_bad_input_is_told_from_a_bad_call() -> None:
 def test_a_bad_scale_of_nf4_is_named() -> None:
     model, name = classifier(nf4=True), "model.layers.1.mlp.up_proj.quantized.absmax"
     model.get_buffer(name)[2] = math.nan
-    assert (origin(model, BATCH) or "").startswith(f"parameter {name}: 1 NaN")
+    assert (origin(model, BATCH) or "").startswith(f"buffer {name}: 1 NaN")
 
 
 def test_it_works_where_gradients_are_off_and_inside_a_recording() -> None:

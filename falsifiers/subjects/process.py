@@ -29,6 +29,8 @@ SWITCHES = {
 """Names of a module that hold for a block of a program, and which every call of the program asks."""
 OF_TORCH = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_MODULE_LOADING")
 """Variables that torch sets when its compiler is first imported, and when it first uses a GPU."""
+CHOSEN = ("sums of bfloat16 products", "sums of float16 products")
+"""Settings of torch that hold for the process from the first choice of a GPU on, as `impl.device.resolve_device` says."""
 Setting = tuple[Any, Callable[[Any], object]]
 """A value, and what puts it back."""
 
@@ -91,7 +93,9 @@ def _settings() -> Iterator[tuple[str, Setting]]:
         "search for anomalies": torch.autograd.set_detect_anomaly,
         "flushing of subnormal numbers": torch.set_flush_denormal,
     }
-    yield from ((f"torch's {name}", (value, put_back.get(name, lambda _: None))) for name, value in torch_settings().items())
+    for name, value in torch_settings().items():
+        if name not in CHOSEN:
+            yield f"torch's {name}", (value, put_back.get(name, lambda _: None))
 
 
 def _put_back_environment(before: dict[str, str]) -> None:

@@ -171,7 +171,7 @@ def _of_the_whole_model(trial: Trial, rng: Generator, part: int) -> Iterator[Com
     plant = Plant("parameter", scales, _bad(rng))
     trainer.plant(plant)
     said = trainer.origin(part)
-    yield _said(f"scale {plant.value} in NF4", _names(said, plant, f"parameter {scales}"), scales, str(said))
+    yield _said(f"scale {plant.value} in NF4", _names(said, plant, f"buffer {scales}"), scales, str(said))
 
 
 def non_finite_stops_the_step(trial: Trial) -> list[Comparison]:

@@ -27,7 +27,6 @@ from blackswan.falsifiers.numeric.checks.refusals import refusal
 from blackswan.falsifiers.numeric.comparison import Comparison, Errors, compare
 from blackswan.falsifiers.numeric.generators import Generator, generator_for
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
-from blackswan.falsifiers.subjects.process import Process
 from blackswan.falsifiers.subjects.protocol import Lacks, Session, Subject
 from blackswan.falsifiers.system.questions import question
 from blackswan.falsifiers.system.same import same
@@ -168,6 +167,8 @@ class Trial:
 
         ContractError where the check has no argument of a name that the claim gives, or needs one that it does not give.
         """
+        from blackswan.falsifiers.subjects.process import Process
+
         check = check_of(self.claim)
         _require_arguments(self.claim, check)
         process = Process()
