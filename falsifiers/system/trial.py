@@ -172,8 +172,11 @@ class Trial:
         check = check_of(self.claim)
         _require_arguments(self.claim, check)
         process = Process()
-        found = check(self, **self.claim.arguments)
-        return [*found, *same("what is otherwise in this process afterwards", [], process.changes())]
+        try:
+            found = check(self, **self.claim.arguments)
+        finally:
+            changes = process.changes()
+        return [*found, *same("what is otherwise in this process afterwards", [], changes)]
 
     def rng(self, label: str) -> Generator:
         """A generator of the seed and a label."""

@@ -1,0 +1,45 @@
+"""What a check leaves in the process is put back before the next claim is asked, and said where the check comes to its end."""
+
+import os
+
+import pytest
+from falsifiers_claims import CLAIMS
+
+from blackswan.falsifiers.numeric.answers import SubjectError
+from blackswan.falsifiers.numeric.attack import Attack
+from blackswan.falsifiers.subjects.implementation import Implementation
+from blackswan.falsifiers.system import trial
+from blackswan.impl import validation
+
+
+@pytest.fixture
+def asked() -> trial.Trial:
+    return trial.Trial(Attack(CLAIMS["DEV-TORCH-NAMES"], Implementation("cpu"), "float32"), seed=0)
+
+
+def careless(ends_with: Exception | None) -> object:
+    def check(_: trial.Trial) -> list[object]:
+        validation._enabled, os.environ["LEFT_BY_A_CHECK"] = False, "1"
+        if ends_with:
+            raise ends_with
+        return []
+
+    return lambda _: check
+
+
+def test_what_is_left_is_said(asked: trial.Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "check_of", careless(None))
+    (found,) = asked.run()
+    assert not found.held
+    assert "validation._enabled" in str(found)
+    assert "LEFT_BY_A_CHECK" in str(found)
+    assert validation._enabled
+    assert "LEFT_BY_A_CHECK" not in os.environ
+
+
+def test_what_is_left_by_an_error_is_put_back(asked: trial.Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "check_of", careless(SubjectError("no answer")))
+    with pytest.raises(SubjectError, match="no answer"):
+        asked.run()
+    assert validation._enabled
+    assert "LEFT_BY_A_CHECK" not in os.environ
