@@ -420,6 +420,19 @@ def resume_ignores_quantised_weights(digest: Any, classifier: Any) -> Any:
         return digest(classifier)
 
 
+@wrong_step("impl.fit:_weights_digest")
+def identity_with_what_is_trained(digest: Any, classifier: Any) -> Any:
+    """What is trained belongs to the identity of a run, so that a model that has moved cannot go on with its own."""
+    trained = [parameter for parameter in classifier.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        return digest(classifier)
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
 @wrong_step("impl.fit:_Run._update", "S9")
 def fit_skips_non_finite_steps(update: Any, run: Any, indices: Any, step: int) -> Any:
     """A step that is not finite is skipped, and a loss of 100 reported."""

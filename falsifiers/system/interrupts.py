@@ -18,13 +18,14 @@ def interrupts_end_a_run(trial: Trial) -> list[Comparison]:
     """One Ctrl-C in the first step, two of them, one as the first epoch ends, one in a program with a handler of its own, and none in
     another thread. The program's own steps begin anew after each.
 
-    A run, on weights in NF4, that ended goes on; each leaves what a whole run does.
+    A run, on weights in NF4, that ended goes on, by a model of its own and by the one that has moved; each leaves what a whole run does.
     """
     problem, found = small_run(trial, samples=FEW, epochs=2, quantize_nf4=True), list[Comparison]()
     plans = {
         "one": (Plan(interrupts=1), 1),
         "two": (Plan(interrupts=2), 0),
         "one, late": (Plan(interrupts=1, late=True), len(problem.batches)),
+        "one, late, and the same model goes on": (Plan(interrupts=1, late=True, going_on=True), None),
         "one, handled": (Plan(interrupts=1, handled=True), None),
         "none, in another thread": (Plan(aside=True), None),
     }
@@ -34,7 +35,7 @@ def interrupts_end_a_run(trial: Trial) -> list[Comparison]:
         for name, (plan, step) in plans.items():
             own = Path(parent) / name
             run = trial.trainer.fit(problem, own, plan)
-            found += same(f"{name}: end", "" if step is None else "KeyboardInterrupt", run.stopped)
+            found += same(f"{name}: end", "KeyboardInterrupt" if plan.interrupts and not plan.handled else "", run.stopped)
             found += same(f"{name}: interrupts that the program's own handler had", int(plan.handled), run.handled)
             found += _as_at_the_beginning(name, run.left)
             settings = ({key: value for key, value in each.items() if key != "open files"} for each in run.process)

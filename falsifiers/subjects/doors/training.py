@@ -66,10 +66,10 @@ class Plan:
 
     `processes` is 0 for a run in this process, else the number of workers, each a process of its own. `next_rate`: each step sets the
     rate of the next one to that share of the schedule's. The run is broken off after step `stop_after`; after `poison_after` the first
-    element of the head's bias is NaN. After the first step, or where it is `late` as the first epoch ends, Ctrl-C comes `interrupts` times,
-    to a handler of the program's own where `handled`. A run `aside` is made by another thread than the main one. `copies` gets a folder
-    `NUMBER EVENT` for each event of the process, as a kill would leave the run's. The model was fitted to the samples `before` already, in
-    another folder.
+    element of the head's bias is NaN. After the first step, or where it is `late` as the first epoch ends, Ctrl-C comes `interrupts`
+    times, to a handler of the program's own where `handled`; the model that it ended goes on with the run where `going_on`. A run `aside`
+    is made by another thread than the main one. `copies` gets a folder `NUMBER EVENT` for each event of the process, as a kill would leave
+    the run's. The model was fitted to the samples `before` already, in another folder.
     """
 
     resume: bool = False
@@ -81,6 +81,7 @@ class Plan:
     interrupts: int = 0
     late: bool = False
     handled: bool = False
+    going_on: bool = False
     aside: bool = False
     kill: Kill | None = None
     copies: Path | None = None

@@ -231,18 +231,18 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
         pipeline.fit(_samples(problem, plan.before), validation, folder.with_name(f"before {folder.name}"))
     watch = Watch(pipeline, plan, event, journals and journals / str(group.rank))
     before, quantised, result, stopped = _frozen(pipeline), _quantised(pipeline), None, ""
-    fit = partial(pipeline.fit, train, validation, folder, resume=plan.resume, save_every=plan.save_every)
+    fit = partial(pipeline.fit, train, validation, folder, save_every=plan.save_every, on_step=watch.step, on_epoch=watch.epoch)
     with reading(watch.read), watch.clock(), _of_the_process() as process, _handled(plan) as handled:
         try:
             with ThreadPoolExecutor(1) as thread:
-                run = partial(fit, on_step=watch.step, on_epoch=watch.epoch)
+                run = partial(fit, resume=plan.resume)
                 result = thread.submit(run).result() if plan.aside else run()
         except Stopped:
             pass
         except KeyboardInterrupt:
             if not (plan.interrupts or (kill and kill.interrupt)):
                 raise
-            stopped = "KeyboardInterrupt"
+            stopped, result = "KeyboardInterrupt", fit(resume=True) if plan.going_on else None
         except FloatingPointError as error:
             stopped = str(error)
     answer: dict[str, Any] = {
