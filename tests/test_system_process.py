@@ -1,13 +1,15 @@
-"""What a check leaves in the process is put back before the next claim is asked, and said where the check comes to its end."""
+"""A claim's check has to leave its process as it was: a verdict says what is otherwise, and it is put back, after an error too."""
 
 import os
 
 import pytest
+import torch
 from falsifiers_claims import CLAIMS
 
 from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.subjects.implementation import Implementation
+from blackswan.falsifiers.subjects.process import Process
 from blackswan.falsifiers.system import trial
 from blackswan.impl import validation
 
@@ -15,6 +17,19 @@ from blackswan.impl import validation
 @pytest.fixture
 def asked() -> trial.Trial:
     return trial.Trial(Attack(CLAIMS["DEV-TORCH-NAMES"], Implementation("cpu"), "float32"), seed=0)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_to_turn_narrow_sums_on_is_a_change(on: bool) -> None:
+    products = torch.backends.cuda.matmul
+    usual, products.allow_bf16_reduced_precision_reduction = products.allow_bf16_reduced_precision_reduction, not on
+    try:
+        process = Process()
+        products.allow_bf16_reduced_precision_reduction = on
+        assert bool(process.changes()) is on
+        assert not products.allow_bf16_reduced_precision_reduction
+    finally:
+        products.allow_bf16_reduced_precision_reduction = usual
 
 
 def careless(ends_with: Exception | None) -> object:

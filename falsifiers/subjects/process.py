@@ -29,8 +29,8 @@ SWITCHES = {
 """Names of a module that hold for a block of a program, and which every call of the program asks."""
 OF_TORCH = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_MODULE_LOADING")
 """Variables that torch sets when its compiler is first imported, and when it first uses a GPU."""
-CHOSEN = ("sums of bfloat16 products", "sums of float16 products")
-"""Settings of torch that hold for the process from the first choice of a GPU on, as `impl.device.resolve_device` says."""
+NARROW = {"bfloat16": "allow_bf16_reduced_precision_reduction", "float16": "allow_fp16_reduced_precision_reduction"}
+"""Switches of torch that the choice of a GPU turns off for the process, as `impl.device.resolve_device` says; one turned on is a change."""
 Setting = tuple[Any, Callable[[Any], object]]
 """A value, and what puts it back."""
 
@@ -45,7 +45,8 @@ class Process:
         """What is otherwise now, in words; it is put back."""
         now, found = dict(_settings()), []
         for name, (value, put_back) in self._before.items():
-            if value != now[name][0]:
+            turned_off = name in {f"torch's sums of {dtype} products" for dtype in NARROW} and not now[name][0]
+            if value != now[name][0] and not turned_off:
                 found.append(f"{name}: {_difference(value, now[name][0])}")
                 with suppress(OSError, ValueError, TypeError, RuntimeError):  # it is reported, whether it can be put back or not
                     put_back(value)
@@ -93,9 +94,9 @@ def _settings() -> Iterator[tuple[str, Setting]]:
         "search for anomalies": torch.autograd.set_detect_anomaly,
         "flushing of subnormal numbers": torch.set_flush_denormal,
     }
-    for name, value in torch_settings().items():
-        if name not in CHOSEN:
-            yield f"torch's {name}", (value, put_back.get(name, lambda _: None))
+    products = torch.backends.cuda.matmul
+    put_back |= {f"sums of {dtype} products": partial(setattr, products, switch) for dtype, switch in NARROW.items()}
+    yield from ((f"torch's {name}", (value, put_back.get(name, lambda _: None))) for name, value in torch_settings().items())
 
 
 def _put_back_environment(before: dict[str, str]) -> None:

@@ -54,9 +54,11 @@ class Devices(Door):
             products = torch.backends.cuda.matmul
             before = products.allow_bf16_reduced_precision_reduction, products.allow_fp16_reduced_precision_reduction
             products.allow_bf16_reduced_precision_reduction = products.allow_fp16_reduced_precision_reduction = True
-            found = device.resolve_device(name)
-        narrow = products.allow_bf16_reduced_precision_reduction or products.allow_fp16_reduced_precision_reduction
-        products.allow_bf16_reduced_precision_reduction, products.allow_fp16_reduced_precision_reduction = before
+            try:
+                found = device.resolve_device(name)
+                narrow = products.allow_bf16_reduced_precision_reduction or products.allow_fp16_reduced_precision_reduction
+            finally:
+                products.allow_bf16_reduced_precision_reduction, products.allow_fp16_reduced_precision_reduction = before
         return Chosen(found.type, found.index or 0, len(caught), found.type == "cuda" and bool(narrow))
 
     def attend(self, batch: int, seq: int, meminfo: Path) -> Array:
