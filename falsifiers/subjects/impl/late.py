@@ -61,7 +61,9 @@ def freed_too_soon(device: torch.device) -> Iterator[list[str]]:
         made.outputs |= touched.outputs
 
         def waited() -> Any:
-            freed.extend(name for storage, name in touched.inputs.items() if storage.expired() and storage not in made.outputs)
+            for storage, name in touched.inputs.items():
+                if storage not in made.outputs and storage.expired():  # type: ignore[no-untyped-call]  # torch
+                    freed.append(name)
             held.clear()
             return wait()
 
@@ -71,11 +73,11 @@ def freed_too_soon(device: torch.device) -> Iterator[list[str]]:
         yield freed
 
 
-class _Touched(TorchDispatchMode):
+class _Touched(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     """The memory that operations read inside the block, with the first that does, and what memory they made."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch
         self.inputs: dict[StorageWeakRef, str] = {}
         self.outputs: set[StorageWeakRef] = set()
 
@@ -89,7 +91,8 @@ class _Touched(TorchDispatchMode):
 
 
 def _storages(values: Any) -> set[StorageWeakRef]:
-    return {StorageWeakRef(each.untyped_storage()) for each in tree_leaves(values) if isinstance(each, torch.Tensor)}
+    tensors = (each for each in tree_leaves(values) if isinstance(each, torch.Tensor))
+    return {StorageWeakRef(each.untyped_storage()) for each in tensors}  # type: ignore[no-untyped-call]  # torch
 
 
 @contextmanager
