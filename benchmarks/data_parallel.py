@@ -95,13 +95,13 @@ def _compared(options: argparse.Namespace, group: Group, device: torch.device) -
         return _run(trainer, members, options, samples, config.vocab)
 
     alone = train(ALONE, options.batch) if group.rank == 0 else None
-    group.barrier()
+    group.gather_text("")  # the others begin when rank 0 has been alone
     together = train(group, options.batch)
     weak = train(group, options.batch * group.size)
     digests = [group.gather_text(_digest(curve.trainer)) for curve in (together, weak)]
     first = torch.tensor(alone.losses if alone else [0.0] * options.steps, dtype=torch.float64)
-    losses = group.broadcast(first).tolist()
-    rate = float(group.broadcast(torch.tensor(alone.rate if alone else 0.0, dtype=torch.float64)))
+    losses = group.gather(first)[0].tolist()
+    rate = float(group.gather(torch.tensor(alone.rate if alone else 0.0, dtype=torch.float64))[0])
     return {
         "model": options.model,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",

@@ -49,14 +49,8 @@ class Group(Protocol):
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over the ranks, added in their order: the same bits on each rank and in each run."""
 
-    def broadcast(self, tensor: Tensor) -> Tensor:
-        """Rank 0's tensor; the others give one of the same shape and dtype."""
-
     def gather_text(self, text: str) -> list[str]:
         """The text of each rank, in their order."""
-
-    def barrier(self) -> None:
-        """Returns when every rank has come here."""
 
 
 class Alone:
@@ -72,16 +66,9 @@ class Alone:
         """The tensor."""
         return tensor
 
-    def broadcast(self, tensor: Tensor) -> Tensor:
-        """The tensor."""
-        return tensor
-
     def gather_text(self, text: str) -> list[str]:
         """The text as the only one."""
         return [text]
-
-    def barrier(self) -> None:
-        """Nobody to wait for."""
 
 
 ALONE: Group = Alone()
@@ -109,23 +96,12 @@ class DistributedGroup:
         parts = [_added(self.gather(part)) for part in torch.split(tensor.detach().flatten(), _CHUNK)]
         return torch.cat(parts).view(tensor.shape)
 
-    def broadcast(self, tensor: Tensor) -> Tensor:
-        """As in Group."""
-        own = tensor.detach().to(self._device, copy=True).contiguous()
-        with self._reported("broadcast"):
-            dist.broadcast(own, src=0)
-        return own.to(tensor.device)
-
     def gather_text(self, text: str) -> list[str]:
         """As in Group."""
         own = torch.tensor(list(text.encode(errors="backslashreplace")), dtype=torch.uint8)
         lengths = self.gather(torch.tensor(len(own))).tolist()
         padded = torch.cat([own, own.new_zeros(max(lengths) - len(own))])
         return [bytes(row[:length].tolist()).decode() for row, length in zip(self.gather(padded), lengths, strict=True)]
-
-    def barrier(self) -> None:
-        """As in Group."""
-        self.gather(torch.zeros(1)).tolist()
 
     @contextmanager
     def _reported(self, what: str) -> Iterator[None]:

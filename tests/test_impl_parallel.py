@@ -41,7 +41,6 @@ def test_collectives_of_three() -> None:
         answer = outcome.answer
         np.testing.assert_array_equal(answer["sum"], np.arange(6).reshape(2, 3) * 111.0)
         np.testing.assert_array_equal(answer["rows"], [[0, -1], [1, -1], [2, -1]])
-        np.testing.assert_array_equal(answer["broadcast"], np.arange(6).reshape(2, 3) + 5.0)
         assert answer["texts"].tolist() == ["", "ä", "ää"]
         assert answer["empty"].shape == (0,)
         assert answer["rounded"].tolist() == [1.0]
@@ -89,7 +88,6 @@ def test_fingerprints() -> None:
 def test_alone_nothing_is_exchanged() -> None:
     tensor = torch.randn(3)
     assert ALONE.sum(tensor) is tensor
-    assert ALONE.broadcast(tensor) is tensor
     assert ALONE.gather(tensor).shape == (1, 3)
     assert ALONE.gather_text("x") == ["x"]
     with pytest.raises(KeyError, match="as it was"), together(ALONE):

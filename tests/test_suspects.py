@@ -15,10 +15,13 @@ from blackswan.falsifiers.diagnosis.run_failures import recorded
 from blackswan.falsifiers.diagnosis.suspects import NAMED, executed, program, suspects, words
 from blackswan.falsifiers.mutants import subject as mutated
 from blackswan.falsifiers.mutants.registry import STEPS
+from blackswan.falsifiers.numeric.answers import SubjectError
+from blackswan.falsifiers.numeric.answers import raised as raised_instead
 from blackswan.falsifiers.runner.engine import Options, falsify
 from blackswan.falsifiers.runner.terminal import story
 from blackswan.falsifiers.runner.verdict import Culprit, State
 from blackswan.falsifiers.subjects.implementation import Implementation
+from blackswan.falsifiers.system.trial import came_through
 from blackswan.impl import corpus, fit, samples
 from blackswan.impl.operations import attention, optimisation
 from blackswan.reports import words as report_words
@@ -83,6 +86,21 @@ def test_a_failure_of_another_claim_in_the_same_words_counts(monkeypatch):
     other = next(name for name in recorded()["TRN-RUN-STEPS"] if name in STEPS)
     place = recorded()["TRN-RUN-STEPS"][other]
     assert program().defined(STEPS[other].step) in suspects(replace(CLAIMS["TRN-RUN-STEPS"], id="TRN-RUN-STEPS-ANEW"), place)
+
+
+def test_a_function_that_an_error_came_through_is_a_suspect(monkeypatch):
+    """Functions of others are not named, and neither is the folder in which a file lies."""
+    with pytest.raises(ValueError, match="effective batch") as raised:
+        samples.effective_batches([1], 0)
+    came = came_through(raised.value)
+    assert came == " (raised in impl.samples:effective_batches)"
+    assert came_through(ValueError("of nobody")) == ""
+    found = raised_instead(SubjectError(f"raised ValueError: /tmp/a b/x.apr: bad{came}"))
+    assert found.where.endswith(f"x.apr: bad{came}")
+    for weight in ("KIN", "WORDS"):
+        monkeypatch.setattr(f"blackswan.falsifiers.diagnosis.suspects.{weight}", 0.0)
+    assert "impl.samples:effective_batches" in suspects(CLAIMS["APR-TOKENIZER"], found.where)
+    assert "impl.samples:effective_batches" not in suspects(CLAIMS["APR-TOKENIZER"], found.tensor)
 
 
 def test_calls_inside_the_block_are_named_by_module_and_function_and_tracing_ends():

@@ -53,13 +53,13 @@ def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: S
         mutant, distance = find_in_call(claim, found.call, case, subject, left_out)
     if found is None:
         found = _unexplained(claim, comparison, mutant)
-    named = suspects(claim, comparison.tensor if comparison else "", ran) if subject.name == "impl" else ()
+    named = suspects(claim, comparison.where if comparison else "", ran) if subject.name == "impl" else ()
     return Culprit(found.operation, found.path, found.explanation, mutant, distance, named)
 
 
 def _in_the_program(claim: Claim, comparison: Comparison) -> Culprit | None:
     """The functions whose mutants fail the claim, and the suspects; the first of these where no mutant is known."""
-    found, named = like_failing(claim, comparison), suspects(claim, comparison.tensor) if claim.system else ()
+    found, named = like_failing(claim, comparison), suspects(claim, comparison.where) if claim.system else ()
     if found is None and named:
         found = Culprit(named[0], place(comparison.tensor), "no wrong version of a function is known to fail this claim")
     return found and replace(found, suspects=named)

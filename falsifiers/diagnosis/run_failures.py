@@ -49,7 +49,7 @@ def record(killed: Iterable[tuple[str, str, str]], kept: Iterable[str] = ()) -> 
 def like_failing(claim: Claim, comparison: Comparison) -> Culprit | None:
     """The functions whose mutants fail the claim at the same place; else those of all its mutants. None where no mutant is known."""
     known = {name: at for name, at in recorded().get(claim.id, {}).items() if name in STEPS}
-    alike = [name for name, at in known.items() if at == place(comparison.tensor)]
+    alike = [name for name, at in known.items() if at == place(comparison.where)]
     steps: dict[str, list[str]] = {}
     for name in alike or known:
         steps.setdefault(STEPS[name].step, []).append(name)

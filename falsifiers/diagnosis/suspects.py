@@ -1,9 +1,9 @@
 """Suspects of a falsified claim: the functions of `impl` that its words and the failures of mutants point to. They are ranked, not proven.
 
-Three things count for a function. Mutants of it were seen to fail the claim at the same place (`run_failures`); one of its mutants was seen
-to fail at a place, of this claim or another, whose words are alike; and its source says the words of the claim and of the place. The
-weights were chosen on rounds 1 to 3 of `benchmarks/attackers`; `benchmarks/README.md` has the hit rates. Of a claim on an operation only
-functions are ranked that ran while the subject answered.
+Four things count for a function. Mutants of it were seen to fail the claim at the same place (`run_failures`); an error that stands in an
+answer's place came through it; one of its mutants was seen to fail at a place, of this claim or another, whose words are alike; and its
+source says the words of the claim and of the place. The weights were chosen on rounds 1 to 3 of `benchmarks/attackers`;
+`benchmarks/README.md` has the hit rates. Of a claim on an operation only functions are ranked that ran while the subject answered.
 """
 
 import ast
@@ -23,8 +23,9 @@ from blackswan.falsifiers.diagnosis.run_failures import NAMED, place, recorded
 from blackswan.falsifiers.mutants.registry import STEPS
 
 SOURCES = Path(__file__).parents[2] / "impl"
-ALIKE, KIN, WORDS = 2.0, 1.0, 0.1
-"""Weights: of a mutant that fails at the same place, up to MOST_ALIKE; of the likeness of the nearest failure; of the score by words."""
+ALIKE, THROUGH, KIN, WORDS = 2.0, 1.0, 1.0, 0.1
+"""Weights: of a mutant that fails at the same place, up to MOST_ALIKE; of a function that an error came through; of the likeness of the
+nearest failure; of the score by words."""
 MOST_ALIKE = 2
 SATURATION, LENGTH = 1.2, 0.75
 """The usual k₁ and b of BM25 (Robertson & Zaragoza 2009, doi:10.1561/1500000019)."""
@@ -49,11 +50,15 @@ class Program:
 def suspects(claim: Claim, tensor: str, among: Collection[str] | None = None) -> tuple[str, ...]:
     """The most suspicious functions, at most three, the most suspicious first; of those `among`, where given.
 
-    `tensor` is the name of what was found wrong.
+    `tensor` is the name of what was found wrong, or what was raised (`Comparison.where`).
     """
     alike, kin, words = _alike(claim, tensor), _kin(claim, tensor), _by_words(claim, tensor)
+    through = set(re.findall(r"\bimpl[\w.]*:[\w.]*\w", tensor))
     names = [name for name in program().functions if among is None or name in among]
-    scores = {name: ALIKE * min(alike[name], MOST_ALIKE) + KIN * kin.get(name, 0.0) + WORDS * words[name] for name in names}
+    scores = {
+        name: ALIKE * min(alike[name], MOST_ALIKE) + THROUGH * (name in through) + KIN * kin.get(name, 0.0) + WORDS * words[name]
+        for name in names
+    }
     return tuple(sorted((name for name in names if scores[name] > 0), key=lambda name: -scores[name])[:NAMED])
 
 

@@ -48,6 +48,7 @@ for _module in (
         "command_failures",
         "far_effects",
         "inputs",
+        "misuse",
         "unusual_files",
         "other_doors",
         "warm_up",

@@ -145,7 +145,7 @@ def predict_strips_arguments(text: Any, given: str) -> Any:
 def confusion_of_one_worker(evaluate: Any, trainer: Any, *given: Any) -> Any:
     """Counts are those of a worker's own share."""
     kept, add = trainer.group, trainer.group.sum
-    trainer.group = SimpleNamespace(rank=kept.rank, size=kept.size, gather=kept.gather, gather_text=kept.gather_text, barrier=kept.barrier)
+    trainer.group = SimpleNamespace(rank=kept.rank, size=kept.size, gather=kept.gather, gather_text=kept.gather_text)
     trainer.group.sum = lambda tensor: add(tensor) if tensor.is_floating_point() else tensor
     try:
         return evaluate(trainer, *given)

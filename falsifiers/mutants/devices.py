@@ -144,6 +144,17 @@ def fused_gate_written_while_read(backward: Step, self: Any, *given: Any) -> Any
         self._side = side
 
 
+@wrong_step("impl.fused.linear:FusedLinear.backward")
+def fused_inputs_freed_early(backward: Step, self: Any, *given: Any) -> Any:
+    """Nobody holds what the factors' gradients are computed from, beside the next products."""
+    side = self._shared.side
+    side.later = lambda work, *_: type(side).later(side, work)
+    try:
+        return backward(self, *given)
+    finally:
+        del side.later
+
+
 wrong_step("impl.fused.layer:BUFFERS", name="fused_buffer_shared", doc="The next weight is dequantised over the one that a product reads.")(
     lambda _: (0, 0, 0, 0)
 )

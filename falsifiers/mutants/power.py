@@ -174,7 +174,7 @@ def cell(attack: RememberingAttack, drawn: Sequence[Case], name: str | None, due
             examination.case(case)
         except Falsified as falsified:
             if not first:
-                first, reason, tensor = number, str(falsified), falsified.comparison.tensor
+                first, reason, tensor = number, str(falsified), falsified.comparison.where
             if not due or falsified.comparison.headroom >= ENOUGH:
                 break
         except Lacks as lacking:

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from blackswan.falsifiers.numeric.comparison import Comparison, broken
+from blackswan.falsifiers.numeric.comparison import NO_ANSWER, Comparison, broken
 from blackswan.falsifiers.numeric.precision import is_real
 from blackswan.falsifiers.subjects.protocol import Lacks
 from blackswan.reference.table import Array
@@ -66,4 +66,4 @@ def _kind(answer: object) -> str:
 
 def raised(error: SubjectError) -> Comparison:
     """The comparison of an answer that never came, or that no number can be compared with."""
-    return error.comparison if isinstance(error, NotFiniteError) else broken("(no answer)", str(error))
+    return error.comparison if isinstance(error, NotFiniteError) else broken(NO_ANSWER, str(error))

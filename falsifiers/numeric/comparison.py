@@ -3,6 +3,7 @@
 Accepts by `<=` only, so NaN never passes.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import add, mul
@@ -66,6 +67,9 @@ def ratio(error: float, limit: float) -> float:
     return float(found) if found == found else np.inf
 
 
+NO_ANSWER = "(no answer)"
+
+
 @dataclass(frozen=True)
 class Comparison:
     """One tensor's comparison. `reason` says what failed first; `rejected` that the case proves nothing for this tensor."""
@@ -83,6 +87,14 @@ class Comparison:
     ulp: float | None = None
     cosine: float | None = None
     rejected: bool = False
+
+    @property
+    def where(self) -> str:
+        """The tensor; where no answer came, with what the subject raised, and of paths the last part."""
+        if self.tensor != NO_ANSWER:
+            return self.tensor
+        without_folders = re.sub(r"/[^\s:]*/", "", self.reason or "")
+        return f"{NO_ANSWER} {without_folders}"
 
     def describe(self) -> dict[str, Any]:
         """The comparison as a record has it."""

@@ -111,7 +111,7 @@ def last_rows_are_as_alone(trial: Trial) -> list[Comparison]:
 
 
 def late_streams_change_nothing(trial: Trial) -> list[Comparison]:
-    """A step through the hand-written layers on NF4 leaves the same bits, whichever of its streams is late."""
+    """A step through the hand-written layers on NF4 leaves the same bits, whichever of its streams is late, and frees nothing too soon."""
     rng, contents = trial.rng("late"), dict[str, dict[str, bytes]]()
     lates, layers = (("main", "side"), 2) if trial.on_gpu else (("side",), 1)
     work = replace(small(rng, trial.seed, nf4=True), backend="fused", targets="all", layers=layers, batch=2)
@@ -120,7 +120,9 @@ def late_streams_change_nothing(trial: Trial) -> list[Comparison]:
         trainer = trial.devices.trainer(work, weights)
         trainer.step_late(late)
         contents[late] = trainer.content()
-    return [each for late in lates for each in same(f"late: {late}", contents["none"], contents[late])]
+    freed = trial.devices.trainer(work, weights).freed_too_soon()
+    bits = [each for late in lates for each in same(f"late: {late}", contents["none"], contents[late])]
+    return [*same("read beside after it was freed", [], freed), *bits]
 
 
 def origin_is_named(trial: Trial) -> list[Comparison]:

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from blackswan.falsifiers.subjects.impl.ownership import Ownership
     from blackswan.falsifiers.subjects.impl.pretrainer import Pretrainer
 
+LAST = 3
+"""So many functions that an error came through are named."""
 Check = Callable[..., list[Comparison]]
 Rounded = Callable[[Arrays, Table], dict[str, Array]]
 C = TypeVar("C", bound=Check)
@@ -211,6 +213,17 @@ class Trial:
         return replace(refusal(ask, error, message), tensor=name)
 
 
+def came_through(error: BaseException) -> str:
+    """The last functions of `impl`, three at most, that an error came through: ` (raised in impl.fit:fit, impl.samples:batches)`."""
+    names, at = list[str](), error.__traceback__
+    while at is not None:
+        module, function = at.tb_frame.f_globals.get("__name__", ""), at.tb_frame.f_code.co_qualname.partition(".<locals>")[0]
+        if module.startswith("blackswan.impl."):
+            names.append(f"{module.removeprefix('blackswan.')}:{function}")
+        at = at.tb_next
+    return f" (raised in {', '.join(dict.fromkeys(names[-LAST:]))})" if names else ""
+
+
 class _Asked:
     """A door, or a session that one opened, whose every call is a question to the subject."""
 
@@ -238,7 +251,7 @@ class _Asked:
         except (Lacks, SubjectError):
             raise
         except Exception as error:  # whatever a subject raises, where it had to answer, is a finding about the subject
-            raise SubjectError(f"raised {type(error).__name__}: {error}") from error
+            raise SubjectError(f"raised {type(error).__name__}: {error}{came_through(error)}") from error
         if isinstance(answer, Session):
             return _Asked(answer, self._non_finite, self._name, self._attack)
         for name, value in _numbers("answer", answer):

@@ -311,6 +311,9 @@ class Trainer(Protocol):
     def pipeline(self, problem: Problem) -> Pipeline:
         """The model as the run would begin with it."""
 
+    def misuse(self, problem: Problem, name: str) -> None:
+        """Calls a part of the library with what it has to refuse; `falsifiers.system.misuse` has the names."""
+
     def fit_files(self, entry: str, settings: dict[str, Any], output: Path, **files: Path) -> list[Read]:
         """A run on the checkpoint `model`, the corpus `corpus` and perhaps `validation`; by the `pipeline`, or by the `command`."""
 

@@ -179,6 +179,14 @@ class PlacedTrainer(Session):
         with late_stream(late, self._place):
             self._trainer.train_batch(self._batch)
 
+    def freed_too_soon(self) -> list[str]:
+        """A step through the hand-written layers; which operations beside the products read a tensor that was gone too soon."""
+        from blackswan.falsifiers.subjects.impl.late import freed_too_soon  # imports Triton
+
+        with freed_too_soon(self._place) as freed:
+            self._trainer.train_batch(self._batch)
+        return freed
+
     def origin(self, part: int, class_weights: Array | None = None) -> str | None:
         """Says where a value that is not finite comes from; parameters are searched `part` numbers at a time."""
         weights = None if class_weights is None else torch.from_numpy(class_weights.copy()).to(self._place)

@@ -7,6 +7,9 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from blackswan.impl.fused import packing, step
 from blackswan.impl.fused.side import SideStream
@@ -36,6 +39,60 @@ def late_stream(late: str, device: torch.device) -> Iterator[None]:
     late_work = mock.patch.object(SideStream, "run", on_gpu if device.type == "cuda" else on_cpu)
     with late_work, few_tokens() if device.type == "cpu" else nullcontext():
         yield
+
+
+@contextmanager
+def freed_too_soon(device: torch.device) -> Iterator[list[str]]:
+    """Tells, after the block, which operations beside the products read a tensor that was gone before they were waited for.
+
+    The next tensor takes the memory of one that is gone, while a stream beside may still read it. What was made beside is given back in the
+    order of that stream, and may go. On a CPU, which is done with the work at once, what is named as read is held here until then.
+    """
+    run, made, freed = SideStream.run, _Touched(), list[str]()
+
+    def watched(self: SideStream, work: Callable[[], Any], *read: object) -> Callable[[], Any]:
+        touched, held = _Touched(), [] if device.type == "cuda" else list(read)
+
+        def begun() -> Any:
+            with touched:
+                return work()
+
+        wait = run(self, begun, *read)
+        made.outputs |= touched.outputs
+
+        def waited() -> Any:
+            for storage, name in touched.inputs.items():
+                if storage not in made.outputs and storage.expired():  # type: ignore[no-untyped-call]  # torch
+                    freed.append(name)
+            held.clear()
+            return wait()
+
+        return waited
+
+    with mock.patch.object(SideStream, "run", watched), few_tokens() if device.type == "cpu" else nullcontext():
+        yield freed
+
+
+class _Touched(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
+    """The memory that operations read inside the block, with the first that does, and what memory they made."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch
+        self.inputs: dict[StorageWeakRef, str] = {}
+        self.outputs: set[StorageWeakRef] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        read = _storages((args, kwargs))
+        for storage in read:
+            self.inputs.setdefault(storage, str(func))
+        self.outputs |= _storages(result) - read
+        return result
+
+
+def _storages(values: Any) -> set[StorageWeakRef]:
+    tensors = (each for each in tree_leaves(values) if isinstance(each, torch.Tensor))
+    return {StorageWeakRef(each.untyped_storage()) for each in tensors}  # type: ignore[no-untyped-call]  # torch
 
 
 @contextmanager

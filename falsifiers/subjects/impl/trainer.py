@@ -26,6 +26,7 @@ from blackswan.falsifiers.subjects.doors.training import Epoch, Fault, Kept, Pla
 from blackswan.falsifiers.subjects.guards import random_states, torch_settings
 from blackswan.falsifiers.subjects.impl import Door, parallel_steps
 from blackswan.falsifiers.subjects.impl.kill_points import Copies, KillPoints, file_events, sums
+from blackswan.falsifiers.subjects.impl.misuse import misuses
 from blackswan.falsifiers.subjects.impl.watching import Note, Stopped, Watch, on_host, read_notes, reading, state_of
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.falsifiers.subjects.protocol import Session
@@ -85,6 +86,10 @@ class Trainer(Door):
     def pipeline(self, problem: Problem) -> "Pipeline":
         """The model as the run would begin with it."""
         return Pipeline(_pipeline(problem, self._device, ALONE), _samples(problem, problem.training))
+
+    def misuse(self, problem: Problem, name: str) -> None:
+        """Calls a part of the library with what it has to refuse."""
+        misuses(_pipeline(problem, self._device, ALONE))[name]()
 
     def fit_files(self, entry: str, settings: dict[str, Any], output: Path, **files: Path) -> list[Read]:
         """A run on files, by the pipeline or by the command."""

@@ -1,0 +1,34 @@
+"""Arguments that parts of the library take and should refuse."""
+
+from typing import Any
+
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+wrong_steps(
+    "impl.trainer:Trainer.__init__",
+    by=lambda given: lambda init, self, classifier, **settings: init(self, classifier, **{**settings, **given(settings)}),
+    trainer_takes_any_norm=(
+        "A norm that bounds nothing is none.",
+        lambda settings: {"max_norm": norm if (norm := settings.get("max_norm")) is not None and norm > 0 else None},
+    ),
+    trainer_drops_class_weights=(
+        "Class weights that stand beside several labels are dropped.",
+        lambda settings: {"class_weights": None} if settings.get("multi_label") else {},
+    ),
+)
+wrong_step("impl.trainer:Trainer._require_batch", name="trainer_takes_any_batch", doc="Tokens, mask and labels are taken in any shape.")(
+    lambda *_: None
+)
+wrong_step("impl.group:shard", name="share_of_any_rank", doc="A rank outside of the group has the share of a rank inside.")(
+    lambda shard, indices, rank, size: shard(indices, rank % size, size)
+)
+wrong_step("impl.samples:effective_batches", name="batches_of_nothing", doc="Batches of less than one sample have one.")(
+    lambda batches, order, size: batches(order, max(size, 1))
+)
+wrong_step("impl.memory:require_counts", name="estimate_of_nothing", doc="An estimate of no sample is made.")(lambda *_, **__: None)
+
+
+@wrong_step("impl.tokens:Tokens.__init__")
+def tokens_of_any_length(init: Any, self: Any, max_seq_len: int, padding_side: str) -> None:
+    """A length below one is one, and an unknown padding side the right one."""
+    init(self, max(max_seq_len, 1), padding_side if padding_side in ("left", "right") else "right")

@@ -1,0 +1,96 @@
+"""Parts of the library, called with what they have to refuse."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from blackswan.impl import adapter, corpus, dispatch, group, memory, samples
+from blackswan.impl.pipeline import ClassifyPipeline
+from blackswan.impl.tokens import ByteTokens
+from blackswan.impl.trainer import Batch, Trainer
+
+Calls = Iterator[tuple[str, Callable[[], object]]]
+
+
+def misuses(pipeline: ClassifyPipeline) -> dict[str, Callable[[], object]]:
+    """The calls by their names, which `falsifiers.system.misuse` knows too."""
+    return dict([*_of_trainers(pipeline), *_of_batches(pipeline), *_of_counts(pipeline), *_of_files(pipeline)])
+
+
+def _of_trainers(pipeline: ClassifyPipeline) -> Calls:
+    several = pipeline.trainer.multi_label
+    make = partial(Trainer, pipeline.classifier, total_steps=None, micro_batch=2, learning_rate=0.1, multi_label=several)
+    for norm in (0.0, -1.0, float("nan")):
+        yield f"a norm of {norm}", partial(make, max_norm=norm)
+    weights = torch.ones(pipeline.classifier.adaptation.classes)
+    yield "class weights with several labels", partial(make, class_weights=weights, multi_label=True)
+
+    def without_gradient() -> None:
+        trainer = make()
+        next(iter(trainer.optimiser.parameters.values())).requires_grad_(False)
+        trainer.train_batch(_batch(pipeline))
+
+    yield "a parameter without a gradient", without_gradient
+
+
+def _of_batches(pipeline: ClassifyPipeline) -> Calls:
+    batch = _batch(pipeline)
+    classes = pipeline.classifier.adaptation.classes
+    bad = {
+        "a row of tokens without a batch": replace(batch, input_ids=batch.input_ids[0], mask=batch.mask[0]),
+        "a mask of another shape": replace(batch, mask=batch.mask[:, :1]),
+        "tokens in no column": replace(batch, input_ids=batch.input_ids[:, :0], mask=batch.mask[:, :0]),
+        "labels of the other kind": replace(batch, labels=torch.zeros(2, classes) if batch.labels.ndim == 1 else torch.zeros(2).long()),
+        "labels in the other dtype": replace(batch, labels=batch.labels.float() if batch.labels.ndim == 1 else batch.labels.long()),
+        "a label for no sample": replace(batch, labels=torch.cat([batch.labels, batch.labels[:1]])),
+        "a label in a row of its own": replace(batch, labels=batch.labels[None]),
+    }
+    for name, given in bad.items():
+        for call in ("train_batch", "accumulate", "forward_only"):
+            yield f"{call}: {name}", partial(getattr(pipeline.trainer, call), given)
+    for call in ("train_batch", "accumulate"):
+        yield f"{call}: no sample", partial(getattr(pipeline.trainer, call), Batch(batch.input_ids[:0], batch.mask[:0], batch.labels[:0]))
+
+
+def _of_counts(pipeline: ClassifyPipeline) -> Calls:
+    for rank in (-1, 2):
+        yield f"the share of rank {rank} of 2", partial(group.shard, [1, 2, 3], rank, 2)
+    for size in (0, -1):
+        yield f"batches of {size}", partial(samples.effective_batches, [1, 2], size)
+        yield f"texts of {size} tokens", partial(ByteTokens, size, "right")
+    yield "padding in the middle", partial(ByteTokens, 4, "middle")
+    config, adaptation = pipeline.classifier.config, pipeline.classifier.adaptation
+    for name in ("batch", "seq", "accumulation"):
+        counts: dict[str, Any] = {"batch": 1, "seq": 1, "accumulation": 1, name: 0}
+        yield f"an estimate of {name} 0", partial(memory.estimate, config, adaptation, dtype=torch.float32, device="cpu", **counts)
+    for name, labels, lengths in (("a length fewer", [0, 1], [1]), ("a length more", [0], [1, 1]), ("no sample", [], [])):
+        yield f"statistics of {name}", partial(corpus.statistics, np.array(labels, np.int64), 2, np.array(lengths, np.int64))
+
+
+def _of_files(pipeline: ClassifyPipeline) -> Calls:
+    def in_no_folder() -> None:
+        with tempfile.TemporaryDirectory() as parent:
+            adapter.load_adapter(Path(parent) / "none", pipeline.classifier.config)
+
+    yield "an adapter in no folder", in_no_folder
+    yield "a backend of no name", lambda: _entered(dispatch.backend("cuda"))
+    yield "an operation of no name in another's place", lambda: _entered(dispatch.replaced({"rmsnorm": len}))
+
+
+def _entered(block: AbstractContextManager[Any]) -> None:
+    with block:
+        pass
+
+
+def _batch(pipeline: ClassifyPipeline) -> Batch:
+    ids, classes = torch.ones(2, 3, dtype=torch.int64, device=pipeline.device), pipeline.classifier.adaptation.classes
+    labels: Sequence[int] = (2, classes) if pipeline.trainer.multi_label else (2,)
+    dtype = torch.float32 if pipeline.trainer.multi_label else torch.int64
+    return Batch(ids, torch.ones_like(ids, dtype=torch.bool), torch.zeros(labels, dtype=dtype, device=pipeline.device))

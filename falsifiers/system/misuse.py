@@ -1,0 +1,46 @@
+"""Arguments that parts of the library have to refuse, where a program calls them by itself."""
+
+from functools import partial
+
+from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.system.run_problem import small_run
+from blackswan.falsifiers.system.trial import Trial
+
+BATCHES = {
+    "a row of tokens without a batch": "input_ids",
+    "a mask of another shape": "mask",
+    "tokens in no column": "input_ids",
+    "labels of the other kind": "labels",
+    "labels in the other dtype": "labels",
+    "a label for no sample": "labels",
+    "a label in a row of its own": "labels",
+}
+"""What is wrong with a batch, and a word of the refusal."""
+MISUSES = {
+    **{f"a norm of {norm}": ("max_norm", "ValueError") for norm in (0.0, -1.0, float("nan"))},
+    "class weights with several labels": ("class weights", "ValueError"),
+    "a parameter without a gradient": ("has no gradient", "RuntimeError"),
+    **{f"{call}: {name}": (word, "ValueError") for call in ("train_batch", "accumulate", "forward_only") for name, word in BATCHES.items()},
+    **{f"{call}: no sample": ("empty", "ValueError") for call in ("train_batch", "accumulate")},
+    **{f"the share of rank {rank} of 2": (f"rank {rank}", "ValueError") for rank in (-1, 2)},
+    **{f"batches of {size}": ("batch", "ValueError") for size in (0, -1)},
+    **{f"texts of {size} tokens": ("max_seq_len", "ValueError") for size in (0, -1)},
+    "padding in the middle": ("padding_side", "ValueError"),
+    **{f"an estimate of {name} 0": (name, "ValueError") for name in ("batch", "seq", "accumulation")},
+    **{f"statistics of {name}": ("length", "ValueError") for name in ("a length fewer", "a length more", "no sample")},
+    "an adapter in no folder": ("no such folder", "FileNotFoundError"),
+    "a backend of no name": ("cuda", "ValueError"),
+    "an operation of no name in another's place": ("rmsnorm", "KeyError"),
+}
+"""Each misuse with a word of its refusal and the error's type."""
+
+
+def arguments_are_refused(trial: Trial) -> list[Comparison]:
+    """Of a trainer with one label a sample and of one with several."""
+    found = []
+    for several in (False, True):
+        problem = small_run(trial, multi_label=several)
+        for name, (message, error) in MISUSES.items():
+            told = f"{name}, {'several labels' if several else 'one label'} a sample"
+            found.append(trial.refuses(told, partial(trial.trainer.misuse, problem, name), message, error))
+    return found
