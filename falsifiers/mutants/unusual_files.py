@@ -219,6 +219,20 @@ def changed_apr_files_read(read: Step, file: Path, start: int, length: int, _: A
     return read(file, start, length, _state_now(file))
 
 
+@wrong_step("impl.checkpoint:read_span")
+def files_changed_in_seconds(read: Step, file: Path, start: int, length: int, state: tuple[int, int]) -> Any:
+    """The time of a file's last change is compared in whole seconds."""
+    size, when = _state_now(file)
+    return read(file, start, length, (size, when) if (size, when // 10**9) == (state[0], state[1] // 10**9) else state)
+
+
+@wrong_step("impl.apr_checkpoint:read_span")
+def apr_files_changed_for_later(read: Step, file: Path, start: int, length: int, state: tuple[int, int]) -> Any:
+    """Only an .apr file with a later time than that of its opening has changed."""
+    size, when = _state_now(file)
+    return read(file, start, length, (size, when) if size == state[0] and when <= state[1] else state)
+
+
 def _state_now(file: Path) -> tuple[int, int]:
     """The size of a file and the time of its last change."""
     return file.stat().st_size, file.stat().st_mtime_ns
