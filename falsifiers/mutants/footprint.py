@@ -260,6 +260,17 @@ def double_quantize_in_float32_alone(init: Step, self: Any, config: Any, adaptat
 
 
 wrong_steps("impl.memory:_library_workspace", estimate_without_workspaces=("The workspaces of libraries are not counted.", lambda *_: 0))
+wrong_steps(
+    "impl.memory:_library_workspace",
+    estimate_of_the_current_card=(
+        "The card that is current is asked, whichever is meant.",
+        lambda right, device: right(torch.device(device.type)),
+    ),
+    estimate_without_numbered_cards=(
+        "A device with a number has no workspaces.",
+        lambda right, device: right(device) if device.index is None else 0,
+    ),
+)
 wrong_steps("impl.memory:BLOCK", estimate_without_blocks=("Nothing is rounded up to the blocks of CUDA's allocator.", lambda _: 1))
 
 

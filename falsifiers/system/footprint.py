@@ -57,7 +57,7 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     """The estimate has every part of the run, and weights and moments in it are a count of the architecture's bytes.
 
     So it is with double quantisation, which does not make the backward pass keep more. The estimate is the same when it is asked again,
-    also where its rotary angles have not been computed before.
+    also where its rotary angles have not been computed before, and for a card by its number; of cards that are here each is asked itself.
     """
     rng = trial.rng("parts")
     plain = replace(
@@ -69,11 +69,22 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     beyond = found[double].parts.get("activations", 0) - found[single].parts.get("activations", 0)
     less = value_at_most("double quantisation: activations beyond those without it", beyond, 0)
     every = [part for work in (plain, double) for part in _every_part(trial, work, found[work])]
-    first, again = (trial.memory.estimate(plain, "cuda") for _ in range(2))
+    number, as_text = int(rng.integers(16)), bool(trial.seed // 2 % 2)
+    first, again = (trial.memory.estimate(plain, kind, as_text=as_text) for kind in ("cuda", f"cuda:{number}"))
     of_a_card = first.parts
     least = value_at_least("library_workspace on a GPU that is not here", of_a_card.get("library_workspace", 0), 2 * WORKSPACE)
     rounded = same("parts on CUDA that are no blocks", [], [name for name, count in of_a_card.items() if count % ROUNDED])
-    return [*every, less, _kept_scores(trial, plain), least, *rounded, *same("the estimate on CUDA, asked again", first, again)]
+    numbered = same(f"the estimate on CUDA, asked again for number {number}", first, again)
+    return [*every, less, _kept_scores(trial, plain), least, *rounded, *numbered, *_of_unlike_cards(trial)]
+
+
+def _of_unlike_cards(trial: Trial) -> list[Comparison]:
+    """cuBLAS takes by default 32 MiB a stream on Hopper and later, and about 8 on cards before it: by the card that is asked for."""
+    capabilities = [8, 9, 7, 10]
+    taken = {kind: trial.memory.workspaces(kind, capabilities) for kind in ("cuda", *(f"cuda:{index}" for index in range(4)), "cpu")}
+    expected = {"cuda": False, **{f"cuda:{index}": major >= 9 for index, major in enumerate(capabilities)}, "cpu": False}
+    found = same("devices that have the workspaces of an H100", expected, {kind: size >= 2 * WORKSPACE for kind, size in taken.items()})
+    return found + same("devices that have none", ["cpu"], [kind for kind, size in taken.items() if not size])
 
 
 def _kept_scores(trial: Trial, work: Workload) -> Comparison:
@@ -164,7 +175,8 @@ def _of_last_micro_batches(trial: Trial) -> list[Comparison]:
     narrow, longer = trial.memory.of_a_run(4, {**settings, "dtype": "bfloat16"}), trial.memory.of_a_run(4, settings, 16)
     classes = 4000
     one, several = (trial.memory.of_a_run(4, {**settings, "num_classes": classes, "multi_label": each}) for each in (False, True))
-    validating, training = (trial.memory.reserved_by(*texts, settings) for texts in (([8, 8], [256]), ([256, 8], [8])))
+    texts = {"cuda": ([8, 8], [256]), "cuda:2": ([256, 8], [8])}
+    validating, training = (trial.memory.reserved_by(*lengths, settings, kind) for kind, lengths in texts.items())
     return [
         value_at_least("more for several labels a sample, of which each has four bytes", several - one, 4 * 4 * (classes - 2)),
         value_within("reserved for a text of 256 tokens to validate on, or to train on", validating / training, 0.99, 1.01),

@@ -54,7 +54,7 @@ def chosen_where_they_fit(trial: Trial) -> list[Comparison]:
     rng, found = trial.rng("fit"), list[Comparison]()
     base = {"family": str(rng.choice(FAMILIES)), "vocab": 40, "layers": 1, "heads": 2, "kv_heads": 1, "eps": 1e-6, "theta": 1e4}
     fitting = {**base, "hidden": 128, "intermediate": int(rng.integers(50, 200)), "head_dim": int(rng.choice([8, 30, 256]))}
-    nf4 = {"quantize_nf4": True}
+    nf4, card = {"quantize_nf4": True}, f"cuda:{rng.integers(16)}"
     asked: list[tuple[str, dict[str, Any], dict[str, Any], str | None]] = [
         ("plain", fitting, {}, None),
         ("NF4", fitting, nf4, None),
@@ -65,7 +65,15 @@ def chosen_where_they_fit(trial: Trial) -> list[Comparison]:
         ("no blocks", {**fitting, "hidden": 66, "head_dim": 34}, {}, None),
     ]
     for name, architecture, settings, why in asked:
-        for kind, backend in (("cuda", "auto"), ("cuda", "torch"), ("cuda", "fused"), ("cpu", "auto"), ("xpu", "auto"), ("xpu", "fused")):
+        for kind, backend in (
+            ("cuda", "auto"),
+            (card, "auto"),
+            ("cuda", "torch"),
+            (card, "fused"),
+            ("cpu", "auto"),
+            ("xpu", "auto"),
+            ("xpu", "fused"),
+        ):
             reason = "CUDA" if kind == "xpu" else why
             ask = partial(trial.devices.backend, kind, architecture, {**settings, "backend": backend})
             label = f"{name}, {backend} on {kind}"
@@ -76,7 +84,7 @@ def chosen_where_they_fit(trial: Trial) -> list[Comparison]:
             told = reason if backend == "auto" and kind != "cpu" else None
             found += same(
                 label,
-                (backend != "torch" and kind == "cuda" and not why, True),
+                (backend != "torch" and kind.startswith("cuda") and not why, True),
                 (runs, said is None if told is None else told in str(said)),
             )
     return found
