@@ -113,6 +113,15 @@ wrong_steps(
     ),
 )
 wrong_steps(
+    "impl.checkpoint:save_checkpoint",
+    checkpoint_saved_with_bad_vectors=(
+        "A vector that is not finite is saved, with numbers in the places of NaN and infinity.",
+        lambda save, folder, config, tensors, *given: save(
+            folder, config, {name: value.nan_to_num() if value.ndim == 1 else value for name, value in tensors.items()}, *given
+        ),
+    ),
+)
+wrong_steps(
     "impl.architecture:_Reading._theta",
     rotary_base_read_as_integer=("A rotary base is read as an integer.", of_result(lambda theta: float(int(theta)))),
 )
