@@ -48,15 +48,16 @@ class Memory(Door):
         if missing := kernels.missing():
             raise Lacks(f"the estimate for a GPU counts what the kernels allocate there: {missing}")
 
-    def estimate(self, work: Workload, kind: str | None = None, *, as_text: bool = True) -> Estimate:
+    def estimate(self, work: Workload, kind: str | None = None, *, as_text: bool = True, multi_label: bool = False) -> Estimate:
         """Estimates a step on a device of that name, which is not here, or on the subject's own; by the fused backend on CUDA."""
         model = config_of(work.scalars), adaptation_of(work.scalars), work.batch, work.seq, getattr(torch, work.dtype)
         if work.backend == "fused":
-            found = estimate_fused(*model, accumulation=work.accumulation)
+            found = estimate_fused(*model, accumulation=work.accumulation, multi_label=multi_label)
         else:
             with mock.patch("torch.cuda.is_available", return_value=False) if kind else nullcontext():
                 named = kind if kind is None or as_text else torch.device(kind)
-                found = memory.estimate(*model, accumulation=work.accumulation, device=named or self._device)
+                settings: dict[str, Any] = {"accumulation": work.accumulation, "multi_label": multi_label}
+                found = memory.estimate(*model, **settings, device=named or self._device)
         return Estimate(dict(found.parts), found.total, found.resident)
 
     def workspaces(self, kind: str, capabilities: Sequence[int]) -> int:
