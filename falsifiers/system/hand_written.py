@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,7 +96,7 @@ def _drawn(rng: Generator, trial: Trial, number: int, family: str) -> tuple[Work
     several, still = number % 3 == 1, bool(number % 2)
     work = replace(small(rng, trial.seed, nf4=number % 3 == 0), family=family, layers=2, seq=6, micro=3, eps=float(rng.choice([0.01, 0.1])))
     work = replace(work, theta=float(rng.choice([50.0, 2e5])), pooling=POOLINGS[number % 3], targets=str(rng.choice(TARGETS)))
-    work = replace(work, classes=2 if several else 3)  # so few that all of a sample's are right now and then
+    work = replace(work, classes=3)  # so few that all of a sample's are right now and then
     weights = None if several or number % 3 == 0 else rng.uniform(0.3, 3.0, work.classes).tolist()
     settings = {"total_steps": 6, "learning_rate": 1e-2, "warmup_fraction": 0.5, "schedule": str(rng.choice(["linear", "cosine"]))}
     settings |= {"weight_decay": 0.5, "max_norm": MOTIONLESS if still else float(rng.choice([0.1, 100.0])), "class_weights": weights}
@@ -164,9 +165,11 @@ def _adapted(weights: Arrays, targets: str) -> dict[str, Array]:
 
 
 def _batch(rng: Generator, work: Workload, samples: int, several: bool) -> Batch:
-    """Samples with padding anywhere, each with a real token."""
+    """Samples with padding anywhere, each with a real token, and now and then wider than a sample may be long."""
     mask = rng.random((samples, work.seq)) < 0.7
     mask[np.arange(samples), rng.integers(0, work.seq, samples)] = True
+    wider = int(rng.integers(0, 4))
+    mask = np.roll(np.pad(mask, ((0, 0), (0, wider))), int(rng.integers(0, wider + 1)), axis=1)
     labels = rng.integers(0, 2, (samples, work.classes)).astype(np.float32) if several else rng.integers(0, work.classes, samples)
     return rng.integers(0, work.vocab, mask.shape), mask, labels
 
@@ -182,10 +185,14 @@ def _refused(trial: Trial, rng: Generator, work: Workload, tried: "Steps", sever
         "a token that is none": ((np.full_like(ids, work.vocab), mask, labels), "input_ids"),
         "a label that is none": ((ids, mask, wrong), "label"),
         "a sample that is too long": ((np.tile(ids, 2), np.tile(np.ones_like(mask), 2), labels), "tokens"),
+        "fewer labels than samples": ((ids, mask, labels[:1]), "labels"),
+        "labels of another kind": ((ids, mask, labels.argmax(1) if several else np.eye(work.classes, dtype=np.float32)[labels]), "labels"),
     }
-    for name, (batch, message) in bad.items():
-        yield trial.refuses(name, partial(tried.call, "accumulate", *batch), message, "ValueError")
+    for (name, (batch, message)), call in product(bad.items(), ("accumulate", "train_batch")):
+        yield trial.refuses(f"{name}, {call}", partial(tried.call, call, *batch), message, "ValueError")
     yield from same("state after bad batches", before, tried.state())
+    yield from _out_of_turn(trial, tried, (ids, mask, labels))
+    tried.load(before)
     if several:  # an infinite logit makes the loss infinite
         return
     spoiled = {**before, BIAS: np.where(np.arange(work.classes) == work.classes - 1, np.float32(-np.inf), before[BIAS])}
@@ -193,3 +200,16 @@ def _refused(trial: Trial, rng: Generator, work: Workload, tried: "Steps", sever
     step = partial(tried.call, "train_batch", ids, mask, np.minimum(labels, work.classes - 2))
     yield trial.refuses("an infinite logit of a class that is no label", step, "logits", "ValueError")
     yield from same("state after an infinite logit", spoiled, tried.state())
+
+
+def _out_of_turn(trial: Trial, tried: "Steps", batch: Batch) -> Iterator[Comparison]:
+    """A batch is refused while samples wait, which wait on, and a step after the last of the schedule."""
+    tried.call("accumulate", *batch)
+    before = tried.state()
+    yield trial.refuses("a batch while samples wait", partial(tried.call, "train_batch", *batch), "wait", "RuntimeError")
+    yield from same("state after a batch while samples wait", before, tried.state())
+    yield from same("samples that waited", len(batch[0]), int(tried.call("apply", *batch)["total"]))
+    ended = {**before, "step": np.asarray(len(before["learning_rates"]))}
+    tried.load(ended)
+    yield trial.refuses("a step after the last", partial(tried.call, "train_batch", *batch), "schedule ends", "IndexError")
+    yield from same("state after a step after the last", ended, tried.state())
