@@ -62,6 +62,21 @@ def estimate_without_the_last_micro_batch(estimate: Any, model: Any, config: Any
     return estimate(model, config, max(config.batch_size, samples // config.batch_size * config.batch_size), *given)
 
 
+wrong_steps("impl.memory:require_counts", estimate_of_nothing=("A step of no sample is estimated.", lambda *_, **__: None))
+
+
+@wrong_step("impl.fused.memory:estimate_fused")
+def memory_of_one_pass_by_hand(estimate: Step, *given: Any, **options: Any) -> Any:
+    """A step of the hand-written layers is estimated for one micro-batch."""
+    return estimate(*given, **{**options, "accumulation": 1})
+
+
+@wrong_step("impl.fused.step:backend_of")
+def memory_by_differentiation(*_: Any) -> Any:
+    """The memory of a step on a card is that of automatic differentiation, whatever runs there."""
+    return False, None
+
+
 @wrong_step("impl.allocations:_CUDA")
 def estimate_of_fused_attention(kernels: Any) -> Any:
     """Attention is fused in float32 too."""

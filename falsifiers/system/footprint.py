@@ -2,9 +2,11 @@
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,12 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     of_a_card = first.parts
     least = value_at_least("library_workspace on a GPU that is not here", of_a_card.get("library_workspace", 0), 2 * WORKSPACE)
     rounded = same("parts on CUDA that are no blocks", [], [name for name, count in of_a_card.items() if count % ROUNDED])
+    every += [
+        trial.refuses(
+            f"{backend}: {name} 0", partial(trial.memory.estimate, replace(plain, backend=backend, **{name: 0})), name, "ValueError"
+        )
+        for name, backend in product(("batch", "seq", "accumulation"), ("torch", "fused"))
+    ]
     numbered = same(f"the estimate on CUDA, asked again for number {number}", first, again)
     return [*every, less, _kept_scores(trial, plain), least, *rounded, *numbered, *_of_unlike_cards(trial)]
 
@@ -169,7 +177,7 @@ def estimate_follows_every_setting(trial: Trial) -> list[Comparison]:
 
 def _of_last_micro_batches(trial: Trial) -> list[Comparison]:
     """A run on fewer samples than a step has room for: a micro-batch that is not full counts as a full one does, and more than none.
-    Several labels a sample take more than one."""
+    Several labels a sample take more than one. So it is by the hand-written layers, which a GPU runs where nothing else is said."""
     settings = {"num_classes": 2, "batch_size": 4, "accumulation_steps": 3, "quantize_nf4": False, "backend": "torch"}
     full, part = ([trial.memory.of_a_run(count, settings) for count in counts] for counts in ((2, 4, 8, 12), (5, 13)))
     narrow, longer = trial.memory.of_a_run(4, {**settings, "dtype": "bfloat16"}), trial.memory.of_a_run(4, settings, 16)
@@ -184,7 +192,20 @@ def _of_last_micro_batches(trial: Trial) -> list[Comparison]:
         *same("estimates of 2, 4 and 8 samples in their order", sorted(set(full[:3])), full[:3]),
         *same("whether texts of 16 tokens take more than of 8", True, longer > full[1]),
         *same("whether float32 takes more than bfloat16 by a fifth", True, full[1] > 1.2 * narrow),
+        *_of_a_run_on_a_card(trial, {**settings, "backend": "auto"}),
     ]
+
+
+def _of_a_run_on_a_card(trial: Trial, settings: Mapping[str, Any]) -> Iterator[Comparison]:
+    """A card for which Triton is installed runs the hand-written layers, whose gradients of micro-batches take a place more."""
+    trial.memory.require_kernels()
+    one, three = (trial.memory.of_a_run(samples, settings, kind="cuda:1") for samples in (4, 12))
+    plain = trial.memory.of_a_run(4, {**settings, "backend": "torch"}, kind="cuda")
+    yield from same("whether the layers take another cuBLAS workspace than differentiation", True, one - plain > WORKSPACE // 2)
+    wide = {**settings, "num_classes": 4000}
+    labels, several = (trial.memory.of_a_run(4, {**wide, "multi_label": each}, kind="cuda") for each in (False, True))
+    yield value_at_least("by hand: more for several labels a sample", several - labels, 4 * 4 * (4000 - 2))
+    yield value_at_least("by hand: more for three micro-batches than for one", three - one, 1)
 
 
 def quantised_one_at_a_time(trial: Trial) -> list[Comparison]:

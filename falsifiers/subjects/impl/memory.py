@@ -71,13 +71,14 @@ class Memory(Door):
         with mock.patch("torch.cuda.is_available", return_value=True), mock.patch("torch.cuda.get_device_capability", of_card):
             return memory.estimate_of(counted, torch.device(kind)).total
 
-    def of_a_run(self, samples: int, settings: Mapping[str, Any], longest: int = 8) -> int:
+    def of_a_run(self, samples: int, settings: Mapping[str, Any], longest: int = 8, kind: str | None = None) -> int:
         """Estimates a run's steps on so many samples, the longest of so many tokens, as the command does before it starts: of a model of
-        one layer of the shipped checkpoint's."""
-        with tempfile.TemporaryDirectory() as folder:
+        one layer of the shipped checkpoint's, on the subject's device or on one of that name, where kernels run."""
+        feigned = mock.patch.multiple("blackswan.impl.kernels", why_not=lambda: None, interpreted=lambda: False) if kind else nullcontext()
+        with tempfile.TemporaryDirectory() as folder, feigned:
             shipped, one = json.loads((CHECKPOINT / "config.json").read_text()), {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
             (Path(folder) / "config.json").write_text(json.dumps(shipped | one))
-            return common.memory_of_a_step(Path(folder), ClassifyConfig(**settings), samples, longest, self._device).total
+            return common.memory_of_a_step(Path(folder), ClassifyConfig(**settings), samples, longest, kind or self._device).total
 
     def reserved_by(self, lengths: Sequence[int], validated: Sequence[int], settings: Mapping[str, Any], kind: str = "cuda") -> int:
         """What the command `train` reserves of a card, which need not be here, for samples of so many tokens to train and validate on."""
