@@ -76,12 +76,9 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     of_a_card = first.parts
     least = value_at_least("library_workspace on a GPU that is not here", of_a_card.get("library_workspace", 0), 2 * WORKSPACE)
     rounded = same("parts on CUDA that are no blocks", [], [name for name, count in of_a_card.items() if count % ROUNDED])
-    every += [
-        trial.refuses(
-            f"{backend}: {name} 0", partial(trial.memory.estimate, replace(plain, backend=backend, **{name: 0})), name, "ValueError"
-        )
-        for name, backend in product(("batch", "seq", "accumulation"), ("torch", "fused"))
-    ]
+    for nothing, backend in product((replace(plain, batch=0), replace(plain, seq=0), replace(plain, accumulation=0)), ("torch", "fused")):
+        ask = partial(trial.memory.estimate, replace(nothing, backend=backend))
+        every.append(trial.refuses(f"{backend}: a step of nothing", ask, "is 0: expected at least 1", "ValueError"))
     numbered = same(f"the estimate on CUDA, asked again for number {number}", first, again)
     return [*every, less, _kept_scores(trial, plain), least, *rounded, *numbered, *_of_unlike_cards(trial)]
 

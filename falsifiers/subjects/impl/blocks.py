@@ -51,14 +51,15 @@ class Block(Session):
         if self._kind == "backend":
             with mock.patch("blackswan.impl.kernels.why_not", return_value=None):
                 return dispatch.backend(CHOICES[number])
-        return {
+        made: dict[str, Callable[[], AbstractContextManager[Any]]] = {
             "recording": dispatch.recording,
             "wrapping": partial(dispatch.wrapping, partial(self._surround, number)),
             "scope": partial(dispatch.scope, str(number)),
             "unchecked": validation.unchecked,
             "part": partial(self._counted.part, str(number)),
             "sole_writer": partial(folder.sole_writer, self._folder),
-        }[self._kind]()
+        }
+        return made[self._kind]()
 
     def _surround(self, number: int, path: str, operation: str, function: Callable[..., Any], arguments: Any) -> Any:
         del path, operation
