@@ -34,6 +34,7 @@ FLAVOURS: Mapping[str, str] = {
     "ties": "few distinct values, so that maxima and midpoints tie",
     "midpoints": "midway between two levels of NF4, times a power of two or any other absmax",
     "tiny_norm": "rows whose mean square is about a norm's epsilon, 1e-8 to 1e-4",
+    "minute": "normal, times a power of two from 2^-90 to 2^-30",
     "subnormal": "below the smallest normal float32, 2^-126",
     "masked": "normal, with padding anywhere",
     "one_hot": "one large value a row and zeros, which saturates a softmax",

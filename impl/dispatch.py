@@ -77,7 +77,8 @@ def call(path: str, operation: str, /, **arguments: Any) -> Any:
 
 @contextmanager
 def recording() -> Iterator[list[Call]]:
-    """Collects every call inside the block, in order. Gradients can be read from the calls after a backward pass."""
+    """Collects every call inside the block, in order, but for those inside a recording within it. After a backward pass gradients
+    can be read from the calls."""
     global _calls
     before, _calls = _calls, []
     try:

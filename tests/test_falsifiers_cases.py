@@ -82,6 +82,7 @@ def test_a_flavour_is_what_its_name_says() -> None:
     assert (np.count_nonzero(x["one_hot"], axis=-1) == 1).all()
     assert len(np.unique(x["ties"])) <= 5
     assert 0 < np.abs(x["subnormal"]).max() < 2.0**-126
+    assert 2.0**-100 < np.abs(x["minute"]).max() < 2.0**-25
     assert np.abs(x["outliers"]).max() > 20
     assert np.abs(x["wide"]).max() / np.abs(x["wide"]).min() > 1e4
     assert 1e-9 < (x["tiny_norm"] ** 2).mean() < 1e-3

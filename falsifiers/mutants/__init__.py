@@ -18,6 +18,7 @@ for _module in (
     *("layers", "norms", "attention", "losses", "lora", "nf4", "roundings", "optimiser", "decoder", "training", "pretraining"),
     *(
         "answers",
+        "blocks",
         "corpora",
         "tokens",
         "sampling",

@@ -1,5 +1,6 @@
 """Wrong answers of the implementation: unsteady ones, probabilities, defaults, a device in the place of another; and rules that err."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
@@ -122,6 +123,24 @@ wrong_steps(
 )
 wrong_step("impl.pipeline:ClassifyPipeline.summary", name="summary_of_other_bytes", doc="The frozen weights take ten times their bytes.")(
     lambda summary, pipeline: summary(pipeline).replace(" bytes frozen", "0 bytes frozen")
+)
+wrong_steps(
+    "impl.pipeline:ClassifyPipeline.summary",
+    summary_of_classes_alone=(
+        "Several labels a sample are called classes.",
+        lambda right, self: right(self).replace("labels, ", "classes, "),
+    ),
+    summary_pads_on_the_right=(
+        "The side of the padding is the default one.",
+        lambda right, self: right(self).replace("padded on the left", "padded on the right"),
+    ),
+    summary_of_two_targets=(
+        "Queries and values are named, whatever is adapted.",
+        lambda right, self: re.sub(r"on q_proj, .*", "on q_proj, v_proj", right(self)),
+    ),
+)
+wrong_step("impl.memory:Estimate.table", name="memory_smallest_first", doc="The smallest part of the memory comes first.")(
+    lambda table, self: "\n".join([*table(self).splitlines()[-2::-1], table(self).splitlines()[-1]])
 )
 wrong_step("impl.pipeline:ClassifyPipeline.summary", name="summary_of_plain_nf4", doc="NF4 is NF4, double quantised or not.")(
     lambda summary, pipeline: summary(pipeline).replace(" with double quantisation", "")

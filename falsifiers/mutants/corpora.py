@@ -85,6 +85,16 @@ def corpus_changes_unseen(_: Step, path: Path) -> Iterator[bytes]:
         yield from (line.removesuffix(b"\n") for line in file)
 
 
+@wrong_step("impl.corpus:_lines")
+def corpus_changed_in_seconds(_: Step, path: Path) -> Iterator[bytes]:
+    """The time of a corpus' last change is compared in whole seconds."""
+    with path.open("rb") as file:
+        before = path.stat()
+        yield from (line.removesuffix(b"\n") for line in file)
+    if (path.stat().st_size, int(path.stat().st_mtime)) != (before.st_size, int(before.st_mtime)):
+        raise ValueError(f"{path}: changed while it was read")
+
+
 wrong_steps(
     "impl.strict_json:require_text",
     corpus_half_characters_kept=("Half of a surrogate pair passes for a text.", lambda *_: None),

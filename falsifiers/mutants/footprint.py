@@ -62,6 +62,21 @@ def estimate_without_the_last_micro_batch(estimate: Any, model: Any, config: Any
     return estimate(model, config, max(config.batch_size, samples // config.batch_size * config.batch_size), *given)
 
 
+wrong_steps("impl.memory:require_counts", estimate_of_nothing=("A step of no sample is estimated.", lambda *_, **__: None))
+
+
+@wrong_step("impl.fused.memory:estimate_fused")
+def memory_of_one_pass_by_hand(estimate: Step, *given: Any, **options: Any) -> Any:
+    """A step of the hand-written layers is estimated for one micro-batch."""
+    return estimate(*given, **{**options, "accumulation": 1})
+
+
+@wrong_step("impl.fused.step:backend_of")
+def memory_by_differentiation(*_: Any) -> Any:
+    """The memory of a step on a card is that of automatic differentiation, whatever runs there."""
+    return False, None
+
+
 @wrong_step("impl.allocations:_CUDA")
 def estimate_of_fused_attention(kernels: Any) -> Any:
     """Attention is fused in float32 too."""
@@ -260,6 +275,17 @@ def double_quantize_in_float32_alone(init: Step, self: Any, config: Any, adaptat
 
 
 wrong_steps("impl.memory:_library_workspace", estimate_without_workspaces=("The workspaces of libraries are not counted.", lambda *_: 0))
+wrong_steps(
+    "impl.memory:_library_workspace",
+    estimate_of_the_current_card=(
+        "The card that is current is asked, whichever is meant.",
+        lambda right, device: right(torch.device(device.type)),
+    ),
+    estimate_without_numbered_cards=(
+        "A device with a number has no workspaces.",
+        lambda right, device: right(device) if device.index is None else 0,
+    ),
+)
 wrong_steps("impl.memory:BLOCK", estimate_without_blocks=("Nothing is rounded up to the blocks of CUDA's allocator.", lambda _: 1))
 
 

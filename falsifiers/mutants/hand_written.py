@@ -179,3 +179,39 @@ def layers_where_they_are_asked_for(choose: Step, config: Any, *given: Any) -> A
     """A GPU's steps go through the hand-written layers only by name."""
     runs, reason = choose(config, *given)
     return runs and config.backend == "fused", reason
+
+
+@wrong_step("impl.fused.step:FusedTrainer.train_batch")
+def layers_step_while_samples_wait(train: Any, self: Any, batch: Any) -> Any:
+    """A batch makes its step although accumulated samples wait."""
+    waiting, self._accumulated = self._accumulated, []
+    try:
+        return train(self, batch)
+    finally:
+        self._accumulated = waiting
+
+
+@wrong_step("impl.fused.step:FusedTrainer._packed")
+def layers_refuse_wide_batches(packed: Any, self: Any, part: Any) -> Any:
+    """A batch that is padded beyond the longest sample is refused, however few real tokens it has."""
+    if part.mask.shape[1] > self.longest:
+        raise ValueError(f"samples of {part.mask.shape[1]} tokens")
+    return packed(self, part)
+
+
+@wrong_step("impl.trainer:Trainer._require_batch")
+def layers_take_labels_of_any_shape(require: Any, self: Any, batch: Any) -> None:
+    """Batches for captured steps are not looked at."""
+    from blackswan.impl.fused.step import FusedTrainer
+
+    if not isinstance(self, FusedTrainer):
+        require(self, batch)
+
+
+@wrong_step("impl.fused.step:FusedTrainer._packed")
+def layers_take_labels_up_to_the_classes(packed: Any, self: Any, part: Any) -> Any:
+    """With several labels a sample, a label may be as large as there are classes."""
+    if not self.multi_label:
+        return packed(self, part)
+    found = packed(self, replace(part, labels=part.labels / self.classifier.adaptation.classes))
+    return replace(found, labels=found.labels * self.classifier.adaptation.classes)

@@ -39,6 +39,16 @@ mutants(
         "Repeated tokens overwrite, not add, their gradient.",
         edited(("np.add.at(dweight, input_ids, dy)", "dweight[input_ids] = dy"), only="backward"),
     ),
+    embedding_gradient_adds_up_rounded=(
+        "The sum of a repeated token's gradients is rounded to bfloat16 after each.",
+        edited(
+            (
+                "np.add.at(dweight, input_ids, dy)",
+                "[dweight.__setitem__(at, in_bfloat16(dweight[at] + dy[where])) for where, at in np.ndenumerate(input_ids)]",
+            ),
+            only="backward",
+        ),
+    ),
 )
 mutants(
     "linear",

@@ -66,6 +66,12 @@ def _growing(update: Step, self: Any, entry: Any, device: Any, count: int, own: 
 
 
 @wrong_step("impl.ledger:Ledger.update")
+def ledger_shrinks_where_it_could_grow(update: Step, self: Any, entry: Any, device: Any, count: int) -> Any:
+    """A reservation becomes smaller only where so much is free."""
+    return update(self, replace(entry, bytes=min(entry.bytes, count - 1)), device, count)
+
+
+@wrong_step("impl.ledger:Ledger.update")
 def ledger_counts_all_allocated_as_free(update: Step, self: Any, entry: Any, device: Any, count: int) -> Any:
     """All that the process holds, also beyond the reservation, counts as free to it when it grows."""
     return _growing(update, self, entry, device, count, self._memory(device).own)

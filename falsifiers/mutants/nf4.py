@@ -97,6 +97,10 @@ mutants(
         "A zero block gets the last code, as 0/0 does in a search.",
         edited((NEAREST, f"np.where(absmax[:, None] == 0, 15, {NEAREST})")),
     ),
+    nf4_small_blocks_divided_by_more=(
+        "A block whose absmax is below 1e-8 is divided by that.",
+        edited(("np.maximum(absmax, SMALLEST_DIVISOR)", "np.maximum(absmax, np.float32(1e-8))")),
+    ),
     nf4_blocks_per_row=("Blocks start anew at each row.", _quantised_by_row, "P20"),
 )
 mutants(
@@ -137,5 +141,9 @@ mutants(
     nf4_double_quantize_without_offset=(
         "Mean not subtracted (offset zero).",
         edited(("np.asarray(np.mean(absmax, dtype=np.float64), np.float32)", "np.zeros((), np.float32)")),
+    ),
+    nf4_double_small_scales_divided_by_more=(
+        "A group whose scale is below 1e-8 is divided by that.",
+        edited(("np.maximum(scales, SMALLEST_DIVISOR)", "np.maximum(scales, np.float32(1e-8))")),
     ),
 )

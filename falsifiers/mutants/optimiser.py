@@ -146,6 +146,12 @@ mutants(
         "P41",
     ),
     schedule_without_warmup=("Warm-up left out.", with_arguments(warmup_fraction=lambda _: 0.0)),
+    schedule_decays_over_two_steps=(
+        "A decay of one step is taken for one of two.",
+        edited(
+            ("(total_steps - t) / (total_steps - warmup)", "(total_steps - t) / max(total_steps - warmup, 2)"),
+        ),
+    ),
     schedule_decay_over_total=(
         "Decay measured from step 0 instead of W.",
         edited(

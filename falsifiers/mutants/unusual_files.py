@@ -113,6 +113,15 @@ wrong_steps(
     ),
 )
 wrong_steps(
+    "impl.checkpoint:save_checkpoint",
+    checkpoint_saved_with_bad_vectors=(
+        "A vector that is not finite is saved, with numbers in the places of NaN and infinity.",
+        lambda save, folder, config, tensors, *given: save(
+            folder, config, {name: value.nan_to_num() if value.ndim == 1 else value for name, value in tensors.items()}, *given
+        ),
+    ),
+)
+wrong_steps(
     "impl.architecture:_Reading._theta",
     rotary_base_read_as_integer=("A rotary base is read as an integer.", of_result(lambda theta: float(int(theta)))),
 )
@@ -217,6 +226,20 @@ def changed_files_read(read: Step, file: Path, start: int, length: int, _: Any) 
 def changed_apr_files_read(read: Step, file: Path, start: int, length: int, _: Any) -> Any:
     """An .apr file that has changed since its header was read is read all the same."""
     return read(file, start, length, _state_now(file))
+
+
+@wrong_step("impl.checkpoint:read_span")
+def files_changed_in_seconds(read: Step, file: Path, start: int, length: int, state: tuple[int, int]) -> Any:
+    """The time of a file's last change is compared in whole seconds."""
+    size, when = _state_now(file)
+    return read(file, start, length, (size, when) if (size, when // 10**9) == (state[0], state[1] // 10**9) else state)
+
+
+@wrong_step("impl.apr_checkpoint:read_span")
+def apr_files_changed_for_later(read: Step, file: Path, start: int, length: int, state: tuple[int, int]) -> Any:
+    """Only an .apr file with a later time than that of its opening has changed."""
+    size, when = _state_now(file)
+    return read(file, start, length, (size, when) if size == state[0] and when <= state[1] else state)
 
 
 def _state_now(file: Path) -> tuple[int, int]:

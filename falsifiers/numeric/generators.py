@@ -69,6 +69,7 @@ FLAVOURS: dict[str, Callable[[Generator, Shape], Array]] = {
     "ties": lambda rng, shape: rng.choice([-1.0, -0.5, 0.0, 0.5, 1.0], shape),
     "midpoints": midpoints,
     "tiny_norm": tiny_norm,
+    "minute": lambda rng, shape: np.asarray(rng.standard_normal(shape) * 2.0 ** -rng.integers(30, 91)),
     "subnormal": lambda rng, shape: np.asarray(rng.standard_normal(shape) * 2.0**-130),
     "one_hot": one_hot,
     "sharp": lambda rng, shape: 24 * rng.standard_normal(shape),
@@ -156,6 +157,8 @@ def absmax(rng: Generator, shape: Shape, flavour: str) -> Array:
     values = np.abs(rng.standard_normal(shape)) * 0.05 + 0.05
     if flavour == "wide":
         values = 10.0 ** rng.uniform(-3, 3, shape)
+    if flavour == "minute":
+        values *= 2.0 ** -rng.integers(30, 91)
     return np.asarray(values * (rng.random(shape) < 0.5) if flavour == "zeros" else values)
 
 

@@ -1,6 +1,7 @@
 """Adapters and checkpoints as a subject saves and loads them: files held to NumPy and JSON, logits to the reference."""
 
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -171,7 +172,8 @@ def saved_checkpoint_is_exact(trial: Trial) -> list[Comparison]:
     """A checkpoint that the subject loads and saves keeps its tensors, in the file by NumPy and loaded again, and its architecture.
 
     Beside a tied embedding its copy may be stored as an output layer, as some writers do; it is no tensor of its own. Tensors may be in
-    several dtypes, as where norms are kept in float32, and the folder may be named like a file.
+    several dtypes, as where norms are kept in float32, and the folder may be named like a file. With one number of any tensor that is not
+    finite nothing is saved.
     """
     rng = trial.rng("model")
     model = generated(rng, trial.seed, str(rng.choice(DTYPES)))
@@ -184,10 +186,25 @@ def saved_checkpoint_is_exact(trial: Trial) -> list[Comparison]:
             save_file(model.decoder | {"lm_head.weight": model.decoder[EMBEDDING]}, base / WEIGHTS)
         loaded, said = trial.files.copy_checkpoint(base, copy), read_json(copy / CONFIG)
         stored, architectures = load_file(copy / WEIGHTS), [config_files.said(read_json(each / CONFIG)) for each in (base, copy)]
+        spoiled = _not_saved(trial, model, Path(parent))
         elder = config_files.said({key: value for key, value in read_json(copy / CONFIG).items() if key != "rope_parameters"})
     found = same(CONFIG, *architectures) + same(f"{CONFIG} as transformers 4 reads it", architectures[0], elder)
     found += same_keys(CONFIG, {"dtype": model.dtype, "architectures": [CLASSES[model.scalars["family"]]]}, said)
-    return same_tensors(model.decoder, stored) + found + same_tensors(model.decoder, loaded)
+    return same_tensors(model.decoder, stored) + found + same_tensors(model.decoder, loaded) + spoiled
+
+
+def _not_saved(trial: Trial, model: Model, parent: Path) -> list[Comparison]:
+    """A vector and a matrix of which one number is not finite are refused by their names, and no folder is there afterwards."""
+    rng, found, place = trial.rng("not finite"), list[Comparison](), parent / "spoiled"
+    for ndim in (1, 2):
+        name = str(rng.choice([name for name, value in model.decoder.items() if value.ndim == ndim]))
+        value = model.decoder[name].copy()
+        value.flat[rng.integers(value.size)] = rng.choice([np.nan, np.inf, -np.inf])
+        base = replace(model, decoder={**model.decoder, name: value}).write_checkpoint(parent / f"base with a bad {name}")
+        ask = partial(trial.files.copy_checkpoint, base, place)
+        found.append(trial.refuses(f"a checkpoint that is not finite in {name}", ask, re.escape(name), "ValueError"))
+        found += same(f"folder of what has a bad {name}", [], sorted(path.name for path in parent.glob("*spoiled*")))
+    return found
 
 
 def expected_logits(model: Model) -> Array:

@@ -94,7 +94,10 @@ def refuses_corpus(trial: Trial) -> list[Comparison]:
 
 
 def _refuses_changes(trial: Trial, lines: Sequence[bytes]) -> list[Comparison]:
-    """A corpus that grows, is cut or becomes another of its size between its first sample and its end is not taken for a whole one."""
+    """A corpus that grows, is cut or becomes another of its size between its first sample and its end is not taken for a whole one.
+
+    Of what grows or is cut only the size says so, of what keeps its size only a nanosecond of its time.
+    """
     others = {"grows": [*lines, lines[0]], "is cut": lines[:-1], "is another of its size": [lines[0], *lines[:0:-1]]}
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -107,10 +110,10 @@ def _refuses_changes(trial: Trial, lines: Sequence[bytes]) -> list[Comparison]:
 
 
 def _overwritten(path: Path, content: bytes) -> None:
-    """Other content for a file, at another moment than the first: a clock of the file system may not have moved."""
-    before = path.stat().st_mtime_ns
+    """Other content for a file, a nanosecond later where it is as long: a clock of the file system may not have moved."""
+    before = path.stat()
     path.write_bytes(content)
-    os.utime(path, ns=(before, before + 10**9))
+    os.utime(path, ns=(before.st_mtime_ns, before.st_mtime_ns + (len(content) == before.st_size)))
 
 
 def refuses_multi_label_corpus(trial: Trial) -> list[Comparison]:

@@ -241,6 +241,10 @@ EDITS: dict[str, Damage] = {
 """The least that can be another in an adapter that was saved with checksums."""
 
 
+MOMENT = 1_234_567_890_123_456_789
+"""Nanoseconds: the last change of a file, in the midst of a second, a millisecond and a microsecond."""
+
+
 def refuses_checkpoint(trial: Trial) -> list[Comparison]:
     """Each damage of the shipped checkpoint is refused by the name of the file or the key, and a weight that is not finite by its own."""
     rng = trial.rng("not finite")
@@ -262,17 +266,21 @@ def _changed(trial: Trial) -> list[Comparison]:
 
 
 def changed_meanwhile(trial: Trial, model: Path, file: Path) -> Iterator[Comparison]:
-    """A model one of whose files is written, replaced, cut or removed after it was opened: it is refused by that file's name."""
+    """A model one of whose files is written, replaced, cut or removed after it was opened: it is refused by that file's name.
+
+    What is written differs by a nanosecond in its time alone, later or earlier, and what is cut in its size alone.
+    """
     stored, other = file.read_bytes(), file.with_name("another")
 
-    def replaced() -> None:
-        other.write_bytes(stored)
-        other.replace(file)
+    def written(content: bytes, later: int, into: Path = file) -> None:
+        into.write_bytes(content)
+        os.utime(into, ns=(MOMENT, MOMENT + later))
+        into.replace(file)
 
-    changes = {"written": lambda: file.write_bytes(stored), "replaced": replaced, "cut": lambda: file.write_bytes(stored[:-1])}
+    changes: dict[str, Callable[[], None]] = {f"written {later} ns later": partial(written, stored, later) for later in (1, -1)}
+    changes |= {"replaced": partial(written, stored, 1, other), "cut": partial(written, stored[:-1], 0)}
     for name, change in {**changes, "removed": file.unlink}.items():
-        file.write_bytes(stored)
-        os.utime(file, (0, 0))
+        written(stored, 0)
         ask = partial(trial.files.read_checkpoint, model, meanwhile=change)
         yield trial.refuses(f"{name} after it was opened", ask, f"{file.name}.*changed", "ValueError")
     file.write_bytes(stored)

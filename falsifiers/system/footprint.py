@@ -2,9 +2,11 @@
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,7 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     """The estimate has every part of the run, and weights and moments in it are a count of the architecture's bytes.
 
     So it is with double quantisation, which does not make the backward pass keep more. The estimate is the same when it is asked again,
-    also where its rotary angles have not been computed before.
+    also where its rotary angles have not been computed before, and for a card by its number; of cards that are here each is asked itself.
     """
     rng = trial.rng("parts")
     plain = replace(
@@ -69,11 +71,25 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     beyond = found[double].parts.get("activations", 0) - found[single].parts.get("activations", 0)
     less = value_at_most("double quantisation: activations beyond those without it", beyond, 0)
     every = [part for work in (plain, double) for part in _every_part(trial, work, found[work])]
-    first, again = (trial.memory.estimate(plain, "cuda") for _ in range(2))
+    number, as_text = int(rng.integers(16)), bool(trial.seed // 2 % 2)
+    first, again = (trial.memory.estimate(plain, kind, as_text=as_text) for kind in ("cuda", f"cuda:{number}"))
     of_a_card = first.parts
     least = value_at_least("library_workspace on a GPU that is not here", of_a_card.get("library_workspace", 0), 2 * WORKSPACE)
     rounded = same("parts on CUDA that are no blocks", [], [name for name, count in of_a_card.items() if count % ROUNDED])
-    return [*every, less, _kept_scores(trial, plain), least, *rounded, *same("the estimate on CUDA, asked again", first, again)]
+    for nothing, backend in product((replace(plain, batch=0), replace(plain, seq=0), replace(plain, accumulation=0)), ("torch", "fused")):
+        ask = partial(trial.memory.estimate, replace(nothing, backend=backend))
+        every.append(trial.refuses(f"{backend}: a step of nothing", ask, "is 0: expected at least 1", "ValueError"))
+    numbered = same(f"the estimate on CUDA, asked again for number {number}", first, again)
+    return [*every, less, _kept_scores(trial, plain), least, *rounded, *numbered, *_of_unlike_cards(trial)]
+
+
+def _of_unlike_cards(trial: Trial) -> list[Comparison]:
+    """cuBLAS takes by default 32 MiB a stream on Hopper and later, and about 8 on cards before it: by the card that is asked for."""
+    capabilities = [8, 9, 7, 10]
+    taken = {kind: trial.memory.workspaces(kind, capabilities) for kind in ("cuda", *(f"cuda:{index}" for index in range(4)), "cpu")}
+    expected = {"cuda": False, **{f"cuda:{index}": major >= 9 for index, major in enumerate(capabilities)}, "cpu": False}
+    found = same("devices that have the workspaces of an H100", expected, {kind: size >= 2 * WORKSPACE for kind, size in taken.items()})
+    return found + same("devices that have none", ["cpu"], [kind for kind, size in taken.items() if not size])
 
 
 def _kept_scores(trial: Trial, work: Workload) -> Comparison:
@@ -158,13 +174,14 @@ def estimate_follows_every_setting(trial: Trial) -> list[Comparison]:
 
 def _of_last_micro_batches(trial: Trial) -> list[Comparison]:
     """A run on fewer samples than a step has room for: a micro-batch that is not full counts as a full one does, and more than none.
-    Several labels a sample take more than one."""
+    Several labels a sample take more than one. So it is by the hand-written layers, which a GPU runs where nothing else is said."""
     settings = {"num_classes": 2, "batch_size": 4, "accumulation_steps": 3, "quantize_nf4": False, "backend": "torch"}
     full, part = ([trial.memory.of_a_run(count, settings) for count in counts] for counts in ((2, 4, 8, 12), (5, 13)))
     narrow, longer = trial.memory.of_a_run(4, {**settings, "dtype": "bfloat16"}), trial.memory.of_a_run(4, settings, 16)
     classes = 4000
     one, several = (trial.memory.of_a_run(4, {**settings, "num_classes": classes, "multi_label": each}) for each in (False, True))
-    validating, training = (trial.memory.reserved_by(*texts, settings) for texts in (([8, 8], [256]), ([256, 8], [8])))
+    texts = {"cuda": ([8, 8], [256]), "cuda:2": ([256, 8], [8])}
+    validating, training = (trial.memory.reserved_by(*lengths, settings, kind) for kind, lengths in texts.items())
     return [
         value_at_least("more for several labels a sample, of which each has four bytes", several - one, 4 * 4 * (classes - 2)),
         value_within("reserved for a text of 256 tokens to validate on, or to train on", validating / training, 0.99, 1.01),
@@ -172,7 +189,20 @@ def _of_last_micro_batches(trial: Trial) -> list[Comparison]:
         *same("estimates of 2, 4 and 8 samples in their order", sorted(set(full[:3])), full[:3]),
         *same("whether texts of 16 tokens take more than of 8", True, longer > full[1]),
         *same("whether float32 takes more than bfloat16 by a fifth", True, full[1] > 1.2 * narrow),
+        *_of_a_run_on_a_card(trial, {**settings, "backend": "auto"}),
     ]
+
+
+def _of_a_run_on_a_card(trial: Trial, settings: Mapping[str, Any]) -> Iterator[Comparison]:
+    """A card for which Triton is installed runs the hand-written layers, whose gradients of micro-batches take a place more."""
+    trial.memory.require_kernels()
+    one, three = (trial.memory.of_a_run(samples, settings, kind="cuda:1") for samples in (4, 12))
+    plain = trial.memory.of_a_run(4, {**settings, "backend": "torch"}, kind="cuda")
+    yield from same("whether the layers take another cuBLAS workspace than differentiation", True, one - plain > WORKSPACE // 2)
+    wide = {**settings, "num_classes": 4000}
+    labels, several = (trial.memory.of_a_run(4, {**wide, "multi_label": each}, kind="cuda") for each in (False, True))
+    yield value_at_least("by hand: more for several labels a sample", several - labels, 4 * 4 * (4000 - 2))
+    yield value_at_least("by hand: more for three micro-batches than for one", three - one, 1)
 
 
 def quantised_one_at_a_time(trial: Trial) -> list[Comparison]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def chosen_where_they_fit(trial: Trial) -> list[Comparison]:
     rng, found = trial.rng("fit"), list[Comparison]()
     base = {"family": str(rng.choice(FAMILIES)), "vocab": 40, "layers": 1, "heads": 2, "kv_heads": 1, "eps": 1e-6, "theta": 1e4}
     fitting = {**base, "hidden": 128, "intermediate": int(rng.integers(50, 200)), "head_dim": int(rng.choice([8, 30, 256]))}
-    nf4 = {"quantize_nf4": True}
+    nf4, card = {"quantize_nf4": True}, f"cuda:{rng.integers(16)}"
     asked: list[tuple[str, dict[str, Any], dict[str, Any], str | None]] = [
         ("plain", fitting, {}, None),
         ("NF4", fitting, nf4, None),
@@ -65,7 +66,15 @@ def chosen_where_they_fit(trial: Trial) -> list[Comparison]:
         ("no blocks", {**fitting, "hidden": 66, "head_dim": 34}, {}, None),
     ]
     for name, architecture, settings, why in asked:
-        for kind, backend in (("cuda", "auto"), ("cuda", "torch"), ("cuda", "fused"), ("cpu", "auto"), ("xpu", "auto"), ("xpu", "fused")):
+        for kind, backend in (
+            ("cuda", "auto"),
+            (card, "auto"),
+            ("cuda", "torch"),
+            (card, "fused"),
+            ("cpu", "auto"),
+            ("xpu", "auto"),
+            ("xpu", "fused"),
+        ):
             reason = "CUDA" if kind == "xpu" else why
             ask = partial(trial.devices.backend, kind, architecture, {**settings, "backend": backend})
             label = f"{name}, {backend} on {kind}"
@@ -76,7 +85,7 @@ def chosen_where_they_fit(trial: Trial) -> list[Comparison]:
             told = reason if backend == "auto" and kind != "cpu" else None
             found += same(
                 label,
-                (backend != "torch" and kind == "cuda" and not why, True),
+                (backend != "torch" and kind.startswith("cuda") and not why, True),
                 (runs, said is None if told is None else told in str(said)),
             )
     return found
@@ -87,7 +96,7 @@ def _drawn(rng: Generator, trial: Trial, number: int, family: str) -> tuple[Work
     several, still = number % 3 == 1, bool(number % 2)
     work = replace(small(rng, trial.seed, nf4=number % 3 == 0), family=family, layers=2, seq=6, micro=3, eps=float(rng.choice([0.01, 0.1])))
     work = replace(work, theta=float(rng.choice([50.0, 2e5])), pooling=POOLINGS[number % 3], targets=str(rng.choice(TARGETS)))
-    work = replace(work, classes=2 if several else 3)  # so few that all of a sample's are right now and then
+    work = replace(work, classes=3)  # so few that all of a sample's are right now and then
     weights = None if several or number % 3 == 0 else rng.uniform(0.3, 3.0, work.classes).tolist()
     settings = {"total_steps": 6, "learning_rate": 1e-2, "warmup_fraction": 0.5, "schedule": str(rng.choice(["linear", "cosine"]))}
     settings |= {"weight_decay": 0.5, "max_norm": MOTIONLESS if still else float(rng.choice([0.1, 100.0])), "class_weights": weights}
@@ -156,9 +165,11 @@ def _adapted(weights: Arrays, targets: str) -> dict[str, Array]:
 
 
 def _batch(rng: Generator, work: Workload, samples: int, several: bool) -> Batch:
-    """Samples with padding anywhere, each with a real token."""
+    """Samples with padding anywhere, each with a real token, and now and then wider than a sample may be long."""
     mask = rng.random((samples, work.seq)) < 0.7
     mask[np.arange(samples), rng.integers(0, work.seq, samples)] = True
+    wider = int(rng.integers(0, 4))
+    mask = np.roll(np.pad(mask, ((0, 0), (0, wider))), int(rng.integers(0, wider + 1)), axis=1)
     labels = rng.integers(0, 2, (samples, work.classes)).astype(np.float32) if several else rng.integers(0, work.classes, samples)
     return rng.integers(0, work.vocab, mask.shape), mask, labels
 
@@ -174,10 +185,14 @@ def _refused(trial: Trial, rng: Generator, work: Workload, tried: "Steps", sever
         "a token that is none": ((np.full_like(ids, work.vocab), mask, labels), "input_ids"),
         "a label that is none": ((ids, mask, wrong), "label"),
         "a sample that is too long": ((np.tile(ids, 2), np.tile(np.ones_like(mask), 2), labels), "tokens"),
+        "fewer labels than samples": ((ids, mask, labels[:1]), "labels"),
+        "labels of another kind": ((ids, mask, labels.argmax(1) if several else np.eye(work.classes, dtype=np.float32)[labels]), "labels"),
     }
-    for name, (batch, message) in bad.items():
-        yield trial.refuses(name, partial(tried.call, "accumulate", *batch), message, "ValueError")
+    for (name, (batch, message)), call in product(bad.items(), ("accumulate", "train_batch")):
+        yield trial.refuses(f"{name}, {call}", partial(tried.call, call, *batch), message, "ValueError")
     yield from same("state after bad batches", before, tried.state())
+    yield from _out_of_turn(trial, tried, (ids, mask, labels))
+    tried.load(before)
     if several:  # an infinite logit makes the loss infinite
         return
     spoiled = {**before, BIAS: np.where(np.arange(work.classes) == work.classes - 1, np.float32(-np.inf), before[BIAS])}
@@ -185,3 +200,16 @@ def _refused(trial: Trial, rng: Generator, work: Workload, tried: "Steps", sever
     step = partial(tried.call, "train_batch", ids, mask, np.minimum(labels, work.classes - 2))
     yield trial.refuses("an infinite logit of a class that is no label", step, "logits", "ValueError")
     yield from same("state after an infinite logit", spoiled, tried.state())
+
+
+def _out_of_turn(trial: Trial, tried: "Steps", batch: Batch) -> Iterator[Comparison]:
+    """A batch is refused while samples wait, which wait on, and a step after the last of the schedule."""
+    tried.call("accumulate", *batch)
+    before = tried.state()
+    yield trial.refuses("a batch while samples wait", partial(tried.call, "train_batch", *batch), "wait", "RuntimeError")
+    yield from same("state after a batch while samples wait", before, tried.state())
+    yield from same("samples that waited", len(batch[0]), int(tried.call("apply", *batch)["total"]))
+    ended = {**before, "step": np.asarray(len(before["learning_rates"]))}
+    tried.load(ended)
+    yield trial.refuses("a step after the last", partial(tried.call, "train_batch", *batch), "schedule ends", "IndexError")
+    yield from same("state after a step after the last", ended, tried.state())

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,7 +41,8 @@ def _ledger(trial: Trial, cards: Sequence[Card], found: list[Comparison] | None 
 
 
 def keeps_account(trial: Trial) -> list[Comparison]:
-    """Random reservations of two cards are granted and refused as an account of its own says, which also says what is reserved.
+    """Random reservations of two cards are granted and refused as an account of its own says, which also says what is reserved, while other
+    programs take memory of the cards and give it back.
 
     Fewer bytes than none are refused. Whoever may use the folder may use its files.
     """
@@ -53,6 +55,8 @@ def keeps_account(trial: Trial) -> list[Comparison]:
             chosen = int(rng.choice(list(held))) if verb != "acquire" else -1
             card, before = held.get(chosen, (int(rng.integers(2)), 0))
             others = sum(count for at, count in held.values() if at == card) - before
+            if rng.random() < 0.3:  # another program takes memory, or gives it back
+                cards[card] = replace(cards[card], free=int(rng.integers(1, cards[card].total - cards[card].own + 1)))
             # The most bytes that fit: most of what goes wrong by a byte goes wrong there.
             limit = min(cards[card].free + min(cards[card].own, before), cards[card].total - others)
             count = int(rng.choice([limit, limit + 1, int(rng.integers(1, cards[card].total * 3 // 4))]))

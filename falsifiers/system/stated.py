@@ -17,7 +17,7 @@ from blackswan.falsifiers.subjects.doors.devices import Workload
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.workloads import BYTES, scale_bytes, split
-from blackswan.reference.classifier import parameter_shapes
+from blackswan.reference.classifier import parameter_shapes, projections
 
 QLORA: dict[str, Any] = {
     **{"num_classes": 2, "lora_rank": 16, "lora_alpha": 32.0, "lora_targets": "q_v", "learning_rate": 2e-4, "epochs": 3},
@@ -63,32 +63,38 @@ def full_fine_tuning_is_refused(trial: Trial) -> list[Comparison]:
 
 
 def summary_is_right(trial: Trial) -> list[Comparison]:
-    """The numbers of parameters and of bytes are counted from the checkpoint's file and the settings; the memory is that of this step."""
-    work, accumulation = _work(trial), int(trial.rng("accumulation").integers(1, 4))
+    """The numbers of parameters and of bytes are counted from the checkpoint's file and the settings; the memory is that of this step, and
+    its largest part comes first."""
+    rng, work = trial.rng("options"), _work(trial)
+    accumulation, several, side = int(rng.integers(1, 4)), bool(rng.integers(2)), str(rng.choice(["left", "right"]))
     stored = load_file(CHECKPOINT / "model.safetensors")
     _, trained = split(work, {name: math.prod(shape) for name, shape in parameter_shapes(work.scalars).items()})
     trainable, frozen = sum(trained.values()), sum(value.size for value in stored.values())
     bits = sum(_bytes(name, value.shape, work) for name, value in stored.items())
-    printed = trial.classifiers.summary(*_options(work, accumulation))
+    printed = trial.classifiers.summary(*_options(work, accumulation), f"--padding-side={side}", *["--multi-label"] * several)
     held = ("NF4 with double quantisation" if work.double_quantize else "NF4") if work.nf4 else work.dtype
     device = next(line for line in printed.splitlines() if line.startswith("device:"))
     found = same("summary, dtype and base weights", f"{work.dtype}, base weights in {held}", device.partition(", ")[2])
     for part, expected in (
         ("parameters", f"{trainable:,} trainable, {frozen:,} frozen"),
         ("weights", f"{4 * trainable:,} bytes trainable, {bits:,} bytes frozen"),
-        ("LoRA", f"rank {work.rank}, alpha {work.alpha:g}, on q_proj, v_proj"),
-        ("head", f"{work.classes} classes"),
+        ("LoRA", f"rank {work.rank}, alpha {work.alpha:g}, on {', '.join(projections(work.targets))}"),
+        ("head", f"{work.classes} {'labels' if several else 'classes'}, {work.pooling} pooling"),
+        ("model", f"{work.family}, {work.layers} layers, hidden {work.hidden}, {CHECKPOINT}"),
+        ("tokens", f"at most {work.seq}, padded on the {side}"),
         ("device", f"{work.dtype}, base weights in {_held_as(work)}"),
         ("steps", "automatic differentiation"),
     ):
         line = next((text for text in printed.splitlines() if text.startswith(f"{part}:")), "")
-        if expected not in line:
+        if not line.endswith(expected):
             found.append(broken(f"summary, {part}", "another number", expected, line or printed))
-    step = trial.memory.estimate(replace(work, accumulation=accumulation), "cuda")
+    step = trial.memory.estimate(replace(work, accumulation=accumulation), "cuda", multi_label=several)
     rows = re.findall(r"^(\S.*?) +([\d.]+) MiB$", printed, re.MULTILINE)
     shown = {name: float(size) for name, size in rows}
     wanted = {name: size / MIB for name, size in {**step.parts, "total at the peak": step.total}.items()}
     found += same("parts of the memory", sorted(wanted), sorted(shown))
+    listed = [size for name, size in shown.items() if name in step.parts]
+    found += same("sizes of the parts in their order", sorted(listed, reverse=True), listed)
     return found + [
         value_at_most(f"{name}: |printed − counted| in MiB", abs(shown.get(name, np.inf) - wanted[name]), PRINTED) for name in wanted
     ]
@@ -115,6 +121,8 @@ def _work(trial: Trial) -> Workload:
         seq=int(rng.integers(8, 65)),
         rank=rank,
         alpha=3.0 * rank,
+        targets=str(rng.choice(["q_v", "all"])),
+        pooling=str(rng.choice(["mean", "last", "first"])),
         classes=int(rng.integers(2, 7)),
         nf4=trial.seed % 2 == 0,
         double_quantize=trial.seed % 4 == 0,
@@ -124,6 +132,7 @@ def _work(trial: Trial) -> Workload:
 
 def _options(work: Workload, accumulation: int) -> list[str]:
     values = {"lora-rank": work.rank, "lora-alpha": work.alpha, "num-classes": work.classes, "dtype": work.dtype, "backend": "torch"}
+    values |= {"lora-targets": work.targets, "pooling": work.pooling}
     values |= {"batch-size": work.batch, "max-seq-len": work.seq, "accumulation-steps": accumulation}
     nf4 = ["--quantize-nf4" if work.nf4 else "--no-quantize-nf4"] + ["--double-quantize"] * work.double_quantize
     return [f"--model={CHECKPOINT}", "--memory", *nf4, *(f"--{name}={value}" for name, value in values.items())]

@@ -15,6 +15,7 @@ from torch import Tensor
 from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of, to_numpy
 from blackswan.falsifiers.subjects.doors.devices import Chosen, Plant, Workload
 from blackswan.falsifiers.subjects.impl import Door
+from blackswan.falsifiers.subjects.impl.blocks import KINDS, Block
 from blackswan.falsifiers.subjects.impl.hand_written import Steps
 from blackswan.falsifiers.subjects.impl.large import last_rows
 from blackswan.falsifiers.subjects.impl.openings import Opening
@@ -99,6 +100,15 @@ class Devices(Door):
         with dispatch.backend(backend):
             result = dispatch.call(operation, operation, **given)
         return [to_numpy(each) for each in (result if isinstance(result, tuple) else (result,))]
+
+    @property
+    def block_kinds(self) -> tuple[str, ...]:
+        """The kinds of block inside which something holds for a program."""
+        return KINDS
+
+    def block(self, kind: str, folder: Path) -> Block:
+        """Blocks of that kind, to be entered one within another; some are about a folder."""
+        return Block(kind, folder)
 
     def opening(self, work: Workload, kind: str, **settings: Any) -> Opening:
         """A classifier or a decoder that is to be opened."""

@@ -21,7 +21,7 @@ from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.allocator import allocated
 from blackswan.falsifiers.subjects.impl.devices import batch_of, trainer_of
 from blackswan.falsifiers.subjects.protocol import Lacks, Session
-from blackswan.impl import checkpoint, classifier, dispatch, kernels, ledger, memory
+from blackswan.impl import allocations, checkpoint, classifier, dispatch, kernels, ledger, memory
 from blackswan.impl.commands import common
 from blackswan.impl.commands import train as train_command
 from blackswan.impl.config import ClassifyConfig
@@ -48,30 +48,44 @@ class Memory(Door):
         if missing := kernels.missing():
             raise Lacks(f"the estimate for a GPU counts what the kernels allocate there: {missing}")
 
-    def estimate(self, work: Workload, kind: str | None = None) -> Estimate:
-        """Estimates a step on a device of that kind, of which none is here, or on the subject's own; by the fused backend on CUDA."""
+    def estimate(self, work: Workload, kind: str | None = None, *, as_text: bool = True, multi_label: bool = False) -> Estimate:
+        """Estimates a step on a device of that name, which is not here, or on the subject's own; by the fused backend on CUDA."""
         model = config_of(work.scalars), adaptation_of(work.scalars), work.batch, work.seq, getattr(torch, work.dtype)
         if work.backend == "fused":
-            found = estimate_fused(*model, accumulation=work.accumulation)
+            found = estimate_fused(*model, accumulation=work.accumulation, multi_label=multi_label)
         else:
             with mock.patch("torch.cuda.is_available", return_value=False) if kind else nullcontext():
-                found = memory.estimate(*model, accumulation=work.accumulation, device=kind or self._device)
+                named = kind if kind is None or as_text else torch.device(kind)
+                settings: dict[str, Any] = {"accumulation": work.accumulation, "multi_label": multi_label}
+                found = memory.estimate(*model, **settings, device=named or self._device)
         return Estimate(dict(found.parts), found.total, found.resident)
 
-    def of_a_run(self, samples: int, settings: Mapping[str, Any], longest: int = 8) -> int:
+    def workspaces(self, kind: str, capabilities: Sequence[int]) -> int:
+        """What the libraries take on that device, on a host whose cards have those major compute capabilities, the first one current."""
+
+        def of_card(asked: torch.device | str | int | None = None) -> tuple[int, int]:
+            index = torch.device(asked).index if isinstance(asked, torch.device | str) else asked
+            return capabilities[index or 0], 0
+
+        counted = allocations.Allocations(memory.META)
+        with mock.patch("torch.cuda.is_available", return_value=True), mock.patch("torch.cuda.get_device_capability", of_card):
+            return memory.estimate_of(counted, torch.device(kind)).total
+
+    def of_a_run(self, samples: int, settings: Mapping[str, Any], longest: int = 8, kind: str | None = None) -> int:
         """Estimates a run's steps on so many samples, the longest of so many tokens, as the command does before it starts: of a model of
-        one layer of the shipped checkpoint's."""
-        with tempfile.TemporaryDirectory() as folder:
+        one layer of the shipped checkpoint's, on the subject's device or on one of that name, where kernels run."""
+        feigned = mock.patch.multiple("blackswan.impl.kernels", why_not=lambda: None, interpreted=lambda: False) if kind else nullcontext()
+        with tempfile.TemporaryDirectory() as folder, feigned:
             shipped, one = json.loads((CHECKPOINT / "config.json").read_text()), {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
             (Path(folder) / "config.json").write_text(json.dumps(shipped | one))
-            return common.memory_of_a_step(Path(folder), ClassifyConfig(**settings), samples, longest, self._device).total
+            return common.memory_of_a_step(Path(folder), ClassifyConfig(**settings), samples, longest, kind or self._device).total
 
-    def reserved_by(self, lengths: Sequence[int], validated: Sequence[int], settings: Mapping[str, Any]) -> int:
-        """What the command `train` reserves on CUDA, of which none need be here, for samples of so many tokens to train and validate on."""
+    def reserved_by(self, lengths: Sequence[int], validated: Sequence[int], settings: Mapping[str, Any], kind: str = "cuda") -> int:
+        """What the command `train` reserves of a card, which need not be here, for samples of so many tokens to train and validate on."""
         train, validation = (Samples.of([[0] * length for length in part], [0] * len(part), 2) for part in (lengths, validated))
         given = CHECKPOINT, ClassifyConfig(**settings), train, validation if validated else None
         with mock.patch("torch.cuda.is_available", return_value=False):
-            return train_command._memory(*given, torch.device("cuda"))
+            return train_command._memory(*given, torch.device(kind))
 
     def measure(self, work: Workload, steps: int = 3) -> Usage:
         """Measures loading and steps by the device's allocator: the first step may capture a graph, the next have all state.

@@ -1,0 +1,99 @@
+"""Wrong blocks inside which something holds: one function of `impl` replaced each."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+Step = Callable[..., Any]
+
+
+def _ending(module: str, name: str, value: Any) -> Step:
+    """A block at whose end the name of the module is what it is outside of all blocks."""
+
+    @contextmanager
+    def wrong(block: Step, *given: Any) -> Iterator[Any]:
+        import importlib
+
+        with block(*given) as found:
+            yield found
+        setattr(importlib.import_module(f"blackswan.impl.{module}"), name, value)
+
+    return wrong
+
+
+@wrong_step("impl.dispatch:replaced")
+@contextmanager
+def outer_replacement_wins(replaced: Step, functions: Mapping[str, Step]) -> Iterator[None]:
+    """Of two blocks that replace an operation the outer one goes on to do so inside the inner one."""
+    from blackswan.impl import dispatch
+
+    with replaced({name: function for name, function in functions.items() if name not in dispatch._replacements}):
+        yield
+
+
+@wrong_step("impl.dispatch:replaced")
+@contextmanager
+def inner_replacements_alone(replaced: Step, functions: Mapping[str, Step]) -> Iterator[None]:
+    """What an outer block replaces is not replaced inside an inner one."""
+    from blackswan.impl import dispatch
+
+    before, dispatch._replacements = dispatch._replacements, {}
+    try:
+        with replaced(functions):
+            yield
+    finally:
+        dispatch._replacements = before
+
+
+@wrong_step("impl.dispatch:scope")
+@contextmanager
+def scope_of_the_innermost_alone(scope: Step, name: str) -> Iterator[None]:
+    """Inside two scopes calls have the name of the inner one alone."""
+    from blackswan.impl import dispatch
+
+    before, dispatch._prefix = dispatch._prefix, ""
+    try:
+        with scope(name):
+            yield
+    finally:
+        dispatch._prefix = before
+
+
+@wrong_step("impl.allocations:Allocations.part")
+@contextmanager
+def part_ends_with_the_inner_block(part: Step, self: Any, name: str) -> Iterator[None]:
+    """What is allocated after an inner block belongs to no part, though the outer one has not ended."""
+    with part(self, name):
+        yield
+    self._part = "working"
+
+
+@wrong_step("impl.folder:sole_writer")
+@contextmanager
+def inner_writer_opens_the_folder(sole: Step, folder: Any) -> Iterator[None]:
+    """The folder is anybody's when the inner one of two blocks ends."""
+    from filelock import FileLock
+
+    from blackswan.impl.folder import LOCK
+
+    with sole(folder):
+        yield
+    FileLock(folder / LOCK, timeout=0, is_singleton=True).release(force=True)
+
+
+wrong_steps(
+    "impl.dispatch:replaced",
+    replacements_end_with_the_inner_block=("No operation is replaced any more.", _ending("dispatch", "_replacements", {})),
+)
+wrong_steps(
+    "impl.dispatch:recording", recording_ends_with_the_inner_one=("Nothing is recorded any more.", _ending("dispatch", "_calls", None))
+)
+wrong_steps(
+    "impl.dispatch:wrapping", wrapping_ends_with_the_inner_one=("Nothing is wrapped any more.", _ending("dispatch", "_around", None))
+)
+wrong_steps(
+    "impl.dispatch:backend", backend_ends_with_the_inner_block=("The backend is auto again.", _ending("dispatch", "_backend", "auto"))
+)
+wrong_steps("impl.validation:unchecked", checks_come_back_too_early=("Values are checked again.", _ending("validation", "_enabled", True)))

@@ -1,0 +1,118 @@
+"""Blocks of `impl` inside which something holds, and what a program sees of it."""
+
+import fcntl
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from blackswan.falsifiers.subjects.protocol import Session
+from blackswan.impl import dispatch, folder, validation
+from blackswan.impl.allocations import Allocations
+from blackswan.impl.folder import LOCK
+from blackswan.impl.validation import NonFiniteError
+
+CHOICES = ("torch", "triton", "auto")
+
+
+class Block(Session):
+    """Blocks of one kind, which are entered with a number: 0, 1 or 2. Each number stands for something else where the kind has more than
+    one thing to say."""
+
+    def __init__(self, kind: str, place: Path) -> None:
+        self._kind, self._open = kind, list[tuple[int, AbstractContextManager[Any], Any]]()
+        self._counted, self._around = Allocations("meta"), ""
+        self._folder = place
+
+    def enter(self, number: int) -> None:
+        """Enters one more block."""
+        block = self._made(number)
+        self._open.append((number, block, block.__enter__()))
+
+    def leave(self, failing: bool) -> None:
+        """Leaves the innermost block, with an error or without."""
+        error = ArithmeticError("inside the block")
+        self._open.pop()[1].__exit__(*(type(error), error, None) if failing else (None, None, None))
+
+    def seen(self) -> dict[str, Any]:
+        """What a program sees where it is."""
+        look: Callable[[], dict[str, Any]] = getattr(self, f"_see_{self._kind}")
+        return look()
+
+    def _made(self, number: int) -> AbstractContextManager[Any]:
+        """Number 0 replaces one operation, 1 two and 2 the other."""
+        if self._kind == "replaced":
+            named = (("residual_add",), ("residual_add", "softmax"), ("softmax",))[number]
+            return dispatch.replaced({name: lambda **_: torch.tensor(10.0 + number) for name in named})
+        if self._kind == "backend":
+            with mock.patch("blackswan.impl.kernels.why_not", return_value=None):
+                return dispatch.backend(CHOICES[number])
+        made: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+            "recording": dispatch.recording,
+            "wrapping": partial(dispatch.wrapping, partial(self._surround, number)),
+            "scope": partial(dispatch.scope, str(number)),
+            "unchecked": validation.unchecked,
+            "part": partial(self._counted.part, str(number)),
+            "sole_writer": partial(folder.sole_writer, self._folder),
+        }
+        return made[self._kind]()
+
+    def _surround(self, number: int, path: str, operation: str, function: Callable[..., Any], arguments: Any) -> Any:
+        del path, operation
+        self._around += str(number)
+        return function(**arguments)
+
+    def _see_replaced(self) -> dict[str, Any]:
+        x = torch.full((1,), 8.0)
+        return {
+            "residual_add": float(dispatch.call("here", "residual_add", x=x, branch=x)),
+            "softmax": float(dispatch.call("here", "softmax", x=x)),
+        }
+
+    def _see_recording(self) -> dict[str, Any]:
+        """Which of the open recordings has a call that is made here, from the outermost on."""
+        before = [len(calls) for _, _, calls in self._open]
+        self._see_replaced()
+        return {"recorded by": [len(calls) - count for (_, _, calls), count in zip(self._open, before, strict=True)][-1:]}
+
+    def _see_wrapping(self) -> dict[str, Any]:
+        self._around = ""
+        self._see_replaced()
+        return {"around two calls": self._around}
+
+    def _see_scope(self) -> dict[str, Any]:
+        with dispatch.recording() as calls:
+            self._see_replaced()
+        return {"prefix": calls[0].path.removesuffix("here")}
+
+    def _see_unchecked(self) -> dict[str, Any]:
+        with suppress(NonFiniteError):
+            validation.require_finite("value", torch.tensor(float("nan")))
+            return {"checked": False}
+        return {"checked": True}
+
+    def _see_backend(self) -> dict[str, Any]:
+        with mock.patch("blackswan.impl.kernels.why_not", return_value=None):
+            return {kind: dispatch.backend_on(torch.device(kind)) for kind in ("cpu", "cuda")}
+
+    def _see_part(self) -> dict[str, Any]:
+        with self._counted:
+            held = torch.empty(3, device="meta")
+        return {"part": [name for name, size in self._counted.parts.items() if size], "tensor": held.shape[0]}
+
+    def _see_sole_writer(self) -> dict[str, Any]:
+        path = self._folder / LOCK
+        path.touch()
+        with path.open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return {"locked": True}
+        return {"locked": False}
+
+
+KINDS = ("replaced", "recording", "wrapping", "scope", "unchecked", "backend", "part", "sole_writer")

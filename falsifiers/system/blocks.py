@@ -1,0 +1,67 @@
+"""Blocks inside which something holds for a program: one within another, left by an error, and entered again."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.trial import Trial
+
+if TYPE_CHECKING:
+    from blackswan.falsifiers.subjects.impl.blocks import Block
+
+NUMBERS, TURNS, DEEPEST = 3, 12, 4
+ADDING = ("replaced", "scope")
+"""Kinds of block that add to what holds around them; of the others the innermost one holds alone."""
+WITHOUT_EFFECT = {("backend", 2)}
+"""What a program finds without any block: the backend `auto`."""
+
+
+def innermost_holds(trial: Trial) -> list[Comparison]:
+    """Blocks of each kind are entered and left at random, by an error and without: what a program sees there is what the innermost one
+    says, or adds to the others, as it did by itself; and outside of all it is what it was before."""
+    found = list[Comparison]()
+    for kind in trial.devices.block_kinds:
+        with tempfile.TemporaryDirectory() as folder:
+            block, rng = trial.devices.block(kind, Path(folder)), trial.rng(kind)
+            none = block.seen()
+            alone = {number: _entered(block, number, bool(rng.integers(2))) for number in range(NUMBERS)}
+            without = [number for number, seen in alone.items() if seen == none and (kind, number) not in WITHOUT_EFFECT]
+            found += same(f"{kind}: blocks without effect", [], without)
+            for stack, seen in _walk(block, rng):
+                found += same(f"{kind} inside blocks {stack}", _expected(kind, stack, none, alone), seen)
+    return found
+
+
+def _entered(block: "Block", number: int, failing: bool) -> dict[str, Any]:
+    block.enter(number)
+    seen = block.seen()
+    block.leave(failing)
+    return seen
+
+
+def _walk(block: "Block", rng: Generator) -> Iterator[tuple[list[int], dict[str, Any]]]:
+    """Gives the numbers of the blocks around, from the outermost on, and what is seen there."""
+    stack: list[int] = []
+    for turn in range(2 * TURNS):
+        if stack and (turn >= TURNS or len(stack) == DEEPEST or rng.random() < 0.4):
+            block.leave(bool(rng.integers(2)))
+            stack.pop()
+        elif turn < TURNS:
+            stack.append(int(rng.integers(NUMBERS)))
+            block.enter(stack[-1])
+        yield [*stack], block.seen()
+
+
+def _expected(kind: str, stack: list[int], none: dict[str, Any], alone: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    if kind == "scope":
+        return {"prefix": "".join(f"{number}." for number in stack)}
+    if kind not in ADDING:
+        return alone[stack[-1]] if stack else none
+    expected = dict(none)
+    for number in stack:
+        expected |= {name: value for name, value in alone[number].items() if value != none[name]}
+    return expected
