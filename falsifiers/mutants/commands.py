@@ -25,6 +25,24 @@ def _opens_last(open_saved: Any, options: Any) -> Any:
 
 wrong_steps("impl.commands.evaluate:open_saved", evaluate_opens_last=("A run's folder is its last adapter.", _opens_last))
 wrong_steps("impl.commands.predict:open_saved", predict_opens_last=("A run's folder is its last adapter.", _opens_last))
+
+
+def _on_the_cpu(open_saved: Any, options: Any) -> Any:
+    if options.adapter is None:
+        options.device = "cpu"
+    return open_saved(options)
+
+
+wrong_steps(
+    "impl.commands.predict:open_saved", merged_models_on_the_cpu=("A model named alone is on the CPU, whatever --device says.", _on_the_cpu)
+)
+wrong_step(
+    "impl.pipeline:ClassifyPipeline.from_adapter", name="adapters_on_the_cpu", doc="An adapter that is given its base is on the CPU."
+)(
+    lambda from_adapter, folder, model=None, *, device="cpu", **named: from_adapter(
+        folder, model, device="cpu" if model else device, **named
+    )
+)
 wrong_step("impl.saved:_settings", name="saved_settings_of_longer_texts", doc="A saved model reads 16 tokens more of a text.")(
     lambda settings, *given: replace(settings(*given), max_seq_len=settings(*given).max_seq_len + 16)
 )
