@@ -149,6 +149,12 @@ def _ends(run: Any, progress: Any, stale: int) -> Any:
     return replace(progress, stale_epochs=stale, finished=progress.epoch == run.config.epochs or stale == run.config.early_stop_patience)
 
 
+@wrong_step("impl.fit:_Run.train")
+def fit_stopped_early_at_its_end(train: Any, run: Any) -> Any:
+    """A run whose patience ends with its last epoch says that it was stopped early."""
+    return replace(train(run), stopped_early=run.progress.stale_epochs == run.config.early_stop_patience)
+
+
 @wrong_step("impl.fit:_Run._after")
 def fit_stops_one_epoch_late(after: Any, run: Any, record: Any) -> Any:
     """Stops after patience + 1 epochs."""
