@@ -218,3 +218,6 @@ wrong_steps(
         lambda samples: replace(samples, targets=samples.targets % 2**16),
     ),
 )
+wrong_step("impl.samples:Rows.__getitem__", name="corpus_ids_of_16_bits", doc="A token id keeps only its lower 16 bits.")(
+    lambda getitem, rows, index: [token % 2**16 for token in getitem(rows, index)]
+)
