@@ -49,6 +49,17 @@ def fit_loss_by_full_batch(mean: Any, trainer: Any) -> Any:
     return replace(right, loss=right.loss * share, gradient=right.gradient * share)
 
 
+wrong_steps(
+    "impl.fit:balanced_weights",
+    fit_balances_over_samples_alone=(
+        "Both words for class weights mean the samples.",
+        lambda weights, samples, _: weights(samples, "balanced"),
+    ),
+    fit_balances_over_classes_alone=(
+        "Both words for class weights mean the classes.",
+        lambda weights, samples, _: weights(samples, "balanced_over_classes"),
+    ),
+)
 wrong_step("impl.fit:balanced_weights", name="fit_balanced_weights_dropped", doc="Balanced class weights asked for, and all of them one.")(
     lambda _, samples, *_kind: (1.0,) * samples.num_classes
 )
