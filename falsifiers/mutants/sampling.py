@@ -259,3 +259,6 @@ wrong_steps(
 wrong_steps(
     "impl.samples:training_and_validation", command_drops_validation_beside_zero=("A fraction of 0 drops --validation.", _none_of_nothing)
 )
+wrong_step("impl.samples:_shuffled", name="order_of_no_seed", doc="A seed of 0 is none, and another one takes its place.")(
+    lambda shuffled, count, stream, seed, *epoch: shuffled(count, stream, seed or 1, *epoch)
+)
