@@ -160,6 +160,17 @@ def _ends(run: Any, progress: Any, stale: int) -> Any:
     return replace(progress, stale_epochs=stale, finished=progress.epoch == run.config.epochs or stale == run.config.early_stop_patience)
 
 
+@wrong_step("impl.fit:_Run._finish_epoch")
+def fit_best_by_a_margin(finish: Any, run: Any) -> None:
+    """An epoch is the best one so far where its loss is lower by a millionth."""
+    lowest = run.progress.best_loss
+    asked = None if lowest is None else lowest - 1e-6
+    run.progress = replace(run.progress, best_loss=asked)
+    finish(run)
+    if run.progress.best_loss == asked:
+        run.progress = replace(run.progress, best_loss=lowest)
+
+
 @wrong_step("impl.fit:_Run.train")
 def fit_stopped_early_at_its_end(train: Any, run: Any) -> Any:
     """A run whose patience ends with its last epoch says that it was stopped early."""
