@@ -125,19 +125,27 @@ def _environments(trial: Trial, command: tuple[object, ...]) -> Iterator[Compari
             yield broken(f"message of a worker with {name}", "names something else", message, said.err[-300:])
 
 
+Forms = dict[str, tuple[str, ...]]
+"""Options that name a model, by what it is."""
+
+
 def _devices(trial: Trial, problem: Small, where: Sequence[str], run: Path) -> Iterator[Comparison]:
-    """Every command that computes, on every form of a model that it takes, ends with status 6 where its device is not there, and writes
-    nothing."""
+    """Every command that computes, on every form of a model that it takes, ends with status 6 where its device is not there.
+
+    It writes nothing then.
+    """
     absent, merged = "xpu" if sys.platform == "darwin" else "mps", problem.folder / "merged"
     output = f"--output={problem.folder / 'new'}"
-    adapters = {"a run": (f"--adapter={run}",), "its adapter": (f"--adapter={run / 'last'}",)}
+    base: Forms = {"a base": (where[0],)}
+    adapters: Forms = {"a run": (f"--adapter={run}",), "its adapter": (f"--adapter={run / 'last'}",)}
     adapters["an adapter on a base"] = (*adapters["its adapter"], where[0])
-    saved = {**adapters, "a merged model": (f"--model={merged}",), "a merged model, as an adapter": (f"--adapter={merged}",)}
-    forms = {"evaluate": (saved, (where[1],)), "predict": (saved, ("ls",)), "merge": (adapters, (output,))}
-    forms["summary"] = {name: given for name, given in saved.items() if "--model" not in given[0]} | {"a base": (where[0],)}, ()
-    forms |= {"train": ({"a base": (where[0],)}, (*where[1:], output))}
-    tokens = (f"--tokens={problem.folder / 'tokens'}", output)
-    forms["pretrain"] = {"a base": (where[0],), "no weights": (where[0], "--random")}, tokens
+    saved = adapters | {"a merged model, as an adapter": (f"--adapter={merged}",)}
+    opened = saved | {"a merged model": (f"--model={merged}",)}
+    forms: dict[str, tuple[Forms, tuple[str, ...]]] = {
+        **{"evaluate": (opened, (where[1],)), "predict": (opened, ("ls",)), "merge": (adapters, (output,))},
+        **{"summary": (saved | base, ()), "train": (base, (*where[1:], output))},
+        "pretrain": (base | {"no weights": (where[0], "--random")}, (f"--tokens={problem.folder / 'tokens'}", output)),
+    }
     before = content(problem.folder)
     for command, (models, rest) in forms.items():
         for form, model in models.items():

@@ -1,6 +1,7 @@
 """Claims about an evaluation's counts: classes, accuracy, confusion, and the scores of each class."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,8 @@ def scores_are_of_the_largest_logits(trial: Trial) -> list[Comparison]:
     them every sample is there some hundred times, which changes counts alone.
     """
     times = MANY if trial.seed % 3 == 0 else 1
-    problem = small_run(trial, multi_label=trial.seed % 2 == 1, **({"batch_size": MANY} if times > 1 else {}))
+    batch: dict[str, Any] = {"batch_size": MANY} if times > 1 else {}
+    problem = small_run(trial, multi_label=trial.seed % 2 == 1, **batch)
     # A text of these bytes has these bytes as its tokens.
     rows = [[number % 128 for number in row] for row in problem.training.rows]
     problem = replace(problem, training=Corpus(rows, problem.training.labels))
