@@ -46,6 +46,15 @@ wrong_step(
 wrong_step("impl.saved:_settings", name="saved_settings_of_longer_texts", doc="A saved model reads 16 tokens more of a text.")(
     lambda settings, *given: replace(settings(*given), max_seq_len=settings(*given).max_seq_len + 16)
 )
+
+
+@wrong_step("impl.saved:load_adapter")
+def saved_nf4_is_doubly_quantised(load: Any, *given: Any) -> Any:
+    """An adapter that was trained on NF4 weights is opened on weights whose scales are in 8 bits as well."""
+    found = load(*given)
+    return replace(found, adaptation=replace(found.adaptation, double_quantize=found.adaptation.nf4))
+
+
 wrong_step("impl.commands.evaluate:macro_f1", name="macro_f1_of_seen_classes", doc="The mean over the classes that have a text.")(
     lambda _, found: sum(each.f1 for each in found.per_class if each.support) / sum(each.support > 0 for each in found.per_class)
 )

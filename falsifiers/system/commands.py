@@ -151,12 +151,12 @@ def _kinds(trial: Trial) -> dict[str, dict[str, Any]]:
     rng, many = trial.rng("kinds"), TABLE + 10
     return {
         "one label": {"num_classes": 4, "multi_label": False, "class_weights": "balanced_over_classes"},
-        "several labels": {"num_classes": 3, "multi_label": True, "quantize_nf4": True, "double_quantize": bool(rng.integers(2))},
+        "several labels": {"num_classes": 3, "multi_label": True, "quantize_nf4": True, "double_quantize": True},
         "many classes": {
             **{"num_classes": many, "multi_label": False, "epochs": 1, "lora_targets": "down_proj,v_proj"},
             **{"class_weights": rng.uniform(0.5, 2.0, many).tolist()},
         },
-        "many labels": {"num_classes": TABLE + 1, "multi_label": True, "epochs": 1, "quantize_nf4": False},
+        "many labels": {"num_classes": TABLE + 1, "multi_label": True, "epochs": 1, "quantize_nf4": True},
         "more classes": {"num_classes": CELLS + 1, "multi_label": False, "epochs": 1},
     }
 
