@@ -102,3 +102,6 @@ wrong_step("impl.pretrain_run:require_count", name="pretrain_settings_not_counte
 wrong_step("impl.token_shards:TokenBatches", name="batches_of_no_pairs", doc="Rows of one token are rows of two.")(
     lambda batches, shards, *, seq, **given: batches(shards, seq=max(seq, 2), **given)
 )
+wrong_step("impl.settings:resolve", name="settings_none_leaves_the_file", doc="An option of none is no option where the file has a value.")(
+    lambda resolve, size, *given: resolve(size, *({name: each for name, each in one.items() if each.value is not None} for one in given))
+)

@@ -25,9 +25,36 @@ def _opens_last(open_saved: Any, options: Any) -> Any:
 
 wrong_steps("impl.commands.evaluate:open_saved", evaluate_opens_last=("A run's folder is its last adapter.", _opens_last))
 wrong_steps("impl.commands.predict:open_saved", predict_opens_last=("A run's folder is its last adapter.", _opens_last))
+
+
+def _on_the_cpu(open_saved: Any, options: Any) -> Any:
+    if options.adapter is None:
+        options.device = "cpu"
+    return open_saved(options)
+
+
+wrong_steps(
+    "impl.commands.predict:open_saved", merged_models_on_the_cpu=("A model named alone is on the CPU, whatever --device says.", _on_the_cpu)
+)
+wrong_step(
+    "impl.pipeline:ClassifyPipeline.from_adapter", name="adapters_on_the_cpu", doc="An adapter that is given its base is on the CPU."
+)(
+    lambda from_adapter, folder, model=None, *, device="cpu", **named: from_adapter(
+        folder, model, device="cpu" if model else device, **named
+    )
+)
 wrong_step("impl.saved:_settings", name="saved_settings_of_longer_texts", doc="A saved model reads 16 tokens more of a text.")(
     lambda settings, *given: replace(settings(*given), max_seq_len=settings(*given).max_seq_len + 16)
 )
+
+
+@wrong_step("impl.saved:load_adapter")
+def saved_nf4_is_doubly_quantised(load: Any, *given: Any) -> Any:
+    """An adapter that was trained on NF4 weights is opened on weights whose scales are in 8 bits as well."""
+    found = load(*given)
+    return replace(found, adaptation=replace(found.adaptation, double_quantize=found.adaptation.nf4))
+
+
 wrong_step("impl.commands.evaluate:macro_f1", name="macro_f1_of_seen_classes", doc="The mean over the classes that have a text.")(
     lambda _, found: sum(each.f1 for each in found.per_class if each.support) / sum(each.support > 0 for each in found.per_class)
 )
@@ -101,6 +128,14 @@ wrong_steps(
     ),
     predict_drops_byte_order_marks=("A text loses the mark that it begins with.", lambda texts: [text.lstrip("\ufeff") for text in texts]),
 )
+
+
+@wrong_step("impl.commands.predict:_lines")
+def predict_cuts_what_has_no_end(lines: Any, name: str) -> Any:
+    """The last line of a file loses its last character where no end of a line follows it."""
+    texts = list(lines(name))
+    whole = name == "-" or Path(name).read_bytes().endswith(b"\n")
+    return iter(texts if whole or not texts else [*texts[:-1], texts[-1][:-1]])
 
 
 wrong_step("impl.commands.predict:predictions", name="predict_prints_letters_as_they_are", doc="Lines hold letters beyond ASCII.")(

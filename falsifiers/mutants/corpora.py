@@ -228,3 +228,14 @@ wrong_steps(
         lambda samples: replace(samples, targets=samples.targets % 2**16),
     ),
 )
+wrong_step("impl.samples:Rows.__getitem__", name="corpus_ids_of_16_bits", doc="A token id keeps only its lower 16 bits.")(
+    lambda getitem, rows, index: [token % 2**16 for token in getitem(rows, index)]
+)
+wrong_step(
+    "impl.samples:statistics", name="statistics_of_a_byte", doc="Samples of a class are counted in the byte that a label is kept in."
+)(
+    lambda statistics, labels, *others: replace(
+        right := statistics(labels, *others),
+        class_counts=tuple(count % 256 for count in right.class_counts) if labels.ndim == 2 else right.class_counts,
+    )
+)

@@ -86,6 +86,13 @@ def scores_by_any_label(correct: Any, trainer: Any, logits: Any, labels: Any) ->
     return ((logits > 0) == labels).any(dim=-1).sum() if trainer.multi_label else correct(trainer, logits, labels)
 
 
+@wrong_step("impl.evaluation:_count")
+def scores_counted_in_a_byte(count: Any, confusion: Any, *given: Any) -> None:
+    """A cell of the confusion begins anew after 255 samples."""
+    count(confusion, *given)
+    confusion %= 256
+
+
 wrong_step("impl.evaluation:_count", name="scores_transpose_the_confusion", doc="Predicted classes in rows.")(
     lambda count, confusion, labels, predicted, several: count(confusion, predicted, labels.to(predicted), several)
 )

@@ -49,6 +49,17 @@ def fit_loss_by_full_batch(mean: Any, trainer: Any) -> Any:
     return replace(right, loss=right.loss * share, gradient=right.gradient * share)
 
 
+wrong_steps(
+    "impl.fit:balanced_weights",
+    fit_balances_over_samples_alone=(
+        "Both words for class weights mean the samples.",
+        lambda weights, samples, _: weights(samples, "balanced"),
+    ),
+    fit_balances_over_classes_alone=(
+        "Both words for class weights mean the classes.",
+        lambda weights, samples, _: weights(samples, "balanced_over_classes"),
+    ),
+)
 wrong_step("impl.fit:balanced_weights", name="fit_balanced_weights_dropped", doc="Balanced class weights asked for, and all of them one.")(
     lambda _, samples, *_kind: (1.0,) * samples.num_classes
 )
@@ -147,6 +158,23 @@ wrong_step("impl.fit:_Run._after", name="fit_best_forgotten", doc="Every epoch c
 
 def _ends(run: Any, progress: Any, stale: int) -> Any:
     return replace(progress, stale_epochs=stale, finished=progress.epoch == run.config.epochs or stale == run.config.early_stop_patience)
+
+
+@wrong_step("impl.fit:_Run._finish_epoch")
+def fit_best_by_a_margin(finish: Any, run: Any) -> None:
+    """An epoch is the best one so far where its loss is lower by a millionth."""
+    lowest = run.progress.best_loss
+    asked = None if lowest is None else lowest - 1e-6
+    run.progress = replace(run.progress, best_loss=asked)
+    finish(run)
+    if run.progress.best_loss == asked:
+        run.progress = replace(run.progress, best_loss=lowest)
+
+
+@wrong_step("impl.fit:_Run.train")
+def fit_stopped_early_at_its_end(train: Any, run: Any) -> Any:
+    """A run whose patience ends with its last epoch says that it was stopped early."""
+    return replace(train(run), stopped_early=run.progress.stale_epochs == run.config.early_stop_patience)
 
 
 @wrong_step("impl.fit:_Run._after")

@@ -247,3 +247,18 @@ wrong_steps(
         lambda divide, samples, _, *others: divide(samples, None, *others),
     ),
 )
+
+
+def _none_of_nothing(divide: Step, samples: Any, apart: Any, fraction: float, seed: int) -> Any:
+    return divide(samples, apart if fraction else None, fraction, seed)
+
+
+wrong_steps(
+    "impl.pipeline:training_and_validation", run_drops_validation_beside_zero=("A fraction of 0 drops what validates.", _none_of_nothing)
+)
+wrong_steps(
+    "impl.samples:training_and_validation", command_drops_validation_beside_zero=("A fraction of 0 drops --validation.", _none_of_nothing)
+)
+wrong_step("impl.samples:_shuffled", name="order_of_no_seed", doc="A seed of 0 is none, and another one takes its place.")(
+    lambda shuffled, count, stream, seed, *epoch: shuffled(count, stream, seed or 1, *epoch)
+)

@@ -125,18 +125,34 @@ def _environments(trial: Trial, command: tuple[object, ...]) -> Iterator[Compari
             yield broken(f"message of a worker with {name}", "names something else", message, said.err[-300:])
 
 
+Forms = dict[str, tuple[str, ...]]
+"""Options that name a model, by what it is."""
+
+
 def _devices(trial: Trial, problem: Small, where: Sequence[str], run: Path) -> Iterator[Comparison]:
-    """Every command that computes ends with status 6 where its device is not there, and writes nothing."""
-    absent = "xpu" if sys.platform == "darwin" else "mps"
-    given, new = f"--adapter={run}", f"--output={problem.folder / 'new'}"
-    commands: dict[str, tuple[str, ...]] = {"train": (*where, new), "evaluate": (given, where[1]), "predict": (given, where[1])}
-    commands |= {"merge": (given, new), "summary": (given,), "pretrain": (where[0], f"--tokens={problem.folder / 'tokens'}", new)}
+    """Every command that computes, on every form of a model that it takes, ends with status 6 where its device is not there.
+
+    It writes nothing then.
+    """
+    absent, merged = "xpu" if sys.platform == "darwin" else "mps", problem.folder / "merged"
+    output = f"--output={problem.folder / 'new'}"
+    base: Forms = {"a base": (where[0],)}
+    adapters: Forms = {"a run": (f"--adapter={run}",), "its adapter": (f"--adapter={run / 'last'}",)}
+    adapters["an adapter on a base"] = (*adapters["its adapter"], where[0])
+    saved = adapters | {"a merged model, as an adapter": (f"--adapter={merged}",)}
+    opened = saved | {"a merged model": (f"--model={merged}",)}
+    forms: dict[str, tuple[Forms, tuple[str, ...]]] = {
+        **{"evaluate": (opened, (where[1],)), "predict": (opened, ("ls",)), "merge": (adapters, (output,))},
+        **{"summary": (saved | base, ()), "train": (base, (*where[1:], output))},
+        "pretrain": (base | {"no weights": (where[0], "--random")}, (f"--tokens={problem.folder / 'tokens'}", output)),
+    }
     before = content(problem.folder)
-    for name, asked in commands.items():
-        said = trial.commands.attempt(name, *asked, f"--device={absent}")
-        yield from same(f"status and output of {name} on {absent}", (6, ""), (said.status, said.out))
-        if absent not in said.err:
-            yield broken(f"message of {name} on {absent}", "names something else", absent, said.err[-300:])
+    for command, (models, rest) in forms.items():
+        for form, model in models.items():
+            said, name = trial.commands.attempt(command, *model, *rest, f"--device={absent}"), f"{command} of {form} on {absent}"
+            yield from same(f"status and output of {name}", (6, ""), (said.status, said.out))
+            if absent not in said.err:
+                yield broken(f"message of {name}", "names something else", absent, said.err[-300:])
     yield from same(
         f"files that commands change on {absent}", [], sorted(file for file, _ in content(problem.folder).items() ^ before.items())
     )

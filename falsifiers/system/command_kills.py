@@ -101,17 +101,17 @@ def _not_flushed(events: Sequence[str]) -> list[str]:
 
 def _foreign_line(trial: Trial, folder: Path, where: Sequence[str]) -> Iterator[Comparison]:
     """A run does not go on where its metrics hold a line of something else, which stays; the message names file and line."""
-    copy, lines = folder.with_name("foreign"), ["epoch 1", '{"loss": 1.0}', "[1]", '{"kind": "step", "epoch": 1}', '"step"']
-    line = str(trial.rng("foreign").choice(lines))
-    shutil.copytree(folder, copy)
-    lines = (copy / METRICS).read_text().splitlines(keepends=True)
-    (copy / METRICS).write_text(f"{lines[0]}{line}\n{''.join(lines[1:])}")
-    before = (copy / METRICS).read_bytes()
-    said = trial.commands.attempt("train", f"--output={copy}", "--resume", *where)
-    yield from same("status of a run that goes on after a foreign line", 1, said.status)
-    if f"{METRICS}:2" not in said.err:
-        yield broken("message about a foreign line", "does not name it", f"{METRICS}:2", said.err[-300:])
-    yield from same("metrics with a foreign line", before, (copy / METRICS).read_bytes())
+    rng, lines = trial.rng("foreign"), (folder / METRICS).read_text().splitlines(keepends=True)
+    for number, others in enumerate((["epoch 1", "{"], ['{"loss": 1.0}', '{"kind": "step", "epoch": 1}'], ["[1]", '"step"'])):
+        copy, line = folder.with_name(f"foreign {number}"), str(rng.choice(others))
+        shutil.copytree(folder, copy)
+        (copy / METRICS).write_text(f"{lines[0]}{line}\n{''.join(lines[1:])}")
+        before = (copy / METRICS).read_bytes()
+        said = trial.commands.attempt("train", f"--output={copy}", "--resume", *where)
+        yield from same(f"status of a run that goes on after the line {line}", 1, said.status)
+        if f"{METRICS}:2" not in said.err:
+            yield broken(f"message about the line {line}", "does not name it", f"{METRICS}:2", said.err[-300:])
+        yield from same(f"metrics with the line {line}", before, (copy / METRICS).read_bytes())
 
 
 def _started_again(trial: Trial, whole: Path, folder: Path, where: Sequence[str]) -> Iterator[Comparison]:

@@ -71,7 +71,7 @@ def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> 
     ways = {setting: str(rng.choice(["option", "file", "both", "default"], p=[0.35, 0.35, 0.2, 0.1])) for setting in away}
     ways |= dict.fromkeys(("num_classes", "epochs", "class_weights", "multi_label", "double_quantize"), "option")
     ways |= ALPHA[name]
-    ways |= {setting: str(rng.choice(["option", "file", "both"])) for setting, value in away.items() if value is None}  # none is a value
+    ways |= {setting: "both" for setting, value in away.items() if value is None}  # none is a value, which comes before a number too
     expected = QLORA | {setting: value for setting, value in away.items() if ways[setting] != "default"}
     if ways["lora_alpha"] == "default":
         expected["lora_alpha"] = 2.0 * expected["lora_rank"]

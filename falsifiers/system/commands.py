@@ -150,13 +150,13 @@ def _kinds(trial: Trial) -> dict[str, dict[str, Any]]:
     """Settings by kind of model."""
     rng, many = trial.rng("kinds"), TABLE + 10
     return {
-        "one label": {"num_classes": 4, "multi_label": False, "class_weights": str(rng.choice(["balanced", "balanced_over_classes"]))},
-        "several labels": {"num_classes": 3, "multi_label": True, "quantize_nf4": True, "double_quantize": bool(rng.integers(2))},
+        "one label": {"num_classes": 4, "multi_label": False, "class_weights": "balanced_over_classes"},
+        "several labels": {"num_classes": 3, "multi_label": True, "quantize_nf4": True, "double_quantize": True},
         "many classes": {
             **{"num_classes": many, "multi_label": False, "epochs": 1, "lora_targets": "down_proj,v_proj"},
             **{"class_weights": rng.uniform(0.5, 2.0, many).tolist()},
         },
-        "many labels": {"num_classes": TABLE + 1, "multi_label": True, "epochs": 1, "quantize_nf4": False},
+        "many labels": {"num_classes": TABLE + 1, "multi_label": True, "epochs": 1, "quantize_nf4": True},
         "more classes": {"num_classes": CELLS + 1, "multi_label": False, "epochs": 1},
     }
 
@@ -328,13 +328,15 @@ def texts_by_every_door(trial: Trial) -> list[Comparison]:
     with _trained(trial, "doors", {"num_classes": 4, "learning_rate": 0.5}) as (problem, run):
         texts = ["rm\r", *texts_of(rng, len(ODD) + 2), "ls\r"]
         labels = problem.labels(rng, len(texts))
-        ends = ["\r\n", *(str(end) for end in rng.choice(["\n", "\r\n"], len(texts) - 2)), str(rng.choice(["\r\n", ""]))]
+        ends = ["\r\n", *(str(end) for end in rng.choice(["\n", "\r\n"], len(texts) - 2)), "\r\n"]
         content = "".join(text + end for text, end in zip(texts, ends, strict=True)).encode()
         (problem.folder / "lines.txt").write_bytes(content)
+        (problem.folder / "open lines.txt").write_bytes(content.removesuffix(ends[-1].encode()))
         doors = {
             "corpus": ([f"--corpus={problem.corpus('texts', texts, labels)}"], b""),
             "corpus without labels": ([f"--corpus={_without_labels(problem, texts)}"], b""),
             "file": ([f"--input={problem.folder / 'lines.txt'}"], b""),
+            "file whose last line has no end": ([f"--input={problem.folder / 'open lines.txt'}"], b""),
             "standard input": (["--input=-"], content),
             "command line": (["--", *texts], b""),
         }

@@ -34,7 +34,7 @@ def killed_run_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
     """
     rng, features = trial.rng("kills"), FEATURES[trial.seed % len(FEATURES)]
     problem = small_run(trial, epochs=4, learning_rate=0.1, early_stop_patience=2 + trial.seed % 2, **features)
-    plan = Plan(processes=1, save_every=[None, 1, 2][int(rng.integers(3))], next_rate=0.5)
+    plan = Plan(processes=1, save_every=[None, 1, 2][trial.seed % 3], next_rate=0.5)
     with tempfile.TemporaryDirectory() as parent:
         whole = trial.trainer.fit(problem, Path(parent) / "whole", plan)
         parts = _continued(trial, problem, Path(parent) / "killed", plan, _kills(rng, whole.ranks[0].events, kills))

@@ -214,7 +214,7 @@ def state_is_all_that_steps_depend_on(trial: Trial) -> list[Comparison]:
     Samples that wait are no part of a state, and the load forgets them; a state that is refused changes nothing, and they still wait.
     """
     rng, found = trial.rng("state"), list[Comparison]()
-    clip = [None, 0.5][int(rng.integers(2))]
+    clip = [None, 0.5][trial.seed % 2]
     problem = small_run(trial, gradient_clip_norm=clip, schedule="cosine", warmup_fraction=0.2, quantize_nf4=trial.seed % 2 == 1)
     for name, steps in (("no schedule", None), ("a schedule", 7)):
         giver, taker, other = (_begun(trial, problem, count) for count in (steps, steps, 5 if steps is None else None))

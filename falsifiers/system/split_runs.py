@@ -32,11 +32,13 @@ SETTINGS: dict[str, Any] = {
 def validation_samples_are_not_trained_on(trial: Trial) -> list[Comparison]:
     """Every epoch trains on each sample that the split does not hold out, once, and validates on each that it does, once.
 
-    Where a validation corpus is given, a run trains on all of the corpus and validates on that one. Both entries to a run are tried.
+    Where a validation corpus is given, a run trains on all of the corpus and validates on that one, whatever fraction of other corpora the
+    settings hold out: none, their default or the one that is drawn. Both entries to a run are tried.
     """
     rng = trial.rng("split run")
     fraction, seed = float(rng.choice([0.1, 0.2, 0.25])), int(rng.integers(0, 2**31))
-    settings = SETTINGS | {"validation_fraction": fraction, "seed": seed}
+    used = {"validation_fraction": fraction}
+    unused: list[dict[str, Any]] = [{"validation_fraction": 0.0, "early_stop_patience": EPOCHS}, [{}, used][trial.seed % 2]]
     own, other = _rows(rng, "rm", int(rng.integers(18, 31))), _rows(rng, "date", int(rng.integers(3, 8)))
     labels: list[Label] = [label for _, label in own]
     split = trial.corpora.split(labels, CLASSES, fraction, seed)
@@ -48,8 +50,10 @@ def validation_samples_are_not_trained_on(trial: Trial) -> list[Comparison]:
         files = {"model": model, "corpus": _written(Path(parent) / "corpus.jsonl", own)}
         given = files | {"validation": _written(Path(parent) / "validation.jsonl", other)}
         for entry in ("pipeline", "command"):
-            for name, places, expected in (("split", files, parts), ("given", given, (own, other))):
-                reads = trial.trainer.fit_files(entry, settings, Path(parent) / f"{entry} {name}", **places)
+            runs = {"split": (used, files, parts)} | {f"given beside {each}": (each, given, (own, other)) for each in unused}
+            for name, (settings, places, expected) in runs.items():
+                folder = Path(parent) / f"{entry} {len(list(Path(parent).iterdir()))}"
+                reads = trial.trainer.fit_files(entry, SETTINGS | {"seed": seed} | settings, folder, **places)
                 found += _epochs(f"{entry}, validation {name}", reads, *expected)
     return found
 

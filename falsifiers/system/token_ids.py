@@ -26,6 +26,10 @@ MANY_CLASSES = 70_000
 """More than 16 bits count."""
 LONG = 70_000
 """Tokens of a text that the model reads."""
+LARGE_IDS = (0, 2**15, 2**16 - 1, 2**16, 151_935, 2**24 + 1)
+"""The last of 15 and of 16 bits, the first of 17, the last of Qwen2's, and one that float32 does not hold."""
+MORE_THAN_A_BYTE = 900
+"""Samples, of which several hundred have a label."""
 LONGEST_LINE = 10_000_000
 """Bytes of a line of a corpus, its end not among them."""
 
@@ -133,7 +137,24 @@ def long_corpora_arrive(trial: Trial) -> list[Comparison]:
             path.write_text("".join(json.dumps({"input": text, "label": label}) + "\n" for text, label in zip(texts, labels, strict=True)))
             read = trial.corpora.read(CorpusFile(path, MANY_CLASSES), tokenizing)
             found += [*same(f"ids of {name} texts", rows, read.rows), *same(f"labels of {name} texts", labels, read.labels)]
-    return [*found, *_longest_line(trial)]
+    return [*found, *_large_ids(trial), *_longest_line(trial)]
+
+
+def _large_ids(trial: Trial) -> Iterator[Comparison]:
+    """Ids that take 16 bits and more, as vocabularies of many languages have them, arrive whole, in rows and in batches."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    names = dict(zip("abcdef", LARGE_IDS, strict=True))
+    tokenizer, order = Tokenizer(models.WordLevel(names)), trial.rng("large ids").permutation([*names] * 2)
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    texts = [" ".join(order), "a", " ".join(order[::-1])]
+    rows = [[names[word] for word in text.split()] for text in texts]
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save(str(Path(folder) / "tokenizer.json"))
+        file = CorpusFile(Path(folder) / "corpus.jsonl", 2)
+        file.path.write_text("".join(json.dumps({"input": text, "label": place % 2}) + "\n" for place, text in enumerate(texts)))
+        yield from same("large ids", rows, trial.corpora.read(file, Tokenizing(Path(folder), 16)).rows)
+        yield from _padded(trial.corpora.batch(file, Tokenizing(Path(folder), 16), [0, 1, 2]), rows, "right")
 
 
 def _longest_line(trial: Trial) -> list[Comparison]:
@@ -156,9 +177,9 @@ def statistics_are_numpys(trial: Trial) -> list[Comparison]:
 
     This holds of a whole corpus, and of some samples of it, as the parts of a split are; these are in the order in which they were named.
     """
-    rng = trial.rng("statistics")
-    multi_label = bool(rng.random() < 0.5)
-    with written(rng, multi_label=multi_label, count=int(rng.integers(30, 130))) as corpus, _tokenizer(rng) as (folder, encode, *_):
+    rng, multi_label = trial.rng("statistics"), trial.seed % 2 == 0
+    count = MORE_THAN_A_BYTE if trial.seed % 4 == 0 else int(rng.integers(30, 130))
+    with written(rng, multi_label=multi_label, count=count) as corpus, _tokenizer(rng) as (folder, encode, *_):
         tokenizing = Tokenizing(folder, int(rng.integers(2, 60)))
         lengths = np.asarray([max(1, len(encode(text))) for text in corpus.texts])
         count = len(lengths)
