@@ -25,7 +25,6 @@ wrong_step("impl.group:shard", name="share_of_any_rank", doc="A rank outside of 
 wrong_step("impl.samples:effective_batches", name="batches_of_nothing", doc="Batches of less than one sample have one.")(
     lambda batches, order, size: batches(order, max(size, 1))
 )
-wrong_step("impl.memory:require_counts", name="estimate_of_nothing", doc="An estimate of no sample is made.")(lambda *_, **__: None)
 
 
 @wrong_step("impl.tokens:Tokens.__init__")
