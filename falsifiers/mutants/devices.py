@@ -1,5 +1,6 @@
 """Wrong choices of a device, wrong proofs that all tensors are there, and wrong transfers: one step of `impl` replaced each."""
 
+import itertools
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -132,6 +133,29 @@ def norm_rows_wrap(norm: Step, x: Any, *given: Any) -> Any:
     """Rows beyond the eighth are counted from the first again."""
     y = norm(x, *given)
     return torch.cat([y[:8], y[:8].repeat(len(y) // 8, *[1] * (y.dim() - 1))])[: len(y)] if len(y) > 8 else y
+
+
+_asked = itertools.count()
+
+
+@wrong_step("impl.operations.layers:rms_norm")
+def norm_never_the_same(norm: Step, x: Any, *given: Any) -> Any:
+    """A sum is added up in the order in which its parts are there."""
+    y = norm(x, *given)
+    return torch.nextafter(y, y + 1) if next(_asked) % 2 else y
+
+
+@wrong_step("impl.fused.products:fastest_of")
+def algorithm_by_its_rank(fastest: Step, calls: Any, expected: Any, out: Any, times: Any) -> int:
+    """The fastest is looked up among all algorithms by its place among those that give equal bits."""
+    taken: list[Any] = []
+
+    def timed(equal: Any) -> Any:
+        taken.extend(times(equal))
+        return taken
+
+    fastest(calls, expected, out, timed)
+    return min(range(len(taken)), key=taken.__getitem__)
 
 
 @wrong_step("impl.fused.layer:FusedLayer._mlp_backward")

@@ -73,6 +73,19 @@ def layers_forget_class_weights(losses: Step, self: Any, *given: Any) -> Any:
         self.class_weights = kept
 
 
+@wrong_step("impl.fused.step:FusedTrainer._micro_batch")
+def layers_refresh_in_the_first_micro_batch(micro_batch: Step, self: Any, index: int, part: Any) -> Any:
+    """The copies of the parameters that products read are renewed in a step's first micro-batch; a graph of a later one never does it."""
+    computed = type(self)._computed
+
+    def by_the_copies(self: Any, packed: Any) -> Any:
+        with patch.object(self.model.factors, "refresh", lambda _: None):
+            return computed(self, packed)
+
+    with patch.object(type(self), "_computed", by_the_copies if index else computed):
+        return micro_batch(self, index, part)
+
+
 @wrong_step("impl.fused.step:FusedTrainer._bind")
 def layers_keep_their_own_moments(bind: Step, self: Any) -> None:
     """Moments that were put in place are not taken over."""

@@ -19,6 +19,8 @@ from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.workloads import drawn, small, split
 
 LARGEST_INDEX = 15
+ALGORITHMS = 12
+"""So many algorithms a product has at most."""
 
 
 def auto_alone_falls_back(trial: Trial) -> list[Comparison]:
@@ -108,6 +110,21 @@ def stray_tensor_is_named(trial: Trial) -> list[Comparison]:
 def last_rows_are_as_alone(trial: Trial) -> list[Comparison]:
     """On more elements than 32 bits count kernels give for the last rows, bit for bit, what they give for these alone."""
     return [each for name, whole, alone in trial.devices.last_rows() for each in same(name, alone, whole)]
+
+
+def repeated_is_the_same(trial: Trial) -> list[Comparison]:
+    """On thousands of rows kernels give the same bits whenever they are asked again, and tuned products have an algorithm of equal bits.
+
+    It is the fastest of those, whatever others fail or give other bits. The standard one, which is the first, is among them.
+    """
+    rng = trial.rng("algorithms")
+    found = [each for name, changed in trial.devices.changed_when_repeated().items() for each in same(f"{name}, again", 0, changed)]
+    for number in range(ALGORITHMS):
+        gives = ["same", *rng.choice(["same", "other", "fail"], number).tolist()]
+        times = rng.permutation(len(gives)).tolist()
+        best = min((time, place) for place, (time, each) in enumerate(zip(times, gives, strict=True)) if each == "same")[1]
+        found += same(f"the fastest of {gives}, in {times}", best, trial.devices.fastest(gives, times))
+    return found
 
 
 def late_streams_change_nothing(trial: Trial) -> list[Comparison]:

@@ -165,8 +165,11 @@ def _adapted(weights: Arrays, targets: str) -> dict[str, Array]:
 
 
 def _batch(rng: Generator, work: Workload, samples: int, several: bool) -> Batch:
-    """Samples with padding anywhere, each with a real token, and now and then wider than a sample may be long."""
-    mask = rng.random((samples, work.seq)) < 0.7
+    """Samples with padding anywhere, each with a real token, and now and then wider than a sample may be long.
+
+    Where there are more samples than a micro-batch has, the first one is full: the next one has fewer tokens, as later calls have.
+    """
+    mask = (rng.random((samples, work.seq)) < 0.7) | ((samples > work.micro) & (np.arange(samples) < work.micro))[:, None]
     mask[np.arange(samples), rng.integers(0, work.seq, samples)] = True
     wider = int(rng.integers(0, 4))
     mask = np.roll(np.pad(mask, ((0, 0), (0, wider))), int(rng.integers(0, wider + 1)), axis=1)

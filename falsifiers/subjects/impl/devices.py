@@ -3,7 +3,8 @@
 import itertools
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,14 +18,14 @@ from blackswan.falsifiers.subjects.doors.devices import Chosen, Plant, Workload
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.blocks import KINDS, Block
 from blackswan.falsifiers.subjects.impl.hand_written import Steps
-from blackswan.falsifiers.subjects.impl.large import last_rows
+from blackswan.falsifiers.subjects.impl.large import changed_when_repeated, last_rows
 from blackswan.falsifiers.subjects.impl.openings import Opening
 from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import device, dispatch, host, kernels, nonfinite, residency
 from blackswan.impl.classifier import Classifier, trainable_shapes
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.dispatch import replaced
-from blackswan.impl.fused import step
+from blackswan.impl.fused import products, step
 from blackswan.impl.fused.step import FusedTrainer
 from blackswan.impl.operations import OPERATIONS
 from blackswan.impl.trainer import Batch, Trainer
@@ -89,6 +90,19 @@ class Devices(Door):
     def last_rows(self) -> list[tuple[str, Array, Array]]:
         """Runs each kernel on more than 2³¹ elements, on a GPU: the last rows of its outputs, and what it gives for these alone."""
         return list(last_rows(self._device))
+
+    def changed_when_repeated(self) -> dict[str, int]:
+        """By kernel and output, how often a computation that is repeated gives another bit."""
+        return changed_when_repeated(self._device)
+
+    def fastest(self, gives: Sequence[str], times: Sequence[float]) -> int:
+        """The number of the algorithm that is chosen for a product, of those that give the `same`, `other` bits or `fail`.
+
+        The first is the standard one. `times` are how long each takes.
+        """
+        out, expected = torch.zeros(3), torch.ones(3)
+        numbers: dict[Callable[[], object], int] = {partial(_product, each, out): number for number, each in enumerate(gives)}
+        return products.fastest_of(list(numbers), expected, out, lambda calls: [times[numbers[call]] for call in calls])
 
     def backends(self, operation: str) -> list[str]:
         """What can compute an operation here."""
@@ -202,6 +216,12 @@ class PlacedTrainer(Session):
         weights = None if class_weights is None else torch.from_numpy(class_weights.copy()).to(self._place)
         with replaced(self._planted), mock.patch.object(nonfinite, "_PART", part):
             return nonfinite.origin(self._trainer.classifier, self._batch, weights)
+
+
+def _product(gives: str, out: Tensor) -> None:
+    if gives == "fail":
+        raise RuntimeError("no algorithm for this product")
+    out.copy_(torch.ones(3) if gives == "same" else torch.tensor([1.0, 1.0, 1.0 + 2**-23]))
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:

@@ -65,8 +65,8 @@ class Steps(Session):
 
 
 class _Captured(FusedTrainer):
-    """Computes on a CPU as CUDA graphs do: with the tensors and numbers that the trainer held at the first computation of that size, and
-    into the results of that one."""
+    """Computes on a CPU as CUDA graphs do: what was computed first of that size, with the tensors and numbers that the trainer held then,
+    and into the results of that one."""
 
     def _replayed(self, kind: str, packed: Packed, compute: Callable[[Packed], Any]) -> Any:
         graphs: dict[Any, Any] = self._graphs
@@ -75,11 +75,12 @@ class _Captured(FusedTrainer):
             _ = self.model  # made once, before the copy
             seen = copy.copy(self)
             seen.__dict__.update({name: copy.copy(value) for name, value in vars(self).items() if isinstance(value, AdamW | list)})
-            graphs[key] = seen, Packed(*(value.clone() for value in given)), []
-        seen, fixed, result = graphs[key]
+            captured = MethodType(compute.__func__, seen)  # type: ignore[attr-defined]  # a method
+            graphs[key] = seen, Packed(*(value.clone() for value in given)), [], captured
+        seen, fixed, result, captured = graphs[key]
         for into, value in zip(fixed.tensors(), given, strict=True):
             into.copy_(value)
-        found = super(_Captured, seen)._replayed(kind, fixed, MethodType(compute.__func__, seen))  # type: ignore[attr-defined]  # a method
+        found = super(_Captured, seen)._replayed(kind, fixed, captured)
         if not result:
             result.append(found)
         for into, value in zip(_tensors(result[0]), _tensors(found), strict=True):

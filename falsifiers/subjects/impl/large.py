@@ -1,5 +1,6 @@
-"""The kernels on more elements than 32 bits count: what they give for the last rows, and for these alone."""
+"""The kernels on many rows: what they give for rows beyond 2³¹ elements and for these alone, and what they give again."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import torch
@@ -13,6 +14,8 @@ from blackswan.reference.table import Array
 LAST, COLUMNS, HEAD = 4, 4096, 128
 ROWS = 2**31 // COLUMNS + 2 * LAST
 """The last rows begin beyond 2³¹ elements; they are one sequence of attention."""
+MANY, TIMES = 2**14, 8
+"""Rows and repetitions in which sums that are added up in the order of a clock would differ."""
 COPIES = 12
 """So many tensors of this size are there at once at most."""
 EPS, THETA = 1e-6, 1e4
@@ -34,12 +37,30 @@ def last_rows(device: torch.device) -> Iterator[tuple[str, Array, Array]]:
             yield f"{name}, output {number}", to_numpy(pair[0]), to_numpy(pair[1])
 
 
+def changed_when_repeated(device: torch.device) -> dict[str, int]:
+    """By kernel and output, on thousands of rows, how often of TIMES a bit is another than at first. On a CPU as `last_rows`."""
+    on_gpu, rows = device.type == "cuda", MANY if device.type == "cuda" else 4 * LAST
+    x = torch.empty(rows, COLUMNS, dtype=torch.bfloat16, device=device).normal_(generator=torch.Generator(device).manual_seed(0))
+    changed = Counter[str]()
+    for name, kernel in ({**KERNELS, "weight of rms_norm": _weight_gradient} if on_gpu else {"rms_norm": _torch_norm}).items():
+        first = kernel(x)
+        for _ in range(TIMES):
+            changed.update({f"{name}, output {n}": not torch.equal(*pair) for n, pair in enumerate(zip(first, kernel(x), strict=True))})
+    return dict(changed)
+
+
 def _rms_norm(x: Tensor) -> tuple[Tensor, ...]:
     from blackswan.impl.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_backward
 
     weight = torch.ones(COLUMNS, dtype=x.dtype, device=x.device)
     y, rstd = rms_norm(x, weight, EPS)
     return y, rms_norm_backward(y, x, weight, rstd, x), *add_rms_norm(x, y, weight, EPS)[:2]
+
+
+def _weight_gradient(x: Tensor) -> tuple[Tensor, ...]:
+    from blackswan.impl.kernels.rms_norm import rms_norm_weight_gradient
+
+    return (rms_norm_weight_gradient(x, x, torch.ones(len(x), device=x.device)),)
 
 
 def _torch_norm(x: Tensor) -> tuple[Tensor, ...]:
