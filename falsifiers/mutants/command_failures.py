@@ -59,6 +59,23 @@ wrong_step(
     name="targets_as_spelled",
     doc="Targets in another order than a block's have a name of their own.",
 )(lambda *_: None)
+
+
+@wrong_step("impl.__main__:_run")
+def lost_worker_is_bad_input(run: Any, command: Any, options: Any, name: str) -> int:
+    """A worker that lost another one ends with the status of bad input, by which nobody starts it again."""
+    from blackswan.impl.group import WorkerLost
+
+    def asked(options: Any) -> None:
+        try:
+            command(options)
+        except WorkerLost as error:
+            raise ValueError(str(error)) from None
+
+    status: int = run(asked, options, name)
+    return status
+
+
 wrong_step("impl.__main__:DISK_ERRORS", name="full_disk_is_bad_input", doc="A full disk ends with the status of bad input.")(lambda _: ())
 wrong_step("impl.__main__:DISK_ERRORS", name="full_quota_is_bad_input", doc="A used-up quota ends with the status of bad input.")(
     lambda codes: tuple(set(codes) - {errno.EDQUOT})

@@ -7,6 +7,12 @@ from typing import Any
 from yaml import ScalarNode
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+from blackswan.impl.checkpoint import read_config
+from blackswan.impl.classifier import base_shapes
+
+wrong_step("impl.commands.train:parameter_count", name="parameters_without_the_output_layer", doc="An untied output layer is not counted.")(
+    lambda _, model: sum(math.prod(shape) for shape in base_shapes(read_config(model)).values())
+)
 
 wrong_step("impl.settings:_shown", name="written_settings_rounded", doc="Numbers in config.yaml have six digits.")(
     lambda shown, value: f"{value:g}" if isinstance(value, float) else shown(value)

@@ -255,6 +255,19 @@ def estimate_of_one_fused_micro_batch(run: Step, self: Any, allocations: Any, ac
 
 
 @wrong_step("impl.fused.memory:_Step._packed")
+def estimate_rounds_up_every_sample(packed: Step, self: Any, part: Any) -> Any:
+    """Each sample takes a whole number of grains, where packing rounds up their sum."""
+    from blackswan.impl.fused.packing import GRAIN
+
+    longest = self.longest
+    self.longest = -(-longest // GRAIN) * GRAIN
+    try:
+        return packed(self, part)
+    finally:
+        self.longest = longest
+
+
+@wrong_step("impl.fused.memory:_Step._packed")
 def estimate_of_one_fused_sample(packed: Step, self: Any, part: Any = None) -> Any:
     """The tokens of one sample are counted for a micro-batch of the hand-written layers."""
     found = packed(self, part)

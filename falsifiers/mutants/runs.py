@@ -472,3 +472,11 @@ def fit_skips_non_finite_steps(update: Any, run: Any, indices: Any, step: int) -
         run.trainer.discard()
         run.trainer.optimiser.steps += 1
         return BatchResult(100.0, 0, len(indices), 0.0)
+
+
+@wrong_step("impl.nf4:Nf4Weight.dequantized")
+def nf4_scales_in_the_dtype_of_the_weight(dequantized: Any, self: Any, dtype: Any) -> Any:
+    """The absmax are rounded to the dtype of the weight before they scale it."""
+    scales = type(self).scales
+    with mock.patch.object(type(self), "scales", lambda own: scales(own).to(dtype)):
+        return dequantized(self, dtype)

@@ -26,6 +26,15 @@ SPECIAL = {"eos_token_id": [1, 3], "pad_token_id": 0}
 """Two tokens that end texts, as models that chat have them, and token 0 for padding, whose id must not be taken for none."""
 
 
+STATUSES = {
+    1: "TrainingFailed FloatingPointError NotResident OutOfMemoryError WarmUpFailed WorkerFailed WorkerLost MemoryError",
+    2: "KeyboardInterrupt",
+    4: "BadInput ValueError FileNotFoundError",
+    6: "DeviceUnavailable InsufficientMemory",
+}
+"""What a command ends with where it meets such an error: failed, interrupted, bad input, no device or too little memory of one."""
+
+
 @reads_files
 def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
     """Each command that writes ends with status 1 and names the place where a disk takes no more; after Ctrl-C it ends with status 2.
@@ -64,7 +73,15 @@ def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
         reading["evaluate"] = ("evaluate", f"--adapter={run}", f"--corpus={corpus}")
         for name, arguments in reading.items():
             found += _without_room(trial, name, problem.folder, int(rng.integers(1, 12)), arguments)
-        return [*found, *_interrupted(trial, problem, pretrain, rng)]
+        return [*found, *_ends(trial, reading["evaluate"]), *_interrupted(trial, problem, pretrain, rng)]
+
+
+def _ends(trial: Trial, arguments: tuple[object, ...]) -> Iterator[Comparison]:
+    """Each kind of error has its exit status, by which a supervisor starts a run again or not, and a message."""
+    for status, kinds in STATUSES.items():
+        for kind in kinds.split():
+            said = trial.commands.ended_by(kind, *arguments)
+            yield from same(f"end by {kind}", (status, "", True), (said.status, said.out, said.err.startswith(f"impl {arguments[0]}: ")))
 
 
 def _without_room(trial: Trial, name: str, folder: Path, most: int, arguments: tuple[object, ...]) -> Iterator[Comparison]:

@@ -116,8 +116,8 @@ class Small:
 
 
 @contextmanager
-def small(trial: Trial, name: str, fixed: Mapping[str, Any], family: str | None = None) -> Iterator[Small]:
-    """A problem of the trial's seed and a name, in a folder of its own; what is fixed is not drawn."""
+def small(trial: Trial, name: str, fixed: Mapping[str, Any], **architecture: Any) -> Iterator[Small]:
+    """A problem of the trial's seed and a name, in a folder of its own; what is fixed or of the architecture is not drawn."""
     rng = trial.rng(f"classifier {name}")
     rank = int(rng.integers(2, 5))
     settings: dict[str, Any] = {
@@ -133,7 +133,7 @@ def small(trial: Trial, name: str, fixed: Mapping[str, Any], family: str | None 
     scalars = {"classes": settings["num_classes"], "rank": settings["lora_rank"], "alpha": settings["lora_alpha"]}
     scalars |= {"targets": settings["lora_targets"].replace(",", "+"), "pooling": settings["pooling"], "nf4": settings["quantize_nf4"]}
     scalars |= {"double_quantize": settings["double_quantize"], "vocab": tokenizer().get_vocab_size()}
-    scalars |= {} if family is None else {"family": family}
+    scalars |= architecture
     with tempfile.TemporaryDirectory() as folder:
         model = generated(rng, trial.seed, "float32", factor=1.0, **scalars)
         base = model.write_checkpoint(Path(folder) / "base")

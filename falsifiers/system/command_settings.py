@@ -45,7 +45,7 @@ def settings_reach_the_run(trial: Trial) -> list[Comparison]:
     """
     found: list[Comparison] = []
     for name, away in _away(trial.rng("settings")).items():
-        with small(trial, name, {}) as problem:
+        with small(trial, name, {}, tied=name == "one label") as problem:
             found += _reach(trial, name, problem, away)
     return found
 

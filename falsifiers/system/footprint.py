@@ -36,6 +36,8 @@ WORKSPACE = 32 * 2**20
 FUSED_STREAMS = 3
 """Streams that the hand-written layers give cuBLAS's work to: the captured one, one beside it, and the current one."""
 TRANSIENT = ("activations", "gradients", "update", "batch", "working", "logits")
+SHORTER = 4
+"""How much shorter short texts are."""
 STEPS_AT_THE_PEAK = {"torch": 1, "fused": 3}
 """The hand-written layers capture their graph in the first, and the next have the state of all before."""
 HELD = 4
@@ -285,8 +287,10 @@ def step_stays_below(trial: Trial) -> list[Comparison]:
 
 def _kept_by_layers(trial: Trial, work: Workload) -> list[Comparison]:
     """An estimate of the hand-written layers has what a block keeps of each token: its input, queries, keys, values, what attention gives,
-    the sum after it, gate and up; and in a step of several micro-batches their gradients side by side, with the place of the next."""
+    the sum after it, gate and up; and in a step of several micro-batches their gradients side by side, with the place of the next. As many
+    tokens in short texts take as much, for they are packed."""
     part = trial.memory.estimate(work).parts
+    short = trial.memory.estimate(replace(work, batch=work.batch * SHORTER, seq=work.seq // SHORTER)).parts
     queries, keys = work.heads * work.head_dim, work.kv_heads * work.head_dim
     kept = BYTES[work.dtype] * (2 * work.hidden + 2 * queries + 2 * keys + 2 * work.intermediate)
     tokens, gradient = work.layers * work.batch * work.seq, 4 * sum(split(work, counts(work))[1].values())
@@ -294,5 +298,8 @@ def _kept_by_layers(trial: Trial, work: Workload) -> list[Comparison]:
     return [
         value_at_least(f"{name}: library_workspace", part.get("library_workspace", 0), FUSED_STREAMS * WORKSPACE),
         value_at_least(f"{name}: activations", part.get("activations", 0), tokens * kept),
+        value_at_most(
+            f"{name}: activations of as many tokens in short texts", short.get("activations", 0), 1.1 * part.get("activations", 0)
+        ),
         value_at_least(f"{name}: gradients", part.get("gradients", 0), (min(work.accumulation, HELD) + 1) * gradient),
     ]

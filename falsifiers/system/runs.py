@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly, value_at_least, value_at_most, value_inside
@@ -261,8 +262,8 @@ def base_weights_are_kept(trial: Trial) -> list[Comparison]:
 
 
 def nf4_is_applied_and_trains(trial: Trial) -> list[Comparison]:
-    """Each of the seven projections computes with the reference's NF4 of its weight, with double quantisation and without; and every
-    trainable tensor moves."""
+    """Each of the seven projections computes with the reference's NF4 of its weight, with double quantisation and without, in bfloat16
+    too; and every trainable tensor moves."""
     return [each for double in (False, True) for each in _nf4_trains(trial, double)]
 
 
@@ -273,6 +274,8 @@ def _nf4_trains(trial: Trial, double_quantize: bool) -> list[Comparison]:
     for name in (name for name in problem.parameters if name.endswith("_proj.weight")):
         if name in run.quantised:
             found.append(trial.near(name, through_nf4(problem.parameters[name], double_quantize), run.quantised[name]))
+            rounded = run.quantised[name].astype(ml_dtypes.bfloat16).astype(np.float32)
+            found += same(f"{name} in bfloat16, rounded once", rounded, run.quantised[f"{name} in bfloat16"])
         else:
             found.append(broken(name, "not quantised, though NF4 was asked for"))
     for name, value in part(run.epochs[0].state, "trainable").items():

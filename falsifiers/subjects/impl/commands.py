@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import accumulate, count
 from pathlib import Path
@@ -27,16 +27,25 @@ from blackswan.falsifiers.subjects.impl.kill_points import KillPoints, file_even
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.impl import __main__ as command
 from blackswan.impl import evaluation
-from blackswan.impl.commands import evaluate
+from blackswan.impl.agreement import WorkerFailed
+from blackswan.impl.commands import COMMANDS, BadInput, TrainingFailed, evaluate
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.corpus import Sample
+from blackswan.impl.device import DeviceUnavailable
 from blackswan.impl.evaluation import Evaluation
-from blackswan.impl.group import ALONE, Alone, Group
+from blackswan.impl.group import ALONE, Alone, Group, WorkerLost
+from blackswan.impl.ledger import InsufficientMemory
 from blackswan.impl.pipeline import ClassifyPipeline
+from blackswan.impl.residency import NotResident
+from blackswan.impl.warm_up import WarmUpFailed
 from blackswan.reference.table import Array
 
 Noted = tuple[str, float, int]
 """What TensorBoard is given: a tag, a value, the step."""
+OF_THE_PROGRAM = (
+    *(TrainingFailed, FloatingPointError, NotResident, torch.OutOfMemoryError, WarmUpFailed, WorkerFailed, WorkerLost, MemoryError),
+    *(DeviceUnavailable, InsufficientMemory, BadInput, ValueError, FileNotFoundError, KeyboardInterrupt),
+)
 ON_THE_HOST = ("export", "tokenize")
 """Commands that have no device."""
 
@@ -102,6 +111,15 @@ class Commands(Door):
                 raise error
 
         with flushes(folder, event):
+            return self.attempt(*arguments)
+
+    def ended_by(self, kind: str, *arguments: object) -> Said:
+        """A command in which such an error is raised, with its name as the message."""
+        error = next(each for each in OF_THE_PROGRAM if each.__name__ == kind)
+        made = error.__new__(error, kind)  # without what some have to know to be made
+        name = str(arguments[0])
+        failing = replace(COMMANDS[name], run=mock.Mock(side_effect=made))
+        with mock.patch.dict(COMMANDS, {name: failing}):
             return self.attempt(*arguments)
 
     def without_room(self, most: int, *arguments: object) -> Said:

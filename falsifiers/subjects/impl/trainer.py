@@ -365,6 +365,8 @@ def _frozen(pipeline: ClassifyPipeline) -> dict[str, Array]:
 
 
 def _quantised(pipeline: ClassifyPipeline) -> dict[str, Array]:
-    """The weight that each quantised projection computes with."""
+    """The weight that each quantised projection computes with, in float32 and, by its name with `in bfloat16`, in bfloat16."""
     held = {name: getattr(module, "quantized", None) for name, module in pipeline.classifier.named_modules()}
-    return on_host({f"{name}.weight": weight.dequantized(torch.float32) for name, weight in held.items() if weight is not None})
+    weights = {f"{name}.weight": weight for name, weight in held.items() if weight is not None}
+    wide = {name: weight.dequantized(torch.float32) for name, weight in weights.items()}
+    return on_host(wide | {f"{name} in bfloat16": weight.dequantized(torch.bfloat16).float() for name, weight in weights.items()})
