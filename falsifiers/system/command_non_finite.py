@@ -30,7 +30,7 @@ def non_finite_values_are_errors(trial: Trial) -> list[Comparison]:
     """
     found: list[Comparison] = []
     fixed = {"multi_label": False, "lora_targets": "q_v", "quantize_nf4": False, "pooling": "mean", "epochs": 1}
-    with small(trial, "non-finite", fixed, "llama") as problem:
+    with small(trial, "non-finite", fixed, family="llama") as problem:
         word = _poison(problem)
         rng = trial.rng("non-finite")
         clean = [f"rm {index}" for index in range(7)]
