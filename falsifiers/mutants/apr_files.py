@@ -397,3 +397,11 @@ def apr_layers_of_one_digit(huggingface: Step, name: str) -> str:
     """The first digit of a layer's number counts under GGUF's names."""
     parts = name.split(".")
     return str(huggingface(".".join([*parts[:1], parts[1][:1], *parts[2:]]) if parts[0] == "blk" else name))
+
+
+@wrong_step("impl.apr_checkpoint:_require_plain")
+def apr_of_no_experts_refused(plain: Step, file: Any) -> None:
+    """A file that says that it has no experts is refused as one that has some."""
+    if file.metadata.get("num_experts") == 0:
+        raise ValueError(f"{file.path}: num_experts is 0; expected none")
+    plain(file)

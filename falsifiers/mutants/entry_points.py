@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from blackswan.falsifiers.mutants.registry import wrong_step
@@ -126,3 +127,17 @@ def refused_state_forgets_what_waits(load_state: Any, trainer: Any, state: Any) 
     """A state that is refused takes the samples that waited."""
     trainer.discard()
     load_state(trainer, state)
+
+
+wrong_step("impl.trainer:classes_of", name="labels_by_rounded_probabilities", doc="A label is found by its rounded probability.")(
+    lambda classes, logits, several: (torch.sigmoid(logits) > 0.5).long() if several else classes(logits, several)
+)
+
+
+@wrong_step("impl.pipeline:evaluate")
+def evaluation_sums_in_float32(evaluate: Any, trainer: Any, samples: Any, *given: Any) -> Any:
+    """The losses of samples are added up in float32."""
+    total = np.float32(0.0)
+    for place in range(len(samples)):
+        total += np.float32(evaluate(trainer, samples.select([place]), *given).loss)
+    return replace(evaluate(trainer, samples, *given), loss=float(total) / len(samples))

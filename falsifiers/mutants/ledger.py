@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import torch
+
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
 Step = Callable[..., Any]
@@ -234,4 +236,8 @@ wrong_steps(
     by=lambda options: _made(**options),
     ledger_folder_beside_others_only=("Of a folder that is not there the one above has to be.", {"parents": False}),
     ledger_folder_for_all_eyes=("A folder that is made is everybody's to read.", {"mode": 0o777}),
+)
+
+wrong_step("impl.operations.attention:_require_room", name="room_for_every_head", doc="Room is asked for once for each head.")(
+    lambda room, q: room(torch.empty(q.shape[0] * q.shape[2], q.shape[1], 1, 1))
 )

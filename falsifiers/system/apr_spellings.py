@@ -48,10 +48,14 @@ def _family(rng: Generator, family: str) -> dict[str, Any]:
 
 
 def text(rng: Generator, said: Mapping[str, Any]) -> bytes:
-    """Metadata whose hidden size is repeated, of which the last one counts, with keys that are null and, in some cases, much more."""
+    """Metadata whose hidden size is repeated, of which the last one counts, with keys that are null and, in some cases, much more.
+
+    That a file is no shard and has no experts may be said in words.
+    """
     unused = "n_embd" if "hidden_size" in said else "hidden_size"
     more = {"vocabulary": "x" * LARGE} if rng.integers(4) == 0 else {}
-    values = {**said, "chat_template": None, "num_experts": None, **more, unused: None}
+    plain = {"num_experts": (None, 0)[int(rng.integers(2))], "sharding": (None, False, {})[int(rng.integers(3))]}
+    values = {**said, "chat_template": None, **plain, **more, unused: None}
     return b'{"hidden_size": 7, "n_embd": 7, ' + json.dumps(values).encode()[1:]
 
 

@@ -39,24 +39,28 @@ def auto_alone_falls_back(trial: Trial) -> list[Comparison]:
 
 
 def long_texts_need_memory(trial: Trial) -> list[Comparison]:
-    """Attention over texts for which the host has too little memory is refused before it is taken. What it has is what it says to be
-    available, whatever is free or in all; where it does not say that, a little text is no matter."""
+    """Attention over texts for which the host has too little memory is refused before it is taken, of however many heads, and not where it
+    has room for scores and a mask. What it has is what it says to be available, whatever is free or in all; where it does not say that, a
+    little text is no matter."""
     rng = trial.rng("host")
-    found, batch, seq = list[Comparison](), int(rng.integers(3, 7)), 8 * int(rng.integers(8, 17))
+    found, batch, seq, heads = list[Comparison](), int(rng.integers(3, 7)), 16 * int(rng.integers(4, 9)), int(rng.integers(2, 5))
     scores = batch * seq**2 * 4 // 1024  # kB of one score a pair of tokens, in float32
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "meminfo"
-        for available, other in product((scores - 1, 64 * scores), (0, 10**6)):
+        for available, other in product((scores - 1, 2 * scores, 64 * scores), (0, 10**6)):
             named = {"MemTotal": 10**7, "MemFree": other, "MemAvailable": available, "Buffers": other, "Cached": other, "SwapFree": other}
             path.write_text("".join(f"{f'{name}:':15} {count:9} kB\n" for name, count in named.items()))
-            label, ask = f"{scores} kB of {available} kB available and {other} kB free", partial(trial.devices.attend, batch, seq, path)
+            label, ask = (
+                f"{scores} kB of {available} kB available and {other} kB free",
+                partial(trial.devices.attend, batch, seq, heads, path),
+            )
             if available < scores:
                 found.append(trial.refuses(label, ask, "max_seq_len or batch_size", "MemoryError"))
             else:
-                found += same(label, [batch, seq, 1, 2], list(ask().shape))
+                found += same(label, [batch, seq, heads, 2], list(ask().shape))
         for content in ("MemTotal: 1 kB\n", "", "MemAvailable: many kB\n"):
             path.write_text(content)
-            found += same("where it does not say", [1, 2, 1, 2], list(trial.devices.attend(1, 2, path).shape))
+            found += same("where it does not say", [1, 2, 1, 2], list(trial.devices.attend(1, 2, 1, path).shape))
     return found
 
 

@@ -1,12 +1,13 @@
 """Claims about an evaluation's counts: classes, accuracy, confusion, and the scores of each class."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from blackswan import reference
-from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.numeric.comparison import Comparison, value_at_most
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Corpus
 from blackswan.falsifiers.system.run_problem import SmallRun, small_run
@@ -18,6 +19,8 @@ UNDECIDED = 1e-4
 """Two logits that are closer than this share of the largest one may change places in float32."""
 MANY = 300
 """Times that every sample is there, so that no byte counts the samples of a cell, and samples of a batch."""
+LOST, SUMMED = 30, 1e-10
+"""So many small losses beside a large one, and a share of their mean that sums in float64 keep."""
 UNLIKELY = -20.0
 """Bias of a class whose logit is then below all others."""
 
@@ -45,6 +48,36 @@ def scores_are_of_the_largest_logits(trial: Trial) -> list[Comparison]:
     found = [*same("classes", expected, given), *same("confusion", confusion, evaluation.confusion)]
     found.append(trial.near("accuracy", accuracy, evaluation.accuracy))
     return found + [trial.near(name, value, getattr(evaluation, name)) for name, value in _scores(confusion, problem.several).items()]
+
+
+def sums_and_bounds_are_exact(trial: Trial) -> list[Comparison]:
+    """Of several labels those are found whose logits are above 0, by however little, in bfloat16 too; and a mean is that of its samples.
+
+    Logits are the biases of the head. One sample has a loss beside which float32 loses those of the others.
+    """
+    found = list[Comparison]()
+    for dtype, smallest in (("bfloat16", 2.0**-9), ("bfloat16", 2.0**-30), ("float32", 2.0**-30)):
+        problem = small_run(trial, multi_label=True, dtype=dtype, batch_size=1)
+        bias = np.resize(np.array([smallest, -smallest, 0.0]), problem.classes).astype(np.float32)
+        pipeline, expected = trial.trainer.pipeline(_by_biases(problem, bias)), np.tile(bias > 0, (2, 1)).astype(np.int64)
+        label = f"logits of {smallest} in {dtype}"
+        found += same(f"classes, {label}", expected, pipeline.predict([0, 1]))
+        confusion = _confusion(problem, np.asarray(problem.training.labels[:2]), expected)
+        found += same(f"confusion, {label}", confusion, pipeline.evaluate([0, 1]).confusion)
+    bias = np.where(np.arange(problem.classes) == 0, np.float32(2**24), np.float32(0.0))
+    labels: list[Label] = [[int(place > 0), *[0] * (problem.classes - 1)] for place in range(len(problem.training.labels))]
+    problem = _by_biases(replace(problem, training=replace(problem.training, labels=labels)), bias)
+    pipeline, places = trial.trainer.pipeline(problem), [0, *[1] * LOST]
+    own = {place: pipeline.evaluate([place]).loss for place in (0, 1)}
+    mean = math.fsum(own[place] for place in places) / len(places)
+    return [*found, value_at_most("share of a mean loss that is lost", abs(pipeline.evaluate(places).loss - mean) / mean, SUMMED)]
+
+
+def _by_biases(problem: SmallRun, bias: Array) -> SmallRun:
+    weight = np.zeros_like(problem.parameters["score.weight"])
+    rows = [[number % 128 for number in row] for row in problem.training.rows]
+    parameters = {**problem.parameters, "score.weight": weight, "score.bias": bias}
+    return replace(problem, training=replace(problem.training, rows=rows), parameters=parameters)
 
 
 def _without_the_last_class(problem: SmallRun) -> SmallRun:

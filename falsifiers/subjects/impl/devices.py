@@ -63,9 +63,9 @@ class Devices(Door):
                 products.allow_bf16_reduced_precision_reduction, products.allow_fp16_reduced_precision_reduction = before
         return Chosen(found.type, found.index or 0, len(caught), found.type == "cuda" and bool(narrow))
 
-    def attend(self, batch: int, seq: int, meminfo: Path) -> Array:
-        """Attention over so many texts of so many tokens, one head of two, on a host that says that of its memory; of few tokens too."""
-        x, mask = torch.ones(batch, seq, 1, 2), torch.ones(batch, seq, dtype=torch.bool)
+    def attend(self, batch: int, seq: int, heads: int, meminfo: Path) -> Array:
+        """Attention over so many texts of so many tokens, by heads of two, on a host that says that of its memory; of few tokens too."""
+        x, mask = torch.ones(batch, seq, heads, 2), torch.ones(batch, seq, dtype=torch.bool)
         operation = sys.modules[OPERATIONS["attention"].__module__]
         with mock.patch.object(host, "_MEMINFO", meminfo), mock.patch.object(operation, "LITTLE", 0):
             return to_numpy(OPERATIONS["attention"](x, x, x, mask))
