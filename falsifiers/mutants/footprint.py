@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+from blackswan.impl import dispatch, kernels
 
 Step = Callable[..., Any]
 
@@ -327,3 +328,19 @@ def estimate_counts_constants_once(make: Step, *given: Any) -> Any:
 
 
 _kept: dict[Any, Any] = {}
+
+
+@wrong_step("impl.dispatch:without_content")
+@contextmanager
+def estimate_by_kernels_whatever_is_chosen(without: Any, device: Any) -> Iterator[None]:
+    """Triton's kernels are counted inside a block that chose torch's operations, too."""
+    with dispatch.backend("auto"), without(device):
+        yield
+
+
+@wrong_step("impl.dispatch:without_content")
+@contextmanager
+def estimate_by_kernels_with_a_card(without: Any, device: Any) -> Iterator[None]:
+    """Triton's kernels are counted where a card is here alone."""
+    with nullcontext() if kernels.why_not() is None else dispatch.backend("torch"), without(device):
+        yield

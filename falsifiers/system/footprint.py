@@ -81,8 +81,17 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     for nothing, backend in product((replace(plain, batch=0), replace(plain, seq=0), replace(plain, accumulation=0)), ("torch", "fused")):
         ask = partial(trial.memory.estimate, replace(nothing, backend=backend))
         every.append(trial.refuses(f"{backend}: a step of nothing", ask, "is 0: expected at least 1", "ValueError"))
+    every += _counted_by(trial)
     numbered = same(f"the estimate on CUDA, asked again for number {number}", first, again)
     return [*every, less, _kept_scores(trial, plain), least, *rounded, *numbered, *_of_unlike_cards(trial)]
+
+
+def _counted_by(trial: Trial) -> Iterator[Comparison]:
+    """Triton's kernels are counted for a GPU where they are installed and torch is not chosen, whether a card is here or not."""
+    for kind, choice, triton, card in product(("cuda", "cpu"), ("auto", "torch"), (True, False), (True, False)):
+        expected = "triton" if kind == "cuda" and choice == "auto" and triton else "torch"
+        label = f"counted on {kind} by {choice}, Triton {triton}, a card {card}"
+        yield from same(label, expected, trial.memory.counted_by(kind, choice, triton, card))
 
 
 def _of_unlike_cards(trial: Trial) -> list[Comparison]:

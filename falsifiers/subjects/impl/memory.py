@@ -60,6 +60,14 @@ class Memory(Door):
                 found = memory.estimate(*model, **settings, device=named or self._device)
         return Estimate(dict(found.parts), found.total, found.resident)
 
+    def counted_by(self, kind: str, choice: str, triton: bool, card: bool) -> str:
+        """By whose operations an estimate for that device counts inside a choice of backend, on a host with Triton or without, with a card
+        or without."""
+        missing = mock.patch.object(kernels, "missing", return_value=None if triton else "Triton cannot be imported")
+        with missing, mock.patch.object(kernels, "_has_cuda", return_value=card), mock.patch.object(kernels, "interpreted", lambda: False):
+            with dispatch.backend(choice), dispatch.without_content(torch.device(kind)):
+                return dispatch.backend_on(torch.device("meta"))
+
     def workspaces(self, kind: str, capabilities: Sequence[int]) -> int:
         """What the libraries take on that device, on a host whose cards have those major compute capabilities, the first one current."""
 
