@@ -54,7 +54,7 @@ def text(rng: Generator, said: Mapping[str, Any]) -> bytes:
     """
     unused = "n_embd" if "hidden_size" in said else "hidden_size"
     more = {"vocabulary": "x" * LARGE} if rng.integers(4) == 0 else {}
-    plain = {"num_experts": (None, 0)[int(rng.integers(2))], "sharding": (None, False, {})[int(rng.integers(3))]}
+    plain: dict[str, Any] = {"num_experts": (None, 0)[int(rng.integers(2))], "sharding": (None, False, {})[int(rng.integers(3))]}
     values = {**said, "chat_template": None, **plain, **more, unused: None}
     return b'{"hidden_size": 7, "n_embd": 7, ' + json.dumps(values).encode()[1:]
 

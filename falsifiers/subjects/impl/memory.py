@@ -63,10 +63,10 @@ class Memory(Door):
     def counted_by(self, kind: str, choice: str, triton: bool, card: bool) -> str:
         """By whose operations an estimate for that device counts inside a choice of backend, on a host with Triton or without, with a card
         or without."""
-        missing = mock.patch.object(kernels, "missing", return_value=None if triton else "Triton cannot be imported")
-        with missing, mock.patch.object(kernels, "_has_cuda", return_value=card), mock.patch.object(kernels, "interpreted", lambda: False):
-            with dispatch.backend(choice), dispatch.without_content(torch.device(kind)):
-                return dispatch.backend_on(torch.device("meta"))
+        why = None if triton else "Triton cannot be imported"
+        host = mock.patch.multiple(kernels, missing=lambda: why, _has_cuda=lambda: card, interpreted=lambda: False)
+        with host, dispatch.backend(choice), dispatch.without_content(torch.device(kind)):
+            return dispatch.backend_on(torch.device("meta"))
 
     def workspaces(self, kind: str, capabilities: Sequence[int]) -> int:
         """What the libraries take on that device, on a host whose cards have those major compute capabilities, the first one current."""
