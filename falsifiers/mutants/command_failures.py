@@ -54,6 +54,16 @@ def two_processes_write_a_run(lock: Any, path: Any, **given: Any) -> Any:
     return lock(path.with_name(f"{path.name}{os.getpid()}"), **given)
 
 
+@wrong_step("impl.folder:sole_writer")
+def second_writer_cleans_up(sole_writer: Any, folder: Any) -> Any:
+    """What another process is writing is removed before the folder is found to be in use."""
+    from blackswan.impl.folder import PARTIAL, remove_left_over
+
+    if folder.is_dir():
+        remove_left_over(folder, PARTIAL)
+    return sole_writer(folder)
+
+
 wrong_step(
     "impl.classifier:Adaptation.__post_init__",
     name="targets_as_spelled",

@@ -98,7 +98,13 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
         for folder, asked in {run: ("train", *where, f"--output={run}", "--resume"), problem.folder / "pretrained": tokens}.items():
             with (folder / ".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
+                for half in (".partial-run.json.abcdefgh", ".partial-last.abcdefgh/half"):  # what the other process is writing
+                    (folder / half).parent.mkdir(exist_ok=True)
+                    (folder / half).write_text("half")
+                before = content(folder)
                 said = trial.commands.attempt(*asked)
+            changed = sorted(file for file, _ in content(folder).items() ^ before.items())
+            found += same(f"files of another process that {asked[0]} changes", [], changed)
             found += same(f"status of {asked[0]} where another process writes", 4, said.status)
             if "another process" not in said.err:
                 found.append(broken(f"message of {asked[0]} where another process writes", "does not say so", "another process", said.err))
