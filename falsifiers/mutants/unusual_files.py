@@ -177,12 +177,30 @@ def adapter_targets_by_path_refused(targets: Step, self: Any) -> str:
     return str(targets(self))
 
 
+def _over(name: str | None) -> Step:
+    """Saving that replaces a folder with a file of that name, or for None one that is empty."""
+
+    def wrong(save: Step, folder: Path, *given: Any, **options: Any) -> None:
+        if folder.is_dir() and ((folder / name).is_file() if name else not any(folder.iterdir())):
+            (folder / "adapter_config.json").touch()
+        save(folder, *given, **options)
+
+    return wrong
+
+
 @wrong_step("impl.adapter:save_adapter")
 def saved_over_any_folder(save: Step, folder: Path, *given: Any, **options: Any) -> None:
     """A folder that is no adapter is replaced by one."""
     if folder.is_dir():
         (folder / "adapter_config.json").touch()
     save(folder, *given, **options)
+
+
+wrong_steps(
+    "impl.adapter:save_adapter",
+    saved_over_what_has_settings_beside=("What has a blackswan.json may be replaced, a merged model too.", _over("blackswan.json")),
+    saved_over_an_empty_folder=("An empty folder is written over.", _over(None)),
+)
 
 
 @wrong_step("impl.checksums:checksum")

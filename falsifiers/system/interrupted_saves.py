@@ -78,9 +78,32 @@ def _others_are_left(trial: Trial, model: Model, folder: Path) -> list[Compariso
         os.close(handle)
     save(folder / "again [1]")
     found += same("what was left half done", {}, content(half))
-    found.append(trial.refuses("over a folder that is no adapter", partial(save, other), "other exists", "FileExistsError"))
-    found += same("a folder that is no adapter", {"file": b"x"}, content(other))
+    found += _in_the_place_of_others(trial, model, folder)
     return found + _through_a_link(trial, model, folder) + _without_exchange(trial, model, folder)
+
+
+def _in_the_place_of_others(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
+    """An adapter takes the place of an adapter alone, PEFT's own among them; a merged model that is whole takes nobody's."""
+    (empty := folder / "empty").mkdir()
+    (folder / "a file").write_text("x")
+    trial.files.merge(folder / "again [1]", folder / "base", folder / "merged")
+    save = partial(trial.files.save_adapter, base=folder / "base", settings=model.settings, tensors=model.trainable)
+    merge, found = partial(trial.files.merge, folder / "again [1]", folder / "base"), []
+    peft = model.write_peft(folder / "peft")
+    for place in (folder / "other", empty, folder / "a file", folder / "base", folder / "merged", peft, folder / "again [1]"):
+        before = _bytes_of(place)
+        for name, write in (("a merged model", merge), ("an adapter", save)):
+            if name == "an adapter" and place.name in ("peft", "again [1]"):
+                continue
+            message = f"{re.escape(place.name)} exists"
+            found.append(trial.refuses(f"{name} over {place.name}", partial(write, place), message, "FileExistsError"))
+            found += same(f"{place.name}, after {name} was refused", before, _bytes_of(place))
+    save(peft)
+    return found + same("files in the place of PEFT's adapter", sorted(content(folder / "again [1]")), sorted(content(peft)))
+
+
+def _bytes_of(place: Path) -> Mapping[str, bytes] | bytes:
+    return content(place) if place.is_dir() else place.read_bytes()
 
 
 def _through_a_link(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
