@@ -168,15 +168,26 @@ def fused_gate_written_while_read(backward: Step, self: Any, *given: Any) -> Any
         self._side = side
 
 
-@wrong_step("impl.fused.linear:FusedLinear.backward")
-def fused_inputs_freed_early(backward: Step, self: Any, *given: Any) -> Any:
-    """Nobody holds what the factors' gradients are computed from, beside the next products."""
-    side = self._shared.side
-    side.later = lambda work, *_: type(side).later(side, work)
-    try:
-        return backward(self, *given)
-    finally:
-        del side.later
+def _held(count: int) -> Step:
+    """Of what work beside the next products reads, so many are held until it is done."""
+
+    def backward_of(backward: Step, self: Any, *given: Any) -> Any:
+        side = self._shared.side
+        side.later = lambda work, *read: type(side).later(side, work, *read[:count])
+        try:
+            return backward(self, *given)
+        finally:
+            del side.later
+
+    return backward_of
+
+
+wrong_steps(
+    "impl.fused.linear:FusedLinear.backward",
+    by=_held,
+    fused_inputs_freed_early=("Nobody holds what the factors' gradients are computed from, beside the next products.", 0),
+    fused_input_of_a_freed_early=("The gradient of a product's result is held, and not its input, which A's gradient is computed from.", 1),
+)
 
 
 wrong_step("impl.fused.layer:BUFFERS", name="fused_buffer_shared", doc="The next weight is dequantised over the one that a product reads.")(

@@ -96,7 +96,7 @@ def refuses_corpus(trial: Trial) -> list[Comparison]:
 def _refuses_changes(trial: Trial, lines: Sequence[bytes]) -> list[Comparison]:
     """A corpus that grows, is cut or becomes another of its size between its first sample and its end is not taken for a whole one.
 
-    Of what grows or is cut only the size says so, of what keeps its size only a nanosecond of its time.
+    The size alone tells of a file that grows or is cut, and a nanosecond of its time alone of one that keeps its size.
     """
     others = {"grows": [*lines, lines[0]], "is cut": lines[:-1], "is another of its size": [lines[0], *lines[:0:-1]]}
     found = []
