@@ -212,6 +212,13 @@ def layers_refuse_wide_batches(packed: Any, self: Any, part: Any) -> Any:
     return packed(self, part)
 
 
+@wrong_step("impl.fused.step:FusedTrainer._packed")
+def layers_launch_for_the_first_longest(packed: Any, self: Any, part: Any) -> Any:
+    """Attention is launched for the longest sample of the batch with which a step was captured."""
+    self.model.longest = int(part.mask.sum(dim=1).max())
+    return packed(self, part)
+
+
 @wrong_step("impl.trainer:Trainer._require_batch")
 def layers_take_labels_of_any_shape(require: Any, self: Any, batch: Any) -> None:
     """Batches for captured steps are not looked at."""

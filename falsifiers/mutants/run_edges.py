@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,16 @@ wrong_step(
 wrong_step("impl.group:restarted", name="restarts_begin_anew", doc="A worker that torchrun starts again begins a new run.")(
     lambda *_: False
 )
+
+
+@wrong_step("impl.group:connected")
+@contextmanager
+def attempts_under_one_prefix(connected: Any, *given: Any, **named: Any) -> Iterator[Any]:
+    """Workers that torchrun starts again read the addresses of those that are dead."""
+    with connected(*given, **named | {"attempt": "0"}) as group:
+        yield group
+
+
 wrong_step("impl.training_state:flush", name="state_renamed_in_memory", doc="A new state's name may not be on the disk yet.")(
     lambda *_: None
 )

@@ -65,6 +65,7 @@ def workers_answer_as_one(trial: Trial) -> list[Comparison]:
                 given = [*where, f"--output={problem.folder / 'refused'}", f"--device={name}"]
                 ask = partial(trial.commands.by_workers, workers, problem.folder, [], [], *given)
                 found.append(trial.refuses(f"{workers} workers on {name}", ask, f"status 4: .*'{name}'", "RuntimeError"))
+    found += same("whether each attempt reads what an earlier one has set", [False] * 3, trial.commands.read_of_earlier(3))
     return found
 
 

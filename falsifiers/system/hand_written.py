@@ -25,6 +25,8 @@ TARGETS = ("q_v", "all", "k_proj,o_proj,up_proj", "v_proj,gate_proj,down_proj")
 POOLINGS = ("mean", "last", "first")
 CALLS = (("train_batch", 3), ("train_batch", 4), ("accumulate", 1), ("accumulate", 4), ("apply", 0), ("train_batch", 2), ("train_batch", 3))
 """Calls of a trainer with so many samples, of which three are computed at a time."""
+LENGTHS = ((4, 4, 4), (6, 5, 1))
+"""Of three samples in the first call and in later ones: as many tokens in all, and yet a longer sample than a captured step has met."""
 BIAS = "trainable/score.bias"
 MOMENTS, ROUNDING = ("exp_avg", "exp_avg_sq"), 1e-7
 MOTIONLESS = 1e-12
@@ -94,7 +96,9 @@ def chosen_where_they_fit(trial: Trial) -> list[Comparison]:
 def _drawn(rng: Generator, trial: Trial, number: int, family: str) -> tuple[Workload, dict[str, Any]]:
     """No number is the one that a program would have by mistake."""
     several, still = number % 3 == 1, bool(number % 2)
-    work = replace(small(rng, trial.seed, nf4=number % 3 == 0), family=family, layers=2, seq=6, micro=3, eps=float(rng.choice([0.01, 0.1])))
+    longest = 300 if trial.on_gpu else 6  # more than the fewest tokens that a step is captured for
+    work = replace(small(rng, trial.seed, nf4=number % 3 == 0), family=family, layers=2, seq=longest, micro=3)
+    work = replace(work, eps=float(rng.choice([0.01, 0.1])))
     work = replace(work, theta=float(rng.choice([50.0, 2e5])), pooling=POOLINGS[number % 3], targets=str(rng.choice(TARGETS)))
     work = replace(work, classes=3)  # so few that all of a sample's are right now and then
     weights = None if several or number % 3 == 0 else rng.uniform(0.3, 3.0, work.classes).tolist()
@@ -109,7 +113,7 @@ def _followed(
     weights = _adapted(drawn(rng, replace(work, targets="all")), work.targets)
     right, tried = (trial.devices.steps(replace(work, backend=each), weights, settings, plain) for each in ("torch", "fused"))
     for number, (name, samples) in enumerate(calls):
-        batch = _batch(rng, work, samples, settings["multi_label"])
+        batch = _batch(rng, work, samples, settings["multi_label"], LENGTHS[number > 0])
         label, before = f"call {number}, {name} of {samples}", tried.state()
         said, answer = right.call(name, *batch), tried.call(name, *batch)
         yield from (trial.near(f"{label}: {key}", value, answer[key]) for key, value in said.items())
@@ -164,13 +168,16 @@ def _adapted(weights: Arrays, targets: str) -> dict[str, Array]:
     return {name: value for name, value in weights.items() if ".lora_" not in name or name.partition(".lora_")[0].endswith(adapted)}
 
 
-def _batch(rng: Generator, work: Workload, samples: int, several: bool) -> Batch:
+def _batch(rng: Generator, work: Workload, samples: int, several: bool, lengths: Sequence[int] = LENGTHS[0]) -> Batch:
     """Samples with padding anywhere, each with a real token, and now and then wider than a sample may be long.
 
-    Where there are more samples than a micro-batch has, the first one is full: the next one has fewer tokens, as later calls have.
+    Where there are more samples than a micro-batch has, the first one is full: the next one has fewer tokens, as later calls have. Where
+    there are as many as `lengths`, they have so many sixths of the tokens that a sample may have.
     """
     mask = (rng.random((samples, work.seq)) < 0.7) | ((samples > work.micro) & (np.arange(samples) < work.micro))[:, None]
     mask[np.arange(samples), rng.integers(0, work.seq, samples)] = True
+    if samples == len(lengths):
+        mask = rng.permuted(np.arange(work.seq) < rng.permuted(lengths)[:, None] * work.seq // 6, axis=1)
     wider = int(rng.integers(0, 4))
     mask = np.roll(np.pad(mask, ((0, 0), (0, wider))), int(rng.integers(0, wider + 1)), axis=1)
     labels = rng.integers(0, 2, (samples, work.classes)).astype(np.float32) if several else rng.integers(0, work.classes, samples)

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import accumulate, count
@@ -18,6 +18,8 @@ from unittest import mock
 
 import numpy as np
 import torch
+from torch import distributed
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # torch leaves them out of what it exports
 
 from blackswan.falsifiers.subjects.doors.commands import NOTHING, Opened, Said
 from blackswan.falsifiers.subjects.doors.files import Label
@@ -33,7 +35,7 @@ from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.corpus import Sample
 from blackswan.impl.device import DeviceUnavailable
 from blackswan.impl.evaluation import Evaluation
-from blackswan.impl.group import ALONE, Alone, Group, WorkerLost
+from blackswan.impl.group import ALONE, Alone, Group, WorkerLost, joined
 from blackswan.impl.ledger import InsufficientMemory
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.residency import NotResident
@@ -149,6 +151,23 @@ class Commands(Door):
         alone = torch.device(self._device).type == "cpu" or any(str(each).startswith("--device=") for each in arguments)
         said = _answers(on_ranks(_joined, workers, (self._given(arguments), restarts), self._device, by_environment=alone))
         return said, [] if not texts else _answers(on_ranks(_opened, workers, (folder, texts, labels), self._device))
+
+    def read_of_earlier(self, attempts: int) -> list[bool]:
+        """Whether a worker of each of so many starts finds in torchrun's store, which outlives the workers, what an earlier one has set."""
+        kept, found = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), list[bool]()
+        place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(kept.port)}
+
+        def meet(*_: object, store: Store, **__: object) -> None:
+            found.append(store.check(["address"]))
+            store.set("address", "of one that dies")
+            raise RuntimeError("nobody else comes")
+
+        for attempt in range(attempts):
+            given = place | {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": str(attempt)}
+            alone = mock.patch.object(distributed, "init_process_group", meet)
+            with mock.patch.dict(os.environ, given), alone, suppress(WorkerLost), joined("cpu"):
+                pass
+        return found
 
     def opened(self, folder: Path, texts: Sequence[str], labels: Sequence[Label]) -> Opened:
         """The library's answers from an adapter or a merged model."""

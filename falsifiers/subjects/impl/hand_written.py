@@ -72,9 +72,9 @@ class _Captured(FusedTrainer):
         graphs: dict[Any, Any] = self._graphs
         given, key = packed.tensors(), (kind, len(packed.input_ids))
         if key not in graphs:
-            _ = self.model  # made once, before the copy
+            kept = (AdamW, list, type(self.model))  # the model is made once, before the copy
             seen = copy.copy(self)
-            seen.__dict__.update({name: copy.copy(value) for name, value in vars(self).items() if isinstance(value, AdamW | list)})
+            seen.__dict__.update({name: copy.copy(value) for name, value in vars(self).items() if isinstance(value, kept)})
             captured = MethodType(compute.__func__, seen)  # type: ignore[attr-defined]  # a method
             graphs[key] = seen, Packed(*(value.clone() for value in given)), [], captured
         seen, fixed, result, captured = graphs[key]

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from blackswan.impl.fused import packing, step
 from blackswan.impl.fused.side import SideStream
 
-FEW = 16
+FEW = 4
 CYCLES = 200_000
 """A tenth of a millisecond, in which a GPU does what a small step gives it many times over."""
 
