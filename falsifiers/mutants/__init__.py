@@ -31,6 +31,7 @@ for _module in (
         "hand_written",
         "footprint",
         "runs",
+        "resumed_runs",
         "run_edges",
         "run_crossings",
         "by_hand",

@@ -1,0 +1,216 @@
+"""Wrong runs that go on: their state, an interruption or another end, and the model that they go on with."""
+
+import math
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from blackswan.falsifiers.mutants.parallel import without_moments
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+# Resuming
+
+
+wrong_steps("impl.fit:_Run._continue_from", resume_forgets_moments=("Moments are zero after continuing.", without_moments))
+
+
+@wrong_step("impl.fit:_Run._continue_from")
+def resume_forgets_schedule(continue_from: Any, run: Any, progress: Any, tensors: Any) -> None:
+    """Schedule and bias correction begin again after continuing."""
+    continue_from(run, progress, tensors)
+    run.trainer.optimiser.steps = 0
+
+
+@wrong_step("impl.trainer:Trainer.load_state")
+def resume_forgets_rates(load_state: Any, trainer: Any, state: Any) -> None:
+    """Rates that were set are the schedule's again after continuing."""
+    kept = list(trainer.learning_rates)
+    load_state(trainer, state)
+    trainer.learning_rates = kept
+
+
+wrong_steps(
+    "impl.fit:_Run._continue_from",
+    by=lambda changes: lambda continue_from, run, progress, tensors: continue_from(run, replace(progress, **changes), tensors),
+    resume_forgets_position=("The epoch begins again after continuing, its first samples are read twice.", {"position": 0}),
+    resume_forgets_best_loss=("The first epoch after continuing is the best one.", {"best_loss": None}),
+    resume_forgets_patience=("Epochs without a better loss are counted from zero after continuing.", {"stale_epochs": 0}),
+    resume_forgets_loss_sum=("The epoch's training loss leaves out the steps before the kill.", {"loss_sum": 0.0}),
+    resume_forgets_seconds=("The epoch's seconds leave out the steps before the kill.", {"epoch_seconds": 0.0}),
+)
+
+
+@wrong_step("impl.fit:_Run._save")
+def resume_state_before_the_step(save: Any, run: Any) -> None:
+    """The state counts a step whose tensors it does not have yet."""
+    kept, state = run.trainer.state, run.trainer.state()
+    earlier = run.__dict__.get("_earlier", state)
+    run.trainer.state = lambda: {**earlier, "step": state["step"]}
+    try:
+        save(run)
+    finally:
+        run.trainer.state = kept
+    run.__dict__["_earlier"] = state
+
+
+@wrong_step("impl.training_state:write_atomically")
+def resume_state_written_in_place(_: Any, path: Any, content: bytes) -> None:
+    """The state is written over the old one; a kill leaves half of it."""
+    with path.open("wb") as file:
+        for part in range(4):
+            file.write(content[part * len(content) // 4 : (part + 1) * len(content) // 4])
+            file.flush()
+            os.fsync(file.fileno())
+
+
+@wrong_step("impl.training_state:write_atomically")
+def state_written_elsewhere_first(_: Any, path: Any, content: bytes) -> None:
+    """The temporary file is in the folder of such files, which may be on another disk, and where a killed run leaves it."""
+    with tempfile.NamedTemporaryFile(delete=False) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).replace(path)
+
+
+@wrong_step("impl.fit:_Run._validate")
+def resume_state_counts_an_unfinished_epoch(validate: Any, run: Any) -> Any:
+    """The state says that an epoch is over before its validation and its adapters are."""
+    kept = run.progress
+    run.progress = replace(kept, epoch=min(kept.epoch + 1, run.config.epochs - 1), position=0, loss_sum=0.0, sample_count=0)
+    run._save()
+    run.progress = kept
+    return validate(run)
+
+
+wrong_step(
+    "impl.fit:_differences", name="resume_ignores_what_differs", doc="A run is continued with other settings and samples without a word."
+)(lambda _, *__: iter(()))
+
+
+@wrong_step("impl.fit:_differences")
+def resume_takes_nearly_for_equal(differences: Any, own: Any, stored: Any, *name: str) -> Any:
+    """Numbers of the settings may be nearly what they were."""
+
+    def near(one: Any, other: Any) -> Any:
+        if isinstance(one, dict) and isinstance(other, dict):
+            return {key: near(value, other.get(key)) for key, value in one.items()}
+        return other if isinstance(one, float) and isinstance(other, float) and math.isclose(one, other) else one
+
+    return differences(near(own, stored), stored, *name)
+
+
+wrong_step(
+    "impl.fit:_FREE", name="resume_ignores_most_settings", doc="A run is continued with another alpha, schedule or seed without a word."
+)(lambda free: (*free, "lora_alpha", "schedule", "seed"))
+wrong_steps(
+    "impl.training_state:_digest",
+    resume_trusts_damage=("The state's checksum is not looked at.", lambda _, *__: ""),
+    resume_trusts_progress=("The state's checksum is that of its tensors alone.", lambda digest, text, tensors: digest(text[:0], tensors)),
+    resume_trusts_tensors=(
+        "The state's checksum leaves out the content of its tensors.",
+        lambda digest, text, tensors: digest(text, dict.fromkeys(tensors, torch.zeros(1))),
+    ),
+)
+
+
+# Ends
+
+
+@wrong_step("impl.fit:_Run._epoch")
+def fit_interrupted_after_the_epoch(epoch: Any, run: Any) -> None:
+    """Ctrl-C ends the run when the epoch is over, however long that takes."""
+    kept, run.interrupted = run.interrupted, lambda: False
+    try:
+        epoch(run)
+    finally:
+        run.interrupted = kept
+
+
+@wrong_step("impl.fit:_interruptible")
+@contextmanager
+def fit_keeps_interrupts(interruptible: Any, workers: int) -> Iterator[Any]:
+    """The first Ctrl-C after a run is still swallowed."""
+    with interruptible(workers) as interrupted:
+        handler = signal.getsignal(signal.SIGINT)
+        yield interrupted
+    signal.signal(signal.SIGINT, handler)
+
+
+@wrong_step("impl.folder:_locked")
+@contextmanager
+def failed_write_stays_open(locked: Any, folder: Path) -> Iterator[None]:
+    """The folder of a write that fails stays open, and its lock with it, until the process ends."""
+    with locked(folder):
+        try:
+            yield
+        except OSError:
+            os.open(folder, os.O_RDONLY)
+            raise
+
+
+@wrong_step("impl.fit:_interruptible")
+@contextmanager
+def failed_fit_keeps_interrupts(interruptible: Any, workers: int) -> Iterator[Any]:
+    """The first Ctrl-C after a run that ended with an error is still swallowed."""
+    with interruptible(workers) as interrupted:
+        handler = signal.getsignal(signal.SIGINT)
+        try:
+            yield interrupted
+            return
+        except BaseException as error:
+            raised = error
+    signal.signal(signal.SIGINT, handler)
+    raise raised
+
+
+@wrong_step("impl.nonfinite:dispatch.wrapping")
+@contextmanager
+def failed_fit_stays_watched(wrapping: Any, around: Any) -> Iterator[None]:
+    """Once the origin of a value that is not finite was found, every later call is still looked at."""
+    from blackswan.impl import dispatch
+
+    try:
+        with wrapping(around):
+            yield
+    except Exception:
+        dispatch._around = around
+        raise
+
+
+@wrong_step("impl.folder:flush")
+def folder_leaves_files_open(flush: Any, path: Any) -> None:
+    """A file that was flushed stays open."""
+    flush(path)
+    os.open(path, os.O_RDONLY)
+
+
+# Another model
+
+
+@wrong_step("impl.fit:_weights_digest")
+def resume_ignores_quantised_weights(digest: Any, classifier: Any) -> Any:
+    """A run is continued on other weights in NF4."""
+    with mock.patch.object(classifier, "named_buffers", return_value=[]):
+        return digest(classifier)
+
+
+@wrong_step("impl.fit:_weights_digest")
+def identity_with_what_is_trained(digest: Any, classifier: Any) -> Any:
+    """What is trained belongs to the identity of a run, so that a model that has moved cannot go on with its own."""
+    trained = [parameter for parameter in classifier.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        return digest(classifier)
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
