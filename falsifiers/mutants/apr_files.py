@@ -183,6 +183,15 @@ for _module, _attribute, _name, _doc in (
     ),
 ):
     wrong_step(f"{_module}:{_attribute}", name=_name, doc=_doc)(_nothing)
+
+
+@wrong_step("impl.apr:AprFile.require_checksum")
+def apr_footer_of_zeros_passes(require: Step, self: Any) -> None:
+    """A checksum of zero at the end is one that was not taken."""
+    if self.path.read_bytes()[-4:] != bytes(4):
+        require(self)
+
+
 wrong_steps(
     "impl.apr_checkpoint:TRAINING",
     apr_training_tensors_kept=("A training run's own tensors are taken for the decoder's.", lambda _: "\0"),

@@ -42,6 +42,13 @@ wrong_step("impl.nonfinite:_own", name="origin_of_forward_only", doc="Gradients 
 )
 
 
+@wrong_step("impl.nonfinite:_own")
+def origin_looks_at_shared_gradients(own: Step, *given: Any) -> Any:
+    """The gradient that is looked at is a tensor's of all its readers, and goes on being looked at when the search is over."""
+    with mock.patch.object(torch.Tensor, "view_as", lambda value, _: value):
+        return own(*given)
+
+
 @wrong_step("impl.nonfinite:_watched")
 def origin_names_the_logits(_: Step, path: str, operation: str, function: Step, arguments: Mapping[str, Any]) -> Any:
     """Only the logits are looked at."""

@@ -85,6 +85,9 @@ wrong_step(
 wrong_step("impl.group:restarted", name="restarts_begin_anew", doc="A worker that torchrun starts again begins a new run.")(
     lambda *_: False
 )
+wrong_step("impl.group:restarted", name="first_starts_go_on", doc="A worker that torchrun starts for the first time goes on with a run.")(
+    lambda _, environment=os.environ: "TORCHELASTIC_RESTART_COUNT" in environment
+)
 
 
 @wrong_step("impl.group:connected")

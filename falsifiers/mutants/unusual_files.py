@@ -22,6 +22,17 @@ wrong_steps(
         "transformers' class is given a head whose bias is zero.",
         lambda prepare, *given: _without_bias(prepare, *given),
     ),
+    prepared_with_a_bias_at_random=(
+        "transformers' class keeps the bias of a new layer where the adapter has none.",
+        lambda prepare, *given: _with_any_bias(prepare, *given),
+    ),
+)
+wrong_steps(
+    "impl.pipeline:is_merged",
+    merged_where_a_config_lies=(
+        "An adapter beside which the config.json of its base lies is taken for a merged model.",
+        lambda merged, folder: all((folder / name).exists() for name in ("config.json", "blackswan.json")) or merged(folder),
+    ),
 )
 wrong_steps(
     "impl.adapter:_architecture",
@@ -232,6 +243,12 @@ def _left_out(said: dict[str, Any], *names: str) -> dict[str, Any]:
 def _without_bias(prepare: Step, model: Any, folder: Path) -> None:
     prepare(model, folder)
     model.score.bias.data.zero_()
+
+
+def _with_any_bias(prepare: Step, model: Any, folder: Path) -> None:
+    prepare(model, folder)
+    if not model.score.bias.any():
+        model.score.bias.data.uniform_(-1.0, 1.0)
 
 
 @wrong_step("impl.checkpoint:read_span")

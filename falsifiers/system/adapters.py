@@ -108,10 +108,13 @@ def _prepared(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
         return [trial.refuses("head for another pooling", ask, f"{BESIDE}.*pooling", "ValueError")]
     weight, bias = (model.trainable[name].astype(STORAGE[dtype]) for name in ("score.weight", "score.bias"))
     wider = partial(trial.files.prepared_head, folder, model.scalars["hidden"] + 1)
-    refused = trial.refuses("a model of another width", wider, f"{model.scalars['hidden']} inputs", "ValueError")
+    refused = [trial.refuses("a model of another width", wider, f"{model.scalars['hidden']} inputs", "ValueError")]
+    bare = model.write_peft(folder.with_name(f"bare {folder.name}"), head_bias=False)
+    given = trial.files.prepared_head(bare, model.scalars["hidden"], dtype)
+    refused += same("head without a bias for transformers", PreparedHead(weight, np.zeros_like(bias), len(bias), len(bias)), given)
     found = ask()
     dtypes = same("dtype of the head for transformers", dtype, str(found.weight.dtype))
-    return [refused, *dtypes, *same("head for transformers", PreparedHead(weight, bias, len(bias), len(bias)), found)]
+    return [*refused, *dtypes, *same("head for transformers", PreparedHead(weight, bias, len(bias), len(bias)), found)]
 
 
 def has_pt_metadata(file: Path) -> list[Comparison]:

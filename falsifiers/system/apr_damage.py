@@ -213,7 +213,9 @@ def _damages(rng: Generator, content: bytes, bare: int) -> list[tuple[str, bytes
         copy[place] ^= int(rng.integers(1, 256))
     cut = [(f"cut after {length} of {len(content)}", content[:length]) for length in lengths]
     longer = [("a byte more", content + b"\0"), ("64 bytes more", content + bytes(64))]
-    return [*cut, *longer, *((f"byte {place}", bytes(copy)) for place, copy in zip(places, flipped, strict=True))]
+    zeros = [(f"zeros after {length} of {len(content)}", content[:length] + bytes(len(content) - length)) for length in lengths]
+    zeros = [(name, damaged) for name, damaged in zeros if damaged != content]  # as a download leaves it that was laid out before
+    return [*cut, *zeros, *longer, *((f"byte {place}", bytes(copy)) for place, copy in zip(places, flipped, strict=True))]
 
 
 def refuses_promises(trial: Trial) -> list[Comparison]:

@@ -134,6 +134,8 @@ def _started_again(trial: Trial, whole: Path, folder: Path, where: Sequence[str]
         changed = sorted(file for file, _ in content(folder).items() ^ before.items())
         yield from same(f"status of a run that is over, and what changes {more}", (0, []), (said[-1].status, changed))
     yield from same("what a run that is over says", said[0].out, said[1].out)
+    first = trial.commands.attempt("train", f"--output={folder}", *where, environment=dict.fromkeys(again, "0"))
+    yield from same("status of a first start in the folder of a run, and what it changes", (4, before), (first.status, content(folder)))
 
 
 def _interrupted(trial: Trial, folder: Path, step: int, ended: str) -> Iterator[Comparison]:

@@ -214,6 +214,8 @@ def non_finite_stops_the_step(trial: Trial) -> list[Comparison]:
             if plant:
                 trainer.plant(plant)
             before = trainer.content()
+            if plant and backend == "torch":
+                trainer.origin(work.vocab)  # once it is named, the next step stops as the first one did
             if plant:
                 found.append(trial.refuses(f"stopped, {label}", trainer.step, r"finite|\b(nan|inf)\b", "ValueError|FloatingPointError"))
                 found.append(value_at_most(f"tensors changed, {label}", _differing(before, trainer.content()), 0))
@@ -236,8 +238,8 @@ def _plants(rng: Generator, work: Workload) -> Iterator[tuple[Plant | None, str]
         "rms_norm": (2 * layer + 1, 2 * layers + 1, f"{path}.post_attention_layernorm"),
         "residual_add": (2 * layer, 2 * layers, f"{path}.attention_residual"),
     }
-    for where in ("output", "gradient"):
-        operation = str(rng.choice(list(calls)))
+    operations = [("output", str(rng.choice(list(calls)))), *(("gradient", each) for each in calls)]
+    for where, operation in operations:
         nth, count, place = calls[operation]
         yield Plant(where, operation, _bad(rng), nth, count), place
 

@@ -29,7 +29,7 @@ from blackswan.falsifiers.system.adapter_files import (
     target_modules,
 )
 from blackswan.falsifiers.system.adapters import expected_logits, has_pt_metadata, read_json, saved, within_noise
-from blackswan.falsifiers.system.same import same, same_keys, same_tensors
+from blackswan.falsifiers.system.same import content, same, same_keys, same_tensors
 from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
 
@@ -83,7 +83,7 @@ def merged_by_the_run(trial: Trial) -> list[Comparison]:
     with tempfile.TemporaryDirectory() as parent:
         trial.classifiers.merged(CHECKPOINT, _settings(model), model.trainable, Path(parent))
         found = _sums(model, Path(parent) / "merged", CHECKPOINT) + _sums(model, Path(parent) / "opened", CHECKPOINT)
-        return found + _refuses_another_base(trial, model, Path(parent), rng)
+        return found + _saved_again(trial, Path(parent)) + _refuses_another_base(trial, model, Path(parent), rng)
 
 
 def _settings(model: Model) -> dict[str, Any]:
@@ -96,6 +96,15 @@ def _settings(model: Model) -> dict[str, Any]:
         "pooling": own.pooling,
     }
     return found | {"quantize_nf4": own.nf4, "double_quantize": own.double_quantize, "dtype": model.trained_in, "max_seq_len": 64}
+
+
+def _saved_again(trial: Trial, parent: Path) -> list[Comparison]:
+    """An adapter that is opened and saved again has the same files, checksums of its base and all, also where the base's lie beside it."""
+    stored, beside = content(parent / "adapter"), Path(shutil.copytree(parent / "adapter", parent / "beside"))
+    for name in (CONFIG, "tokenizer.json"):
+        shutil.copy(CHECKPOINT / name, beside)
+    trial.classifiers.saved_again(beside, parent / "again")
+    return same("files of an adapter that is saved again", stored, content(parent / "again"))
 
 
 def _refuses_another_base(trial: Trial, model: Model, parent: Path, rng: Generator) -> list[Comparison]:

@@ -94,6 +94,10 @@ class Classifiers(Door):
         """Opens a saved adapter on a checkpoint."""
         ClassifyPipeline.from_adapter(adapter, model, device=self._device)
 
+    def saved_again(self, adapter: Path, folder: Path) -> None:
+        """Opens what was saved on the base that it names, and saves it there."""
+        ClassifyPipeline.from_saved(adapter, device=self._device).save(folder)
+
     def _pipeline(self, model: Path, hyperparameters: Mapping[str, Any], trainable: Mapping[str, Array]) -> ClassifyPipeline:
         pipeline = ClassifyPipeline.from_pretrained(model, ClassifyConfig.from_mapping(hyperparameters), device=self._device)
         with torch.no_grad():
