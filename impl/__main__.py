@@ -4,7 +4,7 @@ import argparse
 import difflib
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
 from blackswan.impl.commands import COMMANDS, BadInput, Interrupted, TrainingFailed
@@ -34,21 +34,22 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m impl") -
         return _guarded(options, name)
 
 
-def parser(prog: str) -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def parser(prog: str, named: Collection[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The parser of all commands, with the options of those that are named."""
     found = _Parser(
         prog=prog, description="Trains and runs a classifier, a decoder with LoRA and a head; pre-trains a decoder.", allow_abbrev=False
     )
     commands = found.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     for name, command in COMMANDS.items():
         one = commands.add_parser(name, help=command.help, description=command.description, allow_abbrev=False)
-        command.add_options(one)
+        if name in named:
+            command.add_options(one)
         one.set_defaults(parser=one)
     return found
 
 
 def _parsed(arguments: Sequence[str], prog: str) -> argparse.Namespace:
-    options, unknown = parser(prog).parse_known_args(arguments)
+    options, unknown = parser(prog, arguments).parse_known_args(arguments)
     if unknown:
         chosen: argparse.ArgumentParser = options.parser
         known = [option for action in chosen._actions for option in action.option_strings]

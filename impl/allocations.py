@@ -2,7 +2,7 @@
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 BLOCK = 512
 """Bytes: what CUDA's caching allocator rounds every allocation up to."""
@@ -32,6 +31,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self.largest: dict[str, int] = defaultdict(int)
         self._device, self._block, self._part = device, block, WORKING
         self._storages: dict[int, tuple[int, str]] = {}
+        self._known: dict[Any, Any] = {}
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -74,11 +74,26 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         """Runs the operation and takes note of what it has allocated. A value that is asked for is 1, true: there is no content."""
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             return torch.ones((), dtype=args[0].dtype).item()
-        given = {value.untyped_storage()._cdata for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)}
-        result = func(*args, **(kwargs or {}))
-        for value in tree_leaves(result):
-            if isinstance(value, Tensor) and value.device.type == self._device:
+        kwargs = kwargs or {}
+        given = {value.untyped_storage()._cdata for value in _tensors((*args, *kwargs.values()))}
+        result = self._run(func, args, kwargs, given)
+        for value in _tensors((result,)):
+            if value.device.type == self._device:
                 self._take(value, given)
+        return result
+
+    def _run(self, func: Any, args: Any, kwargs: Mapping[str, Any], given: set[int]) -> Any:
+        """The operation's result. A new tensor without content is like the one that it made before of operands of the same form: what form
+        that is torch finds in Python, in ten times the time."""
+        operands = (func, _form(args), _form(tuple(kwargs.items())))
+        if operands in self._known:
+            _, shape, stride, dtype, device = self._known[operands]
+            return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and result.is_meta:
+            storage = result.untyped_storage()
+            if storage._cdata not in given and storage.nbytes() == result.nbytes:
+                self._known[operands] = _form(result)
         return result
 
     def _take(self, tensor: Tensor, given: set[int]) -> None:
@@ -99,6 +114,22 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self.total += size
         self.largest[part] = max(self.largest[part], self.parts[part])
         self.peak = max(self.peak, self.total)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among an operation's arguments or results."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _form(value: Any) -> Any:
+    """What a result's form depends on; a number is another one in another type."""
+    if isinstance(value, Tensor):
+        return Tensor, value.shape, value.stride(), value.dtype, value.device
+    return tuple(map(_form, value)) if isinstance(value, list | tuple) else (type(value), value)
 
 
 @contextmanager

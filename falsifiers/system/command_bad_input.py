@@ -75,16 +75,17 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
         trial.commands.run("tokenize", corpus, f"--model={problem.base}", f"--output={problem.folder / 'tokens'}", "--end-token=1")
         resumed = ("train", *where, f"--output={run}", "--resume")
         edited = {f"train, resumed as another run {name}": ((*resumed, f"--corpus={path}"), "data.") for name, path in corpora.items()}
+        before = content(problem.folder)
         for name, (arguments, message) in {**_unusable(problem, where, corpus, run), **edited}.items():
-            before = content(problem.folder)
             said = trial.commands.attempt(*arguments, stdin=UNUSABLE["latin"])
             found += same(f"status of {name}", 4, said.status)
             if "another run" not in name:  # what a run is about is told before it is compared with the one that is there
                 found += same(f"what {name} prints", "", said.out)
             if message not in said.err:
                 found.append(broken(f"message of {name}", "names something else", message, said.err[-300:]))
-            changed = sorted(file for file, _ in content(problem.folder).items() ^ before.items())
-            found += same(f"files that {name} changes", [], changed)
+            after = content(problem.folder)
+            found += same(f"files that {name} changes", [], sorted(file for file, _ in after.items() ^ before.items()))
+            before = after
         for place in ("largest.apr", "largest float16"):
             trial.commands.run("export", f"--model={problem.folder / 'largest'}", f"--output={problem.folder / place}", "--dtype=float16")
         tokens = (

@@ -1,5 +1,6 @@
 """Two answers compared bit for bit, part by part, so that a difference is named by where it lies."""
 
+import os
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -71,4 +72,5 @@ def same_keys(file: str, expected: Mapping[str, Any], actual: Mapping[str, Any])
 
 def content(folder: Path) -> dict[str, bytes]:
     """Every file in a folder; none where it is not there."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = (Path(at, name) for at, _, names in os.walk(folder) for name in names)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files if path.is_file()}

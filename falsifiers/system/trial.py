@@ -276,4 +276,5 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, Array]]:
             yield from _numbers(f"{name}.{entry.name}", getattr(value, entry.name))
     elif isinstance(value, list | tuple):
         for index, entry in enumerate(value):
-            yield from _numbers(f"{name}.{index}", entry)
+            if type(entry) is not int:  # of which a matrix of counts has a million
+                yield from _numbers(f"{name}.{index}", entry)
