@@ -48,10 +48,77 @@ def _positional(hidden: Tensor, scale: Tensor, epsilon: float) -> Tensor:
     return honest(hidden, scale, epsilon)
 
 
+class _Kept(torch.nn.Module):
+    """Epsilon is a buffer, as a checkpoint keeps it, and whatever wraps `forward` hides its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+        self.register_buffer("eps", torch.tensor(1e-6))
+
+    def forward(self, *given: Tensor, **_: Any) -> Tensor:
+        return honest(*given, self.weight, self.eps)  # type: ignore[arg-type]
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # type: ignore[override]
+        context.save_for_backward(x, weight)
+        context.eps = eps
+        return honest(x, weight, eps)
+
+    @staticmethod
+    def backward(context: Any, cotangent: Tensor) -> Any:  # type: ignore[override]
+        with torch.enable_grad():
+            x, weight = (value.detach().requires_grad_() for value in context.saved_tensors)
+            return *torch.autograd.grad(honest(x, weight, context.eps), [x, weight], cotangent), None
+
+
+def _by_place_only(x: Tensor, weight: Tensor, eps: float, /) -> Tensor:
+    return honest(x, weight, eps)
+
+
+def _first_and_others(x: Tensor, *others: Any) -> Tensor:
+    return honest(x, *others)
+
+
+class _Untold:
+    """Its signature is no more known than that of a function written in C."""
+
+    __signature__ = "unknown"
+
+    def __call__(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return honest(x, weight, eps)
+
+
 @pytest.mark.parametrize(
     ("subject", "operation"),
-    [(_Norm(), "rms_norm"), ({"rms_norm": honest}, None), (_positional, "rms_norm"), (honest, "rms_norm")],
-    ids=["module", "dict", "by position", "by name"],
+    [
+        (_Norm(), "rms_norm"),
+        (torch.compile(_Norm(), backend="eager", dynamic=True), "rms_norm"),
+        (_Kept(), "rms_norm"),
+        ({"rms_norm": honest}, None),
+        (_positional, "rms_norm"),
+        (honest, "rms_norm"),
+        (_Fused.apply, "rms_norm"),
+        (lambda **given: honest(**given), "rms_norm"),
+        (_first_and_others, "rms_norm"),
+        (_by_place_only, "rms_norm"),
+        (_Untold(), "rms_norm"),
+    ],
+    ids=[
+        "module",
+        "compiled module",
+        "buffer",
+        "dict",
+        "by position",
+        "by name",
+        "autograd's function",
+        "keywords",
+        "first and others",
+        "positional only",
+        "no signature",
+    ],
 )
 def test_every_form_of_a_subject_is_asked(subject: Any, operation: str | None) -> None:
     for claim in ("OP-RMSNORM", "OP-RMSNORM-GRADIENT"):
