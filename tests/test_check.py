@@ -129,7 +129,7 @@ def test_an_operation_chooses_one_of_several() -> None:
     chosen = {"claims": ["OP-SOFTMAX", "OP-RMSNORM"], "dtypes": ["float32"], "effort": "quick", "on_fail": "return"}
     both = {"rms_norm": honest, "softmax": lambda x: torch.softmax(x, -1)}
     assert [one.claim.id for one in blackswan.check(both, operation="softmax", **chosen).verdicts] == ["OP-SOFTMAX"]
-    with pytest.raises(ValueError, match="dict has no swiglu"):
+    with pytest.raises(ValueError, match="dict has no swiglu; it has rms_norm, softmax"):
         blackswan.check(both, operation="swiglu")
     with pytest.raises(ValueError, match=r"_Norm has no name of an operation; say which one it is by --operation"):
         blackswan.check(_Norm())
@@ -165,6 +165,30 @@ def test_a_gradient_that_only_some_cases_have_is_falsified() -> None:
     (verdict,) = asked(function, "OP-RMSNORM-GRADIENT", operation="rms_norm").verdicts
     assert verdict.state is State.FALSIFIED
     assert "requires a gradient in some cases, and in others not" in str(verdict.comparison)
+
+
+def test_the_line_of_a_mapping_of_one_function_replays_it() -> None:
+    with pytest.raises(AssertionError, match=r"replay     blackswan vet \S+vetting.py:wrong_norm --operation rms_norm --replay"):
+        blackswan.check({"rms_norm": wrong_norm}, claims=["OP-RMSNORM"], dtypes=["float32"])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("answers_with_a_sparse_tensor", "y is a tensor of another kind, sparse_coo; expected a strided one"),
+        ("answers_on_no_device", "y is a tensor of another kind, meta; expected a strided one"),
+        ("changes_the_environment", "changed the environment: others at CUDA_LAUNCH_BLOCKING"),
+    ],
+)
+def test_what_is_wrong_beside_the_numbers_is_said(name: str, said: str) -> None:
+    assert said in str(asked(getattr(cheating_subjects, name), operation="rms_norm"))
+
+
+def test_complex_numbers_are_no_answer() -> None:
+    def function(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return honest(x, weight, eps).to(torch.complex64)
+
+    assert "expected float32, got complex64" in str(asked(function, operation="rms_norm"))
 
 
 def test_on_fail() -> None:
