@@ -56,7 +56,8 @@ def _library(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("blackswan"):
             raise
-        raise ValueError(f"{error.name} is not installed here; expected the package {PACKAGES[name]} and what it needs") from None
+        missing = (error.name or name).partition(".")[0]
+        raise ValueError(f"{missing} is not installed here; expected the package {PACKAGES[name]} and what it needs") from None
 
 
 def require_device(name: str) -> None:
