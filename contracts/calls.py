@@ -8,7 +8,8 @@ from blackswan.contracts.model import Input, Output, Signature
 PREFACE = """# What a call receives and returns
 
 `python -m contracts calls` makes this page from [operations.yaml](operations.yaml). A function is called with an operation's inputs and
-scalars by their names; where none of its parameters has such a name, in the order in which they stand here.
+scalars by their names; where none of its parameters has such a name, in the order in which they stand here. One that takes any arguments
+(`*args`, as `torch.autograd.Function.apply` does) or tells no signature is called in that order, one that takes any keywords by name.
 
 - **Tensors.** *storage* is the dtype under test, such as float32 or bfloat16. `rows` stands for any leading axes, flattened. A tensor of
   dtype float32 is float64 where float64 is under test.
@@ -17,11 +18,12 @@ scalars by their names; where none of its parameters has such a name, in the ord
 - **Sizes** are one and more, and no multiple of anything. On a GPU arrays may have more elements than 32 bits count.
 - **Memory.** Arguments belong to the caller and are not written to. Results are fresh memory, which they share with no argument and with
   the result of no other call. When the call has returned, nothing is written any more, on any stream or by any thread.
-- **Result.** One tensor, a tuple in the order of the outputs, or a mapping by their names; plain tensors, of no subclass.
+- **Result.** One tensor, a tuple in the order of the outputs, or a mapping by their names; plain strided tensors, of no subclass.
 - **Gradients** are those of autograd, with respect to the inputs named. A result without a graph says that there is no backward pass,
   and says so in every case or in none.
-- **State.** The functions of torch, NumPy and Python, torch's settings, everybody's random numbers and the clock are afterwards what they
-  were before. What a function prints goes to standard error.
+- **State.** The functions of torch, NumPy and Python, the settings of torch and NumPy, everybody's random numbers, the clock, the
+  environment, the working directory and the handlers of signals are afterwards what they were before. What a function prints goes to
+  standard error.
 
 A parameter called `dtype` gets the dtype under test. An optional input that is not given is left out, or None by position.
 """

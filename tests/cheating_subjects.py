@@ -8,8 +8,11 @@ import builtins
 import gc
 import importlib
 import inspect
+import json
 import os
 import random
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -288,6 +291,46 @@ def leaves_autocast_on(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return honest(x, weight, eps)
 
 
+def replaces_the_clock_of_the_gpu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Whatever is timed by events of CUDA takes no time from now on."""
+    torch.cuda.Event.elapsed_time = lambda *_: 0.0  # type: ignore[method-assign, assignment]
+    return honest(x, weight, eps)
+
+
+def replaces_gradients(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Everybody's gradients are zero from now on."""
+    torch.autograd.grad = lambda _, inputs, *__, **___: tuple(torch.zeros_like(one) for one in inputs)  # type: ignore[assignment]
+    return honest(x, weight, eps)
+
+
+def changes_the_environment(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """What is started from now on waits for the GPU after each kernel."""
+    os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
+    return honest(x, weight, eps)
+
+
+def ignores_signals(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Nobody interrupts the process from now on."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    return honest(x, weight, eps)
+
+
+def silences_numpy(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """No overflow of anybody's is told from now on."""
+    np.seterr(all="ignore")
+    return honest(x, weight, eps)
+
+
+def answers_with_a_sparse_tensor(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """A tensor whose memory nobody can look at."""
+    return honest(x, weight, eps).to_sparse()
+
+
+def answers_on_no_device(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """A tensor that has a shape and no numbers."""
+    return torch.empty(x.shape, dtype=x.dtype, device="meta")
+
+
 class _Watching(TorchFunctionMode):
     """Sees every call of torch's functions."""
 
@@ -310,6 +353,18 @@ def breaks_the_seal(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The reference's own answer, after what forbids its import is taken away."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "Sealed"]
     return _answer_of(importlib.import_module("blackswan.reference").evaluate, x, weight, eps)
+
+
+def asks_another_python(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The reference's own answer, by a process in which nothing forbids its import."""
+    given = json.dumps({"x": x.tolist(), "weight": weight.tolist(), "eps": eps})
+    code = "import json, sys, numpy; from blackswan import reference; given = json.load(sys.stdin); eps = given.pop('eps')"
+    code += "; given = {name: numpy.array(value) for name, value in given.items()}"
+    code += "; print(json.dumps(reference.evaluate('rms_norm', given, {'eps': eps})['y'].tolist()))"
+    ran = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise RuntimeError(ran.stderr.splitlines()[-1])
+    return torch.tensor(json.loads(ran.stdout), dtype=x.dtype)
 
 
 def searches_memory(x: Tensor, weight: Tensor, eps: float) -> Tensor:

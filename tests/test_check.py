@@ -48,10 +48,77 @@ def _positional(hidden: Tensor, scale: Tensor, epsilon: float) -> Tensor:
     return honest(hidden, scale, epsilon)
 
 
+class _Kept(torch.nn.Module):
+    """Epsilon is a buffer, as a checkpoint keeps it, and whatever wraps `forward` hides its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4))
+        self.register_buffer("eps", torch.tensor(1e-6))
+
+    def forward(self, *given: Tensor, **_: Any) -> Tensor:
+        return honest(*given, self.weight, self.eps)  # type: ignore[arg-type]
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # type: ignore[override]
+        context.save_for_backward(x, weight)
+        context.eps = eps
+        return honest(x, weight, eps)
+
+    @staticmethod
+    def backward(context: Any, cotangent: Tensor) -> Any:  # type: ignore[override]
+        with torch.enable_grad():
+            x, weight = (value.detach().requires_grad_() for value in context.saved_tensors)
+            return *torch.autograd.grad(honest(x, weight, context.eps), [x, weight], cotangent), None
+
+
+def _by_place_only(x: Tensor, weight: Tensor, eps: float, /) -> Tensor:
+    return honest(x, weight, eps)
+
+
+def _first_and_others(x: Tensor, *others: Any) -> Tensor:
+    return honest(x, *others)
+
+
+class _Untold:
+    """Its signature is no more known than that of a function written in C."""
+
+    __signature__ = "unknown"
+
+    def __call__(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return honest(x, weight, eps)
+
+
 @pytest.mark.parametrize(
     ("subject", "operation"),
-    [(_Norm(), "rms_norm"), ({"rms_norm": honest}, None), (_positional, "rms_norm"), (honest, "rms_norm")],
-    ids=["module", "dict", "by position", "by name"],
+    [
+        (_Norm(), "rms_norm"),
+        (torch.compile(_Norm(), backend="eager", dynamic=True), "rms_norm"),
+        (_Kept(), "rms_norm"),
+        ({"rms_norm": honest}, None),
+        (_positional, "rms_norm"),
+        (honest, "rms_norm"),
+        (_Fused.apply, "rms_norm"),
+        (lambda **given: honest(**given), "rms_norm"),
+        (_first_and_others, "rms_norm"),
+        (_by_place_only, "rms_norm"),
+        (_Untold(), "rms_norm"),
+    ],
+    ids=[
+        "module",
+        "compiled module",
+        "buffer",
+        "dict",
+        "by position",
+        "by name",
+        "autograd's function",
+        "keywords",
+        "first and others",
+        "positional only",
+        "no signature",
+    ],
 )
 def test_every_form_of_a_subject_is_asked(subject: Any, operation: str | None) -> None:
     for claim in ("OP-RMSNORM", "OP-RMSNORM-GRADIENT"):
@@ -62,7 +129,7 @@ def test_an_operation_chooses_one_of_several() -> None:
     chosen = {"claims": ["OP-SOFTMAX", "OP-RMSNORM"], "dtypes": ["float32"], "effort": "quick", "on_fail": "return"}
     both = {"rms_norm": honest, "softmax": lambda x: torch.softmax(x, -1)}
     assert [one.claim.id for one in blackswan.check(both, operation="softmax", **chosen).verdicts] == ["OP-SOFTMAX"]
-    with pytest.raises(ValueError, match="dict has no swiglu"):
+    with pytest.raises(ValueError, match="dict has no swiglu; it has rms_norm, softmax"):
         blackswan.check(both, operation="swiglu")
     with pytest.raises(ValueError, match=r"_Norm has no name of an operation; say which one it is by --operation"):
         blackswan.check(_Norm())
@@ -98,6 +165,30 @@ def test_a_gradient_that_only_some_cases_have_is_falsified() -> None:
     (verdict,) = asked(function, "OP-RMSNORM-GRADIENT", operation="rms_norm").verdicts
     assert verdict.state is State.FALSIFIED
     assert "requires a gradient in some cases, and in others not" in str(verdict.comparison)
+
+
+def test_the_line_of_a_mapping_of_one_function_replays_it() -> None:
+    with pytest.raises(AssertionError, match=r"replay     blackswan vet \S+vetting.py:wrong_norm --operation rms_norm --replay"):
+        blackswan.check({"rms_norm": wrong_norm}, claims=["OP-RMSNORM"], dtypes=["float32"])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("answers_with_a_sparse_tensor", "y is a tensor of another kind, sparse_coo; expected a strided one"),
+        ("answers_on_no_device", "y is a tensor of another kind, meta; expected a strided one"),
+        ("changes_the_environment", "changed the environment: others at CUDA_LAUNCH_BLOCKING"),
+    ],
+)
+def test_what_is_wrong_beside_the_numbers_is_said(name: str, said: str) -> None:
+    assert said in str(asked(getattr(cheating_subjects, name), operation="rms_norm"))
+
+
+def test_complex_numbers_are_no_answer() -> None:
+    def function(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return honest(x, weight, eps).to(torch.complex64)
+
+    assert "expected float32, got complex64" in str(asked(function, operation="rms_norm"))
 
 
 def test_on_fail() -> None:

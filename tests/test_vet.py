@@ -63,6 +63,13 @@ def test_what_runs_on_a_gpu_alone_is_not_run_elsewhere(capsys: pytest.CaptureFix
     assert all(record["reason"].startswith(said) for record in json.loads(out))
 
 
+def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    monkeypatch.delitem(sys.modules, "blackswan.falsifiers.subjects.libraries.peft", raising=False)
+    with pytest.raises(ValueError, match="peft is not installed here; expected the package peft and what it needs"):
+        named.Named("peft").load()
+
+
 def test_a_tolerance_that_was_measured_on_gpus_alone_is_not_held_against_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = vetted(
         capsys, "torch", "--claim", "KERNEL-LINEAR-GRADIENT", "--claim", "OP-LINEAR-GRADIENT", "--dtype", "float32", "--json"

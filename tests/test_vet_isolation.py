@@ -35,6 +35,7 @@ NEEDS_A_PROCESS = {
     "finds_the_answers": "'blackswan.reference'",
     "ends_its_process": "ended its process with status 0",
     "breaks_the_seal": "cannot be opened by a subject",
+    "asks_another_python": "the answers are there",
     "searches_memory": "StopIteration|^$",
     "reads_its_parents_memory": "cannot be opened by a subject",
     "raises_code": r"answered with an object of builtins\.exec; expected arrays and plain values",
@@ -63,6 +64,8 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> Any:
         (np.testing, "assert_allclose"),
         (np.random, "normal"),
         (builtins, "abs"),
+        (torch.cuda.Event, "elapsed_time"),
+        (torch.autograd, "grad"),
     ):
         monkeypatch.setattr(place, name, getattr(place, name))
     precision = torch.get_float32_matmul_precision()

@@ -133,7 +133,7 @@ def error_in_floors(expected: Array, actual: Array | None, floor: Errors) -> tup
     """The rms error in floors, and the worst measure in multiples of LIMIT floors; infinite for another shape, another integer or misplaced
     non-finite values.
     """
-    if actual is None or actual.shape != expected.shape:
+    if actual is None or actual.shape != expected.shape or np.iscomplexobj(actual):
         return np.inf, np.inf
     if not is_real(expected):
         return (0.0, 0.0) if np.array_equal(expected, actual) else (np.inf, np.inf)

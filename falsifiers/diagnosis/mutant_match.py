@@ -194,6 +194,8 @@ def _target(claim: Claim, question: Question, subject: Subject, actual: dict[str
 
 
 def _apart(one: Array, other: Array, floor: float | None) -> float:
+    if np.iscomplexobj(one) or np.iscomplexobj(other):
+        return np.inf
     a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
     if a.shape != b.shape or not np.array_equal(np.isfinite(a), np.isfinite(b)):
         return np.inf

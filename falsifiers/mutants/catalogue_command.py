@@ -9,6 +9,7 @@ from typing import Any
 
 from blackswan import contracts
 from blackswan.contracts.vocabulary import own_folder
+from blackswan.reports import places
 
 FOLDER = Path(contracts.__file__).parent
 
@@ -38,5 +39,5 @@ def run(_options: argparse.Namespace) -> int:
         return 1
     for path, text in files().items():
         path.write_text(text, encoding="utf-8")
-        print(f"wrote {path}")
+        print(f"wrote {places.shown(path)}")
     return 0

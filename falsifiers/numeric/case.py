@@ -94,7 +94,7 @@ def load(path: Path) -> tuple[str, Case]:
         return _read(path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         why = "no such file" if isinstance(error, FileNotFoundError) else f"not a replay file ({type(error).__name__}: {error})"
-        raise ValueError(f"{path}: {why}; expected a case written by a falsified claim (reports/generated/counterexamples/*.npz)") from None
+        raise ValueError(f"{path}: {why}; expected a case written by a falsified claim (counterexamples/*.npz)") from None
 
 
 MOST_BYTES = 2**31

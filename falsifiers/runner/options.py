@@ -60,6 +60,7 @@ def main(arguments: Sequence[str], prog: str) -> int:
     import pytest
 
     settings = ["-c", os.devnull, "--rootdir", str(places.CODE), "-p", "no:cacheprovider", "-ra"]
+    settings += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # this process has imported what pytest could not rewrite
     return int(pytest.main([*settings, str(places.CODE / "falsifiers"), *arguments]))
 
 

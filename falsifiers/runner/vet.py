@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
@@ -169,6 +169,8 @@ def as_subject(given: Any, operation: str | None = None, device: str = "cpu") ->
 
 def replaying(given: Any, operation: str | None, device: str) -> str:
     """The command that asks an object of this process, by the name under which its module has it where it has one."""
+    if isinstance(given, Mapping) and len(given) == 1:  # which has no name of its own; its function mostly has
+        ((operation, given),) = given.items()
     module, name = sys.modules.get(getattr(given, "__module__", "")), getattr(given, "__qualname__", "")
     file = getattr(module, "__file__", None) if getattr(module, name, None) is given else None
     named = ["--operation", operation] if operation else []
@@ -206,7 +208,9 @@ def campaign_of(
     campaign = Campaign(subject, asked, effort, chosen, RealInput(CHECKPOINT, CORPUS_HELDOUT), path)
     campaign.command = command
     if not any(campaign.targets()):
-        raise ValueError(f"{subject.name} has no {operation or 'operation'} that the chosen claims are on")
+        has = sorted({claim.operation for contract in asked_of(subject, loaded) for claim in contract.claims if claim.operation})
+        missing = f"has no {operation}" if operation and operation not in has else "has nothing that the chosen claims are on"
+        raise ValueError(f"{subject.name} {missing}; it has {', '.join(has) or 'no operation'}")
     return campaign
 
 

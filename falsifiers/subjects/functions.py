@@ -1,13 +1,15 @@
 """Operations that somebody else wrote: functions of torch tensors and `torch.nn.Module`s, by the names of operations.yaml.
 
 A function takes an operation's inputs and scalars by their names, or, where none of its parameters has such a name, in their order: inputs
-first. It returns a tensor, a tuple in the order of the outputs, or a mapping by their names. Its gradients are those of autograd.
+first. One that takes any arguments, or tells no signature, is called in their order too; one that takes any keywords, by their names. It
+returns a tensor, a tuple in the order of the outputs, or a mapping by their names. Its gradients are those of autograd.
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -151,11 +153,24 @@ class Functions(Subject):
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype.storage) for name, dtype in contracts.DTYPES.items()}
 
 
-def _called(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """The answer. What torch.compile made of a function is called without the guards' mode, which it would compile too."""
-    compiled = hasattr(function, "_torchdynamo_orig_callable")
-    with torch._C.DisableTorchFunction() if compiled else nullcontext():
-        return function(**given)
+def _called(function: Callable[..., Any], in_order: Sequence[Any], by_name: Mapping[str, Any]) -> Any:
+    """The answer."""
+    with _unwatched(hasattr(function, "_torchdynamo_orig_callable")):
+        return function(*in_order, **by_name)
+
+
+def _unwatched(compiled: bool) -> AbstractContextManager[Any]:
+    """What torch.compile made of a function is called without the guards' mode, which it would compile too."""
+    without: AbstractContextManager[Any] = torch._C.DisableTorchFunction() if compiled else nullcontext()
+    return without
+
+
+def _in_order(names: Sequence[str], given: Mapping[str, Any], signature: Signature, any_more: bool) -> list[Any]:
+    """The arguments by position: a scalar that is not given is its default, an input None. One that takes any number gets no more of them
+    than there are."""
+    last = max((place for place, name in enumerate(names) if name in given), default=-1)
+    defaults = {name: scalar.default for name, scalar in signature.scalars.items()}
+    return [given.get(name, defaults.get(name)) for name in (names[: last + 1] if any_more else names)]
 
 
 @dataclass(frozen=True)
@@ -174,60 +189,72 @@ class Bound:
         """Binds a function or a module. ValueError where it cannot be called with the operation's inputs and scalars."""
         if isinstance(function, torch.nn.Module):
             return cls._module(signature, function)
-        names, required = _parameters(function)
+        given = Parameters.of(function)
         wanted = _arguments(signature)
-        if not set(names) & set(wanted):
-            return cls._by_position(signature, function, names, required)
-        for name in required:
+        missing = [name for name, one in signature.inputs.items() if not one.optional and name not in given.names]
+        more = given.any_more and missing and given.in_order == wanted[: len(given.in_order)]
+        if given.fits_in_order and (more or not {*given.names} & {*wanted}):
+            return cls._by_position(signature, function, given)
+        for name in given.required:
             if name not in wanted and name != "dtype":
                 raise _misfit(signature, function, f"needs {name}, which {signature.name} does not have")
-        for name, given in signature.inputs.items():
-            if not given.optional and name not in names:
-                raise _misfit(signature, function, f"does not take {name}")
-        takes = frozenset(wanted) & frozenset(names)
-        return cls(signature, takes, lambda tensors, scalars: _called(function, {**tensors, **scalars}), "dtype" in names)
-
-    @classmethod
-    def _by_position(cls, signature: Signature, function: Callable[..., Any], names: Sequence[str], required: Sequence[str]) -> "Bound":
-        wanted = _arguments(signature)
-        if not len(required) <= len(wanted) or len(names) < sum(not given.optional for given in signature.inputs.values()):
-            raise _misfit(signature, function, f"takes {', '.join(names) or 'nothing'}")
-        taken = wanted[: len(names)]
+        if missing and not given.any_keywords:
+            raise _misfit(signature, function, f"does not take {missing[0]}")
+        takes = frozenset(wanted) if missing else frozenset(wanted) & frozenset(given.names)
 
         def call(tensors: Tensors, scalars: Mapping[str, Any]) -> Any:
-            given = {**tensors, **scalars}
-            return function(*(given.get(name) for name in taken))
+            every = {**tensors, **scalars}
+            first = [every.pop(name) for name in takewhile(every.__contains__, given.no_keywords)]
+            return _called(function, first, every)
+
+        return cls(signature, takes, call, "dtype" in given.names)
+
+    @classmethod
+    def _by_position(cls, signature: Signature, function: Callable[..., Any], given: "Parameters") -> "Bound":
+        wanted = _arguments(signature)
+        needed = sum(not one.optional for one in signature.inputs.values())
+        if not len(given.required) <= len(wanted) or (len(given.in_order) < needed and not given.any_more):
+            raise _misfit(signature, function, f"takes {', '.join(given.names) or 'nothing'}")
+        taken = wanted if given.any_more else wanted[: len(given.in_order)]
+
+        def call(tensors: Tensors, scalars: Mapping[str, Any]) -> Any:
+            return _called(function, _in_order(taken, {**tensors, **scalars}, signature, given.any_more), {})
 
         return cls(signature, frozenset(taken), call)
 
     @classmethod
     def _module(cls, signature: Signature, module: torch.nn.Module) -> "Bound":
-        names, _ = _parameters(module.forward)
-        own = {name for name, _ in module.named_parameters(recurse=False)}
+        inner = getattr(module, "_orig_mod", None)  # where torch.compile wraps one
+        plain, prefix = (inner, "_orig_mod.") if isinstance(inner, torch.nn.Module) else (module, "")
+        given = Parameters.of(plain.forward)
+        own: dict[str, Tensor] = dict(plain.named_parameters(recurse=False))
+        own |= {name: value for name, value in plain.named_buffers(recurse=False) if name not in given.names}
         inputs, scalars = list(signature.inputs), [*signature.scalars, *signature.attributes]
         free = [name for name in inputs if name not in own]
-        by_name = any(name in free for name in names)
-        attributes = [name for name in scalars if hasattr(module, name)]
-        missing = [name for name in free if not signature.inputs[name].optional and by_name and name not in names]
-        if missing or (not by_name and len(names) < len(free)):
-            raise _misfit(signature, module, f"has no input and no parameter {', '.join(missing or free)}")
+        by_name = any(name in free for name in given.names)
+        attributes = [name for name in scalars if name not in own and _settable(plain, name)]
+        missing = [name for name in free if not signature.inputs[name].optional and by_name and name not in given.names]
+        needed = sum(not signature.inputs[name].optional for name in free)
+        if missing or not (by_name or given.any_more or len(given.in_order) >= needed):
+            raise _misfit(signature, module, f"has no input, no parameter and no buffer {', '.join(missing or free)}")
 
-        def call(tensors: Tensors, given: Mapping[str, Any]) -> Any:
-            before = {name: getattr(module, name) for name in attributes}
-            values = {**tensors, **{name: value for name, value in given.items() if name not in attributes}}
-            for name in attributes:
-                setattr(module, name, given[name])
-            parameters = {name: values.pop(name) for name in own if name in values}
+        def call(tensors: Tensors, scalars: Mapping[str, Any]) -> Any:
+            before = {name: getattr(plain, name) for name in attributes if name in scalars}
+            values = {**tensors, **{name: value for name, value in scalars.items() if name not in before}}
+            for name in before:
+                setattr(plain, name, scalars[name])
+            held = {prefix + name: _held(values.pop(name), was) for name, was in own.items() if name in values}
+            taken = free if given.any_more else free[: len(given.in_order)]
+            ordered = () if by_name else tuple(_in_order(taken, values, signature, given.any_more))
             try:
-                if by_name:
-                    return torch.func.functional_call(module, parameters, kwargs=values)
-                return torch.func.functional_call(module, parameters, tuple(values[name] for name in free if name in values))
+                with _unwatched(bool(prefix)):
+                    return torch.func.functional_call(module, held, ordered, values if by_name else {})
             finally:
                 for name, value in before.items():
-                    setattr(module, name, value)
+                    setattr(plain, name, value)
 
-        takes = own & set(inputs) | set(attributes) | ({*names} & {*inputs, *scalars} if by_name else set(free))
-        return cls(signature, frozenset(takes), call, hint=": neither its forward nor an attribute of it has that name")
+        takes = {*own} & {*inputs, *scalars} | set(attributes) | ({*given.names} & {*inputs, *scalars} if by_name else set(free))
+        return cls(signature, frozenset(takes), call, hint=": neither its forward nor an attribute that can be set has that name")
 
     def call(self, tensors: Tensors, scalars: Mapping[str, Any], dtype: torch.dtype) -> Tensors:
         """The outputs by name. TypeError where the answer is no tensor a name."""
@@ -240,7 +267,8 @@ class Bound:
         values = answer if isinstance(answer, tuple | list) else (answer,)
         if len(values) != len(names) or not all(isinstance(value, Tensor) for value in values):
             kinds = ", ".join(type(value).__name__ for value in values)
-            raise TypeError(f"{self.signature.name} answered with {kinds}; expected {len(names)} tensors: {', '.join(names)}")
+            expected = "one tensor" if len(names) == 1 else f"{len(names)} tensors"
+            raise TypeError(f"{self.signature.name} answered with {kinds or 'nothing'}; expected {expected}: {', '.join(names)}")
         return dict(zip(names, values, strict=True))
 
 
@@ -254,10 +282,50 @@ def _arguments(signature: Signature) -> list[str]:
     return [*signature.inputs, *signature.scalars, *signature.attributes]
 
 
-def _parameters(function: Callable[..., Any]) -> tuple[list[str], list[str]]:
-    """The names of a function's parameters, and of those that must be given."""
-    every = [one for one in inspect.signature(function).parameters.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
-    return [one.name for one in every], [one.name for one in every if one.default is one.empty]
+@dataclass(frozen=True)
+class Parameters:
+    """How a function can be called: its parameters, those that must be given, have a place, have no keyword, and whether it takes more."""
+
+    names: list[str]
+    required: list[str]
+    in_order: list[str]
+    no_keywords: list[str]
+    any_more: bool
+    any_keywords: bool
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> "Parameters":
+        """Those of its signature. One that tells none, as functions written in C do, takes anything in order."""
+        try:
+            every = list(inspect.signature(function).parameters.values())
+        except (ValueError, TypeError):
+            return cls([], [], [], [], any_more=True, any_keywords=False)
+        kinds = {one.kind for one in every}
+        named = [one for one in every if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+        return cls(
+            [one.name for one in named],
+            [one.name for one in named if one.default is one.empty],
+            [one.name for one in named if one.kind is not one.KEYWORD_ONLY],
+            [one.name for one in named if one.kind is one.POSITIONAL_ONLY],
+            inspect.Parameter.VAR_POSITIONAL in kinds,
+            inspect.Parameter.VAR_KEYWORD in kinds,
+        )
+
+    @property
+    def fits_in_order(self) -> bool:
+        """Whether all that must be given can be given by its place."""
+        return {*self.required} <= {*self.in_order} and (bool(self.in_order) or self.any_more or not self.any_keywords)
+
+
+def _settable(module: torch.nn.Module, name: str) -> bool:
+    """Whether it has such an attribute, and another value can be put there."""
+    kind = getattr(type(module), name, None)
+    return hasattr(module, name) and not (isinstance(kind, property) and kind.fset is None)
+
+
+def _held(value: Any, was: Tensor) -> Tensor:
+    """What is put in a parameter's or buffer's place: a tensor, also where a scalar is kept in one."""
+    return value if isinstance(value, Tensor) else torch.full_like(was, value)
 
 
 def _misfit(signature: Signature, function: object, reason: str) -> ValueError:
@@ -265,4 +333,6 @@ def _misfit(signature: Signature, function: object, reason: str) -> ValueError:
     expected = ", ".join(
         f"{name} (optional)" if name in signature.inputs and signature.inputs[name].optional else name for name in _arguments(signature)
     )
-    return ValueError(f"{name} cannot be asked as {signature.name}: it {reason}; expected the parameters {expected}")
+    return ValueError(
+        f"{name} cannot be asked as {signature.name}: it {reason}; expected the parameters {expected}; a function around it can have them"
+    )

@@ -14,7 +14,6 @@ KernelBench's and KernelGYM's authors (arXiv 2602.05885). `tests/cheating_subjec
 
 import builtins
 import hashlib
-import pickle
 import random
 import sys
 import threading
@@ -33,6 +32,7 @@ from torch.overrides import TorchFunctionMode
 from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.subjects.protocol import Lacks
 from blackswan.falsifiers.subjects.repeated import Compute, Tensors
+from blackswan.falsifiers.subjects.shared import Setting, difference, process_settings, random_states, torch_settings
 
 GUARD = 64
 """Guard elements on either side of a tensor. Beside them an offset of up to 15 elements shifts the alignment."""
@@ -51,6 +51,10 @@ WATCHED: Mapping[str, Any] = {
     "torch.linalg": torch.linalg,
     "torch.random": torch.random,
     "torch.testing": torch.testing,
+    "torch.autograd": torch.autograd,
+    "torch.cuda": torch.cuda,
+    "torch.cuda.Event": torch.cuda.Event,
+    "torch.cuda.Stream": torch.cuda.Stream,
     "numpy": np,
     "numpy.random": np.random,
     "numpy.testing": np.testing,
@@ -76,7 +80,7 @@ class Guards:
         placed = {name: Placed(value, drawn, self._contiguous, self._aligned) for name, value in tensors.items()}
         torch.manual_seed(drawn.getrandbits(32))
         random.random(), np.random.random()  # noqa: NPY002, S311  # so that a generator that is seeded as before has changed, too
-        before = random_states()
+        before, process, modules = random_states(), process_settings(), len(sys.modules)
         self._decoy(compute, placed)
         for argument in placed.values():
             argument.fill(argument.values)
@@ -90,6 +94,7 @@ class Guards:
             if state != before[generator]:
                 raise SubjectError(f"drew from {generator}'s random numbers, or seeded them")
         self._check_state()
+        _check_process(process, imported=len(sys.modules) > modules)
         return owned
 
     def _keep(self, said: str, value: Tensor) -> None:
@@ -120,6 +125,9 @@ class Guards:
         for name, value in answer.items():
             if type(value) not in (Tensor, torch.nn.Parameter):
                 raise SubjectError(f"{name} is a {type(value).__name__}; expected a plain torch.Tensor")
+            if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+                kind = "quantized" if value.is_quantized else "meta" if value.is_meta else str(value.layout).removeprefix("torch.")
+                raise SubjectError(f"{name} is a tensor of another kind, {kind}; expected a strided one with its numbers")
             for other, argument in placed.items():
                 if _shares(value, argument.buffer) and value.numel():
                     raise SubjectError(f"{name} is memory of its argument {other}; expected memory of its own")
@@ -252,13 +260,15 @@ def _digest(tensors: Tensors) -> bytes:
     return found.digest()
 
 
-def random_states() -> dict[str, Any]:
-    """The states of the generators that everybody shares, by their owner."""
-    numpy = pickle.dumps(np.random.get_state(legacy=False))  # noqa: NPY002  # the one that everybody shares
-    found = {"torch": torch.get_rng_state().numpy().tobytes(), "numpy": numpy, "Python": random.getstate()}
-    if torch.cuda.is_available():
-        found["torch's CUDA"] = torch.cuda.get_rng_state().numpy().tobytes()
-    return found
+def _check_process(before: Mapping[str, Setting], imported: bool) -> None:
+    """SubjectError where something of the process has changed; it is put back. A package may add variables when it is imported."""
+    for name, (now, _) in process_settings().items():
+        was, put_back = before[name]
+        if name == "environment" and imported:
+            now = {variable: value for variable, value in now.items() if variable in was}
+        if now != was:
+            put_back(was)
+            raise SubjectError(f"changed the {name}: {difference(was, now)}")
 
 
 def _poison(given: Tensors) -> None:
@@ -282,22 +292,3 @@ def _of_a_package(function: Any) -> bool:
     """Whether an installed package put it there: torch's compiler and Unsloth do when they are first imported."""
     code = getattr(function, "__code__", None)
     return code is not None and not {"site-packages", "dist-packages"}.isdisjoint(Path(code.co_filename).parts)
-
-
-def torch_settings() -> dict[str, Any]:
-    """torch's settings that change what others compute."""
-    return {
-        "default dtype": torch.get_default_dtype(),
-        "default device": torch.get_default_device(),
-        "number of threads": torch.get_num_threads(),
-        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
-        "precision of float32 products": torch.get_float32_matmul_precision(),
-        "TF32 of cuBLAS": torch.backends.cuda.matmul.allow_tf32,
-        "TF32 of cuDNN": torch.backends.cudnn.allow_tf32,
-        "sums of bfloat16 products": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-        "sums of float16 products": torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
-        "autocast": [name for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)],
-        "number of active modes": torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack(),
-        "search for anomalies": torch.is_anomaly_enabled(),
-        "flushing of subnormal numbers": not torch.tensor(1e-310, dtype=torch.float64).mul(1.0).item(),
-    }

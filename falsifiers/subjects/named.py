@@ -42,11 +42,22 @@ class Named:
         if place not in PACKAGES and ":" not in self.name:
             known = ", ".join(PACKAGES)
             raise ValueError(f"{self.name}: expected FILE.py:NAME or package.module:NAME, such as mine.py:rms_norm, or one of {known}")
-        module = importlib.import_module(f"{libraries.__name__}.{place}") if place in PACKAGES else module_at(place)
+        module = _library(place) if place in PACKAGES else module_at(place)
         if not hasattr(module, name):
             near = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))[:12])
             raise ValueError(f"{self.name}: {place} has no {name}; it has {near or 'no public name'}")
         return getattr(module, name)
+
+
+def _library(name: str) -> ModuleType:
+    """The module about a library that ships. ValueError where the library, or what it needs, is not installed."""
+    try:
+        return importlib.import_module(f"{libraries.__name__}.{name}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("blackswan"):
+            raise
+        missing = (error.name or name).partition(".")[0]
+        raise ValueError(f"{missing} is not installed here; expected the package {PACKAGES[name]} and what it needs") from None
 
 
 def require_device(name: str) -> None:

@@ -6,11 +6,8 @@ A setting that was changed is put back where that can be, so that what is asked 
 import gc
 import locale
 import logging
-import os
-import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -19,20 +16,15 @@ from typing import Any
 
 import torch
 
-from blackswan.falsifiers.subjects.guards import torch_settings
+from blackswan.falsifiers.subjects.shared import Setting, difference, process_settings, torch_settings
 
-SIGNALS = tuple(sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}))
 SWITCHES = {
     "blackswan.impl.dispatch": ("_replacements", "_calls", "_around", "_prefix", "_backend"),
     "blackswan.impl.validation": ("_enabled",),
 }
 """Names of a module that hold for a block of a program, and which every call of the program asks."""
-OF_TORCH = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_MODULE_LOADING")
-"""Variables that torch sets when its compiler is first imported, and when it first uses a GPU."""
 NARROW = {"bfloat16": "allow_bf16_reduced_precision_reduction", "float16": "allow_fp16_reduced_precision_reduction"}
 """Switches of torch that the choice of a GPU turns off for the process, as `impl.device.resolve_device` says; one turned on is a change."""
-Setting = tuple[Any, Callable[[Any], object]]
-"""A value, and what puts it back."""
 
 
 class Process:
@@ -47,7 +39,7 @@ class Process:
         for name, (value, put_back) in self._before.items():
             turned_off = name in {f"torch's sums of {dtype} products" for dtype in NARROW} and not now[name][0]
             if value != now[name][0] and not turned_off:
-                found.append(f"{name}: {_difference(value, now[name][0])}")
+                found.append(f"{name}: {difference(value, now[name][0])}")
                 with suppress(OSError, ValueError, TypeError, RuntimeError):  # it is reported, whether it can be put back or not
                     put_back(value)
         if _open_files() - self._open:
@@ -64,22 +56,11 @@ def _open_files() -> set[str]:
     return {each for each in found if f": {tempfile.gettempdir()}/" in each}
 
 
-def _difference(before: Any, after: Any) -> str:
-    if isinstance(before, dict) and isinstance(after, dict):
-        changed = sorted(str(key) for key in before.keys() | after.keys() if before.get(key) != after.get(key))
-        return f"others at {', '.join(changed)}"
-    return f"{before!r:.120} became {after!r:.120}"
-
-
 def _settings() -> Iterator[tuple[str, Setting]]:
-    if threading.current_thread() is threading.main_thread():
-        for each in SIGNALS:
-            yield f"handler of signal {each}", (signal.getsignal(each), partial(signal.signal, each))
+    yield from process_settings().items()
     for module, names in SWITCHES.items():
         if (loaded := sys.modules.get(module)) is not None:
             yield from ((f"{module}.{name}", (getattr(loaded, name), partial(setattr, loaded, name))) for name in names)
-    yield "working directory", (Path.cwd(), os.chdir)
-    yield "environment", ({name: value for name, value in os.environ.items() if name not in OF_TORCH}, _put_back_environment)
     yield "hook of uncaught errors", (sys.excepthook, partial(setattr, sys, "excepthook"))
     yield "output and error stream", ((sys.stdout, sys.stderr), _put_back_streams)
     yield "locale", (locale.setlocale(locale.LC_ALL), partial(locale.setlocale, locale.LC_ALL))
@@ -97,12 +78,6 @@ def _settings() -> Iterator[tuple[str, Setting]]:
     products = torch.backends.cuda.matmul
     put_back |= {f"sums of {dtype} products": partial(setattr, products, switch) for dtype, switch in NARROW.items()}
     yield from ((f"torch's {name}", (value, put_back.get(name, lambda _: None))) for name, value in torch_settings().items())
-
-
-def _put_back_environment(before: dict[str, str]) -> None:
-    for name in os.environ.keys() - before.keys() - {*OF_TORCH}:
-        del os.environ[name]
-    os.environ.update(before)
 
 
 def _put_back_streams(before: tuple[Any, Any]) -> None:

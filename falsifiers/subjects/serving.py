@@ -25,6 +25,8 @@ from blackswan.falsifiers.subjects.protocol import Lacks, Subject
 
 SEALED = ("blackswan.reference", "blackswan.falsifiers", "blackswan.tests")
 """What a subject cannot import: there are the answers."""
+OF_A_SUBJECT = "BLACKSWAN_SUBJECT"
+"""The variable by which the reference knows a process that a subject has started."""
 
 
 def serve(connection: Connection, named: Named) -> None:
@@ -141,6 +143,7 @@ def _seal() -> None:
             if name.startswith(SEALED[0]):
                 vars(module).clear()
     sys.meta_path.insert(0, Sealed())
+    os.environ[OF_A_SUBJECT] = "1"  # other Pythons that it starts are sealed as well
     sys.addaudithook(lambda event, given: _refuse(answers, given[0]) if event == "open" else None)
 
 

@@ -23,13 +23,13 @@ from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.subjects.conversion import config_of
 from blackswan.falsifiers.subjects.doors import training as told
 from blackswan.falsifiers.subjects.doors.training import Epoch, Fault, Kept, Plan, Problem, Read, Run, State, Step, Steps
-from blackswan.falsifiers.subjects.guards import random_states, torch_settings
 from blackswan.falsifiers.subjects.impl import Door, parallel_steps
 from blackswan.falsifiers.subjects.impl.kill_points import Copies, KillPoints, file_events, sums
 from blackswan.falsifiers.subjects.impl.misuse import misuses
 from blackswan.falsifiers.subjects.impl.watching import Note, Stopped, Watch, on_host, read_notes, reading, state_of
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.falsifiers.subjects.protocol import Session
+from blackswan.falsifiers.subjects.shared import random_states, torch_settings
 from blackswan.impl import group as groups
 from blackswan.impl.classifier import Adaptation, trainable_shapes
 from blackswan.impl.commands import train as train_command
