@@ -24,8 +24,10 @@ def cards_are_kept_apart(trial: Trial) -> Iterator[Comparison]:
     used, current, third = rng.permutation(range(*NUMBERS))[:3].tolist()
     lengths = rng.permutation([12, 3]).tolist()
     found = trial.devices.on_cards(work, drawn(rng, work), lengths, (used, current, third))
-    yield from same("for another card", (), found.elsewhere)
+    for what in sorted(found.done):
+        yield from same(f"{what}, for another card", [], [each for each in found.elsewhere if each.startswith(what)])
     yield from same("what is not done for any card", [], sorted(DONE - found.done))
     yield from same("pools of graphs", 1, found.pools)
     yield value_at_most("sizes of what graphs hold, beside one of steps and one of gradients", max(0, found.sizes - 2), 0)
-    yield from same("read after it was freed", (), found.gone)
+    for name in found.gone or ("memory",):
+        yield from same(f"{name}: read after it was freed", (), found.gone)
