@@ -3,6 +3,7 @@
 import itertools
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -188,6 +189,75 @@ wrong_steps(
     fused_inputs_freed_early=("Nobody holds what the factors' gradients are computed from, beside the next products.", 0),
     fused_input_of_a_freed_early=("The gradient of a product's result is held, and not its input, which A's gradient is computed from.", 1),
 )
+
+
+# cards beside the current one, and what captured graphs keep
+
+wrong_step("impl.kernels.launch:on_device", name="card_of_launches_is_the_current", doc="A kernel is launched on the current card.")(
+    lambda *_: nullcontext()
+)
+wrong_step("impl.fused.step:on_device", name="card_of_captures_is_the_current", doc="A step is captured on the current card.")(
+    lambda *_: nullcontext()
+)
+
+
+@wrong_step("impl.fused.cublaslt:_handle")
+def card_of_handles_is_the_current(*_: Any) -> Any:
+    """cuBLASLt's handles are made for the first card."""
+    from blackswan.impl.fused import cublaslt
+
+    with torch.cuda.device(torch.device("cuda", 0)):
+        return cublaslt._made(cublaslt._library().cublasLtCreate)
+
+
+@wrong_step("impl.fused.step:FusedTrainer._capture")
+def graphs_have_pools_of_their_own(capture: Step, self: Any, *given: Any) -> Any:
+    """The memory of every number of tokens lies beside that of the others."""
+    self._pool = None
+    return capture(self, *given)
+
+
+@wrong_step("impl.fused.model:FusedClassifier._forward")
+def graphs_hold_activations(forward: Step, self: Any, *given: Any) -> Any:
+    """What the blocks of a captured pass have kept is held on to, for each number of tokens."""
+    found = forward(self, *given)
+    self._held = [*getattr(self, "_held", ()), *found[1]]
+    return found
+
+
+def _kept_for(devices: int) -> Step:
+    """A tensor that is kept for the device that asked last, or with none counted for that which asked first."""
+    kept: dict[Any, Any] = {}
+
+    def constant(right: Step, *given: Any) -> Any:
+        key = given if devices else None
+        if key not in kept:
+            kept.clear()
+            kept[key] = right(*given).clone()
+        return kept[key]
+
+    return constant
+
+
+wrong_steps(
+    "impl.kernels.nf4_dequantize:_codebook",
+    by=_kept_for,
+    codebook_of_the_last_device=("The codebook that a captured step reads is let go when another device asks for one.", 1),
+    codebook_of_the_first_device=("Every card reads the codebook of the one that asked first.", 0),
+)
+wrong_steps(
+    "impl.kernels.rope:_quarter_turns",
+    by=_kept_for,
+    angles_of_the_last_device=("The angles that a captured step reads are let go when another device asks for theirs.", 1),
+)
+
+
+@wrong_step("impl.fused.cublaslt:Product.__init__")
+def workspace_address_alone_is_kept(init: Step, self: Any, *given: Any) -> None:
+    """A tuned product keeps its workspace's address, and the memory goes to whoever asks next."""
+    init(self, *given)
+    address = self._workspace.data_ptr()
+    self._workspace = SimpleNamespace(data_ptr=lambda: address)
 
 
 wrong_step("impl.fused.layer:BUFFERS", name="fused_buffer_shared", doc="The next weight is dequantised over the one that a product reads.")(

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of, to_numpy
-from blackswan.falsifiers.subjects.doors.devices import Chosen, Plant, Workload
+from blackswan.falsifiers.subjects.doors.devices import Chosen, OnCards, Plant, Workload
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.blocks import KINDS, Block
 from blackswan.falsifiers.subjects.impl.hand_written import Steps
 from blackswan.falsifiers.subjects.impl.large import changed_when_repeated, last_rows
 from blackswan.falsifiers.subjects.impl.openings import Opening
-from blackswan.falsifiers.subjects.protocol import Session
+from blackswan.falsifiers.subjects.protocol import Lacks, Session
 from blackswan.impl import device, dispatch, host, kernels, nonfinite, residency
 from blackswan.impl.classifier import Classifier, trainable_shapes
 from blackswan.impl.config import ClassifyConfig
@@ -77,6 +77,17 @@ class Devices(Door):
     def steps(self, work: Workload, weights: Mapping[str, Array], settings: Mapping[str, Any], plain: bool = True) -> Steps:
         """Steps by the backend, with the trainer's own settings; on a CPU `plain`, without Triton's interpreter."""
         return Steps(work, weights, settings, self._device, plain)
+
+    def on_cards(self, work: Workload, weights: Mapping[str, Array], lengths: Sequence[int], cards: tuple[int, int, int]) -> OnCards:
+        """What trainers do on the first of these cards, which are not here, while the second is the current one; the third is used once.
+
+        There are steps on batches of so many tokens a sample, each a second time after the third card was used and memory was estimated.
+        """
+        if missing := kernels.missing():
+            raise Lacks(missing)
+        from blackswan.falsifiers.subjects.impl.other_cards import on_cards  # imports Triton
+
+        return on_cards(work, weights, lengths, cards)
 
     def backend(self, kind: str, architecture: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[bool, str | None]:
         """Whether a run on a device of that kind would use the hand-written layers, and the reason where it would not on a GPU.

@@ -48,10 +48,10 @@ def freed_too_soon(device: torch.device) -> Iterator[list[str]]:
     The next tensor takes the memory of one that is gone, while a stream beside may still read it. What was made beside is given back in the
     order of that stream, and may go. On a CPU, which is done with the work at once, what is named as read is held here until then.
     """
-    run, made, freed = SideStream.run, _Touched(), list[str]()
+    run, made, freed = SideStream.run, Touched(), list[str]()
 
     def watched(self: SideStream, work: Callable[[], Any], *read: object) -> Callable[[], Any]:
-        touched, held = _Touched(), [] if device.type == "cuda" else list(read)
+        touched, held = Touched(), [] if device.type == "cuda" else list(read)
 
         def begun() -> Any:
             with touched:
@@ -73,7 +73,7 @@ def freed_too_soon(device: torch.device) -> Iterator[list[str]]:
         yield freed
 
 
-class _Touched(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
+class Touched(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     """The memory that operations read inside the block, with the first that does, and what memory they made."""
 
     def __init__(self) -> None:
@@ -82,15 +82,17 @@ class _Touched(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         self.outputs: set[StorageWeakRef] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What the operation gives."""
         result = func(*args, **(kwargs or {}))
-        read = _storages((args, kwargs))
+        read = storages_of((args, kwargs))
         for storage in read:
             self.inputs.setdefault(storage, str(func))
-        self.outputs |= _storages(result) - read
+        self.outputs |= storages_of(result) - read
         return result
 
 
-def _storages(values: Any) -> set[StorageWeakRef]:
+def storages_of(values: Any) -> set[StorageWeakRef]:
+    """The memory of the tensors among those values."""
     tensors = (each for each in tree_leaves(values) if isinstance(each, torch.Tensor))
     return {StorageWeakRef(each.untyped_storage()) for each in tensors}  # type: ignore[no-untyped-call]  # torch
 

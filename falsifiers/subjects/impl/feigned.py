@@ -1,0 +1,266 @@
+"""A card that is not here, and another one that is the current card: what a trainer does there is recorded, on tensors of the CPU.
+
+Kernels are not run, and memory that nothing was written to holds zeros. A graph replays nothing; it looks for what it would have read.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+
+from blackswan.falsifiers.subjects.impl.feigned_library import Library
+from blackswan.falsifiers.subjects.impl.late import Touched, storages_of
+from blackswan.impl.fused import cublaslt
+
+_OFFSETS = 40
+"""Bits of an address that count bytes inside one piece of memory."""
+_DEVICE, _IS_CUDA = (vars(torch._C.TensorBase)[name].__get__ for name in ("device", "is_cuda"))
+_BACKWARD = vars(torch.autograd)["_engine_run_backward"]
+_EMPTY = ("empty", "new_empty", "empty_like", "empty_strided")
+
+
+class Cards(TorchFunctionMode):
+    """Inside the block every tensor with a content says that it is on the card `used`; the current card is `current`.
+
+    `done` counts what was done (launches, captures, streams, …) by the device for which it was done, `gone` names what was read after it
+    was freed. `graphs` are those that live. `owners` says of memory for which card it was read first.
+    """
+
+    def __init__(self, used: int, current: int, owners: dict[StorageWeakRef, torch.device]) -> None:
+        super().__init__()
+        self.used, self.current = torch.device("cuda", used), torch.device("cuda", current)
+        self.done: Counter[tuple[str, str]] = Counter()
+        self.gone: list[str] = []
+        self.graphs: WeakSet[Any] = WeakSet()
+        self.captures: list[Touched] = []
+        self._owners = owners
+        self._streams: dict[torch.device, Any] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What torch's function gives, of a tensor's device the card."""
+        name = getattr(func, "__name__", "")
+        if func == _DEVICE:
+            return found if (found := func(*args)).type == "meta" else self.used
+        if func == _IS_CUDA:
+            return not args[0].is_meta
+        if name == "data_ptr":
+            return self._address(args[0])
+        if func is torch.device:
+            return func(*args, **(kwargs or {}))
+        options = {key: self._placed(value) for key, value in (kwargs or {}).items()}
+        result = func(*map(self._placed, args), **options)
+        return result.zero_() if name in _EMPTY and not result.is_meta else result
+
+    def _placed(self, value: Any) -> Any:
+        if not str(value if isinstance(value, torch.device | str) else "").startswith("cuda"):
+            return value
+        self.note("tensors", self.named(value))
+        return torch.device("cpu")
+
+    def named(self, device: Any = None) -> torch.device:
+        """The device of that number or name, the current one where there is none."""
+        found = torch.device("cuda" if device is None else f"cuda:{device}" if isinstance(device, int) else device)
+        return self.current if found == torch.device("cuda") else found
+
+    def inside(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, within the block also where torch calls it for one that was given to this mode."""
+
+        def entered(*given: Any, **options: Any) -> Any:
+            with self:
+                return function(*given, **options)
+
+        return entered
+
+    def note(self, what: str, device: torch.device | None = None) -> None:
+        """Counts what was done for a device, or where none is named on the current one."""
+        self.done[what, str(device or self.current)] += 1
+
+    def _address(self, value: Tensor) -> int:
+        """No two pieces of memory have the same, also where one was freed before the other was taken."""
+        storage = StorageWeakRef(value.untyped_storage())  # type: ignore[no-untyped-call]  # torch
+        self._owners.setdefault(storage, self.used)
+        return ((list(self._owners).index(storage) + 1) << _OFFSETS) + int(value.storage_offset()) * value.element_size()
+
+    def read(self, name: str, *values: Tensor | int) -> None:
+        """Tensors, or addresses, that something reads or writes to beside torch's operations."""
+        found = {list(self._owners)[(each >> _OFFSETS) - 1] for each in values if isinstance(each, int)}
+        for storage in storages_of(values) | found:
+            self.note("memory", self._owners.setdefault(storage, self.used))
+            if storage.expired():  # type: ignore[no-untyped-call]  # torch
+                self.gone.append(name)
+            for capture in self.captures:
+                capture.inputs.setdefault(storage, name)
+
+    def stream_of(self, device: Any = None) -> Any:
+        """The current stream of a device."""
+        return self._streams.setdefault(self.named(device), Stream(device))
+
+    @contextmanager
+    def on(self, device: Any) -> Iterator[None]:
+        """Another current device."""
+        before, self.current = self.current, self.named(device)
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def on_stream(self, stream: Any) -> Iterator[None]:
+        """Another current stream, and its device."""
+        before = self.stream_of(stream.device)
+        self._streams[stream.device] = stream
+        with self.on(stream.device):
+            yield
+        self._streams[stream.device] = before
+
+    @contextmanager
+    def captured(self, graph: Any, pool: Any = None, stream: Any = None, **_: Any) -> Iterator[None]:
+        """As torch.cuda.graph."""
+        with self.on_stream(stream or self.stream_of()):
+            graph.capture_begin(pool)
+            yield
+            graph.capture_end()
+
+    def launcher(self, kernel: Any) -> Callable[..., None]:
+        """Stands for a kernel with its grid."""
+
+        def launched(*arguments: Any, **_: Any) -> None:
+            self.note("launches")
+            self.read(kernel.fn.__name__, *(each for each in arguments if isinstance(each, Tensor)))
+
+        return launched
+
+
+class Stream:
+    """One of a device, by default of the current one. What waits for it, or that it waits for, is noted."""
+
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
+        del priority
+        self.device = _cards().named(device)
+        self.cuda_stream = id(self)
+
+    def wait_stream(self, stream: "Stream") -> None:
+        """Notes both."""
+        _cards().note("streams waited for", stream.device)
+        _cards().note("streams that wait", self.device)
+
+    def wait_event(self, event: "Event") -> None:
+        """Notes both."""
+        _cards().note("events", event.device)
+        _cards().note("streams that wait", self.device)
+
+    def synchronize(self) -> None:
+        """All is done."""
+
+
+class Event:
+    """Recorded on a stream. Each takes less time than the one before."""
+
+    _TIMES = itertools.count(1)
+
+    def __init__(self, **_: Any) -> None:
+        self.device = _cards().current
+
+    def record(self, stream: Stream | None = None) -> None:
+        """On that stream, or the current one."""
+        self.device = (stream or _cards().stream_of()).device
+        _cards().note("events", self.device)
+
+    def elapsed_time(self, other: "Event") -> float:
+        """Milliseconds."""
+        del other
+        return 1.0 / next(self._TIMES)
+
+    def synchronize(self) -> None:
+        """All is done."""
+
+
+class Graph:
+    """What was captured: the memory that it reads and has not made itself, and the pool of what it has."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+        self._reads = Touched()
+        _cards().graphs.add(self)
+
+    def capture_begin(self, pool: Any = None, **_: Any) -> None:
+        """On the current stream."""
+        self._pool = pool or (0, id(self))
+        _cards().note("captures")
+        _cards().captures.append(self._reads)
+        self._reads.__enter__()  # type: ignore[no-untyped-call]  # torch
+
+    def capture_end(self) -> None:
+        """What was made meanwhile is the pool's, whoever holds it."""
+        self._reads.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch
+        _cards().captures.remove(self._reads)
+
+    def pool(self) -> Any:
+        """What says which pool it is."""
+        return self._pool
+
+    def kept(self) -> int:
+        """Bytes of what was made in the capture and lives on: no other graph of the pool may use them."""
+        living = (torch.UntypedStorage._new_with_weak_ptr(made.cdata) for made in self._reads.outputs)
+        return sum(storage.nbytes() for storage in living if storage is not None)
+
+    def replay(self) -> None:
+        """Looks for what it reads."""
+        for storage, name in self._reads.inputs.items():
+            if storage not in self._reads.outputs and storage.expired():  # type: ignore[no-untyped-call]  # torch
+                _cards().gone.append(f"replayed {name}")
+
+
+class Generator(torch.Generator):
+    """One of the CPU, whatever it is made for."""
+
+    def __new__(cls, device: Any = None) -> "Generator":
+        """Notes the device."""
+        if device is not None and torch.device(device).type == "cuda":
+            _cards().note("generators", _cards().named(device))
+        return super().__new__(cls)
+
+
+_entered: list[Cards] = []
+
+
+def _cards() -> Cards:
+    return _entered[-1]
+
+
+@contextmanager
+def feigned(cards: Cards) -> Iterator[None]:
+    """Inside the block torch, Triton and cuBLASLt behave as if those cards were there."""
+    from triton.runtime.jit import KernelInterface
+
+    places: dict[str, Any] = {
+        "Stream": Stream,
+        "Event": Event,
+        "CUDAGraph": Graph,
+        "graph": cards.captured,
+        "stream": cards.on_stream,
+        "device": cards.on,
+        "current_stream": cards.stream_of,
+        "default_stream": Stream,
+        "current_device": lambda: cards.current.index,
+        "synchronize": lambda *_: None,
+    }
+    with ExitStack() as patched:
+        for name, stand_in in places.items():
+            patched.enter_context(mock.patch.object(torch.cuda, name, stand_in))
+        patched.enter_context(mock.patch.object(torch, "Generator", Generator))
+        patched.enter_context(mock.patch.object(KernelInterface, "__getitem__", lambda kernel, _: cards.launcher(kernel)))
+        patched.enter_context(mock.patch.object(cublaslt, "_library", return_value=Library(cards)))
+        _entered.append(cards)
+        patched.callback(_entered.pop)
+        patched.enter_context(mock.patch.object(torch.autograd, "_engine_run_backward", cards.inside(_BACKWARD)))
+        patched.enter_context(cards)
+        yield
