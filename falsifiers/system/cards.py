@@ -1,6 +1,5 @@
 """Trainers on a card that is not the current one, of a host whose cards are feigned."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from blackswan.falsifiers.numeric.comparison import Comparison, value_at_most
@@ -13,7 +12,7 @@ NUMBERS = (64, 128)
 DONE = {"captures", "events", "handles", "launches", "memory", "products"}
 
 
-def cards_are_kept_apart(trial: Trial) -> Iterator[Comparison]:
+def cards_are_kept_apart(trial: Trial) -> list[Comparison]:
     """All that steps do is for the card of their tensors, their graphs share a pool and hold as little of it for many tokens as for
     few, and nothing that these read goes before they do.
 
@@ -24,10 +23,12 @@ def cards_are_kept_apart(trial: Trial) -> Iterator[Comparison]:
     used, current, third = rng.permutation(range(*NUMBERS))[:3].tolist()
     lengths = rng.permutation([12, 3]).tolist()
     found = trial.devices.on_cards(work, drawn(rng, work), lengths, (used, current, third))
-    for what in sorted(found.done):
-        yield from same(f"{what}, for another card", [], [each for each in found.elsewhere if each.startswith(what)])
-    yield from same("what is not done for any card", [], sorted(DONE - found.done))
-    yield from same("pools of graphs", 1, found.pools)
-    yield value_at_most("sizes of what graphs hold, beside one of steps and one of gradients", max(0, found.sizes - 2), 0)
-    for name in found.gone or ("memory",):
-        yield from same(f"{name}: read after it was freed", (), found.gone)
+    elsewhere = {what: [each for each in found.elsewhere if each.startswith(what)] for what in sorted(found.done)}
+    gone = found.gone or ("memory",)
+    return [
+        *(each for what, others in elsewhere.items() for each in same(f"{what}, for another card", [], others)),
+        *same("what is not done for any card", [], sorted(DONE - found.done)),
+        *same("pools of graphs", 1, found.pools),
+        value_at_most("sizes of what graphs hold, beside one of steps and one of gradients", max(0, found.sizes - 2), 0),
+        *(each for name in gone for each in same(f"{name}: read after it was freed", (), found.gone)),
+    ]

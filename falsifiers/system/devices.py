@@ -14,7 +14,6 @@ import numpy as np
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.devices import Chosen, Plant, Workload
-from blackswan.falsifiers.system.cards import cards_are_kept_apart
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.workloads import drawn, small, split
@@ -133,10 +132,7 @@ def repeated_is_the_same(trial: Trial) -> list[Comparison]:
 
 
 def late_streams_change_nothing(trial: Trial) -> list[Comparison]:
-    """A step through the hand-written layers on NF4 leaves the same bits, whichever of its streams is late, and frees nothing too soon.
-
-    Nor does it on cards that are feigned, of which it keeps to its own.
-    """
+    """A step through the hand-written layers on NF4 leaves the same bits, whichever of its streams is late, and frees nothing too soon."""
     rng, contents = trial.rng("late"), dict[str, dict[str, bytes]]()
     lates, layers = (("main", "side"), 2) if trial.on_gpu else (("side",), 1)
     work = replace(small(rng, trial.seed, nf4=True), backend="fused", targets="all", layers=layers, batch=2)
@@ -148,7 +144,7 @@ def late_streams_change_nothing(trial: Trial) -> list[Comparison]:
     two = replace(work, layers=2)  # a layer's tensors are let go of when the next one is computed
     freed = trial.devices.trainer(two, drawn(rng, two)).freed_too_soon()
     bits = [each for late in lates for each in same(f"late: {late}", contents["none"], contents[late])]
-    return [*same("read beside after it was freed", [], freed), *bits, *cards_are_kept_apart(trial)]
+    return [*same("read beside after it was freed", [], freed), *bits]
 
 
 def origin_is_named(trial: Trial) -> list[Comparison]:
