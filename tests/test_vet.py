@@ -64,7 +64,8 @@ def test_what_runs_on_a_gpu_alone_is_not_run_elsewhere(capsys: pytest.CaptureFix
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "peft", None)
+    for name in ("peft", *(each for each in sys.modules if each.startswith("peft."))):
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "blackswan.falsifiers.subjects.libraries.peft", raising=False)
     with pytest.raises(ValueError, match="peft is not installed here; expected the package peft and what it needs"):
         named.Named("peft").load()

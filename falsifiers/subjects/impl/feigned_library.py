@@ -2,12 +2,9 @@
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-
-if TYPE_CHECKING:
-    from blackswan.falsifiers.subjects.impl.feigned import Cards
 
 
 class Library:
@@ -17,7 +14,7 @@ class Library:
     BIAS_POINTER, PROPOSALS = 8, 2
     _NUMBERS = itertools.count(1)
 
-    def __init__(self, cards: "Cards") -> None:
+    def __init__(self, cards: Any) -> None:
         self._cards = cards
         self._biases: dict[int, int] = {}
 
