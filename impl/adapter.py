@@ -29,6 +29,7 @@ from blackswan.impl.config import POOLINGS, TARGETS, DecoderConfig, target_modul
 from blackswan.impl.folder import whole_folder
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS, BESIDE, HEAD = "adapter_config.json", "adapter_model.safetensors", "blackswan.json", "head.safetensors"
+MODEL = "model.safetensors"
 PREFIX = "base_model.model."
 HEAD_WEIGHT, HEAD_BIAS = "score.weight", "score.bias"
 _BESIDE = {
@@ -88,11 +89,13 @@ def save_adapter(
 
     `trainable` are the tensors of `trainable_shapes(config, adaptation)`, stored in their dtype; `base` is the checkpoint's folder and
     `extra` what else is to come back, as JSON holds it. Raises a ValueError where the tensors are not the adaptation's, and a
-    FileExistsError where `folder` holds something else than an adapter; nothing has changed then.
+    FileExistsError where `folder` holds something else than an adapter, or a checkpoint's weights beside it; nothing has changed then.
     """
     require_named(trainable_shapes(config, adaptation), trainable, str(folder))
     if folder.exists() and not (folder / ADAPTER_CONFIG).is_file():
         raise FileExistsError(f"{folder} exists and is no adapter (it has no {ADAPTER_CONFIG}); choose another name or move it away")
+    if whole := next((name for name in (MODEL, f"{MODEL}.index.json") if (folder / name).exists()), None):
+        raise FileExistsError(f"{folder} exists and has a checkpoint's {whole} beside an adapter, which would go too; choose another name")
     if not target_modules(adaptation.targets):
         raise ValueError(f"{folder}: the adaptation has no targets; PEFT's format needs at least one")
     with whole_folder(folder, replace=True) as partial:

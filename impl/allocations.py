@@ -83,8 +83,8 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         return result
 
     def _run(self, func: Any, args: Any, kwargs: Mapping[str, Any], given: set[int]) -> Any:
-        """The operation's result. A new tensor without content is like the one that it made before of operands of the same form: what form
-        that is torch finds in Python, in ten times the time."""
+        """The operation's result. A new tensor without content is like the one that it made before of operands of the same form: to
+        derive that form torch takes ten times as long, in Python."""
         operands = (func, _form(args), _form(tuple(kwargs.items())))
         if operands in self._known:
             _, shape, stride, dtype, device = self._known[operands]

@@ -309,6 +309,14 @@ def changes_the_environment(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return honest(x, weight, eps)
 
 
+def changes_the_environment_beside_an_import(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As an import of a package may."""
+    import tabnanny  # noqa: F401  # which nobody has imported
+
+    os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
+    return honest(x, weight, eps)
+
+
 def ignores_signals(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Nobody interrupts the process from now on."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -355,16 +363,22 @@ def breaks_the_seal(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _answer_of(importlib.import_module("blackswan.reference").evaluate, x, weight, eps)
 
 
-def asks_another_python(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def asks_another_python(x: Tensor, weight: Tensor, eps: float, environment: dict[str, str] | None = None) -> Tensor:
     """The reference's own answer, by a process in which nothing forbids its import."""
     given = json.dumps({"x": x.tolist(), "weight": weight.tolist(), "eps": eps})
     code = "import json, sys, numpy; from blackswan import reference; given = json.load(sys.stdin); eps = given.pop('eps')"
     code += "; given = {name: numpy.array(value) for name, value in given.items()}"
     code += "; print(json.dumps(reference.evaluate('rms_norm', given, {'eps': eps})['y'].tolist()))"
-    ran = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, text=True, check=False)
+    ran = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, text=True, check=False, env=environment)
     if ran.returncode:
         raise RuntimeError(ran.stderr.splitlines()[-1])
     return torch.tensor(json.loads(ran.stdout), dtype=x.dtype)
+
+
+def asks_a_python_that_knows_nothing(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Likewise, without the variable that says that it is a subject's."""
+    known = {name: value for name, value in os.environ.items() if not name.startswith("BLACKSWAN")}
+    return asks_another_python(x, weight, eps, known)
 
 
 def searches_memory(x: Tensor, weight: Tensor, eps: float) -> Tensor:

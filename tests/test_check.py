@@ -125,6 +125,17 @@ def test_every_form_of_a_subject_is_asked(subject: Any, operation: str | None) -
         assert [verdict.state for verdict in asked(subject, claim, operation=operation).verdicts] == [State.HELD]
 
 
+def test_a_module_is_asked_what_its_forward_has_places_for() -> None:
+    for claim in ("OP-LINEAR", "OP-LINEAR-GRADIENT"):
+        verdicts = asked(torch.nn.Linear(4, 4, bias=False), claim, operation="linear").verdicts
+        assert [verdict.state for verdict in verdicts] == [State.HELD]
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(ValueError, match="int cannot be asked as rms_norm: it cannot be called"):
+        asked({"rms_norm": 3})
+
+
 def test_an_operation_chooses_one_of_several() -> None:
     chosen = {"claims": ["OP-SOFTMAX", "OP-RMSNORM"], "dtypes": ["float32"], "effort": "quick", "on_fail": "return"}
     both = {"rms_norm": honest, "softmax": lambda x: torch.softmax(x, -1)}
@@ -175,9 +186,10 @@ def test_the_line_of_a_mapping_of_one_function_replays_it() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("answers_with_a_sparse_tensor", "y is a tensor of another kind, sparse_coo; expected a strided one"),
-        ("answers_on_no_device", "y is a tensor of another kind, meta; expected a strided one"),
+        ("answers_with_a_sparse_tensor", "y is a sparse_coo tensor; expected a dense one"),
+        ("answers_on_no_device", "y is a meta tensor; expected a dense one"),
         ("changes_the_environment", "changed the environment: others at CUDA_LAUNCH_BLOCKING"),
+        ("changes_the_environment_beside_an_import", "changed the environment: others at CUDA_LAUNCH_BLOCKING"),
     ],
 )
 def test_what_is_wrong_beside_the_numbers_is_said(name: str, said: str) -> None:

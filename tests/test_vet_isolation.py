@@ -36,6 +36,7 @@ NEEDS_A_PROCESS = {
     "ends_its_process": "ended its process with status 0",
     "breaks_the_seal": "cannot be opened by a subject",
     "asks_another_python": "the answers are there",
+    "asks_a_python_that_knows_nothing": "the answers are there",
     "searches_memory": "StopIteration|^$",
     "reads_its_parents_memory": "cannot be opened by a subject",
     "raises_code": r"answered with an object of builtins\.exec; expected arrays and plain values",

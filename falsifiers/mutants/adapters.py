@@ -319,6 +319,12 @@ def base_checksums_not_compared(_: Step, self: Any, name: str) -> Any:
     return tensor
 
 
+@wrong_step("impl.adapter:MODEL")
+def saved_over_a_checkpoint(_: Step) -> str:
+    """A checkpoint in whose folder an adapter lies is replaced with it."""
+    return "no such file"
+
+
 @wrong_step("impl.checksums:Checked.__getitem__")
 def base_checksums_of_the_unexpected(read: Step, self: Any, name: str) -> Any:
     """What was held to a checksum is left out of those that are saved with the adapter again."""

@@ -154,7 +154,7 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype.storage) for name, 
 
 
 def _called(function: Callable[..., Any], in_order: Sequence[Any], by_name: Mapping[str, Any]) -> Any:
-    """The answer."""
+    """Calls it, outside of the guards' mode where torch.compile made it."""
     with _unwatched(hasattr(function, "_torchdynamo_orig_callable")):
         return function(*in_order, **by_name)
 
@@ -189,6 +189,8 @@ class Bound:
         """Binds a function or a module. ValueError where it cannot be called with the operation's inputs and scalars."""
         if isinstance(function, torch.nn.Module):
             return cls._module(signature, function)
+        if not callable(function):
+            raise _misfit(signature, function, "cannot be called")
         given = Parameters.of(function)
         wanted = _arguments(signature)
         missing = [name for name, one in signature.inputs.items() if not one.optional and name not in given.names]
@@ -235,6 +237,7 @@ class Bound:
         attributes = [name for name in scalars if name not in own and _settable(plain, name)]
         missing = [name for name in free if not signature.inputs[name].optional and by_name and name not in given.names]
         needed = sum(not signature.inputs[name].optional for name in free)
+        taken = free if given.any_more else free[: len(given.in_order)]
         if missing or not (by_name or given.any_more or len(given.in_order) >= needed):
             raise _misfit(signature, module, f"has no input, no parameter and no buffer {', '.join(missing or free)}")
 
@@ -244,7 +247,6 @@ class Bound:
             for name in before:
                 setattr(plain, name, scalars[name])
             held = {prefix + name: _held(values.pop(name), was) for name, was in own.items() if name in values}
-            taken = free if given.any_more else free[: len(given.in_order)]
             ordered = () if by_name else tuple(_in_order(taken, values, signature, given.any_more))
             try:
                 with _unwatched(bool(prefix)):
@@ -253,7 +255,7 @@ class Bound:
                 for name, value in before.items():
                     setattr(plain, name, value)
 
-        takes = {*own} & {*inputs, *scalars} | set(attributes) | ({*given.names} & {*inputs, *scalars} if by_name else set(free))
+        takes = {*own} & {*inputs, *scalars} | set(attributes) | ({*given.names} & {*inputs, *scalars} if by_name else set(taken))
         return cls(signature, frozenset(takes), call, hint=": neither its forward nor an attribute that can be set has that name")
 
     def call(self, tensors: Tensors, scalars: Mapping[str, Any], dtype: torch.dtype) -> Tensors:
@@ -334,5 +336,5 @@ def _misfit(signature: Signature, function: object, reason: str) -> ValueError:
         f"{name} (optional)" if name in signature.inputs and signature.inputs[name].optional else name for name in _arguments(signature)
     )
     return ValueError(
-        f"{name} cannot be asked as {signature.name}: it {reason}; expected the parameters {expected}; a function around it can have them"
+        f"{name} cannot be asked as {signature.name}: it {reason}; expected the parameters {expected}: wrap it in a function that has them"
     )

@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +125,10 @@ class Guards:
         for name, value in answer.items():
             if type(value) not in (Tensor, torch.nn.Parameter):
                 raise SubjectError(f"{name} is a {type(value).__name__}; expected a plain torch.Tensor")
-            if value.layout is not torch.strided or value.is_quantized or value.is_meta:
-                kind = "quantized" if value.is_quantized else "meta" if value.is_meta else str(value.layout).removeprefix("torch.")
-                raise SubjectError(f"{name} is a tensor of another kind, {kind}; expected a strided one with its numbers")
+            if value.is_nested or value.layout is not torch.strided or value.is_quantized or value.is_meta:
+                kinds = {"nested": value.is_nested, "quantized": value.is_quantized, "meta": value.is_meta}
+                kind = next((each for each, holds in kinds.items() if holds), str(value.layout).removeprefix("torch."))
+                raise SubjectError(f"{name} is a {kind} tensor; expected a dense one that has its numbers")
             for other, argument in placed.items():
                 if _shares(value, argument.buffer) and value.numel():
                     raise SubjectError(f"{name} is memory of its argument {other}; expected memory of its own")
@@ -261,14 +262,23 @@ def _digest(tensors: Tensors) -> bytes:
 
 
 def _check_process(before: Mapping[str, Setting], imported: bool) -> None:
-    """SubjectError where something of the process has changed; it is put back. A package may add variables when it is imported."""
+    """SubjectError where something of the process has changed; all is put back.
+
+    What a package adds to the environment when it is imported is taken away without a word: code that adds it again is told.
+    """
+    found = []
     for name, (now, _) in process_settings().items():
         was, put_back = before[name]
+        if now == was:
+            continue
+        with suppress(OSError, ValueError, TypeError, RuntimeError):  # it is told, whether it can be put back or not
+            put_back(was)
         if name == "environment" and imported:
             now = {variable: value for variable, value in now.items() if variable in was}
         if now != was:
-            put_back(was)
-            raise SubjectError(f"changed the {name}: {difference(was, now)}")
+            found.append(f"changed the {name}: {difference(was, now)}")
+    if found:
+        raise SubjectError("; ".join(found))
 
 
 def _poison(given: Tensors) -> None:

@@ -15,7 +15,7 @@ from blackswan import contracts
 from blackswan.contracts.conventions import Declaration
 from blackswan.falsifiers.subjects import libraries
 from blackswan.falsifiers.subjects.doors.models import Described
-from blackswan.falsifiers.subjects.libraries import PACKAGES
+from blackswan.falsifiers.subjects.libraries import EXTRAS, PACKAGES
 from blackswan.falsifiers.subjects.protocol import Subject
 
 
@@ -57,7 +57,9 @@ def _library(name: str) -> ModuleType:
         if (error.name or "").startswith("blackswan"):
             raise
         missing = (error.name or name).partition(".")[0]
-        raise ValueError(f"{missing} is not installed here; expected the package {PACKAGES[name]} and what it needs") from None
+        what = f"'blackswan-contracts[{name}]'" if name in EXTRAS else PACKAGES[name]
+        needed = f"expected the package {PACKAGES[name]} and what it needs: pip install {what}"
+        raise ValueError(f"{missing} is not installed here; {needed}") from None
 
 
 def require_device(name: str) -> None:

@@ -9,7 +9,7 @@ import re
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ from blackswan.falsifiers.subjects.protocol import Lacks, Subject
 SEALED = ("blackswan.reference", "blackswan.falsifiers", "blackswan.tests")
 """What a subject cannot import: there are the answers."""
 OF_A_SUBJECT = "BLACKSWAN_SUBJECT"
+STARTING = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system")
+"""Events of Python by which a program is started."""
 """The variable by which the reference knows a process that a subject has started."""
 
 
@@ -143,8 +145,17 @@ def _seal() -> None:
             if name.startswith(SEALED[0]):
                 vars(module).clear()
     sys.meta_path.insert(0, Sealed())
-    os.environ[OF_A_SUBJECT] = "1"  # other Pythons that it starts are sealed as well
-    sys.addaudithook(lambda event, given: _refuse(answers, given[0]) if event == "open" else None)
+    os.environ[OF_A_SUBJECT] = "1"  # another Python that it starts with this environment is sealed as well
+
+    def watch(event: str, given: Sequence[Any]) -> None:
+        if event == "open":
+            _refuse(answers, given[0])
+        elif event in STARTING:
+            environment = os.environ if event == "os.system" or given[-1] is None else given[-1]
+            if OF_A_SUBJECT not in map(os.fsdecode, environment):
+                raise PermissionError(f"a subject starts no program without the variable {OF_A_SUBJECT}: the answers are there")
+
+    sys.addaudithook(watch)
 
 
 def _refuse(answers: Path, file: Any) -> None:

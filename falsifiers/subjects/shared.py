@@ -53,10 +53,18 @@ def process_settings() -> dict[str, Setting]:
     here = threading.current_thread() is threading.main_thread()
     return {
         **{f"handler of signal {each}": (signal.getsignal(each), partial(signal.signal, each)) for each in SIGNALS if here},
-        "working directory": (Path.cwd(), os.chdir),
+        "working directory": (_here(), os.chdir),
         "environment": ({name: value for name, value in os.environ.items() if name not in OF_TORCH}, _put_back_environment),
         "answers of NumPy to errors": (np.geterr(), lambda were: np.seterr(**were)),
     }
+
+
+def _here() -> Path | None:
+    """The working directory; None where somebody has removed it."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
 
 
 def difference(before: Any, after: Any) -> str:

@@ -9,7 +9,7 @@ from blackswan.falsifiers.system.workloads import drawn, small
 
 NUMBERS = (64, 128)
 """Indices of cards that no host has, and torch can count."""
-DONE = {"captures", "events", "handles", "launches", "memory", "products"}
+DONE = {"captures", "events", "handles", "launches", "memory", "products", "streams that wait", "streams waited for"}
 
 
 def cards_are_kept_apart(trial: Trial) -> list[Comparison]:

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -90,7 +91,9 @@ def _in_the_place_of_others(trial: Trial, model: Model, folder: Path) -> list[Co
     save = partial(trial.files.save_adapter, base=folder / "base", settings=model.settings, tensors=model.trainable)
     merge, found = partial(trial.files.merge, folder / "again [1]", folder / "base"), []
     peft = model.write_peft(folder / "peft")
-    for place in (folder / "other", empty, folder / "a file", folder / "base", folder / "merged", peft, folder / "again [1]"):
+    mixed = Path(shutil.copytree(folder / "base", folder / "mixed"))
+    shutil.copytree(peft, mixed, dirs_exist_ok=True)
+    for place in (folder / "other", empty, folder / "a file", folder / "base", folder / "merged", mixed, peft, folder / "again [1]"):
         before = _bytes_of(place)
         for name, write in (("a merged model", merge), ("an adapter", save)):
             if name == "an adapter" and place.name in ("peft", "again [1]"):

@@ -36,8 +36,8 @@ class Chosen:
 @dataclass(frozen=True)
 class OnCards:
     """What trainers did on a card that was not the current one: each kind of deed, and with its device each that was for another card; in
-    how many pools the memory of the graphs lies that a trainer keeps, and how many different numbers of its bytes a graph holds on to; and
-    what was read after it was freed."""
+    how many pools the memory of the graphs lies that a trainer keeps; how many distinct amounts of it, in bytes, graphs hold on to (`sizes`);
+    and what was read after it was freed."""
 
     done: frozenset[str]
     elsewhere: tuple[str, ...]

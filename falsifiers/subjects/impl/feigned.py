@@ -117,17 +117,21 @@ class Cards(TorchFunctionMode):
         """Another current stream, and its device."""
         before = self.stream_of(stream.device)
         self._streams[stream.device] = stream
-        with self.on(stream.device):
-            yield
-        self._streams[stream.device] = before
+        try:
+            with self.on(stream.device):
+                yield
+        finally:
+            self._streams[stream.device] = before
 
     @contextmanager
     def captured(self, graph: Any, pool: Any = None, stream: Any = None, **_: Any) -> Iterator[None]:
         """As torch.cuda.graph."""
         with self.on_stream(stream or self.stream_of()):
             graph.capture_begin(pool)
-            yield
-            graph.capture_end()
+            try:
+                yield
+            finally:
+                graph.capture_end()
 
     def launcher(self, kernel: Any) -> Callable[..., None]:
         """Stands for a kernel with its grid."""

@@ -7,6 +7,8 @@ PACKAGES = {
     "liger": "liger-kernel",
 }
 """The name that `blackswan vet` takes → the distribution that it is about."""
+EXTRAS = ("liger", "peft", "transformers")
+"""Those that an extra of that name installs, with what they need."""
 
 
 def installed(name: str) -> str | None:
