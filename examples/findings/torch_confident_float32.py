@@ -2,7 +2,7 @@
 
 Where: log_softmax adds e^(x - max) up in a few lanes of float32, and what is below half an ulp of 1 is lost beside the largest.
 
-Explains torch: KERNEL-CE-GRADIENT.
+Explains torch, transformers: KERNEL-CE-GRADIENT.
 """
 
 import torch
