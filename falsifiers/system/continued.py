@@ -16,7 +16,7 @@ from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Corpus, Kill, Plan, Run
-from blackswan.falsifiers.system.run_problem import BATCH, PARTS, SmallRun, left_as_kept, part, small_run, with_samples
+from blackswan.falsifiers.system.run_problem import BATCH, PARTS, SmallRun, left_as_kept, small_run, with_samples
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial
 
@@ -106,7 +106,6 @@ def _goes_on_from_its_end(trial: Trial, problem: SmallRun, folder: Path, whole: 
     before, kept = content(folder), trial.trainer.kept(folder)
     again = trial.trainer.fit(problem, folder, Plan(resume=True))
     found = same("result of the run that has ended", (whole.result, whole.left_loss), (again.result, again.left_loss))
-    found += same("last/ of the run that has ended", kept.last, part(kept.state, "trainable"))
     return [*found, *same("folder of the run that has ended", before, content(folder)), *left_as_kept("at the end", again, kept)]
 
 
