@@ -34,6 +34,19 @@ wrong_steps(
     ),
 )
 wrong_steps(
+    "impl.pipeline:_require_fitting",
+    positions_before_the_scaling=(
+        "A model whose rotary frequencies are scaled has the positions that it had before.",
+        lambda require, architecture, *given: require(_before_scaling(architecture), *given),
+    ),
+    positions_of_any_scaling=(
+        "A model whose rotary frequencies are scaled has as many positions as are asked for.",
+        lambda require, architecture, *given: require(
+            replace(architecture, max_positions=2**31) if architecture.rope_scaling else architecture, *given
+        ),
+    ),
+)
+wrong_steps(
     "impl.pipeline:is_merged",
     merged_where_a_config_lies=(
         "An adapter beside which the config.json of its base lies is taken for a merged model.",
@@ -244,6 +257,11 @@ def merged_beside_what_is_not_finite(merge: Step, checkpoint: Any, *given: Any, 
 
 def _left_out(said: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in said.items() if name not in names}
+
+
+def _before_scaling(architecture: Any) -> Any:
+    scaling = architecture.rope_scaling
+    return architecture if scaling is None else replace(architecture, max_positions=int(scaling.original_positions))
 
 
 def _of_any_pooling(prepare: Step, model: Any, folder: Path) -> None:
