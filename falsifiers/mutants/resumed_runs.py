@@ -46,6 +46,17 @@ def ended_run_leaves_the_best_epoch(train: Any, run: Any) -> Any:
     return result
 
 
+@wrong_step("impl.fit:_Run.train")
+def interrupted_run_leaves_what_it_began_with(train: Any, run: Any) -> Any:
+    """Ctrl-C takes the steps back in the model in memory, though the state in the folder has them."""
+    begun = {name: value.clone() for name, value in run.trainer.state().items()}
+    try:
+        return train(run)
+    except KeyboardInterrupt:
+        run.trainer.load_state(begun)
+        raise
+
+
 @wrong_step("impl.trainer:Trainer.load_state")
 def resume_forgets_rates(load_state: Any, trainer: Any, state: Any) -> None:
     """Rates that were set are the schedule's again after continuing."""

@@ -155,8 +155,8 @@ def _random_blocks(rng: Generator, name: str, shape: tuple[int, ...], chosen: st
 
 
 def gguf_names(trial: Trial) -> list[Comparison]:
-    """Names of GGUF; a Llama's rows of queries and keys in its order, a Qwen's as they are. Of a Llama rope_type 2 contradicts the names and
-    is refused; all else that rope_type may say is taken and decides nothing, as it is of a Qwen.
+    """Names of GGUF; a Llama's rows of queries and keys in its order, a Qwen's as they are. Of a Llama rope_type 2 contradicts these
+    names and is refused; all else that rope_type may say is taken and decides nothing, as it is of a Qwen.
     """
     found = []
     for family in ("llama", str(trial.rng("family").choice(["qwen2", "qwen3"]))):

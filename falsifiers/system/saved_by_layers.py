@@ -35,7 +35,7 @@ def _a_token(work: Workload, by: str) -> int:
     heads = [(queries, work.heads), (keys, work.kv_heads)] if work.family == "qwen3" else []
     norms = sum(computed * features + SINGLE * rows for features, rows in [(work.hidden, 1)] * 2 + heads)  # input and 1/rms
     tables = SINGLE * 4 * (work.head_dim // 2) if by == "torch" else 0  # cosine and sine, for queries and for keys
-    # Queries, keys, values, result, logarithm of the sum and mask where attention is fused, else the probabilities; and rows that are blind.
+    # Queries, keys, values, and where attention is fused result, logarithm of the sum and mask, else probabilities; and blind rows.
     fused = 4 * width * queries + SINGLE * work.heads + width * work.seq
     attention = 1 + (fused if work.dtype == "bfloat16" else 3 * width * queries + width * work.heads * work.seq)
     swiglu = computed * work.intermediate * (3 if by == "torch" else 2)  # gate and up, and torch's the activated gate
@@ -43,7 +43,7 @@ def _a_token(work: Workload, by: str) -> int:
 
 
 def _of_updates(work: Workload) -> int:
-    """Numbers of each token that updates keep: inputs, which queries, keys and values share as gate and up do, and their products with A."""
+    """Numbers of each token that updates keep: inputs, which queries, keys and values share as gate and up do, and products with A."""
     adapted, inputs = ADAPTED[work.targets], {"o_proj": work.heads * work.head_dim, "down_proj": work.intermediate}
     shared = work.hidden * sum(any(name in adapted for name in group) for group in (QKV, GATES))
     return shared + sum(size for name, size in inputs.items() if name in adapted) + work.rank * len(adapted)
