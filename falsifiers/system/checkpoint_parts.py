@@ -94,7 +94,7 @@ def _config_damage(folder: Path, family: str) -> Iterator[Damage]:
     if family != "qwen3":  # whose heads have a size of their own
         yield make({"head_dim": ABSENT, "num_attention_heads": 3, "num_key_value_heads": 3}, f"{CONFIG}.*hidden_size.*multiple")
     yield from (make(changes, taken=True) for changes in _taken(folder, family))
-    longest = int(str(SETTINGS["max_seq_len"]))
+    longest = SETTINGS["max_seq_len"]
     for original, positions in ((longest // 2, longest), (2 * longest, longest - 1)):
         for rotary in _rotary_spellings(original):
             changes = {"rope_theta": ABSENT, "max_position_embeddings": positions, **rotary}
