@@ -371,6 +371,17 @@ wrong_steps(
     "impl.apr:IGNORED_FLAGS", apr_flag_of_a_model_card_unknown=("The flag of a model card is refused.", lambda flags: flags & ~0x80)
 )
 wrong_steps("impl.apr:MOST_METADATA", apr_large_metadata_refused=("Metadata may take a MiB.", lambda _: 2**20))
+wrong_steps(
+    "impl.apr_checkpoint:_require_one_order_of_rows",
+    apr_order_of_rows_of_any_family=(
+        "Of no family the halves of a head may turn together beside GGUF's names.",
+        lambda require, file, config: require(file, replace(config, family="llama")),
+    ),
+)
+wrong_steps(
+    "impl.apr_checkpoint:HALVES",
+    apr_rope_type_of_pairs_refused=("Beside GGUF's names a Llama's neighbours may not turn together.", lambda _: 0),
+)
 wrong_steps("impl.apr_write:HALVES", apr_written_rope_type_of_pairs=("Written files say that neighbours turn together.", lambda _: 0))
 wrong_steps(
     "impl.apr_write:SPECIAL_TOKENS",

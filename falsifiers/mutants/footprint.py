@@ -89,6 +89,18 @@ def estimate_of_fused_attention(kernels: Any) -> Any:
     return {**kernels, functional.scaled_dot_product_attention: fused}
 
 
+@wrong_step("impl.allocations:_CUDA")
+def estimate_of_norms_that_keep_nothing(kernels: Any) -> Any:
+    """A norm's input and 1/rms are not kept for the backward pass where torch's own operations run."""
+    norm = kernels[functional.rms_norm]
+
+    def forgetful(*inputs: Any, **options: Any) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: torch.empty(0)):
+            return norm(*inputs, **options)
+
+    return {**kernels, functional.rms_norm: forgetful}
+
+
 @wrong_step("impl.memory:repeating")
 def estimate_stops_before_joining(_: Step, batch: Any, size: int) -> Any:
     """The estimate ends one micro-batch before gradients are averaged on the way."""

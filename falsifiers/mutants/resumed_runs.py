@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from safetensors.torch import load_file
 
 from blackswan.falsifiers.mutants.parallel import without_moments
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
@@ -27,6 +28,33 @@ def resume_forgets_schedule(continue_from: Any, run: Any, progress: Any, tensors
     """Schedule and bias correction begin again after continuing."""
     continue_from(run, progress, tensors)
     run.trainer.optimiser.steps = 0
+
+
+@wrong_step("impl.fit:_Run._continue_from")
+def resume_of_an_ended_run_without_tensors(continue_from: Any, run: Any, progress: Any, tensors: Any) -> None:
+    """A run that has ended is taken at its word: what it left is not loaded."""
+    continue_from(run, progress, run.trainer.state() if progress.finished else tensors)
+
+
+@wrong_step("impl.fit:_Run.train")
+def ended_run_leaves_the_best_epoch(train: Any, run: Any) -> Any:
+    """A run that has ended leaves the model at the best epoch, where files and documents say the last."""
+    result, best = train(run), run.output / "best" / "adapter_model.safetensors"
+    if result.best_epoch not in (None, len(result.epochs)):
+        stored = {name.removeprefix("base_model.model."): value for name, value in load_file(best).items()}
+        run.pipeline.classifier.load_state_dict(stored, strict=False)
+    return result
+
+
+@wrong_step("impl.fit:_Run.train")
+def interrupted_run_leaves_what_it_began_with(train: Any, run: Any) -> Any:
+    """Ctrl-C takes the steps back in the model in memory, though the state in the folder has them."""
+    begun = {name: value.clone() for name, value in run.trainer.state().items()}
+    try:
+        return train(run)
+    except KeyboardInterrupt:
+        run.trainer.load_state(begun)
+        raise
 
 
 @wrong_step("impl.trainer:Trainer.load_state")

@@ -1,5 +1,7 @@
 """Wrong steps with files of adapters, merges and checkpoints that are spelled, stored or left in another way than usual."""
 
+import shutil
+import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -25,6 +27,23 @@ wrong_steps(
     prepared_with_a_bias_at_random=(
         "transformers' class keeps the bias of a new layer where the adapter has none.",
         lambda prepare, *given: _with_any_bias(prepare, *given),
+    ),
+    prepared_of_merged_for_any_pooling=(
+        "transformers' class is given the head of a merged checkpoint whatever that pools.",
+        lambda prepare, *given: _of_any_pooling(prepare, *given),
+    ),
+)
+wrong_steps(
+    "impl.pipeline:_require_fitting",
+    positions_before_the_scaling=(
+        "A model whose rotary frequencies are scaled has the positions that it had before.",
+        lambda require, architecture, *given: require(_before_scaling(architecture), *given),
+    ),
+    positions_of_any_scaling=(
+        "A model whose rotary frequencies are scaled has as many positions as are asked for.",
+        lambda require, architecture, *given: require(
+            replace(architecture, max_positions=2**31) if architecture.rope_scaling else architecture, *given
+        ),
     ),
 )
 wrong_steps(
@@ -238,6 +257,19 @@ def merged_beside_what_is_not_finite(merge: Step, checkpoint: Any, *given: Any, 
 
 def _left_out(said: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in said.items() if name not in names}
+
+
+def _before_scaling(architecture: Any) -> Any:
+    scaling = architecture.rope_scaling
+    return architecture if scaling is None else replace(architecture, max_positions=int(scaling.original_positions))
+
+
+def _of_any_pooling(prepare: Step, model: Any, folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as bare:
+        merged = (folder / "head.safetensors").is_file()
+        if merged:
+            shutil.copy(folder / "head.safetensors", bare)
+        prepare(model, Path(bare) if merged else folder)
 
 
 def _without_bias(prepare: Step, model: Any, folder: Path) -> None:

@@ -74,8 +74,9 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
 
     Everybody may open the folder and read the files.
     """
-    merged = trial.seed % 4 == 0
-    model = generated(trial.rng("model"), trial.seed, "float32", **({"pooling": "last", "nf4": False} if merged else {}))
+    merged, rng = trial.seed % 2 == 0, trial.rng("model")
+    pooling = "last" if trial.seed % 4 else str(rng.choice(["mean", "first"]))
+    model = generated(rng, trial.seed, "float32", **({"pooling": pooling, "nf4": False} if merged else {}))
     with saved(trial, model, merged=merged) as folder:
         stored, config = load_file(folder / "adapter" / ADAPTER_WEIGHTS), read_json(folder / "adapter" / ADAPTER_CONFIG)
         prepared = [each for part in ("adapter", *["merged"] * merged) for each in _prepared(trial, model, folder / part)]
@@ -101,11 +102,13 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
 
 
 def _prepared(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
-    """transformers' classes are given the head, bias and all, in their dtype; those pool the last token, and another pooling is refused."""
+    """transformers' classes are given the head, bias and all, in their dtype, of an adapter or a merged checkpoint; those pool the last
+    token, and another pooling is refused of either.
+    """
     dtype = str(trial.rng("prepared").choice(["float32", "bfloat16", "float16"]))
     ask = partial(trial.files.prepared_head, folder, model.scalars["hidden"], dtype)
     if model.scalars["pooling"] != "last":
-        return [trial.refuses("head for another pooling", ask, f"{BESIDE}.*pooling", "ValueError")]
+        return [trial.refuses(f"head of {folder.name} for another pooling", ask, f"{BESIDE}.*pooling", "ValueError")]
     weight, bias = (model.trainable[name].astype(STORAGE[dtype]) for name in ("score.weight", "score.bias"))
     wider = partial(trial.files.prepared_head, folder, model.scalars["hidden"] + 1)
     refused = [trial.refuses("a model of another width", wider, f"{model.scalars['hidden']} inputs", "ValueError")]

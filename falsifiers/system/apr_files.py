@@ -32,6 +32,9 @@ LONG = {"vocab": 9_000, "hidden": 64}
 SPECIAL = {"bos_token_id": 4, "eos_token_id": 5, "pad_token_id": 6}
 OF_A_WRITER = {"rope_type": 2, "tokenizer.bos_token_id": 4, "tokenizer.eos_token_id": 5, "tokenizer.padding_token_id": 6}
 """What a file says beside the architecture: 2 means that the halves of a head turn together, as Hugging Face's do."""
+OF_HALVES = {"rope_type": 2}
+ROPE_TYPES: tuple[dict[str, Any], ...] = ({"rope_type": 0}, {}, {"rope_type": None}, {"rope_type": 1})
+"""What else a file may say of it: writers say 0 of rows in either order."""
 
 
 @contextmanager
@@ -93,7 +96,7 @@ def equals_safetensors(trial: Trial) -> list[Comparison]:
     stored = [plain(name, value, chosen[name]) for name, value in model.decoder.items()]
     rows = [replace(each, shape=(1, *each.shape)) if len(each.shape) == 1 and rng.integers(2) else each for each in stored]
     own = [Stored("__training__.step", CODES["I64"], (1,), bytes(8)), plain("__training__.m", np.ones(3), "F32")]
-    said = apr_spellings.spelled(rng, metadata(model.scalars) | positions) | OF_A_WRITER | {"rope_type": int(rng.choice([0, 2]))}
+    said = apr_spellings.spelled(rng, metadata(model.scalars) | positions) | OF_A_WRITER | (OF_HALVES, *ROPE_TYPES)[int(rng.integers(5))]
     order = [int(place) for place in rng.permutation(len(rows) + len(own))]
     file = image(said, rows + own, order=order, header={"flags": apr_spellings.flags(rng)}, footer=bool(rng.integers(2)))
     with _folder() as folder:
@@ -152,17 +155,22 @@ def _random_blocks(rng: Generator, name: str, shape: tuple[int, ...], chosen: st
 
 
 def gguf_names(trial: Trial) -> list[Comparison]:
-    """Names of GGUF; a Llama's rows of queries and keys in its order, a Qwen's as they are. A rope_type that contradicts is refused."""
+    """Names of GGUF; a Llama's rows of queries and keys in its order, a Qwen's as they are. Of a Llama rope_type 2 contradicts these
+    names and is refused; all else that rope_type may say is taken and decides nothing, as it is of a Qwen.
+    """
     found = []
     for family in ("llama", str(trial.rng("family").choice(["qwen2", "qwen3"]))):
         model = _drawn(trial, family=family, kv_heads=1, heads=2, layers=1 + 10 * (trial.seed % 3 == 0))
         stored = [_as_gguf(name, value, model.scalars) for name, value in model.decoder.items()]
         with _folder() as folder:
-            found += _reads_alike(trial, folder, model, image(metadata(model.scalars) | {"rope_type": 0}, stored))
-            if family == "llama":
-                (folder / "model.apr").write_bytes(image(metadata(model.scalars) | {"rope_type": 2}, stored).pack())
+            found += _reads_alike(trial, folder, model, image(metadata(model.scalars) | ROPE_TYPES[trial.seed % 3], stored))
+            for said in (*ROPE_TYPES, OF_HALVES):
+                (folder / "model.apr").write_bytes(image(metadata(model.scalars) | said, stored).pack())
                 ask = partial(trial.files.read_checkpoint, folder / "model.apr")
-                found.append(trial.refuses("rope_type of other rows", ask, r"model\.apr.*rope_type", "ValueError"))
+                if said is OF_HALVES and family == "llama":
+                    found.append(trial.refuses("rope_type of other rows", ask, r"model\.apr.*rope_type", "ValueError"))
+                else:
+                    found += [replace(each, tensor=f"{family}, {said}: {each.tensor}") for each in same_bits(model.decoder, ask())]
     return found
 
 

@@ -94,6 +94,23 @@ def _config_damage(folder: Path, family: str) -> Iterator[Damage]:
     if family != "qwen3":  # whose heads have a size of their own
         yield make({"head_dim": ABSENT, "num_attention_heads": 3, "num_key_value_heads": 3}, f"{CONFIG}.*hidden_size.*multiple")
     yield from (make(changes, taken=True) for changes in _taken(folder, family))
+    longest = SETTINGS["max_seq_len"]
+    for original, positions in ((longest // 2, longest), (2 * longest, longest - 1)):
+        for rotary in _rotary_spellings(original):
+            changes = {"rope_theta": ABSENT, "max_position_embeddings": positions, **rotary}
+            yield make(changes, taken=True) if positions == longest else make(changes, "max_seq_len")
+
+
+def _rotary_spellings(original: int) -> Iterator[Values]:
+    """Rotary parameters, scaled and not, of a model that was first trained on so many positions, by the keys of transformers 4 and 5."""
+    scaling = {key: value for key, value in LLAMA3.items() if key not in ("rope_type", "rope_theta")}
+    scaling["original_max_position_embeddings"] = original
+    for name in ("rope_type", "type"):
+        yield {"rope_theta": 1e4, "rope_scaling": {name: "llama3", **scaling}}
+    yield {"rope_parameters": {**LLAMA3, **scaling}}
+    yield {"rope_parameters": {**LLAMA3, **scaling}, "original_max_position_embeddings": original}
+    yield {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    yield {"rope_theta": 1e4}
 
 
 def _taken(folder: Path, family: str) -> Iterator[Values]:

@@ -16,7 +16,7 @@ from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Corpus, Kill, Plan, Run
-from blackswan.falsifiers.system.run_problem import BATCH, PARTS, SmallRun, small_run, with_samples
+from blackswan.falsifiers.system.run_problem import BATCH, PARTS, SmallRun, left_as_kept, small_run, with_samples
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial
 
@@ -73,7 +73,8 @@ def _kills(rng: Generator, events: Sequence[str], count: int) -> list[Kill]:
 
 def goes_on_from_every_write(trial: Trial) -> list[Comparison]:
     """The folder as it was before something was done to one of its files: of the moments of each name one is drawn, and the run goes on
-    from there, or begins anew where it had not begun, and ends as it did. No file of the run is ever gone or empty after it was there.
+    from there, or begins anew where it had not begun, and ends as it did, in its folder and in memory; so it does from its end, where no
+    step is left. No file of the run is ever gone or empty after it was there.
     """
     rng, problem = trial.rng("moments"), small_run(trial, samples=(BATCH, 3), epochs=2, learning_rate=0.1)
     with tempfile.TemporaryDirectory() as parent:
@@ -95,7 +96,17 @@ def goes_on_from_every_write(trial: Trial) -> list[Comparison]:
                 rest = trial.trainer.fit(problem, copy, Plan(resume=(copy / "run.json").is_file()))
                 found += same(f"result after a kill before {name}", whole.result, rest.result)
                 found += same(f"folder after a kill before {name}", *(trial.trainer.kept(each) for each in (folder, copy)))
-        return found
+                found += same(f"loss of the model after a kill before {name}", whole.left_loss, rest.left_loss)
+                found += left_as_kept(f"after a kill before {name}", rest, trial.trainer.kept(copy))
+        return found + _goes_on_from_its_end(trial, problem, folder, whole)
+
+
+def _goes_on_from_its_end(trial: Trial, problem: SmallRun, folder: Path, whole: Run) -> list[Comparison]:
+    """The run that has ended is asked to go on by a model that never trained: it changes no file, and leaves what the run itself left."""
+    before, kept = content(folder), trial.trainer.kept(folder)
+    again = trial.trainer.fit(problem, folder, Plan(resume=True))
+    found = same("result of the run that has ended", (whole.result, whole.left_loss), (again.result, again.left_loss))
+    return [*found, *same("folder of the run that has ended", before, content(folder)), *left_as_kept("at the end", again, kept)]
 
 
 MANY = 600

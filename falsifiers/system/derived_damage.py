@@ -31,7 +31,7 @@ from blackswan.reference.table import Array
 ABSENT = object()
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TEXTS = ["rm -rf /", "ls"]
-SETTINGS = {"num_classes": 3, "lora_rank": 2, "lora_alpha": 3.0, "max_seq_len": 8, "pooling": "last", "seed": 3}
+SETTINGS: dict[str, Any] = {"num_classes": 3, "lora_rank": 2, "lora_alpha": 3.0, "max_seq_len": 8, "pooling": "last", "seed": 3}
 UNREAD = "lm_head.weight"
 Values = dict[str, Any]
 

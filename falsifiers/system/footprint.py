@@ -25,6 +25,7 @@ from blackswan.falsifiers.numeric.whole_model import SHAPES
 from blackswan.falsifiers.subjects.doors.devices import Estimate, Growth, Workload
 from blackswan.falsifiers.system.resident import stays
 from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.saved_by_layers import kept_by_a_layer
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.workloads import BLOCK, BYTES, FAMILIES, counts, drawn, scale_bytes, small, split
 from blackswan.reference.table import Array
@@ -164,7 +165,8 @@ def estimate_equals_measure(trial: Trial) -> list[Comparison]:
 
 def estimate_follows_every_setting(trial: Trial) -> list[Comparison]:
     """Steps of a few micro-batches and of more than are held side by side, in any dtype and quantisation, where a CPU's allocator counts
-    every byte: the total against the measure, and the parts of gradients against their count and size."""
+    every byte: the total against the measure, and the parts of gradients against their count and size. On a card, which need not be here,
+    what a layer keeps for its backward pass is held to the formulas of its operations."""
     rng, width, found = trial.rng("settings"), float(trial.literal(np.ones(1)).max), list[Comparison]()
     few, many = int(rng.integers(2, HELD + 1)), int(rng.integers(HELD + 1, 10))
     for accumulation, dtype in (few, "float32"), (many, "bfloat16"), (1, "float32"):
@@ -180,6 +182,7 @@ def estimate_follows_every_setting(trial: Trial) -> list[Comparison]:
         found.append(value_at_least(f"{name}: gradients", estimate.parts.get("gradients", 0), min(accumulation, HELD) * gradient))
         if accumulation > HELD:  # they are averaged on the way, which takes a copy of each
             found.append(value_at_least(f"{name}: working", estimate.parts.get("working", 0), HELD * gradient))
+    found += kept_by_a_layer(trial, replace(small(rng, trial.seed, nf4=False), targets=str(rng.choice(["q_v", "all"]))))
     return found + _of_last_micro_batches(trial)
 
 

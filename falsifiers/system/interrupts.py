@@ -8,7 +8,7 @@ import numpy as np
 
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.subjects.doors.training import Plan, State
-from blackswan.falsifiers.system.run_problem import small_run
+from blackswan.falsifiers.system.run_problem import left_as_kept, small_run
 from blackswan.falsifiers.system.runs import FEW
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
@@ -19,6 +19,7 @@ def interrupts_end_a_run(trial: Trial) -> list[Comparison]:
     another thread. The program's own steps begin anew after each.
 
     A run, on weights in NF4, that ended goes on, by a model of its own and by the one that has moved; each leaves what a whole run does.
+    The model in memory holds what the state does, at the interrupt and at the end.
     """
     problem, found = small_run(trial, samples=FEW, epochs=2, quantize_nf4=True), list[Comparison]()
     plans = {
@@ -41,10 +42,14 @@ def interrupts_end_a_run(trial: Trial) -> list[Comparison]:
             settings = ({key: value for key, value in each.items() if key != "open files"} for each in run.process)
             found += same(f"{name}: process", *settings)
             if step is not None:
-                found += same(f"{name}: step of the state", step, trial.trainer.kept(own).progress["step"])
+                kept = trial.trainer.kept(own)
+                found += same(f"{name}: step of the state", step, kept.progress["step"])
+                found += left_as_kept(name, run, kept) if plan.interrupts == 1 else []  # the second one writes no state
                 run = trial.trainer.fit(problem, own, replace(Plan(), resume=True))
             found += same(f"{name}: result", whole.result, run.result)
             found += same(f"{name}: folder", *(trial.trainer.kept(each) for each in (folder, own)))
+            found += left_as_kept(f"{name}, at the end", run, trial.trainer.kept(own))
+            found += same(f"{name}: loss of the model", whole.left_loss, run.left_loss)
     return found
 
 

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 
 from blackswan import reference
+from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.numeric.strategies import Draw, build
 from blackswan.falsifiers.subjects.doors.files import Label
-from blackswan.falsifiers.subjects.doors.training import Corpus, Problem, Sample, State
+from blackswan.falsifiers.subjects.doors.training import Corpus, Kept, Problem, Run, Sample, State
+from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.classifier import trainable_names
 from blackswan.reference.table import Array
@@ -123,3 +125,10 @@ def with_samples(problem: SmallRun, part: str, corpus: Corpus) -> SmallRun:
 def part(state: State, group: str) -> dict[str, Array]:
     """The tensors of one group of a state: `trainable`, `exp_avg` or `exp_avg_sq`."""
     return {name.removeprefix(f"{group}/"): value for name, value in state.items() if name.startswith(f"{group}/")}
+
+
+def left_as_kept(when: str, run: Run, kept: Kept) -> list[Comparison]:
+    """The model in memory after a run holds the trainable tensors of the state in its folder."""
+    if run.left is None:
+        return []
+    return same(f"trainable tensors in memory, {when}", part(kept.state, "trainable"), part(run.left, "trainable"))

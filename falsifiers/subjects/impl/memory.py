@@ -48,13 +48,16 @@ class Memory(Door):
         if missing := kernels.missing():
             raise Lacks(f"the estimate for a GPU counts what the kernels allocate there: {missing}")
 
-    def estimate(self, work: Workload, kind: str | None = None, *, as_text: bool = True, multi_label: bool = False) -> Estimate:
-        """Estimates a step on a device of that name, which is not here, or on the subject's own; by the fused backend on CUDA."""
+    def estimate(
+        self, work: Workload, kind: str | None = None, *, as_text: bool = True, multi_label: bool = False, by: str = "auto"
+    ) -> Estimate:
+        """Estimates a step on a device of that name, which is not here, or on the subject's own; by the fused backend on CUDA, else inside
+        that choice of operations."""
         model = config_of(work.scalars), adaptation_of(work.scalars), work.batch, work.seq, getattr(torch, work.dtype)
         if work.backend == "fused":
             found = estimate_fused(*model, accumulation=work.accumulation, multi_label=multi_label)
         else:
-            with mock.patch("torch.cuda.is_available", return_value=False) if kind else nullcontext():
+            with mock.patch("torch.cuda.is_available", return_value=False) if kind else nullcontext(), dispatch.backend(by):
                 named = kind if kind is None or as_text else torch.device(kind)
                 settings: dict[str, Any] = {"accumulation": work.accumulation, "multi_label": multi_label}
                 found = memory.estimate(*model, **settings, device=named or self._device)
