@@ -248,8 +248,9 @@ def split_validation(samples: Samples, fraction: float, seed: int) -> tuple[Samp
     """(training, validation), disjoint, together all samples, each in the corpus's order; a function of its arguments only.
 
     Every class (with `multi_label` every combination of classes) gives floor or ceil of `fraction` of its samples, chosen at random; a
-    class never gives its last one. A fraction of 0 gives an empty validation part. Raises a ValueError for a fraction outside 0 … 1 and
-    where there are too few samples to give any.
+    class never gives its last one. All classes together give `fraction`, the decimal number as it is written, of all samples, where they
+    can; half a sample is rounded to the even number. A fraction of 0 gives an empty validation part. Raises a ValueError for a fraction
+    outside 0 … 1 and where there are too few samples to give any.
     """
     if not 0 <= fraction < 1:
         raise ValueError(f"validation_fraction is {fraction!r}: expected at least 0 and below 1")

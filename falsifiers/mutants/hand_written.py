@@ -194,6 +194,13 @@ def layers_where_they_are_asked_for(choose: Step, config: Any, *given: Any) -> A
     return runs and config.backend == "fused", reason
 
 
+@wrong_step("impl.kernels.attention:_blocks")
+def layers_with_tiles_too_large(blocks: Step, *given: Any) -> Any:
+    """Tiles of attention are four times as large and loaded ahead, whatever the memory of a GPU."""
+    right = blocks(*given)
+    return right._replace(queries=4 * right.queries, keys=4 * right.keys, stages=right.stages + 2)
+
+
 @wrong_step("impl.fused.step:FusedTrainer.train_batch")
 def layers_step_while_samples_wait(train: Any, self: Any, batch: Any) -> Any:
     """A batch makes its step although accumulated samples wait."""

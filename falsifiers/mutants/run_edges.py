@@ -267,6 +267,9 @@ def vector_without_a_loss(apply: Any, trainer: Any, vector: Any) -> Any:
 wrong_step("impl.commands.train:_foreign", name="train_over_an_adapter", doc="A run begins in a folder with another one's adapters.")(
     lambda foreign, name: foreign(name) and name not in ("last", "best", "state", "metrics.jsonl")
 )
+wrong_step("impl.commands.train:_foreign", name="train_over_metrics", doc="A run begins in a folder with another one's metrics.")(
+    lambda foreign, name: foreign(name) and name != "metrics.jsonl"
+)
 wrong_step("impl.commands.train:_foreign", name="killed_start_is_in_the_way", doc="The files that a killed start left stop the next one.")(
     lambda foreign, name: foreign(name) or name in ("config.yaml", "statistics.yaml")
 )

@@ -55,6 +55,9 @@ wrong_steps(
     ),
     order_without_the_last_sample=("The last sample of the corpus is never seen.", lambda order, n, *seeds: order(n - 1, *seeds)),
 )
+wrong_step("impl.samples:Fraction", name="split_of_the_binary_fraction", doc="A share is that of the binary number that 0.3 stands for.")(
+    lambda right, text: right(float(text))
+)
 wrong_steps(
     "impl.samples:_shuffled",
     order_of_the_low_word_of_a_seed=(

@@ -23,6 +23,21 @@ def addresses_without_brackets(connected: Any, rank: int, size: int, device: Any
     return connected(rank, size, device, meeting.replace("[", "").replace("]", ""), **options)
 
 
+@wrong_step("impl.group:connected")
+@contextmanager
+def patience_for_the_meeting_alone(connected: Any, *given: Any, **options: Any) -> Any:
+    """Workers that have met wait for each other as long as torch does by default."""
+    from torch import distributed
+
+    begin = distributed.init_process_group
+
+    def patient(*places: Any, **named: Any) -> None:
+        begin(*places, **{name: value for name, value in named.items() if name != "timeout"})
+
+    with mock.patch.object(distributed, "init_process_group", patient), connected(*given, **options) as group:
+        yield group
+
+
 @wrong_step("impl.group:DistributedGroup._reported")
 @contextmanager
 def lost_worker_is_not_named(_: Any, _group: Any, _what: str) -> Iterator[None]:
@@ -41,6 +56,28 @@ def shared_errors_of_few_kinds(_: Any, error: Exception) -> type[Exception]:
     from blackswan.impl.agreement import _RAISED_ELSEWHERE, WorkerFailed
 
     return type(error) if type(error) in _RAISED_ELSEWHERE else WorkerFailed
+
+
+class _Unexpected(BaseException):
+    """It stops a worker at once."""
+
+
+@wrong_step("impl.fit:together")
+@contextmanager
+def shared_errors_are_those_that_are_expected(together: Any, group: Any) -> Iterator[None]:
+    """An error of a kind that the program does not raise itself, as that of a library, ends a worker, and the others wait for it."""
+    passed = _Unexpected()
+    try:
+        with together(group):
+            try:
+                yield
+            except (OSError, ValueError, ArithmeticError, LookupError, RuntimeError):
+                raise
+            except Exception as error:
+                raise passed from error
+    except _Unexpected:
+        assert passed.__cause__ is not None
+        raise passed.__cause__ from None
 
 
 @wrong_step("impl.agreement:_raise_first")

@@ -15,7 +15,6 @@ from blackswan.falsifiers.system.adapter_files import TOKENIZER, WEIGHTS
 from blackswan.falsifiers.system.checkpoint_parts import LLAMA3
 from blackswan.falsifiers.system.command_problem import (
     MAX_SEQ_LEN,
-    METRICS,
     Small,
     options,
     small,
@@ -40,6 +39,9 @@ UNUSABLE = {
     "beside.tokenizer.json": b"{}",
 }
 """Files that no command can use here; the second line is wrong where there are several, but for every.jsonl, which is right alone."""
+LEFT = "left "
+OF_A_START = {"config.yaml", "statistics.yaml", ".lock", "run.json"}
+"""What a start that was killed at once may leave, and what says that a run is there."""
 
 
 @reads_files
@@ -70,7 +72,7 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
         for name in ("nothing", "nothing.apr", "alone.tokenizer.json"):
             (problem.folder / name).symlink_to("nowhere")
         (problem.folder / "nowhere").symlink_to(problem.folder / "gone")
-        shutil.copytree(run / "last", problem.folder / "others" / str(rng.choice(["last", "best", "state", METRICS])))
+        _leave_a_part(run, problem.folder)
         _spoil_models(problem)
         trial.commands.run("tokenize", corpus, f"--model={problem.base}", f"--output={problem.folder / 'tokens'}", "--end-token=1")
         resumed = ("train", *where, f"--output={run}", "--resume")
@@ -218,6 +220,15 @@ def _spoil_models(problem: Small) -> None:
     torn.write_bytes(torn.read_bytes()[:-9])
 
 
+def _leave_a_part(run: Path, folder: Path) -> None:
+    """For each file and folder that the run has written a folder with a copy of that alone, but for those that a start leaves."""
+    for number, path in enumerate(sorted(run.iterdir())):
+        if path.name not in OF_A_START:
+            left = folder / f"{LEFT}{number}" / path.name
+            left.parent.mkdir()
+            (shutil.copytree if path.is_dir() else shutil.copy)(path, left)
+
+
 def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> dict[str, tuple[tuple[object, ...], str]]:
     """Commands, and a word of each refusal."""
     folder, adapter, new = problem.folder, f"--adapter={run}", f"--output={problem.folder / 'new'}"
@@ -226,7 +237,10 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
     return {
         "train into a run": (("train", *where, f"--output={run}"), "holds a run already"),
         "train into a folder in use": (("train", *where, f"--output={problem.base}"), "not empty"),
-        "train over another's adapter": (("train", *where, f"--output={folder / 'others'}"), "not empty"),
+        **{
+            f"train over another run's {left.name}": (("train", *where, f"--output={left.parent}"), f"not empty (it has {left.name})")
+            for left in sorted(folder.glob(f"{LEFT}*/*"))
+        },
         "train on a label that no class has": ((*train, f"--corpus={folder / 'bad.jsonl'}"), "bad.jsonl:2: label is 2"),
         "train on a label beyond the setting": ((*train, f"--corpus={folder / 'bad.jsonl'}"), "--num-classes 2, --no-multi-label"),
         "train on a file with a mark": ((*train, f"--corpus={folder / 'marked.jsonl'}"), "marked.jsonl:1"),

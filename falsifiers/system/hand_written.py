@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from blackswan.falsifiers.numeric.comparison import Comparison, Errors, compare
+from blackswan.falsifiers.numeric.comparison import Comparison, Errors, compare, value_at_most
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.numeric.precision import UNIT_ROUNDOFF
 from blackswan.falsifiers.subjects.doors.devices import Workload
@@ -51,6 +51,10 @@ def follow_differentiation(trial: Trial) -> list[Comparison]:
     return found + [replace(each, tensor=f"kernels: {each.tensor}") for each in kernels]
 
 
+SHARED_MEMORY = 227 * 1024
+"""Bytes that a program may have on an H100 (CUDA C++ Programming Guide, compute capability 9.0)."""
+
+
 def chosen_where_they_fit(trial: Trial) -> list[Comparison]:
     """By every backend that a user may name, on a GPU, a CPU and another accelerator: architectures that the layers hold, and others, for
     the size of a head, NF4 blocks that do not end where the next weight begins, or quantised absmax."""
@@ -90,6 +94,19 @@ def chosen_where_they_fit(trial: Trial) -> list[Comparison]:
                 (backend != "torch" and kind.startswith("cuda") and not why, True),
                 (runs, said is None if told is None else told in str(said)),
             )
+    return found + _tiles_fit(trial)
+
+
+def _tiles_fit(trial: Trial) -> list[Comparison]:
+    """What a program of attention holds of heads of any size lies in a GPU's shared memory: a tile of queries, for the gradients one of
+    dy as well (or one each of keys and values), and two tiles for every load in flight. Compiled kernels take that, and 4 KiB at most."""
+    found = []
+    for dtype, size in (("float32", 4), ("bfloat16", 2), ("float16", 2)):
+        for head in (16, 64, 72, 128, 136, 256):
+            width = max(16, 1 << (head - 1).bit_length())
+            for kernel, (stay, loaded, stages) in trial.devices.tiles(head, dtype).items():
+                taken = width * size * ((1 + ("gradient" in kernel)) * stay + 2 * stages * loaded)
+                found.append(value_at_most(f"bytes of tiles, {kernel} of {dtype}, head {head}", taken, SHARED_MEMORY - 4096))
     return found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_inside
-from blackswan.falsifiers.subjects.doors.training import Kill, Plan, Problem, Run
+from blackswan.falsifiers.subjects.doors.training import Kill, Plan, Problem, Raised, Run
 from blackswan.falsifiers.system.continued import FEATURES, KILLED, other_runs
 from blackswan.falsifiers.system.run_problem import BATCH as BATCH_OF_ALL
 from blackswan.falsifiers.system.run_problem import small_run
@@ -25,6 +25,14 @@ NO_UTF8 = os.fsdecode(b"\xe9")
 WORKERS, EPOCHS, BATCH, SAVE_EVERY = 2, 2, 3, 2
 MOMENTS = (("read", "after the sum"), ("before the sum",), ("os.rename state/.partial-state.safetensors",))
 """A batch is about to be trained on, the workers' numbers to be summed or just summed, or the new state to replace the old one."""
+
+PLACES = {"a batch": WORKERS, "the mean": WORKERS, "an evaluation": WORKERS, "a state that is read": WORKERS, "an adapter": 1, "a state": 1}
+"""Where workers agree that none of them failed, and how many of them may fail there: the first one alone writes."""
+OTHERS = ("MemoryError", "TypeError", "KeyError", "AttributeError", "AssertionError", "ImportError", "OutOfMemoryError", "SafetensorError")
+"""Errors that the program does not raise itself, torch's and a library's among them."""
+
+PATIENCE = (60, 300)
+"""So many seconds, from … to below, are workers told to wait: neither the program's default nor torch's."""
 
 
 def killed_run_resumes(trial: Trial) -> list[Comparison]:
@@ -79,14 +87,34 @@ def mixed_workers_are_refused(trial: Trial) -> list[Comparison]:
             fcntl.flock(lock, fcntl.LOCK_EX)
             given = [*others.values(), *[problem] * len(folders)]
             said = [[_escaped(text) for text in texts] for texts in trial.trainer.mixed(problem, given, Path(parent))]
+        found = _all_are_told(trial, problem, Path(parent) / "told", folders[4])
         unbegun = [Path(parent) / str(place) for place in range(len(others))] + folders[1:2]
         left = [path.name for folder in unbegun for path in folder.glob("*") if path.name != LOCK]
-    found = same("files of the runs", [], left)
+    found += same("files of the runs", [], left)
     for rank, texts in enumerate(said):
         for (name, words), text in zip(wanted.items(), [*texts, *[""] * len(wanted)], strict=False):
             if words not in text:
                 return [*found, broken(f"{name}, rank {rank}", "not refused", words, text or "a step was made")]
+    seconds = float(rng.integers(*PATIENCE))
+    found += same("seconds that workers wait for what is sent", [seconds] * WORKERS, trial.trainer.patience(seconds))
     return [*found, *same("workers that refused", 2, len(said))]
+
+
+def _all_are_told(trial: Trial, problem: Problem, parent: Path, begun: Path) -> list[Comparison]:
+    """An error on one rank, of whatever kind, reaches both with its reason, at each place of a run where they agree that none failed."""
+    rng, raised = trial.rng("told"), list[Raised]()
+    for (place, ranks), kind in zip(PLACES.items(), rng.permutation(OTHERS).tolist(), strict=False):
+        if "read" in place:
+            shutil.copytree(begun, parent / str(len(raised)))
+        raised.append(Raised(place, kind, f"reason {len(raised)}", int(rng.integers(ranks))))
+    found = list[Comparison]()
+    for rank, texts in enumerate(trial.trainer.told(problem, raised, parent)):
+        for each, text in zip(raised, [*texts, *[""] * len(raised)], strict=False):
+            start = f"WorkerFailed: rank {each.rank} of {WORKERS}: "
+            if not (text.startswith(start) and each.message in text):
+                return [broken(f"{each}, told to rank {rank}", "another end", f"{start}{each.message}", text or "a whole run")]
+        found += same(f"errors told to rank {rank}", len(raised), len(texts))
+    return found
 
 
 def _found_by_the_first(folders: Sequence[Path]) -> dict[str, str]:

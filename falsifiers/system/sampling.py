@@ -3,6 +3,7 @@
 from collections import Counter
 from fractions import Fraction
 from functools import partial
+from math import gcd
 
 import numpy as np
 
@@ -53,6 +54,8 @@ def effective_batches_are_complete(trial: Trial) -> list[Comparison]:
 
 MANY_LABELS, MANY_CLASSES = (65, 200), (2000, 4000)
 """From … to below: numbers of labels a sample, of which no 64 bits hold a combination; and of classes, of which no byte holds one."""
+WRITTEN_FRACTIONS = 30
+"""So many fractions of two digits are asked about beside the usual ones."""
 
 
 def split_is_stratified(trial: Trial) -> list[Comparison]:
@@ -93,7 +96,27 @@ def split_is_stratified(trial: Trial) -> list[Comparison]:
     found.append(value_at_most("largest remainder rounded down, less the smallest rounded up", over, 0.0))
     last = 0 if several else int(np.sum(strata[chosen] == classes))
     found += [value_at_most("classes without a training sample", last, 0), *_of_few_samples(trial, classes, seed)]
-    return found + _of_many(trial, rng, exact)
+    return found + _of_written_fractions(trial, rng) + _of_many(trial, rng, exact)
+
+
+def _of_written_fractions(trial: Trial, rng: Generator) -> list[Comparison]:
+    """A fraction is the decimal number as it is written: of samples of which it is a whole number, or ends on a half, so many are held out,
+    a half to the even number, although the binary number that stands for it is below or above it.
+    """
+    found = []
+    for hundredths in (7, 15, 30, 35, 55, 70, *rng.integers(3, 98, WRITTEN_FRACTIONS).tolist()):
+        exact, step = Fraction(hundredths, 100), 50 // gcd(hundredths, 50)
+        count = step * int(rng.integers(max(1, -(-8 // step)), 8 + 60 // step))
+        first = int(rng.integers(3, count - 3))
+        sizes = (first, count - first)
+        parts = trial.corpora.split([0] * first + [1] * sizes[1], 2, float(exact), trial.seed)
+        taken = [parts.validation_labels.count(kind) for kind in (0, 1)]
+        name = f"{float(exact)} of {sizes}"
+        room = sum(min((exact * size).__ceil__(), size - 1) for size in sizes)
+        found += same(f"samples held out, {name}", min(max(1, round(exact * count)), room), sum(taken))
+        off = [kind for kind, size in enumerate(sizes) if not (exact * size).__floor__() <= taken[kind] <= (exact * size).__ceil__()]
+        found += same(f"classes that have not their share, {name}", [], off)
+    return found
 
 
 def _of_many(trial: Trial, rng: Generator, fraction: Fraction) -> list[Comparison]:

@@ -275,6 +275,16 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class Raised:
+    """An error on one rank: the name of its class, which is one of Python's, torch's or a library's own, and its message; and the place."""
+
+    place: str
+    kind: str
+    message: str
+    rank: int
+
+
+@dataclass(frozen=True)
 class Steps:
     """A worker's answer after steps on its shares: outputs of `train_steps`, or the error, its step, and the state before and after."""
 
@@ -301,6 +311,15 @@ class Trainer(Protocol):
         The n-th run is in the folder `n`; that of the second worker is in `n of rank 1` where this folder is there. It goes on from the
         state in its folder, if there is one.
         """
+
+    def told(self, problem: Problem, raised: Sequence[Raised], folder: Path) -> list[list[str]]:
+        """How a run of two workers ends for each, by kind and message, where one of them has these errors, each in a run of its own.
+
+        The n-th run is in the folder `n`, and goes on from the state there, if there is one. "" stands for no error, and is the last.
+        """
+
+    def patience(self, seconds: float) -> list[float | str]:
+        """How long each of two workers on CPUs waits for what the other one sends, where both were told so many seconds; or its error."""
 
     def kept(self, folder: Path) -> Kept:
         """Reads the folder of a run."""

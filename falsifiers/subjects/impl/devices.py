@@ -98,6 +98,18 @@ class Devices(Door):
         with runs, mock.patch("blackswan.impl.kernels.interpreted", return_value=False):
             return step.backend_of(ClassifyConfig(**settings), config_of(architecture), torch.device(kind))
 
+    def tiles(self, head_dim: int, dtype: str) -> dict[str, tuple[int, int, int]]:
+        """By kernel of attention the tokens of a tile that stays, those of one that is loaded, and loads in flight; none without Triton."""
+        if kernels.missing():
+            return {}
+        from blackswan.impl.kernels import attention  # imports Triton
+
+        x = torch.empty(0, 1, head_dim, dtype=getattr(torch, dtype))
+        tables = {"forward": attention.FORWARD, "query gradient": attention.QUERY_GRADIENT, "key gradient": attention.KEY_GRADIENT}
+        found = {name: attention._blocks(table, x) for name, table in tables.items()}
+        order = {name: (each.keys, each.queries) if "key" in name else (each.queries, each.keys) for name, each in found.items()}
+        return {name: (*order[name], each.stages) for name, each in found.items()}
+
     def last_rows(self) -> list[tuple[str, Array, Array]]:
         """Runs each kernel on more than 2³¹ elements, on a GPU: the last rows of its outputs, and what it gives for these alone."""
         return list(last_rows(self._device))

@@ -1,6 +1,7 @@
 """Training runs of `impl`: through its pipeline and its command, in this process or by workers in processes of their own."""
 
 import argparse
+import builtins
 import dataclasses
 import io
 import json
@@ -8,21 +9,23 @@ import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
+from torch.distributed import distributed_c10d
 
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.subjects.conversion import config_of
 from blackswan.falsifiers.subjects.doors import training as told
-from blackswan.falsifiers.subjects.doors.training import Epoch, Fault, Kept, Plan, Problem, Read, Run, State, Step, Steps
+from blackswan.falsifiers.subjects.doors.training import Epoch, Fault, Kept, Plan, Problem, Raised, Read, Run, State, Step, Steps
 from blackswan.falsifiers.subjects.impl import Door, parallel_steps
 from blackswan.falsifiers.subjects.impl.kill_points import Copies, KillPoints, file_events, sums
 from blackswan.falsifiers.subjects.impl.misuse import misuses
@@ -45,6 +48,15 @@ from blackswan.reference.table import Array
 
 PREFIX = "base_model.model."
 """PEFT writes this before the names of an adapter's tensors."""
+ERRORS = vars(builtins) | {"OutOfMemoryError": torch.OutOfMemoryError}
+PLACES = {
+    "a batch": "blackswan.impl.trainer.Trainer._accumulate",
+    "the mean": "blackswan.impl.trainer.Trainer._weighted",
+    "an evaluation": "blackswan.impl.trainer.Trainer.forward_only",
+    "an adapter": "blackswan.impl.pipeline.ClassifyPipeline.save",
+    "a state": "blackswan.impl.fit.save_state",
+    "a state that is read": "blackswan.impl.fit.load_state",
+}
 PROGRESS = ("step", "epoch", "position", "best_loss", "best_epoch", "stale_epochs", "finished")
 
 
@@ -71,6 +83,16 @@ class Trainer(Door):
         """
         outcomes = on_ranks(_mixed, 2, (problem, list(others), folder), self._device)
         return [outcome.answer or [outcome.ended] for outcome in outcomes]
+
+    def told(self, problem: Problem, raised: Sequence[Raised], folder: Path) -> list[list[str]]:
+        """How each of two workers ends where one of them has an error at a place of a run, for each of these in turn."""
+        outcomes = on_ranks(_told, 2, (problem, list(raised), folder), self._device)
+        return [outcome.answer or [outcome.ended] for outcome in outcomes]
+
+    def patience(self, seconds: float) -> list[float | str]:
+        """How many seconds each of two workers waits for what the other one sends, where it was told to wait so long."""
+        outcomes = on_ranks(_patience, 2, (seconds,), "cpu", by_environment=True)
+        return [outcome.ended or outcome.answer for outcome in outcomes]
 
     def kept(self, folder: Path) -> Kept:
         """Reads the folder of a run without `impl`."""
@@ -315,6 +337,33 @@ def _mixed(group: Group, device: torch.device, problem: Problem, others: list[Pr
         else:
             return [*said, ""]
     return said
+
+
+def _told(group: Group, device: torch.device, problem: Problem, raised: list[Raised], folder: Path) -> list[str]:
+    said: list[str] = []
+    for number, each in enumerate(raised):
+        error = type(each.kind, (ERRORS.get(each.kind, Exception),), {})(each.message)
+        spoilt = mock.patch(PLACES[each.place], side_effect=error) if group.rank == each.rank else nullcontext()
+        own = folder / str(number)
+        plan = Plan(save_every=1, resume=(own / "state").is_dir())
+        try:
+            with spoilt:
+                _fit(group, device, problem, own, plan, None)
+        except Exception as caught:  # what a worker ends with is asked
+            said.append(f"{type(caught).__name__}: {caught}")
+            if f"rank {each.rank}" not in str(caught):
+                return said  # it has told nobody, and nobody would meet it in the next run
+        else:
+            return [*said, ""]
+    return said
+
+
+def _patience(group: Group, device: torch.device, seconds: float) -> float:
+    del group
+    with groups.joined(str(device), timeout=seconds) as (several, own):
+        several.sum(torch.ones(1))
+        exchange = distributed_c10d._get_default_group()._get_backend(own)
+        return float(exchange.options._timeout.total_seconds())
 
 
 def _survived(outcome: Outcome, journal: Path) -> _Part:
