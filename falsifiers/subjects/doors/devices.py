@@ -35,9 +35,11 @@ class Chosen:
 
 @dataclass(frozen=True)
 class OnCards:
-    """What trainers did on a card that was not the current one: each kind of deed, and with its device each that was for another card; in
-    how many pools the memory of the graphs lies that a trainer keeps; how many distinct amounts of it, in bytes, graphs hold on to (`sizes`);
-    and what was read after it was freed."""
+    """What trainers did on a card that was not the current one: each kind of deed, and with its device each that was for another card.
+
+    `pools` are those in which the memory of the graphs lies that a trainer keeps, `sizes` the distinct amounts of it, in bytes, that graphs
+    hold on to; `gone` is what was read after it was freed.
+    """
 
     done: frozenset[str]
     elsewhere: tuple[str, ...]
