@@ -17,6 +17,7 @@ from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Corpus, Kill, Plan, Run
 from blackswan.falsifiers.system.run_problem import BATCH, PARTS, SmallRun, left_as_kept, small_run, with_samples
+from blackswan.falsifiers.system.runs import FEW, UNSTEADY
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial
 
@@ -98,7 +99,17 @@ def goes_on_from_every_write(trial: Trial) -> list[Comparison]:
                 found += same(f"folder after a kill before {name}", *(trial.trainer.kept(each) for each in (folder, copy)))
                 found += same(f"loss of the model after a kill before {name}", whole.left_loss, rest.left_loss)
                 found += left_as_kept(f"after a kill before {name}", rest, trial.trainer.kept(copy))
-        return found + _goes_on_from_its_end(trial, problem, folder, whole)
+        return found + _goes_on_from_its_end(trial, problem, folder, whole) + _goes_on_after_an_early_stop(trial, Path(parent))
+
+
+def _goes_on_after_an_early_stop(trial: Trial, parent: Path) -> list[Comparison]:
+    """A run that has stopped early makes no step, and leaves a model that never trained at the last epoch's tensors, not the best one's."""
+    problem = small_run(trial, samples=FEW, epochs=7, learning_rate=UNSTEADY, early_stop_patience=1)
+    run, again = (trial.trainer.fit(problem, parent / "early", Plan(resume=resume)) for resume in (False, True))
+    found = same("asked to go on", ([], run.result, run.left_loss), (again.steps, again.result, again.left_loss))
+    kept = trial.trainer.kept(parent / "early")
+    last = replace(kept, state={f"trainable/{name}": value for name, value in kept.last.items()})
+    return found + left_as_kept("asked to go on", again, last)
 
 
 def _goes_on_from_its_end(trial: Trial, problem: SmallRun, folder: Path, whole: Run) -> list[Comparison]:
