@@ -327,7 +327,7 @@ def saved_over_a_checkpoint(_: Step) -> str:
 
 @wrong_step("impl.checksums:Checked.__getitem__")
 def base_checksums_of_the_unexpected(read: Step, self: Any, name: str) -> Any:
-    """What was held to a checksum is left out of those that are saved with the adapter again."""
+    """Checksums that were expected are lost when the adapter is saved again."""
     tensor = read(self, name)
     if name in self._expected:
         self.found.pop(name)

@@ -170,7 +170,7 @@ def fused_gate_written_while_read(backward: Step, self: Any, *given: Any) -> Any
 
 
 def _held(count: int) -> Step:
-    """Of what work beside the next products reads, so many are held until it is done."""
+    """The program holds so many of the tensors that work beside the next products reads, until it is done."""
 
     def backward_of(backward: Step, self: Any, *given: Any) -> Any:
         side = self._shared.side
@@ -219,7 +219,7 @@ def graphs_have_pools_of_their_own(capture: Step, self: Any, *given: Any) -> Any
 
 @wrong_step("impl.fused.model:FusedClassifier._forward")
 def graphs_hold_activations(forward: Step, self: Any, *given: Any) -> Any:
-    """What the blocks of a captured pass have kept is held on to, for each number of tokens."""
+    """Each number of tokens holds on to the activations of its captured pass."""
     found = forward(self, *given)
     self._held = [*getattr(self, "_held", ()), *found[1]]
     return found

@@ -233,7 +233,7 @@ def resume_ignores_quantised_weights(digest: Any, classifier: Any) -> Any:
 
 @wrong_step("impl.fit:_weights_digest")
 def identity_with_what_is_trained(digest: Any, classifier: Any) -> Any:
-    """What is trained belongs to the identity of a run, so that a model that has moved cannot go on with its own."""
+    """Trained tensors belong to the identity of a run, so that a model that has moved cannot go on with its own."""
     trained = [parameter for parameter in classifier.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)

@@ -315,18 +315,18 @@ class Parameters:
 
     @property
     def fits_in_order(self) -> bool:
-        """Whether all that must be given can be given by its place."""
+        """Whether each required parameter can be given by its place."""
         return {*self.required} <= {*self.in_order} and (bool(self.in_order) or self.any_more or not self.any_keywords)
 
 
 def _settable(module: torch.nn.Module, name: str) -> bool:
-    """Whether it has such an attribute, and another value can be put there."""
+    """Whether the module has an attribute of that name whose value can be replaced."""
     kind = getattr(type(module), name, None)
     return hasattr(module, name) and not (isinstance(kind, property) and kind.fset is None)
 
 
 def _held(value: Any, was: Tensor) -> Tensor:
-    """What is put in a parameter's or buffer's place: a tensor, also where a scalar is kept in one."""
+    """A tensor for the place of a parameter or buffer, which may keep a scalar."""
     return value if isinstance(value, Tensor) else torch.full_like(was, value)
 
 

@@ -264,7 +264,7 @@ def _digest(tensors: Tensors) -> bytes:
 def _check_process(before: Mapping[str, Setting], imported: bool) -> None:
     """SubjectError where something of the process has changed; all is put back.
 
-    What a package adds to the environment when it is imported is taken away without a word: code that adds it again is told.
+    Variables that a package adds when it is imported are removed without a word. Code that adds them again is told.
     """
     found = []
     for name, (now, _) in process_settings().items():

@@ -35,7 +35,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class OnCards:
-    """What trainers did on a card that was not the current one: each kind of deed, and with its device each that was for another card.
+    """Trainers worked on a card that was not the current one: `done` are the kinds of their deeds, `elsewhere` those for another card.
 
     `pools` are those in which the memory of the graphs lies that a trainer keeps, `sizes` the distinct amounts of it, in bytes, that graphs
     hold on to; `gone` is what was read after it was freed.

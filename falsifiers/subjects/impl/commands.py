@@ -153,7 +153,7 @@ class Commands(Door):
         return said, [] if not texts else _answers(on_ranks(_opened, workers, (folder, texts, labels), self._device))
 
     def read_of_earlier(self, attempts: int) -> list[bool]:
-        """Whether a worker of each of so many starts finds in torchrun's store, which outlives the workers, what an earlier one has set."""
+        """Whether each of so many starts finds what an earlier one has set, in torchrun's store, which outlives the workers."""
         kept, found = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), list[bool]()
         place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(kept.port)}
 

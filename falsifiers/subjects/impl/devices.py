@@ -79,7 +79,7 @@ class Devices(Door):
         return Steps(work, weights, settings, self._device, plain)
 
     def on_cards(self, work: Workload, weights: Mapping[str, Array], lengths: Sequence[int], cards: tuple[int, int, int]) -> OnCards:
-        """What trainers do on the first of these cards, which are not here, while the second is the current one; the third is used once.
+        """Trainers work on the first of these cards, which are not here, while the second is the current one; the third is used once.
 
         There are steps on batches of so many tokens a sample, each a second time after the third card was used and memory was estimated.
         """

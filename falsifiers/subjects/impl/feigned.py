@@ -45,7 +45,7 @@ class Cards(TorchFunctionMode):
         self._streams: dict[torch.device, Any] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What torch's function gives, of a tensor's device the card."""
+        """Calls torch's function; asked for its device, a tensor names the card."""
         name = getattr(func, "__name__", "")
         if func == _DEVICE:
             return found if (found := func(*args)).type == "meta" else self.used
