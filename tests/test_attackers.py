@@ -17,7 +17,7 @@ def test_a_claim_is_asked_of_the_lines_that_it_executes(tmp_path: Path) -> None:
     before = optimisation.clip_by_global_norm.__code__
     made = chance.trace(target, tmp_path)
     assert chance.trace(target, tmp_path) == made  # as it is kept
-    found = chance.attack([wrong, equal, elsewhere], [(target, frozenset(made["lines"]))])
+    found = chance.attack([wrong, equal, elsewhere], [(1.0, target, frozenset(made["lines"]))])
     assert [(one["outcome"], one["asked"]) for one in found] == [(chance.KILLED, 1), (chance.SURVIVED, 1), (chance.UNSEEN, 0)]
     assert found[0]["by"] == "OPT-CLIP float32"
     assert optimisation.clip_by_global_norm.__code__ is before

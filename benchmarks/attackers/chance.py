@@ -38,8 +38,11 @@ from blackswan.falsifiers.subjects.protocol import Lacks, asked_by
 from blackswan.reports.digests import tree_digests
 
 KILLED, SURVIVED, ENDLESS, UNSEEN = "KILLED", "SURVIVED", "NO END", "NOT EXECUTED"
-TOGETHER, MOST_SECONDS = 8, 300
+TOGETHER, MOST_SECONDS, MOST_TIMES = 8, 60, 10
+"""Changes that share their cases, and how long a claim may run with a change: this many seconds more than so many times its own."""
 Record = dict[str, Any]
+Traced = tuple[float, Target, frozenset[str]]
+"""The seconds that a claim takes, the claim in a dtype, and the lines of `impl` that it executes."""
 
 
 class Asking:
@@ -51,10 +54,10 @@ class Asking:
         source = RealInput(CHECKPOINT, CORPUS_HELDOUT).case if self.claim.domain.input == "checkpoint" else None
         self.cases = list(cases(self.claim, self.dtype, Options(shrink=False), source))
 
-    def outcome(self, change: AbstractContextManager[None]) -> str:
-        """KILLED where a case leaves the claim, NO END after so many seconds, else SURVIVED."""
+    def outcome(self, change: AbstractContextManager[None], most: int = 0) -> str:
+        """KILLED where a case leaves the claim, NO END after so many seconds (0: never), else SURVIVED."""
         signal.signal(signal.SIGALRM, signal.default_int_handler)  # nobody takes a KeyboardInterrupt for a failure of his own
-        signal.alarm(MOST_SECONDS)
+        signal.alarm(most)
         examination = Examination(RememberingAttack(self.claim, self.subject, self.dtype, memory=self.memory))
         try:
             with change, suppress(Lacks):
@@ -84,26 +87,27 @@ def trace(target: Target, folder: Path) -> Record:
     return found
 
 
-def attack(drawn: Sequence[changes.Change], near: Sequence[tuple[Target, frozenset[str]]]) -> list[Record]:
-    """Asks the claims about some changes, which share their cases; `near` are the claims and the lines that each executes."""
+def attack(drawn: Sequence[changes.Change], near: Sequence[Traced]) -> list[Record]:
+    """Asks the claims about some changes, which share their cases."""
     found = {change.name: {**asdict(change), "outcome": UNSEEN, "by": "", "asked": 0} for change in drawn}
-    for target, lines in near:
+    for seconds, target, lines in near:
         due = [change.name for change in drawn if change.line in lines and found[change.name]["outcome"] in (UNSEEN, SURVIVED)]
         asking = Asking(target) if due else None
         for name in due if asking else ():
-            found[name]["outcome"], found[name]["asked"] = asking.outcome(changes.applied(name)), found[name]["asked"] + 1
+            found[name]["outcome"] = asking.outcome(changes.applied(name), MOST_SECONDS + round(MOST_TIMES * seconds))
+            found[name]["asked"] += 1
             if found[name]["outcome"] != SURVIVED:
                 found[name]["by"] = f"{target.claim.id} {target.dtype}"
     return list(found.values())
 
 
-def traces(chosen: Sequence[Target], folder: Path, jobs: int) -> list[tuple[Target, frozenset[str]]]:
-    """Claims and the lines that they execute, the quickest claim first."""
-    made: list[tuple[float, Target, frozenset[str]]] = []
+def traces(chosen: Sequence[Target], folder: Path, jobs: int) -> list[Traced]:
+    """The claims, the quickest first."""
+    made: list[Traced] = []
     for target, found in zip(chosen, answers([partial(trace, target, folder) for target in chosen], jobs, in_order=True), strict=True):
         made.append((found["seconds"], target, frozenset(found["lines"])))
         print(f"{len(made)}/{len(chosen)} traced: {target.claim.id} {target.dtype}", file=sys.stderr, flush=True)
-    return [(target, lines) for _, target, lines in sorted(made, key=lambda one: one[0])]
+    return sorted(made, key=lambda one: one[0])
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -117,7 +121,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="attackers-") as temporary, (options.output or Path(os.devnull)).open("w") as output:
         near = traces(chosen, options.traces or Path(temporary), options.jobs)
         if options.claim:  # of the others there is nothing to be learnt
-            every = [change for change in every if any(change.line in lines for _, lines in near)]
+            every = [change for change in every if any(change.line in lines for _, _, lines in near)]
         drawn = random.Random(options.seed).sample(every, min(options.changes, len(every)))  # noqa: S311  # no secrets
         parts = [partial(attack, drawn[start : start + TOGETHER], near) for start in range(0, len(drawn), TOGETHER)]
         for found in (one for part in answers(parts, options.jobs) for one in part):

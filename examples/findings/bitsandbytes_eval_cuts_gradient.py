@@ -1,6 +1,7 @@
 """The gradient of a 4-bit layer's input in training, before and after one answer in evaluation on a CPU with bfloat16 products.
 
 Where: autograd/_functions.py:422 calls gemv_4bit, which has no backward pass, and goes on with it.
+Needs: AVX512-BF16.
 Explains transformers:TRAINER, transformers:TRAINER_ONE_BATCH: TRN-BASE-FROZEN.
 """
 

@@ -1,6 +1,7 @@
 """The scale of the first block of a 4-bit layer, before and after one answer in evaluation on a CPU with bfloat16 products.
 
 Where: functional.py:1721 rounds the scales to bfloat16 and keeps no others; 1781 restores what is left.
+Needs: AVX512-BF16.
 Explains transformers:TRAINER, transformers:TRAINER_ONE_BATCH: TRN-BASE-FROZEN.
 """
 

@@ -3,8 +3,8 @@
 Subjects on CUDA are asked where there is a GPU. With names (`page.py transformers:TRAINER "liger on cuda"`) only
 those subjects are asked anew, with `--kept` none; held.json has what the others came to, and where.
 A reproduction's docstring has its title and then lines `Where: …`, the line of the installed package that is responsible or the
-convention that the library follows, `Needs: CUDA` where it runs on a GPU alone, and `Explains SUBJECT, …: CLAIM, …`, the falsified claims
-that it explains.
+convention that the library follows, `Needs: CUDA`, AVX512 or AVX512-BF16 where it shows only with that, and `Explains SUBJECT, …:
+CLAIM, …`, the falsified claims that it explains. One that needs what is not here keeps what it printed before.
 """
 
 import argparse
@@ -68,7 +68,7 @@ class Finding:
     title: str
     where: str
     explains: frozenset[tuple[str, str]]
-    on_gpu: bool
+    needs: str
 
 
 def _finding(script: Path) -> Finding:
@@ -86,7 +86,7 @@ def _finding(script: Path) -> Finding:
         title,
         "".join(what for kind, _, what in said if kind == "Where"),
         frozenset(explains),
-        ["Needs", ": ", "CUDA"] in map(list, said),
+        "".join(what for kind, _, what in said if kind == "Needs"),
     )
 
 
@@ -122,6 +122,15 @@ def has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
+def _is_here(need: str) -> bool:
+    """Whether this machine has what a reproduction needs."""
+    import torch
+    from bitsandbytes.functional import has_avx512bf16
+
+    asked = {"": lambda: True, "CUDA": has_gpu, "AVX512": lambda: torch.backends.cpu.get_cpu_capability() == "AVX512"}
+    return bool({**asked, "AVX512-BF16": has_avx512bf16}[need]())
+
+
 def _on_gpu(name: str) -> bool:
     return name.endswith(" on cuda")
 
@@ -130,7 +139,7 @@ def _machine() -> str:
     """The device and the versions of the packages."""
     import torch
 
-    device = torch.cuda.get_device_name() if has_gpu() else "a CPU"
+    device = torch.cuda.get_device_name() if has_gpu() else f"a CPU ({torch.backends.cpu.get_cpu_capability()})"
     found = {name: version(name) for name in PACKAGES if any(each.metadata["Name"].replace("_", "-") == name for each in distributions())}
     return f"{device} with " + ", ".join(f"{name} {number}" for name, number in found.items())
 
@@ -258,7 +267,7 @@ def run_reproductions(found: dict[str, Any]) -> bool:
     """Runs each reproduction that can run here and keeps the lines that it prints; whether one of them failed."""
     failed = False
     for name, finding in FINDINGS.items():
-        if finding.on_gpu and not has_gpu():
+        if not _is_here(finding.needs):
             continue
         print(name, file=sys.stderr)
         ran = subprocess.run([sys.executable, str(finding.script)], capture_output=True, text=True, check=False)  # noqa: S603  # our own scripts
@@ -274,7 +283,8 @@ def reproductions(said: Mapping[str, Sequence[str]]) -> list[str]:
     lines = ["## Reproductions", "", "Each finding is shown here without Blackswan.", ""]
     for name, finding in FINDINGS.items():
         lines += [f'<a id="{name}"></a>', f"### [{name}](examples/findings/{finding.script.name})", "", finding.title, ""]
-        lines += [f"Where: {finding.where or 'not analysed'}.", "", "```", *said.get(name, ["not run"]), "```", ""]
+        needs = f" It shows with {finding.needs} only." if finding.needs else ""
+        lines += [f"Where: {finding.where or 'not analysed'}.{needs}", "", "```", *said.get(name, ["not run"]), "```", ""]
     return lines
 
 
