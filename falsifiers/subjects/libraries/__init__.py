@@ -7,7 +7,7 @@ PACKAGES = {
     "liger": "liger-kernel",
 }
 """The name that `blackswan vet` takes → the distribution that it is about."""
-EXTRAS = ("liger", "peft", "transformers")
+EXTRAS = ("liger", "peft", "transformers", "unsloth")
 """Those that an extra of that name installs, with what they need."""
 
 

@@ -1,6 +1,6 @@
 """Unsloth's Triton kernels and fast LoRA layers. They run on a GPU alone: `blackswan vet unsloth --device cuda --contiguous`.
 
-They need the packages unsloth and unsloth_zoo. Unsloth's norm gives no gradient of its weight; `unsloth:FROZEN` has torch's, so that
+The extra `unsloth` installs what they need. Unsloth's norm gives no gradient of its weight; `unsloth:FROZEN` has torch's, so that
 the one of x is asked. `unsloth:QKV` is the layer of three projections, and `unsloth:ONE_LENGTH` turns by the kernel without indices.
 """
 
@@ -24,7 +24,7 @@ KERNELS = ("rms_layernorm", "cross_entropy_loss", "swiglu", "rope_embedding", "f
 def _loaded() -> tuple[dict[str, ModuleType], str | None]:
     """Unsloth's modules by name, or the reason why there are none here."""
     if installed("unsloth") is None:
-        return {}, "unsloth is not installed here; expected the packages unsloth and unsloth_zoo"
+        return {}, "unsloth is not installed here; expected it and what it needs: pip install 'blackswan-contracts[unsloth]'"
     if not torch.cuda.is_available():
         return {}, "Unsloth's kernels run on a GPU, and there is none"
     try:
