@@ -8,6 +8,7 @@ pytest, and such results to a file of their own. Bugs that show on a GPU only ar
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ def main() -> int:
 
         return chance.main(sys.argv[2:])
     options = _options()
-    path = FOLDER / options.round / ("_".join(["results", *options.pytest]).replace("/", "-") + ".json")
+    path = (
+        FOLDER / options.round / ("_".join(["results", *(["near"] if options.near else []), *options.pytest]).replace("/", "-") + ".json")
+    )
     bugs = [Bug.read(patch) for patch in sorted(path.parent.glob("*.patch"))]
     chosen = [bug for bug in bugs if not options.only or bug.path.name.partition("-")[0] in options.only]
     if not chosen:
@@ -42,6 +45,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("round", help="folder of patches, e.g. round-1; or `random`, which has options of its own")
     parser.add_argument("--only", metavar="NN", action="append", help="this patch only; may be repeated")
     parser.add_argument("--jobs", metavar="N", type=int, choices=range(1, 65), default=1, help="patches at a time (default: 1)")
+    parser.add_argument("--near", metavar="DIR", type=Path, help="ask claims that execute changed lines, for a minute; DIR keeps which")
     parser.add_argument("--again", action="store_true", help="run patches that have a result too")
     return parser.parse_args(sys.argv[1:at], argparse.Namespace(pytest=sys.argv[at + 1 :]))
 
@@ -52,19 +56,30 @@ def _run(chosen: list[Bug], options: argparse.Namespace, path: Path, results: di
 
     gpu, done = torch.cuda.is_available(), results["patches"]
     due = [bug for bug in chosen if options.again or done.get(bug.path.name, {"outcome": NOT_RUN})["outcome"] == NOT_RUN]
-    able = [bug for bug in due if bug.device == "cpu" or gpu]
+    able = [bug for bug in due if bug.device == "cpu" or (gpu and options.near is None)]
     for bug in (bug for bug in due if bug not in able):
         _write(path, results, bug, bug.outcome(NOT_RUN, reason="no CUDA device"))
     known = {device: " ".join([commit(), device, *options.pytest]) for device in sorted({bug.device for bug in able})}
-    for device, key in known.items():
+    for device, key in known.items() if options.near is None else ():
         if key not in results["unpatched"]:
             print(f"first the checkout without a patch, on {device}", file=sys.stderr, flush=True)
             results["unpatched"][key] = false_claims(options.pytest, device)
+    asked = _near(options) or (lambda bug: attack(bug, options.pytest, results["unpatched"][known[bug.device]]))
     with ThreadPoolExecutor(options.jobs) as pool:
-        outcomes = pool.map(lambda bug: attack(bug, options.pytest, results["unpatched"][known[bug.device]]), able)
+        outcomes = pool.map(asked, able)
         for count, (bug, outcome) in enumerate(zip(able, outcomes, strict=True), start=1):
             _write(path, results, bug, outcome)
             print(f"{count}/{len(able)} {bug.path.stem}: {outcome['outcome']}", file=sys.stderr, flush=True)
+
+
+def _near(options: argparse.Namespace) -> Callable[[Bug], dict[str, Any]] | None:
+    """What asks a bug's nearest claims, with --near; they are traced first."""
+    if options.near is None:
+        return None
+    from benchmarks.attackers import chance, near  # imports torch
+
+    traced = chance.traces(chance.asked_on_cpu([]), options.near, options.jobs)
+    return lambda bug: near.attack(bug, traced)
 
 
 def _write(path: Path, results: dict[str, Any], bug: Bug, outcome: dict[str, Any]) -> None:

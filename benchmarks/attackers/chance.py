@@ -110,13 +110,19 @@ def traces(chosen: Sequence[Target], folder: Path, jobs: int) -> list[Traced]:
     return sorted(made, key=lambda one: one[0])
 
 
+def asked_on_cpu(claims: Sequence[str]) -> list[Target]:
+    """These claims, or all, in each dtype in which they are asked on a CPU."""
+    known = targets(contracts.load(), Selection(claims=claims), "cpu")
+    chosen = [target for target in known if target.device == "cpu" and target.dtype not in CUDA_ONLY]
+    if unknown := {*claims} - {target.claim.id for target in chosen}:
+        raise CannotRun(f"--claim: {min(unknown)} is no claim that is asked on a CPU")
+    return chosen
+
+
 def main(arguments: Sequence[str]) -> int:
     """Prints a line for each change, and how many there are of each outcome."""
     options = _options(arguments)
-    known = targets(contracts.load(), Selection(claims=options.claim), "cpu")
-    chosen = [target for target in known if target.device == "cpu" and target.dtype not in CUDA_ONLY]
-    if unknown := {*options.claim} - {target.claim.id for target in chosen}:
-        raise CannotRun(f"--claim: {min(unknown)} is no claim that is asked on a CPU")
+    chosen = asked_on_cpu(options.claim)
     counts, every = Counter[str](), list(changes.every())
     with tempfile.TemporaryDirectory(prefix="attackers-") as temporary, (options.output or Path(os.devnull)).open("w") as output:
         near = traces(chosen, options.traces or Path(temporary), options.jobs)

@@ -8,7 +8,8 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -48,7 +49,7 @@ class Bug:
 
 def commit() -> str:
     """The checkout's commit."""
-    return _execute(["git", "rev-parse", "--short=12", "HEAD"], CHECKOUT).stdout.decode().strip()
+    return executed(["git", "rev-parse", "--short=12", "HEAD"], CHECKOUT).stdout.decode().strip()
 
 
 def false_claims(options: Sequence[str], device: str) -> list[str]:
@@ -79,17 +80,26 @@ def _said(record: Record, where: str) -> str:
     return " and ".join(part for part, pattern in parts.items() if re.search(pattern, text)) or "none"
 
 
+@contextmanager
+def planted(patch: Path | None) -> Iterator[tuple[Path, str]]:
+    """A copy of HEAD's tracked files with the patch, and in words why it does not apply."""
+    with tempfile.TemporaryDirectory(prefix="attackers-") as folder:
+        copy = Path(folder) / "checkout"
+        with tarfile.open(fileobj=BytesIO(executed(["git", "archive", "HEAD"], CHECKOUT).stdout)) as archive:
+            archive.extractall(copy, filter="data")
+        applied = executed(["git", "apply", "-C1", str(patch)], copy) if patch else None
+        yield copy, applied.stderr.decode().strip() if applied and applied.returncode else ""
+
+
 def _asked(patch: Path | None, options: Sequence[str], device: str) -> tuple[list[Record], str]:
     """The false claims of a run on HEAD's tracked files with the patch, and in words how it ended where that was not well."""
-    with tempfile.TemporaryDirectory(prefix="attackers-") as folder:
-        copy, file = Path(folder) / "checkout", Path(folder) / "verdicts.jsonl"
-        with tarfile.open(fileobj=BytesIO(_execute(["git", "archive", "HEAD"], CHECKOUT).stdout)) as archive:
-            archive.extractall(copy, filter="data")
-        if patch and (applied := _execute(["git", "apply", "-C1", str(patch)], copy)).returncode:
-            return [], f"no end: {applied.stderr.decode().strip()}"
+    with planted(patch) as (copy, reason):
+        if reason:
+            return [], f"no end: {reason}"
+        file = copy.parent / "verdicts.jsonl"
         given = ["-q", "-p", "no:cacheprovider", "-n", "2", "--verdicts", str(file), *(["--device", "cuda"] if device == "cuda" else [])]
         try:
-            printed = _execute([sys.executable, "-m", "pytest", "falsifiers", *given, *options], copy).stdout.decode(errors="replace")
+            printed = executed([sys.executable, "-m", "pytest", "falsifiers", *given, *options], copy).stdout.decode(errors="replace")
         except subprocess.TimeoutExpired:
             printed = f"still running after {MOST_SECONDS} seconds"
         lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
@@ -105,7 +115,7 @@ def _name(record: Record) -> str:
     return f"{record['claim']} {record['dtype'] or ''}".strip()
 
 
-def _execute(command: list[str], folder: Path) -> subprocess.CompletedProcess[bytes]:
+def executed(command: list[str], folder: Path) -> subprocess.CompletedProcess[bytes]:
     """Runs a command for which the folder is the only checkout."""
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "GIT_CEILING_DIRECTORIES": str(folder.parent)}

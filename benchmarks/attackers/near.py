@@ -1,0 +1,57 @@
+"""Asks about a patch the claims that execute the lines which it changes, the quickest first: seconds in place of a whole run's minutes."""
+
+import re
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from benchmarks.attackers import chance
+from benchmarks.attackers.round import BROKEN, FOUND, MISSED, Bug, Record, executed, planted
+from blackswan import contracts
+from blackswan.falsifiers.runner.campaign import Selection, targets
+
+MOST_SECONDS = 60
+"""Claims are asked until they would take longer than this, without a patch, altogether."""
+
+
+def changed(patch: Path) -> frozenset[str]:
+    """`file:line` of `impl` that the patch takes away, and the lines beside those that it adds, by the numbers before it."""
+    found, file, line = set[str](), "", 0
+    for text in patch.read_text(encoding="utf-8").splitlines():
+        if text.startswith(("+++ ", "--- ")):
+            file = text[4:].removeprefix("b/").removeprefix("a/").removeprefix("impl/")
+        elif start := re.match(r"@@ -(\d+)", text):
+            line = int(start[1])
+        elif text.startswith("+"):
+            found |= {f"{file}:{line - 1}", f"{file}:{line}"}
+        elif file:
+            found |= {f"{file}:{line}"} if text.startswith("-") else set()
+            line += 1
+    return frozenset(found)
+
+
+def attack(bug: Bug, traced: Sequence[chance.Traced]) -> Record:
+    """What those claims say of the checkout with the bug."""
+    lines, start, asked, spent = changed(bug.path), time.perf_counter(), list[str](), 0.0
+    for seconds, target, executes in traced:
+        if lines & executes and spent + seconds < MOST_SECONDS:
+            asked, spent = [*asked, f"{target.claim.id} {target.dtype}"], spent + seconds
+    with planted(bug.path) as (copy, reason):
+        ran = None if reason else executed([sys.executable, "-m", __name__, *asked], copy)
+    taken, words = {"seconds": round(time.perf_counter() - start, 1), "asked": len(asked)}, ran.stdout.decode().split("\n") if ran else []
+    if ran is None or ran.returncode:
+        return bug.outcome(BROKEN, reason=reason or (ran.stderr.decode()[-500:] if ran else ""), **taken)
+    return bug.outcome(FOUND, claims=words[:1], **taken) if words[0] else bug.outcome(MISSED, **taken)
+
+
+def main(names: Sequence[str]) -> None:
+    """Prints the first claim, of those named, that does not hold in this checkout."""
+    chosen = targets(contracts.load(), Selection(claims=[name.split()[0] for name in names]), "cpu")
+    known = {f"{target.claim.id} {target.dtype}": target for target in chosen}
+    print(next((name for name in names if chance.Asking(known[name]).outcome(nullcontext(), chance.MOST_SECONDS) != chance.SURVIVED), ""))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
