@@ -1,8 +1,10 @@
-"""Changes drawn at random: a wrong one is found by the claim that executes it, an equal one survives, and the function is as before."""
+"""Changes drawn at random and patches: a wrong one is found by the claim that executes it, an equal one survives, and all else stays."""
 
+from difflib import unified_diff
 from pathlib import Path
 
-from benchmarks.attackers import chance, changes
+from benchmarks.attackers import chance, changes, near
+from benchmarks.attackers.round import FOUND, MISSED, Bug
 from blackswan import contracts
 from blackswan.falsifiers.runner.campaign import Selection, targets
 from blackswan.impl.operations import optimisation
@@ -27,3 +29,20 @@ def test_every_change_can_be_planted() -> None:
     for change in list(changes.every())[::60]:
         with changes.applied(change.name):
             pass
+
+
+def test_a_patch_is_asked_of_the_claims_that_execute_what_it_changes(tmp_path: Path) -> None:
+    (target,) = targets(contracts.load(), Selection(claims=["OPT-CLIP"], dtypes=["float32"]), "cpu")
+    lines = (changes.IMPL / "operations" / "optimisation.py").read_text(encoding="utf-8").splitlines(keepends=True)
+    number = next(place for place, line in enumerate(lines) if "torch.clamp(max_norm" in line)
+    outcomes = []
+    for name, wrong in (("wrong", "norm / max_norm"), ("equal", "(max_norm / norm)")):
+        changed = [*lines[:number], lines[number].replace("max_norm / norm", wrong), *lines[number + 1 :]]
+        diff = "".join(unified_diff(lines, changed, *(f"{side}/impl/operations/optimisation.py" for side in "ab")))
+        head = f"Title: {name}\nWhere: impl\nWrong: {name}\nDevice: cpu\n\ndiff --git a/impl b/impl\n"
+        patch = tmp_path / f"{name}.patch"
+        patch.write_text(head + diff, encoding="utf-8")
+        place = f"operations/optimisation.py:{number + 1}"
+        assert place in near.changed(patch)
+        outcomes.append(near.attack(Bug.read(patch), [(1.0, target, frozenset([place]))]))
+    assert [(one["outcome"], one.get("claims"), one["asked"]) for one in outcomes] == [(FOUND, ["OPT-CLIP float32"], 1), (MISSED, None, 1)]
