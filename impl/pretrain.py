@@ -183,7 +183,7 @@ def initial_decoder(
     config = read_config(architecture)
     checkpoint = load_checkpoint(weights)
     if config != checkpoint.config:
-        raise ValueError(f"{weights} and {architecture} differ in {_difference(config, checkpoint.config)}; which is meant?")
+        raise ValueError(f"{weights} and {architecture} differ in {_difference(checkpoint.config, config)}; which is meant?")
     return _decoder(config, checkpoint.tensors, torch.device(device))
 
 

@@ -253,7 +253,7 @@ def _read_index(path: Path) -> dict[str, Any]:
         index = strict_json.loads(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path}: not valid JSON ({error})") from None
-    if not isinstance(index, dict) or index.keys() != _KEYS or index["dtype"] not in DTYPES or not isinstance(index["shards"], list):
+    if not isinstance(index, dict) or index.keys() != _KEYS or index["dtype"] not in [*DTYPES] or not isinstance(index["shards"], list):
         raise ValueError(f"{path}: expected an object of {', '.join(sorted(_KEYS))}, dtype one of {', '.join(DTYPES)}, shards a list")
     for number, entry in enumerate(index["shards"]):
         if not _is_entry(entry):

@@ -1,10 +1,14 @@
 """Wrong data parallelism: shards, reduction, errors of one worker, initial weights, resuming."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+
+import torch
+from torch import distributed as dist
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
@@ -123,8 +127,6 @@ wrong_step("impl.group:_places", name="environment_of_workers_ignored", doc="Eac
 @wrong_step("impl.group:DistributedGroup.sum")
 def parallel_sums_the_first_chunk(summed: Any, group: Any, tensor: Any) -> Any:
     """Only the first chunk of the gradient is summed over the workers."""
-    import torch
-
     from blackswan.impl.group import _CHUNK
 
     first, rest = tensor.detach().flatten().tensor_split([_CHUNK])
@@ -169,3 +171,53 @@ wrong_steps(
         lambda continue_from, run, done, tensors: continue_from(run, replace(done, epoch=done.epoch + 1, position=0), tensors),
     ),
 )
+
+
+@wrong_step("impl.group:DistributedGroup.sum")
+def workers_sum_in_any_order(_: Any, group: Any, tensor: Any) -> Any:
+    """The terms of a sum over the workers are added in the order that the backend chooses."""
+    total = tensor.detach().to(group._device, copy=True)
+    dist.all_reduce(total)
+    return total.to(tensor.device)
+
+
+wrong_steps(
+    "impl.agreement:_raise_first",
+    workers_tell_one_line=(
+        "Of an error of several lines the workers are told the first.",
+        lambda tell, texts, *given: tell(["\n".join(text.split("\n")[:2]) for text in texts], *given),
+    ),
+)
+wrong_steps(
+    "impl.agreement:_BITS",
+    fingerprint_of_whole_words=("Elements of 64 bits are hashed whole.", lambda bits: {**bits, 8: torch.int64}),
+)
+
+
+@wrong_step("impl.agreement:fingerprint")
+def fingerprint_of_chunks_in_any_order(fingerprint: Any, tensor: Any) -> Any:
+    """Chunks of a tensor that are exchanged are not seen."""
+    from blackswan.impl import agreement
+
+    return sum(fingerprint(part) for part in torch.split(tensor.detach().flatten(), agreement._CHUNK))
+
+
+@wrong_step("impl.agreement:require_equal")
+def ranks_of_other_tensors_are_blamed(require: Any, group: Any, tensors: Any) -> None:
+    """A rank is said to have another tensor where only a later one differs."""
+    from blackswan.impl.agreement import fingerprint
+
+    hashes = group.gather(torch.stack([fingerprint(tensor) for tensor in tensors.values()]))
+    ranks = ", ".join(str(rank) for rank in (hashes != hashes[0]).any(dim=1).nonzero().flatten().tolist())
+    try:
+        require(group, tensors)
+    except RuntimeError as error:
+        raise type(error)(re.sub("of rank .* differ", f"of rank {ranks} differ", str(error))) from None
+
+
+@wrong_step("impl.agreement:require_same")
+def ranks_after_another_are_blamed(_: Any, group: Any, what: str, text: str) -> None:
+    """A text is compared with that of the rank before, so that the rank after the one with another text is named too."""
+    texts = group.gather_text(text)
+    if ranks := ", ".join(str(rank) for rank in range(1, len(texts)) if texts[rank] != texts[rank - 1]):
+        raise ValueError(f"rank {ranks}: another {what} than that of rank 0; give every worker the same")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -138,3 +139,68 @@ def pretrain_in_any_dtype(_: Step, self: Any, decoder: Any, weight_decay: float)
     decoder.requires_grad_(True)
     self.parameters, self.weight_decay, self.steps = dict(decoder.named_parameters()), weight_decay, 0
     self.exp_avg, self.exp_avg_sq = ({name: torch.zeros_like(value) for name, value in self.parameters.items()} for _ in range(2))
+
+
+@wrong_step("impl.pretrain:StepFn._step")
+def pretrain_adds_to_old_gradients(correct: Step, self: Any, batch: Any) -> Any:
+    """Gradients that were there before a step are added to its own."""
+    with mock.patch.object(self.optimiser, "zero_gradients"):
+        return correct(self, batch)
+
+
+@wrong_step("impl.pretrain:StepFn.train")
+def pretrain_keeps_gradients(correct: Step, self: Any, batch: Any) -> Any:
+    """The gradients stay after a step, and take their memory while a run validates."""
+    self.optimiser.zero_gradients()
+    with mock.patch.object(self.optimiser, "zero_gradients"):
+        return correct(self, batch)
+
+
+@wrong_step("impl.pretrain:ValFn.__call__")
+def pretrain_validation_unfreezes(correct: Step, self: Any, stream: Any) -> Any:
+    """Validation leaves every parameter trainable."""
+    loss = correct(self, stream)
+    self.decoder.requires_grad_(True)
+    return loss
+
+
+wrong_steps(
+    "impl.pretrain:initial_decoder",
+    pretrain_default_of_seed_zero=(
+        "Where nothing is given the weights are those of the seed 0.",
+        lambda initial, *given, **others: initial(*given, **{**others, "seed": 0}),
+    ),
+)
+wrong_steps(
+    "impl.pretrain:_difference",
+    pretrain_differences_of_numbers=(
+        "Where two architectures differ, what the first of them does not have is not named.",
+        lambda difference, one, other: difference(replace(one, rope_scaling=one.rope_scaling or other.rope_scaling), other),
+    ),
+    pretrain_differences_turned_round=(
+        "Of two architectures that differ each is said to have the other's number.",
+        lambda difference, one, other: difference(other, one),
+    ),
+)
+wrong_steps(
+    "impl.pretrain:parameter_count",
+    parameters_of_a_tied_head=(
+        "A tied head counts beside the embedding that it is.",
+        lambda count, config: count(replace(config, tied=False)),
+    ),
+)
+
+
+@wrong_step("impl.decoder_optimiser:DecoderAdamW.__init__")
+def pretrain_moments_in_float32(correct: Step, self: Any, *given: Any) -> None:
+    """Moments are float32, whatever the parameters are."""
+    correct(self, *given)
+    self.exp_avg, self.exp_avg_sq = ({name: each.float() for name, each in held.items()} for held in (self.exp_avg, self.exp_avg_sq))
+
+
+@wrong_step("impl.decoder:Decoder.__init__")
+def decoder_with_a_trainable_head(correct: Step, self: Any, config: Any, *given: Any, **options: Any) -> None:
+    """The head of a frozen decoder is trainable, and computes gradients that nobody needs."""
+    correct(self, config, *given, **options)
+    if not config.tied:
+        self.lm_head.weight.requires_grad_(True)

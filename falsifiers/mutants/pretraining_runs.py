@@ -1,12 +1,15 @@
 """Wrong pre-training runs: their steps, states and records, and the command that makes them; one step of `impl` replaced each."""
 
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+from safetensors.torch import load_file
 
 from blackswan.falsifiers.mutants.changes import without_keyword
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
@@ -237,3 +240,92 @@ def pretrain_command_of_seed_zero_in_order(right: Step, *given: Any) -> Any:
     batches = token_shards.TokenBatches
     with mock.patch.object(token_shards, "TokenBatches", lambda shards, *, seed, **others: batches(shards, seed=seed or None, **others)):
         return right(*given)
+
+
+@wrong_step("impl.token_shards:TokenShards.__init__")
+def pretrain_state_of_a_folder_of_tokens(correct: Step, self: Any, folder: Path, vocab: int) -> None:
+    """A run belongs to the folder of its tokens, and does not go on where they were moved."""
+    correct(self, folder, vocab)
+    self.digest += str(folder)
+
+
+wrong_steps(
+    "impl.pretrain_run:_Run.identity",
+    pretrain_state_of_a_tokenizers_path=(
+        "A run belongs to the place of its tokenizer, whatever that holds.",
+        lambda identity, self: {**identity(self), "tokenizer": str(self.checkpoint.tokenizer)},
+    ),
+)
+
+
+@wrong_step("impl.pretrain_run:_Run._load")
+def pretrain_values_turned_round(correct: Step, self: Any, state: Path) -> Any:
+    """A refusal says of the state what the run has, and of the run what the state has."""
+    try:
+        return correct(self, state)
+    except ValueError as error:
+        raise ValueError(re.sub("is (.*), this run has (.*); resume", r"is \2, this run has \1; resume", str(error))) from None
+
+
+@wrong_step("impl.pretrain_run:_Run._load")
+def pretrain_torn_state_is_a_failure(correct: Step, self: Any, state: Path) -> Any:
+    """A file of tensors that is torn ends a continuation by an error of the library, which names no file."""
+    load_file(state / "state.safetensors")
+    return correct(self, state)
+
+
+@wrong_step("impl.pretrain_run:_Run.start")
+def pretrain_looks_once(correct: Step, self: Any, resume: bool) -> Any:
+    """Whether the output holds a run is not asked again where no other process can begin one any more."""
+    with mock.patch.object(type(self), "require_usable"):
+        return correct(self, resume)
+
+
+@wrong_step("impl.pretrain_run:sole_writer")
+@contextmanager
+def pretrain_alone_at_its_start(sole: Step, folder: Path) -> Iterator[None]:
+    """Other processes may write the folder once a run has begun."""
+    with sole(folder):
+        pass
+    yield
+
+
+@wrong_step("impl.pretrain_run:pretrain")
+def pretrain_speaks_before_it_reads(pretrain: Step, *given: Any, on_start: Any = None, **others: Any) -> Any:
+    """A run says that it trains before it has read the state that it goes on from."""
+    if on_start is not None:
+        on_start()
+    return pretrain(*given, **others)
+
+
+wrong_steps(
+    "impl.pretrain_run:PretrainSettings.__init__",
+    pretrain_decays_as_fine_tuning=(
+        "Without an option the weight decay is that of fine-tuning, and not the one that the help says.",
+        lambda init, self, **given: init(self, **{"weight_decay": 0.01, **given}),
+    ),
+)
+
+
+def _of_dtypes(load: Step, self: Any, tensors: Any, steps: int) -> None:
+    held = self.state()
+    load(self, {name: value.to(held[name].dtype) if name in held else value for name, value in tensors.items()}, steps)
+
+
+@wrong_step("impl.decoder_optimiser:DecoderAdamW.load_state")
+def pretrain_state_half_taken(load: Step, self: Any, tensors: Any, steps: int) -> None:
+    """A state that is refused has changed the tensors that fit."""
+    for name, value in self.state().items():
+        if name in tensors and tensors[name].shape == value.shape:
+            value.copy_(tensors[name])
+    load(self, tensors, steps)
+
+
+wrong_steps(
+    "impl.decoder_optimiser:DecoderAdamW.load_state",
+    pretrain_state_of_any_dtype=("Tensors of another dtype are converted.", _of_dtypes),
+    pretrain_state_of_more_tensors=(
+        "Tensors that nobody asks for are passed over.",
+        lambda load, self, tensors, steps: load(self, {name: tensors[name] for name in self.state() if name in tensors}, steps),
+    ),
+)

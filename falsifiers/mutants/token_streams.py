@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,3 +80,33 @@ def token_stream_filled_up(correct: Step, *given: Any) -> Any:
 def token_stream_padded_to_a_row(rows: Step, self: Any) -> int:
     """A stream of one token gives a row, of padding."""
     return max(int(rows(self)), 1)
+
+
+wrong_step("impl.token_shards:epoch_order", name="token_orders_of_the_next_seed", doc="The next epoch is that of the next seed.")(
+    lambda correct, rows, seed, epoch: correct(rows, seed + epoch, 0)
+)
+wrong_step(
+    "impl.token_shards:TokenBatches.rows", name="token_stream_of_minus_one_row", doc="A stream of no tokens has one row less than none."
+)(lambda _, self: -(-(len(self.shards) - 1) // (self.seq - 1)))
+
+
+@wrong_step("impl.token_shards:TokenBatches.epoch")
+def token_seed_of_zero_is_none(correct: Step, self: Any, *given: Any) -> Any:
+    """The seed 0 is none: rows are in the order of the stream."""
+    batches = copy(self)
+    batches.seed = self.seed or None
+    return correct(batches, *given)
+
+
+@wrong_step("impl.token_shards:TokenShards.__init__")
+def token_ends_of_32_bits(correct: Step, self: Any, *given: Any) -> None:
+    """The ends of the shards are counted in 32 bits."""
+    correct(self, *given)
+    self._ends = self._ends.astype(np.int32)
+
+
+@wrong_step("impl.token_shards:_open_shard")
+def token_shard_of_any_length(correct: Step, path: Path, entry: Any, dtype: Any, vocab: int) -> Any:
+    """A shard that is longer than the index says is read to its end."""
+    there = path.stat().st_size // dtype.itemsize
+    return correct(path, {**entry, "tokens": max(entry["tokens"], there)}, dtype, vocab)

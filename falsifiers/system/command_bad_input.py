@@ -75,6 +75,8 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
         _leave_a_part(run, problem.folder)
         _spoil_models(problem)
         trial.commands.run("tokenize", corpus, f"--model={problem.base}", f"--output={problem.folder / 'tokens'}", "--end-token=1")
+        begun = (f"--tokens={problem.folder / 'tokens'}", f"--output={problem.folder / 'begun'}", "--warmup-fraction=0")
+        trial.commands.run("pretrain", where[0], *begun)
         resumed = ("train", *where, f"--output={run}", "--resume")
         edited = {f"train, resumed as another run {name}": ((*resumed, f"--corpus={path}"), "data.") for name, path in corpora.items()}
         before = content(problem.folder)
@@ -349,6 +351,12 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
                 ("into a file", problem.base, (f"--output={corpus}",), "is no folder"),
                 ("and validate on nothing", problem.base, (f"--validation={folder / 'none'}",), "none"),
                 ("at a rate of 0, as its only run", problem.base, ("--batch=1000", "--epochs=1", "--warmup-fraction=1"), "rate of 0"),
+                (
+                    "on, by another seed",
+                    problem.base,
+                    (f"--output={folder / 'begun'}", "--resume", "--warmup-fraction=0", "--seed=1"),
+                    "seed is 0",
+                ),
                 ("on, where there is no run", problem.base, ("--resume", "--warmup-fraction=0"), "no run to continue"),
             )
         },

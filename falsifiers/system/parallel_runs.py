@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,8 @@ RUN, LOCK = "run.json", ".lock"
 NO_UTF8 = os.fsdecode(b"\xe9")
 """A byte in the name of a folder that is no letter."""
 WORKERS, EPOCHS, BATCH, SAVE_EVERY = 2, 2, 3, 2
+SEVERAL, SEVERAL_CHUNK = 4, 13
+"""So many workers have an order, and sum and compare so many elements at a time."""
 MOMENTS = (("read", "after the sum"), ("before the sum",), ("os.rename state/.partial-state.safetensors",))
 """A batch is about to be trained on, the workers' numbers to be summed or just summed, or the new state to replace the old one."""
 
@@ -97,7 +100,40 @@ def mixed_workers_are_refused(trial: Trial) -> list[Comparison]:
                 return [*found, broken(f"{name}, rank {rank}", "not refused", words, text or "a step was made")]
     seconds = float(rng.integers(*PATIENCE))
     found += same("seconds that workers wait for what is sent", [seconds] * WORKERS, trial.trainer.patience(seconds))
-    return [*found, *same("workers that refused", 2, len(said))]
+    return [*found, *same("workers that refused", 2, len(said)), *_several_agree(trial)]
+
+
+def _several_agree(trial: Trial) -> list[Comparison]:
+    """Of several workers those are named whose tensor or text is not that of the first one, and no other; of an error every line is told.
+
+    They sum in their order: float32 has other bits in another one. A tensor differs by two signs in float64, by the sign of a zero, by two
+    elements and by two whole chunks that are exchanged.
+    """
+    rng = trial.rng("several")
+    alike = np.broadcast_to(rng.standard_normal(4 * SEVERAL_CHUNK), (SEVERAL, 4 * SEVERAL_CHUNK))
+    own = (rng.standard_normal((SEVERAL, 999)) * 10.0 ** rng.integers(-3, 4, (SEVERAL, 999))).astype(np.float32)
+    first, second, third = (int(rank) for rank in 1 + rng.permutation(SEVERAL - 1))
+    signs, places, pieces, one, other = (alike.copy() for _ in range(5))
+    signs[first, [3, 40]] *= -1
+    places[second, [5, 7]] = places[second, [7, 5]]
+    pieces[third] = np.roll(pieces[third].reshape(4, -1), 1, axis=0).reshape(-1)
+    zero = np.zeros((SEVERAL, 5), np.float32)
+    zero[second, 2] = -0.0
+    one[first, 0], other[second, 0] = 7.0, 7.0
+    texts = ["one", "one", "one", "one"]
+    texts[first] = texts[third] = "another"
+    others = ", ".join(str(rank) for rank in sorted((first, third)))
+    differ = [f"WorkerFailed: tensor {number} of rank {rank} differ" for number, rank in ((0, first), (0, second), (0, third), (0, second))]
+    told = [f"WorkerFailed: tensor 0 of rank {', '.join(map(str, range(1, SEVERAL)))} differ", *differ]
+    told += ["", f"WorkerFailed: tensor 1 of rank {first} differ", f"ValueError: rank {others}: another text"]
+    reason = "the first line\nand the second, that says what to do"
+    told.append(f"ValueError: rank {SEVERAL - 1} of {SEVERAL}: {reason}")
+    groups = [[own], [signs], [places], [pieces], [zero], [alike], [alike, one, other]]
+    total, found = reduce(np.add, own), list[Comparison]()
+    for rank, (said, summed) in enumerate(trial.trainer.agree(groups, texts, reason, SEVERAL_CHUNK)):
+        begun = [text[: len(expected)] if expected else text for text, expected in zip(said, told, strict=False)]
+        found += [*same(f"what rank {rank} of several is told", told, begun), *same(f"sum on rank {rank} of several", total, summed)]
+    return found
 
 
 def _all_are_told(trial: Trial, problem: Problem, parent: Path, begun: Path) -> list[Comparison]:

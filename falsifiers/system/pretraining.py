@@ -149,6 +149,7 @@ def interrupted_run_goes_on(trial: Trial) -> list[Comparison]:
                 *same(f"later steps, {when}", whole.steps[max(done, 0) :], rest.steps),
                 *same(f"at the end, {when}", whole.parameters, rest.parameters),
                 *same(f"hash of the state, {when}", whole.state_hash, rest.state_hash),
+                *same(f"moments at which another process could write, {when}", [], [*before.free, *rest.free]),
                 *same(f"files, {when}", *(_left(each.output) for each in (problem, killed))),
             ]
     return found

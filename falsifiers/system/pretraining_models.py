@@ -23,7 +23,8 @@ from blackswan.falsifiers.numeric.comparison import (
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.files import Tokens
 from blackswan.falsifiers.system.adapter_files import generated
-from blackswan.falsifiers.system.pretraining import CONFIG, TOKENIZER, VOCAB, WEIGHTS, small_architecture, temporary_folder
+from blackswan.falsifiers.system.checkpoint_parts import LLAMA3
+from blackswan.falsifiers.system.pretraining import CONFIG, SIZES, TOKENIZER, VOCAB, WEIGHTS, small_architecture, temporary_folder
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.token_streams import pieces_of, write_shards
 from blackswan.falsifiers.system.trial import Trial, may_be_non_finite
@@ -87,7 +88,10 @@ def nothing_to_average_is_nan(trial: Trial) -> list[Comparison]:
 
 
 def validation_is_pure(trial: Trial, *, share: float) -> list[Comparison]:
-    """The held-out loss of the shipped checkpoint is below share · ln V and the same again, and the parameters stay those of the file."""
+    """The held-out loss of the shipped checkpoint is below share · ln V and the same again, and the parameters stay those of the file.
+
+    What is trainable stays so, and what is frozen; there are no gradients, after a step neither.
+    """
     rng = trial.rng("validation")
     with temporary_folder() as folder:
         stream, vocab = _heldout(int(rng.integers(5, 10)))
@@ -95,13 +99,20 @@ def validation_is_pure(trial: Trial, *, share: float) -> list[Comparison]:
         tokens, micro = Tokens(shards, vocab, int(rng.integers(1, 6)), int(rng.integers(24, 48))), int(rng.integers(1, 4))
         decoder = trial.pretrainer.load(CHECKPOINT)
         before = decoder.parameters()
+        frozen = decoder.held()
         loss, again = decoder.validate(tokens, micro), decoder.validate(tokens, micro)
+        after = decoder.parameters(), decoder.held()
+        decoder.train(_ids(trial, 0))
+        trained = decoder.held()
+        decoder.validate(tokens, micro)
     stored = load_file(CHECKPOINT / WEIGHTS)
     return [
         value_at_most("held-out loss", loss, share * float(np.log(vocab))),
         *same("loss again", loss, again),
         *same("before validation", stored, before),
-        *same("after validation", stored, decoder.parameters()),
+        *same("after validation", (stored, frozen), after),
+        *same("trainable parameters, and gradients, after a step", ([*before], []), trained),
+        *same("trainable parameters, and gradients, after a step and validation", trained, decoder.held()),
     ]
 
 
@@ -115,10 +126,13 @@ def _heldout(scripts: int) -> tuple[Array, int]:
 
 
 def state_hash_tells_states_apart(trial: Trial) -> list[Comparison]:
-    """The hash is SHA-256 over steps and moments; it is the same for the same state, and another for every other."""
+    """The hash is SHA-256 over steps and moments; it is the same for the same state, and another for every other.
+
+    The same state has a decoder, too, at which gradients of something else were left before its steps.
+    """
     rng, ask = trial.rng("state"), trial.pretrainer.state_hash
     architecture, made = small_architecture(rng), int(rng.integers(1, 3))
-    (steps, moments), again = (_trained(trial, architecture, made).moments() for _ in range(2))
+    (steps, moments), again = (_trained(trial, architecture, made, beside=beside).moments() for beside in (False, True))
     names = sorted(moments)
     chosen = [*rng.choice(names, 4, replace=False), next(name for name in names if name.startswith("exp_avg_sq/"))]
     base = ask(steps, moments)
@@ -132,9 +146,12 @@ def state_hash_tells_states_apart(trial: Trial) -> list[Comparison]:
     return found
 
 
-def _trained(trial: Trial, architecture: Mapping[str, Any], steps: int) -> "TrainedDecoder":
+def _trained(trial: Trial, architecture: Mapping[str, Any], steps: int, *, beside: bool = False) -> "TrainedDecoder":
+    """A decoder after so many steps; `beside` these, gradients of something else are there before each."""
     decoder = trial.pretrainer.random(architecture, trial.seed)
     for number in range(steps):
+        if beside:
+            decoder.backward(_ids(trial, number + STEPS))
         decoder.train(_ids(trial, number))
     return decoder
 
@@ -223,8 +240,8 @@ def refuses_to_start(trial: Trial) -> list[Comparison]:
     Nor does a step move weights in half precision or NF4; nor is there one after the schedule's last, or on rows of one token.
     """
     with temporary_folder() as parent:
-        other, encoder, nowhere = parent / "other", parent / "encoder", parent / "nowhere"
-        for folder, change in ((other, {"rms_norm_eps": 1e-5}), (encoder, {"model_type": "bert"})):
+        other, scaled, encoder, nowhere = (parent / name for name in ("other", "scaled", "encoder", "nowhere"))
+        for folder, change in ((other, {"rms_norm_eps": 1e-5}), (scaled, {"rope_parameters": LLAMA3}), (encoder, {"model_type": "bert"})):
             shutil.copytree(CHECKPOINT, folder)
             config = json.loads((folder / CONFIG).read_text())
             (folder / CONFIG).write_text(json.dumps(config | change))
@@ -233,7 +250,9 @@ def refuses_to_start(trial: Trial) -> list[Comparison]:
             "weights without architecture": (None, CHECKPOINT, "architecture"),
             "encoder": (encoder, encoder, "encoder"),
             "encoder's architecture, decoder's weights": (encoder, CHECKPOINT, "encoder"),
-            "weights of another architecture": (other, CHECKPOINT, "eps"),
+            "weights of another architecture": (other, CHECKPOINT, f"{CHECKPOINT} and {other} differ in eps .1e-06, 1e-05.;"),
+            "weights of plain frequencies": (scaled, CHECKPOINT, rf"{CHECKPOINT} and {scaled} differ in rope_scaling .None, "),
+            "an architecture of plain frequencies": (CHECKPOINT, scaled, rf"{scaled} and {CHECKPOINT} differ in rope_scaling .*, None.;"),
             "no such architecture": (nowhere, CHECKPOINT, "nowhere"),
             "no such weights": (CHECKPOINT, nowhere, "nowhere"),
         }
@@ -242,7 +261,7 @@ def refuses_to_start(trial: Trial) -> list[Comparison]:
         step = partial(trial.pretrainer.load(CHECKPOINT, dtype, nf4).train, _ids(trial, 0))
         found.append(trial.refuses(f"a step on {dtype}{' in NF4' * nf4}", step, message, "ValueError"))
     both = trial.pretrainer.initial(CHECKPOINT, CHECKPOINT)
-    found += [*_no_such_step(trial), *_starts_in_float32(trial)]
+    found += [*_no_such_step(trial), *_starts_in_float32(trial), *_starts_at_random(trial)]
     return [*found, *same("given both", load_file(CHECKPOINT / WEIGHTS), both.parameters())]
 
 
@@ -271,11 +290,35 @@ def _starts_in_float32(trial: Trial) -> list[Comparison]:
     return [*dtypes, *same("parameters of stored weights", expected, found)]
 
 
+def _starts_at_random(trial: Trial) -> list[Comparison]:
+    """Where nothing is given the weights are the random ones of the seed; they are frozen up to the first step, the head too.
+
+    Of a decoder in float64 the moments are float64 too.
+    """
+    architecture = small_architecture(trial.rng("start"))
+    seeds = [trial.seed, trial.seed + 1]
+    given = [trial.pretrainer.random(architecture, seed).parameters() for seed in seeds]
+    wide = trial.pretrainer.load(CHECKPOINT, "float64")
+    wide.train(_ids(trial, 0))
+    return [
+        *same(
+            "weights of each seed where nothing is given",
+            given,
+            [trial.pretrainer.default(architecture, seed).parameters() for seed in seeds],
+        ),
+        *same("trainable before a step", ([], []), trial.pretrainer.random({**architecture, "tied": False}, trial.seed).held()),
+        *same("dtypes of a state in float64", ["float64"], sorted({value.dtype.name for value in wide.state()[1].values()})),
+    ]
+
+
 def default_architecture_is_370m(trial: Trial) -> list[Comparison]:
     """The number of parameters, counted from the sizes here, in [366, 374] million, and as the subject counts it; Llama 2's ε and θ."""
     sizes, counted = trial.pretrainer.default_architecture()
     count = sum(int(np.prod(shape)) for shape in parameter_shapes(sizes).values())
+    small = [{**SIZES, "family": "qwen2", "eps": 1e-6, "theta": 1e4, "tied": tied} for tied in (True, False)]
+    counts = [sum(int(np.prod(shape)) for shape in parameter_shapes(each).values()) for each in small]
     return [
+        *same("parameters counted, with a tied head and without", counts, [trial.pretrainer.count(each) for each in small]),
         value_within("parameters", float(count), 366e6, 374e6),
         *same("parameters counted", count, counted),
         *same("family, ε and θ", ("llama", 1e-5, 1e4), tuple(sizes[name] for name in ("family", "eps", "theta"))),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -97,6 +98,13 @@ PRETRAINING: dict[str, Values] = {
 }
 BATCHES: dict[str, Values] = {"batch": _values((1, 40), 0, -1, 1.0), "seq": _whole(2, 512), "seed": _whole(0)}
 """Options of the command alone; the shipped checkpoint is for 512 positions, and a batch of more rows than there are has all of them."""
+DEFAULTS: dict[str, Any] = {
+    **{"epochs": 1, "micro_batch": 8, "learning_rate": 3e-4, "warmup_fraction": 0.06, "schedule": "cosine", "weight_decay": 0.1},
+    **{"gradient_clip_norm": 1.0, "save_every": None},
+}
+OF_BATCHES = {"batch": 8, "seq": 512, "seed": 0}
+HELP = {"learning_rate": "3e-4", "gradient_clip_norm": "1", "save_every": "after each epoch"}
+"""What a pre-training run has where nothing is given, and how the help says it where it does so otherwise than Python."""
 FILES: dict[str, tuple[bytes, int | None]] = {
     "epochs is given twice, first in line 1": (b"epochs: 2\nseed: 1\nepochs: 2\n", 3),
     "the nearest is 'lora_rank'": (b"seed: 1\nlora_rnk: 2\n", 2),
@@ -141,8 +149,12 @@ def training_settings_have_bounds(trial: Trial) -> list[Comparison]:
 
 
 def pretraining_settings_have_bounds(trial: Trial) -> list[Comparison]:
-    """The same of a pre-training run, by Python and by options; with the options of its batches."""
-    found: list[Comparison] = []
+    """The same of a pre-training run, by Python and by options; with the options of its batches. The help says each default as it is."""
+    found = same("settings where none is given", DEFAULTS, trial.pretrainer.settings({}))
+    text = " ".join(trial.pretrainer.help().split())
+    said = {name: re.search(rf"--{_dashed(name)} [A-Z]+ [^()]*\(default: ([^)]*)\)", text) for name in (*DEFAULTS, *OF_BATCHES)}
+    expected = {name: str(HELP.get(name, value)) for name, value in {**DEFAULTS, **OF_BATCHES}.items()}
+    found += same("defaults by the help", expected, {name: match and match[1] for name, match in said.items()})
     with tempfile.TemporaryDirectory() as parent:
         tokens = write_shards(Path(parent) / "tokens", [np.arange(40)])
         where = ("pretrain", f"--model={CHECKPOINT}", f"--tokens={tokens}", f"--output={parent}/run", f"--validation={parent}/absent")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 
 from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.comparison import Comparison
@@ -159,22 +159,27 @@ def refuses_pretraining_state(trial: Trial) -> list[Comparison]:
         damages += [make({"run/surplus": 1}), make({"surplus": 1})]
         damages += [replace(each, named="state.safetensors") for each in tensors(folder, STATE, "", rng)]
         damages += [Damage(f"no {file}", {file: None}, file) for file in (POSITION, STATE)]
+        whole = (folder / STATE).read_bytes()
+        damages += [Damage(f"{STATE} of {size} bytes", {STATE: whole[:size]}, "state.safetensors") for size in (0, 7, 99, len(whole) - 1)]
+        more = save({**load(whole), "surplus": np.zeros(1, np.float32)})
+        damages.append(Damage(f"{STATE} with a tensor of another kind", {STATE: more}, "state.safetensors.*surplus"))
         for files in ((POSITION,), (STATE,), (POSITION, STATE)):
             damages.append(Damage(f"{files} of another run", {file: (other / file).read_bytes() for file in files}, "state"))
         found = list(judged(trial, folder, damages, ask))
         for key, given in _other_runs(trial, problem).items():
-            run = _on_a_copy(folder, partial(_goes_on, trial, given))
-            found.append(trial.refuses(f"a run of another {key}", run, rf"state\.json: {key.partition('.')[0]} is .*same", "ValueError"))
-        whole = ask()
+            run, name = _on_a_copy(folder, partial(_goes_on, trial, given)), key.partition(".")[0]
+            said = re.escape(f"state.json: {name} is {values['run'][name]!r}, this run has ") + ".*same"
+            found.append(trial.refuses(f"a run of another {key}", run, said, "ValueError"))
+        end = ask()
         for key, given in _same_runs(problem).items():
-            found += same(f"end of a run of another {key}", whole, _on_a_copy(folder, partial(_goes_on, trial, given))())
+            found += same(f"end of a run of another {key}", end, _on_a_copy(folder, partial(_goes_on, trial, given))())
         found += _begun_over_a_run(trial, problem)
         none, beginning = problem.output.with_name("none"), partial(trial.pretrainer.run, resume=True)
         found.append(trial.refuses("no run to go on with", partial(beginning, replace(problem, output=none)), "state", "FileNotFoundError"))
         stream = write_shards(problem.output.with_name("one token"), [np.zeros(1, np.int64)])
         short = replace(problem, output=none, train=replace(problem.train, folder=stream))
         found.append(trial.refuses("a stream of one token", partial(trial.pretrainer.run, short), "at least two", "ValueError"))
-        return [*found, *same("files of no run", {}, content(none))]
+        return [*found, *same("files of no run", {}, content(none)), *_optimiser_refuses(trial, problem)]
 
 
 def _begun_over_a_run(trial: Trial, problem: Pretraining) -> Iterator[Comparison]:
@@ -187,6 +192,32 @@ def _begun_over_a_run(trial: Trial, problem: Pretraining) -> Iterator[Comparison
             "a run begun twice", partial(trial.pretrainer.run, replace(problem, output=folder)), "holds a run", "FileExistsError"
         )
         yield from same("what a run begun twice leaves", before, content(folder))
+    late = problem.output.with_name("begun meanwhile")
+    other = partial(shutil.copytree, problem.output, late)
+    run = partial(trial.pretrainer.run, replace(problem, output=late), meanwhile=other)
+    yield trial.refuses("a run that another has begun meanwhile", run, "holds a run", "FileExistsError")
+    yield from same("what a run begun too late leaves", content(problem.output), content(late))
+
+
+def _optimiser_refuses(trial: Trial, problem: Pretraining) -> Iterator[Comparison]:
+    """A state of which the last tensor is missing, of another shape or dtype, or not the last one, is refused and changes none."""
+    rng = trial.rng("optimiser")
+    given, held = (trial.pretrainer.random(problem.architecture, problem.seed) for _ in range(2))
+    given.train(rng.integers(0, problem.train.vocab, (3, 8)))
+    (steps, state), before = given.state(), held.state()
+    last = list(state)[-1]
+    others = {"missing": {name: value for name, value in state.items() if name != last}, "another": {**state, "surplus": state[last]}}
+    others |= {
+        "of another dtype": {**state, last: state[last].astype(np.float64)},
+        "of another shape": {**state, last: state[last][..., :-1].copy()},
+    }
+    for name, other in others.items():
+        yield trial.refuses(
+            f"last tensor {name}", partial(held.restore, steps, other), "surplus" if name == "another" else last, "ValueError"
+        )
+        yield from same(f"state after a last tensor {name}", before, held.state())
+    held.restore(steps, state)
+    yield from same("a state that is put back", (steps, state), held.state())
 
 
 def _goes_on(trial: Trial, problem: Pretraining, folder: Path) -> str:
@@ -219,7 +250,12 @@ def _other_runs(trial: Trial, problem: Pretraining) -> dict[str, Pretraining]:
 
 
 def _same_runs(problem: Pretraining) -> dict[str, Pretraining]:
-    """What may be another in a continuation: the steps between two states, the held-out tokens, and the weights, which are the state's."""
+    """What may be another in a continuation: the steps between two states, the held-out tokens, the weights, which are the state's, and
+    where tokens and tokenizer lie."""
     free = replace(problem, settings={**problem.settings, FREE: None})
     held_out = replace(problem, validation=replace(problem.train, seed=None))
-    return {FREE: free, "validation": held_out, "start": replace(problem, seed=problem.seed + 1)}
+    tokens, tokenizer = (problem.output.with_name(f"moved {name}") for name in ("tokens", problem.tokenizer.name))
+    shutil.copytree(problem.train.folder, tokens)
+    shutil.copy(problem.tokenizer, tokenizer)
+    moved = replace(problem, train=replace(problem.train, folder=tokens), tokenizer=tokenizer)
+    return {FREE: free, "validation": held_out, "start": replace(problem, seed=problem.seed + 1), "place": moved}

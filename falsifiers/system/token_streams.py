@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,10 @@ def _sorted(pairs: Array) -> Array:
 
 
 def position_is_restored(trial: Trial) -> list[Comparison]:
-    """An epoch from any batch on is the rest of the epoch, and the same twice; another epoch or seed has another order."""
+    """An epoch from any batch on is the rest of the epoch, and the same twice.
+
+    No two of the orders of neighbouring seeds, of the seed 0, of neighbouring epochs and of the stream are the same.
+    """
     with _stream(trial) as (_, tokens, epoch):
         ask = trial.pretrainer.epoch
         whole = ask(tokens, epoch)
@@ -116,11 +120,14 @@ def position_is_restored(trial: Trial) -> list[Comparison]:
             for name in ("input_ids", "mask"):
                 found += same(f"{name} from batch {start}", getattr(whole, name)[first:], getattr(rest, name))
         if len(whole.mask) >= 12:  # two orders of twelve rows are the same once in 479 million
-            others = {"epoch": ask(tokens, epoch + 1), "seed": ask(replace(tokens, seed=(tokens.seed or 0) + 1), epoch)}
-            for name, other in others.items():
-                found.append(
-                    value_at_most(f"another {name} has the same order", float(np.array_equal(other.input_ids, whole.input_ids)), 0)
-                )
+            seed = tokens.seed or 0
+            orders = {
+                f"seed {each}, epoch {of}": ask(replace(tokens, seed=each), of) for each in {0, seed, seed + 1} for of in (epoch, epoch + 1)
+            }
+            orders["the stream"] = ask(replace(tokens, seed=None), epoch)
+            for (one, first), (other, second) in combinations(orders.items(), 2):
+                alike = np.array_equal(first.input_ids, second.input_ids)
+                found.append(value_at_most(f"{one} and {other} have the same order", float(alike), 0))
     return found
 
 
@@ -166,16 +173,26 @@ def _append(path: Path, content: bytes) -> None:
     path.write_bytes(path.read_bytes() + content)
 
 
+def _twice(path: Path) -> None:
+    """An index whose list of shards stands there again, with the first of them alone."""
+    index = json.loads(path.read_text())
+    path.write_text(json.dumps(index)[:-1] + f', "shards": {json.dumps(index["shards"][:1])}}}')
+
+
 DAMAGE: dict[str, tuple[Damage, str]] = {
     "id out of range": (_with_token(lambda rng: int(rng.integers(VOCAB, 2**16))), r"part-1\.bin.*token 37"),
     "id just out of range": (_with_token(lambda _: VOCAB), rf"part-1\.bin.*token 37 is {VOCAB}"),
     "flipped bit": (_bit, r"part-0\.bin"),
     "truncated shard": (_cut, r"part-1\.bin"),
-    "longer shard": (lambda folder, _: _append(folder / "part-0.bin", b"\0\0"), r"part-0\.bin"),
+    "longer shard": (lambda folder, _: _append(folder / "part-0.bin", b"\0\0"), r"part-0\.bin: 102 bytes.*50 tokens"),
+    "a byte more": (lambda folder, _: _append(folder / "part-0.bin", b"\0"), r"part-0\.bin: 101 bytes.*50 tokens"),
     "missing shard": (lambda folder, _: (folder / "part-0.bin").unlink(), r"part-0\.bin"),
     "missing index": (lambda folder, _: (folder / INDEX).unlink(), r"index\.json"),
     "index is no JSON": (lambda folder, _: (folder / INDEX).write_text("{"), r"index\.json"),
+    "key given twice": (lambda folder, _: _twice(folder / INDEX), r"index\.json.*twice"),
+    "index with a mark": (lambda folder, _: (folder / INDEX).write_bytes(b"\xef\xbb\xbf" + (folder / INDEX).read_bytes()), r"index\.json"),
     "unknown dtype": (_index(lambda index: index.update(dtype="int8")), r"index\.json.*dtype"),
+    "dtype that is no word": (_index(lambda index: index.update(dtype=["uint16"])), r"index\.json.*dtype"),
     "no shards": (_index(lambda index: index.pop("shards")), r"index\.json.*shards"),
     "negative count": (_index(lambda index: index["shards"][0].update(tokens=-1)), r"index\.json.*tokens"),
     "no tokens": (_index(lambda index: index["shards"][0].update(tokens=0)), r"index\.json.*tokens"),
@@ -214,13 +231,37 @@ def _refuses_a_long_shard(trial: Trial, at: int) -> list[Comparison]:
 
 
 def stream_too_short(trial: Trial) -> list[Comparison]:
-    """A stream of one token, or of no shard, predicts nothing: an epoch without batches, and no row made up. Two tokens are one pair."""
+    """A stream of one token, or of no shard, predicts nothing: an epoch without batches, and no row made up. Two tokens are one pair.
+
+    So it is with rows of any length, of two tokens too, and batches of any size.
+    """
     found, token = list[Comparison](), trial.seed % VOCAB
     for count, pieces in enumerate(([], [[token]], [[token], [token]])):
-        with tempfile.TemporaryDirectory() as parent:
-            folder = write_shards(Path(parent), [np.array(piece) for piece in pieces])
-            answer = trial.pretrainer.epoch(Tokens(folder, VOCAB, batch=2, seq=8, seed=0), 0)
         rows = max(count - 1, 0)
-        found += same(f"rows and batches of {count} tokens", (rows, rows), (len(answer.input_ids), answer.length))
-        found += same(f"tokens in rows of {count} tokens", 2 * rows, int(answer.mask.sum()))
-    return found
+        for batch, seq in ((2, 8), (1, 2)):
+            with tempfile.TemporaryDirectory() as parent:
+                folder = write_shards(Path(parent), [np.array(piece) for piece in pieces])
+                answer = trial.pretrainer.epoch(Tokens(folder, VOCAB, batch, seq, seed=0), 0)
+            name = f"{count} tokens in rows of {seq}"
+            found += same(f"rows and batches of {name}", (rows, rows), (len(answer.input_ids), answer.length))
+            found += same(f"tokens in rows of {name}", 2 * rows, int(answer.mask.sum()))
+    return [*found, *_beyond_32_bits(trial)]
+
+
+def _beyond_32_bits(trial: Trial) -> list[Comparison]:
+    """Rows on either side of the ends of shards are right where the stream has more tokens than 31 and than 32 bits count.
+
+    Each shard is one token over and over, and has no file.
+    """
+    rng, seq = trial.rng("many tokens"), 6
+    lengths = [2**31 - int(rng.integers(1, 5)), 2**31 + int(rng.integers(1, 5)), int(rng.integers(8, 40))]
+    ends = np.cumsum(lengths)
+    last = -(-(int(ends[-1]) - 1) // (seq - 1)) - 1
+    rows = sorted({min(int(end) // (seq - 1) + step, last) for end in ends for step in (-1, 0)})
+    places = np.array(rows)[:, None] * (seq - 1) + np.arange(seq)
+    found = trial.pretrainer.rows_of_repeated(lengths, seq, rows)
+    expected = np.where(places < ends[-1], np.searchsorted(ends, places, side="right"), 0)
+    return [
+        *same("rows at the ends of long shards", expected, found.input_ids),
+        *same("tokens of these rows", places < ends[-1], found.mask),
+    ]

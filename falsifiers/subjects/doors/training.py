@@ -365,7 +365,7 @@ class PretrainingRecord:
     """The record of a run up to its end or its kill: steps, validation loss of each epoch, parameters, and the state's hash at the end.
 
     `flushes` are the files and folders that it waited for until they were on the disk, `rows` the numbers of rows of which it computed a
-    loss at a time.
+    loss at a time, `free` the moments (flushes, steps) at which another process could have begun to write its folder.
     """
 
     steps: "list[PretrainStep]"
@@ -374,3 +374,4 @@ class PretrainingRecord:
     state_hash: str
     flushes: list[str] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
+    free: list[str] = field(default_factory=list)

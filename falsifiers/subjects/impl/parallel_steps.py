@@ -1,7 +1,10 @@
-"""Steps of `impl` by workers on shares of given batches, and what becomes of a fault on one of them."""
+"""Steps of `impl` by workers on shares of given batches, what becomes of a fault on one of them, and what workers agree on."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import torch
 
 from blackswan.falsifiers.numeric.case import Case
@@ -12,6 +15,7 @@ from blackswan.impl import group as groups
 from blackswan.impl.fused.step import FusedTrainer
 from blackswan.impl.group import Group
 from blackswan.impl.trainer import Batch, MicroResult, Trainer
+from blackswan.reference.table import Array
 
 
 def train(group: Group, device: torch.device, training: Case, backend: str, chunk: int | None, fault: Fault | None) -> Steps:
@@ -32,6 +36,34 @@ def train(group: Group, device: torch.device, training: Case, backend: str, chun
         except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
             return Steps({}, f"{type(error).__name__}: {error}", step, before, state_of(trainer))
     return Steps({name: to_numpy(value) for name, value in trained(trainer, results).items()})
+
+
+def agree(
+    group: Group, device: torch.device, held: Sequence[Sequence[Array]], texts: Sequence[str], reason: str, chunk: int
+) -> tuple[list[str], Array]:
+    """What one rank is told of each group of tensors, of texts, and where the last rank fails; and the sum of the first tensors."""
+    groups._CHUNK = agreement._CHUNK = chunk
+    said = list[str]()
+
+    def tell(ask: Callable[[], object]) -> None:
+        try:
+            ask()
+        except (RuntimeError, ValueError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+        else:
+            said.append("")
+
+    def fail() -> None:
+        with agreement.together(group):
+            if group.rank == group.size - 1:
+                raise ValueError(reason)
+
+    for kind in held:
+        own = {f"tensor {number}": torch.from_numpy(each[group.rank]).to(device) for number, each in enumerate(kind)}
+        tell(partial(agreement.require_equal, group, own))
+    tell(partial(agreement.require_same, group, "text", texts[group.rank]))
+    tell(fail)
+    return said, np.array(group.sum(torch.from_numpy(held[0][0][group.rank]).to(device)).cpu())
 
 
 def _own(batch: Batch, group: Group) -> Batch:

@@ -1,13 +1,16 @@
 """Pre-training as `impl` does it: token shards and their batches, runs, validation, checkpoints, the state of the optimiser."""
 
 import argparse
+import fcntl
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -18,10 +21,11 @@ from blackswan.falsifiers.subjects.doors.training import Architecture, Pretraini
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.kill_points import flushes
 from blackswan.falsifiers.subjects.protocol import Session
-from blackswan.impl import decoder_optimiser, pretrain, pretrain_run
+from blackswan.impl import decoder_optimiser, pretrain, pretrain_run, token_shards
 from blackswan.impl.checkpoint import load_decoder
 from blackswan.impl.commands import pretrain as command
 from blackswan.impl.decoder import Decoder, parameter_count
+from blackswan.impl.folder import LOCK
 from blackswan.impl.token_shards import TokenBatch, TokenBatches, TokenShards
 from blackswan.impl.tokens import load_tokenizer
 from blackswan.reference.table import Array
@@ -41,34 +45,63 @@ class Pretrainer(Door):
         ids, mask = torch.cat([empty, *(batch.input_ids for batch in found)]), torch.cat([empty.bool(), *(batch.mask for batch in found)])
         return StreamRows(ids.numpy(), mask.numpy(), [len(batch.mask) for batch in found], len(batches))
 
+    def rows_of_repeated(self, lengths: Sequence[int], seq: int, rows: Sequence[int]) -> StreamRows:
+        """Rows of a stream whose shards are each one token over and over, 0 and 1 and so on, so many times; no file holds them."""
+        entries = [{"file": str(token), "tokens": length} for token, length in enumerate(lengths)]
+
+        def opened(path: Path, entry: Mapping[str, Any], *_: object) -> Array:
+            return np.broadcast_to(np.uint16(int(path.name)), entry["tokens"])
+
+        with TemporaryDirectory() as parent, mock.patch.multiple(token_shards, _read_index=lambda _: index, _open_shard=opened):
+            index = {"dtype": "uint16", "shards": entries}
+            (Path(parent) / token_shards.INDEX).touch()
+            batches = TokenBatches(TokenShards(Path(parent), len(lengths)), batch=1, seq=seq)
+        found = [next(batches.epoch(0, row)) for row in rows]
+        ids, mask = (torch.cat(each).numpy() for each in zip(*((batch.input_ids, batch.mask) for batch in found), strict=True))
+        return StreamRows(ids, mask, [1] * len(found), len(batches))
+
     def run(
-        self, problem: Pretraining, stop_after: int | None = None, resume: bool = False, stop_at: int | None = None
+        self,
+        problem: Pretraining,
+        stop_after: int | None = None,
+        resume: bool = False,
+        stop_at: int | None = None,
+        meanwhile: Callable[[], object] = lambda: None,
     ) -> PretrainingRecord:
         """A run, killed after a step where one is named, or at one of its flushes, from 0; or, resumed, the rest of one that was killed.
 
-        It is killed by an exception: of the function that hears of each step, or of the one that flushes a file.
+        It is killed by an exception: of the function that hears of each step, or of the one that flushes a file. `meanwhile` is what
+        another process does in the moment before this one alone may write.
         """
         decoder, steps, events, rows = self._random(problem.architecture, problem.seed), [], list[str](), list[int]()
+        free, sole = list[str](), pretrain_run.sole_writer
         decoder.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
         train, validation = _batches(problem.train), None if problem.validation is None else _batches(problem.validation)
         settings = pretrain_run.PretrainSettings(**problem.settings)
 
         def on_step(step: pretrain_run.PretrainStep) -> None:
             steps.append(step)
+            free.extend([f"step {step.step}"] * _is_free(problem.output))
             if step.step == stop_after:
                 raise _KilledError
 
         def on_flush(name: str) -> None:
             events.append(name)
+            free.extend([name] * _is_free(problem.output))
             if len(events) - 1 == stop_at:
                 raise _KilledError
 
+        def sole_writer(folder: Path) -> Any:
+            meanwhile()
+            return sole(folder)
+
         result = pretrain_run.PretrainResult((), (), "")
-        with suppress(_KilledError), flushes(problem.output, on_flush):
+        alone = mock.patch.object(pretrain_run, "sole_writer", sole_writer)
+        with suppress(_KilledError), flushes(problem.output, on_flush), alone:
             given = (decoder, train, validation, settings, problem.output, problem.tokenizer)
             result = pretrain_run.pretrain(*given, resume=resume, on_step=on_step)
         losses = [epoch.validation_loss for epoch in result.epochs]
-        return PretrainingRecord(steps, losses, _parameters(decoder), result.state_hash, events, rows)
+        return PretrainingRecord(steps, losses, _parameters(decoder), result.state_hash, events, rows, free)
 
     def command(self, model: Path, problem: Pretraining, *flags: str) -> Mapping[str, Array]:
         """The parameters of the last checkpoint that the command writes, which starts at that model."""
@@ -82,6 +115,11 @@ class Pretrainer(Door):
             command.run(parser.parse_args([*given, *flags]))
         last = max((problem.output / pretrain_run.CHECKPOINTS).iterdir())
         return _parameters(load_decoder(last, dtype=torch.float32))
+
+    def help(self) -> str:
+        """What the command says of its options."""
+        command.add_options(parser := argparse.ArgumentParser())
+        return parser.format_help()
 
     def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a run, as Python makes them of those that are given."""
@@ -99,6 +137,15 @@ class Pretrainer(Door):
     def initial(self, architecture: Path | None, weights: Path | None) -> "TrainedDecoder":
         """The decoder that a run of these checkpoint folders starts from."""
         return TrainedDecoder(pretrain.initial_decoder(architecture, weights, device=self._device))
+
+    def default(self, architecture: Architecture, seed: int) -> "TrainedDecoder":
+        """The decoder that a run starts from where nothing is given, with that architecture in the place of the default's."""
+        with mock.patch.object(pretrain, "LLAMA_370M", config_of(architecture)):
+            return TrainedDecoder(pretrain.initial_decoder(seed=seed, device=self._device))
+
+    def count(self, architecture: Architecture) -> int:
+        """The number of parameters of an architecture."""
+        return pretrain.parameter_count(config_of(architecture))
 
     def default_architecture(self) -> tuple[Architecture, int]:
         """The architecture that is trained where none is given, and the number of its parameters."""
@@ -130,6 +177,26 @@ class TrainedDecoder(Session):
         """The loss of an optimiser step on all parameters, on rows [batch, seq] without padding."""
         return self._step.train(TokenBatch(torch.from_numpy(input_ids), torch.ones(input_ids.shape, dtype=torch.bool))).loss
 
+    def backward(self, input_ids: Array) -> None:
+        """Leaves the gradients of a loss, which is no step, at the parameters."""
+        ids = torch.from_numpy(input_ids).to(self._step.optimiser.device)
+        self._decoder.loss(ids, torch.ones_like(ids, dtype=torch.bool)).backward()
+
+    def held(self) -> tuple[list[str], list[str]]:
+        """The parameters that are trainable, and those that hold a gradient."""
+        named = dict(self._decoder.named_parameters())
+        return [name for name, value in named.items() if value.requires_grad], [
+            name for name, each in named.items() if each.grad is not None
+        ]
+
+    def state(self) -> tuple[int, Mapping[str, Array]]:
+        """Steps made, parameters and moments, as a state of the run has them."""
+        return self._step.optimiser.steps, {name: _copy(value) for name, value in self._step.optimiser.state().items()}
+
+    def restore(self, steps: int, state: Mapping[str, Array]) -> None:
+        """Puts a state back."""
+        self._step.optimiser.load_state({name: torch.from_numpy(value) for name, value in state.items()}, steps)
+
     def moments(self) -> tuple[int, Mapping[str, Array]]:
         """Steps made, and both moments of each parameter: `exp_avg/<parameter>` and `exp_avg_sq/<parameter>`."""
         optimiser = self._step.optimiser
@@ -150,6 +217,16 @@ class TrainedDecoder(Session):
 
 class _KilledError(Exception):
     """Stops a run from outside."""
+
+
+def _is_free(output: Path) -> bool:
+    """Whether another process could begin to write the folder now; a lock belongs to the file as it was opened."""
+    with (output / LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def _batches(tokens: Tokens) -> TokenBatches:
