@@ -1,5 +1,6 @@
 """The ledger of device memory: what is granted and refused to one process, to several at once, and after one has died."""
 
+import json
 import multiprocessing
 import os
 import tempfile
@@ -156,9 +157,11 @@ def the_dead_hold_nothing(trial: Trial) -> list[Comparison]:
         os.waitid(os.P_PID, int(process.pid or 0), os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not taken note
         found += same("after its holder was killed", [0], ledger.reserved())
         process.join()
-        ledger.acquire(0, count)
-        ledger.restart()
-        found += same("of an earlier process of the same id", [0], ledger.reserved())
+        for of_the_host in (True, False):
+            ledger.acquire(0, count)
+            found += same("of a process that ends as it is looked at", [0], ledger.ending())
+            ledger.restart(of_the_host=of_the_host)
+            found += same(f"of an earlier process of the same id, before a restart: {of_the_host}", [0], ledger.reserved())
         return found + _of_no_ledger(trial)
 
 
@@ -166,7 +169,7 @@ def _of_no_ledger(trial: Trial) -> list[Comparison]:
     """A file that is damaged holds nothing, and a new one is begun, and replaced by a whole one whenever it changes; the folder is the one
     that the environment names."""
     found: list[Comparison] = []
-    for content in (b"", b'[{"id": "a", "pid": 1', b"{}", b"[1]", b'[{"id": "a"}]', b"\xff"):
+    for content in (b"", b'[{"id": "a", "pid": 1', b"{}", b"null", b"5", b"[1]", b'[{"id": "a"}]', b"\xff", *_damaged_entries()):
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "ledger.json").write_bytes(content)
             ledger = trial.memory.ledger(Path(folder), [Card(GIB, GIB)])
@@ -181,6 +184,15 @@ def _of_no_ledger(trial: Trial) -> list[Comparison]:
     folders = {named: trial.memory.ledger_folder(named) for named in ("of/all", "")}
     own = Path(tempfile.gettempdir()) / f"blackswan-{os.getuid()}"
     return found + same("folders by what the environment names", {"of/all": Path("of/all"), "": own}, folders) + _of_no_folder(trial)
+
+
+def _damaged_entries() -> Iterator[bytes]:
+    """A reservation of this process of which one value has another type, or that has a key more."""
+    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    started = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{stat[19]}"
+    whole = {"id": "a", "pid": os.getpid(), "started": started, "device": "card 0", "bytes": GIB}
+    for change in (*({key: [value]} for key, value in whole.items()), {"surplus": 1}):
+        yield json.dumps([whole | change]).encode()
 
 
 def _of_no_folder(trial: Trial) -> list[Comparison]:

@@ -245,10 +245,21 @@ class Ledger(Session):
         with ledger.reserve(torch.device("cuda", card), count, self._book):
             block()
 
-    def restart(self) -> None:
-        """Makes all entries those of earlier processes of the same ids, as after a restart of the host."""
+    def restart(self, *, of_the_host: bool) -> None:
+        """Makes all entries those of earlier processes of the same ids: before the host was started again, at the same time after its
+        start, or since then, at another.
+        """
         path = self._book.folder / ledger.FILE
-        path.write_text(json.dumps([{**entry, "started": "another boot/1"} for entry in json.loads(path.read_text())]))
+        entries = json.loads(path.read_text())
+        for entry in entries:
+            boot, start = entry["started"].rsplit("/")
+            entry["started"] = f"another{boot}/{start}" if of_the_host else f"{boot}/1{start}"
+        path.write_text(json.dumps(entries))
+
+    def ending(self) -> list[int]:
+        """As `reserved`, while each holder ends as it is looked at: its file in /proc was opened, and cannot be read any more."""
+        with mock.patch.object(ledger.Path, "read_text", side_effect=ProcessLookupError):
+            return self.reserved()
 
 
 def _train(trainer: Trainer, batches: Sequence[Batch], steps: int) -> None:
