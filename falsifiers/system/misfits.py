@@ -1,5 +1,6 @@
 """Samples that do not fit their run: rows, labels and settings that disagree in each way in which they can."""
 
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -10,10 +11,12 @@ from pathlib import Path
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Corpus, Plan
-from blackswan.falsifiers.system.run_problem import PARTS, SIZES, SmallRun, small_run, with_samples
+from blackswan.falsifiers.system.run_problem import ACCUMULATION, PARTS, SIZES, SmallRun, small_run, with_samples
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial
 
+MOST = 10**7
+"""Steps of a run: the rate of each is kept."""
 CALLS = ("accumulate", "train_batch", "evaluate", "forward_only")
 ERRORS = "ValueError|OverflowError"
 
@@ -46,10 +49,13 @@ def refuses_samples(trial: Trial) -> list[Comparison]:
         found.append(
             trial.refuses("no sample, training", partial(trial.trainer.fit, nothing, folder, Plan()), "empty|no sample", "ValueError")
         )
+        size = int(rng.integers(1, 5))  # by which an epoch has more than one step: fewer epochs than MOST are too many
+        steps = math.ceil(len(problem.training) / (ACCUMULATION * size))
+        long = small_run(trial, epochs=MOST // steps + 1, batch_size=size)
         impatient = replace(small_run(trial, early_stop_patience=1), validation=Corpus([], []))
         for name, misfit, message in (
             ("steps at a rate of 0 alone", small_run(trial, warmup_fraction=1.0, epochs=1, batch_size=16), "warmup"),
-            ("more steps than can be made", small_run(trial, epochs=10**7 + 1, batch_size=16), "epochs"),
+            ("more steps than can be made", long, f"epochs is .* {long.settings['epochs'] * steps:,} steps"),
             ("patience without a sample to validate on", impatient, "early_stop_patience"),
         ):
             run = partial(trial.trainer.fit, misfit, folder, Plan(stop_after=1))
