@@ -123,6 +123,28 @@ def metrics_lose_foreign_lines(before: Any, *given: Any) -> bool:
         return False
 
 
+@wrong_step("impl.metrics:cut_back")
+def metrics_need_a_line(cut_back: Any, path: Path, *given: Any) -> None:
+    """A run that was killed as it made its metrics cannot go on."""
+    if path.is_file() and not path.read_bytes():
+        raise ValueError(f"{path}: no line to go on from")
+    cut_back(path, *given)
+
+
+@wrong_step("impl.fit:_Run._finish_epoch")
+def epochs_told_before_their_adapters(finish: Any, run: Any) -> None:
+    """An epoch is told before its adapters are written."""
+    kept, export, save = list[str](), run._export, run._save
+
+    def late() -> None:
+        for name in kept:
+            export(name)
+        save()
+
+    with mock.patch.multiple(run, _export=kept.append, _save=late):
+        finish(run)
+
+
 # What is shown
 
 
@@ -141,6 +163,32 @@ def progress_counts_steps_for_samples(step: Any, progress: Any, record: Any) -> 
 wrong_step("impl.progress:duration", name="progress_hours_of_a_hundred_minutes", doc="Minutes go on beyond an hour.")(
     lambda _, seconds: f"{round(seconds) // 60}:{round(seconds) % 60:02}"
 )
+
+
+wrong_step("impl.progress:duration", name="progress_seconds_of_sixty", doc="Minutes are cut off before seconds are rounded.")(
+    lambda duration, seconds: f"{int(seconds // 60)}:{round(seconds % 60):02}" if seconds < 3600 else duration(seconds)
+)
+
+
+@wrong_step("impl.progress:Progress.epoch")
+def progress_of_no_loss(epoch: Any, progress: Any, record: Any) -> None:
+    """A validation loss of zero is not shown."""
+    epoch(progress, replace(record, validation_loss=record.validation_loss or None))
+
+
+@wrong_step("impl.progress:reading")
+def reading_counts_from_the_start(reading: Any, path: Path, stream: Any) -> Any:
+    """After the first ten seconds every piece is told."""
+    told = [None]
+
+    def tell(count: int) -> None:
+        before = stream.tell() if stream is not None else 0
+        told[0](count)
+        if stream is not None and stream.tell() != before:
+            told[0] = lambda count: stream.write(f"{path}: {count:,} samples read\n")
+
+    told[0] = reading(path, stream)
+    return tell
 
 
 @wrong_step("impl.progress:Progress.epoch")
@@ -185,6 +233,9 @@ def board_hides_from_the_epoch(epoch: Any, board: Any, record: Any) -> None:
     epoch(board, record)
 
 
+wrong_step("impl.metrics:TensorBoard.close", name="board_closed_before_it_opens", doc="A board that was given nothing cannot be closed.")(
+    lambda _, board: board._writer.close()
+)
 wrong_step("impl.metrics:TensorBoard.close", name="board_left_open", doc="The last numbers stay in memory.")(lambda *_: None)
 
 
@@ -206,6 +257,9 @@ def state_for_its_owner_alone(write: Any, path: Path, content: bytes) -> None:
 
 wrong_step("impl.fit:require_a_rate", name="fit_learns_nothing", doc="A run whose every rate is 0 is made.")(lambda *_: None)
 wrong_step("impl.fit:MOST_STEPS", name="fit_of_any_length", doc="A run may have more steps than rates can be kept.")(lambda most: 2 * most)
+wrong_step("impl.fit:total_steps", name="fit_of_so_many_epochs", doc="The number of epochs alone is limited, not that of steps.")(
+    lambda total, config, samples: total(replace(config, epochs=1), samples) * config.epochs
+)
 wrong_step("impl.commands.train:_require_a_rate", name="rates_looked_at_late", doc="A run that learns nothing is refused in its folder.")(
     lambda *_: None
 )
