@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -253,6 +254,15 @@ def state_for_its_owner_alone(write: Any, path: Path, content: bytes) -> None:
     """A new state keeps the mode of a temporary file, which nobody else can read."""
     write(path, content)
     path.chmod(0o600)
+
+
+@wrong_step("impl.fit:_Run._require_fitting_samples")
+def samples_counted_from_zero(require: Any, run: Any) -> None:
+    """The sample whose label does not fit is counted from 0."""
+    try:
+        require(run)
+    except ValueError as error:
+        raise ValueError(re.sub(r"sample (\d+)", lambda found: f"sample {int(found[1]) - 1}", str(error))) from None
 
 
 wrong_step("impl.fit:require_a_rate", name="fit_learns_nothing", doc="A run whose every rate is 0 is made.")(lambda *_: None)

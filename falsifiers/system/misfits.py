@@ -78,7 +78,8 @@ def _misfits(problem: SmallRun, corpus: Corpus) -> Iterator[tuple[str, Corpus, s
         yield name, replace(corpus, labels=changed), "label"
     yield "a text fewer", replace(corpus, rows=rows[1:]), "label"
     for label in _bad_labels(classes, several=problem.several):
-        yield f"a label {label}", replace(corpus, labels=[*labels[:-1], label]), "label|target|class"
+        # A run names the sample, a call by hand the place in its batch.
+        yield f"a label {label}", replace(corpus, labels=[*labels[:-1], label]), rf"sample {len(labels)}\b|(labels|targets)\["
     if problem.several:
         moved: list[Label] = [*labels[:-2], [0] * (classes + 1), [0] * (classes - 1)]
         yield "an entry too many and one too few", replace(corpus, labels=moved), "label"
