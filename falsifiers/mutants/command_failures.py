@@ -93,6 +93,12 @@ def lost_worker_is_bad_input(run: Any, command: Any, options: Any, name: str) ->
     return status
 
 
+@wrong_step("impl.__main__:main")
+def no_arguments_are_the_programs(main: Any, arguments: Any = None) -> int:
+    """A program that calls a command with an empty list is given its own arguments."""
+    return int(main(arguments or None))
+
+
 @wrong_step("impl.__main__:_run")
 def defects_are_too_little_memory(run: Any, command: Any, options: Any, name: str) -> int:
     """Every RuntimeError is called a lack of the host's memory, and its traceback is lost."""

@@ -262,6 +262,18 @@ def ledger_of_any_types(entry: Step, value: Any) -> Any:
 
 
 wrong_steps(
+    "impl.ledger:device_memory",
+    ledger_told_of_tensors_alone=(
+        "What the allocator holds and no tensor has does not count as the process's own.",
+        lambda right, device: replace(right(device), own=torch.cuda.memory_allocated(device)),
+    ),
+    ledger_names_cards_by_their_place=(
+        "A card is known by its number in the process.",
+        lambda right, device: replace(right(device), key=str(device)),
+    ),
+    ledger_told_of_the_first_card=("Every card has the memory of the first.", lambda right, _: right(torch.device("cuda", 0))),
+)
+wrong_steps(
     "impl.ledger:process_start",
     ledger_without_the_boot=(
         "A process before the host's restart is taken for one of the same id that began as long after it.",

@@ -267,6 +267,7 @@ def samples_counted_from_zero(require: Any, run: Any) -> None:
 
 wrong_step("impl.fit:require_a_rate", name="fit_learns_nothing", doc="A run whose every rate is 0 is made.")(lambda *_: None)
 wrong_step("impl.fit:MOST_STEPS", name="fit_of_any_length", doc="A run may have more steps than rates can be kept.")(lambda most: 2 * most)
+wrong_step("impl.fit:MOST_STEPS", name="fit_of_fewer_steps", doc="The most steps that a run may have are refused.")(lambda most: most - 1)
 wrong_step("impl.fit:total_steps", name="fit_of_so_many_epochs", doc="The number of epochs alone is limited, not that of steps.")(
     lambda total, config, samples: total(replace(config, epochs=1), samples) * config.epochs
 )

@@ -309,6 +309,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "train with states after no step": ((*train, "--save-every=0"), "--save-every"),
         "train, patient without validation": ((*train, "--validation-fraction=0", "--early-stop-patience=1"), "early_stop_patience"),
         "train into a file": (("train", *where, f"--output={corpus}"), "is no folder"),
+        "no command": ((), "required: COMMAND"),
         "summary of nothing": (("summary",), "--adapter"),
         "summary of the memory of an adapter on nothing": (("summary", "--memory", f"--adapter={folder / 'none'}"), "none"),
         **{

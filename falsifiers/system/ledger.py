@@ -79,7 +79,17 @@ def keeps_account(trial: Trial) -> list[Comparison]:
         for chosen in held:
             found.append(trial.refuses("update to fewer bytes than none", partial(ledger.update, chosen, -1), "-1 bytes", "ValueError"))
         found += same("reserved after these", wanted, ledger.reserved())
-    return found
+    return found + _told_of_cards(trial, cards, rng)
+
+
+def _told_of_cards(trial: Trial, cards: Sequence[Card], rng: Generator) -> list[Comparison]:
+    """Of each card its own numbers: what the allocator holds counts as the process's own, given out to tensors or not. A card has the same
+    name in a process that sees the cards in another order."""
+    in_use = [int(rng.integers(card.own + 1)) for card in cards]
+    told = trial.memory.cards(cards, in_use)
+    found = same("numbers of each card", list(cards), [card for _, card in told])
+    turned = trial.memory.cards(cards[::-1], in_use[::-1])
+    return found + same("two cards, and their names in another order", (2, told[::-1]), (len({name for name, _ in told}), turned))
 
 
 def _card(rng: Generator) -> Card:

@@ -52,6 +52,8 @@ def refuses_samples(trial: Trial) -> list[Comparison]:
         size = int(rng.integers(1, 5))  # by which an epoch has more than one step: fewer epochs than MOST are too many
         steps = math.ceil(len(problem.training) / (ACCUMULATION * size))
         long = small_run(trial, epochs=MOST // steps + 1, batch_size=size)
+        most = {"epochs": MOST // 4, "batch_size": 2, "accumulation_steps": 3}
+        found += same("the most steps that a run may have", MOST, trial.classifiers.steps_of_a_run(most, 19))
         impatient = replace(small_run(trial, early_stop_patience=1), validation=Corpus([], []))
         for name, misfit, message in (
             ("steps at a rate of 0 alone", small_run(trial, warmup_fraction=1.0, epochs=1, batch_size=16), "warmup"),

@@ -207,6 +207,8 @@ class Commands(Door):
 
     def _given(self, arguments: Sequence[object]) -> list[str]:
         """The arguments with the device where the command has one, before texts that are to be classified."""
+        if not arguments:
+            return []
         name, *rest = map(str, arguments)
         return [name, *([] if name in ON_THE_HOST else [f"--device={self._device}"]), *rest]
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -33,6 +34,24 @@ from blackswan.impl.trainer import Batch, Trainer
 
 class Memory(Door):
     """Memory of devices. Lacks where the bytes of a kind of device are not known."""
+
+    def cards(self, cards: Sequence[Card], in_use: Sequence[int]) -> list[tuple[str, Card]]:
+        """What the ledger is told of each of a host's cards, by the names that it gives them. `own` of a card is what torch's allocator
+        holds there, and `in_use` of it is given out to tensors.
+        """
+
+        def of(numbers: Sequence[Any]) -> Callable[[torch.device], Any]:
+            return lambda device: numbers[device.index]
+
+        host = {
+            "mem_get_info": of([(card.free, card.total) for card in cards]),
+            "memory_reserved": of([card.own for card in cards]),
+            "memory_allocated": of(in_use),
+            "get_device_properties": of([SimpleNamespace(uuid=f"uuid of {card.total}", name="a card", index=0) for card in cards]),
+        }
+        with mock.patch.multiple("torch.cuda", **host):
+            told = [ledger.device_memory(torch.device("cuda", index)) for index in range(len(cards))]
+        return [(each.key, Card(each.total, each.free, each.own)) for each in told]
 
     def ledger(self, folder: Path, cards: Sequence[Card]) -> "Ledger":
         """The ledger in a folder, on a host with those cards: it asks them, and not torch, what they have."""
