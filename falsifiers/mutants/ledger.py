@@ -160,6 +160,12 @@ def memory_of_others_called_available(init: Step, self: Any, device: str, needed
     self.args = (re.sub(r"[\d.]+ GiB available", said, str(self)),)
 
 
+@wrong_step("impl.ledger:InsufficientMemory.__init__")
+def memory_of_other_cards_named(init: Step, self: Any, device: str, needed: int, memory: Any, reserved: int, holders: str) -> None:
+    """The refusal names who holds memory of another card too."""
+    init(self, device, needed, memory, reserved, holders.replace(")", f", process {os.getpid()}: 1.00 GiB)"))
+
+
 @wrong_step("impl.ledger:Reservation.__exit__")
 def ledger_of_failed_blocks_stays(leave: Step, self: Any, kind: Any = None, *given: Any) -> None:
     """A block that fails keeps its reservation."""

@@ -115,6 +115,12 @@ def state_of_another_program(load: Any, folder: Path) -> Any:
     return load(folder)
 
 
+wrong_step("impl.fit:_differences", name="resume_names_the_new_for_the_old", doc="A refusal says the other setting for the run's own.")(
+    lambda differences, own, stored: differences(stored, own)
+)
+wrong_step("impl.training_state:_damaged", name="state_keys_missing_for_unknown", doc="A key that is missing is called unknown.")(
+    lambda damaged, path, why: damaged(path, why.replace("missing", "unknown"))
+)
 wrong_step("impl.fit:sole_writer", name="run_goes_on_beside_another", doc="A continuation does not take the lock of its folder.")(
     lambda sole_writer, folder: nullcontext() if (folder / "state").exists() else sole_writer(folder)
 )

@@ -42,6 +42,11 @@ wrong_step("impl.fit:origin", name="origin_of_the_first_micro_batch", doc="Micro
 )
 
 
+wrong_step("impl.fit:origin", name="fit_origin_of_unweighted_losses", doc="The class weights are left out where an origin is looked for.")(
+    lambda origin, classifier, batch, _: origin(classifier, batch)
+)
+
+
 @wrong_step("impl.nonfinite:_described")
 def origin_swaps_nan_and_infinity(described: Any, value: Any) -> str:
     """Infinite numbers are called NaN."""

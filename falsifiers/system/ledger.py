@@ -229,10 +229,11 @@ def too_little_memory_is_refused(trial: Trial) -> list[Comparison]:
     available = min(free, total - others)
     needed, entered = available + int(rng.integers(1, 300)), list[int]()
     numbers = rf"{needed}\.00 GiB needed.*\b{available}\.00 GiB available.*\b{free}\.00 GiB of {total}\.00 GiB.*free"
-    numbers += rf".*\b{others}\.00 GiB .*reserved.*{os.getpid()}.*\b{others}\.00 GiB"
+    numbers += rf".*\b{others}\.00 GiB .*reserved.*\(process {os.getpid()}: {others}\.00 GiB\)"
     at = 1 - trial.seed % 2
     with _ledger(trial, [Card(total * GIB, free * GIB)] * 2) as ledger:
         ledger.acquire(at, others * GIB)
+        ledger.acquire(1 - at, GIB)
         ask = partial(ledger.run, at, needed * GIB, partial(entered.append, needed))
         found = [trial.refuses("more than is available", ask, numbers, "InsufficientMemory")]
         ledger.run(at, available * GIB, partial(entered.append, available))

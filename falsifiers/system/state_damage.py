@@ -105,11 +105,12 @@ def _progress_damage(path: Path, rng: Generator) -> Iterator[Damage]:
     """Each key of the progress: edited without the checksum, and removed or of another type with one that fits."""
     whole, progress = read_state(path)
     for key, value in progress.items():
+        missing = "version None" if key == "version" else f"state.*{key} is missing"
         yield _sealed(f"{key} edited", whole, {**progress, key: another(value)}, "state.*damaged", seal=False)
-        yield _sealed(f"{key} removed", whole, {name: each for name, each in progress.items() if name != key}, "state")
+        yield _sealed(f"{key} removed", whole, {name: each for name, each in progress.items() if name != key}, missing)
         other = other_types(value)[int(rng.integers(len(other_types(value))))] if value is not None else [1.5]
         yield _sealed(f"{key} = {other}", whole, {**progress, key: other}, f"state.*({key}|version)")
-    yield _sealed("an unknown key", whole, {**progress, "surplus": 1}, "state.*surplus")
+    yield _sealed("an unknown key", whole, {**progress, "surplus": 1}, "state.*surplus is unknown")
     yield from (_sealed(f"version {number}", whole, {**progress, "version": number}, f"version {number}") for number in (0, 2))
     yield replace(_sealed("with its own checksum", whole, progress, ""), taken=True)
 
