@@ -178,8 +178,11 @@ def _held_out_unseen(run: Any, options: Any) -> None:
     from blackswan.impl import token_shards
 
     right = token_shards.TokenShards
-    vocab = {str(options.validation): 2**31}
-    with mock.patch.object(token_shards, "TokenShards", lambda folder, usual: right(folder, vocab.get(str(folder), usual))):
+
+    def opened(folder: Path, vocab: int) -> Any:
+        return right(folder, 2**31 if folder == options.validation else vocab)
+
+    with mock.patch.object(token_shards, "TokenShards", opened):
         run(options)
 
 

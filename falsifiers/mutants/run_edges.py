@@ -185,7 +185,7 @@ def progress_of_no_loss(epoch: Any, progress: Any, record: Any) -> None:
 @wrong_step("impl.progress:reading")
 def reading_counts_from_the_start(reading: Any, path: Path, stream: Any) -> Any:
     """After the first ten seconds every piece is told."""
-    told = [None]
+    told: list[Any] = [reading(path, stream)]
 
     def tell(count: int) -> None:
         before = stream.tell() if stream is not None else 0
@@ -193,7 +193,6 @@ def reading_counts_from_the_start(reading: Any, path: Path, stream: Any) -> Any:
         if stream is not None and stream.tell() != before:
             told[0] = lambda count: stream.write(f"{path}: {count:,} samples read\n")
 
-    told[0] = reading(path, stream)
     return tell
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.comparison import Comparison, value_at_least, value_inside
@@ -200,9 +200,9 @@ def _damaged_entries() -> Iterator[bytes]:
     """A reservation of this process of which one value has another type, or that has a key more."""
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     started = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{stat[19]}"
-    whole = {"id": "a", "pid": os.getpid(), "started": started, "device": "card 0", "bytes": GIB}
-    for change in (*({key: [value]} for key, value in whole.items()), {"surplus": 1}):
-        yield json.dumps([whole | change]).encode()
+    whole: dict[str, Any] = {"id": "a", "pid": os.getpid(), "started": started, "device": "card 0", "bytes": GIB}
+    changes: list[dict[str, Any]] = [*({key: [value]} for key, value in whole.items()), {"surplus": 1}]
+    yield from (json.dumps([whole | change]).encode() for change in changes)
 
 
 def _of_no_folder(trial: Trial) -> list[Comparison]:

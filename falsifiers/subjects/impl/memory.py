@@ -43,7 +43,7 @@ class Memory(Door):
         def of(numbers: Sequence[Any]) -> Callable[[torch.device], Any]:
             return lambda device: numbers[device.index]
 
-        host = {
+        host: dict[str, Any] = {
             "mem_get_info": of([(card.free, card.total) for card in cards]),
             "memory_reserved": of([card.own for card in cards]),
             "memory_allocated": of(in_use),
@@ -277,7 +277,7 @@ class Ledger(Session):
 
     def ending(self) -> list[int]:
         """As `reserved`, while each holder ends as it is looked at: its file in /proc was opened, and cannot be read any more."""
-        with mock.patch.object(ledger.Path, "read_text", side_effect=ProcessLookupError):
+        with mock.patch.object(Path, "read_text", side_effect=ProcessLookupError):
             return self.reserved()
 
 
