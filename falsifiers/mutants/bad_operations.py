@@ -54,5 +54,28 @@ wrong_step("impl.validation:require_finite_norm", name="operations_overflow_in_s
 )
 
 
+wrong_step("impl.validation:_first", name="operations_count_from_the_end", doc="Places are counted from the end.")(
+    lambda first, wrong: tuple(size - 1 - place for size, place in zip(wrong.shape, first(wrong), strict=True))
+)
+
+
+@wrong_step("impl.validation:require_below")
+def operations_name_a_limit_too_many(require: Any, name: str, value: Any, limit: int, what: str) -> None:
+    """The largest index that is said to be possible is one too large."""
+    try:
+        require(name, value, limit, what)
+    except ValueError as error:
+        raise ValueError(str(error).replace(f"to {limit - 1}", f"to {limit}")) from None
+
+
+@wrong_step("impl.validation:require_rows")
+def operations_count_empty_samples(require: Any, name: str, mask: Any) -> None:
+    """A sample without a token is named by the number of such samples."""
+    empty = int((~mask.any(dim=-1)).sum())
+    if empty:
+        raise ValueError(f"{name}[{empty - 1}] has no real token; every sample needs at least one")
+    require(name, mask)
+
+
 def _of(rows: int, columns: int) -> dict[str, int]:
     return {"rows": rows, "columns": columns}

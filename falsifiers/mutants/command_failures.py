@@ -3,6 +3,8 @@
 import errno
 import os
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -48,6 +50,11 @@ wrong_step("impl.commands.train:_require_usable", name="output_written_over", do
 )
 
 
+wrong_step("impl.folder:sole_writer", name="train_writes_beside_another", doc="The command writes its settings without the folder's lock.")(
+    lambda *_: nullcontext()
+)
+
+
 @wrong_step("impl.folder:FileLock")
 def two_processes_write_a_run(lock: Any, path: Any, **given: Any) -> Any:
     """Every process locks a file of its own, so that two may write one folder."""
@@ -86,6 +93,31 @@ def lost_worker_is_bad_input(run: Any, command: Any, options: Any, name: str) ->
     return status
 
 
+@wrong_step("impl.__main__:main")
+def no_arguments_are_the_programs(main: Any, arguments: Any = None) -> int:
+    """A program that calls a command with an empty list is given its own arguments."""
+    return int(main(arguments or None))
+
+
+@wrong_step("impl.__main__:_run")
+def defects_are_too_little_memory(run: Any, command: Any, options: Any, name: str) -> int:
+    """Every RuntimeError is called a lack of the host's memory, and its traceback is lost."""
+
+    def asked(options: Any) -> None:
+        try:
+            command(options)
+        except RuntimeError as error:
+            raise MemoryError(str(error)) if type(error) is RuntimeError else error from None
+
+    status: int = run(asked, options, name)
+    return status
+
+
+wrong_step(
+    "impl.__main__:difflib.get_close_matches",
+    name="options_compared_with_their_values",
+    doc="What follows a mistyped option's name is compared with the names of others.",
+)(lambda closest, word, known, **given: closest(f"{word}=q_proj,v_proj,o_proj", known, **given))
 wrong_step("impl.__main__:DISK_ERRORS", name="full_disk_is_bad_input", doc="A full disk ends with the status of bad input.")(lambda _: ())
 wrong_step("impl.__main__:DISK_ERRORS", name="full_quota_is_bad_input", doc="A used-up quota ends with the status of bad input.")(
     lambda codes: tuple(set(codes) - {errno.EDQUOT})
@@ -112,6 +144,16 @@ def half_written_files_left(write: Any, path: Path, content: bytes) -> None:
         write(path, content)
 
 
+@wrong_step("impl.training_state:write_atomically")
+def half_written_files_left_by_an_interrupt(write: Any, path: Path, content: bytes) -> None:
+    """What Ctrl-C cut short is cleaned up only as another error would be."""
+    try:
+        write(path, content)
+    except KeyboardInterrupt:
+        path.with_name(f".partial-{path.name}.abcdefgh").write_bytes(content)
+        raise
+
+
 @wrong_step("impl.commands.train:_Watch.step")
 def steps_shown_before_they_are_written(_: Any, watch: Any, record: Any) -> None:
     """The terminal shows a step that the metrics do not have yet."""
@@ -121,9 +163,43 @@ def steps_shown_before_they_are_written(_: Any, watch: Any, record: Any) -> None
             sink.step(record)
 
 
+wrong_step("impl.commands.train:_Watch._further", name="resume_is_said_of_no_run", doc="A run that had not begun is said to go on.")(
+    lambda *_: "the same command with --resume goes on"
+)
+wrong_step("impl.commands.pretrain:_begun", name="resume_is_said_of_no_state", doc="A pre-training run without a state is said to go on.")(
+    lambda *_: True
+)
 wrong_step("impl.commands.pretrain:Interrupted", name="interrupted_pretraining_unnamed", doc="The message does not say how a run goes on.")(
     lambda interrupted, _: interrupted("interrupted")
 )
+
+
+def _held_out_unseen(run: Any, options: Any) -> None:
+    from blackswan.impl import token_shards
+
+    right = token_shards.TokenShards
+
+    def opened(folder: Path, vocab: int) -> Any:
+        return right(folder, 2**31 if folder == options.validation else vocab)
+
+    with mock.patch.object(token_shards, "TokenShards", opened):
+        run(options)
+
+
+wrong_step(
+    "impl.__main__:COMMANDS",
+    name="held_out_tokens_of_any_model",
+    doc="The vocabulary is asked of the tokens to train on alone.",
+)(lambda commands: {**commands, "pretrain": replace(commands["pretrain"], run=partial(_held_out_unseen, commands["pretrain"].run))})
+
+
+@wrong_step("impl.commands.train:_require_usable")
+def train_looks_at_its_folder_once(require: Any, output: Path, resume: bool) -> None:
+    """A run that another process makes while the model is loaded gets the settings of this one."""
+    if not (output / ".lock").exists():
+        require(output, resume)
+
+
 wrong_step("impl.__main__:_parsed", name="words_passed_over", doc="Words that are no option of a command are passed over.")(
     lambda _, arguments, prog: parser(prog).parse_known_args(arguments)[0]
 )

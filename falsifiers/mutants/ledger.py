@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -159,6 +160,12 @@ def memory_of_others_called_available(init: Step, self: Any, device: str, needed
     self.args = (re.sub(r"[\d.]+ GiB available", said, str(self)),)
 
 
+@wrong_step("impl.ledger:InsufficientMemory.__init__")
+def memory_of_other_cards_named(init: Step, self: Any, device: str, needed: int, memory: Any, reserved: int, holders: str) -> None:
+    """The refusal names who holds memory of another card too."""
+    init(self, device, needed, memory, reserved, holders.replace(")", f", process {os.getpid()}: 1.00 GiB)"))
+
+
 @wrong_step("impl.ledger:Reservation.__exit__")
 def ledger_of_failed_blocks_stays(leave: Step, self: Any, kind: Any = None, *given: Any) -> None:
     """A block that fails keeps its reservation."""
@@ -240,4 +247,46 @@ wrong_steps(
 
 wrong_step("impl.operations.attention:_require_room", name="room_for_every_head", doc="Room is asked for once for each head.")(
     lambda room, q: room(torch.empty(q.shape[0] * q.shape[2], q.shape[1], 1, 1))
+)
+
+
+@wrong_step("impl.ledger:Ledger._read")
+def ledger_of_no_list_for_ever(read: Step, self: Any) -> Any:
+    """A ledger that is JSON and no list stops every run."""
+    path = self.folder / "ledger.json"
+    if path.is_file() and path.read_bytes() in (b"null", b"5"):
+        raise TypeError("not iterable")
+    return read(self)
+
+
+@wrong_step("impl.ledger:_entry")
+def ledger_of_any_types(entry: Step, value: Any) -> Any:
+    """A reservation whose values have other types is taken as it stands."""
+    from blackswan.impl.ledger import Entry
+
+    return Entry(**value) if isinstance(value, dict) and value.keys() == Entry.__dataclass_fields__.keys() else entry(value)
+
+
+wrong_steps(
+    "impl.ledger:device_memory",
+    ledger_told_of_tensors_alone=(
+        "What the allocator holds and no tensor has does not count as the process's own.",
+        lambda right, device: replace(right(device), own=torch.cuda.memory_allocated(device)),
+    ),
+    ledger_names_cards_by_their_place=(
+        "A card is known by its number in the process.",
+        lambda right, device: replace(right(device), key=str(device)),
+    ),
+    ledger_told_of_the_first_card=("Every card has the memory of the first.", lambda right, _: right(torch.device("cuda", 0))),
+)
+wrong_steps(
+    "impl.ledger:process_start",
+    ledger_without_the_boot=(
+        "A process before the host's restart is taken for one of the same id that began as long after it.",
+        lambda right, pid: (found := right(pid)) and found.rpartition("/")[2],
+    ),
+    ledger_fails_beside_the_dying=(
+        "A process that ends as it is looked at stops every other one.",
+        lambda right, pid: right(pid) if Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text() else None,
+    ),
 )

@@ -1,6 +1,7 @@
 """Programs that refuse too little: a check that is not made, a bound that is one off, a key that is not looked at."""
 
 import json
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,25 @@ def state_progress_made_up(progress: Any, values: Any, path: Path) -> Any:
     return Progress(**{**known, **{key: value for key, value in values.items() if key in known}})
 
 
+@wrong_step("impl.fit:load_state")
+def state_of_another_program(load: Any, folder: Path) -> Any:
+    """What another program has put in a state's place ends in a traceback."""
+    from safetensors import SafetensorError, safe_open
+
+    with suppress(SafetensorError, OSError), safe_open(folder / "state.safetensors", framework="numpy") as file:
+        file.metadata()["progress"]
+    return load(folder)
+
+
+wrong_step("impl.fit:_differences", name="resume_names_the_new_for_the_old", doc="A refusal says the other setting for the run's own.")(
+    lambda differences, own, stored: differences(stored, own)
+)
+wrong_step("impl.training_state:_damaged", name="state_keys_missing_for_unknown", doc="A key that is missing is called unknown.")(
+    lambda damaged, path, why: damaged(path, why.replace("missing", "unknown"))
+)
+wrong_step("impl.fit:sole_writer", name="run_goes_on_beside_another", doc="A continuation does not take the lock of its folder.")(
+    lambda sole_writer, folder: nullcontext() if (folder / "state").exists() else sole_writer(folder)
+)
 wrong_step("impl.fit:_Run._continue_from", name="state_of_another_run_taken", doc="A run goes on from the state of another one.")(
     lambda go_on, run, progress, tensors: go_on(run, replace(progress, run=run.progress.run), tensors)
 )

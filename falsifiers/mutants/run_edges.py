@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,6 +39,11 @@ def origin_of_forward_passes_alone(own: Any, path: str, operation: str, name: st
 
 wrong_step("impl.fit:origin", name="origin_of_the_first_micro_batch", doc="Micro-batches after the first of a step are not searched.")(
     lambda origin, classifier, batch, weights: origin(classifier, batch, weights) or "unknown"
+)
+
+
+wrong_step("impl.fit:origin", name="fit_origin_of_unweighted_losses", doc="The class weights are left out where an origin is looked for.")(
+    lambda origin, classifier, batch, _: origin(classifier, batch)
 )
 
 
@@ -123,6 +129,28 @@ def metrics_lose_foreign_lines(before: Any, *given: Any) -> bool:
         return False
 
 
+@wrong_step("impl.metrics:cut_back")
+def metrics_need_a_line(cut_back: Any, path: Path, *given: Any) -> None:
+    """A run that was killed as it made its metrics cannot go on."""
+    if path.is_file() and not path.read_bytes():
+        raise ValueError(f"{path}: no line to go on from")
+    cut_back(path, *given)
+
+
+@wrong_step("impl.fit:_Run._finish_epoch")
+def epochs_told_before_their_adapters(finish: Any, run: Any) -> None:
+    """An epoch is told before its adapters are written."""
+    kept, export, save = list[str](), run._export, run._save
+
+    def late() -> None:
+        for name in kept:
+            export(name)
+        save()
+
+    with mock.patch.multiple(run, _export=kept.append, _save=late):
+        finish(run)
+
+
 # What is shown
 
 
@@ -141,6 +169,31 @@ def progress_counts_steps_for_samples(step: Any, progress: Any, record: Any) -> 
 wrong_step("impl.progress:duration", name="progress_hours_of_a_hundred_minutes", doc="Minutes go on beyond an hour.")(
     lambda _, seconds: f"{round(seconds) // 60}:{round(seconds) % 60:02}"
 )
+
+
+wrong_step("impl.progress:duration", name="progress_seconds_of_sixty", doc="Minutes are cut off before seconds are rounded.")(
+    lambda duration, seconds: f"{int(seconds // 60)}:{round(seconds % 60):02}" if seconds < 3600 else duration(seconds)
+)
+
+
+@wrong_step("impl.progress:Progress.epoch")
+def progress_of_no_loss(epoch: Any, progress: Any, record: Any) -> None:
+    """A validation loss of zero is not shown."""
+    epoch(progress, replace(record, validation_loss=record.validation_loss or None))
+
+
+@wrong_step("impl.progress:reading")
+def reading_counts_from_the_start(reading: Any, path: Path, stream: Any) -> Any:
+    """After the first ten seconds every piece is told."""
+    told: list[Any] = [reading(path, stream)]
+
+    def tell(count: int) -> None:
+        before = stream.tell() if stream is not None else 0
+        told[0](count)
+        if stream is not None and stream.tell() != before:
+            told[0] = lambda count: stream.write(f"{path}: {count:,} samples read\n")
+
+    return tell
 
 
 @wrong_step("impl.progress:Progress.epoch")
@@ -185,6 +238,9 @@ def board_hides_from_the_epoch(epoch: Any, board: Any, record: Any) -> None:
     epoch(board, record)
 
 
+wrong_step("impl.metrics:TensorBoard.close", name="board_closed_before_it_opens", doc="A board that was given nothing cannot be closed.")(
+    lambda _, board: board._writer.close()
+)
 wrong_step("impl.metrics:TensorBoard.close", name="board_left_open", doc="The last numbers stay in memory.")(lambda *_: None)
 
 
@@ -204,8 +260,21 @@ def state_for_its_owner_alone(write: Any, path: Path, content: bytes) -> None:
     path.chmod(0o600)
 
 
+@wrong_step("impl.fit:_Run._require_fitting_samples")
+def samples_counted_from_zero(require: Any, run: Any) -> None:
+    """The sample whose label does not fit is counted from 0."""
+    try:
+        require(run)
+    except ValueError as error:
+        raise ValueError(re.sub(r"sample (\d+)", lambda found: f"sample {int(found[1]) - 1}", str(error))) from None
+
+
 wrong_step("impl.fit:require_a_rate", name="fit_learns_nothing", doc="A run whose every rate is 0 is made.")(lambda *_: None)
 wrong_step("impl.fit:MOST_STEPS", name="fit_of_any_length", doc="A run may have more steps than rates can be kept.")(lambda most: 2 * most)
+wrong_step("impl.fit:MOST_STEPS", name="fit_of_fewer_steps", doc="The most steps that a run may have are refused.")(lambda most: most - 1)
+wrong_step("impl.fit:total_steps", name="fit_of_so_many_epochs", doc="The number of epochs alone is limited, not that of steps.")(
+    lambda total, config, samples: total(replace(config, epochs=1), samples) * config.epochs
+)
 wrong_step("impl.commands.train:_require_a_rate", name="rates_looked_at_late", doc="A run that learns nothing is refused in its folder.")(
     lambda *_: None
 )

@@ -44,6 +44,25 @@ wrong_steps(
 )
 
 
+@wrong_step("impl.pipeline:warmed")
+def warm_up_explains_few_errors(warmed: Step, device: Any, rehearse: Step, load: Step) -> Any:
+    """A compiler that is not there ends the program, and not with an explanation."""
+    try:
+        return warmed(device, rehearse, load)
+    except RuntimeError as error:
+        raise error if type(error.__cause__) is RuntimeError else error.__cause__ or error from None
+
+
+wrong_steps(
+    "impl.pipeline:SHAPES",
+    warm_up_of_multiples_of_16=("Numbers of tokens that 16 divides alone are computed before.", lambda _: ((2, 16), (3, 16))),
+)
+wrong_steps(
+    "impl.pretrain:SHAPES",
+    warm_up_of_no_multiples_of_16=("Numbers of tokens that 16 divides are not computed before.", lambda _: ((3, 5),)),
+)
+
+
 @wrong_step("impl.trainer:Trainer.train_batch")
 def warm_up_of_answers_alone(train: Step, self: Any, batch: Any) -> Any:
     """The warm-up makes no step: the backward pass is compiled by the first one."""

@@ -1,5 +1,6 @@
 """Operations whose arrays do not belong together, or whose settings are outside of their bounds."""
 
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -68,28 +69,31 @@ def _of_losses(rng: Generator, whole: dict[str, dict[str, Any]]) -> Iterator[Bad
     batch, classes = logits.shape
     weights = whole["weighted_cross_entropy"]["class_weights"]
     for value in (0.0, -1.0, np.nan, np.inf):
-        yield "weighted_cross_entropy", {"class_weights": _with(rng, weights, value)}, "class_weights"
+        yield _with("weighted_cross_entropy", "class_weights", rng, weights, value)
     for shape in (1, classes + 1, (1, classes), (classes, 1)):
         yield "weighted_cross_entropy", {"class_weights": np.ones(shape, np.float32)}, "class_weights"
     for operation in ("weighted_cross_entropy", "cross_entropy_per_sample"):
         yield from ((operation, {"labels": each}, "label") for each in (labels[:1], labels[:, None], labels[None]))
-        yield from ((operation, {"labels": _with(rng, labels, value)}, "labels") for value in (-1, classes))
+        yield from (_with(operation, "labels", rng, labels, value, f".* from 0 to {classes - 1}$") for value in (-1, classes))
         yield operation, {"logits": logits[:0], "labels": labels[:0]}, "empty"
     targets = whole["bce_with_logits"]["targets"]
     for other in (targets[:1], targets[:, :1], targets[0], targets.T.copy() if batch != classes else targets[None]):
         yield "bce_with_logits", {"targets": other}, "shape"
     for value in (-0.125, 1.125, np.nan):
-        yield "bce_with_logits", {"targets": _with(rng, targets, value)}, "targets"
+        yield _with("bce_with_logits", "targets", rng, targets, value, ".* 0 to 1$")
     yield "bce_with_logits", {"logits": logits[:0], "targets": targets[:0]}, "empty"
     for operation in ("cross_entropy_per_sample", "bce_with_logits", "lm_cross_entropy"):
-        yield operation, {"logits": _with(rng, whole[operation]["logits"], rng.choice([np.nan, np.inf, -np.inf]))}, "logits"
+        yield _with(operation, "logits", rng, whole[operation]["logits"], rng.choice([np.nan, np.inf, -np.inf]))
 
 
 def _of_models(whole: dict[str, dict[str, Any]]) -> Iterator[Bad]:
     vocab, ids = len(whole["embedding"]["weight"]), whole["embedding"]["input_ids"]
     for operation in ("embedding", "lm_cross_entropy"):
-        yield from ((operation, {"input_ids": np.where(ids == ids[-1, -1], value, ids)}, "input_ids") for value in (-1, vocab))
+        others = (np.where(ids == ids[-1, -1], value, ids) for value in (-1, vocab))
+        yield from ((operation, {"input_ids": each}, _named("input_ids", ids, each) + f".* from 0 to {vocab - 1}$") for each in others)
     yield from (("pool", {"mode": mode}, "pooling") for mode in ("max", "", "Mean"))
+    last = np.arange(len(ids)) == len(ids) - 1
+    yield "pool", {"mask": ~last[:, None] & whole["pool"]["mask"]}, rf"mask\[{len(ids) - 1}\]"
     yield "attention", {"q": whole["attention"]["q"][:, :, :5]}, "multiple"
     for block_size in (0, 1, 48, 8192):
         yield from ((operation, {"block_size": block_size}, "block size") for operation in ("nf4_quantize", "nf4_dequantize"))
@@ -101,10 +105,11 @@ def _of_models(whole: dict[str, dict[str, Any]]) -> Iterator[Bad]:
 
 def _of_steps(rng: Generator, whole: dict[str, dict[str, Any]]) -> Iterator[Bad]:
     counts, gradients = (whole["average_gradients"][name] for name in ("counts", "gradients"))
-    yield from (("average_gradients", {"counts": _with(rng, counts, value)}, "counts") for value in (0, -1))
+    yield from (_with("average_gradients", "counts", rng, counts, value) for value in (0, -1))
     yield "average_gradients", {"gradients": gradients[:0], "counts": counts[:0]}, "counts"
     yield from (("clip_by_global_norm", {"max_norm": value}, "max_norm") for value in (0.0, -1.0, np.nan))
-    yield "clip_by_global_norm", {"gradients": np.full_like(gradients, 1e30)}, "norm"
+    yield "clip_by_global_norm", {"gradients": np.full_like(gradients, 1e30)}, "norm is inf: the sum of squares overflows"
+    yield from (_with("clip_by_global_norm", "gradients", rng, gradients, value) for value in (np.nan, np.inf, -np.inf))
     yield from (("adamw_step", {"step": step}, "step") for step in (0, -1))
     yield from (("learning_rate_schedule", {"warmup_fraction": value}, "warmup_fraction") for value in (-0.125, 1.125, np.nan))
     yield from (("learning_rate_schedule", {"kind": kind}, "schedule") for kind in ("step", ""))
@@ -114,8 +119,14 @@ def _normal(rng: Generator, *shape: int) -> Any:
     return rng.normal(size=shape).astype(np.float32)
 
 
-def _with(rng: Generator, value: Any, bad: Any) -> Any:
-    """The array with that for one of its elements."""
+def _with(operation: str, name: str, rng: Generator, value: Any, bad: Any, rest: str = "") -> Bad:
+    """The array with that for one of its elements, of which the refusal names the place and the number."""
     found = value.copy()
     found.flat[int(rng.integers(value.size))] = bad
-    return found
+    return operation, {name: found}, _named(name, value, found) + rest
+
+
+def _named(name: str, whole: Any, bad: Any) -> str:
+    """The first element that differs, by place and number."""
+    place = tuple(np.argwhere(bad != whole)[0].tolist())
+    return rf"{name}\[{', '.join(map(str, place))}\] is {re.escape(str(bad[place].item()))}\b"

@@ -6,6 +6,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
@@ -33,6 +34,10 @@ STATUSES = {
     6: "DeviceUnavailable InsufficientMemory",
 }
 """What a command ends with where it meets such an error: failed, interrupted, bad input, no device or too little memory of one."""
+DEFECTS = "RuntimeError TypeError AssertionError AttributeError"
+"""Errors that only a defect raises: nothing is made of them, so that they can be reported with their traceback."""
+NO_ROOM = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9223372036854775807 bytes"
+"""What torch says where the host has no memory, by an error of no kind of its own."""
 
 
 @reads_files
@@ -69,6 +74,7 @@ def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
         found += _full(trial, "train", problem.folder / "a full disk", at, train, of_train)
         found += _full(trial, "pretrain", problem.folder / "another full disk", int(rng.integers(1, 6)), pretrain, of_pretrain)
         found += _metrics_without_room(trial, train, run, problem.folder / "no room for a line")
+        found += [*_told_how_to_go_on(trial, train, run, rng), *_told_how_to_go_on(trial, pretrain, None, rng)]
         reading = {"train": (*train, f"--output={problem.folder / 'new'}"), "predict": ("predict", f"--adapter={run}", "--", *texts)}
         reading["evaluate"] = ("evaluate", f"--adapter={run}", f"--corpus={corpus}")
         for name, arguments in reading.items():
@@ -77,11 +83,15 @@ def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
 
 
 def _ends(trial: Trial, arguments: tuple[object, ...]) -> Iterator[Comparison]:
-    """Each kind of error has its exit status, by which a supervisor starts a run again or not, and a message."""
+    """Each kind of error has its exit status, by which a supervisor starts a run again or not, and a message; a defect its traceback."""
     for status, kinds in STATUSES.items():
         for kind in kinds.split():
             said = trial.commands.ended_by(kind, *arguments)
             yield from same(f"end by {kind}", (status, "", True), (said.status, said.out, said.err.startswith(f"impl {arguments[0]}: ")))
+    said = trial.commands.ended_by("RuntimeError", *arguments, message=NO_ROOM)
+    yield from same("end by too little memory of the host", (1, True), (said.status, "memory is not enough" in said.err))
+    for kind in DEFECTS.split():
+        yield trial.refuses(f"end by {kind}", partial(trial.commands.ended_by, kind, *arguments), kind, kind)
 
 
 def _without_room(trial: Trial, name: str, folder: Path, most: int, arguments: tuple[object, ...]) -> Iterator[Comparison]:
@@ -104,6 +114,24 @@ def _full(trial: Trial, name: str, output: Path, flush: int, arguments: tuple[ob
     if not (why in said.err and output.name in said.err):
         yield broken(f"message of {name} <{why}>", "does not say what and where", f"{why}, {output.name}", said.err[-300:])
     yield from same(f"files that {name} leaves half written <{why}>", [], [path.name for path in output.rglob(".partial*")])
+
+
+def _told_how_to_go_on(trial: Trial, arguments: tuple[object, ...], whole: Path | None, rng: Generator) -> Iterator[Comparison]:
+    """Ctrl-C before a run has begun, and a little later: what the message says, --resume or the same command, makes the run.
+
+    So does what is said of an error of the run, of which `whole` is the folder; a pre-training run has no message of its own there.
+    """
+    name, later = arguments[0], int(rng.integers(2, 7))
+    ends = [(KeyboardInterrupt(), 2, 1), (KeyboardInterrupt(), 2, later), *([(RuntimeError("torn"), 1, 1)] * (whole is not None))]
+    with tempfile.TemporaryDirectory() as parent:
+        for place, (error, status, flush) in enumerate(ends):
+            given = (*arguments, f"--output={(output := Path(parent) / str(place))}")
+            said = trial.commands.broken_off(output.parent, error, flush, *given)
+            half = [path.name for path in output.rglob(".partial*")]
+            yield from same(f"status of {name} after {error!r} in its flush {flush}, files half written", (status, []), (said.status, half))
+            trial.commands.run(*given, *(["--resume"] if "--resume" in said.err else []))
+            if whole is not None:
+                yield from same(f"metrics of {name} after {error!r} in its flush {flush}", metrics(whole), metrics(output))
 
 
 def _metrics_without_room(trial: Trial, train: tuple[object, ...], whole: Path, output: Path) -> Iterator[Comparison]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
@@ -22,6 +23,7 @@ from blackswan.falsifiers.system.command_problem import (
     tokenizer,
 )
 from blackswan.falsifiers.system.same import content, same
+from blackswan.falsifiers.system.token_streams import write_shards
 from blackswan.falsifiers.system.trial import Trial, reads_files
 
 UNUSABLE = {
@@ -73,6 +75,7 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
             (problem.folder / name).symlink_to("nowhere")
         (problem.folder / "nowhere").symlink_to(problem.folder / "gone")
         _leave_a_part(run, problem.folder)
+        write_shards(problem.folder / "beyond", [np.array([1, 2]), np.array([tokenizer().get_vocab_size()])])
         _spoil_models(problem)
         trial.commands.run("tokenize", corpus, f"--model={problem.base}", f"--output={problem.folder / 'tokens'}", "--end-token=1")
         begun = (f"--tokens={problem.folder / 'tokens'}", f"--output={problem.folder / 'begun'}", "--warmup-fraction=0")
@@ -90,6 +93,9 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
             after = content(problem.folder)
             found += same(f"files that {name} changes", [], sorted(file for file, _ in after.items() ^ before.items()))
             before = after
+        said = trial.commands.overtaken(run, late := problem.folder / "overtaken", "train", *where, "--lora-rank=7")
+        found += same("status of train where another process was quicker", (4, ""), (said.status, said.out))
+        found += same("what the quicker one has left", content(run), content(late))
         for place in ("largest.apr", "largest float16"):
             trial.commands.run("export", f"--model={problem.folder / 'largest'}", f"--output={problem.folder / place}", "--dtype=float16")
         tokens = (
@@ -99,8 +105,10 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
             f"--output={problem.folder / 'pretrained'}",
             "--warmup-fraction=0",
         )
-        (problem.folder / "pretrained").mkdir()
-        for folder, asked in {run: ("train", *where, f"--output={run}", "--resume"), problem.folder / "pretrained": tokens}.items():
+        begun = problem.folder / "begun"
+        writers = {run: ("train", *where, f"--output={run}", "--resume"), begun: ("train", *where, f"--output={begun}")}
+        for folder, asked in (writers | {problem.folder / "pretrained": tokens}).items():
+            folder.mkdir(exist_ok=True)
             with (folder / ".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 for half in (".partial-run.json.abcdefgh", ".partial-last.abcdefgh/half"):  # what the other process is writing
@@ -248,6 +256,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "train on a file with a mark": ((*train, f"--corpus={folder / 'marked.jsonl'}"), "marked.jsonl:1"),
         "train on no corpus": ((*train, f"--corpus={folder / 'none.jsonl'}"), "none.jsonl"),
         "train with an unknown setting": ((*train, "--lora-rnk=2"), "--lora-rank"),
+        "train with an unknown setting of a long value": ((*train, "--lora-tragets=q_proj,v_proj,o_proj"), "nearest is --lora-targets"),
         "train with a word too many": ((*train, "surplus"), "surplus"),
         "train with the beginning of an option": ((*train, "--lora-ran=2"), "--lora-rank"),
         "train with a setting out of range": ((*train, "--weight-decay=2"), "--weight-decay"),
@@ -302,6 +311,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "train with states after no step": ((*train, "--save-every=0"), "--save-every"),
         "train, patient without validation": ((*train, "--validation-fraction=0", "--early-stop-patience=1"), "early_stop_patience"),
         "train into a file": (("train", *where, f"--output={corpus}"), "is no folder"),
+        "no command": ((), "required: COMMAND"),
         "summary of nothing": (("summary",), "--adapter"),
         "summary of the memory of an adapter on nothing": (("summary", "--memory", f"--adapter={folder / 'none'}"), "none"),
         **{
@@ -350,6 +360,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
                 ("a model without a tokenizer", folder / "no tokenizer", (), "tokenizer.json"),
                 ("into a file", problem.base, (f"--output={corpus}",), "is no folder"),
                 ("and validate on nothing", problem.base, (f"--validation={folder / 'none'}",), "none"),
+                ("and validate on no token of the model's", problem.base, (f"--validation={folder / 'beyond'}",), "the vocabulary has"),
                 ("at a rate of 0, as its only run", problem.base, ("--batch=1000", "--epochs=1", "--warmup-fraction=1"), "rate of 0"),
                 (
                     "on, by another seed",

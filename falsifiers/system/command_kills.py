@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, value_inside
 from blackswan.falsifiers.numeric.generators import Generator
@@ -52,6 +53,7 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
             return [broken("the whole run", "files written outside of its folder", "none", ", ".join(outside[:3]))]
         found = same("steps between two states", *_between_states(whole, rank, every))
         found += same("names that were given to what is not on the disk", [], _not_flushed(rank.events))
+        found += same("epochs that are told before their adapters are on the disk", [], _told_too_early(metrics(whole), rank.events))
         steps = [line["kind"] for line in metrics(whole)].index("epoch")
         interrupted = iter((2, steps))
         planned = _kills(rng, rank.events, steps, every, kills)
@@ -65,7 +67,7 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
             rank = trial.commands.killed(folder, kill, "train", f"--output={folder}", *resume, *where)
             if kill and kill.interrupt:
                 found += _interrupted(trial, folder, next(interrupted), rank.ended)
-                found += _foreign_line(trial, folder, where) if kill is planned[0] else ()
+                found += _foreign_line(trial, folder, where) if kill is planned[1] else ()
                 continue
             expected, saved = _between_states(whole, rank, every, begun)
             found += same(f"steps up to each state of a run that began after {begun['step']}", expected[: len(saved)], saved)
@@ -73,7 +75,7 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
                 if rank.ended or kill is None:
                     return [*found, broken("a continued run", "did not go on", "its end", rank.ended)]
                 break
-            if kill is not planned[3]:  # the epoch's line stays whole, though steps before it are made again
+            if kill is not planned[4]:  # the epoch's line stays whole, though steps before it are made again
                 _tear(trial, rng, folder)
         found += same("numbers of the lines of the metrics", *(list(map(number_of, metrics(each))) for each in (whole, folder)))
         found += same("metrics", metrics(whole), metrics(folder))
@@ -97,6 +99,19 @@ def _not_flushed(events: Sequence[str]) -> list[str]:
             odd += [each for each, opened in last.items() if f"flush {each}" not in events[opened:at]]
             odd += [name] if events[at + 1 : at + 2] != [f"flush {Path(name).parent}"] else []
     return odd
+
+
+def _told_too_early(lines: Sequence[Mapping[str, Any]], events: Sequence[str]) -> list[int]:
+    """Epochs whose line is written before last/, or for a best one best/, is: who reads the line may take the adapter."""
+    early, written, rest = [], {"last": 0, "best": 0}, iter(lines)
+    due = dict(written)
+    for event in events:
+        if (name := event.removeprefix("flush .partial-")) in written:
+            written[name] += 1
+        elif event == f"open {METRICS}" and (line := next(rest))["kind"] == "epoch":
+            due = {"last": due["last"] + 1, "best": due["best"] + line["best"]}
+            early += [line["epoch"]] * (due != written)
+    return early
 
 
 def _foreign_line(trial: Trial, folder: Path, where: Sequence[str]) -> Iterator[Comparison]:
@@ -179,13 +194,15 @@ def _between_states(
 
 
 def _kills(rng: Generator, events: Sequence[str], steps: int, every: int, count: int) -> list[Kill]:
-    """Ctrl-C in the second step and in the last one of an epoch; kills between the epoch's line and its state, between those of the second
-    epoch, whose last steps are then made again, and between two states; and kills at random events after the beginning, by their names."""
+    """A kill before the first line; Ctrl-C in the second step and in the last one of an epoch; kills between the epoch's line and its
+    state, between those of the second epoch, whose last steps are then made again, and between two states; and kills at random events
+    after the beginning, by their names."""
     line = f"open {METRICS}"
     saved = events.index("flush .partial-last")  # the epoch's adapter; its line and the state come next
     state = next(event for event in events[saved:] if event.startswith("os.rename state/"))
     again = sum(step % every == 0 for step in range(steps + 1, 2 * steps))  # states inside the second epoch
     first = [
+        Kill(line, 1),
         Kill(line, 2, interrupt=True),
         Kill(line, steps - 2, interrupt=True),
         Kill(state, 1),
@@ -199,9 +216,13 @@ def _kills(rng: Generator, events: Sequence[str], steps: int, every: int, count:
 
 
 def _tear(trial: Trial, rng: Generator, folder: Path) -> None:
-    """Cuts a part of the last line off, in half of the cases, as a kill in the middle of its writing does: before its state is written."""
-    if not (folder / STATE).is_file() or not (folder / METRICS).is_file():
+    """Cuts a part of the last line off, in half of the cases, as a kill in the middle of its writing does: before its state is written.
+
+    Where there is none yet, the file is made and nothing is in it.
+    """
+    if not (folder / STATE).is_file():
         return
+    (folder / METRICS).touch()
     content, made = (folder / METRICS).read_bytes(), trial.trainer.kept(folder).progress
     if not content.endswith(b"\n"):
         return

@@ -17,6 +17,10 @@ COLUMNS = 60
 SECONDS, HOURS = 0.5, 2000.0
 """That a step takes: there samples a second have digits, here the time that is left has hours."""
 EPOCHS = 2
+SATURATING = 100.0
+"""A learning rate by which one step makes the class of all samples so probable that float32 has no number between that and 1."""
+PIECE = 1024
+"""So many texts are read at a time."""
 CLEAR = "\r\x1b[2K"
 LINE = re.compile(r"(.*)  ([\d.]+) samples/s  (?:(\d+):([0-5]\d)|([1-5]?\d)):([0-5]\d) left")
 Lines = Sequence[Mapping[str, Any]]
@@ -47,6 +51,11 @@ def progress_is_of_the_records(trial: Trial) -> list[Comparison]:
         last = max(line["step"] for line in lines if line["kind"] == "step" and line["epoch"] == 1)
         for step in (int(rng.integers(1, last)), last):  # the run goes on with a step, or with the end of the epoch
             found += _interrupted(trial, board, problem.folder / f"interrupted {step}", where, step)
+        found += [
+            *_over(trial, problem.folder / f"interrupted {last}", board, where),
+            *_of_no_loss(trial, problem, where),
+            *_durations(trial),
+        ]
         found += _reading(trial, problem, where)
         refused = problem.folder / "refused"
         said, _ = trial.commands.shown("train", f"--output={refused}", f"--tensorboard={board}", *where, board=False)
@@ -67,21 +76,57 @@ def _interrupted(trial: Trial, board: Path, run: Path, where: Sequence[str], ste
         made += len(lines)
 
 
+def _over(trial: Trial, run: Path, board: Path, where: Sequence[str]) -> list[Comparison]:
+    """A run that is over shows nothing when it is asked to go on, and gives TensorBoard nothing: not so much as an empty file."""
+    said, noted = trial.commands.shown("train", f"--output={run}", f"--tensorboard={board}", "--resume", *where, columns=COLUMNS)
+    return same("what a run that is over shows", (0, "", []), (said.status, said.err, noted))
+
+
+def _of_no_loss(trial: Trial, problem: Small, where: Sequence[str]) -> Iterator[Comparison]:
+    """A number that is zero is shown like any other: one step of this size makes every loss exactly zero."""
+    run, board = problem.folder / "of no loss", problem.folder / "board of no loss"
+    given = [f"--{name}={problem.corpus(f'{name} of no loss', ['ls'] * 3, [0] * 3)}" for name in ("corpus", "validation")]
+    arguments = ("train", f"--output={run}", f"--tensorboard={board}", *where, *given, f"--learning-rate={SATURATING}")
+    said, noted = trial.commands.shown(*arguments, pace=SECONDS)
+    lines = timed_metrics(run)
+    losses = [each["validation_loss"] for each in lines if each["kind"] == "epoch"]
+    yield from same("validation losses after a step that is too large", [0.0] * EPOCHS, losses)
+    yield from _elsewhere(lines, said.err, 3)
+    yield from _on_a_board(board, lines, noted)
+    yield from same("the loss at the end", True, said.out.endswith("(validation loss 0.0000)\n"))
+
+
+def _durations(trial: Trial) -> list[Comparison]:
+    """Times are shown in whole seconds, the nearest: what is nearly a minute or an hour is one."""
+    rng = trial.rng("durations")
+    at = [whole + part for whole in (0, 59, 60, 3599, 3600, 86399, int(rng.integers(3, 10**6))) for part in (0.0, 0.4, 0.6)]
+    expected = []
+    for each in at:
+        seconds = int(each + 0.5)
+        hours = f"{seconds // 3600}:{seconds // 60 % 60:02}" if seconds >= 3600 else f"{seconds // 60}"
+        expected.append(f"{hours}:{seconds % 60:02}")
+    return same("times that are left", expected, trial.commands.durations(at))
+
+
 def _total(run: Path) -> int:
     return int(json.loads((run / RUN).read_text())["total_steps"])
 
 
 def _reading(trial: Trial, problem: Small, where: Sequence[str]) -> list[Comparison]:
-    """The number of samples read is shown while a large corpus is read, and grows to nearly all of them; the last line is no sample."""
-    many = int(trial.rng("many").integers(3000, 4000))
+    """The number of samples read is shown while a large corpus is read, and grows to nearly all of them; the last line is no sample.
+
+    A piece takes about five seconds here, so that ten have passed with every second one.
+    """
+    many = int(trial.rng("many").integers(6, 9)) * PIECE + 1
     corpus = problem.corpus("many", ["ls"] * many, [*[0] * (many - 1), -1])
-    said, _ = trial.commands.shown("train", f"--output={problem.folder / 'many'}", *where, f"--corpus={corpus}", pace=HOURS)
+    said, _ = trial.commands.shown("train", f"--output={problem.folder / 'many'}", *where, f"--corpus={corpus}", pace=4.0)
     shown = _read(said.err)
     counts = [int(count.replace(",", "")) for _, count in shown]
     return [
         *same("files whose reading is shown", {str(corpus)}, {name for name, _ in shown}),
         *same("samples that were read, in their order", sorted({*counts}), counts),
         value_inside("samples that were read at last", max(counts, default=0), many / 2, many - 1),
+        value_inside("lines about the reading", len(shown), 1, many // PIECE // 2),
     ]
 
 

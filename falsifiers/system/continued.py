@@ -185,7 +185,8 @@ def other_runs(trial: Trial, problem: SmallRun, rng: Generator) -> dict[str, tup
     unlike = {FREE, *(["class_weights"] if problem.several else [])}  # several labels have no class weights
     settings = {name: value for name, value in trial.trainer.settings(problem).items() if name not in unlike}
     others = {
-        f"settings.{name}": (_with_another(trial, problem, name, value), rf"settings\.{name} was") for name, value in settings.items()
+        f"settings.{name}": (_with_another(trial, problem, name, value), rf"settings\.{name} was {_shown(value)} and is ")
+        for name, value in settings.items()
     }
     for name, other in other_architectures(problem.architecture).items():
         others[f"architecture.{name}"] = replace(problem, architecture=other), rf"architecture\.{name}"
@@ -194,6 +195,11 @@ def other_runs(trial: Trial, problem: SmallRun, rng: Generator) -> dict[str, tup
             others[f"data.{part}, {name}"] = with_samples(problem, part, corpus), rf"data\.{part}"
     others["data.validation, none"] = replace(problem, validation=None), r"data\.validation"
     return others | {name: (other, "base_weights") for name, other in _on_other_bases(problem, rng).items()}
+
+
+def _shown(value: Any) -> str:
+    """A setting as the run's file has it."""
+    return re.escape(repr(json.loads(json.dumps(value))))
 
 
 def other_architectures(architecture: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The ledger of device memory: what is granted and refused to one process, to several at once, and after one has died."""
 
+import json
 import multiprocessing
 import os
 import tempfile
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.comparison import Comparison, value_at_least, value_inside
@@ -78,7 +79,17 @@ def keeps_account(trial: Trial) -> list[Comparison]:
         for chosen in held:
             found.append(trial.refuses("update to fewer bytes than none", partial(ledger.update, chosen, -1), "-1 bytes", "ValueError"))
         found += same("reserved after these", wanted, ledger.reserved())
-    return found
+    return found + _told_of_cards(trial, cards, rng)
+
+
+def _told_of_cards(trial: Trial, cards: Sequence[Card], rng: Generator) -> list[Comparison]:
+    """Of each card its own numbers: what the allocator holds counts as the process's own, given out to tensors or not. A card has the same
+    name in a process that sees the cards in another order."""
+    in_use = [int(rng.integers(card.own + 1)) for card in cards]
+    told = trial.memory.cards(cards, in_use)
+    found = same("numbers of each card", list(cards), [card for _, card in told])
+    turned = trial.memory.cards(cards[::-1], in_use[::-1])
+    return found + same("two cards, and their names in another order", (2, told[::-1]), (len({name for name, _ in told}), turned))
 
 
 def _card(rng: Generator) -> Card:
@@ -156,9 +167,11 @@ def the_dead_hold_nothing(trial: Trial) -> list[Comparison]:
         os.waitid(os.P_PID, int(process.pid or 0), os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not taken note
         found += same("after its holder was killed", [0], ledger.reserved())
         process.join()
-        ledger.acquire(0, count)
-        ledger.restart()
-        found += same("of an earlier process of the same id", [0], ledger.reserved())
+        for of_the_host in (True, False):
+            ledger.acquire(0, count)
+            found += same("of a process that ends as it is looked at", [0], ledger.ending())
+            ledger.restart(of_the_host=of_the_host)
+            found += same(f"of an earlier process of the same id, before a restart: {of_the_host}", [0], ledger.reserved())
         return found + _of_no_ledger(trial)
 
 
@@ -166,7 +179,7 @@ def _of_no_ledger(trial: Trial) -> list[Comparison]:
     """A file that is damaged holds nothing, and a new one is begun, and replaced by a whole one whenever it changes; the folder is the one
     that the environment names."""
     found: list[Comparison] = []
-    for content in (b"", b'[{"id": "a", "pid": 1', b"{}", b"[1]", b'[{"id": "a"}]', b"\xff"):
+    for content in (b"", b'[{"id": "a", "pid": 1', b"{}", b"null", b"5", b"[1]", b'[{"id": "a"}]', b"\xff", *_damaged_entries()):
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "ledger.json").write_bytes(content)
             ledger = trial.memory.ledger(Path(folder), [Card(GIB, GIB)])
@@ -181,6 +194,15 @@ def _of_no_ledger(trial: Trial) -> list[Comparison]:
     folders = {named: trial.memory.ledger_folder(named) for named in ("of/all", "")}
     own = Path(tempfile.gettempdir()) / f"blackswan-{os.getuid()}"
     return found + same("folders by what the environment names", {"of/all": Path("of/all"), "": own}, folders) + _of_no_folder(trial)
+
+
+def _damaged_entries() -> Iterator[bytes]:
+    """A reservation of this process of which one value has another type, or that has a key more."""
+    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    started = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{stat[19]}"
+    whole: dict[str, Any] = {"id": "a", "pid": os.getpid(), "started": started, "device": "card 0", "bytes": GIB}
+    changes: list[dict[str, Any]] = [*({key: [value]} for key, value in whole.items()), {"surplus": 1}]
+    yield from (json.dumps([whole | change]).encode() for change in changes)
 
 
 def _of_no_folder(trial: Trial) -> list[Comparison]:
@@ -207,10 +229,11 @@ def too_little_memory_is_refused(trial: Trial) -> list[Comparison]:
     available = min(free, total - others)
     needed, entered = available + int(rng.integers(1, 300)), list[int]()
     numbers = rf"{needed}\.00 GiB needed.*\b{available}\.00 GiB available.*\b{free}\.00 GiB of {total}\.00 GiB.*free"
-    numbers += rf".*\b{others}\.00 GiB .*reserved.*{os.getpid()}.*\b{others}\.00 GiB"
+    numbers += rf".*\b{others}\.00 GiB .*reserved.*\(process {os.getpid()}: {others}\.00 GiB\)"
     at = 1 - trial.seed % 2
     with _ledger(trial, [Card(total * GIB, free * GIB)] * 2) as ledger:
         ledger.acquire(at, others * GIB)
+        ledger.acquire(1 - at, GIB)
         ask = partial(ledger.run, at, needed * GIB, partial(entered.append, needed))
         found = [trial.refuses("more than is available", ask, numbers, "InsufficientMemory")]
         ledger.run(at, available * GIB, partial(entered.append, available))

@@ -1,5 +1,6 @@
 """Samples that do not fit their run: rows, labels and settings that disagree in each way in which they can."""
 
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -10,10 +11,12 @@ from pathlib import Path
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.subjects.doors.files import Label
 from blackswan.falsifiers.subjects.doors.training import Corpus, Plan
-from blackswan.falsifiers.system.run_problem import PARTS, SIZES, SmallRun, small_run, with_samples
+from blackswan.falsifiers.system.run_problem import ACCUMULATION, PARTS, SIZES, SmallRun, small_run, with_samples
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial
 
+MOST = 10**7
+"""Steps of a run: the rate of each is kept."""
 CALLS = ("accumulate", "train_batch", "evaluate", "forward_only")
 ERRORS = "ValueError|OverflowError"
 
@@ -46,10 +49,15 @@ def refuses_samples(trial: Trial) -> list[Comparison]:
         found.append(
             trial.refuses("no sample, training", partial(trial.trainer.fit, nothing, folder, Plan()), "empty|no sample", "ValueError")
         )
+        size = int(rng.integers(1, 5))  # by which an epoch has more than one step: fewer epochs than MOST are too many
+        steps = math.ceil(len(problem.training) / (ACCUMULATION * size))
+        long = small_run(trial, epochs=MOST // steps + 1, batch_size=size)
+        most = {"epochs": MOST // 4, "batch_size": 2, "accumulation_steps": 3}
+        found += same("the most steps that a run may have", MOST, trial.classifiers.steps_of_a_run(most, 19))
         impatient = replace(small_run(trial, early_stop_patience=1), validation=Corpus([], []))
         for name, misfit, message in (
             ("steps at a rate of 0 alone", small_run(trial, warmup_fraction=1.0, epochs=1, batch_size=16), "warmup"),
-            ("more steps than can be made", small_run(trial, epochs=10**7 + 1, batch_size=16), "epochs"),
+            ("more steps than can be made", long, f"epochs is .* {long.settings['epochs'] * steps:,} steps"),
             ("patience without a sample to validate on", impatient, "early_stop_patience"),
         ):
             run = partial(trial.trainer.fit, misfit, folder, Plan(stop_after=1))
@@ -72,7 +80,8 @@ def _misfits(problem: SmallRun, corpus: Corpus) -> Iterator[tuple[str, Corpus, s
         yield name, replace(corpus, labels=changed), "label"
     yield "a text fewer", replace(corpus, rows=rows[1:]), "label"
     for label in _bad_labels(classes, several=problem.several):
-        yield f"a label {label}", replace(corpus, labels=[*labels[:-1], label]), "label|target|class"
+        # A run names the sample, a call by hand the place in its batch.
+        yield f"a label {label}", replace(corpus, labels=[*labels[:-1], label]), rf"sample {len(labels)}\b|(labels|targets)\["
     if problem.several:
         moved: list[Label] = [*labels[:-2], [0] * (classes + 1), [0] * (classes - 1)]
         yield "an entry too many and one too few", replace(corpus, labels=moved), "label"

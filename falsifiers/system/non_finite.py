@@ -14,6 +14,8 @@ from blackswan.falsifiers.system.runs import whole_run
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial, may_be_non_finite
 
+LARGEST = 3.4e38
+"""A class weight by which the loss of a few samples is larger than any number in float32."""
 LAST_BYTE = 255
 """The token beyond it fills up."""
 
@@ -36,6 +38,8 @@ def value_stops_the_run(trial: Trial) -> list[Comparison]:
     name = PARTS[trial.seed % 2]
     words = ("model.layers.0.mlp.swiglu (swiglu): 1 infinite of ", "from finite inputs")
     found += _stops_at(trial, f"forward pass, {name}", _overflows_forward(small_run(trial), name, at), name, at, words)
+    run, _ = whole_run(trial, small_run(trial, class_weights=[LARGEST] * 3))
+    found += _stopped("class weights: ", run, 0, ("step 1:", "(weighted_cross_entropy): 1 infinite of 1, from finite inputs"))
     words = (f"score (linear): the gradient of its input x has {hidden} infinite of {hidden}", "from a finite one")
     overflowing = _overflows_backward(small_run(trial, batch_size=1), at)
     found += _stops_at(trial, "backward pass", overflowing, "training", at, words)

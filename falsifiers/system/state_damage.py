@@ -1,5 +1,6 @@
 """States of runs of which a key or a tensor is damaged: a run goes on from none of them, and changes none."""
 
+import fcntl
 import hashlib
 import json
 import re
@@ -18,7 +19,7 @@ from safetensors.numpy import load, save
 from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.generators import Generator
-from blackswan.falsifiers.subjects.doors.training import Plan, Pretraining
+from blackswan.falsifiers.subjects.doors.training import Plan, Pretraining, Problem
 from blackswan.falsifiers.system.continued import other_architectures
 from blackswan.falsifiers.system.derived_damage import ABSENT, Damage, another, edited, forms, judged, other_types, tensors
 from blackswan.falsifiers.system.pretraining import small_pretraining
@@ -42,7 +43,8 @@ def refuses_training_state(trial: Trial) -> list[Comparison]:
         trial.trainer.fit(problem, folder, Plan(save_every=1, stop_after=2))
         trial.trainer.fit(replace(problem, settings={**problem.settings, "learning_rate": 0.02}), other, Plan(save_every=1, stop_after=2))
         ask = _on_a_copy(folder, lambda copy: trial.trainer.fit(problem, copy, Plan(resume=True)).result)
-        damages = [*_progress_damage(folder / STATE, rng), *_tensor_damage(folder / STATE, rng), *forms(folder, RUN, rng)]
+        damages = [*_progress_damage(folder / STATE, rng), *_tensor_damage(folder / STATE, rng), *_other_files(folder / STATE)]
+        damages += forms(folder, RUN, rng)
         damages.append(Damage("the state of another run", {STATE: (other / STATE).read_bytes()}, "state.*another run"))
         for key in ("settings", "architecture", "base_weights", "data"):
             value = json.loads((folder / RUN).read_text())[key]
@@ -62,12 +64,23 @@ def refuses_training_state(trial: Trial) -> list[Comparison]:
             found.append(trial.refuses(name, partial(trial.trainer.fit, given, there, plan), message, error))
             left = sorted(file for file, _ in content(there).items() ^ before.items() if file != ".lock")
             found += same(f"files that {name} changes", [], left)
+        found += _beside_another(trial, problem, folder)
         notes = folder.with_name("in use") / "last" / "notes.txt"
         notes.parent.mkdir(parents=True)
         notes.write_text("mine")
         ask = partial(trial.trainer.fit, problem, notes.parents[1], Plan())
         found.append(trial.refuses("a folder of others in an adapter's place", ask, "last.*no adapter", "FileExistsError"))
         return found + same("what the folder holds", {notes.name: b"mine"}, content(notes.parent))
+
+
+def _beside_another(trial: Trial, problem: Problem, folder: Path) -> Iterator[Comparison]:
+    """A run does not go on while another process writes its folder."""
+    before = content(folder)
+    with (folder / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ask = partial(trial.trainer.fit, problem, folder, Plan(resume=True))
+        yield trial.refuses("a run that another process writes", ask, "another process", "ValueError")
+    yield from same("the folder that another process writes", before, content(folder))
 
 
 def _on_a_copy(folder: Path, go_on: Callable[[Path], object]) -> Callable[[], object]:
@@ -92,11 +105,12 @@ def _progress_damage(path: Path, rng: Generator) -> Iterator[Damage]:
     """Each key of the progress: edited without the checksum, and removed or of another type with one that fits."""
     whole, progress = read_state(path)
     for key, value in progress.items():
+        missing = "version None" if key == "version" else f"state.*{key} is missing"
         yield _sealed(f"{key} edited", whole, {**progress, key: another(value)}, "state.*damaged", seal=False)
-        yield _sealed(f"{key} removed", whole, {name: each for name, each in progress.items() if name != key}, "state")
+        yield _sealed(f"{key} removed", whole, {name: each for name, each in progress.items() if name != key}, missing)
         other = other_types(value)[int(rng.integers(len(other_types(value))))] if value is not None else [1.5]
         yield _sealed(f"{key} = {other}", whole, {**progress, key: other}, f"state.*({key}|version)")
-    yield _sealed("an unknown key", whole, {**progress, "surplus": 1}, "state.*surplus")
+    yield _sealed("an unknown key", whole, {**progress, "surplus": 1}, "state.*surplus is unknown")
     yield from (_sealed(f"version {number}", whole, {**progress, "version": number}, f"version {number}") for number in (0, 2))
     yield replace(_sealed("with its own checksum", whole, progress, ""), taken=True)
 
@@ -112,6 +126,24 @@ def _tensor_damage(path: Path, rng: Generator) -> Iterator[Damage]:
         yield _sealed(f"{name} {kind}", held, progress, f"state.*{re.escape(name.rpartition('/')[2])}")
     yield _sealed("a tensor more", {**whole, "trainable/surplus": whole["step"]}, progress, "surplus")
     yield _sealed("a step below 0", {**whole, "step": np.asarray(-whole["step"])}, progress, "step")
+
+
+def _other_files(path: Path) -> Iterator[Damage]:
+    """Files in the state's place that are none: of other programs, without what a state says of itself, empty, torn, of text."""
+    whole, progress = read_state(path)
+    said = {"progress": json.dumps(progress)}
+    others = {
+        "of no metadata": save(whole),
+        "of another program": save(whole, metadata={"format": "pt"}),
+        "without a checksum": save(whole, metadata=said),
+        "with a checksum alone": save(whole, metadata={"sha256": "0" * 64}),
+        "of no tensor": save({}, metadata=said),
+        "that is empty": b"",
+        "that is torn": path.read_bytes()[: path.stat().st_size // 2],
+        "of text": b"a state\n" * 9,
+    }
+    for name, written in others.items():
+        yield Damage(f"a state {name}", {STATE: written}, "state.*damaged")
 
 
 def _other_shape(value: Array, rng: Generator) -> Array:

@@ -16,15 +16,20 @@ FAILURES = (("rms_norm", ""), ("attention", ""), ("swiglu", "backward"), ("atten
 """Operations that fail in their forward or in their backward pass."""
 
 
+ERRORS = ("RuntimeError", "FileNotFoundError", "ImportError", "AttributeError", "ValueError", "AssertionError", "NotImplementedError")
+"""What a compiler, a library or Triton raises where it is not there, or cannot do what is asked."""
+
+
 def kernels_come_before_weights(trial: Trial) -> list[Comparison]:
     """Whatever a step and an answer compute was computed, in its dtype and widths, before the first weight was asked for.
 
-    Where that fails, no weight is asked for and the failure is said with its reason. On a CPU nothing is computed before; there another
-    kind of device is feigned as well. Samples have several labels, or classes weights, as numbers and as a word.
+    The decoder's step is of as many tokens as 16 divides, the classifier's of others. Where that fails, by whatever error, no weight is
+    asked for and the failure is said with its reason. On a CPU nothing is computed before; there another kind of device is feigned as
+    well. Samples have several labels, or classes weights, as numbers and as a word.
     """
     rng, found = trial.rng("warm-up"), []
     for kind, backend in (*(("classifier", backend) for backend in trial.trainer.backends), ("decoder", "torch")):
-        work = replace(small(rng, trial.seed, nf4=bool(rng.integers(2))), vocab=VOCAB, seq=24, layers=3, backend=backend)
+        work = replace(small(rng, trial.seed, nf4=bool(rng.integers(2))), vocab=VOCAB, seq=32, layers=3, backend=backend)
         if kind == "classifier":
             work = replace(work, dtype=str(rng.choice(["float32", "bfloat16"])), targets=str(rng.choice(["q_v", "all"])))
         for settings in _settings(work, trial.seed) if kind == "classifier" else [{}]:
@@ -53,8 +58,8 @@ def _warm(trial: Trial, kind: str, work: Workload, settings: dict[str, Any]) -> 
 
 
 def _refused(trial: Trial, kind: str, work: Workload, failing: str, passes: str) -> list[Comparison]:
-    opening = trial.devices.opening(work, kind)
+    opening, error = trial.devices.opening(work, kind), ERRORS[int(trial.rng(f"error of {kind}").integers(len(ERRORS)))]
     label = f"{kind} ({work.backend}): {failing} fails {passes}".rstrip()
-    reason = rf"cannot run on \w+.*{re.escape(failing)} does not compile.*no weight"
-    refused = trial.refuses(label, lambda: opening.open(failing, passes), reason, "WarmUpFailed")
+    reason = rf"cannot run on \w+.*{error}: .*{re.escape(failing)} does not compile.*no weight"
+    refused = trial.refuses(f"{label}, {error}", lambda: opening.open(failing, passes, error), reason, "WarmUpFailed")
     return [refused, *same(f"{label}: weights asked for", [], opening.asked())]

@@ -72,7 +72,16 @@ def run(options: argparse.Namespace) -> None:
         kept = special_tokens(options.model)
         pretrain(*given, special=kept, resume=options.resume, on_start=shown.start, on_step=shown.step, on_epoch=shown.epoch)
     except KeyboardInterrupt:
+        if not _begun(options.output):
+            raise
         raise Interrupted(f"interrupted; go on with the same command and --resume, from the state in {options.output}") from None
+
+
+def _begun(output: Path) -> bool:
+    """Whether there is a state, without which --resume finds no run."""
+    from blackswan.impl.pretrain_run import STATE
+
+    return (output / STATE).exists()
 
 
 def _settings(options: argparse.Namespace) -> "PretrainSettings":

@@ -168,17 +168,22 @@ class _Watch:
             return fit()
         except KeyboardInterrupt:
             when = f"after step {self.steps}" if self.steps else "before a step was made"
-            raise Interrupted(f"interrupted {when}; the same command with --resume goes on") from None
+            raise Interrupted(f"interrupted {when}; {self._further()}") from None
         except FloatingPointError as error:
             raise TrainingFailed(str(error)) from None
         except (OSError, ValueError, RuntimeError) as error:
             if self.steps == 0 and not isinstance(error, RuntimeError):
                 raise
-            raise TrainingFailed(f"{error} (after step {self.steps}; --resume goes on from the last state)") from error
+            raise TrainingFailed(f"{error} (after step {self.steps}; {self._further()})") from error
         finally:
             self.progress.close()
             if self.board is not None:
                 self.board.close()
+
+    def _further(self) -> str:
+        """What the user can do: --resume asks for a run that has begun."""
+        begun = (self.metrics.path.parent / "run.json").is_file()
+        return "the same command with --resume goes on" if begun else "the same command begins the run"
 
 
 def _count(text: str) -> int:

@@ -24,6 +24,7 @@ from blackswan.impl.classifier import Classifier
 from blackswan.impl.commands import predict as predict_command
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.corpus import Sample
+from blackswan.impl.fit import total_steps
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.reference.table import Array
 
@@ -41,6 +42,10 @@ class Classifiers(Door):
         else:
             pipeline = ClassifyPipeline.from_random(config_of(model), config, device=self._device)
         return self._started(pipeline, texts, merge=merge)
+
+    def steps_of_a_run(self, settings: Mapping[str, Any], samples: int) -> int:
+        """Optimiser steps of a run on so many samples."""
+        return total_steps(ClassifyConfig.from_mapping(settings), samples)
 
     def from_apr(self, path: Path, hyperparameters: Mapping[str, Any], texts: Sequence[str]) -> FreshClassifier:
         """The same of an .apr file, opened as one."""

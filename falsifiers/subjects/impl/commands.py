@@ -3,6 +3,7 @@
 import io
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -28,7 +29,7 @@ from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.kill_points import KillPoints, file_events, flushes
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.impl import __main__ as command
-from blackswan.impl import evaluation
+from blackswan.impl import evaluation, progress
 from blackswan.impl.agreement import WorkerFailed
 from blackswan.impl.commands import COMMANDS, BadInput, TrainingFailed, evaluate
 from blackswan.impl.config import ClassifyConfig
@@ -47,6 +48,7 @@ Noted = tuple[str, float, int]
 OF_THE_PROGRAM = (
     *(TrainingFailed, FloatingPointError, NotResident, torch.OutOfMemoryError, WarmUpFailed, WorkerFailed, WorkerLost, MemoryError),
     *(DeviceUnavailable, InsufficientMemory, BadInput, ValueError, FileNotFoundError, KeyboardInterrupt),
+    *(RuntimeError, TypeError, AssertionError, AttributeError),
 )
 ON_THE_HOST = ("export", "tokenize")
 """Commands that have no device."""
@@ -98,6 +100,10 @@ class Commands(Door):
                 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # another one that was left is for the trial to find
                     signal.signal(signal.SIGINT, usual)
 
+    def durations(self, seconds: Sequence[float]) -> list[str]:
+        """Times that are left as they are shown."""
+        return [progress.duration(each) for each in seconds]
+
     def broken_off(self, folder: Path, error: BaseException, flush: int, *arguments: object, since: str = "") -> Said:
         """A command in which the flush number `flush` of files below the folder raises an error; flushes bring files to the disk.
 
@@ -115,14 +121,25 @@ class Commands(Door):
         with flushes(folder, event):
             return self.attempt(*arguments)
 
-    def ended_by(self, kind: str, *arguments: object) -> Said:
-        """A command in which such an error is raised, with its name as the message."""
+    def ended_by(self, kind: str, *arguments: object, message: str | None = None) -> Said:
+        """A command in which such an error is raised, with its name as the message where no other is given."""
         error = next(each for each in OF_THE_PROGRAM if each.__name__ == kind)
-        made = error.__new__(error, kind)  # without what some have to know to be made
+        made = error.__new__(error, message or kind)  # without what some have to know to be made
         name = str(arguments[0])
         failing = replace(COMMANDS[name], run=mock.Mock(side_effect=made))
         with mock.patch.dict(COMMANDS, {name: failing}):
             return self.attempt(*arguments)
+
+    def overtaken(self, run: Path, output: Path, *arguments: object) -> Said:
+        """A command that trains there; while its model is loaded another process leaves that run there."""
+        load = ClassifyPipeline.from_pretrained
+
+        def late(*given: Any, **named: Any) -> ClassifyPipeline:
+            shutil.copytree(run, output, dirs_exist_ok=True)
+            return load(*given, **named)
+
+        with mock.patch.object(ClassifyPipeline, "from_pretrained", late):
+            return self.attempt(*arguments, f"--output={output}")
 
     def without_room(self, most: int, *arguments: object) -> Said:
         """A command while no file may have more than so many bytes: a write that goes beyond is cut short, and the next one fails."""
@@ -190,6 +207,8 @@ class Commands(Door):
 
     def _given(self, arguments: Sequence[object]) -> list[str]:
         """The arguments with the device where the command has one, before texts that are to be classified."""
+        if not arguments:
+            return []
         name, *rest = map(str, arguments)
         return [name, *([] if name in ON_THE_HOST else [f"--device={self._device}"]), *rest]
 

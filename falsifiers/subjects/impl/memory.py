@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -33,6 +34,24 @@ from blackswan.impl.trainer import Batch, Trainer
 
 class Memory(Door):
     """Memory of devices. Lacks where the bytes of a kind of device are not known."""
+
+    def cards(self, cards: Sequence[Card], in_use: Sequence[int]) -> list[tuple[str, Card]]:
+        """What the ledger is told of each of a host's cards, by the names that it gives them. `own` of a card is what torch's allocator
+        holds there, and `in_use` of it is given out to tensors.
+        """
+
+        def of(numbers: Sequence[Any]) -> Callable[[torch.device], Any]:
+            return lambda device: numbers[device.index]
+
+        host: dict[str, Any] = {
+            "mem_get_info": of([(card.free, card.total) for card in cards]),
+            "memory_reserved": of([card.own for card in cards]),
+            "memory_allocated": of(in_use),
+            "get_device_properties": of([SimpleNamespace(uuid=f"uuid of {card.total}", name="a card", index=0) for card in cards]),
+        }
+        with mock.patch.multiple("torch.cuda", **host):
+            told = [ledger.device_memory(torch.device("cuda", index)) for index in range(len(cards))]
+        return [(each.key, Card(each.total, each.free, each.own)) for each in told]
 
     def ledger(self, folder: Path, cards: Sequence[Card]) -> "Ledger":
         """The ledger in a folder, on a host with those cards: it asks them, and not torch, what they have."""
@@ -245,10 +264,21 @@ class Ledger(Session):
         with ledger.reserve(torch.device("cuda", card), count, self._book):
             block()
 
-    def restart(self) -> None:
-        """Makes all entries those of earlier processes of the same ids, as after a restart of the host."""
+    def restart(self, *, of_the_host: bool) -> None:
+        """Makes all entries those of earlier processes of the same ids: before the host was started again, at the same time after its
+        start, or since then, at another.
+        """
         path = self._book.folder / ledger.FILE
-        path.write_text(json.dumps([{**entry, "started": "another boot/1"} for entry in json.loads(path.read_text())]))
+        entries = json.loads(path.read_text())
+        for entry in entries:
+            boot, start = entry["started"].rsplit("/")
+            entry["started"] = f"another{boot}/{start}" if of_the_host else f"{boot}/1{start}"
+        path.write_text(json.dumps(entries))
+
+    def ending(self) -> list[int]:
+        """As `reserved`, while each holder ends as it is looked at: its file in /proc was opened, and cannot be read any more."""
+        with mock.patch.object(Path, "read_text", side_effect=ProcessLookupError):
+            return self.reserved()
 
 
 def _train(trainer: Trainer, batches: Sequence[Batch], steps: int) -> None:

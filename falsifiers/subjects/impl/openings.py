@@ -1,5 +1,6 @@
 """Models of `impl` as a run opens them on a device: what is computed before the first weight is asked for, and what is afterwards."""
 
+import builtins
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -45,11 +46,12 @@ class Opening(Session):
         self._before: list[str] | None = None
         self._model: Any = None
 
-    def open(self, failing: str | None = None, passes: str = "", feigned: bool = True) -> None:
-        """Opens it. The operation `failing` raises a RuntimeError, forward or (`passes` is backward) in the backward pass."""
+    def open(self, failing: str | None = None, passes: str = "", error: str = "RuntimeError", feigned: bool = True) -> None:
+        """Opens it. The operation `failing` raises that error of Python's, forward or (`passes` is backward) in the backward pass."""
         with ExitStack() as stack:
             if failing is not None:
-                stack.enter_context(dispatch.replaced({failing: _backwards(failing) if passes == "backward" else _failing(failing)}))
+                wrong = (_backwards if passes == "backward" else _failing)(failing, getattr(builtins, error))
+                stack.enter_context(dispatch.replaced({failing: wrong}))
             if feigned:
                 stack.enter_context(mock.patch.object(warm_up, "COLD", ()))
             stack.enter_context(dispatch.wrapping(self._around))
@@ -60,7 +62,8 @@ class Opening(Session):
         return self._asked
 
     def before(self) -> list[str]:
-        """What was computed before the first weight was asked for: operations, dtypes and widths, and those of the backward pass."""
+        """What was computed before the first weight was asked for: operations, dtypes, widths and whether 16 divides the number of rows,
+        and those of the backward pass."""
         return sorted(set(self._computed if self._before is None else self._before))
 
     def used(self) -> list[str]:
@@ -140,7 +143,8 @@ class _Watched(LazyTensors):
 
 
 def _said(operation: str, arguments: Mapping[str, Any]) -> str:
-    """The operation with dtype and width (last axis) of each array of numbers that it is given."""
+    """The operation with dtype and width (last axis) of each array of numbers that it is given; of [batch, seq, …] whether 16, for which
+    Triton compiles a kernel of its own, divides the number of tokens."""
     return f"{operation}({', '.join(_kinds(operation, arguments))})"
 
 
@@ -148,27 +152,30 @@ def _kinds(operation: str, arguments: Mapping[str, Any]) -> Iterator[str]:
     for name, value in sorted(arguments.items()):
         if isinstance(value, Tensor) and value.is_floating_point():
             width = f" [{value.shape[-1]}]" if value.ndim and operation not in SUMS else ""
+            width += " by 16" if value.ndim > 2 and value.shape[:2].numel() % 16 == 0 else ""
             yield f"{name} {str(value.dtype).removeprefix('torch.')}{width}"
 
 
-def _failing(operation: str) -> Callable[..., Any]:
+def _failing(operation: str, error: type[Exception]) -> Callable[..., Any]:
     def failing(**_: Any) -> Any:
-        raise RuntimeError(f"{operation} does not compile")
+        raise error(f"{operation} does not compile")
 
     return failing
 
 
-def _backwards(operation: str) -> Callable[..., Any]:
+def _backwards(operation: str, error: type[Exception]) -> Callable[..., Any]:
     """The right operation, whose backward pass fails."""
-    return lambda **arguments: _NoBackward.apply(OPERATIONS[operation](**arguments), operation)  # type: ignore[no-untyped-call]  # torch
+    failing = _failing(operation, error)
+    return lambda **arguments: _NoBackward.apply(OPERATIONS[operation](**arguments), failing)  # type: ignore[no-untyped-call]  # torch
 
 
 class _NoBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor, operation: str) -> Tensor:
-        ctx.operation = operation
+    def forward(ctx: Any, value: Tensor, failing: Callable[[], None]) -> Tensor:
+        ctx.failing = failing
         return value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
-        raise RuntimeError(f"{ctx.operation} does not compile")
+        ctx.failing()
+        raise AssertionError("it fails")
