@@ -135,6 +135,7 @@ wrong_steps(
 )
 wrong_steps(
     "impl.checkpoint:save_file",
+    checkpoint_without_format=("A saved checkpoint does not say the format.", lambda save, tensors, path, **_: save(tensors, path)),
     checkpoint_saved_in_one_dtype=(
         "A checkpoint is saved in the dtype of its embedding, whatever its other tensors have.",
         lambda save, tensors, *given, **named: save(
