@@ -28,6 +28,17 @@ wrong_steps(
     "impl.apr_checkpoint:holds_weights",
     apr_bytes_taken_for_weights=("Whatever has one byte an element holds weights.", lambda holds, dtype: holds(dtype) or dtype.size == 1),
 )
+wrong_steps(
+    "impl.apr_checkpoint:_family",
+    apr_classifiers_names_not_known=(
+        "The class of a sequence classifier names no family.",
+        lambda family, value: value if str(value).endswith("ForSequenceClassification") else family(value),
+    ),
+    apr_encoders_names_with_marks_not_known=(
+        "An encoder whose name has a hyphen or an underscore is known by just that name.",
+        lambda family, value: value if "bert" in (found := str(family(value))) and {*found} & {*"-_"} and found != value else family(value),
+    ),
+)
 
 
 @wrong_step("impl.apr:_require_inside")
@@ -36,6 +47,15 @@ def apr_metadata_right_behind_the_header(require: Step, path: Path, header: Any,
     if header.metadata != 64:
         raise ValueError(f"{path}: offsets: metadata from {header.metadata}; expected 64")
     require(path, header, length)
+
+
+@wrong_step("impl.apr:_require_apart")
+def apr_empty_tensors_refused(require: Step, path: Path, entries: list[Any]) -> None:
+    """A tensor without elements is refused, whosever it is."""
+    for entry in entries:
+        if 0 in entry.shape:
+            raise ValueError(f"{path}: tensor {entry.name!r}: it has no elements")
+    require(path, entries)
 
 
 @wrong_step("impl.apr_checkpoint:read_architecture")

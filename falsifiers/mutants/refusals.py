@@ -31,6 +31,13 @@ wrong_step("impl.config:RopeScaling.__post_init__", name="config_scaling_of_any_
 )
 
 
+@wrong_step("impl.architecture:_Reading._require_full_attention")
+def config_of_no_types_of_layers(require: Any, reading: Any, family: str) -> None:
+    """A list of the layers' types may be empty."""
+    if reading.values.get("layer_types") != []:
+        require(reading, family)
+
+
 wrong_steps(
     "impl.architecture:FIXED",
     config_null_bias_refused=("A null in the place of mlp_bias is refused.", lambda fixed: {**fixed, "mlp_bias": (False,)}),

@@ -1,6 +1,7 @@
 """Damaged, hostile and unsupported `.apr` files: each is refused with its name and the field, and takes no memory."""
 
 import json
+import math
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -78,10 +79,10 @@ def _again(file: Image) -> Image:
     return image(_object(file), [*file.tensors, twin])
 
 
-def _own(dtype: str, name: str = "__training__.z", dimensions: int = 1) -> Damage:
-    """A tensor of a training run's own, of one element, beside the others."""
+def _own(dtype: str, name: str = "__training__.z", shape: tuple[int, ...] = (1,)) -> Damage:
+    """A tensor of a training run's own beside the others."""
     code, size = NO_WEIGHTS[dtype]
-    own = Stored(name, code, (1,) * dimensions, b"\1" * size)
+    own = Stored(name, code, shape, b"\1" * size * math.prod(shape))
     return lambda file: image(_object(file), [own, *file.tensors])
 
 
@@ -127,7 +128,10 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "sharding": (_said(sharding={"shards": 2}), "sharding"),
     "experts": (_said(num_experts=8), "num_experts"),
     "encoder": (_said(architecture="BertModel"), "architecture.*encoder"),
-    "encoder in lower case": (_said(architecture="roberta"), "architecture.*encoder"),
+    **{
+        f"encoder by the name {name}": (_said(architecture=name), "architecture.*encoder")
+        for name in ("roberta", "xlm-roberta", "XLMRobertaForMaskedLM", "DebertaV2Model", "NomicBertModel", "nomic_bert")
+    },
     "another family": (_said(architecture="MistralForCausalLM"), "architecture.*expected one of"),
     "no family": (_said(architecture=None), "architecture"),
     "two families": (_said(hf_architecture="LlamaForCausalLM"), "hf_architecture.*which is meant"),
@@ -176,7 +180,8 @@ REFUSED: dict[str, tuple[Damage, str]] = {
 TAKEN: dict[str, Damage] = {
     "metadata of 16 MiB": _long(2**24),
     "a name of 256 bytes": _own("I64", "__training__.".ljust(256, "z")),
-    "eight dimensions": _own("I64", dimensions=8),
+    "a name beyond ASCII": _own("I64", "__training__.\u00e9\u4e00"),
+    **{f"the shape {shape}": _own("I64", shape=shape) for shape in ((1,) * 8, (), (0,), (3, 0))},
     **{f"{dtype} beside the weights": _own(dtype) for dtype in NO_WEIGHTS},
     "room before the parts": lambda file: replace(file, room=128),
 }

@@ -88,7 +88,7 @@ def _config_damage(folder: Path, family: str) -> Iterator[Damage]:
     yield from (make({key: value}, f"{CONFIG}.*{key.replace('num_key_value_', '')}") for key, value in NOT_COMPUTED.items())
     yield from (make({key: value}) for key in ("tie_word_embeddings", "model_type") for value in (0, 1, None, [True]))
     yield from (
-        make({"layer_types": value}) for value in (3, ["full_attention"], ["full_attention", "sliding_attention"], [["full_attention"]])
+        make({"layer_types": value}) for value in (3, [], ["full_attention"], ["full_attention", "sliding_attention"], [["full_attention"]])
     )
     yield make({"model_type": ABSENT})
     yield make({"model_type": "lama"}, "nearest: llama")
