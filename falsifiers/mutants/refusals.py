@@ -41,6 +41,7 @@ def config_of_no_types_of_layers(require: Any, reading: Any, family: str) -> Non
 wrong_steps(
     "impl.architecture:FIXED",
     config_null_bias_refused=("A null in the place of mlp_bias is refused.", lambda fixed: {**fixed, "mlp_bias": (False,)}),
+    config_causal_refused=("A model that says that it is causal is refused.", lambda fixed: {**fixed, "is_causal": (None,)}),
     config_shared_keys_passed_over=(
         "Layers may say that they share keys and values.",
         lambda fixed: {key: allowed for key, allowed in fixed.items() if key != "kv_sharing_modes"},

@@ -152,6 +152,17 @@ wrong_steps(
         ),
     ),
 )
+
+
+@wrong_step("impl.checkpoint:save_checkpoint")
+def checkpoint_of_rows_alone(save: Step, folder: Path, config: Any, tensors: Any, *given: Any) -> None:
+    """Tensors that do not lie row by row in memory are refused."""
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name}: it is not contiguous")
+    save(folder, config, tensors, *given)
+
+
 wrong_steps(
     "impl.architecture:_Reading._theta",
     rotary_base_read_as_integer=("A rotary base is read as an integer.", of_result(lambda theta: float(int(theta)))),

@@ -72,6 +72,12 @@ NULLED = (
     *("text_config", "decoder", "generator", "layer_types", "rope_scaling", "rope_parameters"),
 )
 """Keys that say nothing where they are null."""
+NEUTRAL: Mapping[str, Any] = {
+    **{"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0, "is_causal": True, "use_cache": False},
+    **{"is_encoder_decoder": False, "use_bidirectional_attention": False, "partial_rotary_factor": 1},
+    **{"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1}},
+}
+"""Values with which the model is what it is without the keys."""
 
 
 def _config_damage(folder: Path, family: str) -> Iterator[Damage]:
@@ -129,7 +135,7 @@ def _taken(folder: Path, family: str) -> Iterator[Values]:
     yield {"rope_parameters": LLAMA3, "rope_scaling": LLAMA3, "original_max_position_embeddings": 8}
     yield {"rope_parameters": {"rope_type": "default", "type": "yarn"}}
     yield {"rope_parameters": {**LLAMA3, "factor": 1, "high_freq_factor": math.nextafter(1.0, 2.0)}}
-    yield dict.fromkeys(NULLED)
+    yield from (dict.fromkeys(NULLED), dict(NEUTRAL))
     yield {
         "layer_types": ["full_attention"] * 2,
         "use_sliding_window": False,
