@@ -138,7 +138,7 @@ class _Reading:
         types = self.values.get("layer_types")
         if types is not None and (not isinstance(types, list) or any(kind != "full_attention" for kind in types)):
             self._refuse("layer_types", "full attention in every layer: nothing else is implemented")
-        if types and len(types) != self._count("num_hidden_layers"):
+        if types is not None and len(types) != self._count("num_hidden_layers"):
             self._refuse("layer_types", f"one entry a layer, {self._count('num_hidden_layers')}")
         if family == "llama" and self.values.get("sliding_window") is not None:
             self._refuse("sliding_window", "null or no such key: sliding windows are not implemented")

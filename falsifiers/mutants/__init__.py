@@ -25,6 +25,7 @@ for _module in (
         "parallel",
         "adapters",
         "apr_files",
+        "apr_readers",
         "devices",
         "ledger",
         "non_finite",

@@ -62,6 +62,7 @@ wrong_steps(
     apr_q4_offset_left_out=("AprQ4 without the − 8.", _dtype(128, decode=lambda decode: _shifted(decode, 8, 0))),
     apr_q4k_minimum_left_out=("Q4_K without − dmin · m.", _dtype(12, decode=_without_minimum)),
     apr_q6k_offset_left_out=("Q6_K without the − 32.", _dtype(14, decode=lambda decode: _shifted(decode, 32, 208))),
+    apr_counters_of_four_bytes=("An I64 has four bytes.", _dtype(5, size=lambda size: size // 2)),
     apr_code_2_read_as_bf16=("Code 2, which two writers use for two dtypes, is BF16.", lambda table: {**table, 2: table[30]}),
 )
 

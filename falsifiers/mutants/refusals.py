@@ -32,11 +32,55 @@ wrong_step("impl.config:RopeScaling.__post_init__", name="config_scaling_of_any_
 )
 
 
+@wrong_step("impl.architecture:_Reading._require_full_attention")
+def config_of_no_types_of_layers(require: Any, reading: Any, family: str) -> None:
+    """A list of the layers' types may be empty."""
+    if reading.values.get("layer_types") != []:
+        require(reading, family)
+
+
+wrong_steps(
+    "impl.architecture:FIXED",
+    config_null_bias_refused=("A null in the place of mlp_bias is refused.", lambda fixed: {**fixed, "mlp_bias": (False,)}),
+    config_causal_refused=("A model that says that it is causal is refused.", lambda fixed: {**fixed, "is_causal": (None,)}),
+    config_shared_keys_passed_over=(
+        "Layers may say that they share keys and values.",
+        lambda fixed: {key: allowed for key, allowed in fixed.items() if key != "kv_sharing_modes"},
+    ),
+)
+
+
+@wrong_step("impl.architecture:_Reading._head_dim")
+def config_null_head_dim_of_any_family(head_dim: Any, reading: Any, family: str) -> int:
+    """A head_dim that is null counts as absent in every family."""
+    reading.values = {key: value for key, value in reading.values.items() if key != "head_dim" or value is not None}
+    return int(head_dim(reading, family))
+
+
 @wrong_step("impl.architecture:_Reading._theta")
 def config_theta_of_one_place(theta: Any, reading: Any) -> float:
     """The inner one of two bases of the rotary angles counts."""
     reading.values = {key: value for key, value in reading.values.items() if key != "rope_theta" or "rope_parameters" not in reading.values}
     return float(theta(reading))
+
+
+@wrong_step("impl.checkpoint:_require_stored")
+def shard_of_a_shape_unnamed(_: Any, expected: Any, stored: Any, folder: Path) -> None:
+    """A tensor of another shape is reported without the file that holds it."""
+    from blackswan.impl.decoder import require_shapes
+
+    require_shapes(expected, {name: entry.shape for name, entry in stored.items()}, str(folder))
+
+
+@wrong_step("impl.checkpoint:load_checkpoint")
+def folder_tensors_listed_first(load: Any, folder: Path) -> Any:
+    """The tensors of a folder's architecture are listed before its number of layers is looked at."""
+    from blackswan.impl.checkpoint import read_config
+    from blackswan.impl.decoder import parameter_shapes
+
+    if folder.is_dir():
+        parameter_shapes(read_config(folder))
+    return load(folder)
 
 
 @wrong_step("impl.checkpoint:_sharded")

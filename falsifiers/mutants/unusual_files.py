@@ -135,6 +135,7 @@ wrong_steps(
 )
 wrong_steps(
     "impl.checkpoint:save_file",
+    checkpoint_without_format=("A saved checkpoint does not say the format.", lambda save, tensors, path, **_: save(tensors, path)),
     checkpoint_saved_in_one_dtype=(
         "A checkpoint is saved in the dtype of its embedding, whatever its other tensors have.",
         lambda save, tensors, *given, **named: save(
@@ -151,6 +152,17 @@ wrong_steps(
         ),
     ),
 )
+
+
+@wrong_step("impl.checkpoint:save_checkpoint")
+def checkpoint_of_rows_alone(save: Step, folder: Path, config: Any, tensors: Any, *given: Any) -> None:
+    """Tensors that do not lie row by row in memory are refused."""
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name}: it is not contiguous")
+    save(folder, config, tensors, *given)
+
+
 wrong_steps(
     "impl.architecture:_Reading._theta",
     rotary_base_read_as_integer=("A rotary base is read as an integer.", of_result(lambda theta: float(int(theta)))),

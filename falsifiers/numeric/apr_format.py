@@ -19,6 +19,8 @@ from blackswan.reference.table import Array
 CODES = {"F32": 0, "F16": 1, "I64": 5, "Q4_K": 12, "Q6_K": 14, "BF16": 30, "AprQ4": 128, "AprQ8": 129}
 DTYPES = {**{code: dtype for dtype, code in CODES.items()}, 8: "AprQ4", 9: "AprQ8"}
 """By their codes; older files say 8 and 9, which GGML has for others, and newer ones do not."""
+NO_WEIGHTS = {"F64": (3, 8), "I32": (4, 4), "I64": (5, 8), "I8": (6, 1), "U8": (7, 1)}
+"""Code and bytes of an element of the dtypes that hold no weights."""
 PLAIN = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 BLOCKS = {"Q4_K": (256, 144), "Q6_K": (256, 210), "AprQ4": (32, 18)}
 """Elements and bytes of a block."""
@@ -51,7 +53,7 @@ class Stored:
 class Image:
     """The parts of a file. `header` has fields that are to be other than they follow from the rest; the index is as `tensors` are.
 
-    The contents lie in the file in that order too, or in the `order` of numbers of tensors.
+    The contents lie in the file in that order too, or in the `order` of numbers of tensors. So many bytes of `room` come before each part.
     """
 
     metadata: Mapping[str, Any] | bytes
@@ -59,6 +61,7 @@ class Image:
     header: Mapping[str, Any] = field(default_factory=dict)
     footer: bool = True
     order: Sequence[int] | None = None
+    room: int = 0
 
     def pack(self) -> bytes:
         """The bytes of the file, with right checksums."""
@@ -68,19 +71,20 @@ class Image:
             offsets[place] = len(content)
             content += padded(self.tensors[place].content)
         entries = b"".join(map(_entry, self.tensors, offsets))
-        index = 64 + len(padded(text))
+        room = bytes(self.room)
+        index = 64 + len(room + padded(text) + room)
         header: dict[str, Any] = {
             "magic": b"APR\0",
             "major": 2,
             "minor": 0,
             "flags": ROW_MAJOR,
             "tensors": len(self.tensors),
-            "metadata": 64,
+            "metadata": 64 + len(room),
         }
-        header |= {"metadata_bytes": len(text), "index": index, "data": index + len(padded(entries)), **self.header}
+        header |= {"metadata_bytes": len(text), "index": index, "data": index + len(padded(entries) + room), **self.header}
         first, reserved = HEADER.pack(*(header[name] for name in FIELDS)), header.get("reserved", bytes(20))
         checksum = header.get("checksum", zlib.crc32(first + reserved))
-        body: bytes = first + struct.pack("<I", checksum) + reserved + padded(text) + padded(entries) + content
+        body: bytes = first + struct.pack("<I", checksum) + reserved + room + padded(text) + room + padded(entries) + room + content
         return body + (struct.pack("<I", zlib.crc32(body)) if self.footer else b"")
 
 

@@ -192,7 +192,7 @@ def saved_checkpoint_is_exact(trial: Trial) -> list[Comparison]:
             save_file(model.decoder | {"lm_head.weight": model.decoder[EMBEDDING]}, base / WEIGHTS)
         loaded, said = trial.files.copy_checkpoint(base, copy), read_json(copy / CONFIG)
         stored, architectures = load_file(copy / WEIGHTS), [config_files.said(read_json(each / CONFIG)) for each in (base, copy)]
-        spoiled = _not_saved(trial, model, Path(parent))
+        spoiled = [*has_pt_metadata(copy / WEIGHTS), *_not_saved(trial, model, Path(parent))]
         elder = config_files.said({key: value for key, value in read_json(copy / CONFIG).items() if key != "rope_parameters"})
     found = same(CONFIG, *architectures) + same(f"{CONFIG} as transformers 4 reads it", architectures[0], elder)
     found += same_keys(CONFIG, {"dtype": model.dtype, "architectures": [CLASSES[model.scalars["family"]]]}, said)

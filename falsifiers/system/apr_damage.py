@@ -1,5 +1,7 @@
 """Damaged, hostile and unsupported `.apr` files: each is refused with its name and the field, and takes no memory."""
 
+import json
+import math
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from blackswan.falsifiers.numeric.apr_format import CODES, Image, Stored, plain
+from blackswan.falsifiers.numeric.apr_format import CODES, NO_WEIGHTS, Image, Stored, plain
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.generators import Generator
-from blackswan.falsifiers.system.adapter_files import generated
-from blackswan.falsifiers.system.apr_files import image, metadata, same_bits
+from blackswan.falsifiers.system.adapter_files import CONFIG, Model, generated
+from blackswan.falsifiers.system.apr_files import HEAD, image, metadata, same_bits
+from blackswan.falsifiers.system.apr_spellings import NAMES
 from blackswan.falsifiers.system.damage import changed_meanwhile
 from blackswan.falsifiers.system.trial import Trial
 from blackswan.reference.table import Array
@@ -76,6 +79,23 @@ def _again(file: Image) -> Image:
     return image(_object(file), [*file.tensors, twin])
 
 
+def _own(dtype: str, name: str = "__training__.z", shape: tuple[int, ...] = (1,)) -> Damage:
+    """A tensor of a training run's own beside the others."""
+    code, size = NO_WEIGHTS[dtype]
+    own = Stored(name, code, shape, b"\1" * size * math.prod(shape))
+    return lambda file: image(_object(file), [own, *file.tensors])
+
+
+def _long(size: int) -> Damage:
+    """Metadata of so many bytes."""
+
+    def change(file: Image) -> Image:
+        text = json.dumps({**_object(file), "vocabulary": ""}).encode()
+        return replace(file, metadata=text[:-2] + b"x" * (size - len(text)) + text[-2:])
+
+    return change
+
+
 def _half(number: float) -> bytes:
     return np.float16(number).tobytes()
 
@@ -99,6 +119,7 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "more tensors than the index": (_header(tensors=2000), "index"),
     "index before the metadata": (_header(index=64), "offsets"),
     "metadata in the header": (_header(metadata=40), "offsets"),
+    "metadata of more than 16 MiB": (_header(metadata_bytes=2**24 + 1), "metadata length"),
     "metadata that is no JSON": (_text(b"{"), "metadata"),
     "metadata that is no object": (_text(b"[]"), "metadata"),
     "metadata with NaN": (_text(b'{"hidden_size": NaN}'), "metadata"),
@@ -107,13 +128,17 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "sharding": (_said(sharding={"shards": 2}), "sharding"),
     "experts": (_said(num_experts=8), "num_experts"),
     "encoder": (_said(architecture="BertModel"), "architecture.*encoder"),
-    "encoder in lower case": (_said(architecture="roberta"), "architecture.*encoder"),
+    **{
+        f"encoder by the name {name}": (_said(architecture=name), "architecture.*encoder")
+        for name in ("roberta", "xlm-roberta", "XLMRobertaForMaskedLM", "DebertaV2Model", "NomicBertModel", "nomic_bert")
+    },
     "another family": (_said(architecture="MistralForCausalLM"), "architecture.*expected one of"),
     "no family": (_said(architecture=None), "architecture"),
     "two families": (_said(hf_architecture="LlamaForCausalLM"), "hf_architecture.*which is meant"),
     "two sizes": (_said(n_embd=99), "n_embd.*which is meant"),
     "no heads": (_said(num_heads=None), "num_heads"),
     "size as text": (_said(hidden_size="16"), "hidden_size"),
+    **{f"{name} as text": (_said(**{key: None, name: "x"}), f"{name} is 'x'") for key, names in NAMES.items() for name in names[1:]},
     "size below one": (_said(vocab_size=0), "vocab_size"),
     "another size": (_said(intermediate_size=25), "shape"),
     "more layers": (_said(num_layers=2), "model.layers.1"),
@@ -130,9 +155,13 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "foreign tensor": (_order(lambda tensors: [*tensors, replace(tensors[-1], name="z")]), "unexpected tensor 'z'"),
     "dtype 2": (_changed(NORM, code=2), f"{NORM}.*code 2"),
     "unknown dtype": (_changed(NORM, code=99), f"{NORM}.*code 99"),
-    "integers": (_changed(NORM, code=4), f"{NORM}.*I32"),
+    **{
+        f"{dtype} for a weight": (_changed(NORM, code=code, content=bytes(16 * size)), f"{NORM}.*{dtype}.*cannot be a weight")
+        for dtype, (code, size) in NO_WEIGHTS.items()
+    },
     "too few bytes": (_changed(NORM, size=60), f"{NORM}.*60"),
     "no bytes": (_changed(NORM, content=b""), NORM),
+    "an output layer of another shape without bytes": (_changed(HEAD, content=b"", shape=(2, 16)), HEAD),
     "column by column": (_tensor(UP, lambda each: replace(each, shape=each.shape[::-1])), UP),
     "overlap": (_changed(UP, offset=0), "overlaps"),
     "inside another": (_changed(NORM, offset=64), "overlaps"),
@@ -148,6 +177,15 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "Q6_K of neither layout": (_changed(UP, code=CODES["Q6_K"], content=bytes(210 * 5)), f"{UP}.*padded"),
 }
 """What is wrong with a file → how it comes about, and what the refusal names beside the file."""
+TAKEN: dict[str, Damage] = {
+    "metadata of 16 MiB": _long(2**24),
+    "a name of 256 bytes": _own("I64", "__training__.".ljust(256, "z")),
+    "a name beyond ASCII": _own("I64", "__training__.\u00e9\u4e00"),
+    **{f"the shape {shape}": _own("I64", shape=shape) for shape in ((1,) * 8, (), (0,), (3, 0))},
+    **{f"{dtype} beside the weights": _own(dtype) for dtype in NO_WEIGHTS},
+    "room before the parts": lambda file: replace(file, room=128),
+}
+"""What is as the format allows, at its limits too, and changes no weight."""
 PROMISES: dict[str, Damage] = {
     "tensors": _header(tensors=2**32 - 1),
     "metadata of 4 GiB": _header(metadata_bytes=2**32 - 1),
@@ -164,22 +202,32 @@ PROMISES: dict[str, Damage] = {
     "a number of many digits": _text(b'{"hidden_size": 1' + b"0" * 100_000 + b"}"),
 }
 """What a header, an index or the metadata promise that the file does not have."""
+PROMISED = ("num_hidden_layers", "vocab_size", "intermediate_size")
+"""Keys of a config.json by which a folder would have more than it has."""
+
+
+def _model(trial: Trial) -> Model:
+    """A small Qwen2, in the plainest spelling."""
+    sizes = {"layers": 1, "hidden": 16, "intermediate": 24, "heads": 2, "kv_heads": 1, "head_dim": 8, "factor": 1.0}
+    return replace(generated(trial.rng("model"), trial.seed, "float32", family="qwen2", nf4=False, tied=False, **sizes), config={})
 
 
 def _small(trial: Trial) -> tuple[Image, dict[str, Array]]:
-    """A small Qwen2 whose file is as it should be, and its tensors."""
-    sizes = {"layers": 1, "hidden": 16, "intermediate": 24, "heads": 2, "kv_heads": 1, "head_dim": 8, "factor": 1.0}
-    model = generated(trial.rng("model"), trial.seed, "float32", family="qwen2", nf4=False, tied=False, **sizes)
+    """Its file as it should be, and its tensors."""
+    model = _model(trial)
     return image(metadata(model.scalars), [plain(name, value, "F32") for name, value in model.decoder.items()]), model.decoder
 
 
 def refuses_file(trial: Trial) -> list[Comparison]:
-    """Each damage in turn: a ValueError with the file's name and the field; what no damage was done to is read."""
+    """Each damage in turn: a ValueError with the file's name and the field; what no damage was done to is read, at the limits too."""
     whole, tensors = _small(trial)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.apr"
         path.write_bytes(whole.pack())
         found = same_bits(tensors, trial.files.read_checkpoint(path))
+        for name, allowed in TAKEN.items():
+            path.write_bytes(allowed(whole).pack())
+            found += [replace(each, tensor=f"{name}: {each.tensor}") for each in same_bits(tensors, trial.files.read_checkpoint(path))]
         for name, (damage, message) in REFUSED.items():
             path.write_bytes(damage(whole).pack())
             found.append(trial.refuses(name, partial(trial.files.read_checkpoint, path), rf"model\.apr: .*{message}", "ValueError"))
@@ -219,7 +267,7 @@ def _damages(rng: Generator, content: bytes, bare: int) -> list[tuple[str, bytes
 
 
 def refuses_promises(trial: Trial) -> list[Comparison]:
-    """Sizes that the file does not have: a ValueError, in a process that may take only so much memory."""
+    """Sizes that the file, or a folder, does not have: a ValueError, in a process that may take only so much memory."""
     whole, _ = _small(trial)
     found = []
     with tempfile.TemporaryDirectory() as folder:
@@ -230,4 +278,10 @@ def refuses_promises(trial: Trial) -> list[Comparison]:
             path.write_bytes(damage(whole).pack())
             ask = partial(trial.files.read_checkpoint, path, memory=MEMORY)
             found.append(trial.refuses(name, ask, r"model\.apr", "ValueError"))
+        base = _model(trial).write_checkpoint(Path(folder) / "base")
+        whole_config = json.loads((base / CONFIG).read_text())
+        for key in PROMISED:
+            (base / CONFIG).write_text(json.dumps(whole_config | {key: 2**40}))
+            ask = partial(trial.files.read_checkpoint, base, memory=MEMORY)
+            found.append(trial.refuses(f"{key} of a folder", ask, "base", "ValueError"))
     return found

@@ -5,7 +5,7 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -123,13 +123,18 @@ def _merges_alike(trial: Trial, folder: Path) -> list[Comparison]:
 
 
 def quantised_exact(trial: Trial) -> list[Comparison]:
-    """AprQ8, AprQ4, Q4_K and Q6_K of random blocks, with padded rows and without, whole blocks a row or not, few and many."""
-    rng = trial.rng("file")
+    """AprQ8, AprQ4, Q4_K and Q6_K of random blocks, with padded rows and without, whole blocks a row or not, few and many; of a Llama also
+    under GGUF's names, and then with its order of rows."""
+    rng, gguf = trial.rng("file"), trial.seed % 3 == 1
     long = trial.seed % 6 == 0
-    model = _drawn(trial, layers=1, **(LONG if long else {"hidden": int(rng.choice([32, 256]))}))
+    sizes = LONG if long else {"hidden": int(rng.choice([32, 256]))}
+    model = _drawn(trial, layers=1, **sizes, **({"family": "llama"} if gguf else {}))
     chosen = {EMBEDDING: "AprQ4"} if long else {}
     stored = [_random_blocks(rng, name, value.shape, chosen.get(name)) for name, value in model.decoder.items()]
     model = replace(model, decoder={each.name: apr_format.array(each) for each in stored})
+    if gguf:
+        rows = {name: _order(apr_format.huggingface_rows, name, value, model.scalars) for name, value in model.decoder.items()}
+        model, stored = replace(model, decoder=rows), [replace(each, name=apr_format.gguf_name(each.name)) for each in stored]
     with _folder() as folder:
         return _reads_alike(trial, folder, model, image(metadata(model.scalars), stored))
 
@@ -175,18 +180,22 @@ def gguf_names(trial: Trial) -> list[Comparison]:
 
 
 def _as_gguf(name: str, value: Array, scalars: Mapping[str, Any]) -> Stored:
+    return plain(apr_format.gguf_name(name), _order(apr_format.gguf_rows, name, value, scalars), "F32")
+
+
+def _order(reorder: Callable[[Array, int], Array], name: str, value: Array, scalars: Mapping[str, Any]) -> Array:
+    """A tensor with its rows in another order, where it is a Llama's queries or keys."""
     heads = {"q_proj": scalars["heads"], "k_proj": scalars["kv_heads"]}.get(name.split(".")[-2])
-    rows = apr_format.gguf_rows(value, heads) if heads and scalars["family"] == "llama" else value
-    return plain(apr_format.gguf_name(name), rows, "F32")
+    return reorder(value, heads) if heads and scalars["family"] == "llama" else value
 
 
 def tied_heads(trial: Trial) -> list[Comparison]:
-    """Tied: no output layer, a copy, or an entry without bytes, said to be tied or not. Untied: another one, one that differs from the
-    embedding by one ulp of one element, or a copy said to be so."""
+    """Tied: no output layer, a copy, or an entry without bytes, by GGUF's name too, said to be tied or not. Untied: another one, one
+    that differs from the embedding by one ulp of one element, or a copy said to be so."""
     tied, own = _drawn(trial, tied=True), _drawn(trial, tied=False)
     stored = [plain(name, value, "F32") for name, value in tied.decoder.items()]
     copy = plain(HEAD, tied.decoder[EMBEDDING], "F32")
-    empty = replace(copy, content=b"")
+    empty, gguf = replace(copy, content=b""), [_as_gguf(name, value, tied.scalars) for name, value in tied.decoder.items()]
     said = metadata(tied.scalars)
     separate = replace(tied, scalars=tied.scalars | {"tied": False}, decoder=tied.decoder | {HEAD: tied.decoder[EMBEDDING]})
     near = tied.decoder[EMBEDDING].copy()
@@ -196,16 +205,23 @@ def tied_heads(trial: Trial) -> list[Comparison]:
     cases = {
         **{f"{name}, {what}": (tied, image(said | more, stored + extra))
            for name, extra in (("absent", []), ("copy", [copy]), ("empty", [empty]))
-           for what, more in (("not said", {}), ("said", {str(trial.rng(name).choice(apr_spellings.NAMES["tied_embeddings"])): True}))},
+           for what, more in (("not said", {}), ("said", {_by_a_name(trial): True}))},
         "different": (own, image(metadata(own.scalars), different)),
         "one ulp off": (nearly, image(said, [*stored, plain(HEAD, near, "F32")])),
-        "copy of its own": (separate, image(said | {"tied_embeddings": False}, [*stored, copy])),
+        "copy of its own": (separate, image(said | {_by_a_name(trial): False}, [*stored, copy])),
+        "empty by GGUF's name": (tied, image(said, [*gguf, replace(empty, name=apr_format.gguf_name(HEAD))])),
     }  # fmt: skip
     found = []
     for case, (model, file) in cases.items():
         with _folder() as folder:
             found += [replace(each, tensor=f"{case}: {each.tensor}") for each in _reads_alike(trial, folder, model, file)]
     return found
+
+
+def _by_a_name(trial: Trial) -> str:
+    """What a file calls that the output layer is the embedding, by turns."""
+    names = apr_spellings.NAMES["tied_embeddings"]
+    return names[trial.seed % len(names)]
 
 
 @reads_files

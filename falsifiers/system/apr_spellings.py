@@ -37,7 +37,8 @@ def spelled(rng: Generator, said: Mapping[str, Any]) -> dict[str, Any]:
 
 def _family(rng: Generator, family: str) -> dict[str, Any]:
     """The family by its name or its class's; beside it other programs say what kind of model it is, or what reads it."""
-    words = (family, family.upper(), CLASSES[family], CLASSES[family].replace("ForCausalLM", "Model"))
+    of_a_class = (CLASSES[family].replace("ForCausalLM", use) for use in ("ForCausalLM", "Model", "ForSequenceClassification"))
+    words = (family, family.upper(), *of_a_class)
     ways: tuple[dict[str, Any], ...] = (
         {"architecture": str(rng.choice(words))},
         {"hf_architecture": str(rng.choice(words))},

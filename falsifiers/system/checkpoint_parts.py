@@ -62,9 +62,22 @@ NOT_COMPUTED: Mapping[str, Any] = {
     **{"hidden_act": "gelu", "attention_bias": True, "mlp_bias": True, "attention_dropout": 0.1, "is_causal": False},
     **{"is_encoder_decoder": True, "use_sliding_window": True, "use_bidirectional_attention": True, "partial_rotary_factor": 0.5},
     **{"quantization_config": {"bits": 4}, "auto_map": {}, "attention_chunk_size": 4, "head_dim": 7, "num_key_value_heads": 3},
+    **{"per_layer_config": {}, "kv_sharing_modes": ["own"], "text_config": {}, "decoder": {}, "generator": {}},
     **{"tie_word_embeddings": "yes", "model_type": "lama", "rms_norm_eps": "1e-6"},
 }
 """Values of keys with which the model would be another."""
+NULLED = (
+    *("attention_bias", "mlp_bias", "attention_dropout", "is_causal", "is_encoder_decoder", "use_sliding_window", "partial_rotary_factor"),
+    *("use_bidirectional_attention", "quantization_config", "auto_map", "attention_chunk_size", "per_layer_config", "kv_sharing_modes"),
+    *("text_config", "decoder", "generator", "layer_types", "rope_scaling", "rope_parameters"),
+)
+"""Keys that say nothing where they are null."""
+NEUTRAL: Mapping[str, Any] = {
+    **{"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0, "is_causal": True, "use_cache": False},
+    **{"is_encoder_decoder": False, "use_bidirectional_attention": False, "partial_rotary_factor": 1},
+    **{"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1}},
+}
+"""Values with which the model is what it is without the keys."""
 
 
 def _config_damage(folder: Path, family: str) -> Iterator[Damage]:
@@ -81,7 +94,7 @@ def _config_damage(folder: Path, family: str) -> Iterator[Damage]:
     yield from (make({key: value}, f"{CONFIG}.*{key.replace('num_key_value_', '')}") for key, value in NOT_COMPUTED.items())
     yield from (make({key: value}) for key in ("tie_word_embeddings", "model_type") for value in (0, 1, None, [True]))
     yield from (
-        make({"layer_types": value}) for value in (3, ["full_attention"], ["full_attention", "sliding_attention"], [["full_attention"]])
+        make({"layer_types": value}) for value in (3, [], ["full_attention"], ["full_attention", "sliding_attention"], [["full_attention"]])
     )
     yield make({"model_type": ABSENT})
     yield make({"model_type": "lama"}, "nearest: llama")
@@ -90,7 +103,7 @@ def _config_damage(folder: Path, family: str) -> Iterator[Damage]:
     if family == "llama":
         yield make({"sliding_window": 4})
     else:  # transformers' classes have a number of their own
-        yield make({"num_key_value_heads": ABSENT})
+        yield from (make(changes) for changes in ({"num_key_value_heads": ABSENT}, {"head_dim": None}))
     if family != "qwen3":  # whose heads have a size of their own
         yield make({"head_dim": ABSENT, "num_attention_heads": 3, "num_key_value_heads": 3}, f"{CONFIG}.*hidden_size.*multiple")
     yield from (make(changes, taken=True) for changes in _taken(folder, family))
@@ -122,6 +135,7 @@ def _taken(folder: Path, family: str) -> Iterator[Values]:
     yield {"rope_parameters": LLAMA3, "rope_scaling": LLAMA3, "original_max_position_embeddings": 8}
     yield {"rope_parameters": {"rope_type": "default", "type": "yarn"}}
     yield {"rope_parameters": {**LLAMA3, "factor": 1, "high_freq_factor": math.nextafter(1.0, 2.0)}}
+    yield from (dict.fromkeys(NULLED), dict(NEUTRAL))
     yield {
         "layer_types": ["full_attention"] * 2,
         "use_sliding_window": False,
@@ -158,7 +172,8 @@ def _shard_damage(folder: Path, places: Mapping[str, str], rng: Generator) -> It
     other = next(file for file in SHARDS if file != places[name])
     make, first = partial(edited, folder, INDEX), load((folder / places[name]).read_bytes())
     both = {**load((folder / other).read_bytes()), name: first[name]}
-    key = "weight_map"
+    key, narrow = "weight_map", {**first, name: first[name][1:]}
+    yield Damage("a tensor of another shape", {places[name]: save(narrow)}, rf"{places[name]}: {name}.*shape")
     yield Damage("a shard removed", {other: None}, f"{other}: no such file.*{INDEX}")
     yield Damage("no index", {INDEX: None}, f"neither {WEIGHTS} nor {INDEX}")
     yield Damage("a whole file beside the index", {WEIGHTS: (folder / other).read_bytes()}, f"both {WEIGHTS} and {INDEX}")

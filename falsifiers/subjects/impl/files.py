@@ -131,9 +131,11 @@ class Files(Door):
         return self._logits(*merge.load_merged(folder), input_ids, mask)
 
     def copy_checkpoint(self, base: Path, folder: Path) -> Mapping[str, Array]:
-        """Loads a checkpoint, saves it from the device as another folder, and gives the tensors that are loaded from there."""
+        """Loads a checkpoint, saves it from the device as another folder, matrices column by column in memory, and gives the tensors that
+        are loaded from there."""
         loaded = checkpoint.load_checkpoint(base)
         there = {name: tensor.to(self._device) for name, tensor in loaded.tensors.items()}
+        there = {name: tensor.mT.contiguous().mT if tensor.ndim == 2 else tensor for name, tensor in there.items()}
         checkpoint.save_checkpoint(folder, loaded.config, there)
         return _arrays(checkpoint.load_checkpoint(folder).tensors)
 

@@ -1,0 +1,78 @@
+"""Wrong readers of `.apr` files that differ at a limit, in a name, or in what no weight shows."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+Step = Callable[..., Any]
+
+wrong_steps("impl.apr:MOST_NAME", apr_names_of_255_bytes=("A name of 256 bytes is refused.", lambda _: 255))
+wrong_steps("impl.apr:MOST_DIMENSIONS", apr_tensors_of_four_dimensions=("A tensor of more than four dimensions is refused.", lambda _: 4))
+wrong_steps(
+    "impl.apr:MOST_BEFORE_DATA",
+    apr_head_and_metadata_in_one_limit=("Header, metadata and index have to fit into the metadata's limit.", lambda _: 2**24),
+)
+wrong_steps("impl.apr:MOST_METADATA", apr_metadata_beyond_its_limit=("Metadata may take 256 MiB.", lambda _: 2**28))
+wrong_steps("impl.apr:HEADS", apr_heads_by_one_name=("GGUF's output layer has to have bytes.", lambda heads: heads[:1]))
+wrong_steps(
+    "impl.apr_checkpoint:KEYS",
+    apr_tied_by_one_name=(
+        "Only tied_embeddings says whether the output layer is the embedding.",
+        lambda keys: {**keys, "tie_word_embeddings": keys["tie_word_embeddings"][:1]},
+    ),
+)
+wrong_steps(
+    "impl.apr_checkpoint:holds_weights",
+    apr_bytes_taken_for_weights=("Whatever has one byte an element holds weights.", lambda holds, dtype: holds(dtype) or dtype.size == 1),
+)
+wrong_steps(
+    "impl.apr_checkpoint:_family",
+    apr_classifiers_names_not_known=(
+        "The class of a sequence classifier names no family.",
+        lambda family, value: value if str(value).endswith("ForSequenceClassification") else family(value),
+    ),
+    apr_encoders_names_with_marks_not_known=(
+        "An encoder whose name has a hyphen or an underscore is known by just that name.",
+        lambda family, value: value if "bert" in (found := str(family(value))) and {*found} & {*"-_"} and found != value else family(value),
+    ),
+)
+
+
+@wrong_step("impl.apr:_require_inside")
+def apr_metadata_right_behind_the_header(require: Step, path: Path, header: Any, length: int) -> None:
+    """Metadata that begin later than right behind the header are refused."""
+    if header.metadata != 64:
+        raise ValueError(f"{path}: offsets: metadata from {header.metadata}; expected 64")
+    require(path, header, length)
+
+
+@wrong_step("impl.apr:_require_apart")
+def apr_empty_tensors_refused(require: Step, path: Path, entries: list[Any]) -> None:
+    """A tensor without elements is refused, whosever it is."""
+    for entry in entries:
+        if 0 in entry.shape:
+            raise ValueError(f"{path}: tensor {entry.name!r}: it has no elements")
+    require(path, entries)
+
+
+@wrong_step("impl.apr_checkpoint:read_architecture")
+def apr_errors_name_the_first_key(read: Step, values: Mapping[str, Any], path: Path, _: Any) -> Any:
+    """An error names the first of a key's names, whichever the file has."""
+    from blackswan.impl.apr_checkpoint import KEYS
+
+    return read(values, path, {key: called[0] for key, called in KEYS.items()})
+
+
+@wrong_step("impl.apr_checkpoint:_tied")
+def apr_empty_heads_of_any_shape(tied: Step, file: Any, config: Any, entries: Mapping[str, Any], expected: Any) -> Any:
+    """An output layer without bytes may have any shape."""
+    return tied(file, config, {name: entry for name, entry in entries.items() if name != "lm_head.weight"}, expected)
+
+
+@wrong_step("impl.apr_checkpoint:_placed")
+def apr_quantised_rows_stay_permuted(placed: Step, *given: Any) -> Any:
+    """Rows under GGUF's names are put back where a tensor is not quantised."""
+    return {name: each if each.entry.dtype.plain is not None else replace(each, heads=0) for name, each in placed(*given).items()}
