@@ -5,7 +5,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -102,10 +102,30 @@ def _in_the_place_of_others(trial: Trial, model: Model, folder: Path) -> list[Co
             found.append(trial.refuses(f"{name} over {place.name}", partial(write, place), message, "FileExistsError"))
             found += same(f"{place.name}, after {name} was refused", before, _bytes_of(place))
     save(peft)
-    return found + same("files in the place of PEFT's adapter", sorted(content(folder / "again [1]")), sorted(content(peft)))
+    found += same("files in the place of PEFT's adapter", sorted(content(folder / "again [1]")), sorted(content(peft)))
+    return found + _in_the_place_of_what_came(trial, merge, folder / "meanwhile")
+
+
+def _in_the_place_of_what_came(trial: Trial, merge: Callable[..., None], place: Path) -> list[Comparison]:
+    """What gets a merged model's name while that is written, a folder, a file or a link to nothing, stays as it is, and nothing is beside."""
+    (elsewhere := place / "elsewhere").mkdir(parents=True)
+    (elsewhere / "file").write_text("x")
+    comes: dict[str, Callable[[Path], object]] = {
+        "a folder": lambda path: shutil.copytree(elsewhere, path),
+        "a file": lambda path: path.write_text("y"),
+        "a link": lambda path: path.symlink_to("nothing"),
+    }
+    found: list[Comparison] = []
+    for name, come in comes.items():
+        ask = partial(merge, place / name, meanwhile=partial(come, place / name))
+        found.append(trial.refuses(f"a merged model where {name} has come meanwhile", ask, f"{name} exists", "FileExistsError"))
+    stay = {"a folder": {"file": b"x"}, "a file": b"y", "a link": b"nothing", "elsewhere": {"file": b"x"}}
+    return found + same("what came while a model was merged", stay, {each.name: _bytes_of(each) for each in sorted(place.iterdir())})
 
 
 def _bytes_of(place: Path) -> Mapping[str, bytes] | bytes:
+    if place.is_symlink():
+        return os.fsencode(place.readlink())
     return content(place) if place.is_dir() else place.read_bytes()
 
 

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
@@ -120,11 +121,16 @@ class Files(Door):
         loaded = checkpoint.load_checkpoint(base)
         return self._logits(loaded, adapter.load_adapter(folder, loaded.config), input_ids, mask)
 
-    def merge(self, folder: Path, base: Path, merged: Path, trained_in: str | None = None) -> None:
-        """Merges an adapter, trained in that dtype where it is not the checkpoint's own, into its checkpoint, as the folder `merged`."""
+    def merge(
+        self, folder: Path, base: Path, merged: Path, trained_in: str | None = None, meanwhile: Callable[[], object] | None = None
+    ) -> None:
+        """Merges an adapter, trained in that dtype where it is not the checkpoint's own, into its checkpoint, as the folder `merged`;
+        `meanwhile` is called once the writing has begun."""
         options = {"quantized_as": getattr(torch, trained_in)} if trained_in else {}
         loaded = checkpoint.load_checkpoint(base)
-        merge.save_merged(merged, loaded, adapter.load_adapter(folder, loaded.config), source=base, **options)
+        found = adapter.load_adapter(folder, loaded.config)
+        with _once_begun(meanwhile) if meanwhile else nullcontext():
+            merge.save_merged(merged, loaded, found, source=base, **options)
 
     def merged_logits(self, folder: Path, input_ids: Array, mask: Array) -> Array:
         """The logits [samples, classes] in float32 of a merged checkpoint and its head, loaded from their folder."""
@@ -201,6 +207,20 @@ def _renaming(before: int) -> Iterator[None]:
         return real(path, target)
 
     with mock.patch.object(Path, "rename", rename):
+        yield
+
+
+@contextmanager
+def _once_begun(meanwhile: Callable[[], object]) -> Iterator[None]:
+    """Inside the block something happens each time that a folder was made to write into."""
+    real = tempfile.mkdtemp
+
+    def made(*given: Any, **named: Any) -> str:
+        folder: str = real(*given, **named)
+        meanwhile()
+        return folder
+
+    with mock.patch.object(tempfile, "mkdtemp", made):
         yield
 
 
