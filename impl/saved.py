@@ -80,7 +80,7 @@ def _named_base(path: Path) -> Path | None:
     name = read_object(path).get("base_model_name_or_path")
     if name is not None and not isinstance(name, str):
         raise ValueError(f"{path}: base_model_name_or_path is {name!r}; expected a folder's name or null")
-    return None if name is None else Path(name)
+    return Path(name) if name else None  # PEFT writes an empty one where it knows none
 
 
 def _on_random(folder: Path) -> Saved:

@@ -237,14 +237,6 @@ wrong_steps(
 )
 
 
-@wrong_step("impl.merge:whole_folder")
-@contextmanager
-def merged_over_what_came_meanwhile(whole: Step, folder: Path) -> Iterator[Path]:
-    """A merged model takes the place of what got its name while it was written."""
-    with whole(folder, replace=not (folder.exists() or folder.is_symlink())) as partial:
-        yield partial
-
-
 @wrong_step("impl.folder:_put")
 def adapter_removed_where_names_are_not_exchanged(put: Step, new: Path, folder: Path) -> None:
     """The old folder is removed before the new one has its name, where two names cannot be exchanged."""

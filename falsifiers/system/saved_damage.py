@@ -37,7 +37,7 @@ def _adapter_damage(folder: Path, rng: Generator) -> Iterator[Damage]:
         yield make({key: ABSENT}, free=key not in needed)
         other = other_types(value)[int(rng.integers(len(other_types(value))))]
         yield make({key: other}, free=key in IRRELEVANT)
-    yield from (make({"base_model_name_or_path": value}) for value in (ABSENT, None, 3, ["a"]))
+    yield from (make({"base_model_name_or_path": value}) for value in (ABSENT, None, "", 3, ["a"]))
     yield from (make({"use_something_new": value}) for value in (True, 1, "on", {"a": 1}, [0]))
     yield make({"use_something_new": False}, taken=True)
 

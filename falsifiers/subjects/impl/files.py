@@ -20,7 +20,7 @@ from unittest import mock
 
 import torch
 
-from blackswan.falsifiers.subjects.conversion import to_numpy
+from blackswan.falsifiers.subjects.conversion import to_numpy, to_torch
 from blackswan.falsifiers.subjects.doors.files import AdapterSettings, LoadedAdapter, PreparedHead
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.kill_points import flushes
@@ -48,9 +48,9 @@ class Files(Door):
         exchange: int | None = None,
         renames: int | None = None,
     ) -> None:
-        """Saves LoRA factors and head from the device, over an adapter that is there; on a system that refuses to exchange two names by
-        that error, or for 0 has no call for it, and on a disk that fails to rename after so many times."""
-        held = {name: torch.tensor(value, device=self._device) for name, value in tensors.items()}
+        """Saves LoRA factors and head from the device, as they lie in memory, over an adapter that is there; on a system that refuses to
+        exchange two names by that error, or for 0 has no call for it, and on a disk that fails to rename after so many times."""
+        held = {name: to_torch(value).to(self._device) for name, value in tensors.items()}
         with nullcontext() if exchange is None else _exchanging(exchange), nullcontext() if renames is None else _renaming(renames):
             _save(folder, base, settings, held)
 
