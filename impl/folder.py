@@ -87,15 +87,17 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     """A new folder to write into; it gets its name when the block ends without an error, and is removed when it ends with one.
 
     With `replace` an existing folder of that name changes places with the new one in one step where the system can exchange two names
-    (Linux), else by two renames; where the name is a link, what it leads to is replaced. A FileExistsError where the name is there and
-    `replace` is not given.
+    (Linux), else by two renames; where the name is a link, what it leads to is replaced. Without `replace` a FileExistsError where the
+    name is there, at the beginning or at the end.
     """
     folder = folder.resolve() if replace else folder
-    if is_there(folder) and not (replace and folder.is_dir()):
-        raise FileExistsError(f"{folder} exists; choose another name or move it away")
+    if not (replace and folder.is_dir()):
+        _require_free(folder)
     with _partial(folder) as partial:
         yield partial
         _settle(partial)
+        if not replace:
+            _require_free(folder)
         _put(partial, folder)
 
 
@@ -106,15 +108,13 @@ def whole_file(path: Path) -> Iterator[Path]:
     They do so when the block ends without an error, and are removed when it ends with one. A FileExistsError where `path` exists, or at
     the end another one of them.
     """
-    if is_there(path):
-        raise FileExistsError(f"{path} exists; choose another name or move it away")
+    _require_free(path)
     with _partial(path) as partial:
         yield partial
         _settle(partial)
         written = sorted(partial.iterdir(), key=lambda each: each.name == path.name)
         for each in written:
-            if is_there(there := path.with_name(each.name)):
-                raise FileExistsError(f"{there} exists; choose another name or move it away")
+            _require_free(path.with_name(each.name))
         for each in written:
             each.rename(path.with_name(each.name))
 
@@ -122,6 +122,11 @@ def whole_file(path: Path) -> Iterator[Path]:
 def is_there(path: Path) -> bool:
     """Whether a name is in use, also as a link to what is not there."""
     return path.exists() or path.is_symlink()
+
+
+def _require_free(path: Path) -> None:
+    if is_there(path):
+        raise FileExistsError(f"{path} exists; choose another name or move it away")
 
 
 @contextmanager

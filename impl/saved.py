@@ -80,7 +80,7 @@ def _named_base(path: Path) -> Path | None:
     name = read_object(path).get("base_model_name_or_path")
     if name is not None and not isinstance(name, str):
         raise ValueError(f"{path}: base_model_name_or_path is {name!r}; expected a folder's name or null")
-    return None if name is None else Path(name)
+    return Path(name) if name else None  # PEFT writes an empty one where it knows none
 
 
 def _on_random(folder: Path) -> Saved:
@@ -97,7 +97,8 @@ def _on_random(folder: Path) -> Saved:
         raise ValueError(f"{path}: {RANDOM} is no architecture ({error})") from None
     adapter = load_adapter(folder, decoder)
     config = _settings(adapter, folder)
-    return Saved(decoder, config, random_tensors(decoder, config.seed), adapter, _bytes(config), None)
+    base = Checked(random_tensors(decoder, config.seed), adapter.base_checksums, f"random weights of seed {config.seed}", folder)
+    return Saved(decoder, config, base, adapter, _bytes(config), None)
 
 
 def _tokens(source: Path, config: ClassifyConfig) -> Tokens:

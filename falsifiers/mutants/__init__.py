@@ -24,6 +24,7 @@ for _module in (
         "sampling",
         "parallel",
         "adapters",
+        "saved_files",
         "apr_files",
         "apr_readers",
         "devices",

@@ -101,6 +101,15 @@ wrong_steps(
 )
 
 
+wrong_steps(
+    "impl.residency:_indexed",
+    residency_on_the_first_card=(
+        "CUDA without a number is its first device, whichever is the current one.",
+        lambda _, device: torch.device(device.type, device.index or 0) if device.type == "cuda" else device,
+    ),
+)
+
+
 @wrong_step("impl.residency:require_residency", "S26")
 def residency_moves_in_silence(*_: Any) -> None:
     """No objection to a tensor elsewhere."""

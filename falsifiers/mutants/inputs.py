@@ -1,6 +1,7 @@
 """Wrong steps with what a user gives: lines and their ends, texts of `predict`, room for texts, settings with several problems."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -42,6 +43,26 @@ wrong_steps(
         lambda lines, name: (text.rstrip("\r") for text in lines(name)),
     ),
 )
+
+
+@wrong_step("impl.commands.predict:_lines")
+def predict_blames_the_first_byte(lines: Step, name: str) -> Iterator[str]:
+    """The byte that is not UTF-8 is said to be the first one of the line."""
+    from blackswan.impl.commands.common import BadInput
+
+    try:
+        yield from lines(name)
+    except BadInput as error:
+        raise BadInput(str(error).replace("0xff", "0x72")) from None
+
+
+@wrong_step("impl.strict_json:require_text")
+def characters_counted_from_zero(require: Step, text: str) -> None:
+    """The place of half a character is counted from 0."""
+    try:
+        require(text)
+    except ValueError as error:
+        raise ValueError(re.sub(r"\d+", lambda found: str(int(found[0]) - 1), str(error), count=1)) from None
 
 
 @wrong_step("impl.commands.predict:_corpus")

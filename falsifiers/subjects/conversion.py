@@ -21,6 +21,13 @@ def to_numpy(value: torch.Tensor) -> Array:
     return np.asarray(host.numpy())
 
 
+def to_torch(value: Array) -> torch.Tensor:
+    """The array as a tensor on the host that shares its memory, in whatever order its numbers lie there."""
+    if value.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(value.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(value)
+
+
 def config_of(scalars: Mapping[str, Any]) -> DecoderConfig:
     """The decoder of those sizes and scalars, among which others may be; for any number of positions where none is given."""
     scaling = RopeScaling(**_of_fields(RopeScaling, scalars)) if scalars.get("factor", 1.0) != 1.0 else None

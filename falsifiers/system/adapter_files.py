@@ -81,7 +81,7 @@ class Model:
         """
         folder.mkdir(parents=True)
         chosen = {name: value for name, value in self.trainable.items() if head_bias or name != "score.bias"}
-        save_file({PREFIX + name: value.astype(STORAGE[dtype]) for name, value in chosen.items()}, folder / ADAPTER_WEIGHTS)
+        save_file({PREFIX + name: value.astype(STORAGE[dtype], order="C") for name, value in chosen.items()}, folder / ADAPTER_WEIGHTS)
         own = {"peft_type": "LORA", "task_type": "SEQ_CLS", "modules_to_save": ["classifier", "score"]}
         own |= {"r": self.scalars["rank"], "lora_alpha": self.scalars["alpha"], "base_model_name_or_path": "a/model"}
         adapted = [path for path in projections(self) if path.endswith(target_modules(self))]

@@ -1,7 +1,9 @@
 """Adapters and checkpoints as a subject saves and loads them: files held to NumPy and JSON, logits to the reference."""
 
+import hashlib
 import json
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from blackswan import reference
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
+from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.numeric.precision import STORAGE
 from blackswan.falsifiers.subjects.doors.files import PreparedHead
 from blackswan.falsifiers.system import config_files
@@ -26,6 +29,7 @@ from blackswan.falsifiers.system.adapter_files import (
     ADAPTER_WEIGHTS,
     BESIDE,
     CONFIG,
+    HEAD,
     PREFIX,
     WEIGHTS,
     Model,
@@ -72,15 +76,17 @@ def saved(trial: Trial, model: Model, *, merged: bool = False) -> Iterator[Path]
 def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     """A saved adapter_model.safetensors has PEFT's names, dtypes and bits, and adapter_config.json PEFT's keys.
 
-    Everybody may open the folder and read the files.
+    Its tensors are of any dtype, and lie in memory in any order. Everybody may open the folder and read the files.
     """
     merged, rng = trial.seed % 2 == 0, trial.rng("model")
     pooling = "last" if trial.seed % 4 else str(rng.choice(["mean", "first"]))
     model = generated(rng, trial.seed, "float32", **({"pooling": pooling, "nf4": False} if merged else {}))
+    dtype = STORAGE[str(rng.choice(DTYPES))]
+    model = replace(model, trainable={name: _laid_out(rng, value.astype(dtype)) for name, value in model.trainable.items()})
     with saved(trial, model, merged=merged) as folder:
         stored, config = load_file(folder / "adapter" / ADAPTER_WEIGHTS), read_json(folder / "adapter" / ADAPTER_CONFIG)
         prepared = [each for part in ("adapter", *["merged"] * merged) for each in _prepared(trial, model, folder / part)]
-        metadata = has_pt_metadata(folder / "adapter" / ADAPTER_WEIGHTS)
+        metadata = has_pt_metadata(folder / "adapter" / ADAPTER_WEIGHTS) + _checksums(folder, merged)
         modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (folder / "adapter", *(folder / "adapter").iterdir())}
     said = {
         "peft_type": "LORA",
@@ -101,22 +107,44 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     return same_keys(ADAPTER_CONFIG, said, config) + tensors + metadata + readable + prepared
 
 
+def _laid_out(rng: Generator, value: Array) -> Array:
+    """The same numbers, in memory row by row, column by column, or with others between them."""
+    return (value, np.asfortranarray(value), np.stack([value, value], axis=-1)[..., 0])[int(rng.integers(3))]
+
+
+def _checksums(folder: Path, merged: bool) -> list[Comparison]:
+    """blackswan.json has 16 digits of SHA-256 over dtype, shape and bytes of each tensor, as it always had."""
+    files = {"adapter": (("tensors", ADAPTER_WEIGHTS),), "merged": (("tensors", HEAD), ("base", WEIGHTS))}
+    found = []
+    for part in ("adapter", *["merged"] * merged):
+        kept = read_json(folder / part / BESIDE)["checksums"]
+        for group, file in files[part]:
+            tensors = {name.removeprefix(PREFIX): value for name, value in load_file(folder / part / file).items()}
+            own = {name: f"torch.{value.dtype.name} {list(value.shape)}\n".encode() + value.tobytes() for name, value in tensors.items()}
+            digests = {name: hashlib.sha256(each).hexdigest()[:16] for name, each in own.items()}
+            found += same(f"checksums of {part}, {group}", digests, kept[group])
+    return found
+
+
 def _prepared(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
-    """transformers' classes are given the head, bias and all, in their dtype, of an adapter or a merged checkpoint; those pool the last
-    token, and another pooling is refused of either.
+    """transformers' classes are given the head, bias and all, in their dtype, of an adapter or a merged checkpoint, where the
+    model is; those pool the last token, and another pooling is refused of either.
     """
     dtype = str(trial.rng("prepared").choice(["float32", "bfloat16", "float16"]))
+    advised = "prepare_sequence_classifier" in read_json(folder / BESIDE)["transformers"]
+    told = same(f"whether {BESIDE} says how transformers' get the head", model.scalars["pooling"] == "last", advised)
     ask = partial(trial.files.prepared_head, folder, model.scalars["hidden"], dtype)
     if model.scalars["pooling"] != "last":
-        return [trial.refuses(f"head of {folder.name} for another pooling", ask, f"{BESIDE}.*pooling", "ValueError")]
+        return [*told, trial.refuses(f"head of {folder.name} for another pooling", ask, f"{BESIDE}.*pooling", "ValueError")]
     weight, bias = (model.trainable[name].astype(STORAGE[dtype]) for name in ("score.weight", "score.bias"))
     wider = partial(trial.files.prepared_head, folder, model.scalars["hidden"] + 1)
-    refused = [trial.refuses("a model of another width", wider, f"{model.scalars['hidden']} inputs", "ValueError")]
+    refused = [*told, trial.refuses("a model of another width", wider, f"{model.scalars['hidden']} inputs", "ValueError")]
     bare = model.write_peft(folder.with_name(f"bare {folder.name}"), head_bias=False)
     given = trial.files.prepared_head(bare, model.scalars["hidden"], dtype)
     refused += same("head without a bias for transformers", PreparedHead(weight, np.zeros_like(bias), len(bias), len(bias)), given)
     found = ask()
     dtypes = same("dtype of the head for transformers", dtype, str(found.weight.dtype))
+    dtypes += same("place of the head for transformers", ["meta", "meta"], trial.files.prepared_places(folder, model.scalars["hidden"]))
     return [*refused, *dtypes, *same("head for transformers", PreparedHead(weight, bias, len(bias), len(bias)), found)]
 
 
@@ -167,10 +195,19 @@ def saved_adapter_gives_the_logits(trial: Trial) -> list[Comparison]:
 
 
 def checkpoint_arrives_exactly(trial: Trial) -> list[Comparison]:
-    """Every tensor of the shipped checkpoint is loaded bit for bit, and no other tensor; also where no call reads a whole one."""
+    """Every tensor of the shipped checkpoint is loaded bit for bit, and no other tensor; also where no call reads a whole one.
+
+    What was loaded stays as it is when the file is written over.
+    """
     stored = load_file(CHECKPOINT / WEIGHTS)
     least = min(value.nbytes for value in stored.values())
-    return [each for most in (None, least // 2) for each in same_tensors(stored, trial.files.load_decoder(CHECKPOINT, most))]
+    found = [each for most in (None, least // 2) for each in same_tensors(stored, trial.files.load_decoder(CHECKPOINT, most))]
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(shutil.copytree(CHECKPOINT, Path(folder) / "copy"))
+        kept = [trial.files.load_decoder(copy), trial.files.read_checkpoint(copy)]
+        with (copy / WEIGHTS).open("r+b") as file:
+            file.write(bytes((copy / WEIGHTS).stat().st_size))
+        return found + [each for part in kept for each in same("tensors of a file that was written over", stored, part)]
 
 
 @reads_files

@@ -28,8 +28,8 @@ from blackswan.falsifiers.system.trial import Trial, reads_files
 
 UNUSABLE = {
     "bad.jsonl": b'{"input": "ls", "label": 1}\n{"input": "rm", "label": 2}\n',
-    "latin": b"ls\n\xff\n",
-    "half.jsonl": b'{"input": "ls"}\n{"input": "\\ud800"}\n',
+    "latin": b"ls\nrm \xff\n",
+    "half.jsonl": b'{"input": "ls"}\n{"input": "rm \\ud800"}\n',
     "untitled.jsonl": b'{"input": "ls"}\n{"title": "rm"}\n',
     "text.jsonl": b'{"input": "ls"}\n{"text": "rm"}\n',
     "twice.jsonl": b'{"input": "ls"}\n{"input": "rm", "input": "id"}\n',
@@ -41,6 +41,8 @@ UNUSABLE = {
     "beside.tokenizer.json": b"{}",
 }
 """Files that no command can use here; the second line is wrong where there are several, but for every.jsonl, which is right alone."""
+HALF = "half.jsonl:2: character 4 is \\ud800"
+"""Where half a character is, counted from 1."""
 LEFT = "left "
 OF_A_START = {"config.yaml", "statistics.yaml", ".lock", "run.json"}
 """What a start that was killed at once may leave, and what says that a run is there."""
@@ -277,7 +279,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "evaluate a checkpoint": (("evaluate", f"--model={problem.base}", f"--corpus={corpus}"), "without a head"),
         "predict nothing": (("predict", adapter), "exactly one of"),
         "predict two things": (("predict", adapter, f"--corpus={corpus}", "ls"), "exactly one of"),
-        "predict a line that is not UTF-8": (("predict", adapter, f"--input={folder / 'latin'}"), "latin:2"),
+        "predict a line that is not UTF-8": (("predict", adapter, f"--input={folder / 'latin'}"), "latin:2: is not UTF-8: byte 0xff"),
         "merge into a link to nothing": (("merge", adapter, f"--output={folder / 'nowhere'}"), "exists"),
         "merge into a folder that is there": (("merge", adapter, f"--output={problem.base}"), "exists"),
         "export into a folder that is there": (("export", f"--model={problem.base}", f"--output={run}"), "exists"),
@@ -296,11 +298,12 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "export beside a link to nothing": (("export", f"--model={problem.base}", f"--output={folder / 'alone.apr'}"), "exists"),
         "export a folder in fewer bits": (("export", f"--model={problem.base}", new, "--dtype=q8"), "--dtype"),
         "predict a text that is not UTF-8": (("predict", adapter, "\udce9"), "UTF-8"),
-        "predict standard input that is not UTF-8": (("predict", adapter, "--input=-"), "standard input:2"),
+        "predict standard input that is not UTF-8": (("predict", adapter, "--input=-"), "standard input:2: is not UTF-8: byte 0xff"),
+        "predict half a character": (("predict", adapter, f"--corpus={folder / 'half.jsonl'}"), HALF),
         **{
             f"predict from {option} {file}": (("predict", adapter, f"--{option}={folder / file}"), f"{file}{line}")
             for option, line, files in (
-                ("corpus", ":2", ("half.jsonl", "untitled.jsonl", "text.jsonl", "twice.jsonl", "torn.jsonl", "blank.jsonl")),
+                ("corpus", ":2", ("untitled.jsonl", "text.jsonl", "twice.jsonl", "torn.jsonl", "blank.jsonl")),
                 ("corpus", ":1", ("marked.jsonl",)),
                 ("corpus", "", ("none.jsonl", "base")),
                 ("input", "", ("none.txt", "base")),
@@ -323,7 +326,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
                 ("with several ends", "bad.jsonl", (f"--model={folder / 'scaled'}",), "eos_token_id is [1, 3]"),
                 ("into a folder that is there", "bad.jsonl", ("--end-token=1", f"--output={run}"), "exists"),
                 ("text that is not UTF-8", "latin", ("--end-token=1",), "latin"),
-                ("half a character", "half.jsonl", ("--end-token=1",), "half.jsonl:2"),
+                ("half a character", "half.jsonl", ("--end-token=1",), HALF),
                 ("a file with a mark", "marked.jsonl", ("--end-token=1",), "marked.jsonl:1"),
                 ("a line without a text", "untitled.jsonl", ("--end-token=1",), "untitled.jsonl:2"),
                 ("a line that is torn", "torn.jsonl", ("--end-token=1",), "torn.jsonl:2"),

@@ -122,6 +122,18 @@ def _misshapen(tensors: dict[str, Array], name: str) -> str:
     return name.removeprefix(PREFIX)
 
 
+def _turned(tensors: dict[str, Array], name: str) -> str:
+    """As many numbers, in columns for rows."""
+    tensors[name] = np.ascontiguousarray(tensors[name].T)
+    return name.removeprefix(PREFIX)
+
+
+def _single(tensors: dict[str, Array], name: str) -> str:
+    """A number, without a dimension."""
+    tensors[name] = tensors[name].reshape(-1)[:1].reshape(())
+    return name.removeprefix(PREFIX)
+
+
 def _integers(tensors: dict[str, Array], name: str) -> str:
     tensors[name] = tensors[name].astype(np.int32)
     return name
@@ -184,6 +196,11 @@ ADAPTER_DAMAGE: dict[str, Damage] = {
     "tensor without the prefix": _factors(_unprefixed, "lora_"),
     "misshapen factor": _factors(_misshapen, "lora_"),
     "misshapen head": _factors(_misshapen, "score.weight"),
+    "factor whose rows are columns": _factors(_turned, "lora_"),
+    "head whose rows are columns": _factors(_turned, "score.weight"),
+    "factor without dimensions": _factors(_single, "lora_"),
+    "head without dimensions": _factors(_single, "score.weight"),
+    "bias without dimensions": _factors(_single, "score.bias"),
     "integer factor": _factors(_integers, "lora_"),
     "NaN in a factor": _factors(_not_finite(np.nan, -1), "lora_"),
     "infinite head": _factors(_not_finite(np.inf, 0), "score."),

@@ -86,7 +86,10 @@ def accelerators_have_their_torch_names(trial: Trial) -> list[Comparison]:
 
 
 def stray_tensor_is_named(trial: Trial) -> list[Comparison]:
-    """A model in its place passes; a parameter, a buffer, a gradient or a tensor of the optimiser elsewhere is refused by its name."""
+    """A model in its place passes; a parameter, a buffer, a gradient or a tensor of the optimiser elsewhere is refused by its name.
+
+    CUDA without a number is its current device.
+    """
     rng = trial.rng("stray tensor")
     work = small(rng, trial.seed, nf4=True, double_quantize=True)
     layer = f"model.layers.{rng.integers(work.layers)}"
@@ -106,6 +109,9 @@ def stray_tensor_is_named(trial: Trial) -> list[Comparison]:
     for name in astray:
         trainer = trial.devices.trainer(work, weights)
         trainer.require_resident()
+        other = int(rng.integers(1, LARGEST_INDEX))
+        ask = partial(trainer.require_resident, other)
+        found.append(trial.refuses(f"a model that is not on card {other}", ask, f"not on cuda:{other} ", "NotResident"))
         trainer.move(name)
         found.append(trial.refuses(name, trainer.require_resident, f"^{re.escape(name)} is on", "NotResident"))
     return found

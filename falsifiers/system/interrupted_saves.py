@@ -5,7 +5,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,14 @@ from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.system.adapter_files import (
     ADAPTER_WEIGHTS,
     PREFIX,
+    WEIGHTS,
     Model,
     generated,
 )
 from blackswan.falsifiers.system.adapters import saved
 from blackswan.falsifiers.system.same import content, same, same_tensors
 from blackswan.falsifiers.system.trial import Trial, reads_files
+from blackswan.reference.table import Array
 
 STEPS = 14
 """The number of steps in the file system at each of which a save is killed; `impl` takes 12."""
@@ -63,12 +65,14 @@ def _on_the_disk(flushed: list[str], files: Mapping[str, bytes]) -> list[Compari
 
 
 def _others_are_left(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
-    """What another process still writes beside an adapter is left alone, and what one left half done goes; a folder that is no adapter
-    is not written over."""
+    """What another process still writes beside an adapter is left alone, and what one left half done goes, and nothing that has a name
+    much like it; a folder that is no adapter is not written over."""
     half, other = folder / ".partial-again [1].abcdefgh", folder / "other"
-    for each in (half, other):
+    alike = [folder / name for name in ("my.partial-again [1].abcdefgh", "partial-again [1].a", "again [1].partial-a")]
+    for each in (half, other, *alike[1:]):
         each.mkdir()
         (each / "file").write_text("x")
+    alike[0].write_text("x")
     save = partial(trial.files.save_adapter, base=folder / "base", settings=model.settings, tensors=model.trainable)
     handle = os.open(half, os.O_RDONLY)
     try:
@@ -79,8 +83,28 @@ def _others_are_left(trial: Trial, model: Model, folder: Path) -> list[Compariso
         os.close(handle)
     save(folder / "again [1]")
     found += same("what was left half done", {}, content(half))
+    found += same("what has a name much like it", [], [each.name for each in alike if not each.exists()])
+    found += _not_an_adapter(trial, model, folder)
     found += _in_the_place_of_others(trial, model, folder)
     return found + _through_a_link(trial, model, folder) + _without_exchange(trial, model, folder)
+
+
+def _not_an_adapter(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
+    """Tensors that are not all of the adaptation's, or more, or of other shapes, and an adaptation without targets are not saved."""
+    place, name = folder / "again [1]", str(trial.rng("not an adapter").choice(sorted(model.trainable)))
+    before, value = content(place), model.trainable[name]
+    kinds: dict[str, tuple[Mapping[str, Array], str, str]] = {
+        "one less": ({key: each for key, each in model.trainable.items() if key != name}, model.settings.targets, re.escape(name)),
+        "one more": (model.trainable | {"score.surplus": value}, model.settings.targets, "surplus"),
+        "one of another shape": (model.trainable | {name: value[None]}, model.settings.targets, f"{re.escape(name)}.*shape"),
+        "turned": (model.trainable | {"score.weight": model.trainable["score.weight"].T}, model.settings.targets, "score.*shape"),
+        "no targets": ({key: each for key, each in model.trainable.items() if key.startswith("score.")}, "", "no targets"),
+    }
+    found = []
+    for kind, (tensors, targets, message) in kinds.items():
+        save = partial(trial.files.save_adapter, place, folder / "base", replace(model.settings, targets=targets), tensors)
+        found.append(trial.refuses(f"an adapter with {kind}", save, message, "ValueError"))
+    return found + same("what a refused save leaves", before, content(place))
 
 
 def _in_the_place_of_others(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
@@ -93,7 +117,11 @@ def _in_the_place_of_others(trial: Trial, model: Model, folder: Path) -> list[Co
     peft = model.write_peft(folder / "peft")
     mixed = Path(shutil.copytree(folder / "base", folder / "mixed"))
     shutil.copytree(peft, mixed, dirs_exist_ok=True)
-    for place in (folder / "other", empty, folder / "a file", folder / "base", folder / "merged", mixed, peft, folder / "again [1]"):
+    parts = Path(shutil.copytree(mixed, folder / "in parts"))
+    (parts / WEIGHTS).rename(parts / "model-00001-of-00001.safetensors")
+    (parts / f"{WEIGHTS}.index.json").write_text("{}")
+    others = (folder / "other", empty, folder / "a file", folder / "base", folder / "merged", mixed, parts)
+    for place in (*others, peft, folder / "again [1]"):
         before = _bytes_of(place)
         for name, write in (("a merged model", merge), ("an adapter", save)):
             if name == "an adapter" and place.name in ("peft", "again [1]"):
@@ -102,10 +130,30 @@ def _in_the_place_of_others(trial: Trial, model: Model, folder: Path) -> list[Co
             found.append(trial.refuses(f"{name} over {place.name}", partial(write, place), message, "FileExistsError"))
             found += same(f"{place.name}, after {name} was refused", before, _bytes_of(place))
     save(peft)
-    return found + same("files in the place of PEFT's adapter", sorted(content(folder / "again [1]")), sorted(content(peft)))
+    found += same("files in the place of PEFT's adapter", sorted(content(folder / "again [1]")), sorted(content(peft)))
+    return found + _in_the_place_of_what_came(trial, merge, folder / "meanwhile")
+
+
+def _in_the_place_of_what_came(trial: Trial, merge: Callable[..., None], place: Path) -> list[Comparison]:
+    """What gets a merged model's name while that is written, a folder, a file or a link to nothing, stays; nothing else is beside it."""
+    (elsewhere := place / "elsewhere").mkdir(parents=True)
+    (elsewhere / "file").write_text("x")
+    comes: dict[str, Callable[[Path], object]] = {
+        "a folder": lambda path: shutil.copytree(elsewhere, path),
+        "a file": lambda path: path.write_text("y"),
+        "a link": lambda path: path.symlink_to("nothing"),
+    }
+    found: list[Comparison] = []
+    for name, come in comes.items():
+        ask = partial(merge, place / name, meanwhile=partial(come, place / name))
+        found.append(trial.refuses(f"a merged model where {name} has come meanwhile", ask, f"{name} exists", "FileExistsError"))
+    stay = {"a folder": {"file": b"x"}, "a file": b"y", "a link": b"nothing", "elsewhere": {"file": b"x"}}
+    return found + same("what came while a model was merged", stay, {each.name: _bytes_of(each) for each in sorted(place.iterdir())})
 
 
 def _bytes_of(place: Path) -> Mapping[str, bytes] | bytes:
+    if place.is_symlink():
+        return os.fsencode(place.readlink())
     return content(place) if place.is_dir() else place.read_bytes()
 
 
@@ -131,6 +179,7 @@ def _without_exchange(trial: Trial, model: Model, folder: Path) -> list[Comparis
         save(tensors, exchange=code)
         stored = load_file(place / "adapter" / ADAPTER_WEIGHTS)
         found += same_tensors({PREFIX + name: value for name, value in tensors.items()}, stored)
+        found += same("names beside a new adapter", ["adapter"], [each.name for each in place.iterdir()])
     for failure in ({"exchange": errno.EACCES}, {"exchange": 0, "renames": 0}, {"exchange": 0, "renames": 1}):
         found.append(trial.refuses(f"a name that is not given {failure}", partial(save, model.trainable, **failure), "adapter", "OSError"))
         found += same(f"adapter in its place {failure}", True, (place / "adapter" / ADAPTER_WEIGHTS).is_file())

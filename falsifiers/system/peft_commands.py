@@ -19,6 +19,8 @@ from blackswan.falsifiers.system.trial import Trial, reads_files
 def adapters_without_settings_serve(trial: Trial) -> list[Comparison]:
     """`predict`, `evaluate`, `summary` and `merge` of an adapter without blackswan.json, whose head has no bias, as transformers' are.
 
+    Other adapters in its folder, which are named like those of a run, are not asked.
+
     Classes, rank, alpha and targets are its own, and it pools the last token; the base is the one that it names, whose weights are not
     quantised. It is merged into the same weights, and the merged model answers alike.
     """
@@ -29,6 +31,8 @@ def adapters_without_settings_serve(trial: Trial) -> list[Comparison]:
         trainable = {**problem.model.trainable, "score.bias": np.zeros(problem.classes, np.float32)}
         model = replace(problem.model, trainable=trainable)
         theirs = model.write_peft(problem.folder / "theirs", head_bias=False, base_model_name_or_path=str(problem.base))
+        for part in ("best", "last"):
+            replace(model, trainable={name: -value for name, value in trainable.items()}).write_peft(theirs / part)
         whole, merged = model.write_peft(problem.folder / "whole"), problem.folder / "merged"
         corpus = problem.corpus("corpus", texts, labels)
         summary = trial.commands.run("summary", f"--adapter={theirs}").out

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from blackswan.impl import strict_json
 from blackswan.impl.commands.common import BadInput, add_adapter_options, open_saved
 from blackswan.impl.folder import naming
+from blackswan.impl.strict_json import require_text
 
 if TYPE_CHECKING:
     from blackswan.impl.pipeline import ClassifyPipeline
@@ -82,7 +83,7 @@ def _corpus(path: Path) -> Iterator[str]:
             text = value.get("input") if isinstance(value, dict) else None
             if not isinstance(text, str):
                 raise ValueError("expected a JSON object with a text `input`")
-            text.encode()
+            require_text(text)
         except ValueError as error:
             raise BadInput(f"{where}: {error}") from None
         yield text

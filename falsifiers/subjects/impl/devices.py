@@ -4,6 +4,7 @@ import itertools
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -201,9 +202,13 @@ class PlacedTrainer(Session):
         else:
             module._buffers[kind] = module.get_buffer(kind).to(to)
 
-    def require_resident(self) -> None:
-        """The subject's own proof that all is on the device. Raises NotResident where a tensor is not."""
-        residency.require_residency(self._trainer.classifier, self._trainer.optimiser, self._place)
+    def require_resident(self, current: int | None = None) -> None:
+        """The subject's own proof that all is on the device, or on CUDA's current one, which is of that number and need not be here.
+
+        Raises NotResident where a tensor is not."""
+        place = self._place if current is None else torch.device("cuda")
+        with nullcontext() if current is None else mock.patch("torch.cuda.current_device", return_value=current):
+            residency.require_residency(self._trainer.classifier, self._trainer.optimiser, place)
 
     def plant(self, plant: Plant) -> None:
         """Spoils the parameter, or every forward pass from here on."""

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from unittest import mock
 
 import torch
 
-from blackswan.falsifiers.subjects.conversion import to_numpy
+from blackswan.falsifiers.subjects.conversion import to_numpy, to_torch
 from blackswan.falsifiers.subjects.doors.files import AdapterSettings, LoadedAdapter, PreparedHead
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.kill_points import flushes
@@ -47,9 +48,9 @@ class Files(Door):
         exchange: int | None = None,
         renames: int | None = None,
     ) -> None:
-        """Saves LoRA factors and head from the device, over an adapter that is there; on a system that refuses to exchange two names by
-        that error, or for 0 has no call for it, and on a disk that fails to rename after so many times."""
-        held = {name: torch.tensor(value, device=self._device) for name, value in tensors.items()}
+        """Saves LoRA factors and head from the device, as they lie in memory, over an adapter that is there; on a system that refuses to
+        exchange two names by that error, or for 0 has no call for it, and on a disk that fails to rename after so many times."""
+        held = {name: to_torch(value).to(self._device) for name, value in tensors.items()}
         with nullcontext() if exchange is None else _exchanging(exchange), nullcontext() if renames is None else _renaming(renames):
             _save(folder, base, settings, held)
 
@@ -108,23 +109,30 @@ class Files(Door):
 
     def prepared_head(self, folder: Path, hidden: int, dtype: str = "float32") -> PreparedHead:
         """The head that a sequence classifier of transformers' in that dtype is given for an adapter, or for a merged model."""
-        model, config = torch.nn.Module(), SimpleNamespace(num_labels=2)
-        model.score = torch.nn.Linear(hidden, 2, bias=False, dtype=getattr(torch, dtype))
-        object.__setattr__(model, "config", config)  # transformers' is no module either
-        adapter.prepare_sequence_classifier(model, folder)
+        model = _prepared(folder, torch.nn.Linear(hidden, 2, bias=False, dtype=getattr(torch, dtype), device=self._device))
         weight, bias = (to_numpy(model.get_parameter(f"score.{name}").detach()) for name in ("weight", "bias"))
-        return PreparedHead(weight, bias, config.num_labels, getattr(model, "num_labels", 2))
+        return PreparedHead(weight, bias, model.config.num_labels, getattr(model, "num_labels", 2))  # type: ignore[union-attr, arg-type]
+
+    def prepared_places(self, folder: Path, hidden: int) -> list[str]:
+        """Where such a head's weight and bias are, of a model that is on no device (meta)."""
+        model = _prepared(folder, torch.nn.Linear(hidden, 2, bias=False, device="meta"))
+        return [str(model.get_parameter(f"score.{name}").device) for name in ("weight", "bias")]
 
     def adapter_logits(self, folder: Path, base: Path, input_ids: Array, mask: Array) -> Array:
         """The logits [samples, classes] in float32 of the checkpoint with the adapter, both loaded from their folders."""
         loaded = checkpoint.load_checkpoint(base)
         return self._logits(loaded, adapter.load_adapter(folder, loaded.config), input_ids, mask)
 
-    def merge(self, folder: Path, base: Path, merged: Path, trained_in: str | None = None) -> None:
-        """Merges an adapter, trained in that dtype where it is not the checkpoint's own, into its checkpoint, as the folder `merged`."""
+    def merge(
+        self, folder: Path, base: Path, merged: Path, trained_in: str | None = None, meanwhile: Callable[[], object] | None = None
+    ) -> None:
+        """Merges an adapter, trained in that dtype where it is not the checkpoint's own, into its checkpoint, as the folder `merged`;
+        `meanwhile` is called once the writing has begun."""
         options = {"quantized_as": getattr(torch, trained_in)} if trained_in else {}
         loaded = checkpoint.load_checkpoint(base)
-        merge.save_merged(merged, loaded, adapter.load_adapter(folder, loaded.config), source=base, **options)
+        found = adapter.load_adapter(folder, loaded.config)
+        with _once_begun(meanwhile) if meanwhile else nullcontext():
+            merge.save_merged(merged, loaded, found, source=base, **options)
 
     def merged_logits(self, folder: Path, input_ids: Array, mask: Array) -> Array:
         """The logits [samples, classes] in float32 of a merged checkpoint and its head, loaded from their folder."""
@@ -179,6 +187,14 @@ class Files(Door):
         return sorted({str(value.dtype).removeprefix("torch.") for value in trained.values()})
 
 
+def _prepared(folder: Path, score: torch.nn.Linear) -> torch.nn.Module:
+    model = torch.nn.Module()
+    model.score = score
+    object.__setattr__(model, "config", SimpleNamespace(num_labels=2))  # transformers' is no module either
+    adapter.prepare_sequence_classifier(model, folder)
+    return model
+
+
 @contextmanager
 def _exchanging(code: int) -> Iterator[None]:
     """Inside the block the system's library has no call that exchanges two names, or one that ends with that error."""
@@ -203,6 +219,20 @@ def _renaming(before: int) -> Iterator[None]:
         return real(path, target)
 
     with mock.patch.object(Path, "rename", rename):
+        yield
+
+
+@contextmanager
+def _once_begun(meanwhile: Callable[[], object]) -> Iterator[None]:
+    """Inside the block something happens each time that a folder was made to write into."""
+    real = tempfile.mkdtemp
+
+    def made(*given: Any, **named: Any) -> str:
+        folder: str = real(*given, **named)
+        meanwhile()
+        return folder
+
+    with mock.patch.object(tempfile, "mkdtemp", made):
         yield
 
 

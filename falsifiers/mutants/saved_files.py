@@ -1,0 +1,145 @@
+"""Wrong steps with what is saved, or was: what else has a name like it, what a save is given, and what stays readable."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+Step = Callable[..., Any]
+
+# What an adapter's file gets
+
+wrong_steps("impl.checksums:DIGITS", checksums_of_fewer_digits=("Checksums have fewer digits than those of before.", lambda _: 12))
+wrong_steps(
+    "impl.adapter:_NO_STOCK",
+    head_advised_for_any_pooling=(
+        "Whoever has an adapter that pools the mean is told how transformers' classes get its head.",
+        lambda _: "call prepare_sequence_classifier",
+    ),
+)
+
+
+@wrong_step("impl.adapter:save_adapter")
+def adapter_as_it_lies_in_memory(save: Step, *given: Any, **named: Any) -> None:
+    """Tensors are stored only where their numbers lie in memory row by row."""
+    with patch.object(torch.Tensor, "contiguous", lambda tensor: tensor):
+        save(*given, **named)
+
+
+@wrong_step("impl.adapter:save_adapter")
+def adapter_stored_in_float32(save: Step, folder: Path, config: Any, adaptation: Any, trainable: Any, **named: Any) -> None:
+    """An adapter is stored in float32, whatever its dtype is."""
+    save(folder, config, adaptation, {name: tensor.float() for name, tensor in trainable.items()}, **named)
+
+
+@wrong_step("impl.adapter:target_modules")
+def adapter_without_targets_saved(modules: Step, targets: str) -> Any:
+    """An adaptation without targets is saved, which nothing can load."""
+    return modules(targets) or ("",)
+
+
+# What an adapter's file may hold
+
+
+@wrong_step("impl.adapter:read_tensors")
+def heads_measured_first(read: Step, path: Path, *prefix: str) -> Any:
+    """The classes of a head are counted before it is asked whether it is a matrix."""
+    found = read(path, *prefix)
+    len(found.get("score.weight", ()))
+    return found
+
+
+@wrong_step("impl.adapter:require_named")
+def turned_tensors_accepted(require: Step, expected: Mapping[str, Any], tensors: Mapping[str, Any], source: str) -> None:
+    """A tensor may have its rows as columns: the numbers of elements are compared."""
+    alike = {name: tensor.numel() == np.prod(expected.get(name, (0,))) for name, tensor in tensors.items()}
+    require(expected, {name: tensor.reshape(expected[name]) if alike[name] else tensor for name, tensor in tensors.items()}, source)
+
+
+# What lies beside
+
+
+@wrong_step("impl.merge:whole_folder")
+@contextmanager
+def merged_over_what_came_meanwhile(whole: Step, folder: Path) -> Iterator[Path]:
+    """A merged model takes the place of what got its name while it was written."""
+    with whole(folder, replace=not (folder.exists() or folder.is_symlink())) as partial:
+        yield partial
+
+
+@wrong_step("impl.adapter:save_adapter")
+def saved_over_a_checkpoint_in_parts(save: Step, folder: Path, *given: Any, **named: Any) -> None:
+    """A checkpoint in several files in whose folder an adapter lies is replaced with it."""
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+    save(folder, *given, **named)
+
+
+@wrong_step("impl.folder:remove_left_over")
+def left_over_by_a_part_of_its_name(remove: Step, folder: Path, prefix: str) -> None:
+    """A file in whose name that of a left-over is found goes as well."""
+    for path in [each for each in folder.iterdir() if prefix in each.name and each.is_file()]:
+        path.unlink()
+    remove(folder, prefix)
+
+
+wrong_steps(
+    "impl.folder:shutil.rmtree",
+    old_adapter_left_beside=(
+        "The old folder stays beside the new one where two names cannot be exchanged.",
+        lambda remove, path, **how: None if path.name.endswith(".old") else remove(path, **how),
+    ),
+)
+
+
+@wrong_step("impl.checkpoint:read_span")
+def spans_mapped(read: Step, file: Path, start: int, length: int, state: Any) -> Any:
+    """A part of a file is mapped, so that it changes with the file."""
+    read(file, start, length, state)
+    return torch.from_numpy(np.memmap(file, np.uint8, "c", start, (length,))) if length else torch.empty(0, dtype=torch.uint8)
+
+
+wrong_steps(
+    "impl.saved:_named_base",
+    base_without_a_name_is_here=(
+        "The base of an adapter that gives it an empty name is the folder where the command is.",
+        lambda named, path: Path() if json.loads(path.read_bytes()).get("base_model_name_or_path") == "" else named(path),
+    ),
+)
+wrong_steps(
+    "impl.saved:load_adapter",
+    adapters_in_an_adapter_opened=(
+        "Of an adapter in whose folder another one is named best, that one is opened.",
+        lambda load, folder, *given: load(folder / "best" if (folder / "best").is_dir() else folder, *given),
+    ),
+)
+wrong_steps(
+    "impl.saved:Checked",
+    random_weights_of_any_seed=(
+        "An adapter is opened on random weights of whichever seed its settings say.",
+        lambda checked, tensors, expected, source, *given: checked(
+            tensors, {} if str(source).startswith("random") else expected, source, *given
+        ),
+    ),
+)
+
+
+@wrong_step("impl.merge:merge_adapter")
+def merged_in_the_dtype_of_the_embedding(merge: Step, checkpoint: Any, *given: Any, **named: Any) -> Any:
+    """Projections are merged in the dtype of the embedding, where the base has several."""
+    dtype = checkpoint.tensors["model.embed_tokens.weight"].dtype
+    found = merge(checkpoint, *given, **named)
+    return {name: tensor.to(dtype) if name.endswith("_proj.weight") else tensor for name, tensor in found.items()}
+
+
+@wrong_step("impl.adapter:prepare_sequence_classifier")
+def prepared_on_the_cpu(prepare: Step, model: Any, folder: Path) -> None:
+    """A sequence classifier is given a head on the CPU, wherever it is itself."""
+    prepare(model, folder)
+    model.score = model.score.to_empty(device="cpu") if model.score.weight.is_meta else model.score.cpu()
