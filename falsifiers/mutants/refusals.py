@@ -246,6 +246,14 @@ def merged_model_on_a_base(opened: Any, folder: Path, model: Path | None = None,
     return opened(folder, None if is_merged(folder) else model, **options)
 
 
+@wrong_step("impl.pipeline:ClassifyPipeline._backend")
+def saved_for_its_backend_alone(_: Any, pipeline: Any) -> Any:
+    """An adapter is opened only where the backend that trained it can run."""
+    from blackswan.impl import pipeline as module
+
+    return module.backend_of(pipeline.config, pipeline.architecture, pipeline.device)
+
+
 @wrong_step("impl.fit:_Run._export")
 def adapter_over_any_folder(export: Any, run: Any, name: str) -> None:
     """A folder that holds something else is replaced by an adapter."""
