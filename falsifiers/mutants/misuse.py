@@ -27,6 +27,11 @@ wrong_step("impl.samples:effective_batches", name="batches_of_nothing", doc="Bat
 )
 
 
+wrong_steps(
+    "impl.tokens:Tokens.pad", texts_of_no_batch=("No text is a batch of padding.", lambda pad, self, rows: pad(self, rows or [[0]]))
+)
+
+
 @wrong_step("impl.tokens:Tokens.__init__")
 def tokens_of_any_length(init: Any, self: Any, max_seq_len: int, padding_side: str) -> None:
     """A length below one is one, and an unknown padding side the right one."""

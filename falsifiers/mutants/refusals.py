@@ -297,6 +297,15 @@ def labels_of_any_number_of_entries(add: Any, kept: Any, measured: Any, labels: 
         kept._targets.extend(label if isinstance(label, tuple) else (label,))
 
 
+@wrong_step("impl.samples:_Collected.add")
+def labels_numbered_by_their_entries(add: Any, kept: Any, *given: Any) -> None:
+    """A sample with a bad label has the number of its first entry among those of all labels."""
+    try:
+        add(kept, *given)
+    except ValueError as error:
+        raise ValueError(f"sample {len(kept._targets) + 1}{str(error)[str(error).index(':') :]}") from None
+
+
 @wrong_step("impl.samples:Samples.require_read_with")
 def samples_one_token_too_long(require: Any, samples: Any, config: Any, name: str) -> None:
     """A text may have a token more than max_seq_len."""

@@ -26,6 +26,7 @@ MISUSES = {
     **{f"batches of {size}": ("batch", "ValueError") for size in (0, -1)},
     **{f"texts of {size} tokens": ("max_seq_len", "ValueError") for size in (0, -1)},
     "padding in the middle": ("padding_side", "ValueError"),
+    "a batch of no text": ("empty", "ValueError"),
     **{f"an estimate of {name} 0": (name, "ValueError") for name in ("batch", "seq", "accumulation")},
     **{f"statistics of {name}": ("length", "ValueError") for name in ("a length fewer", "a length more", "no sample")},
     "an adapter in no folder": ("no such folder", "FileNotFoundError"),

@@ -66,6 +66,7 @@ def _of_counts(pipeline: ClassifyPipeline) -> Calls:
         yield f"batches of {size}", partial(samples.effective_batches, [1, 2], size)
         yield f"texts of {size} tokens", partial(ByteTokens, size, "right")
     yield "padding in the middle", partial(ByteTokens, 4, "middle")
+    yield "a batch of no text", partial(ByteTokens(4).batch, [])
     config, adaptation = pipeline.classifier.config, pipeline.classifier.adaptation
     for name in ("batch", "seq", "accumulation"):
         counts: dict[str, Any] = {"batch": 1, "seq": 1, "accumulation": 1, name: 0}
