@@ -34,6 +34,14 @@ def rank_of_an_option_overrides_alpha_of_a_file(resolve: Any, size: int, *source
     return resolve(size, *sources, *twice)
 
 
+def _cut_at(mark: str, right: Any, *given: Any) -> None:
+    """What is said before a mark."""
+    try:
+        right(*given)
+    except ValueError as error:
+        raise ValueError(str(error).partition(mark)[0]) from None
+
+
 def _followed(name: str, node: Node) -> Any:
     """A scalar, or the lists in a list."""
     if isinstance(node, SequenceNode):
@@ -69,6 +77,23 @@ wrong_steps(
         lambda plain, name, node: [_followed(name, each) for each in node.value] if isinstance(node, SequenceNode) else plain(name, node),
     ),
 )
+wrong_steps(
+    "impl.config:require_choice",
+    settings_nearest_unnamed=("The nearest of some choices is not named.", lambda right, *given: _cut_at(" (nearest", right, *given)),
+)
+wrong_steps(
+    "impl.settings:_expected",
+    settings_of_none_unsaid=("That a setting may be none is not said.", lambda expected, name: expected(name).partition(" or none")[0]),
+)
+
+
+@wrong_step("impl.settings:resolve")
+def settings_blame_the_file(resolve: Any, size: int, *sources: Any) -> Any:
+    """A refusal names the file's line where an option has come before it."""
+    places = {name: each.origin for source in reversed(sources) for name, each in source.items()}
+    return resolve(size, *({name: replace(each, origin=places[name]) for name, each in source.items()} for source in sources))
+
+
 wrong_steps("impl.config:_shown", settings_too_long_to_show=("A refusal writes out any number.", lambda _, value: repr(value)))
 wrong_steps(
     "impl.settings:_entries",

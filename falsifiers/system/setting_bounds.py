@@ -115,6 +115,9 @@ FILES: dict[str, tuple[bytes, int | None]] = {
     "expected lines   ": (b"epochs: " + 500 * b"[" + 500 * b"]", None),
     "class_weights is a list": (b"seed: 1\nclass_weights: &own [1, *own]\n", 2),
     "lora_targets is a list": (b"lora_targets: [[q_proj], v_proj]\n", 1),
+    "nearest: linear": (b"schedule: linera\n", 1),
+    "nearest: q_proj": (b"seed: 1\nlora_targets: q_prj\n", 2),
+    "expected an integer or none": (b"early_stop_patience: 1.5\n", 1),
     "model_params is given twice, first in line 1": (b"model_params: 7\nseed: 1\nmodel_params: 7\n", 3),
     "quantize_nf4 is 'yes'": (b"quantize_nf4: !!bool yes\n", 1),
     "early_stop_patience is 'never'": (b"early_stop_patience: !!null never\n", 1),
@@ -222,6 +225,9 @@ def _files(trial: Trial, folder: Path) -> Iterator[Comparison]:
             yield from _answered(trial, f"two problems in a {name}", (*_train(folder), *given[-2:]), place, taken=False)
     path.write_text(GOOD, encoding="utf-8")
     yield from _answered(trial, "file with a mark and a comment", asked, "", taken=True)
+    path.write_text("seed: 1\nepochs: 0\nlog_interval: 2\n")
+    for given, place in (("--epochs=1", ""), ("--log-interval=0", f"{path}:2: epochs"), ("--epochs=-1", "--epochs: epochs is -1")):
+        yield from _answered(trial, f"{given} beside a file", (*asked, given), place, taken=not place)
     yield from _answered(trial, "no such file", (*_train(folder), f"--config={folder / 'none.yaml'}"), "none.yaml", taken=False)
     yield from _answered(trial, "a folder for a file", (*_train(folder), f"--config={folder}"), f"{folder}: cannot be read", taken=False)
 
