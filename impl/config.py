@@ -145,20 +145,22 @@ class ClassifyConfig:
         for name in ("warmup_fraction", "weight_decay"):
             require_share(name, getattr(self, name))
         if not (is_number(self.validation_fraction) and 0 <= self.validation_fraction < 1):
-            raise ValueError(f"validation_fraction is {self.validation_fraction!r}: expected a number from 0 to below 1")
+            raise ValueError(f"validation_fraction is {_shown(self.validation_fraction)}: expected a number from 0 to below 1")
         if self.early_stop_patience is not None:
             require_count("early_stop_patience", self.early_stop_patience)
         for name in ("quantize_nf4", "double_quantize", "multi_label"):
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} is {getattr(self, name)!r}: expected true or false")
+                raise ValueError(f"{name} is {_shown(getattr(self, name))}: expected true or false")
         if self.double_quantize and not self.quantize_nf4:
             raise ValueError(
                 "double_quantize is True without quantize_nf4: it quantises the absmax of NF4 weights; ask for both or neither"
             )
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed <= LARGEST:
-            raise ValueError(f"seed is {self.seed!r}: expected an integer from 0 to {LARGEST}")
+            raise ValueError(f"seed is {_shown(self.seed)}: expected an integer from 0 to {LARGEST}")
         if not (isinstance(self.lora_targets, str) and target_modules(self.lora_targets)):
-            raise ValueError(f"lora_targets is {self.lora_targets!r}: expected {', '.join(TARGETS)} or names of projections with commas")
+            raise ValueError(
+                f"lora_targets is {_shown(self.lora_targets)}: expected {', '.join(TARGETS)} or names of projections with commas"
+            )
         require_choice("schedule", self.schedule, SCHEDULES)
         require_choice("pooling", self.pooling, POOLINGS)
         require_choice("padding_side", self.padding_side, PADDING_SIDES)
@@ -179,7 +181,7 @@ class ClassifyConfig:
             return
         numbers = isinstance(weights, tuple | list) and all(is_number(w) and math.isfinite(w) and w > 0 for w in weights)
         if not numbers or len(weights) != self.num_classes:
-            raise ValueError(f"class_weights is {weights!r}: expected {self.num_classes} positive numbers, one a class")
+            raise ValueError(f"class_weights is {_shown(weights)}: expected {self.num_classes} positive numbers, one a class")
 
     @classmethod
     def qlora_default(cls, model_params: float) -> "ClassifyConfig":
@@ -254,9 +256,9 @@ def is_number(value: Any) -> bool:
 def require_count(name: str, value: Any) -> None:
     """Raises a ValueError for all but an integer from 1 to `LARGEST`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} is {value!r}: expected a positive integer")
+        raise ValueError(f"{name} is {_shown(value)}: expected a positive integer")
     if value > LARGEST:
-        raise ValueError(f"{name} is {value}: expected {LARGEST} at most")
+        raise ValueError(f"{name} is {_shown(value)}: expected {LARGEST} at most")
 
 
 def require_number(name: str, value: Any, above: float, most: float = 1e30) -> None:
@@ -272,12 +274,14 @@ def require_share(name: str, value: Any) -> None:
 
 
 def _shown(value: Any) -> str:
-    """Python writes no integer of more than 4,300 digits."""
-    return repr(value) if not isinstance(value, int) or value.bit_length() < 1000 else f"an integer of {value.bit_length()} bits"
+    """Python writes no integer of more than 4,300 digits, nor a list of such."""
+    if isinstance(value, int) and value.bit_length() >= 1000:
+        return f"an integer of {value.bit_length()} bits"
+    return f"[{', '.join(map(_shown, value))}]" if isinstance(value, list | tuple) else repr(value)
 
 
 def require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Raises a ValueError for a value that is none of the choices, with the nearest one."""
     if value not in choices:
-        near = difflib.get_close_matches(str(value), choices, n=1)
-        raise ValueError(f"{name} is {value!r}: expected one of {', '.join(choices)}" + (f" (nearest: {near[0]})" if near else ""))
+        near = difflib.get_close_matches(str(value) if isinstance(value, str) else "", choices, n=1)
+        raise ValueError(f"{name} is {_shown(value)}: expected one of {', '.join(choices)}" + (f" (nearest: {near[0]})" if near else ""))

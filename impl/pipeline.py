@@ -64,7 +64,7 @@ class ClassifyPipeline:
         _require_fitting(architecture, config, tokens)
         self.architecture, self.config, self.tokens, self.source, self.group = architecture, config, tokens, source, group
         self.device = resolve_device(device) if isinstance(device, str) else device
-        self.adaptation = adaptation or Adaptation.of(config)
+        self.adaptation, self._opened = adaptation or Adaptation.of(config), adaptation is not None
         self.merged = not self.adaptation.targets
         self.class_weights = None if isinstance(config.class_weights, str) else config.class_weights
         read = base if isinstance(base, Checked) else Checked(base)
@@ -320,7 +320,12 @@ class ClassifyPipeline:
         )
 
     def _backend(self) -> tuple[bool, str | None]:
-        return (False, None) if self.merged else backend_of(self.config, self.architecture, self.device)
+        """As `backend_of` has it; what was saved is opened also where the backend that trained it cannot run."""
+        if self.merged:
+            return False, None
+        any_other = self._opened and self.config.backend == "fused"
+        config = dataclasses.replace(self.config, backend="auto") if any_other else self.config
+        return backend_of(config, self.architecture, self.device)
 
     def _steps(self) -> str:
         """What computes training steps, in words."""

@@ -71,6 +71,8 @@ _PREFIX = "setting "
 _BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 _DEEPEST = 3
+_LONGEST = 1000
+"""Digits of a number: more than any setting has, and less than what Python reads as an integer."""
 
 
 class _Loader(_BASE):  # type: ignore[misc]  # the C one where it was built
@@ -127,7 +129,7 @@ def given_options(options: argparse.Namespace) -> dict[str, Setting]:
 
 
 def read_file(path: Path) -> dict[str, Setting]:
-    """The settings in a YAML file. Raises a SettingsError with every problem's file, line and key, and a FileNotFoundError."""
+    """The settings in a YAML file. Raises a SettingsError with every problem's file, line and key, or with why there is no such file."""
     found: dict[str, Setting] = {}
     lines: dict[str, int] = {}
     problems = []
@@ -210,13 +212,17 @@ def _parsed(name: str, text: str) -> Any:
     if kinds == {str}:
         return text
     if tuple in kinds and ("," in text):
-        return [_scalar(part.strip()) for part in text.split(",")]
-    return None if text.lower() == "none" else _scalar(text) if text else text  # nothing is no value, not even that for none
+        return [_scalar(name, part.strip()) for part in text.split(",")]
+    return None if text.lower() == "none" else _scalar(name, text) if text else text  # nothing is no value, not even that for none
 
 
-def _scalar(text: str) -> Any:
-    tag = _Loader("").resolve(yaml.ScalarNode, text, (True, False))
-    return _plain("", yaml.ScalarNode(tag, text))
+def _scalar(name: str, text: str) -> Any:
+    return _plain(name, yaml.ScalarNode(f"{_TAG}{_kind(text)}", text))
+
+
+def _kind(text: str) -> str:
+    """What a text without quotes is in YAML: `null`, `bool`, `int`, `float` or `str`."""
+    return str(_Loader("").resolve(yaml.ScalarNode, text, (True, False))).removeprefix(_TAG)
 
 
 def _converted(name: str, value: Any) -> Any:
@@ -281,17 +287,20 @@ def _too_deep(text: str) -> bool:
 
 
 def _plain(name: str, node: yaml.Node) -> Any:
-    if isinstance(node, yaml.SequenceNode):
+    if isinstance(node, yaml.SequenceNode) and all(isinstance(item, yaml.ScalarNode) for item in node.value):
         return [_plain(name, item) for item in node.value]
-    if not isinstance(node, yaml.ScalarNode):
-        raise ValueError(f"{name} is a mapping; expected {_expected(name)}")
+    if not isinstance(node, yaml.ScalarNode):  # a list that holds itself, by an alias, has no end
+        what = "a list of more than words and numbers" if isinstance(node, yaml.SequenceNode) else "a mapping"
+        raise ValueError(f"{name} is {what}; expected {_expected(name)}")
     value, kind = node.value, node.tag.removeprefix(_TAG)
-    if kind == "null":
-        return None
-    if kind == "bool":
-        return value.lower() == "true"
-    if kind == "int":
+    if kind not in ("null", "bool", "int", "float"):
+        return value
+    if (own := _kind(value)) != kind and (own, kind) != ("int", "float"):
+        raise ValueError(f"{name} is {value!r}, which is no {kind}; expected {_expected(name)}")
+    if own == "int" and len(value) > _LONGEST:
+        raise ValueError(f"{name} is a number of {len(value):,} digits; expected {_expected(name)}")
+    if own == "int":
         return int(value, 0) if value.startswith(("0x", "0o")) else int(value)
-    if kind == "float":
+    if own == "float":
         return float(value.lower().replace(".inf", "inf").replace(".nan", "nan"))
-    return value
+    return None if own == "null" else value.lower() == "true"

@@ -23,6 +23,7 @@ from blackswan.impl.checkpoint import CONFIG
 from blackswan.impl.corpus import lines_of
 from blackswan.impl.folder import whole_folder
 from blackswan.impl.samples import Indices, epoch_order
+from blackswan.impl.tokens import read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -153,18 +154,10 @@ def tokenize(corpus: Path, tokenizer: "Tokenizer", end_token: int) -> Iterator[l
 
 
 def load_encoder(path: Path) -> "Tokenizer":
-    """A tokenizer.json that cuts and pads nothing. Raises a FileNotFoundError where it is missing and a ValueError where it is broken."""
-    from tokenizers import Tokenizer
-
+    """The tokenizer of a tokenizer.json. Raises a FileNotFoundError where it is missing, and as `read_tokenizer` does."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; token ids mean nothing without the tokenizer of the model")
-    try:
-        encoder = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # tokenizers raises Exception itself
-        raise ValueError(f"{path}: not a usable tokenizer ({error})") from None
-    encoder.no_truncation()
-    encoder.no_padding()
-    return encoder
+    return read_tokenizer(path)
 
 
 def _texts(corpus: Path) -> Iterator[str]:

@@ -68,15 +68,14 @@ class CheckpointTokens(Tokens):
     """The tokenizer of a checkpoint. `fill` is the padding or end token that the file `settings` names, else 0."""
 
     def __init__(self, path: Path, settings: Path, max_seq_len: int, padding_side: str = "right") -> None:
-        from tokenizers import Tokenizer
-
         super().__init__(max_seq_len, padding_side)
-        try:
-            self._tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-            self._tokenizer.no_padding()
-            self._tokenizer.enable_truncation(max_seq_len)
-        except Exception as error:  # tokenizers raises Exception itself
-            raise ValueError(f"{path}: not a usable tokenizer ({error})") from None
+        self._tokenizer = read_tokenizer(path)
+        own = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        if own > max_seq_len:  # these are not cut off
+            raise ValueError(
+                f"max_seq_len is {max_seq_len}: {path} adds {own} tokens of its own to every text; expected that many at least"
+            )
+        self._tokenizer.enable_truncation(max_seq_len)
         named = _settings(settings)
         _require_alike(settings, named, {token.content: token for token in self._tokenizer.get_added_tokens_decoder().values()})
         self.fill = _fill_id(named, self._tokenizer.token_to_id)
@@ -113,6 +112,21 @@ class ByteTokens(Tokens):
         """The bytes of each text and their number before truncation."""
         rows = (list(text.encode()) or [self.fill] for text in texts)
         return [(ids[: self.max_seq_len], len(ids)) for ids in rows]
+
+
+def read_tokenizer(path: Path) -> "Tokenizer":
+    """The tokenizer of a tokenizer.json, which cuts and pads nothing. Raises a ValueError where it is broken or draws at random."""
+    from tokenizers import Tokenizer
+
+    try:
+        found = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # tokenizers raises Exception itself
+        raise ValueError(f"{path}: not a usable tokenizer ({error})") from None
+    found.no_truncation()
+    found.no_padding()
+    if dropout := getattr(found.model, "dropout", None):
+        raise ValueError(f"{path}: dropout is {dropout:g}, so that a text has other tokens each time; expected null")
+    return found
 
 
 def load_tokenizer(folder: Path, max_seq_len: int, padding_side: str = "right") -> CheckpointTokens:

@@ -99,6 +99,13 @@ wrong_steps(
     qlora_of_one_epoch=("One epoch.", _other(epochs=1)),
     qlora_on_all_projections=("LoRA on all projections.", _other(lora_targets="all")),
 )
+wrong_steps(
+    "impl.config:ClassifyConfig.from_mapping",
+    settings_of_shorter_texts=(
+        "Texts have 256 tokens where a program says nothing.",
+        lambda right, given: right({"max_seq_len": 256} | given),
+    ),
+)
 wrong_step("impl.settings:resolve", name="rank_keeps_the_default_alpha", doc="Alpha stays 32 where a rank is given alone.")(
     lambda resolve, *given: replace(resolve(*given), lora_alpha=32.0)
 )

@@ -4,9 +4,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from yaml import ScalarNode
+from yaml import Node, ScalarNode, SequenceNode
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+from blackswan.impl import settings
 from blackswan.impl.checkpoint import read_config
 from blackswan.impl.classifier import base_shapes
 
@@ -33,6 +34,21 @@ def rank_of_an_option_overrides_alpha_of_a_file(resolve: Any, size: int, *source
     return resolve(size, *sources, *twice)
 
 
+def _cut_at(mark: str, right: Any, *given: Any) -> None:
+    """What is said before a mark."""
+    try:
+        right(*given)
+    except ValueError as error:
+        raise ValueError(str(error).partition(mark)[0]) from None
+
+
+def _followed(name: str, node: Node) -> Any:
+    """A scalar, or the lists in a list."""
+    if isinstance(node, SequenceNode):
+        return [_followed(name, each) for each in node.value]
+    return settings._plain(name, node)
+
+
 wrong_steps(
     "impl.settings:_plain",
     by=lambda change: lambda plain, name, node: plain(name, change(node) if isinstance(node.value, str) else node),
@@ -48,6 +64,51 @@ wrong_steps(
     settings_octal_by_a_zero=(
         "017 is 15, as in YAML 1.1.",
         lambda node: ScalarNode(node.tag, f"0o{node.value[1:]}") if node.value[:1] == "0" and set(node.value) <= set("01234567") else node,
+    ),
+)
+wrong_steps(
+    "impl.settings:_plain",
+    settings_tagged_in_words=(
+        "A word with the tag of a truth value is false.",
+        lambda plain, name, node: False if node.tag.endswith(":bool") and node.value == "yes" else plain(name, node),
+    ),
+    settings_lists_without_end=(
+        "A list that holds itself is followed for ever.",
+        lambda plain, name, node: [_followed(name, each) for each in node.value] if isinstance(node, SequenceNode) else plain(name, node),
+    ),
+)
+wrong_steps(
+    "impl.config:require_choice",
+    settings_nearest_unnamed=("The nearest of some choices is not named.", lambda right, *given: _cut_at(" (nearest", right, *given)),
+)
+wrong_steps(
+    "impl.settings:_expected",
+    settings_of_none_unsaid=("That a setting may be none is not said.", lambda expected, name: expected(name).partition(" or none")[0]),
+)
+
+
+@wrong_step("impl.settings:resolve")
+def settings_blame_the_file(resolve: Any, size: int, *sources: Any) -> Any:
+    """A refusal names the file's line where an option has come before it."""
+    places = {name: each.origin for source in reversed(sources) for name, each in source.items()}
+    return resolve(size, *({name: replace(each, origin=places[name]) for name, each in source.items()} for source in sources))
+
+
+wrong_steps("impl.config:_shown", settings_too_long_to_show=("A refusal writes out any number.", lambda _, value: repr(value)))
+wrong_steps(
+    "impl.settings:_entries",
+    settings_size_of_the_model_twice=(
+        "The size of the model may be given twice.",
+        lambda entries, path: [
+            pair for place, pair in enumerate(entries(path)) if not place or getattr(pair[0], "value", "") != "model_params"
+        ],
+    ),
+)
+wrong_steps(
+    "impl.config:ClassifyConfig.from_mapping",
+    settings_that_none_is_like_dropped=(
+        "A setting that is like no other in name is passed over.",
+        lambda right, values: right({name: value for name, value in values.items() if name != "bias"}),
     ),
 )
 wrong_steps(

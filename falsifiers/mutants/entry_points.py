@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
-from blackswan.falsifiers.mutants.registry import wrong_step
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 from blackswan.falsifiers.mutants.runs import unclipped
 
 
@@ -72,6 +73,12 @@ def evaluation_decays_moments(forward_only: Any, trainer: Any, batch: Any, proba
 wrong_step(
     "impl.trainer:classes_of", name="scores_of_the_least_probable", doc="The class of the smallest logit, or the labels of negative ones."
 )(lambda classes_of, logits, multi_label: classes_of(-logits, multi_label))
+
+
+wrong_steps(
+    "impl.evaluation:math",
+    evaluation_of_no_number=("A loss of an evaluation that overflows is reported.", lambda _: SimpleNamespace(isfinite=lambda _: True)),
+)
 
 
 @wrong_step("impl.evaluation:_score")

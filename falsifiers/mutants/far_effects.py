@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from blackswan.falsifiers.mutants.registry import wrong_step
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
 # What is read
 
@@ -23,6 +23,26 @@ def texts_cut_where_they_are_padded(init: Any, self: Any, path: Any, settings: A
     self._tokenizer.enable_truncation(longest, direction=side)
 
 
+@wrong_step("impl.tokens:CheckpointTokens.__init__")
+def tokens_of_the_tokenizer_alone(init: Any, self: Any, path: Any, settings: Any, limit: int, *side: str) -> None:
+    """A tokenizer may add more tokens to a text than the text may have."""
+    init(self, path, settings, max(limit, 100), *side)
+    self.max_seq_len = limit
+    self._tokenizer.enable_truncation(limit)
+
+
+def _with_lots(read: Any, path: Any) -> Any:
+    """The tokenizer as it stands, or what is said of a broken one."""
+    from tokenizers import Tokenizer
+
+    found = Tokenizer.from_str(path.read_text()) if '"dropout": 0.1' in path.read_text() else read(path)
+    found.no_truncation()
+    found.no_padding()
+    return found
+
+
+wrong_steps("impl.tokens:read_tokenizer", tokens_drawn_by_lot=("A tokenizer may draw the tokens of a text anew each time.", _with_lots))
+wrong_steps("impl.token_shards:read_tokenizer", shards_drawn_by_lot=("Shards are written by a tokenizer that draws lots.", _with_lots))
 wrong_step("impl.tokens:_fill_id", name="fill_of_id_0_passed_over", doc="A padding token whose id is 0 is taken for none.")(
     lambda fill, settings, token_to_id: fill(settings, lambda token: token_to_id(token) or None)
 )

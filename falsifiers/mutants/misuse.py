@@ -1,5 +1,6 @@
 """Arguments that parts of the library take and should refuse."""
 
+import math
 from typing import Any
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
@@ -24,6 +25,24 @@ wrong_step("impl.group:shard", name="share_of_any_rank", doc="A rank outside of 
 )
 wrong_step("impl.samples:effective_batches", name="batches_of_nothing", doc="Batches of less than one sample have one.")(
     lambda batches, order, size: batches(order, max(size, 1))
+)
+
+
+wrong_steps(
+    "impl.tokens:Tokens.pad", texts_of_no_batch=("No text is a batch of padding.", lambda pad, self, rows: pad(self, rows or [[0]]))
+)
+
+
+wrong_steps(
+    "impl.config:DecoderConfig.__post_init__",
+    architectures_of_infinite_theta=(
+        "The base of the rotary frequencies may be infinite.",
+        lambda right, self: None if self.theta == math.inf else right(self),
+    ),
+    architectures_of_any_heads=(
+        "Heads may be shared by any number of keys.",
+        lambda right, self: None if self.heads % max(self.kv_heads, 1) else right(self),
+    ),
 )
 
 

@@ -29,6 +29,10 @@ wrong_steps(
         "The tokenizer of an .apr file is looked for where its link leads.",
         lambda belonging, model, name: belonging(model.resolve(), name),
     ),
+    apr_padding_of_another_tokenizer=(
+        "The tokenizer_config.json of a folder counts for an .apr file in it.",
+        lambda belonging, model, name: model.parent / name if model.suffix == ".apr" and "config" in name else belonging(model, name),
+    ),
 )
 wrong_steps(
     "impl.pipeline:save_adapter",

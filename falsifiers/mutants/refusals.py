@@ -310,6 +310,14 @@ def merged_model_on_a_base(opened: Any, folder: Path, model: Path | None = None,
     return opened(folder, None if is_merged(folder) else model, **options)
 
 
+@wrong_step("impl.pipeline:ClassifyPipeline._backend")
+def saved_for_its_backend_alone(_: Any, pipeline: Any) -> Any:
+    """An adapter is opened only where the backend that trained it can run."""
+    from blackswan.impl import pipeline as module
+
+    return module.backend_of(pipeline.config, pipeline.architecture, pipeline.device)
+
+
 @wrong_step("impl.fit:_Run._export")
 def adapter_over_any_folder(export: Any, run: Any, name: str) -> None:
     """A folder that holds something else is replaced by an adapter."""
@@ -351,6 +359,15 @@ def labels_of_any_number_of_entries(add: Any, kept: Any, measured: Any, labels: 
     add(kept, measured, ())
     for label in labels:
         kept._targets.extend(label if isinstance(label, tuple) else (label,))
+
+
+@wrong_step("impl.samples:_Collected.add")
+def labels_numbered_by_their_entries(add: Any, kept: Any, *given: Any) -> None:
+    """A sample with a bad label has the number of its first entry among those of all labels."""
+    try:
+        add(kept, *given)
+    except ValueError as error:
+        raise ValueError(f"sample {len(kept._targets) + 1}{str(error)[str(error).index(':') :]}") from None
 
 
 @wrong_step("impl.samples:Samples.require_read_with")

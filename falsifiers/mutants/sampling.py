@@ -55,6 +55,7 @@ wrong_steps(
     ),
     order_without_the_last_sample=("The last sample of the corpus is never seen.", lambda order, n, *seeds: order(n - 1, *seeds)),
 )
+wrong_steps("impl.samples:_SPLIT", split_by_the_order_of_an_epoch=("The first epoch's order says what is held out.", lambda _: 1))
 wrong_step("impl.samples:Fraction", name="split_of_the_binary_fraction", doc="A share is that of the binary number that 0.3 stands for.")(
     lambda right, text: right(float(text))
 )

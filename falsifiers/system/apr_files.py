@@ -20,6 +20,7 @@ from blackswan.falsifiers.numeric import apr_format
 from blackswan.falsifiers.numeric.apr_format import BLOCKS, CODES, DTYPES, PLAIN, ROW_MAJOR, Image, Stored, decode, plain
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly
 from blackswan.falsifiers.numeric.generators import Generator
+from blackswan.falsifiers.subjects.doors.files import CorpusFile, Tokenizing
 from blackswan.falsifiers.system import apr_spellings, config_files
 from blackswan.falsifiers.system.adapter_files import CONFIG, TOKENIZER, WEIGHTS, Model, generated
 from blackswan.falsifiers.system.same import same
@@ -384,7 +385,8 @@ def pretraining_starts(trial: Trial) -> list[Comparison]:
 
 def tokenizer_beside(trial: Trial) -> list[Comparison]:
     """MODEL.tokenizer.json is read, and without it nothing, whatever other tokenizers lie in the folder; MODEL.apr is a link to a file of
-    another name, as in Hugging Face's cache. With it a classifier is made of the file."""
+    another name, as in Hugging Face's cache. So is MODEL.tokenizer_config.json, whose padding an empty text is. With both, a classifier is
+    made of the file."""
     with _folder() as folder:
         path = folder / "model.v2.apr"
         (folder / "blob").write_bytes(b"")
@@ -394,7 +396,12 @@ def tokenizer_beside(trial: Trial) -> list[Comparison]:
         missing = trial.refuses("without", partial(trial.files.load_tokenizer, path), r"model\.v2\.tokenizer\.json", "FileNotFoundError")
         shutil.copyfile(CHECKPOINT / TOKENIZER, folder / "model.v2.tokenizer.json")
         wanted, got = trial.files.load_tokenizer(CHECKPOINT), trial.files.load_tokenizer(path)
-        return [missing, *same("tokens", wanted, got), *_opened_as_a_file(trial, folder / "whole.apr")]
+        for name, padding in (("tokenizer_config.json", "<new>"), ("model.v2.tokenizer_config.json", "<eos>")):
+            (folder / name).write_text(json.dumps({"pad_token": padding}))
+        (folder / "corpus.jsonl").write_text('{"input": "", "label": 0}')
+        empty = trial.corpora.read(CorpusFile(folder / "corpus.jsonl", 1), Tokenizing(path, 16))
+        found = [missing, *same("tokens", wanted, got), *same("tokens of an empty text", ([[1]], 1), (empty.rows, empty.fill))]
+        return [*found, *_opened_as_a_file(trial, folder / "whole.apr")]
 
 
 def _opened_as_a_file(trial: Trial, path: Path) -> list[Comparison]:

@@ -189,7 +189,11 @@ def _shard_damage(folder: Path, places: Mapping[str, str], rng: Generator) -> It
 
 
 def _tokenizer_damage(folder: Path) -> Iterator[Damage]:
-    """A tokenizer_config.json by which texts would be split otherwise, and a tokenizer of more tokens than the model has."""
+    """A tokenizer_config.json by which texts would be split otherwise; and a tokenizer that draws lots, has more tokens than the model or
+    adds more to a text than it may have. As many are taken."""
+    from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
+
     make, new, end = partial(edited, folder, TOKENIZER_CONFIG), "<new>", {"content": "<eos>", "special": True}
     yield from (make({key: new}) for key in ("pad_token", "bos_token", "eos_token", "unk_token"))
     yield from (make({"pad_token": {"content": new}}), make({"split_special_tokens": True}))
@@ -201,6 +205,13 @@ def _tokenizer_damage(folder: Path) -> Iterator[Damage]:
     more = {"id": tokenizer().get_vocab_size(), "content": "<more>", "special": True}
     more |= dict.fromkeys(FLAGS, False)
     values["added_tokens"].append(more)
+    yield edited(folder, TOKENIZER, {"model/dropout": 0.1}, f"{TOKENIZER}.*dropout")
+    longest = SETTINGS["max_seq_len"]
+    for count in (longest, longest + 1):
+        closing = Tokenizer.from_str((folder / TOKENIZER).read_text())
+        closing.post_processor = TemplateProcessing(single=f"$A{' <eos>' * count}", special_tokens=[("<eos>", 1)])
+        changed: dict[str, bytes | None] = {TOKENIZER: closing.to_str().encode()}
+        yield Damage(f"{count} end tokens a text", changed, f"max_seq_len.*{count}", taken=count == longest)
     yield Damage("a token more than the model has", {TOKENIZER: json.dumps(values).encode()}, f"{TOKENIZER}.*embeddings")
 
 

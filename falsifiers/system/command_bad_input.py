@@ -208,9 +208,9 @@ def _with_another_text(texts: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
 
 def _spoil_models(problem: Small) -> None:
     """Models in folders of their own: with a token that has no embedding, with frequencies scaled as Llama 3's, with a weight that float16
-    does not hold or just holds, without a tokenizer or with a part of it.
+    does not hold or just holds, without a tokenizer, with a part of it or with one that draws lots.
     """
-    for name in ("scaled", "too large", "largest", "no tokenizer", "torn tokenizer"):
+    for name in ("scaled", "too large", "largest", "no tokenizer", "torn tokenizer", "drawing tokenizer"):
         shutil.copytree(problem.base, problem.folder / name)
     config = problem.folder / "scaled" / MODEL_CONFIG
     config.write_text(json.dumps({**json.loads(config.read_text()), "rope_parameters": LLAMA3, "eos_token_id": [1, 3]}))
@@ -230,6 +230,8 @@ def _spoil_models(problem: Small) -> None:
     (problem.folder / "no tokenizer" / TOKENIZER).unlink()
     torn = problem.folder / "torn tokenizer" / TOKENIZER
     torn.write_bytes(torn.read_bytes()[:-9])
+    tokens = json.loads((problem.base / TOKENIZER).read_text())
+    (problem.folder / "drawing tokenizer" / TOKENIZER).write_text(json.dumps({**tokens, "model": {**tokens["model"], "dropout": 0.1}}))
 
 
 def _leave_a_part(run: Path, folder: Path) -> None:
@@ -352,7 +354,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         },
         **{
             f"tokenize by {what}": (("tokenize", folder / "bad.jsonl", f"--model={folder / what}", new, "--end-token=1"), "tokenizer.json")
-            for what in ("no tokenizer", "torn tokenizer")
+            for what in ("no tokenizer", "torn tokenizer", "drawing tokenizer")
         },
         "summary of other settings": (("summary", adapter, "--lora-rank=2"), "--lora-rank"),
         "pretrain without tokens": (("pretrain", f"--model={problem.base}", f"--tokens={folder / 'none'}", new), "none"),

@@ -16,6 +16,13 @@ BATCHES = {
     "a label in a row of its own": "labels",
 }
 """What is wrong with a batch, and a word of the refusal."""
+ARCHITECTURES: tuple[tuple[str, float | str], ...] = (
+    *(("theta", value) for value in (0.0, float("inf"), float("nan"))),
+    *(("eps", value) for value in (0.0, 1.0, float("nan"))),
+    *(("vocab", 0), ("layers", 2.0), ("max_positions", 2**63), ("intermediate", True)),
+    *(("kv_heads", 7), ("head_dim", 7), ("family", "lama")),
+)
+"""A size or a scalar of a decoder that none can have, beside sizes that fit together."""
 MISUSES = {
     **{f"a norm of {norm}": ("max_norm", "ValueError") for norm in (0.0, -1.0, float("nan"))},
     "class weights with several labels": ("class weights", "ValueError"),
@@ -26,8 +33,10 @@ MISUSES = {
     **{f"batches of {size}": ("batch", "ValueError") for size in (0, -1)},
     **{f"texts of {size} tokens": ("max_seq_len", "ValueError") for size in (0, -1)},
     "padding in the middle": ("padding_side", "ValueError"),
+    "a batch of no text": ("empty", "ValueError"),
     **{f"an estimate of {name} 0": (name, "ValueError") for name in ("batch", "seq", "accumulation")},
     **{f"statistics of {name}": ("length", "ValueError") for name in ("a length fewer", "a length more", "no sample")},
+    **{f"an architecture of {name} {value}": (name, "ValueError") for name, value in ARCHITECTURES},
     "an adapter in no folder": ("no such folder", "FileNotFoundError"),
     "a backend of no name": ("cuda", "ValueError"),
     "an operation of no name in another's place": ("rmsnorm", "KeyError"),

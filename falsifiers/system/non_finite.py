@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -49,6 +50,7 @@ def value_stops_the_run(trial: Trial) -> list[Comparison]:
 def _by_hand(trial: Trial, problem: SmallRun, at: int) -> list[Comparison]:
     """A step that fails leaves the samples that wait for it, and all else, as they were: their gradient can still be looked at.
 
+    An evaluation whose loss is not finite has no result either.
     Nothing is asked of a trainer that makes whole runs only.
     """
     try:
@@ -58,6 +60,8 @@ def _by_hand(trial: Trial, problem: SmallRun, at: int) -> list[Comparison]:
     pipeline.accumulate([at, 3])
     before = {"gradient": pipeline.gradient_vector(), **pipeline.state()}
     found = [trial.refuses("apply by hand", pipeline.apply, "finite|norm", "FloatingPointError")]
+    heavy = trial.trainer.pipeline(small_run(trial, class_weights=[3e38] * 3, batch_size=9))  # of finite logits
+    found.append(trial.refuses("an evaluation whose loss overflows", partial(heavy.evaluate, range(9)), "loss", "FloatingPointError"))
     return found + same("what waits after it", before, {"gradient": pipeline.gradient_vector(), **pipeline.state()})
 
 

@@ -21,7 +21,8 @@ def _parts(name: str, value: Any) -> Iterator[str]:
     """`name=value` of every plain value in an argument; arrays and long lists are left out."""
     label = f"{name}=" if name else ""
     if isinstance(value, str | int | float | bool):
-        yield f"{label}{value!r}"
+        long = isinstance(value, int) and value.bit_length() > 1000  # Python writes 4,300 digits, and any number of hexadecimal ones
+        yield f"{label}{value:#x}" if long else f"{label}{value!r}"
     elif isinstance(value, Path):
         yield f"{label}{value.name.encode(errors='backslashreplace').decode()}"  # a name may hold bytes that are no text
     elif isinstance(value, Mapping):

@@ -96,7 +96,16 @@ def split_is_stratified(trial: Trial) -> list[Comparison]:
     found.append(value_at_most("largest remainder rounded down, less the smallest rounded up", over, 0.0))
     last = 0 if several else int(np.sum(strata[chosen] == classes))
     found += [value_at_most("classes without a training sample", last, 0), *_of_few_samples(trial, classes, seed)]
-    return found + _of_written_fractions(trial, rng) + _of_many(trial, rng, exact)
+    return found + _of_written_fractions(trial, rng) + _of_many(trial, rng, exact) + _of_no_order(trial, seed)
+
+
+def _of_no_order(trial: Trial, seed: int) -> list[Comparison]:
+    """No epoch of the run's seed begins or ends with the samples that were held out: the draws of the one are not those of the other."""
+    count, share = 60, 0.25
+    chosen = sorted(trial.corpora.split([0] * count, 2, share, seed).validation)
+    orders = [trial.corpora.epoch_order(count, seed, epoch) for epoch in range(4)]
+    ends = [sorted(end) for order in orders for end in (order[: len(chosen)], order[-len(chosen) :])]
+    return same("samples held out as the ends of epochs have them", [], [end for end in ends if end == chosen])
 
 
 def _of_written_fractions(trial: Trial, rng: Generator) -> list[Comparison]:

@@ -96,7 +96,10 @@ def refuses_saved(trial: Trial) -> list[Comparison]:
             damages += [*_beside_damage(folder, rng), *(_adapter_damage(folder, rng) if name == "adapter" else ())]
             damages += [each for file, prefix in weights.items() for each in tensors(folder, file, prefix, rng)]
             damages += [Damage(f"no {file}", {file: None}, file) for file in (*weights, config)]
-            found += judged(trial, folder, damages, partial(trial.commands.library, "probabilities", folder, TEXTS))
+            ask = partial(trial.commands.library, "probabilities", folder, TEXTS)
+            found += judged(trial, folder, damages, ask)
+            trained = edited(folder, BESIDE, {"extra/settings/backend": "fused"}, seal=True, taken=True)
+            found += judged(trial, folder, [trained], partial(ask, kernels=False))
         random = Path(parent) / "random"
         trial.classifiers.saved_on_random({**model.scalars, "vocab": 260}, settings, random)
         damages = list(_random_damage(random, rng))

@@ -20,6 +20,7 @@ from blackswan.falsifiers.system.trial import Trial
 
 LARGEST = 2**63 - 1
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+TOO_LONG = 16**5000
 WORDS = ("many", "", "nan", "none of these")
 
 
@@ -120,10 +121,23 @@ FILES: dict[str, tuple[bytes, int | None]] = {
     "expected lines ": (b"", None),
     "expected lines  ": (b"epochs", None),
     "expected lines   ": (b"epochs: " + 500 * b"[" + 500 * b"]", None),
+    "class_weights is a list": (b"seed: 1\nclass_weights: &own [1, *own]\n", 2),
+    "lora_targets is a list": (b"lora_targets: [[q_proj], v_proj]\n", 1),
+    "nearest: linear": (b"schedule: linera\n", 1),
+    "nearest: q_proj": (b"seed: 1\nlora_targets: q_prj\n", 2),
+    "expected an integer or none": (b"early_stop_patience: 1.5\n", 1),
+    "model_params is given twice, first in line 1": (b"model_params: 7\nseed: 1\nmodel_params: 7\n", 3),
+    "quantize_nf4 is 'yes'": (b"quantize_nf4: !!bool yes\n", 1),
+    "early_stop_patience is 'never'": (b"early_stop_patience: !!null never\n", 1),
+    "epochs is '3.5'": (b"epochs: !!int 3.5\n", 1),
+    "weight_decay is 'much'": (b"weight_decay: !!float much\n", 1),
+    "epochs is": (b"seed: 1\nepochs: " + 5000 * b"9", 2),
+    "learning_rate is": (b"learning_rate: 0x" + 5000 * b"f", 1),
 }
 """Files that hold no settings: what is said of each, and the line that is named."""
 SEVERAL = ("--epochs=many", "--seed=some")
 GOOD = "\ufeff# a comment\nepochs:   2\nseed: 0x10\nlora_targets: [q_proj, v_proj]\ngradient_clip_norm: ~\nmodel_params: 7\n"
+GOOD += "batch_size: &few 4\naccumulation_steps: *few\nlearning_rate: !!float 1\n"
 
 
 def training_settings_have_bounds(trial: Trial) -> list[Comparison]:
@@ -144,8 +158,15 @@ def training_settings_have_bounds(trial: Trial) -> list[Comparison]:
         for name, given in TOGETHER.items():
             found += _in_python(trial, partial(trial.classifiers.settings, given), name, given, taken=False)
             found += [each for way in (_by_option, _by_file) for each in way(trial, folder, name, given, taken=False)]
-        found += _in_python(trial, partial(trial.classifiers.settings, {"lora_rnk": 1}), "lora_rank", "lora_rnk", taken=False)
+        for said, given in (("lora_rank", {"lora_rnk": 1}), ("bias", {"bias": None}), *_too_long()):
+            found += _in_python(trial, partial(trial.classifiers.settings, given), said, said, taken=False)
         return [*found, *_files(trial, folder)]
+
+
+def _too_long() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every setting with a number of more digits than Python writes."""
+    for name, values in TRAINING.items():
+        yield name, {**values.beside, name: [1.0, TOO_LONG, 1.0] if name == "class_weights" else TOO_LONG}
 
 
 def pretraining_settings_have_bounds(trial: Trial) -> list[Comparison]:
@@ -216,6 +237,9 @@ def _files(trial: Trial, folder: Path) -> Iterator[Comparison]:
             yield from _answered(trial, f"two problems in a {name}", (*_train(folder), *given[-2:]), place, taken=False)
     path.write_text(GOOD, encoding="utf-8")
     yield from _answered(trial, "file with a mark and a comment", asked, "", taken=True)
+    path.write_text("seed: 1\nepochs: 0\nlog_interval: 2\n")
+    for given, place in (("--epochs=1", ""), ("--log-interval=0", f"{path}:2: epochs"), ("--epochs=-1", "--epochs: epochs is -1")):
+        yield from _answered(trial, f"{given} beside a file", (*asked, given), place, taken=not place)
     yield from _answered(trial, "no such file", (*_train(folder), f"--config={folder / 'none.yaml'}"), "none.yaml", taken=False)
     yield from _answered(trial, "a folder for a file", (*_train(folder), f"--config={folder}"), f"{folder}: cannot be read", taken=False)
 

@@ -7,13 +7,13 @@ from typing import Any
 def in_a_file(value: Any) -> tuple[str, ...]:
     """The value of a key."""
     if value is None:
-        return ("null", "~", "Null", "NULL", "")
+        return ("null", "~", "Null", "NULL", "", "!!null null")
     if isinstance(value, bool):
-        return (str(value), str(value).lower(), str(value).upper())
+        return (str(value), str(value).lower(), str(value).upper(), f"!!bool {value}")
     if isinstance(value, list):
         return tuple(f"[{', '.join(each)}]" for each in zip(*map(_numbers, value), strict=False))
     if isinstance(value, str):
-        return (value, f"'{value}'", f'"{value}"', *([f"[{value.replace(',', ', ')}]"] if "," in value else []))
+        return (value, f"'{value}'", f'"{value}"', f"!!str {value}", *([f"[{value.replace(',', ', ')}]"] if "," in value else []))
     return _numbers(value)
 
 

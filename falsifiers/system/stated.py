@@ -34,6 +34,8 @@ QLORA: dict[str, Any] = {
     **{"dtype": "float32", "backend": "auto"},
 }
 """For models of 13B parameters at most; larger ones have half the learning rate."""
+BY_PYTHON = QLORA | {"num_classes": 5, "max_seq_len": 512, "quantize_nf4": False}
+"""Where a program gives none, and of adapters beside which there are none."""
 LIMIT = 13 * 10**9
 MIB = 2**20
 PRINTED = 0.005 + 1e-9
@@ -41,9 +43,12 @@ PRINTED = 0.005 + 1e-9
 
 
 def qlora_defaults_are_published(trial: Trial) -> list[Comparison]:
-    """Every setting of models from a million to 70 billion parameters has its value; alpha is twice a rank that is given alone."""
+    """Every setting of models from a million to 70 billion parameters has its value; alpha is twice a rank that is given alone.
+
+    Python's own settings, without a model's size, have theirs.
+    """
     rank = int(trial.rng("defaults").integers(1, 65))
-    found = []
+    found = same("by Python", BY_PYTHON, trial.classifiers.settings({}))
     for size in (10**6, 494_032_768, LIMIT - 1, LIMIT, LIMIT + 1, 70 * 10**9):
         expected = {**QLORA, "learning_rate": 2e-4 if size <= LIMIT else 1e-4}
         found += same(f"{size:,} parameters", expected, trial.classifiers.defaults(size, {}))

@@ -21,7 +21,9 @@ Calls = Iterator[tuple[str, Callable[[], object]]]
 
 def misuses(pipeline: ClassifyPipeline) -> dict[str, Callable[[], object]]:
     """The calls by their names, which `falsifiers.system.misuse` knows too."""
-    return dict([*_of_trainers(pipeline), *_of_batches(pipeline), *_of_counts(pipeline), *_of_files(pipeline)])
+    return dict(
+        [*_of_trainers(pipeline), *_of_batches(pipeline), *_of_counts(pipeline), *_of_architectures(pipeline), *_of_files(pipeline)]
+    )
 
 
 def _of_trainers(pipeline: ClassifyPipeline) -> Calls:
@@ -66,12 +68,22 @@ def _of_counts(pipeline: ClassifyPipeline) -> Calls:
         yield f"batches of {size}", partial(samples.effective_batches, [1, 2], size)
         yield f"texts of {size} tokens", partial(ByteTokens, size, "right")
     yield "padding in the middle", partial(ByteTokens, 4, "middle")
+    yield "a batch of no text", partial(ByteTokens(4).batch, [])
     config, adaptation = pipeline.classifier.config, pipeline.classifier.adaptation
     for name in ("batch", "seq", "accumulation"):
         counts: dict[str, Any] = {"batch": 1, "seq": 1, "accumulation": 1, name: 0}
         yield f"an estimate of {name} 0", partial(memory.estimate, config, adaptation, dtype=torch.float32, device="cpu", **counts)
     for name, labels, lengths in (("a length fewer", [0, 1], [1]), ("a length more", [0], [1, 1]), ("no sample", [], [])):
         yield f"statistics of {name}", partial(corpus.statistics, np.array(labels, np.int64), 2, np.array(lengths, np.int64))
+
+
+def _of_architectures(pipeline: ClassifyPipeline) -> Calls:
+    nan, inf = float("nan"), float("inf")
+    values: dict[str, Sequence[Any]] = {"theta": (0.0, inf, nan), "eps": (0.0, 1.0, nan), "vocab": (0,), "layers": (2.0,)}
+    values |= {"max_positions": (2**63,), "intermediate": (True,), "kv_heads": (7,), "head_dim": (7,), "family": ("lama",)}
+    for name, each in values.items():
+        for value in each:
+            yield f"an architecture of {name} {value}", partial(replace, pipeline.architecture, **{name: value})
 
 
 def _of_files(pipeline: ClassifyPipeline) -> Calls:
