@@ -8,6 +8,7 @@ import numpy as np
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.subjects.doors.training import Pipeline, State
+from blackswan.falsifiers.system.broken_calls import broken_calls_change_nothing
 from blackswan.falsifiers.system.run_problem import SmallRun, part, small_run
 from blackswan.falsifiers.system.runs import BETA1, after_adamw
 from blackswan.falsifiers.system.same import same
@@ -158,7 +159,10 @@ def evaluation_changes_nothing(trial: Trial) -> list[Comparison]:
 
 
 def failed_calls_change_nothing(trial: Trial) -> list[Comparison]:
-    """Calls that fail in their last micro-batch, by a label that no class has, leave the state and what was accumulated as they were."""
+    """Calls that fail in their last micro-batch, by a label that no class has, leave the state and what was accumulated as they were.
+
+    So do those that break off in any operation, by a lack of memory or by Ctrl-C; gradients that somebody else left are part of no step.
+    """
     problem = small_run(trial, samples=(10, 7))
     labels = [*problem.training.labels[:-1], problem.classes]
     problem, bad = replace(problem, training=replace(problem.training, labels=labels)), len(labels) - 1
@@ -171,7 +175,7 @@ def failed_calls_change_nothing(trial: Trial) -> list[Comparison]:
             for pipeline in (plain, mixed):
                 getattr(pipeline, name)(*given)
         found += same(f"state after {name or 'the end'} {given}", plain.state(), mixed.state())
-    return found
+    return found + broken_calls_change_nothing(trial)
 
 
 def calls_out_of_order_are_refused(trial: Trial) -> list[Comparison]:
@@ -256,11 +260,13 @@ def _without_a_moment(state: State) -> State:
 
 @may_be_non_finite("answer.loss", "answer.accuracy")
 def empty_batch_has_accuracy_zero(trial: Trial) -> list[Comparison]:
-    """`forward_only` of no sample counts nothing and makes no loss up, and a step on none is refused."""
-    pipeline = trial.trainer.pipeline(small_run(trial))
-    passed = pipeline.forward_only([])
-    found = [each for name in ("total", "correct", "accuracy") for each in same(name, 0, getattr(passed, name))]
-    found += same("loss", np.nan, passed.loss)
+    """`forward_only` of no sample, and a step with a gradient beside none, count nothing and make no loss up; a step on none is refused."""
+    problem, found = small_run(trial), list[Comparison]()
+    pipeline = trial.trainer.pipeline(problem)
+    vector = np.zeros(sum(problem.parameters[name].size for name in problem.names), np.float32)
+    for label, passed in (("evaluated", pipeline.forward_only([])), ("a gradient's", pipeline.apply_gradient_vector(vector))):
+        found += [each for name in ("total", "correct", "accuracy") for each in same(f"{label}: {name}", 0, getattr(passed, name))]
+        found += same(f"{label}: loss", np.nan, passed.loss)
     found += same("classes of no text", 0, len(pipeline.predict([])))
     found.append(trial.refuses("evaluation of no sample", partial(pipeline.evaluate, []), "no sample", "ValueError"))
     return [*found, trial.refuses("train_batch of no sample", partial(pipeline.train_batch, []), "", "ValueError")]

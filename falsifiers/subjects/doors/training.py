@@ -224,6 +224,16 @@ class Pipeline(Protocol):
     def apply(self) -> Passed:
         """The step on what was accumulated."""
 
+    def breaks(self, call: str, places: Sequence[Sequence[int]], operation: str, nth: int, error: str) -> str:
+        """The class of the error with which the call ends when that operation fails by one of that class at its nth call (from 0), or, as
+        `gradient of OPERATION`, the backward pass through that call; "" where the call ends well."""
+
+    def leave_gradients(self) -> None:
+        """Leaves a gradient at each trained parameter, as a backward pass of the program's own does."""
+
+    def gradients(self) -> list[str]:
+        """The names of the trained parameters that have a gradient."""
+
     def forward_only(self, places: Sequence[int]) -> Passed:
         """Loss and accuracy."""
 

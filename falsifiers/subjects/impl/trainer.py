@@ -29,7 +29,7 @@ from blackswan.falsifiers.subjects.doors.training import Epoch, Fault, Kept, Pla
 from blackswan.falsifiers.subjects.impl import Door, parallel_steps
 from blackswan.falsifiers.subjects.impl.kill_points import Copies, KillPoints, file_events, sums
 from blackswan.falsifiers.subjects.impl.misuse import misuses
-from blackswan.falsifiers.subjects.impl.watching import Note, Stopped, Watch, on_host, read_notes, reading, state_of
+from blackswan.falsifiers.subjects.impl.watching import Note, Stopped, Watch, failing, on_host, read_notes, reading, state_of
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.falsifiers.subjects.shared import random_states, torch_settings
@@ -176,6 +176,24 @@ class Pipeline(Session):
     def apply(self) -> told.Passed:
         """The step on what was accumulated."""
         return _passed(self._pipeline.apply())
+
+    def breaks(self, call: str, places: Sequence[Sequence[int]], operation: str, nth: int, error: str) -> str:
+        """The call, and what it raised."""
+        with failing(operation, nth, ERRORS[error]):
+            try:
+                getattr(self, call)(*places)
+            except BaseException as raised:  # also the one that Ctrl-C makes
+                return type(raised).__name__
+        return ""
+
+    def leave_gradients(self) -> None:
+        """Gives each trained parameter a gradient."""
+        for parameter in self._pipeline.trainer.optimiser.parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+
+    def gradients(self) -> list[str]:
+        """The trained parameters with a gradient."""
+        return [name for name, each in self._pipeline.trainer.optimiser.parameters.items() if each.grad is not None]
 
     def forward_only(self, places: Sequence[int]) -> told.Passed:
         """Loss and accuracy."""
