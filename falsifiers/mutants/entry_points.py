@@ -185,6 +185,12 @@ def gradients_stay_at_parameters(micro_batch: Any, trainer: Any, *given: Any) ->
     return result
 
 
+@wrong_step("impl.trainer:Trainer.forward_only")
+def evaluation_keeps_its_graph(forward_only: Any, *given: Any, **options: Any) -> Any:
+    """An evaluation keeps what a backward pass would need."""
+    return forward_only.__wrapped__(*given, **options)
+
+
 @wrong_step("impl.trainer:_summary")
 def loss_of_no_sample_is_zero(summary: Any, results: Any) -> Any:
     """The loss of a step beside no sample is 0."""

@@ -98,12 +98,14 @@ def _weighted_in_bfloat16(trial: Trial) -> list[Comparison]:
 
 
 def _micro_batches(trial: Trial) -> list[Comparison]:
-    """No call puts more samples through the model at a time than a micro-batch has, whatever it is given."""
+    """No call puts more samples through the model at a time than a micro-batch has, whatever it is given, and none but those of training
+    keeps what a backward pass needs."""
     size = int(trial.rng("micro-batches").integers(2, 4))
     pipeline, found = trial.trainer.pipeline(small_run(trial, batch_size=size, backend="torch")), list[Comparison]()
     for call in ("train_batch", "accumulate", "forward_only", "evaluate", "predict"):
         getattr(pipeline, call)(range(7))
-        found += same(f"{call}: samples at a time", [size] * (7 // size) + [1], pipeline.rows())
+        trains = call in ("train_batch", "accumulate")
+        found += same(f"{call}: samples at a time", [(each, trains) for each in [size] * (7 // size) + [1]], pipeline.rows())
         if call == "accumulate":
             pipeline.apply()
     return found

@@ -148,8 +148,8 @@ class Pipeline(Session):
     """A model that is trained by hand: see the protocol of that name."""
 
     def __init__(self, pipeline: ClassifyPipeline, samples: Samples) -> None:
-        self._pipeline, self._samples, self._rows = pipeline, samples, list[int]()
-        pipeline.classifier.register_forward_pre_hook(lambda _, given: self._rows.append(len(given[0])))
+        self._pipeline, self._samples, self._rows = pipeline, samples, list[tuple[int, bool]]()
+        pipeline.classifier.register_forward_pre_hook(lambda _, given: self._rows.append((len(given[0]), torch.is_grad_enabled())))
 
     def train_batch(self, places: Sequence[int]) -> told.Passed:
         """One optimiser step."""
@@ -237,8 +237,8 @@ class Pipeline(Session):
         """Sets the learning rate."""
         self._pipeline.learning_rate = rate
 
-    def rows(self) -> list[int]:
-        """How many samples went through the model at a time since this was asked last."""
+    def rows(self) -> list[tuple[int, bool]]:
+        """How many samples went through the model at a time since this was asked last, and whether what a backward pass needs was kept."""
         rows, self._rows = self._rows, []
         return rows
 
