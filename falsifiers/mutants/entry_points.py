@@ -148,7 +148,12 @@ def interrupted_batch_waits(train_batch: Any, trainer: Any, batch: Any) -> Any:
     """The samples of a batch that Ctrl-C breaks off wait for the next step."""
     kept: list[Any] = []
     discard = trainer.discard
-    trainer.discard = lambda: (kept.extend(trainer._accumulated), discard())
+
+    def keep() -> None:
+        kept.extend(trainer._accumulated)
+        discard()
+
+    trainer.discard = keep
     try:
         return train_batch(trainer, batch)
     except KeyboardInterrupt:
@@ -196,3 +201,19 @@ def loss_of_no_sample_is_zero(summary: Any, results: Any) -> Any:
     """The loss of a step beside no sample is 0."""
     found = summary(results)
     return found if results else replace(found, loss=0.0)
+
+
+@wrong_step("impl.optimiser:AdamW._require_state")
+def state_after_any_step(require: Any, optimiser: Any, state: Any) -> None:
+    """The step of a state is not looked at."""
+    require(optimiser, {**state, "step": torch.tensor(0)} if "step" in state else state)
+
+
+@wrong_step("impl.optimiser:AdamW._require_state")
+def state_with_the_wrong_word(require: Any, optimiser: Any, state: Any) -> None:
+    """A refusal calls a tensor missing that is one too many, and the other way round."""
+    words = {"unexpected": "missing", "missing": "unexpected"}
+    try:
+        require(optimiser, state)
+    except ValueError as error:
+        raise ValueError(" ".join(words.get(word, word) for word in str(error).split())) from error

@@ -376,12 +376,12 @@ def gradients_of_a_batch_side_by_side(accumulate: Step, self: Any, batch: Any) -
 @wrong_step("impl.dispatch:describe_backend")
 def kernels_missed_where_torch_was_chosen(describe: Step, device: torch.device) -> Any:
     """Who chose torch is told why Triton's kernels are not used."""
-    said, why = describe(device), dispatch.triton_kernels.why_not()
+    said, why = describe(device), kernels.why_not()
     return f"torch ({why})" if said == "torch" and device.type == "cuda" and why else said
 
 
 @wrong_step("impl.dispatch:describe_backend")
 def kernels_missed_on_the_cpu(describe: Step, device: torch.device) -> Any:
     """On a CPU, which is never given Triton's kernels, it is said why they are not used."""
-    said, why = describe(device), dispatch.triton_kernels.why_not()
+    said, why = describe(device), kernels.why_not()
     return f"torch ({why})" if said == "torch" and device.type == "cpu" and why else said

@@ -169,3 +169,17 @@ wrong_steps(
         lambda continue_from, run, done, tensors: continue_from(run, replace(done, epoch=done.epoch + 1, position=0), tensors),
     ),
 )
+
+
+@wrong_step("impl.trainer:Trainer._mean")
+def parallel_steps_on_no_sample(mean: Any, trainer: Any) -> Any:
+    """A step for which no worker has a sample is made with a gradient of zero."""
+    from blackswan.impl.trainer import MicroResult
+
+    try:
+        return mean(trainer)
+    except ValueError as error:
+        if not str(error).startswith("no worker"):
+            raise
+        vector = trainer.optimiser.exp_avg.new_zeros(len(trainer.optimiser.exp_avg))
+        return MicroResult(1, vector.sum(), vector.sum().long(), vector)

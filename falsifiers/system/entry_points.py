@@ -234,8 +234,8 @@ def state_is_all_that_steps_depend_on(trial: Trial) -> list[Comparison]:
         for waiting in (giver, taker):
             waiting.accumulate([6, 8])
         state, waits = giver.state(), {"gradient": taker.gradient_vector(), **taker.state()}
-        for wrong, given in {"of another schedule": other.state(), "without a moment": _without_a_moment(state)}.items():
-            found.append(trial.refuses(f"state {wrong}, {name}", partial(taker.load, given), "learning_rates|exp_avg", "ValueError"))
+        for wrong, (given, word) in {"of another schedule": (other.state(), "learning_rates"), **_damaged(state)}.items():
+            found.append(trial.refuses(f"state {wrong}, {name}", partial(taker.load, given), word, "ValueError"))
         found += same(f"what waits after refusals, {name}", waits, {"gradient": taker.gradient_vector(), **taker.state()})
         taker.load(state)
         found.append(trial.refuses(f"apply after the load, {name}", taker.apply, "no sample is accumulated", "ValueError"))
@@ -255,9 +255,16 @@ def _begun(trial: Trial, problem: SmallRun, steps: int | None) -> Pipeline:
     return pipeline
 
 
-def _without_a_moment(state: State) -> State:
+def _damaged(state: State) -> dict[str, tuple[State, str]]:
+    """States without a moment, with one more or one in another dtype, and with steps that are no number of steps; a word of the refusal."""
     last = max(name for name in state if name.startswith("exp_avg_sq/"))
-    return {name: value for name, value in state.items() if name != last}
+    steps = {"−1": -1, "1.5": 1.5, "1 and 2": [1, 2]}
+    return {
+        "without a moment": ({name: value for name, value in state.items() if name != last}, f"{last}' is missing"),
+        "with a moment more": ({**state, f"{last}.more": state[last]}, f"{last}.more' is unexpected"),
+        "with a moment in float64": ({**state, last: state[last].astype(np.float64)}, f"{last} is torch.float64"),
+        **{f"of step {name}": ({**state, "step": np.array(value)}, "step is") for name, value in steps.items()},
+    }
 
 
 @may_be_non_finite("answer.loss", "answer.accuracy")

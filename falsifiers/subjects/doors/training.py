@@ -296,13 +296,17 @@ class Raised:
 
 @dataclass(frozen=True)
 class Steps:
-    """A worker's answer after steps on its shares: outputs of `train_steps`, or the error, its step, and the state before and after."""
+    """A worker's answer after steps on its shares: outputs of `train_steps`, or the error, its step, and the state before and after.
+
+    `nothing` is the error of a step before all others, for which no worker has a sample.
+    """
 
     outputs: dict[str, Array]
     stopped: str = ""
     step: int | None = None
     before: State = field(default_factory=dict)
     after: State = field(default_factory=dict)
+    nothing: str = ""
 
 
 class Trainer(Protocol):

@@ -129,8 +129,9 @@ KINDS = ("replaced", "recording", "wrapping", "scope", "unchecked", "backend", "
 def compilers_after_imports() -> dict[str, bool]:
     """Whether torch's compiler is the one that it was when the library of NF4 has been imported, and when it could not be."""
     load, kept, found = getattr(nf4._library, "__wrapped__", nf4._library), torch.compile, dict[str, bool]()
-    missing = mock.patch.dict(sys.modules, {"bitsandbytes.functional": None})
-    for name, world in {"there": nullcontext(), "missing": missing}.items():
+    missing: AbstractContextManager[Any] = mock.patch.dict(sys.modules, {"bitsandbytes.functional": None})
+    worlds: dict[str, AbstractContextManager[Any]] = {"there": nullcontext(), "missing": missing}
+    for name, world in worlds.items():
         with mock.patch.object(torch, "compile", kept):
             with world, suppress(ImportError):
                 load()

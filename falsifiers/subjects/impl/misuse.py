@@ -57,8 +57,10 @@ def _after_the_end(make: Callable[[], Trainer], batch: Batch, call: str) -> None
         "rate": lambda: trainer.learning_rate,
         "set_rate": lambda: setattr(trainer, "learning_rate", 0.1),
         "apply": trainer.apply,
+        "train_batch": lambda: trainer.train_batch(batch),
+        "accumulate": lambda: trainer.accumulate(batch),
     }
-    calls.get(call, lambda: getattr(trainer, call)(batch))()
+    calls[call]()
 
 
 def _of_tensors(pipeline: ClassifyPipeline) -> Calls:
