@@ -56,8 +56,9 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         for key, (size, now) in self._storages.items():
             if now == of:
                 self._storages[key] = (size, part)
-        self._add(part, self.parts[of])
-        self._add(of, -self.parts[of])
+        size = self.parts[of]
+        self._add(of, -size)
+        self._add(part, size)
 
     @contextmanager
     def saving(self) -> Iterator[None]:

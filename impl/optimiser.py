@@ -106,8 +106,9 @@ class AdamW:
                 raise ValueError(
                     f"optimiser state: {name} is {given.dtype} {list(given.shape)}, expected {parameter.dtype} {list(parameter.shape)}"
                 )
-        if state["step"].shape != () or int(state["step"]) < 0:
-            raise ValueError(f"optimiser state: step is {state['step'].tolist()}: expected a count of steps")
+        step = state["step"]
+        if step.shape != () or step.is_floating_point() or int(step) < 0:
+            raise ValueError(f"optimiser state: step is {step.tolist()}: expected a count of steps")
 
 
 def _row_indices(sizes: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -97,3 +97,30 @@ wrong_steps(
     "impl.dispatch:backend", backend_ends_with_the_inner_block=("The backend is auto again.", _ending("dispatch", "_backend", "auto"))
 )
 wrong_steps("impl.validation:unchecked", checks_come_back_too_early=("Values are checked again.", _ending("validation", "_enabled", True)))
+
+
+@wrong_step("impl.dispatch:recording")
+@contextmanager
+def recordings_share_their_calls(recording: Step) -> Iterator[Any]:
+    """A recording has the calls of those inside it, once they end."""
+    from blackswan.impl import dispatch
+
+    outer = dispatch._calls
+    with recording() as calls:
+        yield calls
+    if outer is not None:
+        outer.extend(calls)
+
+
+@wrong_step("impl.operations.nf4:_library")
+def compiler_is_lost_with_a_library(library: Step) -> Any:
+    """Where NF4's library is missing, what stood for torch's compiler stays in its place."""
+    import torch
+
+    from blackswan.impl.operations.nf4 import _compile_when_called
+
+    try:
+        return getattr(library, "__wrapped__", library)()
+    except ImportError:
+        torch.compile = _compile_when_called  # type: ignore[assignment]
+        raise

@@ -283,3 +283,10 @@ def narrow_sums_on_auto(resolve: Step, name: str) -> Any:
     if name == "auto":
         products.allow_bf16_reduced_precision_reduction = before
     return found
+
+
+@wrong_step("impl.device:resolve_device")
+def device_without_a_number(resolve: Step, name: str) -> Any:
+    """A card that is named without a number is whichever is the current one."""
+    found = resolve(name)
+    return found if ":" in name else torch.device(found.type)

@@ -148,3 +148,79 @@ def evaluation_sums_in_float32(evaluate: Any, trainer: Any, samples: Any, *given
     for place in range(len(samples)):
         total += np.float32(evaluate(trainer, samples.select([place]), *given).loss)
     return replace(evaluate(trainer, samples, *given), loss=float(total) / len(samples))
+
+
+@wrong_step("impl.trainer:Trainer.train_batch")
+def interrupted_batch_waits(train_batch: Any, trainer: Any, batch: Any) -> Any:
+    """The samples of a batch that Ctrl-C breaks off wait for the next step."""
+    kept: list[Any] = []
+    discard = trainer.discard
+
+    def keep() -> None:
+        kept.extend(trainer._accumulated)
+        discard()
+
+    trainer.discard = keep
+    try:
+        return train_batch(trainer, batch)
+    except KeyboardInterrupt:
+        trainer._accumulated = kept
+        raise
+    finally:
+        del trainer.discard
+
+
+@wrong_step("impl.optimiser:AdamW.step")
+def failed_step_is_counted(step: Any, optimiser: Any, *given: Any) -> None:
+    """A step that breaks off counts as one that was made."""
+    before = optimiser.steps
+    try:
+        step(optimiser, *given)
+    finally:
+        optimiser.steps = before + 1
+
+
+@wrong_step("impl.trainer:Trainer._micro_batch")
+def others_gradients_are_trained_on(micro_batch: Any, trainer: Any, index: int, part: Any) -> Any:
+    """Gradients that stand at the parameters are part of the first micro-batch's."""
+    left = [torch.zeros_like(each) if each.grad is None else each.grad for each in trainer.optimiser.parameters.values()]
+    result = micro_batch(trainer, index, part)
+    return replace(result, gradient=result.gradient + torch.cat([each.flatten() for each in left]))
+
+
+@wrong_step("impl.trainer:Trainer._micro_batch")
+def gradients_stay_at_parameters(micro_batch: Any, trainer: Any, *given: Any) -> Any:
+    """The gradients of a micro-batch stay at the parameters beside their copy."""
+    result = micro_batch(trainer, *given)
+    for name, value in trainer.optimiser.split(result.gradient).items():
+        trainer.optimiser.parameters[name].grad = value.clone()
+    return result
+
+
+@wrong_step("impl.trainer:Trainer.forward_only")
+def evaluation_keeps_its_graph(forward_only: Any, *given: Any, **options: Any) -> Any:
+    """An evaluation keeps what a backward pass would need."""
+    return forward_only.__wrapped__(*given, **options)
+
+
+@wrong_step("impl.trainer:_summary")
+def loss_of_no_sample_is_zero(summary: Any, results: Any) -> Any:
+    """The loss of a step beside no sample is 0."""
+    found = summary(results)
+    return found if results else replace(found, loss=0.0)
+
+
+@wrong_step("impl.optimiser:AdamW._require_state")
+def state_after_any_step(require: Any, optimiser: Any, state: Any) -> None:
+    """The step of a state is not looked at."""
+    require(optimiser, {**state, "step": torch.tensor(0)} if "step" in state else state)
+
+
+@wrong_step("impl.optimiser:AdamW._require_state")
+def state_with_the_wrong_word(require: Any, optimiser: Any, state: Any) -> None:
+    """A refusal calls a tensor missing that is one too many, and the other way round."""
+    words = {"unexpected": "missing", "missing": "unexpected"}
+    try:
+        require(optimiser, state)
+    except ValueError as error:
+        raise ValueError(" ".join(words.get(word, word) for word in str(error).split())) from error

@@ -5,7 +5,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.nn import functional
@@ -356,3 +358,30 @@ def estimate_by_kernels_with_a_card(without: Any, device: Any) -> Iterator[None]
     """Triton's kernels are counted where a card is here alone."""
     with nullcontext() if kernels.why_not() is None else dispatch.backend("torch"), without(device):
         yield
+
+
+@wrong_step("impl.operations.attention:_require_room")
+def room_of_the_host_for_every_device(require: Step, q: torch.Tensor) -> None:
+    """What a step needs elsewhere, and in an estimate, has to fit the host's memory."""
+    require(q if q.is_cpu else SimpleNamespace(shape=q.shape, is_cpu=True))
+
+
+@wrong_step("impl.trainer:Trainer._accumulate")
+def gradients_of_a_batch_side_by_side(accumulate: Step, self: Any, batch: Any) -> Any:
+    """The gradients of a batch's micro-batches stand side by side, however many they are."""
+    with mock.patch("blackswan.impl.trainer.HELD", 10**6):
+        return accumulate(self, batch)
+
+
+@wrong_step("impl.dispatch:describe_backend")
+def kernels_missed_where_torch_was_chosen(describe: Step, device: torch.device) -> Any:
+    """Who chose torch is told why Triton's kernels are not used."""
+    said, why = describe(device), kernels.why_not()
+    return f"torch ({why})" if said == "torch" and device.type == "cuda" and why else said
+
+
+@wrong_step("impl.dispatch:describe_backend")
+def kernels_missed_on_the_cpu(describe: Step, device: torch.device) -> Any:
+    """On a CPU, which is never given Triton's kernels, it is said why they are not used."""
+    said, why = describe(device), kernels.why_not()
+    return f"torch ({why})" if said == "torch" and device.type == "cpu" and why else said

@@ -50,3 +50,28 @@ wrong_steps(
 def tokens_of_any_length(init: Any, self: Any, max_seq_len: int, padding_side: str) -> None:
     """A length below one is one, and an unknown padding side the right one."""
     init(self, max(max_seq_len, 1), padding_side if padding_side in ("left", "right") else "right")
+
+
+wrong_step("impl.trainer:require_class_weights", name="trainer_takes_any_class_weights", doc="Class weights are looked at in a loss.")(
+    lambda *_: None
+)
+wrong_step("impl.trainer:Trainer._require_step_left", name="steps_after_the_last", doc="Passes go on after the last step.")(lambda *_: None)
+
+
+@wrong_step("impl.trainer:Trainer.__init__")
+def no_steps_are_endless(init: Any, self: Any, classifier: Any, *, total_steps: int | None, **settings: Any) -> None:
+    """A schedule of no steps has no end."""
+    init(self, classifier, total_steps=total_steps or None, **settings)
+
+
+@wrong_step("impl.classifier:Classifier.loss")
+def loss_drops_class_weights(loss: Any, self: Any, logits: Any, labels: Any, class_weights: Any = None) -> Any:
+    """Class weights that stand beside several labels are dropped by the loss."""
+    return loss(self, logits, labels, None if labels.is_floating_point() else class_weights)
+
+
+@wrong_step("impl.classifier:require_tensors")
+def factors_of_other_targets(require: Any, expected: Any, tensors: Any, source: str) -> None:
+    """Trained tensors are taken for whatever targets they are."""
+    if source == "decoder":
+        require(expected, tensors, source)

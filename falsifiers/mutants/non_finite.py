@@ -1,6 +1,7 @@
 """Wrong searches for where a value that is not finite comes from: one step of `impl` replaced each."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -71,3 +72,14 @@ wrong_step("impl.optimiser:AdamW.flat_gradient", name="training_swallows_bad_gra
 @wrong_step("impl.validation:require_finite_norm")
 def training_steps_on_bad_gradients(*_: Any) -> None:
     """A step is made whatever the norm of its gradients."""
+
+
+@wrong_step("impl.nonfinite:_described")
+def origin_counts_what_is_not_there(_: Step, value: torch.Tensor) -> str:
+    """Of NaN and infinities both are counted where one kind is there."""
+    return f"{int(value.isnan().sum())} NaN and {int(value.isinf().sum())} infinite of {value.numel()}"
+
+
+wrong_step("impl.nonfinite:torch.enable_grad", name="origin_needs_gradients", doc="Nothing is found where gradients are switched off.")(
+    nullcontext
+)

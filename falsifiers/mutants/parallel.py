@@ -221,3 +221,17 @@ def ranks_after_another_are_blamed(_: Any, group: Any, what: str, text: str) -> 
     texts = group.gather_text(text)
     if ranks := ", ".join(str(rank) for rank in range(1, len(texts)) if texts[rank] != texts[rank - 1]):
         raise ValueError(f"rank {ranks}: another {what} than that of rank 0; give every worker the same")
+
+
+@wrong_step("impl.trainer:Trainer._mean")
+def parallel_steps_on_no_sample(mean: Any, trainer: Any) -> Any:
+    """A step for which no worker has a sample is made with a gradient of zero."""
+    from blackswan.impl.trainer import MicroResult
+
+    try:
+        return mean(trainer)
+    except ValueError as error:
+        if not str(error).startswith("no worker"):
+            raise
+        vector = trainer.optimiser.exp_avg.new_zeros(len(trainer.optimiser.exp_avg))
+        return MicroResult(1, vector.sum(), vector.sum().long(), vector)

@@ -178,11 +178,12 @@ def origin_is_named(trial: Trial) -> list[Comparison]:
 
 
 def _names(origin: str | None, plant: Plant | None, place: str) -> bool:
-    """Whether the answer names the place and says whether NaN or an infinity stood there. Without a plant the answer must be None."""
+    """Whether the answer names the place and says whether NaN or an infinity stood there, and not the other kind. Without a plant the
+    answer must be None."""
     if plant is None:
         return origin is None
     kind = "NaN" if np.isnan(plant.value) else "infinite"
-    return re.match(rf"{re.escape(place)}[: ].*\b1 {kind} of \d", origin or "") is not None
+    return re.match(rf"{re.escape(place)}[: ].*\b1 {kind} of \d", origin or "") is not None and " 0 " not in str(origin)
 
 
 def _of_the_whole_model(trial: Trial, rng: Generator, part: int) -> Iterator[Comparison]:

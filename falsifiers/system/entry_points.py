@@ -8,6 +8,7 @@ import numpy as np
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.subjects.doors.training import Pipeline, State
+from blackswan.falsifiers.system.broken_calls import broken_calls_change_nothing
 from blackswan.falsifiers.system.run_problem import SmallRun, part, small_run
 from blackswan.falsifiers.system.runs import BETA1, after_adamw
 from blackswan.falsifiers.system.same import same
@@ -97,12 +98,14 @@ def _weighted_in_bfloat16(trial: Trial) -> list[Comparison]:
 
 
 def _micro_batches(trial: Trial) -> list[Comparison]:
-    """No call puts more samples through the model at a time than a micro-batch has, whatever it is given."""
+    """No call puts more samples through the model at a time than a micro-batch has, whatever it is given, and none but those of training
+    keeps what a backward pass needs."""
     size = int(trial.rng("micro-batches").integers(2, 4))
     pipeline, found = trial.trainer.pipeline(small_run(trial, batch_size=size, backend="torch")), list[Comparison]()
     for call in ("train_batch", "accumulate", "forward_only", "evaluate", "predict"):
         getattr(pipeline, call)(range(7))
-        found += same(f"{call}: samples at a time", [size] * (7 // size) + [1], pipeline.rows())
+        trains = call in ("train_batch", "accumulate")
+        found += same(f"{call}: samples at a time", [(each, trains) for each in [size] * (7 // size) + [1]], pipeline.rows())
         if call == "accumulate":
             pipeline.apply()
     return found
@@ -158,7 +161,10 @@ def evaluation_changes_nothing(trial: Trial) -> list[Comparison]:
 
 
 def failed_calls_change_nothing(trial: Trial) -> list[Comparison]:
-    """Calls that fail in their last micro-batch, by a label that no class has, leave the state and what was accumulated as they were."""
+    """Calls that fail in their last micro-batch, by a label that no class has, leave the state and what was accumulated as they were.
+
+    So do those that break off in any operation, by a lack of memory or by Ctrl-C; gradients that somebody else left are part of no step.
+    """
     problem = small_run(trial, samples=(10, 7))
     labels = [*problem.training.labels[:-1], problem.classes]
     problem, bad = replace(problem, training=replace(problem.training, labels=labels)), len(labels) - 1
@@ -171,7 +177,7 @@ def failed_calls_change_nothing(trial: Trial) -> list[Comparison]:
             for pipeline in (plain, mixed):
                 getattr(pipeline, name)(*given)
         found += same(f"state after {name or 'the end'} {given}", plain.state(), mixed.state())
-    return found
+    return found + broken_calls_change_nothing(trial)
 
 
 def calls_out_of_order_are_refused(trial: Trial) -> list[Comparison]:
@@ -228,8 +234,8 @@ def state_is_all_that_steps_depend_on(trial: Trial) -> list[Comparison]:
         for waiting in (giver, taker):
             waiting.accumulate([6, 8])
         state, waits = giver.state(), {"gradient": taker.gradient_vector(), **taker.state()}
-        for wrong, given in {"of another schedule": other.state(), "without a moment": _without_a_moment(state)}.items():
-            found.append(trial.refuses(f"state {wrong}, {name}", partial(taker.load, given), "learning_rates|exp_avg", "ValueError"))
+        for wrong, (given, word) in {"of another schedule": (other.state(), "learning_rates"), **_damaged(state)}.items():
+            found.append(trial.refuses(f"state {wrong}, {name}", partial(taker.load, given), word, "ValueError"))
         found += same(f"what waits after refusals, {name}", waits, {"gradient": taker.gradient_vector(), **taker.state()})
         taker.load(state)
         found.append(trial.refuses(f"apply after the load, {name}", taker.apply, "no sample is accumulated", "ValueError"))
@@ -249,18 +255,27 @@ def _begun(trial: Trial, problem: SmallRun, steps: int | None) -> Pipeline:
     return pipeline
 
 
-def _without_a_moment(state: State) -> State:
+def _damaged(state: State) -> dict[str, tuple[State, str]]:
+    """States without a moment, with one more or one in another dtype, and with steps that are no number of steps; a word of the refusal."""
     last = max(name for name in state if name.startswith("exp_avg_sq/"))
-    return {name: value for name, value in state.items() if name != last}
+    steps = {"−1": -1, "1.5": 1.5, "1 and 2": [1, 2]}
+    return {
+        "without a moment": ({name: value for name, value in state.items() if name != last}, f"{last}' is missing"),
+        "with a moment more": ({**state, f"{last}.more": state[last]}, f"{last}.more' is unexpected"),
+        "with a moment in float64": ({**state, last: state[last].astype(np.float64)}, f"{last} is torch.float64"),
+        **{f"of step {name}": ({**state, "step": np.array(value)}, "step is") for name, value in steps.items()},
+    }
 
 
 @may_be_non_finite("answer.loss", "answer.accuracy")
 def empty_batch_has_accuracy_zero(trial: Trial) -> list[Comparison]:
-    """`forward_only` of no sample counts nothing and makes no loss up, and a step on none is refused."""
-    pipeline = trial.trainer.pipeline(small_run(trial))
-    passed = pipeline.forward_only([])
-    found = [each for name in ("total", "correct", "accuracy") for each in same(name, 0, getattr(passed, name))]
-    found += same("loss", np.nan, passed.loss)
+    """`forward_only` of no sample, and a step with a gradient beside none, count nothing and make no loss up; a step on none is refused."""
+    problem, found = small_run(trial), list[Comparison]()
+    pipeline = trial.trainer.pipeline(problem)
+    vector = np.zeros(sum(problem.parameters[name].size for name in problem.names), np.float32)
+    for label, passed in (("evaluated", pipeline.forward_only([])), ("a gradient's", pipeline.apply_gradient_vector(vector))):
+        found += [each for name in ("total", "correct", "accuracy") for each in same(f"{label}: {name}", 0, getattr(passed, name))]
+        found += same(f"{label}: loss", np.nan, passed.loss)
     found += same("classes of no text", 0, len(pipeline.predict([])))
     found.append(trial.refuses("evaluation of no sample", partial(pipeline.evaluate, []), "no sample", "ValueError"))
     return [*found, trial.refuses("train_batch of no sample", partial(pipeline.train_batch, []), "", "ValueError")]

@@ -63,6 +63,7 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
 
     So it is with double quantisation, which does not make the backward pass keep more. The estimate is the same when it is asked again,
     also where its rotary angles have not been computed before, and for a card by its number; of cards that are here each is asked itself.
+    What a step needs that is far beyond this host's memory is estimated as any other's.
     """
     rng = trial.rng("parts")
     plain = replace(
@@ -83,16 +84,23 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
         ask = partial(trial.memory.estimate, replace(nothing, backend=backend))
         every.append(trial.refuses(f"{backend}: a step of nothing", ask, "is 0: expected at least 1", "ValueError"))
     every += _counted_by(trial)
+    huge = trial.memory.estimate(replace(plain, batch=2**20, seq=2**15), "cuda").total
+    every.append(value_at_least("total of a step that no host has the memory for", huge, 8 * 2**35))
     numbered = same(f"the estimate on CUDA, asked again for number {number}", first, again)
     return [*every, less, _kept_scores(trial, plain), least, *rounded, *numbered, *_of_unlike_cards(trial)]
 
 
 def _counted_by(trial: Trial) -> Iterator[Comparison]:
-    """Triton's kernels are counted for a GPU where they are installed and torch is not chosen, whether a card is here or not."""
+    """Triton's kernels are counted for a GPU where they are installed and torch is not chosen, whether a card is here or not. They are used
+    if one is here; if not, a reason is said where a GPU would have been given them, and nowhere else."""
     for kind, choice, triton, card in product(("cuda", "cpu"), ("auto", "torch"), (True, False), (True, False)):
         expected = "triton" if kind == "cuda" and choice == "auto" and triton else "torch"
         label = f"counted on {kind} by {choice}, Triton {triton}, a card {card}"
-        yield from same(label, expected, trial.memory.counted_by(kind, choice, triton, card))
+        counted, said = trial.memory.counted_by(kind, choice, triton, card)
+        yield from same(label, expected, counted)
+        reason = "torch (Triton kernels need a CUDA device" if triton else "torch (Triton cannot be imported"
+        words = ("Triton for " if card else reason) if expected == "triton" else reason if (kind, choice) == ("cuda", "auto") else "torch"
+        yield from same(f"{label}: said", words, said if words == "torch" else said[: len(words)])
 
 
 def _of_unlike_cards(trial: Trial) -> list[Comparison]:
@@ -179,7 +187,8 @@ def estimate_follows_every_setting(trial: Trial) -> list[Comparison]:
         gradient = 4 * sum(split(work, counts(work))[1].values())
         name = f"{accumulation} micro-batches"
         found.append(value_within(f"{name}: total / measured", estimate.total / measured, 1 - width, 1 + width))
-        found.append(value_at_least(f"{name}: gradients", estimate.parts.get("gradients", 0), min(accumulation, HELD) * gradient))
+        held = min(accumulation, HELD)
+        found.append(value_inside(f"{name}: gradients", estimate.parts.get("gradients", 0), held * gradient, (held + 0.5) * gradient))
         if accumulation > HELD:  # they are averaged on the way, which takes a copy of each
             found.append(value_at_least(f"{name}: working", estimate.parts.get("working", 0), HELD * gradient))
     found += kept_by_a_layer(trial, replace(small(rng, trial.seed, nf4=False), targets=str(rng.choice(["q_v", "all"]))))

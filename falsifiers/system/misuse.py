@@ -16,6 +16,7 @@ BATCHES = {
     "a label in a row of its own": "labels",
 }
 """What is wrong with a batch, and a word of the refusal."""
+CALLS = ("train_batch", "accumulate", "apply", "apply_gradient_vector", "rate", "set_rate")
 ARCHITECTURES: tuple[tuple[str, float | str], ...] = (
     *(("theta", value) for value in (0.0, float("inf"), float("nan"))),
     *(("eps", value) for value in (0.0, 1.0, float("nan"))),
@@ -26,6 +27,10 @@ ARCHITECTURES: tuple[tuple[str, float | str], ...] = (
 MISUSES = {
     **{f"a norm of {norm}": ("max_norm", "ValueError") for norm in (0.0, -1.0, float("nan"))},
     "class weights with several labels": ("class weights", "ValueError"),
+    "a loss of class weights with several labels": ("class weights", "ValueError"),
+    **{f"a class weight {what}": ("class.weights", "ValueError") for what in ("fewer", "of 0.0", "of -1.0", "of nan", "of inf")},
+    **{f"{call} after all of {steps} steps": (f"after {steps} steps", "IndexError") for steps in (0, 1) for call in CALLS},
+    **{f"{name} factors than targets": ("adapter and head", "ValueError") for name in ("more", "fewer", "wider")},
     "a parameter without a gradient": ("has no gradient", "RuntimeError"),
     **{f"{call}: {name}": (word, "ValueError") for call in ("train_batch", "accumulate", "forward_only") for name, word in BATCHES.items()},
     **{f"{call}: no sample": ("empty", "ValueError") for call in ("train_batch", "accumulate")},

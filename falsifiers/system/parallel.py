@@ -38,7 +38,10 @@ def shards_are_complete_and_disjoint(trial: Trial) -> list[Comparison]:
 
 
 def workers_follow_the_reference(trial: Trial, *, batch: Sequence[int]) -> list[Comparison]:
-    """Losses, norms, trainable tensors and moments of rank 0 are the reference's within noise; those of other ranks are rank 0's bits."""
+    """Losses, norms, trainable tensors and moments of rank 0 are the reference's within noise; those of other ranks are rank 0's bits.
+
+    So they are after a step for which no worker has a sample, which every one refuses.
+    """
     training = _training(trial, batch)
 
     def rounded(inputs: Arrays, table: Table) -> dict[str, Array]:
@@ -46,7 +49,8 @@ def workers_follow_the_reference(trial: Trial, *, batch: Sequence[int]) -> list[
 
     def judge(_: str, ranks: list[Steps]) -> list[Comparison]:
         expected = reference.evaluate(STEPS, training.inputs, training.scalars)
-        return [*trial.within_noise(training, rounded, expected, ranks[0].outputs), *_alike(ranks)]
+        nothing = same("refusals of a step on no sample", [True] * WORKERS, ["sample" in each.nothing for each in ranks])
+        return [*trial.within_noise(training, rounded, expected, ranks[0].outputs), *_alike(ranks), *nothing]
 
     return _by_each_backend(trial, training, judge)
 

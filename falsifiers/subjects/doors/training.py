@@ -224,6 +224,16 @@ class Pipeline(Protocol):
     def apply(self) -> Passed:
         """The step on what was accumulated."""
 
+    def breaks(self, call: str, places: Sequence[Sequence[int]], operation: str, nth: int, error: str) -> str:
+        """The class of the error with which the call ends when that operation fails by one of that class at its nth call (from 0), or, as
+        `gradient of OPERATION`, the backward pass through that call; "" where the call ends well."""
+
+    def leave_gradients(self) -> None:
+        """Leaves a gradient at each trained parameter, as a backward pass of the program's own does."""
+
+    def gradients(self) -> list[str]:
+        """The names of the trained parameters that have a gradient."""
+
     def forward_only(self, places: Sequence[int]) -> Passed:
         """Loss and accuracy."""
 
@@ -254,9 +264,9 @@ class Pipeline(Protocol):
     def set_rate(self, rate: float) -> None:
         """Sets the learning rate of the next step and, where there is no schedule, of those after it."""
 
-    def rows(self) -> list[int]:
-        """How many samples went through the model at a time, in their order, since this was asked last. Steps of hand-written layers are
-        not counted."""
+    def rows(self) -> list[tuple[int, bool]]:
+        """How many samples went through the model at a time, in their order, since this was asked last, and whether what a backward pass
+        needs was kept. Steps of hand-written layers are not counted."""
 
     def summary(self) -> str:
         """A description for people, with the number of trainable parameters."""
@@ -286,13 +296,17 @@ class Raised:
 
 @dataclass(frozen=True)
 class Steps:
-    """A worker's answer after steps on its shares: outputs of `train_steps`, or the error, its step, and the state before and after."""
+    """A worker's answer after steps on its shares: outputs of `train_steps`, or the error, its step, and the state before and after.
+
+    `nothing` is the error of a step before all others, for which no worker has a sample.
+    """
 
     outputs: dict[str, Array]
     stopped: str = ""
     step: int | None = None
     before: State = field(default_factory=dict)
     after: State = field(default_factory=dict)
+    nothing: str = ""
 
 
 class Trainer(Protocol):

@@ -1,8 +1,9 @@
 """Blocks of `impl` inside which something holds, and what a program sees of it."""
 
 import fcntl
+import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import dispatch, folder, validation
 from blackswan.impl.allocations import Allocations
 from blackswan.impl.folder import LOCK
+from blackswan.impl.operations import nf4
 from blackswan.impl.validation import NonFiniteError
 
 CHOICES = ("torch", "triton", "auto")
@@ -26,17 +28,19 @@ class Block(Session):
     def __init__(self, kind: str, place: Path) -> None:
         self._kind, self._open = kind, list[tuple[int, AbstractContextManager[Any], Any]]()
         self._counted, self._around = Allocations("meta"), ""
-        self._folder = place
+        self._folder, self._taken_over = place, 0
 
     def enter(self, number: int) -> None:
         """Enters one more block."""
         block = self._made(number)
-        self._open.append((number, block, block.__enter__()))
+        with mock.patch("blackswan.impl.kernels.why_not", return_value=None):
+            self._open.append((number, block, block.__enter__()))
 
     def leave(self, failing: bool) -> None:
         """Leaves the innermost block, with an error or without."""
-        error = ArithmeticError("inside the block")
+        error, before = ArithmeticError("inside the block"), self._recorded()
         self._open.pop()[1].__exit__(*(type(error), error, None) if failing else (None, None, None))
+        self._taken_over += sum(self._recorded()) - sum(before[:-1])
 
     def seen(self) -> dict[str, Any]:
         """What a program sees where it is."""
@@ -49,8 +53,7 @@ class Block(Session):
             named = (("residual_add",), ("residual_add", "softmax"), ("softmax",))[number]
             return dispatch.replaced({name: lambda **_: torch.tensor(10.0 + number) for name in named})
         if self._kind == "backend":
-            with mock.patch("blackswan.impl.kernels.why_not", return_value=None):
-                return dispatch.backend(CHOICES[number])
+            return dispatch.backend(CHOICES[number])
         made: dict[str, Callable[[], AbstractContextManager[Any]]] = {
             "recording": dispatch.recording,
             "wrapping": partial(dispatch.wrapping, partial(self._surround, number)),
@@ -73,11 +76,16 @@ class Block(Session):
             "softmax": float(dispatch.call("here", "softmax", x=x)),
         }
 
+    def _recorded(self) -> list[int]:
+        """How many calls each of the open recordings has, from the outermost on."""
+        return [len(calls) for _, _, calls in self._open] if self._kind == "recording" else []
+
     def _see_recording(self) -> dict[str, Any]:
-        """Which of the open recordings has a call that is made here, from the outermost on."""
-        before = [len(calls) for _, _, calls in self._open]
+        """How many calls the innermost recording has of those made here, and the others, which have none of an inner one's when it ends."""
+        before = self._recorded()
         self._see_replaced()
-        return {"recorded by": [len(calls) - count for (_, _, calls), count in zip(self._open, before, strict=True)][-1:]}
+        added = [after - count for after, count in zip(self._recorded(), before, strict=True)]
+        return {"recorded by": added[-1:], "by others": sum(added[:-1]) + self._taken_over}
 
     def _see_wrapping(self) -> dict[str, Any]:
         self._around = ""
@@ -116,3 +124,16 @@ class Block(Session):
 
 
 KINDS = ("replaced", "recording", "wrapping", "scope", "unchecked", "backend", "part", "sole_writer")
+
+
+def compilers_after_imports() -> dict[str, bool]:
+    """Whether torch's compiler is the one that it was when the library of NF4 has been imported, and when it could not be."""
+    load, kept, found = getattr(nf4._library, "__wrapped__", nf4._library), torch.compile, dict[str, bool]()
+    missing: AbstractContextManager[Any] = mock.patch.dict(sys.modules, {"bitsandbytes.functional": None})
+    worlds: dict[str, AbstractContextManager[Any]] = {"there": nullcontext(), "missing": missing}
+    for name, world in worlds.items():
+        with mock.patch.object(torch, "compile", kept):
+            with world, suppress(ImportError):
+                load()
+            found[name] = torch.compile is kept
+    return found

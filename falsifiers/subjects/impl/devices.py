@@ -17,7 +17,7 @@ from torch import Tensor
 from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of, to_numpy
 from blackswan.falsifiers.subjects.doors.devices import Chosen, OnCards, Plant, Workload
 from blackswan.falsifiers.subjects.impl import Door
-from blackswan.falsifiers.subjects.impl.blocks import KINDS, Block
+from blackswan.falsifiers.subjects.impl.blocks import KINDS, Block, compilers_after_imports
 from blackswan.falsifiers.subjects.impl.hand_written import Steps
 from blackswan.falsifiers.subjects.impl.large import changed_when_repeated, last_rows
 from blackswan.falsifiers.subjects.impl.openings import Opening
@@ -62,7 +62,8 @@ class Devices(Door):
                 narrow = products.allow_bf16_reduced_precision_reduction or products.allow_fp16_reduced_precision_reduction
             finally:
                 products.allow_bf16_reduced_precision_reduction, products.allow_fp16_reduced_precision_reduction = before
-        return Chosen(found.type, found.index or 0, len(caught), found.type == "cuda" and bool(narrow))
+        number = 0 if found.type == "cpu" else -1 if found.index is None else found.index  # without one it would be the current card
+        return Chosen(found.type, number, len(caught), found.type == "cuda" and bool(narrow))
 
     def attend(self, batch: int, seq: int, heads: int, meminfo: Path) -> Array:
         """Attention over so many texts of so many tokens, by heads of two, on a host that says that of its memory; of few tokens too."""
@@ -147,6 +148,10 @@ class Devices(Door):
     def block(self, kind: str, folder: Path) -> Block:
         """Blocks of that kind, to be entered one within another; some are about a folder."""
         return Block(kind, folder)
+
+    def compilers_after_imports(self) -> dict[str, bool]:
+        """Whether torch's compiler is as before when a library was imported that is there, and when one is missing."""
+        return compilers_after_imports()
 
     def opening(self, work: Workload, kind: str, **settings: Any) -> Opening:
         """A classifier or a decoder that is to be opened."""
@@ -240,9 +245,10 @@ class PlacedTrainer(Session):
         return freed
 
     def origin(self, part: int, class_weights: Array | None = None) -> str | None:
-        """Says where a value that is not finite comes from; parameters are searched `part` numbers at a time."""
+        """Says where a value that is not finite comes from, in a program that has switched gradients off; parameters are searched `part`
+        numbers at a time."""
         weights = None if class_weights is None else torch.from_numpy(class_weights.copy()).to(self._place)
-        with replaced(self._planted), mock.patch.object(nonfinite, "_PART", part):
+        with replaced(self._planted), mock.patch.object(nonfinite, "_PART", part), torch.no_grad():
             return nonfinite.origin(self._trainer.classifier, self._batch, weights)
 
 

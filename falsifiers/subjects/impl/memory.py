@@ -82,13 +82,15 @@ class Memory(Door):
                 found = memory.estimate(*model, **settings, device=named or self._device)
         return Estimate(dict(found.parts), found.total, found.resident)
 
-    def counted_by(self, kind: str, choice: str, triton: bool, card: bool) -> str:
+    def counted_by(self, kind: str, choice: str, triton: bool, card: bool) -> tuple[str, str]:
         """By whose operations an estimate for that device counts inside a choice of backend, on a host with Triton or without, with a card
-        or without."""
+        or without; and what a summary says that a run there computes them by."""
         why = None if triton else "Triton cannot be imported"
         host = mock.patch.multiple(kernels, missing=lambda: why, _has_cuda=lambda: card, interpreted=lambda: False)
-        with host, dispatch.backend(choice), dispatch.without_content(torch.device(kind)):
-            return dispatch.backend_on(torch.device("meta"))
+        with host, dispatch.backend(choice):
+            said = dispatch.describe_backend(torch.device(kind))
+            with dispatch.without_content(torch.device(kind)):
+                return dispatch.backend_on(torch.device("meta")), said
 
     def workspaces(self, kind: str, capabilities: Sequence[int]) -> int:
         """What the libraries take on that device, on a host whose cards have those major compute capabilities, the first one current."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from blackswan.impl import adapter, corpus, dispatch, group, memory, samples
+from blackswan.impl.classifier import Classifier, base_shapes, initial_trainable
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.tokens import ByteTokens
 from blackswan.impl.trainer import Batch, Trainer
@@ -21,9 +23,8 @@ Calls = Iterator[tuple[str, Callable[[], object]]]
 
 def misuses(pipeline: ClassifyPipeline) -> dict[str, Callable[[], object]]:
     """The calls by their names, which `falsifiers.system.misuse` knows too."""
-    return dict(
-        [*_of_trainers(pipeline), *_of_batches(pipeline), *_of_counts(pipeline), *_of_architectures(pipeline), *_of_files(pipeline)]
-    )
+    doors = (_of_trainers, _of_tensors, _of_batches, _of_counts, _of_architectures, _of_files)
+    return dict(call for door in doors for call in door(pipeline))
 
 
 def _of_trainers(pipeline: ClassifyPipeline) -> Calls:
@@ -31,8 +32,14 @@ def _of_trainers(pipeline: ClassifyPipeline) -> Calls:
     make = partial(Trainer, pipeline.classifier, total_steps=None, micro_batch=2, learning_rate=0.1, multi_label=several)
     for norm in (0.0, -1.0, float("nan")):
         yield f"a norm of {norm}", partial(make, max_norm=norm)
-    weights = torch.ones(pipeline.classifier.adaptation.classes)
+    weights, loss = torch.ones(pipeline.classifier.adaptation.classes), pipeline.classifier.loss
     yield "class weights with several labels", partial(make, class_weights=weights, multi_label=True)
+    yield "a loss of class weights with several labels", partial(loss, torch.zeros(1, len(weights)), torch.zeros(1, len(weights)), weights)
+    yield "a class weight fewer", partial(make, class_weights=weights[1:])
+    for value in (0.0, -1.0, float("nan"), float("inf")):
+        yield f"a class weight of {value}", partial(make, class_weights=torch.cat([weights[1:], torch.tensor([value])]))
+    for steps, call in product((0, 1), ("train_batch", "accumulate", "apply", "apply_gradient_vector", "rate", "set_rate")):
+        yield f"{call} after all of {steps} steps", partial(_after_the_end, partial(make, total_steps=steps), _batch(pipeline), call)
 
     def without_gradient() -> None:
         trainer = make()
@@ -40,6 +47,31 @@ def _of_trainers(pipeline: ClassifyPipeline) -> Calls:
         trainer.train_batch(_batch(pipeline))
 
     yield "a parameter without a gradient", without_gradient
+
+
+def _after_the_end(make: Callable[[], Trainer], batch: Batch, call: str) -> None:
+    trainer = make()
+    for _ in trainer.learning_rates:
+        trainer.train_batch(batch)
+    calls: dict[str, Callable[[], object]] = {
+        "apply_gradient_vector": lambda: trainer.apply_gradient_vector(trainer.optimiser.exp_avg),
+        "rate": lambda: trainer.learning_rate,
+        "set_rate": lambda: setattr(trainer, "learning_rate", 0.1),
+        "apply": trainer.apply,
+        "train_batch": lambda: trainer.train_batch(batch),
+        "accumulate": lambda: trainer.accumulate(batch),
+    }
+    calls[call]()
+
+
+def _of_tensors(pipeline: ClassifyPipeline) -> Calls:
+    """Classifiers of tensors for other targets or of another rank."""
+    config, some = pipeline.classifier.config, replace(pipeline.classifier.adaptation, targets="q_v")
+    base = {name: torch.zeros(shape) for name, shape in base_shapes(config).items()}
+    wider, more = replace(some, rank=some.rank + 1), replace(some, targets="all")
+    for name, meant, given in (("more", some, more), ("fewer", more, some), ("wider", some, wider)):
+        trainable = initial_trainable(config, given, 0)
+        yield f"{name} factors than targets", partial(Classifier, config, meant, base, trainable, dtype=torch.float32)
 
 
 def _of_batches(pipeline: ClassifyPipeline) -> Calls:

@@ -26,7 +26,7 @@ def train(group: Group, device: torch.device, training: Case, backend: str, chun
         groups._CHUNK = agreement._CHUNK = chunk
     subject = Implementation(str(device), "fused" if backend == "fused" else None)
     trainer, batches = subject.prepare(training.inputs, training.scalars, training.dtype, group)
-    results = []
+    results, nothing = [], "" if fault is not None else _of_no_sample(trainer, batches[0])
     for step, batch in enumerate(batches):
         before, own = state_of(trainer), _own(batch, group)
         if fault is not None and (fault.rank, fault.step) == (group.rank, step):
@@ -35,7 +35,16 @@ def train(group: Group, device: torch.device, training: Case, backend: str, chun
             results.append(trainer.train_batch(own))
         except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
             return Steps({}, f"{type(error).__name__}: {error}", step, before, state_of(trainer))
-    return Steps({name: to_numpy(value) for name, value in trained(trainer, results).items()})
+    return Steps({name: to_numpy(value) for name, value in trained(trainer, results).items()}, nothing=nothing)
+
+
+def _of_no_sample(trainer: Trainer, batch: Batch) -> str:
+    """What a step raises for which no worker has a sample."""
+    try:
+        trainer.train_batch(Batch(batch.input_ids[:0], batch.mask[:0], batch.labels[:0]))
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def agree(

@@ -29,7 +29,7 @@ from blackswan.falsifiers.subjects.doors.training import Epoch, Fault, Kept, Pla
 from blackswan.falsifiers.subjects.impl import Door, parallel_steps
 from blackswan.falsifiers.subjects.impl.kill_points import Copies, KillPoints, file_events, sums
 from blackswan.falsifiers.subjects.impl.misuse import misuses
-from blackswan.falsifiers.subjects.impl.watching import Note, Stopped, Watch, on_host, read_notes, reading, state_of
+from blackswan.falsifiers.subjects.impl.watching import Note, Stopped, Watch, failing, on_host, read_notes, reading, state_of
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.falsifiers.subjects.shared import random_states, torch_settings
@@ -153,8 +153,8 @@ class Pipeline(Session):
     """A model that is trained by hand: see the protocol of that name."""
 
     def __init__(self, pipeline: ClassifyPipeline, samples: Samples) -> None:
-        self._pipeline, self._samples, self._rows = pipeline, samples, list[int]()
-        pipeline.classifier.register_forward_pre_hook(lambda _, given: self._rows.append(len(given[0])))
+        self._pipeline, self._samples, self._rows = pipeline, samples, list[tuple[int, bool]]()
+        pipeline.classifier.register_forward_pre_hook(lambda _, given: self._rows.append((len(given[0]), torch.is_grad_enabled())))
 
     def train_batch(self, places: Sequence[int]) -> told.Passed:
         """One optimiser step."""
@@ -181,6 +181,24 @@ class Pipeline(Session):
     def apply(self) -> told.Passed:
         """The step on what was accumulated."""
         return _passed(self._pipeline.apply())
+
+    def breaks(self, call: str, places: Sequence[Sequence[int]], operation: str, nth: int, error: str) -> str:
+        """The call, and what it raised."""
+        with failing(operation, nth, ERRORS[error]):
+            try:
+                getattr(self, call)(*places)
+            except BaseException as raised:  # also the one that Ctrl-C makes
+                return type(raised).__name__
+        return ""
+
+    def leave_gradients(self) -> None:
+        """Gives each trained parameter a gradient."""
+        for parameter in self._pipeline.trainer.optimiser.parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+
+    def gradients(self) -> list[str]:
+        """The trained parameters with a gradient."""
+        return [name for name, each in self._pipeline.trainer.optimiser.parameters.items() if each.grad is not None]
 
     def forward_only(self, places: Sequence[int]) -> told.Passed:
         """Loss and accuracy."""
@@ -224,8 +242,8 @@ class Pipeline(Session):
         """Sets the learning rate."""
         self._pipeline.learning_rate = rate
 
-    def rows(self) -> list[int]:
-        """How many samples went through the model at a time since this was asked last."""
+    def rows(self) -> list[tuple[int, bool]]:
+        """How many samples went through the model at a time since this was asked last, and whether what a backward pass needs was kept."""
         rows, self._rows = self._rows, []
         return rows
 

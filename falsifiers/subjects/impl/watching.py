@@ -1,6 +1,7 @@
 """Notes what a run of `impl` says and does while it goes on; the notes of a killed process reach up to the kill."""
 
 import contextlib
+import itertools
 import pickle
 import signal
 import time
@@ -13,13 +14,15 @@ import torch
 
 from blackswan.falsifiers.subjects.doors.training import Epoch, Plan, Read, State, Step
 from blackswan.falsifiers.subjects.impl.kill_points import Event
-from blackswan.impl import pipeline, warm_up
+from blackswan.impl import dispatch, pipeline, warm_up
 from blackswan.impl.fit import EpochRecord, StepRecord
 from blackswan.impl.fused.step import FusedTrainer
+from blackswan.impl.operations import OPERATIONS
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.trainer import Trainer
 from blackswan.reference.table import Array
 
+GRADIENT = "gradient of "
 Note = Read | Step | Epoch
 SLOW = 1000.0
 """Seconds by which the clock goes ahead."""
@@ -152,3 +155,24 @@ def on_host(tensors: Any) -> dict[str, Array]:
     """Copies of tensors, bfloat16 as float32: NumPy has no bfloat16, whose values are all float32's."""
     wide = {name: value.float() if value.dtype == torch.bfloat16 else value for name, value in tensors.items()}
     return {name: value.detach().cpu().clone().numpy() for name, value in wide.items()}
+
+
+@contextlib.contextmanager
+def failing(operation: str, nth: int, error: type[BaseException]) -> Iterator[None]:
+    """Inside the block an operation fails at its nth call (from 0), or as `gradient of OPERATION` the backward pass through that call."""
+    name, calls = operation.removeprefix(GRADIENT), itertools.count()
+
+    def fail(*_: object) -> None:
+        raise error("broken off")
+
+    def broken(**arguments: Any) -> Any:
+        number = next(calls)
+        if number == nth and name == operation:
+            fail()
+        result = OPERATIONS[name](**arguments)
+        if number == nth:
+            result.register_hook(fail)
+        return result
+
+    with dispatch.replaced({name: broken}):
+        yield
