@@ -34,8 +34,10 @@ def test_ctrl_c_says_how_to_go_on(given: list[str], capsys: pytest.CaptureFixtur
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pretrain_run, "pretrain", interrupted)
-    assert main(given) == 2
-    assert "--resume" in capsys.readouterr().err
+    for state, said in (("no state", False), ("state", True)):
+        (Path("run") / state).mkdir(parents=True)
+        assert main(given) == 2
+        assert ("--resume" in capsys.readouterr().err) == said
 
 
 @pytest.mark.parametrize(

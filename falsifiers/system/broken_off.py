@@ -122,7 +122,8 @@ def _told_how_to_go_on(trial: Trial, arguments: tuple[object, ...], whole: Path 
     So does what is said of an error of the run, of which `whole` is the folder; a pre-training run has no message of its own there.
     """
     name, later = arguments[0], int(rng.integers(2, 7))
-    ends = [(KeyboardInterrupt(), 2, 1), (KeyboardInterrupt(), 2, later), *([(RuntimeError("torn"), 1, 1)] * (whole is not None))]
+    ends: list[tuple[BaseException, int, int]] = [(KeyboardInterrupt(), 2, 1)]
+    ends += [] if whole is None else [(KeyboardInterrupt(), 2, later), (RuntimeError("torn"), 1, 1)]
     with tempfile.TemporaryDirectory() as parent:
         for place, (error, status, flush) in enumerate(ends):
             given = (*arguments, f"--output={(output := Path(parent) / str(place))}")
