@@ -313,9 +313,9 @@ def merged_model_on_a_base(opened: Any, folder: Path, model: Path | None = None,
 @wrong_step("impl.pipeline:ClassifyPipeline._backend")
 def saved_for_its_backend_alone(_: Any, pipeline: Any) -> Any:
     """An adapter is opened only where the backend that trained it can run."""
-    from blackswan.impl import pipeline as module
+    from blackswan.impl.fused.step import backend_of
 
-    return module.backend_of(pipeline.config, pipeline.architecture, pipeline.device)
+    return backend_of(pipeline.config, pipeline.architecture, pipeline.device)
 
 
 @wrong_step("impl.fit:_Run._export")

@@ -158,9 +158,14 @@ def training_settings_have_bounds(trial: Trial) -> list[Comparison]:
         for name, given in TOGETHER.items():
             found += _in_python(trial, partial(trial.classifiers.settings, given), name, given, taken=False)
             found += [each for way in (_by_option, _by_file) for each in way(trial, folder, name, given, taken=False)]
-        for said, given in (("lora_rank", {"lora_rnk": 1}), ("bias", {"bias": None}), *_too_long()):
-            found += _in_python(trial, partial(trial.classifiers.settings, given), said, said, taken=False)
+        for said, odd in [*_unknown(), *_too_long()]:
+            found += _in_python(trial, partial(trial.classifiers.settings, odd), said, said, taken=False)
         return [*found, *_files(trial, folder)]
+
+
+def _unknown() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Settings that there are not, one of them like no other in name, and what is said of each."""
+    yield from (("lora_rank", {"lora_rnk": 1}), ("bias", {"bias": None}))
 
 
 def _too_long() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -238,8 +243,8 @@ def _files(trial: Trial, folder: Path) -> Iterator[Comparison]:
     path.write_text(GOOD, encoding="utf-8")
     yield from _answered(trial, "file with a mark and a comment", asked, "", taken=True)
     path.write_text("seed: 1\nepochs: 0\nlog_interval: 2\n")
-    for given, place in (("--epochs=1", ""), ("--log-interval=0", f"{path}:2: epochs"), ("--epochs=-1", "--epochs: epochs is -1")):
-        yield from _answered(trial, f"{given} beside a file", (*asked, given), place, taken=not place)
+    for option, place in (("--epochs=1", ""), ("--log-interval=0", f"{path}:2: epochs"), ("--epochs=-1", "--epochs: epochs is -1")):
+        yield from _answered(trial, f"{option} beside a file", (*asked, option), place, taken=not place)
     yield from _answered(trial, "no such file", (*_train(folder), f"--config={folder / 'none.yaml'}"), "none.yaml", taken=False)
     yield from _answered(trial, "a folder for a file", (*_train(folder), f"--config={folder}"), f"{folder}: cannot be read", taken=False)
 
