@@ -97,7 +97,8 @@ def _on_random(folder: Path) -> Saved:
         raise ValueError(f"{path}: {RANDOM} is no architecture ({error})") from None
     adapter = load_adapter(folder, decoder)
     config = _settings(adapter, folder)
-    return Saved(decoder, config, random_tensors(decoder, config.seed), adapter, _bytes(config), None)
+    base = Checked(random_tensors(decoder, config.seed), adapter.base_checksums, f"random weights of seed {config.seed}", folder)
+    return Saved(decoder, config, base, adapter, _bytes(config), None)
 
 
 def _tokens(source: Path, config: ClassifyConfig) -> Tokens:

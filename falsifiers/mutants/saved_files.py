@@ -119,3 +119,27 @@ wrong_steps(
         lambda load, folder, *given: load(folder / "best" if (folder / "best").is_dir() else folder, *given),
     ),
 )
+wrong_steps(
+    "impl.saved:Checked",
+    random_weights_of_any_seed=(
+        "An adapter is opened on random weights of whichever seed its settings say.",
+        lambda checked, tensors, expected, source, *given: checked(
+            tensors, {} if str(source).startswith("random") else expected, source, *given
+        ),
+    ),
+)
+
+
+@wrong_step("impl.merge:merge_adapter")
+def merged_in_the_dtype_of_the_embedding(merge: Step, checkpoint: Any, *given: Any, **named: Any) -> Any:
+    """Projections are merged in the dtype of the embedding, where the base has several."""
+    dtype = checkpoint.tensors["model.embed_tokens.weight"].dtype
+    found = merge(checkpoint, *given, **named)
+    return {name: tensor.to(dtype) if name.endswith("_proj.weight") else tensor for name, tensor in found.items()}
+
+
+@wrong_step("impl.adapter:prepare_sequence_classifier")
+def prepared_on_the_cpu(prepare: Step, model: Any, folder: Path) -> None:
+    """A sequence classifier is given a head on the CPU, wherever it is itself."""
+    prepare(model, folder)
+    model.score = model.score.to_empty(device="cpu") if model.score.weight.is_meta else model.score.cpu()

@@ -127,8 +127,8 @@ def _checksums(folder: Path, merged: bool) -> list[Comparison]:
 
 
 def _prepared(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
-    """transformers' classes are given the head, bias and all, in their dtype, of an adapter or a merged checkpoint; those pool the last
-    token, and another pooling is refused of either.
+    """transformers' classes are given the head, bias and all, in their dtype, of an adapter or a merged checkpoint, where the
+    model is; those pool the last token, and another pooling is refused of either.
     """
     dtype = str(trial.rng("prepared").choice(["float32", "bfloat16", "float16"]))
     advised = "prepare_sequence_classifier" in read_json(folder / BESIDE)["transformers"]
@@ -144,6 +144,7 @@ def _prepared(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
     refused += same("head without a bias for transformers", PreparedHead(weight, np.zeros_like(bias), len(bias), len(bias)), given)
     found = ask()
     dtypes = same("dtype of the head for transformers", dtype, str(found.weight.dtype))
+    dtypes += same("place of the head for transformers", ["meta", "meta"], trial.files.prepared_places(folder, model.scalars["hidden"]))
     return [*refused, *dtypes, *same("head for transformers", PreparedHead(weight, bias, len(bias), len(bias)), found)]
 
 

@@ -28,7 +28,7 @@ from blackswan.falsifiers.system.adapter_files import (
     shipped,
     target_modules,
 )
-from blackswan.falsifiers.system.adapters import expected_logits, has_pt_metadata, read_json, saved, within_noise
+from blackswan.falsifiers.system.adapters import EMBEDDING, expected_logits, has_pt_metadata, read_json, saved, within_noise
 from blackswan.falsifiers.system.same import content, same, same_keys, same_tensors
 from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
@@ -38,11 +38,14 @@ from blackswan.reference.table import Array
 def merged_weights_are_sums(trial: Trial) -> list[Comparison]:
     """Merged weights are W + (alpha/r) B A up to one rounding to the stored dtype and float32 arithmetic, with W dequantised from NF4.
 
-    The other tensors, the head and config.json are as they were. It is asked of an adapter too that was trained on a float32 checkpoint in
-    bfloat16.
+    The other tensors, the head and config.json are as they were. The base may be in several dtypes, and each weight keeps its own. It is
+    asked of an adapter too that was trained on a float32 checkpoint in bfloat16.
     """
-    rng = trial.rng("model")
-    model, other = generated(rng, trial.seed, str(rng.choice(["float32", "bfloat16", "float16"]))), _rounded_in_training(trial)
+    rng, dtypes = trial.rng("model"), ["float32", "bfloat16", "float16"]
+    model, other = generated(rng, trial.seed, str(rng.choice(dtypes))), _rounded_in_training(trial)
+    if trial.seed % 2:
+        drawn = {name: STORAGE[model.dtype if name == EMBEDDING else str(rng.choice(dtypes))] for name in model.decoder}
+        model = replace(model, decoder={name: value.astype(drawn[name]) for name, value in model.decoder.items()})
     return _merged_sums(trial, model) + _merged_sums(trial, other) + _too_large_when_merged(trial, rng)
 
 
@@ -165,16 +168,16 @@ def _rounded_in_training(trial: Trial) -> Model:
 def _sum(model: Model, name: str, merged: Array | None) -> Comparison:
     if merged is None:
         return broken(name, "missing from the merged checkpoint")
-    if merged.dtype != STORAGE[model.dtype]:
-        return broken(name, "dtype", model.dtype, str(merged.dtype))
-    path, scalars = name.removesuffix(".weight"), model.scalars
+    if merged.dtype != model.decoder[name].dtype:
+        return broken(name, "dtype", str(model.decoder[name].dtype), str(merged.dtype))
+    path, dtype, scalars = name.removesuffix(".weight"), merged.dtype.name, model.scalars
     weight, update, size = base_weight(model, path), np.zeros(()), np.zeros(())
     if f"{path}.lora_A.weight" in model.trainable:
         a, b = (np.asarray(model.trainable[f"{path}.lora_{factor}.weight"], np.float64) for factor in "AB")
         scale = scalars["alpha"] / scalars["rank"]
         update, size = scale * (b @ a), scale * (np.abs(b) @ np.abs(a))
     exact = weight + update
-    single, unit = UNIT_ROUNDOFF["float32"], UNIT_ROUNDOFF[model.dtype]
-    least = 2.0**-25 if model.dtype == "float16" else 2.0**-120  # half of the smallest number
+    single, unit = UNIT_ROUNDOFF["float32"], UNIT_ROUNDOFF[dtype]
+    least = 2.0**-25 if dtype == "float16" else 2.0**-120  # half of the smallest number
     bound = unit * np.abs(exact) + (1 + unit) * single * (np.abs(weight) + np.abs(exact) + (scalars["rank"] + 2) * size) + least
     return compare(f"{name} / bound", exact / bound, np.asarray(merged, np.float64) / bound, Errors.flat(1.0), unit)

@@ -79,7 +79,10 @@ def _beside_damage(folder: Path, rng: Generator) -> Iterator[Damage]:
 
 
 def refuses_saved(trial: Trial) -> list[Comparison]:
-    """Each key and each tensor of a saved adapter and of what it was merged into; what the files themselves say is the same after all."""
+    """Each key and each tensor of a saved adapter and of what it was merged into; what the files themselves say is the same after all.
+
+    Random weights are held to those of training too: of another seed they are others.
+    """
     rng = trial.rng("saved")
     with tempfile.TemporaryDirectory() as parent:
         base, model = small_base(trial, Path(parent))
@@ -94,4 +97,15 @@ def refuses_saved(trial: Trial) -> list[Comparison]:
             damages += [each for file, prefix in weights.items() for each in tensors(folder, file, prefix, rng)]
             damages += [Damage(f"no {file}", {file: None}, file) for file in (*weights, config)]
             found += judged(trial, folder, damages, partial(trial.commands.library, "probabilities", folder, TEXTS))
-        return found
+        random = Path(parent) / "random"
+        trial.classifiers.saved_on_random({**model.scalars, "vocab": 260}, settings, random)
+        damages = list(_random_damage(random, rng))
+        return [*found, *judged(trial, random, damages, partial(trial.commands.library, "probabilities", random, TEXTS))]
+
+
+def _random_damage(folder: Path, rng: Generator) -> Iterator[Damage]:
+    """The settings of an adapter on random weights with another seed, and another checksum of any of those."""
+    kept = json.loads((folder / BESIDE).read_text())["checksums"]["base"]
+    name = str(rng.choice(sorted(kept)))
+    yield edited(folder, BESIDE, {"extra/settings/seed": SETTINGS["seed"] + 1}, "random weights.*not the one", seal=True)
+    yield edited(folder, BESIDE, {f"checksums/base/{name}": another(kept[name])}, f"random weights.*{name}", seal=True)

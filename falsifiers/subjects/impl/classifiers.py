@@ -90,6 +90,11 @@ class Classifiers(Door):
         if status:
             raise RuntimeError(f"the command ended with status {status}")
 
+    def saved_on_random(self, architecture: Mapping[str, Any], hyperparameters: Mapping[str, Any], folder: Path) -> None:
+        """Saves a fresh adapter on random weights."""
+        config = ClassifyConfig.from_mapping(hyperparameters)
+        ClassifyPipeline.from_random(config_of(architecture), config, device=self._device).save(folder)
+
     def opened(self, adapter: Path, model: Path) -> None:
         """Opens a saved adapter on a checkpoint."""
         ClassifyPipeline.from_adapter(adapter, model, device=self._device)
