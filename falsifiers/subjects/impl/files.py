@@ -109,13 +109,18 @@ class Files(Door):
 
     def prepared_head(self, folder: Path, hidden: int, dtype: str = "float32") -> PreparedHead:
         """The head that a sequence classifier of transformers' in that dtype is given for an adapter, or for a merged model."""
-        model = _prepared(folder, torch.nn.Linear(hidden, 2, bias=False, dtype=getattr(torch, dtype), device=self._device))
+        model, config = _prepared(folder, torch.nn.Linear(hidden, 2, bias=False, dtype=getattr(torch, dtype), device=self._device))
         weight, bias = (to_numpy(model.get_parameter(f"score.{name}").detach()) for name in ("weight", "bias"))
         return PreparedHead(weight, bias, model.config.num_labels, getattr(model, "num_labels", 2))  # type: ignore[union-attr, arg-type]
 
     def prepared_places(self, folder: Path, hidden: int) -> list[str]:
         """Where such a head's weight and bias are, of a model that is on no device (meta)."""
         model = _prepared(folder, torch.nn.Linear(hidden, 2, bias=False, device="meta"))
+        return [str(model.get_parameter(f"score.{name}").device) for name in ("weight", "bias")]
+
+    def prepared_places(self, folder: Path, hidden: int) -> list[str]:
+        """Where such a head's weight and bias are, of a model that is on no device (meta)."""
+        model, _ = _prepared(folder, torch.nn.Linear(hidden, 2, bias=False, device="meta"))
         return [str(model.get_parameter(f"score.{name}").device) for name in ("weight", "bias")]
 
     def adapter_logits(self, folder: Path, base: Path, input_ids: Array, mask: Array) -> Array:
@@ -187,12 +192,12 @@ class Files(Door):
         return sorted({str(value.dtype).removeprefix("torch.") for value in trained.values()})
 
 
-def _prepared(folder: Path, score: torch.nn.Linear) -> torch.nn.Module:
-    model = torch.nn.Module()
+def _prepared(folder: Path, score: torch.nn.Linear) -> tuple[torch.nn.Module, SimpleNamespace]:
+    model, config = torch.nn.Module(), SimpleNamespace(num_labels=2)
     model.score = score
-    object.__setattr__(model, "config", SimpleNamespace(num_labels=2))  # transformers' is no module either
+    object.__setattr__(model, "config", config)  # transformers' is no module either
     adapter.prepare_sequence_classifier(model, folder)
-    return model
+    return model, config
 
 
 @contextmanager
