@@ -9,6 +9,7 @@ from blackswan.falsifiers.mutants.registry import mutants
 from blackswan.falsifiers.mutants.training import STATE, averaging, frozen, of_gradient, reports_clipped_norm, step_of_adamw
 from blackswan.falsifiers.mutants.variation import Made, wrong_calls
 from blackswan.reference.decoder import parameter_shapes
+from blackswan.reference.pretraining import predicted
 from blackswan.reference.training import flatten, split
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -52,8 +53,22 @@ def _moments_shared(made: Made) -> str:
     return result
 
 
+def _counted_behind_gaps(made: Made) -> str:
+    """Micro-batches are weighted by all real tokens but those of the first column."""
+    mask, batch, micro = made.tape.values["mask"], made.scalars["batch"], made.scalars["micro"]
+    if not _of_validation(made.path):
+        mask = mask[batch * int(made.path.split(".")[1]) :][:batch]
+    parts = [mask[start : start + micro] for start in range(0, len(mask), micro)]
+    counts = np.array([int(part[:, 1:].sum()) for part in parts if predicted(part)])
+    return made.run(counts=made.tape.put(f"{made.path}.counts", counts))
+
+
 mutants(
     "pretrain_steps",
+    pretrain_counts_tokens_behind_gaps=(
+        "Micro-batches are weighted by tokens that are not predicted, behind a gap or the padding.",
+        wrong_calls(_counted_behind_gaps, "average_gradients"),
+    ),
     pretrain_embedding_frozen=("The embedding is not trained.", _freezing(EMBEDDING)),
     pretrain_norms_frozen=("The weights of norms are not trained.", _freezing("norm.weight")),
     pretrain_biases_frozen=("The biases of queries, keys and values are not trained.", _freezing(".bias")),
