@@ -1,7 +1,7 @@
 """Calls of a pipeline that break off in the middle, by a lack of memory or by Ctrl-C, and gradients that somebody else left."""
 
 from blackswan.falsifiers.numeric.comparison import Comparison
-from blackswan.falsifiers.system.run_problem import small_run
+from blackswan.falsifiers.subjects.doors.training import Problem
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 
@@ -13,12 +13,12 @@ ERRORS = ("KeyboardInterrupt", "OutOfMemoryError")
 FAILING = [0, 1, 2]
 
 
-def broken_calls_change_nothing(trial: Trial) -> list[Comparison]:
+def broken_calls_change_nothing(trial: Trial, problem: Problem) -> list[Comparison]:
     """Whichever operation breaks a call off, the calls after it do what they would have done.
 
     A gradient that the program left at a parameter is part of no step, and none is left by a call that ends, or by a batch that breaks off.
     """
-    rng, problem, found = trial.rng("broken"), small_run(trial, backend="torch"), list[Comparison]()
+    rng, found = trial.rng("broken"), list[Comparison]()
     plain, mixed = trial.trainer.pipeline(problem), trial.trainer.pipeline(problem)
     calls = {"train_batch": ("accumulate", "train_batch"), "apply": ("accumulate", "apply")}
     for name, *given in (("train_batch", [0, 1, 2]), ("accumulate", [3, 4, 8, 6]), ("apply",), ("train_batch", [5, 6])):
