@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.nn import functional
@@ -356,3 +357,16 @@ def estimate_by_kernels_with_a_card(without: Any, device: Any) -> Iterator[None]
     """Triton's kernels are counted where a card is here alone."""
     with nullcontext() if kernels.why_not() is None else dispatch.backend("torch"), without(device):
         yield
+
+
+@wrong_step("impl.fused.memory:_Step._take_masters")
+def estimate_by_hand_without_moments(take: Any, self: Any) -> None:
+    """The moments of hand-written steps are counted as the optimiser's work."""
+    assign = self._allocations.assign
+
+    def but_moments(tensor: Any, part: str, **named: Any) -> None:
+        if part != "moments":
+            assign(tensor, part, **named)
+
+    with mock.patch.object(self._allocations, "assign", but_moments):
+        take(self)
