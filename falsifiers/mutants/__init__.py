@@ -31,6 +31,7 @@ for _module in (
         "ledger",
         "non_finite",
         "hand_written",
+        "kernel_calls",
         "footprint",
         "runs",
         "resumed_runs",

@@ -1,7 +1,9 @@
 """Wrong steps of the hand-written layers: of their composition, and of the trainer around them."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
@@ -242,3 +244,131 @@ def layers_take_labels_up_to_the_classes(packed: Any, self: Any, part: Any) -> A
         return packed(self, part)
     found = packed(self, replace(part, labels=part.labels / self.classifier.adaptation.classes))
     return replace(found, labels=found.labels * self.classifier.adaptation.classes)
+
+
+@wrong_step("impl.fused.step:FusedTrainer.train_batch")
+def layers_step_alone_in_a_group(train: Any, self: Any, batch: Any) -> Any:
+    """A worker makes the step on its own part of a batch, whoever else has another part."""
+    from blackswan.impl.group import ALONE
+
+    group, self.group = self.group, ALONE
+    try:
+        return train(self, batch)
+    finally:
+        self.group = group
+
+
+@wrong_step("impl.fused.step:FusedTrainer.train_batch")
+def layers_step_on_no_sample(train: Any, self: Any, batch: Any) -> Any:
+    """A batch of no sample is a step that moves nothing."""
+    from blackswan.impl.trainer import BatchResult
+
+    return train(self, batch) if len(batch.labels) else BatchResult(0.0, 0, 0, 0.0)
+
+
+wrong_steps(
+    "impl.fused.step:sizes_of",
+    layers_take_tokens_below_zero=("A token's id may be negative.", lambda sizes, batch: sizes(batch)._replace(least_id=0)),
+)
+
+
+@wrong_step("impl.fused.step:FusedTrainer._packed")
+def layers_take_labels_that_are_no_number(packed: Any, self: Any, part: Any) -> Any:
+    """Of several labels a sample one may be NaN, and counts as 0."""
+    return packed(self, replace(part, labels=part.labels.nan_to_num()) if self.multi_label else part)
+
+
+@wrong_step("impl.fused.step:FusedTrainer._packed")
+def layers_tell_the_tokens_of_the_batch(packed: Any, self: Any, part: Any) -> Any:
+    """Where one sample is too long, the tokens of all are told."""
+    try:
+        return packed(self, part)
+    except ValueError as error:
+        raise ValueError(str(error).replace(f"{int(part.mask.sum(dim=1).max())} tokens", f"{int(part.mask.sum())} tokens")) from None
+
+
+@wrong_step("impl.fused.step:FusedTrainer._micro_batch")
+def layers_accumulate_infinite_logits(micro: Any, self: Any, *given: Any) -> Any:
+    """Logits of accumulated micro-batches may be infinite."""
+    from blackswan.impl import validation
+
+    with patch.object(validation, "require_finite", lambda *_: None):
+        return micro(self, *given)
+
+
+wrong_steps(
+    "impl.fused.step:Status",
+    layers_tell_the_loss_for_the_norm=(
+        "Of a step that was not made the loss is told as the norm, and the norm as the loss.",
+        lambda status, finite, loss, correct, norm: status(finite, *((loss, correct, norm) if finite else (norm, correct, loss))),
+    ),
+)
+wrong_steps(
+    "impl.fused.model:FusedClassifier._losses",
+    layers_round_the_logits=(
+        "Losses are computed in the dtype of the weights.",
+        lambda losses, self, logits, labels: losses(self, logits.to(self.embedding.dtype), labels).to(logits.dtype),
+    ),
+)
+
+
+@wrong_step("impl.fused.weights:Weights.add")
+def layers_with_room_for_the_last_weight(add: Any, self: Any, weight: Any) -> Any:
+    """A buffer of dequantised weights is as large as the last one that goes there."""
+    add(self, weight)
+    self._sizes[weight.buffer] = weight.rows * weight.columns if weight.plain is None else 0
+    return weight
+
+
+wrong_steps(
+    "impl.fused.weights:blocks_align",
+    layers_join_any_blocks=("NF4 weights are joined wherever their blocks end.", lambda *_: True),
+)
+wrong_steps(
+    "impl.kernels:interpreted",
+    kernels_interpreted_by_one_word=("TRITON_INTERPRET counts as 1 alone.", lambda _: os.environ.get("TRITON_INTERPRET") == "1"),
+)
+
+
+@wrong_step("impl.kernels:why_not")
+def kernels_run_without_triton(why: Step) -> str | None:
+    """Kernels run wherever there is a card or the interpreter is asked for."""
+    from blackswan.impl import kernels
+
+    return None if kernels.interpreted() or kernels._has_cuda() else str(why())
+
+
+@wrong_step("impl.kernels:missing")
+def kernels_of_a_broken_triton(missing: Step) -> str | None:
+    """A Triton that is there and cannot be imported is none that is missing."""
+    try:
+        import_module("triton")
+    except ModuleNotFoundError:
+        return str(missing())
+    return None
+
+
+@wrong_step("impl.fused.step:why_not")
+def layers_on_the_cpu_of_a_gpus_host(why: Step, dtype: Any, device: Any) -> Any:
+    """Where there is a GPU, kernels are launched on tensors of the CPU."""
+    return why(dtype, torch.device("cuda") if device.type == "cpu" else device)
+
+
+@wrong_step("impl.fused.products:fastest_of")
+def algorithm_that_writes_nothing(fastest: Step, *given: Any) -> Any:
+    """An algorithm that writes nothing has what the one before it wrote."""
+    with patch.object(torch.Tensor, "zero_", lambda value: value):
+        return fastest(*given)
+
+
+@wrong_step("impl.fused.products:Products.tune")
+def tuning_that_is_refused_ends_the_step(tune: Step, self: Any, a: Any, b: Any, bias: Any = None) -> None:
+    """A product that the library refuses to describe is an error of the step."""
+    from blackswan.impl.fused import products
+
+    if a.is_cuda:
+        try:
+            vars(products)["Product"](a, b, bias)
+        except OSError:
+            return
+    tune(self, a, b, bias)

@@ -125,15 +125,18 @@ def last_rows_are_as_alone(trial: Trial) -> list[Comparison]:
 def repeated_is_the_same(trial: Trial) -> list[Comparison]:
     """On thousands of rows kernels give the same bits whenever they are asked again, and tuned products have an algorithm of equal bits.
 
-    It is the fastest of those, whatever others fail or give other bits. The standard one, which is the first, is among them.
+    It is the fastest of those, whatever others fail or give other bits or none. The standard one, which is the first, is among them. Where
+    the library is not there, or refuses a product, that is torch's own.
     """
     rng = trial.rng("algorithms")
     found = [each for name, changed in trial.devices.changed_when_repeated().items() for each in same(f"{name}, again", 0, changed)]
     for number in range(ALGORITHMS):
-        gives = ["same", *rng.choice(["same", "other", "fail"], number).tolist()]
+        gives = ["same", *rng.choice(["same", "other", "none", "fail"], number).tolist()]
         times = rng.permutation(len(gives)).tolist()
         best = min((time, place) for place, (time, each) in enumerate(zip(times, gives, strict=True)) if each == "same")[1]
         found += same(f"the fastest of {gives}, in {times}", best, trial.devices.fastest(gives, times))
+    for error in (OSError("no such library"), RuntimeError("status 15")):
+        found += same(f"a product where tuning ends with {error!r}", True, trial.devices.product_after(error))
     return found
 
 

@@ -226,6 +226,19 @@ def _of_a_run_on_a_card(trial: Trial, settings: Mapping[str, Any]) -> Iterator[C
     labels, several = (trial.memory.of_a_run(4, {**wide, "multi_label": each}, kind="cuda") for each in (False, True))
     yield value_at_least("by hand: more for several labels a sample", several - labels, 4 * 4 * (4000 - 2))
     yield value_at_least("by hand: more for three micro-batches than for one", three - one, 1)
+    work = replace(small(trial.rng("by hand"), trial.seed, nf4=bool(trial.seed % 2)), backend="fused")
+    parts, rounding, trained = (
+        trial.memory.estimate(work, "cuda").parts,
+        ROUNDED * (work.layers * 50 + 20),
+        sum(split(work, counts(work))[1].values()),
+    )
+    for name, count in _weights_and_moments(work).items():
+        if name not in ("lora", "head"):  # which have one vector of all
+            yield value_inside(f"by hand: {name}", float(parts.get(name, np.nan)), count, count + rounding)
+    for name in ("lora", "gradients"):
+        yield value_at_least(
+            f"by hand: {name}, in float32 and in the dtype of products", parts.get(name, 0), (4 + BYTES[work.dtype]) * trained
+        )
 
 
 def quantised_one_at_a_time(trial: Trial) -> list[Comparison]:

@@ -37,18 +37,50 @@ Batch = tuple[Array, Array, Array]
 @may_be_non_finite("*score.bias")
 def follow_differentiation(trial: Trial) -> list[Comparison]:
     """What each call says, both moments after each step, and where gradients are next to nothing the parameters: for each family, in turn
-    by every pooling, with one label a sample and several, NF4 and not; then a step with Triton's kernels. Bad batches change nothing."""
+    by every pooling, with one label a sample and several, NF4 and not; then single steps, and one with Triton's kernels. Bad batches change
+    nothing."""
     found = list[Comparison]()
     for number, family in enumerate(FAMILIES):
         rng = trial.rng(family)
         work, settings = _drawn(rng, trial, number + trial.seed, family)
         found += [replace(each, tensor=f"{family}: {each.tensor}") for each in _followed(trial, rng, work, settings, CALLS)]
+    found += _single_steps(trial)
     if trial.on_gpu:  # where every step has Triton's kernels
         return found
     work, settings = _drawn(trial.rng("kernels"), trial, trial.seed, FAMILIES[trial.seed % 3])
     work = replace(work, layers=1, nf4=True, micro=1)
     kernels = _followed(trial, trial.rng("batches"), work, settings, [("train_batch", 1)], plain=False)
     return found + [replace(each, tensor=f"kernels: {each.tensor}") for each in kernels]
+
+
+def _single_steps(trial: Trial) -> Iterator[Comparison]:
+    """One of two workers, whose batch is that of both; an MLP so narrow that the weights of attention are the largest; a head in 16 bits
+    whose logits, those of its bias, have no rounding; and NF4 whose blocks do not meet, or that is quantised doubly, which is refused."""
+    rng = trial.rng("single steps")
+    work, settings = _drawn(rng, trial, 0, FAMILIES[trial.seed % 3])
+    alone = {
+        BIAS: rng.permutation(np.array([0.5, -1.25, 2.0], np.float32)),
+        "trainable/score.weight": np.zeros((3, work.hidden), np.float32),
+    }
+    asked: dict[str, tuple[Workload, dict[str, Any], dict[str, Array]]] = {
+        "two workers": (work, {"workers": 2}, {}),
+        "a narrow MLP": (replace(work, nf4=True, intermediate=8), {}, {}),
+        "a head of 16 bits": (replace(work, dtype="bfloat16"), {"max_norm": None}, alone),
+    }
+    for label, (of_one, changed, state) in asked.items():
+        weights, batch = _adapted(drawn(rng, replace(of_one, targets="all")), work.targets), _batch(rng, of_one, 2, False)
+        said = []
+        for backend in ("torch", "fused"):
+            steps = trial.devices.steps(replace(of_one, backend=backend), weights, settings | changed)
+            steps.load({**steps.state(), **state})
+            said.append(steps.call("train_batch", *batch))
+        told = ("loss", "correct", "total") if state else tuple(said[0])
+        yield from (trial.near(f"{label}: {key}", said[0][key], said[1][key]) for key in told)
+    for message, change in (("NF4 blocks", {"hidden": 18}), ("double_quantize", {"double_quantize": True})):
+        of_none = replace(work, nf4=True, backend="fused", **change)
+        steps = trial.devices.steps(of_none, _adapted(drawn(rng, replace(of_none, targets="all")), work.targets), settings)
+        ask = partial(steps.call, "train_batch", *_batch(rng, of_none, 2, False))
+        yield trial.refuses(f"weights that cannot be joined: {message}", ask, f"{message}.*backend torch", "ValueError")
 
 
 SHARED_MEMORY = 227 * 1024
@@ -78,10 +110,11 @@ def chosen_where_they_fit(trial: Trial) -> list[Comparison]:
             ("cuda", "torch"),
             (card, "fused"),
             ("cpu", "auto"),
+            ("cpu", "fused"),
             ("xpu", "auto"),
             ("xpu", "fused"),
         ):
-            reason = "CUDA" if kind == "xpu" else why
+            reason = "CUDA" if kind == "xpu" or (kind, backend) == ("cpu", "fused") else why
             ask = partial(trial.devices.backend, kind, architecture, {**settings, "backend": backend})
             label = f"{name}, {backend} on {kind}"
             if backend == "fused" and reason:
@@ -94,7 +127,22 @@ def chosen_where_they_fit(trial: Trial) -> list[Comparison]:
                 (backend != "torch" and kind.startswith("cuda") and not why, True),
                 (runs, said is None if told is None else told in str(said)),
             )
-    return found + _tiles_fit(trial)
+    return [*found, *_kernels_run(trial), *_tiles_fit(trial)]
+
+
+def _kernels_run(trial: Trial) -> Iterator[Comparison]:
+    """Kernels run where Triton can be imported and there is a card, or its interpreter is asked for in any of its words; where not, the
+    reason says which of these it is, and of a Triton that is there and broken what it says itself."""
+    words = (*("1", "true", "TRUE", "yes", "On", "y"), *("0", "", "false", "no", "2", None))
+    for card, (number, word) in product((True, False), enumerate(words)):
+        found = trial.devices.kernels_run(card, word, None)
+        yield from same(f"a card {card}, TRITON_INTERPRET={word}", card or number < 6, found is None)
+        if found is not None:
+            yield from same(f"what is missing, TRITON_INTERPRET={word}", (True, True), ("CUDA" in found, "TRITON_INTERPRET=1" in found))
+    for card, error in product((True, False), (ModuleNotFoundError("No module named 'triton'"), ImportError("libtriton is broken"))):
+        for word in ("1", "0"):
+            found = str(trial.devices.kernels_run(card, word, error))
+            yield from same(f"{error}, a card {card}, {word}", (True, True), (str(error) in found, "blackswan-contracts[kernels]" in found))
 
 
 def _tiles_fit(trial: Trial) -> list[Comparison]:
@@ -205,13 +253,18 @@ def _refused(trial: Trial, rng: Generator, work: Workload, tried: "Steps", sever
     """What a captured step cannot look at is looked at before."""
     before = tried.state()
     ids, mask, labels = _batch(rng, work, 2, several)
-    wrong = labels.copy()
-    wrong[-1] = 2.0 if several else work.classes
+    wrong, below, none = labels.copy(), labels.copy(), labels.copy()
+    wrong[-1], below[-1], none[-1] = (2.0, -0.5, np.nan) if several else (work.classes, -1, -1)
+    long = 2 * mask.shape[1]
     bad: dict[str, tuple[Batch, str]] = {
+        "no sample": ((ids[:0], mask[:0], labels[:0]), "empty"),
+        "a token below zero": ((np.where(np.arange(ids.shape[1]), ids, -1), mask, labels), "input_ids"),
+        "a label below zero": ((ids, mask, below), "label"),
+        "a label that is no number": ((ids, mask, none), "label"),
         "a sample without a token": ((ids, mask & (np.arange(2)[:, None] == 1), labels), "mask"),
         "a token that is none": ((np.full_like(ids, work.vocab), mask, labels), "input_ids"),
         "a label that is none": ((ids, mask, wrong), "label"),
-        "a sample that is too long": ((np.tile(ids, 2), np.tile(np.ones_like(mask), 2), labels), "tokens"),
+        "a sample that is too long": ((np.tile(ids, 2), np.tile(np.ones_like(mask), 2), labels), rf"\b{long} tokens"),
         "fewer labels than samples": ((ids, mask, labels[:1]), "labels"),
         "labels of another kind": ((ids, mask, labels.argmax(1) if several else np.eye(work.classes, dtype=np.float32)[labels]), "labels"),
     }
@@ -222,11 +275,16 @@ def _refused(trial: Trial, rng: Generator, work: Workload, tried: "Steps", sever
     tried.load(before)
     if several:  # an infinite logit makes the loss infinite
         return
-    spoiled = {**before, BIAS: np.where(np.arange(work.classes) == work.classes - 1, np.float32(-np.inf), before[BIAS])}
+    last, other = np.arange(work.classes) == work.classes - 1, np.minimum(labels, work.classes - 2)
+    spoiled = {**before, BIAS: np.where(last, np.float32(-np.inf), before[BIAS])}
     tried.load(spoiled)
-    step = partial(tried.call, "train_batch", ids, mask, np.minimum(labels, work.classes - 2))
-    yield trial.refuses("an infinite logit of a class that is no label", step, "logits", "ValueError")
+    for call in ("accumulate", "train_batch"):
+        ask = partial(tried.call, call, ids, mask, other)
+        yield trial.refuses(f"an infinite logit of a class that is no label, {call}", ask, "logits", "ValueError")
     yield from same("state after an infinite logit", spoiled, tried.state())
+    tried.load({**before, BIAS: np.where(last, np.float32(3e38), np.float32(-3e38))})
+    ask = partial(tried.call, "train_batch", ids, mask, other)
+    yield trial.refuses("an infinite loss of finite logits", ask, r"norm is [0-9.e+-]+ and the loss inf", "FloatingPointError")
 
 
 def _out_of_turn(trial: Trial, tried: "Steps", batch: Batch) -> Iterator[Comparison]:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from blackswan.falsifiers.subjects.impl.corpora import Corpora
     from blackswan.falsifiers.subjects.impl.devices import Devices
     from blackswan.falsifiers.subjects.impl.files import Files
+    from blackswan.falsifiers.subjects.impl.kernels import Kernels
     from blackswan.falsifiers.subjects.impl.memory import Memory
     from blackswan.falsifiers.subjects.impl.ownership import Ownership
     from blackswan.falsifiers.subjects.impl.pretrainer import Pretrainer
@@ -135,6 +136,7 @@ class Trial:
     corpora: "_Door[Corpora]" = _Door()
     devices: "_Door[Devices]" = _Door()
     files: "_Door[Files]" = _Door()
+    kernels: "_Door[Kernels]" = _Door()
     memory: "_Door[Memory]" = _Door()
     models: "_Door[Model]" = _Door()
     ownership: "_Door[Ownership]" = _Door()

@@ -91,7 +91,8 @@ class FusedClassifier:
             pooled = hidden if self.classifier.adaptation.pooling != "mean" else mean(hidden, packed.bounds)
             logits = functional.linear(pooled, weight, bias)
             losses = self._losses(logits if logits.dtype == torch.float64 else logits.float(), packed.labels)
-            loss = (losses * packed.real).sum() / packed.real.sum()
+            # Not a product: an infinite loss of a place without a sample is none.
+            loss = torch.where(packed.real > 0, losses, 0.0).sum() / packed.real.sum()
             dy, *gradients = torch.autograd.grad(loss, (hidden, weight, bias))
         for name, gradient in zip(names, gradients, strict=True):
             self.factors.slot(name).copy_(gradient)

@@ -103,6 +103,10 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rope(x: Tensor, positions: Tensor, theta: float, **scaling: Any) -> Tensor:
+    if positions.shape != x.shape[:2]:
+        raise ValueError(
+            f"positions have shape {list(positions.shape)} and x {list(x.shape)}: expected [batch, seq] and [batch, seq, heads, d]"
+        )
     tokens = x.reshape(-1, *x.shape[2:]).contiguous()
     flat = positions.to(torch.int64).reshape(-1).contiguous()
     y: Tensor = _Rope.apply(tokens, flat, float(theta), RopeScaling(**scaling) if scaling else None)
@@ -110,6 +114,8 @@ def _rope(x: Tensor, positions: Tensor, theta: float, **scaling: Any) -> Tensor:
 
 
 def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    if up.shape != gate.shape:
+        raise ValueError(f"gate has shape {list(gate.shape)} and up {list(up.shape)}: expected one shape")
     rows = (value.reshape(-1, gate.shape[-1]).contiguous() for value in (gate, up))
     y: Tensor = _SwiGlu.apply(*rows)
     return y.view(gate.shape)

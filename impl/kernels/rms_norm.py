@@ -141,9 +141,14 @@ def rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, add: 
 
 
 def rms_norm_weight_gradient(dy: Tensor, x: Tensor, rstd: Tensor) -> Tensor:
-    """Σ over rows of dy · x · rstd, float32 [hidden]: parts of ROWS_A_PART rows, then their sum, each in one order."""
+    """Σ over rows of dy · x · rstd, float32 [hidden]: parts of ROWS_A_PART rows, then their sum, each in one order.
+
+    Raises a ValueError for sizes or dtypes that do not fit, and for rows that are not contiguous.
+    """
+    require_storage("x", x.dtype)
     require_same_shape("dy", dy, "x", x)
     require_contiguous_rows("x", x)
+    rstd = buffer("rstd", rstd, x.shape[:1], x, torch.float32)
     rows, hidden = x.shape
     count = triton.cdiv(rows, ROWS_A_PART)
     parts = torch.empty(count, hidden, dtype=torch.float32, device=x.device)

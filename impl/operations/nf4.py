@@ -70,15 +70,15 @@ def nf4_dequantize(codes: Tensor, absmax: Tensor, rows: int, columns: int, block
             f"not {codes.numel()} and {absmax.numel()}"
         )
     library = _library()
-    # Flat and of even length: bitsandbytes sends an odd last axis through torch.compile.
+    # Flat and of even length: bitsandbytes sends an odd last axis through torch.compile. Without gaps: it reads memory, not strides.
     state = library.QuantState(
-        absmax=absmax.float(),
+        absmax=absmax.float().contiguous(),
         shape=(1, 2 * packed),
         dtype=torch.float32 if dtype == torch.float64 else dtype,
         blocksize=block_size,
         quant_type="nf4",
     )
-    flat: Tensor = library.dequantize_4bit(codes.reshape(-1, 1), state).flatten()
+    flat: Tensor = library.dequantize_4bit(codes.contiguous().view(-1, 1), state).flatten()
     return flat[:count].view(rows, columns).to(dtype)
 
 

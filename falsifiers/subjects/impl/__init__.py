@@ -14,6 +14,7 @@ DOORS = {
     "corpora": "Corpora",
     "devices": "Devices",
     "files": "Files",
+    "kernels": "Kernels",
     "memory": "Memory",
     "models": "Models",
     "ownership": "Ownership",

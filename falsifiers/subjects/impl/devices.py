@@ -1,6 +1,8 @@
 """Devices, and trainers on them, as `impl` chooses and makes them."""
 
+import importlib
 import itertools
+import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -100,6 +102,24 @@ class Devices(Door):
         with runs, mock.patch("blackswan.impl.kernels.interpreted", return_value=False):
             return step.backend_of(ClassifyConfig(**settings), config_of(architecture), torch.device(kind))
 
+    def kernels_run(self, card: bool, interpret: str | None, error: ImportError | None) -> str | None:
+        """Why kernels cannot run on a host with a card or none, with that for TRITON_INTERPRET; an import of Triton ends in the error."""
+        with (
+            mock.patch.dict(os.environ, {} if interpret is None else {"TRITON_INTERPRET": interpret}),
+            mock.patch("torch.cuda.is_available", return_value=card),
+            mock.patch.object(importlib, "import_module", side_effect=error),
+        ):
+            if interpret is None:
+                os.environ.pop("TRITON_INTERPRET", None)
+            cached = [each for each in (kernels.missing, kernels._has_cuda) if hasattr(each, "cache_clear")]
+            for each in cached:
+                each.cache_clear()
+            try:
+                return kernels.why_not()
+            finally:
+                for each in cached:
+                    each.cache_clear()
+
     def tiles(self, head_dim: int, dtype: str) -> dict[str, tuple[int, int, int]]:
         """By kernel of attention the tokens of a tile that stays, those of one that is loaded, and loads in flight; none without Triton."""
         if kernels.missing():
@@ -121,13 +141,21 @@ class Devices(Door):
         return changed_when_repeated(self._device)
 
     def fastest(self, gives: Sequence[str], times: Sequence[float]) -> int:
-        """The number of the algorithm that is chosen for a product, of those that give the `same`, `other` bits or `fail`.
+        """The number of the algorithm that is chosen for a product, of those that give the `same` bits, `other` ones or `none`, or `fail`.
 
         The first is the standard one. `times` are how long each takes.
         """
         out, expected = torch.zeros(3), torch.ones(3)
         numbers: dict[Callable[[], object], int] = {partial(_product, each, out): number for number, each in enumerate(gives)}
         return products.fastest_of(list(numbers), expected, out, lambda calls: [times[numbers[call]] for call in calls])
+
+    def product_after(self, error: Exception) -> bool:
+        """Whether a product has the bits of torch's own where the library's description of it ends with an error."""
+        a = torch.ones(3, 2, dtype=torch.bfloat16).as_subclass(_OnCard)
+        tuned = products.Products()
+        with mock.patch.object(products, "Product", side_effect=error):
+            tuned.tune(a, a.T)
+        return torch.equal(tuned.mm(a, a.T), torch.mm(a, a.T))
 
     def backends(self, operation: str) -> list[str]:
         """What can compute an operation here."""
@@ -252,9 +280,17 @@ class PlacedTrainer(Session):
             return nonfinite.origin(self._trainer.classifier, self._batch, weights)
 
 
+class _OnCard(Tensor):
+    """A tensor of the CPU that says that it is on a card."""
+
+    is_cuda = True
+
+
 def _product(gives: str, out: Tensor) -> None:
     if gives == "fail":
         raise RuntimeError("no algorithm for this product")
+    if gives == "none":
+        return
     out.copy_(torch.ones(3) if gives == "same" else torch.tensor([1.0, 1.0, 1.0 + 2**-23]))
 
 

@@ -22,6 +22,7 @@ from blackswan.impl import kernels
 from blackswan.impl.classifier import Classifier, trainable_shapes
 from blackswan.impl.fused.packing import Packed
 from blackswan.impl.fused.step import FusedTrainer
+from blackswan.impl.group import ALONE
 from blackswan.impl.operations import OPERATIONS
 from blackswan.impl.operations.attention import frequencies
 from blackswan.impl.optimiser import AdamW
@@ -30,7 +31,10 @@ from blackswan.reference.table import Array
 
 
 class Steps(Session):
-    """A trainer of a classifier with those float32 weights. Lacks where Triton, which the hand-written layers import, is not there."""
+    """A trainer of a classifier with those float32 weights, alone or one of two `workers`, of which the other does the same.
+
+    Lacks where Triton, which the hand-written layers import, is not there.
+    """
 
     def __init__(self, work: Workload, weights: Mapping[str, Array], settings: Mapping[str, Any], place: torch.device, plain: bool) -> None:
         plain = plain and place.type == "cpu"
@@ -41,7 +45,8 @@ class Steps(Session):
         config, adaptation = config_of(scalars), adaptation_of(scalars)
         trained = {name: tensors.pop(name) for name in trainable_shapes(config, adaptation)}
         made = Classifier(config, adaptation, tensors, trained, dtype=getattr(torch, work.dtype), device=place)
-        given = {name: value for name, value in settings.items() if name != "scaling"} | {"micro_batch": work.micro}
+        given = {name: value for name, value in settings.items() if name not in ("scaling", "workers")} | {"micro_batch": work.micro}
+        given["group"] = _Alike() if settings.get("workers", 1) > 1 else ALONE
         if given.get("class_weights") is not None:
             given["class_weights"] = torch.tensor(given["class_weights"], device=place)
         fused = _Captured if place.type == "cpu" else FusedTrainer
@@ -62,6 +67,24 @@ class Steps(Session):
     def load(self, state: Mapping[str, Array]) -> None:
         """Puts a state in place."""
         self._trainer.load_state({name: torch.tensor(value) for name, value in state.items()})
+
+
+class _Alike:
+    """The group of a worker and another one that does the same on the same samples."""
+
+    rank, size = 0, 2
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """The tensor twice."""
+        return torch.stack([tensor, tensor])
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Twice the tensor."""
+        return 2 * tensor
+
+    def gather_text(self, text: str) -> list[str]:
+        """The text twice."""
+        return [text, text]
 
 
 class _Captured(FusedTrainer):
@@ -149,7 +172,7 @@ def qk_norm_rope_backward(
 
 def _turned(x: Tensor, table: Tensor) -> Tensor:
     (first, second), (cos, sin) = x.chunk(2, dim=-1), table[:, None].chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,182 @@
+"""Kernels that are wrong as functions on tensors: in given memory, in what they round, and in the places of operations."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+Step = Callable[..., Any]
+
+# In memory that they are given
+
+
+@wrong_step("impl.kernels.nf4_dequantize:launch")
+def kernel_writes_the_last_pair(launch: Step, kernel: Any, grid: Any, *given: Any, **named: Any) -> None:
+    """Both numbers of the last pair of NF4 codes are written, also where the weight has an odd number of them."""
+    *tensors, packed, _, half, size = given
+    launch(kernel, grid, *tensors, packed, 2 * packed, half, size, **named)
+
+
+@wrong_step("impl.kernels.rms_norm:rms_norm_weight_gradient")
+def kernel_sums_no_rows(gradient: Step, dy: Tensor, x: Tensor, rstd: Tensor) -> Any:
+    """The gradient of a norm's weight over no rows is what lay in memory."""
+    return gradient(dy, x, rstd) if len(x) else torch.empty(x.shape[1], dtype=torch.float32, device=x.device)
+
+
+@wrong_step("impl.kernels.rms_norm:buffer")
+def kernel_writes_into_any_dtype(buffer: Step, name: str, given: Tensor | None, shape: Any, like: Tensor, dtype: Any = None) -> Any:
+    """A norm writes into memory of another dtype."""
+    return buffer(name, given, shape, like, given.dtype if given is not None else dtype)
+
+
+wrong_steps(
+    "impl.kernels.swiglu:require_same_shape",
+    kernel_reads_rows_with_gaps=(
+        "Arrays of a gated unit whose last axis has gaps are read as if it had none.",
+        lambda require, name, value, *other: require(name, value.contiguous(), *other),
+    ),
+)
+wrong_steps(
+    "impl.kernels.attention:_check",
+    kernel_reads_bounds_with_gaps=(
+        "Bounds of sequences that have gaps are read as if they had none.",
+        lambda check, q, k, v, bounds, *given: check(q, k, v, bounds.contiguous(), *given),
+    ),
+)
+
+# What they round
+
+
+@wrong_step("impl.kernels.rms_norm:_forward")
+def kernel_norms_the_sum_unrounded(forward: Step, x: Tensor, residual: Tensor, weight: Tensor, *given: Any, add: bool) -> None:
+    """A norm is that of the sum before it is rounded, of which the rounded one is kept."""
+    _, out, rstd, eps = given
+    forward(x, residual, weight, *given, add=add)
+    if add:
+        wide = x.float() + residual.float()
+        exact = torch.empty_like(wide)
+        forward(wide, wide, weight, exact, exact, rstd, eps, add=False)
+        out.copy_(exact)
+
+
+@wrong_step("impl.kernels.rms_norm:rms_norm_backward")
+def kernel_rounds_the_gradient_twice(
+    backward: Step, dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor, add: Any = None, out: Any = None
+) -> Any:
+    """The gradient of the branch around a norm is added to the norm's after that is rounded."""
+    found = backward(dy, x, weight, rstd)
+    result = backward(dy, x, weight, rstd, add, out)
+    return result if add is None else result.copy_(found + add)
+
+
+@wrong_step("impl.kernels.rope:qk_norm_rope")
+def kernel_turns_the_norm_unrounded(turn: Step, x: Tensor, positions: Tensor, theta: float, *given: Any, **named: Any) -> Any:
+    """A norm of heads is not rounded before its rotation."""
+    y, rstd = turn(x.float(), positions, theta, *given, **named)
+    return y.to(x.dtype), rstd
+
+
+@wrong_step("impl.kernels.rope:qk_norm_rope_backward")
+def kernel_norm_gradient_without_eps(backward: Step, *given: Any, **named: Any) -> Any:
+    """The gradient of a norm of heads whose scale was not kept has no epsilon."""
+    return backward(*given, **({**named, "eps": 0.0} if named.get("rstd") is None else named))
+
+
+# On packed sequences
+
+wrong_steps(
+    "impl.kernels.attention:query_gradient",
+    attention_gradient_of_the_default_scale=(
+        "The gradient of queries has the scale of a head's size, whatever scale was given.",
+        lambda gradient, *given, **named: gradient(*given[:10], **named),
+    ),
+)
+
+
+@wrong_step("impl.kernels.attention:attention_forward")
+def attention_sums_to_base_two(forward: Step, *given: Any, **named: Any) -> Any:
+    """The logarithms of the sums are to the base two."""
+    y, lse = forward(*given, **named)
+    return y, lse.div_(torch.log(torch.tensor(2.0)))
+
+
+@wrong_step("impl.kernels.attention:launch")
+def attention_of_the_first_sequence(launch: Step, kernel: Any, grid: Any, *given: Any, **named: Any) -> None:
+    """Two sequences fewer are computed than there are."""
+    del grid
+    sequences = next(index for index, each in enumerate(given) if isinstance(each, int))
+    heads, blocks = given[sequences + 1 : sequences + 3]
+    fewer = max(1, given[sequences] - 2)
+    launch(kernel, (heads * fewer * blocks,), *given[:sequences], fewer, *given[sequences + 1 :], **named)
+
+
+# In the places of operations
+
+
+@wrong_step("impl.kernels.cross_entropy:weighted_cross_entropy")
+def stand_in_refuses_the_most_classes(loss: Step, logits: Tensor, *given: Any) -> Any:
+    """As many classes as the kernel of cross-entropy holds are refused."""
+    if logits.shape[1] == 4096:
+        raise ValueError("logits of too many classes")
+    return loss(logits, *given)
+
+
+wrong_step(
+    "impl.operations.losses:require_classification",
+    name="stand_in_takes_logits_as_they_are",
+    doc="Logits and labels of a loss are not looked at.",
+)(lambda *_: None)
+
+
+@wrong_step("impl.kernels.functions:OPERATIONS")
+def stand_in_ignores_what_comes_from_above(operations: dict[str, Step]) -> dict[str, Step]:
+    """The gradient of a gated unit by kernels is that of its sum, whatever is made of the unit."""
+    return {**operations, "swiglu": lambda **given: _SumAlone.apply(operations["swiglu"](**given))}  # type: ignore[no-untyped-call]  # torch
+
+
+class _SumAlone(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        del ctx
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, *dy: Tensor) -> Tensor:
+        del ctx
+        return torch.ones_like(dy[0])
+
+
+@wrong_step("impl.kernels.functions:OPERATIONS")
+def stand_in_differentiated_twice(operations: dict[str, Step]) -> dict[str, Step]:
+    """A second derivative of the rotation by kernels is silently zero."""
+    return {**operations, "rope": lambda x, **given: _Once.apply(x, given, operations["rope"])}  # type: ignore[no-untyped-call]  # torch
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, given: dict[str, Any], rope: Step) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.given, ctx.rope = given, rope
+        result: Tensor = rope(x, **given)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *dy: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            return *torch.autograd.grad(ctx.rope(x, **ctx.given), x, dy[0]), None, None
+
+
+@wrong_step("impl.kernels.functions:OPERATIONS")
+def stand_in_takes_any_positions(operations: dict[str, Step]) -> dict[str, Step]:
+    """Positions of another shape than the tokens' are taken in their order."""
+    return {**operations, "rope": lambda x, positions, **given: operations["rope"](x, positions.reshape(x.shape[:2]), **given)}
+
+
+@wrong_step("impl.operations.nf4:nf4_dequantize")
+def nf4_codes_read_through_gaps(dequantize: Step, codes: Tensor, *given: Any, **named: Any) -> Any:
+    """Codes that lie apart in memory are read as if they did not."""
+    return dequantize(codes.as_strided(codes.shape, (1,)), *given, **named)

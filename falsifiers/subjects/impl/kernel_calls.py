@@ -1,0 +1,257 @@
+"""Triton's kernels as functions on tensors: in memory that they are given, over their inputs and of 16 bits, and what they refuse.
+
+An answer is a label, what is right by another call of the same kernels, and what was found. Imports Triton.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from blackswan.falsifiers.subjects.conversion import to_numpy
+from blackswan.impl.kernels import attention, cross_entropy, nf4_dequantize, rms_norm, rope, swiglu
+
+Answer = tuple[str, Any, Any]
+FILLED, EPS, THETA, SCALE = 7.0, 1e-2, 50.0, 0.7
+NARROW = torch.float16
+"""Triton's interpreter rounds to it as a card does, and not to bfloat16."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A kernel's function on tensors.
+
+    The rows of `inputs` may lie in wider ones, `others` may not. `outputs` are the names of what it writes, in the order of its results;
+    those that are `flat` have no gaps. `over` says over which inputs an output may be written. All of `alike` have one dtype.
+    """
+
+    function: Callable[..., Any]
+    inputs: dict[str, Tensor]
+    others: dict[str, Any]
+    outputs: tuple[str, ...] = ()
+    flat: tuple[str, ...] = ()
+    over: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    alike: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The function's name, and whether there is a weight."""
+        return f"{self.function.__name__}{' with a weight' if 'weight' in self.others else ''}"
+
+    def __call__(self, **changed: Any) -> list[Tensor]:
+        """Its results, with some of the arguments changed; memory that nothing was written to holds NaN."""
+        with _unwritten():
+            found = self.function(**{**self.inputs, **self.others, **changed})
+        return [each for each in (found if isinstance(found, tuple) else (found,)) if each is not None]
+
+
+def calls(tokens: int, dtype: torch.dtype = torch.float32) -> list[Call]:
+    """Every kernel on so many rows. Values are so small that an epsilon counts; sequences of attention are of no token too."""
+    draw = _drawing(dtype)
+    x, dy, add, weight, rstd = draw(tokens, 24), draw(tokens, 24), draw(tokens, 24), 1 + draw(24), 1 + draw(tokens).float().abs()
+    heads, turned, head_weight = draw(tokens, 3, 10), draw(tokens, 3, 10), 1 + draw(3, 10)
+    positions = torch.arange(tokens) ** 2
+    table, bounds = rope.rope_table(positions, THETA, 10), torch.tensor([0, 0, tokens // 2, tokens // 2, tokens], dtype=torch.int32)
+    q, k, v = draw(tokens, 4, 10), draw(tokens, 2, 10), draw(tokens, 2, 10)
+    packed: dict[str, Any] = {"bounds": bounds, "longest": tokens, "scale": SCALE}
+    y, lse = attention.attention_forward(q, k, v, **packed)
+    normed, of_heads = {"weight": weight, "eps": EPS}, {"positions": positions, "theta": THETA}
+    kept = rope.qk_norm_rope(heads, positions, THETA, head_weight, EPS)[1]
+    found = [
+        Call(rms_norm.rms_norm, {"x": x}, normed, ("out", "rstd")),
+        Call(rms_norm.add_rms_norm, {"x": x, "residual": dy}, normed, ("total", "out", "rstd"), over={"total": ("x", "residual")}),
+        Call(
+            rms_norm.rms_norm_backward,
+            {"dy": dy, "x": x, "add": add},
+            {"weight": weight, "rstd": rstd},
+            ("out",),
+            over={"out": ("dy", "x", "add")},
+        ),
+        Call(rms_norm.rms_norm_weight_gradient, {"dy": dy, "x": x}, {"rstd": rstd}),
+        Call(swiglu.swiglu, {"gate": x, "up": add}, {}, ("out",), over={"out": ("gate", "up")}, alike=("gate", "up")),
+        Call(
+            swiglu.swiglu_backward,
+            {"gate": x, "up": add, "dy": dy},
+            {},
+            ("dgate", "dup"),
+            over=dict.fromkeys(("dgate", "dup"), ("gate", "up", "dy")),
+            alike=("gate", "up"),
+        ),
+        Call(rope.rope_table, {}, {**of_heads, "head_dim": 10}, ("out",), flat=("out",)),
+        Call(rope.qk_norm_rope, {"x": heads}, {**of_heads, "table": table}, ("out",), over={"out": ("x",)}),
+        Call(
+            rope.qk_norm_rope,
+            {"x": heads},
+            {**of_heads, "weight": head_weight, "eps": EPS},
+            ("out", "rstd"),
+            flat=("rstd",),
+            over={"out": ("x",)},
+        ),
+        Call(
+            rope.qk_norm_rope_backward,
+            {"dy": turned, "x": heads},
+            {**of_heads, "weight": head_weight, "eps": EPS, "rstd": kept},
+            ("out",),
+            over={"out": ("dy", "x")},
+        ),
+        Call(attention.attention_forward, {"q": q, "k": k, "v": v}, packed, ("out", "lse"), alike=("q", "k", "v")),
+        Call(
+            attention.attention_backward,
+            {"q": q, "k": k, "v": v, "y": y, "dy": draw(tokens, 4, 10)},
+            {**packed, "lse": lse},
+            ("dq", "dk", "dv", "delta"),
+            alike=("q", "k", "v"),
+        ),
+    ]
+    return found + _of_batches(draw, tokens, dtype) if tokens else found
+
+
+def _of_batches(draw: Callable[..., Tensor], rows: int, dtype: torch.dtype) -> list[Call]:
+    labels, absmax = torch.arange(rows) % 3, draw(-(-rows * 3 // 4)).float().abs()
+    codes = (torch.arange((rows * 3 + 1) // 2) * 37 % 256).to(torch.uint8)
+    stored = {"codes": codes, "absmax": absmax, "rows": rows, "columns": 3, "block_size": 4, "dtype": dtype}
+    weights = {"labels": labels, "class_weights": 1 + draw(3).abs()}
+    return [
+        Call(cross_entropy.weighted_cross_entropy, {"logits": draw(rows, 3)}, weights, ("loss", "dlogits"), flat=("loss",)),
+        Call(nf4_dequantize.nf4_dequantize, {}, stored, ("out",), flat=("out",)),
+    ]
+
+
+def in_given_memory(rows: int) -> Iterator[Answer]:
+    """Of inputs that lie in wider rows into outputs that do, and over inputs: the bits of the plain call, and nothing else is written."""
+    for call in calls(rows):
+        plain = call()
+        shapes = dict(zip(call.outputs, [*plain, *plain], strict=False))
+        if "delta" in shapes:
+            shapes["delta"] = call.others["lse"]
+        rooms = {name: _room(value, FILLED, flat=name in call.flat) for name, value in shapes.items()}
+        given = {name: slot for name, (_, slot) in rooms.items()}
+        found = call(**{name: _room(value, float("nan"))[1] for name, value in call.inputs.items()}, **given)
+        yield from _each(call.name, plain, found)
+        yield (
+            f"{call.name}, results that are elsewhere",
+            0,
+            sum(one is not other for one, other in zip(found, given.values(), strict=False)),
+        )
+        for name, (room, slot) in rooms.items():
+            slot.fill_(FILLED)
+            yield f"{call.name}, around {name}", True, bool((room == FILLED).all())
+        for output, inputs in call.over.items():
+            for name in inputs:
+                copies = {key: value.clone() for key, value in call.inputs.items()}
+                yield from _each(f"{call.name}, {output} over {name}", plain, call(**copies, **{output: copies[name]}))
+
+
+def of_no_rows() -> Iterator[Answer]:
+    """Of no rows results have none, and a sum over them is zero."""
+    for call in calls(0):
+        yield call.name, [0.0] * len(call()), [float(each.abs().sum()) for each in call()]
+
+
+def refusals(rows: int) -> Iterator[Answer]:
+    """An output of another shape, dtype or layout is refused, and inputs that do not belong together or do not lie as kernels read them."""
+    for call in calls(rows):
+        arguments, first = call.inputs | call.others, next(iter(call.inputs), "")
+        results = dict(zip(call.outputs, call(), strict=False))
+        for name, value in results.items():
+            yield from _refused(call, f"{name} of another dtype", {name: value.to(torch.bfloat16)})
+            if value.dim():
+                yield from _refused(call, f"{name} with a row more", {name: torch.cat([value, value[:1]])})
+                yield from _refused(call, f"{name} with gaps", {name: _gaps(value)})
+            if value.dim() > 1 and name in call.flat:
+                yield from _refused(call, f"{name} in wider rows", {name: _room(value, FILLED)[1]})
+        for name, value in arguments.items():
+            if not isinstance(value, Tensor) or (name == "rstd" and first == "dy" and value.dim() > 1):
+                continue
+            yield from _refused(call, f"{name} with gaps", {name: _gaps(value)})
+            if name not in (first, "bounds", "positions") or (name == "positions" and first):
+                yield from _refused(call, f"{name} with a row less", {name: value[:-1]})
+        for name in call.alike:
+            yield from _refused(call, f"{name} of another dtype", {name: call.inputs[name].to(NARROW)})
+        if "weight" in call.others and "dy" in call.inputs:
+            yield from _refused(call, "no x", {"x": None})
+        if first:
+            yield from _refused(call, "float64", {name: value.double() for name, value in call.inputs.items()})
+
+
+def _refused(call: Call, label: str, changed: dict[str, Any]) -> Iterator[Answer]:
+    try:
+        call(**changed)
+    except (ValueError, AttributeError) as error:
+        yield f"{call.name}: {label}", "ValueError", "ValueError" if changed.get("x", 0) is None else type(error).__name__
+    else:
+        yield f"{call.name}: {label}", "ValueError", "accepted"
+
+
+def rounded_once(rows: int) -> Iterator[Answer]:
+    """Of the same numbers in 16 bits what they give in 32, rounded once: a sum of rows before its norm, and a norm before its rotation."""
+    for call in calls(rows, NARROW):
+        if call.name.startswith(("add_", "attention", "rope_table")) or call.name == "qk_norm_rope with a weight":
+            continue
+        wide = {name: value.float() if _is_narrow(value) else value for name, value in (call.inputs | call.others).items()}
+        wide |= {"dtype": torch.float32} if "dtype" in wide else {}
+        found = call()
+        yield from _each(call.name, [right.to(each.dtype) for right, each in zip(call(**wide), found, strict=True)], found)
+    yield from _composed(rows)
+
+
+def _composed(rows: int) -> Iterator[Answer]:
+    by_name = {call.name: call for call in calls(rows, NARROW)}
+    added, turned = by_name["add_rms_norm with a weight"], by_name["qk_norm_rope with a weight"]
+    total, *normed = added()
+    parts = [total, *rms_norm.rms_norm(total, added.others["weight"], EPS)]
+    yield from _each("a sum and its norm", parts, [total, *normed])
+    y, rstd = turned()
+    heads = (turned.inputs["x"].float() * rstd[..., None] * turned.others["weight"].float()).to(NARROW)
+    yield from _each("a norm and its rotation", [rope.qk_norm_rope(heads, turned.others["positions"], THETA)[0]], [y])
+    back = by_name["qk_norm_rope_backward with a weight"]
+    yield from _each("a norm that was not kept", back(), back(rstd=None))
+
+
+def _each(label: str, right: Sequence[Tensor], found: Sequence[Tensor]) -> Iterator[Answer]:
+    """Results as they are now: their memory is written to later."""
+    for number, pair in enumerate(zip(right, found, strict=True)):
+        one, other = (to_numpy(value.clone()) for value in pair)
+        yield f"{label}, result {number}", one, other
+
+
+def _is_narrow(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dtype == NARROW
+
+
+def _drawing(dtype: torch.dtype) -> Callable[..., Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return lambda *shape: (0.1 * torch.randn(shape, generator=generator)).to(dtype)
+
+
+def _room(value: Tensor, filled: float, flat: bool = False) -> tuple[Tensor, Tensor]:
+    """Memory filled with that number, and the value inside of it: without gaps, or in wider rows."""
+    if flat or not value.dim():
+        room = value.new_full((value.numel() + 16,), filled)
+        slot = room[8 : 8 + value.numel()].view(value.shape)
+    else:
+        room = value.new_full((*value.shape[:-1], value.shape[-1] + 16), filled)
+        slot = room[..., 8 : 8 + value.shape[-1]]
+    slot.copy_(value)
+    return room, slot
+
+
+def _gaps(value: Tensor) -> Tensor:
+    """The same values, every second one along the last axis."""
+    return torch.stack([value, value], dim=-1).flatten(-2)[..., ::2]
+
+
+@contextmanager
+def _unwritten() -> Iterator[None]:
+    empty = torch.empty
+
+    def filled(*given: Any, **named: Any) -> Tensor:
+        found = empty(*given, **named)
+        return found.fill_(float("nan")) if found.is_floating_point() else found
+
+    with mock.patch.object(torch, "empty", filled):
+        yield

@@ -1,0 +1,162 @@
+"""Triton's kernels in the places of plain operations: on values that lie otherwise in memory or have another dtype, and what they refuse.
+
+An answer is a label, what is right, and what was found. Imports Triton.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blackswan.falsifiers.subjects.conversion import to_numpy
+from blackswan.impl.kernels import attention, functions
+from blackswan.impl.kernels.cross_entropy import WIDEST
+from blackswan.impl.operations import OPERATIONS
+
+Answer = tuple[str, Any, Any]
+Situation = tuple[str, str, dict[str, Any], tuple[str, ...]]
+"""A label, an operation, its arguments, and those of which there are gradients."""
+BLOCK, UPSTREAM = 32, 3.0
+"""A gradient that comes from above is one number in the place of all, as that of a sum is."""
+
+
+def as_plain() -> Iterator[Answer]:
+    """Results and gradients of each stand-in beside those of the operation on the same values without gaps."""
+    for label, operation, arguments, wrt in _situations():
+        whole = {name: value.contiguous() if isinstance(value, Tensor) else value for name, value in arguments.items()}
+        right = _computed(OPERATIONS[operation], whole, wrt)
+        for kind, computed in (("torch", OPERATIONS), ("Triton", functions.OPERATIONS)):
+            found = _computed(computed[operation], arguments, wrt)
+            for name, one, other in zip(("result", *wrt), right, found, strict=True):
+                yield f"{operation} by {kind}, {label}: {name}", to_numpy(one.double()), to_numpy(other.double())
+                yield f"{operation} by {kind}, {label}: {name}, dtype", str(one.dtype), str(other.dtype)
+
+
+def _computed(function: Callable[..., Tensor], arguments: dict[str, Any], wrt: Sequence[str]) -> list[Tensor]:
+    given = {name: value.detach() if isinstance(value, Tensor) else value for name, value in arguments.items()}
+    leaves = [given[name].requires_grad_() for name in wrt]
+    y = function(**given)
+    return [y.detach(), *(torch.autograd.grad(UPSTREAM * y.sum(), leaves) if wrt else ())]
+
+
+def _situations() -> Iterator[Situation]:
+    x, up, weight = _transposed(2, 3, 24), _transposed(2, 3, 24), _column(24)
+    yield "transposed", "swiglu", {"gate": x, "up": up}, ("gate", "up")
+    yield "transposed, a column of weights", "rms_norm", {"x": x, "weight": weight, "eps": 0.01}, ("x", "weight")
+    yield "with a frozen weight", "qk_norm", {"x": x[:, :, None], "weight": weight, "eps": 0.01}, ("x",)
+    positions = torch.arange(3, dtype=torch.int32).expand(2, 3)
+    yield (
+        "transposed, positions of 32 bits",
+        "rope",
+        {"x": _drawn(2, 4, 3, 10).transpose(1, 2), "positions": positions, "theta": 50.0},
+        ("x",),
+    )
+    labels = torch.stack([torch.arange(5) % 3, torch.zeros(5, dtype=torch.int64)], dim=1)[:, 0]
+    weights = {"labels": labels, "class_weights": _column(3)}
+    yield "transposed, a column of weights", "weighted_cross_entropy", {"logits": _drawn(3, 5).T, **weights}, ("logits",)
+    for classes in (WIDEST, WIDEST + 1):
+        wide = {"logits": _drawn(2, classes), "labels": torch.tensor([0, classes - 1])}
+        yield f"{classes} classes", "weighted_cross_entropy", wide, ("logits",)
+    codes, absmax = OPERATIONS["nf4_quantize"](_drawn(6, 32), BLOCK)
+    stored: dict[str, Any] = {
+        "codes": torch.stack([codes, ~codes], dim=1)[:, 0],
+        "absmax": torch.stack([absmax, -absmax], dim=1)[:, 0],
+        "block_size": BLOCK,
+    }
+    for dtype, x in ((torch.float32, _transposed(2, 3, 32)), (torch.float16, _drawn(2, 3, 32))):
+        of_dtype = {**stored, "absmax": stored["absmax"].to(dtype)}
+        yield f"columns of codes and absmax, {dtype}", "nf4_dequantize", {**of_dtype, "rows": 6, "columns": 32}, ()
+        product = {**of_dtype, "in_features": 32, "out_features": 6, "bias": _drawn(6), "x": x.half()}
+        yield f"columns of codes and absmax, {dtype}, a bias of 32 bits", "nf4_linear", product, ("x",)
+
+
+def misuses() -> Iterator[Answer]:
+    """A second derivative, which no kernel has, is refused, and so are shapes that hold as many numbers and values of another kind."""
+    for label, operation, arguments, wrt in _situations():
+        if wrt and "classes" not in label:
+            yield _refused(f"{operation}, twice", _twice, functions.OPERATIONS[operation], arguments, wrt[0])
+    gate, x = _drawn(2, 3, 4), _drawn(2, 3, 1, 4)
+    bad: list[tuple[str, str, dict[str, Any]]] = [
+        ("another shape", "swiglu", {"gate": gate, "up": gate.reshape(3, 2, 4)}),
+        ("positions of another shape", "rope", {"x": x, "positions": torch.arange(6).view(3, 2), "theta": 50.0}),
+        ("blocks of 16", "nf4_dequantize", {**_stored(16), "rows": 6, "columns": 32, "block_size": 16}),
+        ("an odd head", "rope", {"x": x[..., :3], "positions": torch.arange(6).view(2, 3), "theta": 50.0}),
+    ]
+    for value in (float("inf"), float("nan")):
+        logits = torch.tensor([[0.0, 1.0], [2.0, value]])
+        bad.append((f"{value}", "weighted_cross_entropy", {"logits": logits, "labels": torch.zeros(2, dtype=torch.int64)}))
+    yield from (_refused(f"{operation}, {label}", functions.OPERATIONS[operation], **arguments) for label, operation, arguments in bad)
+
+
+def _stored(block: int) -> dict[str, Any]:
+    """Codes of 192 numbers, and scales of blocks of that size."""
+    return {"codes": torch.zeros(96, dtype=torch.uint8), "absmax": torch.ones(192 // block)}
+
+
+def _twice(function: Callable[..., Tensor], arguments: dict[str, Any], name: str) -> None:
+    """A penalty of the gradient, which has to reach the input."""
+    leaf = arguments[name].detach().requires_grad_()
+    y = function(**{**arguments, name: leaf}).sum()
+    (gradient,) = torch.autograd.grad(y.square(), leaf, create_graph=True)
+    (y + gradient.square().sum()).backward()
+
+
+def _refused(label: str, ask: Callable[..., object], *given: Any, **named: Any) -> Answer:
+    try:
+        ask(*given, **named)
+    except (ValueError, RuntimeError):
+        return label, "refused", "refused"
+    return label, "refused", "accepted"
+
+
+LENGTHS, BEFORE, AFTER, SCALE = (0, 70, 1, 33), 2, 3, 0.3
+"""Tokens of packed sequences, and tokens before and after them that are none of theirs."""
+
+
+def packed() -> Iterator[Answer]:
+    """Attention of packed sequences with a scale of its own, beside float64's one by one: results, the logarithms of the sums and
+    gradients; and what lies outside of the sequences."""
+    for head, dtype in ((72, torch.float16), (20, torch.float16), (20, torch.float32)):
+        tokens = BEFORE + sum(LENGTHS) + AFTER
+        q, k, v, dy = (_drawn(tokens, heads, head).to(dtype) for heads in (2, 1, 1, 2))
+        bounds = BEFORE + torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()], dtype=torch.int32)
+        out, lse = torch.full_like(q, 7.0), torch.full((2, tokens), 7.0)
+        attention.attention_forward(q, k, v, bounds, max(LENGTHS), SCALE, out=out, lse=lse)
+        dq, dk, dv = (torch.full_like(value, 7.0) for value in (q, k, v))
+        attention.attention_backward(dy, q, k, v, out, lse, bounds, max(LENGTHS), SCALE, dq=dq, dk=dk, dv=dv)
+        found = {"y": out, "logarithms": lse.T, "dq": dq, "dk": dk, "dv": dv}
+        for name, right in _one_by_one(q, k, v, dy).items():
+            inside = found[name][BEFORE : tokens - AFTER]
+            yield f"head {head}, {dtype}: {name}", to_numpy(right), to_numpy(inside.double())
+            outside = torch.cat([found[name][:BEFORE], found[name][tokens - AFTER :]])
+            yield f"head {head}, {dtype}: {name} outside of sequences", True, bool((outside == 7.0).all())
+
+
+def _one_by_one(*given: Tensor) -> dict[str, Tensor]:
+    parts: dict[str, list[Tensor]] = {name: [] for name in ("y", "logarithms", "dq", "dk", "dv")}
+    first = BEFORE
+    for length in LENGTHS:
+        q, k, v, dy = (value[first : first + length].double() for value in given)
+        leaves = [value.requires_grad_() for value in (q, k, v)]
+        scores = torch.einsum("thd,sd->hts", q, k[:, 0]) * SCALE
+        scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), float("-inf"))
+        y = torch.einsum("hts,sd->thd", scores.softmax(-1), v[:, 0])
+        results = [y.detach(), scores.logsumexp(-1).T.detach(), *torch.autograd.grad(y, leaves, dy)]
+        for into, value in zip(parts.values(), results, strict=True):
+            into.append(value)
+        first += length
+    return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def _drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def _transposed(*shape: int) -> Tensor:
+    return _drawn(*shape[::-1]).permute(*reversed(range(len(shape))))
+
+
+def _column(size: int) -> Tensor:
+    """Positive numbers."""
+    return (1 + _drawn(size, 2).abs())[:, 0]
