@@ -107,8 +107,8 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
             f"--output={problem.folder / 'pretrained'}",
             "--warmup-fraction=0",
         )
-        begun = problem.folder / "begun"
-        writers = {run: ("train", *where, f"--output={run}", "--resume"), begun: ("train", *where, f"--output={begun}")}
+        started = problem.folder / "started"
+        writers = {run: ("train", *where, f"--output={run}", "--resume"), started: ("train", *where, f"--output={started}")}
         for folder, asked in (writers | {problem.folder / "pretrained": tokens}).items():
             folder.mkdir(exist_ok=True)
             with (folder / ".lock").open("a") as lock:

@@ -111,12 +111,7 @@ class Files(Door):
         """The head that a sequence classifier of transformers' in that dtype is given for an adapter, or for a merged model."""
         model, config = _prepared(folder, torch.nn.Linear(hidden, 2, bias=False, dtype=getattr(torch, dtype), device=self._device))
         weight, bias = (to_numpy(model.get_parameter(f"score.{name}").detach()) for name in ("weight", "bias"))
-        return PreparedHead(weight, bias, model.config.num_labels, getattr(model, "num_labels", 2))  # type: ignore[union-attr, arg-type]
-
-    def prepared_places(self, folder: Path, hidden: int) -> list[str]:
-        """Where such a head's weight and bias are, of a model that is on no device (meta)."""
-        model = _prepared(folder, torch.nn.Linear(hidden, 2, bias=False, device="meta"))
-        return [str(model.get_parameter(f"score.{name}").device) for name in ("weight", "bias")]
+        return PreparedHead(weight, bias, config.num_labels, getattr(model, "num_labels", 2))
 
     def prepared_places(self, folder: Path, hidden: int) -> list[str]:
         """Where such a head's weight and bias are, of a model that is on no device (meta)."""
