@@ -19,6 +19,7 @@ from blackswan.falsifiers.system.run_problem import small_run
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.state_damage import STATE, read_state, sealed_state
 from blackswan.falsifiers.system.trial import Trial
+from blackswan.reference.table import Array
 
 RUN, LOCK = "run.json", ".lock"
 NO_UTF8 = os.fsdecode(b"\xe9")
@@ -128,7 +129,7 @@ def _several_agree(trial: Trial) -> list[Comparison]:
     told += ["", f"WorkerFailed: tensor 1 of rank {first} differ", f"ValueError: rank {others}: another text"]
     reason = "the first line\nand the second, that says what to do"
     told.append(f"ValueError: rank {SEVERAL - 1} of {SEVERAL}: {reason}")
-    groups = [[own], [signs], [places], [pieces], [zero], [alike], [alike, one, other]]
+    groups: list[list[Array]] = [[own], [signs], [places], [pieces], [zero], [alike], [alike, one, other]]
     total, found = reduce(np.add, own), list[Comparison]()
     for rank, (said, summed) in enumerate(trial.trainer.agree(groups, texts, reason, SEVERAL_CHUNK)):
         begun = [text[: len(expected)] if expected else text for text, expected in zip(said, told, strict=False)]

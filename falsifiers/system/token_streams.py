@@ -125,8 +125,8 @@ def position_is_restored(trial: Trial) -> list[Comparison]:
                 f"seed {each}, epoch {of}": ask(replace(tokens, seed=each), of) for each in {0, seed, seed + 1} for of in (epoch, epoch + 1)
             }
             orders["the stream"] = ask(replace(tokens, seed=None), epoch)
-            for (one, first), (other, second) in combinations(orders.items(), 2):
-                alike = np.array_equal(first.input_ids, second.input_ids)
+            for one, other in combinations(orders, 2):
+                alike = np.array_equal(orders[one].input_ids, orders[other].input_ids)
                 found.append(value_at_most(f"{one} and {other} have the same order", float(alike), 0))
     return found
 

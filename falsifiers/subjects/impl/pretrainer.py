@@ -47,13 +47,12 @@ class Pretrainer(Door):
 
     def rows_of_repeated(self, lengths: Sequence[int], seq: int, rows: Sequence[int]) -> StreamRows:
         """Rows of a stream whose shards are each one token over and over, 0 and 1 and so on, so many times; no file holds them."""
-        entries = [{"file": str(token), "tokens": length} for token, length in enumerate(lengths)]
+        index = {"dtype": "uint16", "shards": [{"file": str(token), "tokens": length} for token, length in enumerate(lengths)]}
 
         def opened(path: Path, entry: Mapping[str, Any], *_: object) -> Array:
             return np.broadcast_to(np.uint16(int(path.name)), entry["tokens"])
 
         with TemporaryDirectory() as parent, mock.patch.multiple(token_shards, _read_index=lambda _: index, _open_shard=opened):
-            index = {"dtype": "uint16", "shards": entries}
             (Path(parent) / token_shards.INDEX).touch()
             batches = TokenBatches(TokenShards(Path(parent), len(lengths)), batch=1, seq=seq)
         found = [next(batches.epoch(0, row)) for row in rows]
@@ -74,7 +73,8 @@ class Pretrainer(Door):
         another process does in the moment before this one alone may write.
         """
         decoder, steps, events, rows = self._random(problem.architecture, problem.seed), [], list[str](), list[int]()
-        free, sole = list[str](), pretrain_run.sole_writer
+        free = list[str]()
+        sole = pretrain_run.sole_writer  # type: ignore[attr-defined]  # as a mutant left it there
         decoder.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
         train, validation = _batches(problem.train), None if problem.validation is None else _batches(problem.validation)
         settings = pretrain_run.PretrainSettings(**problem.settings)
@@ -145,7 +145,7 @@ class Pretrainer(Door):
 
     def count(self, architecture: Architecture) -> int:
         """The number of parameters of an architecture."""
-        return pretrain.parameter_count(config_of(architecture))
+        return pretrain.parameter_count(config_of(architecture))  # type: ignore[attr-defined]  # as it counts there
 
     def default_architecture(self) -> tuple[Architecture, int]:
         """The architecture that is trained where none is given, and the number of its parameters."""
@@ -180,7 +180,7 @@ class TrainedDecoder(Session):
     def backward(self, input_ids: Array) -> None:
         """Leaves the gradients of a loss, which is no step, at the parameters."""
         ids = torch.from_numpy(input_ids).to(self._step.optimiser.device)
-        self._decoder.loss(ids, torch.ones_like(ids, dtype=torch.bool)).backward()
+        self._decoder.loss(ids, torch.ones_like(ids, dtype=torch.bool)).backward()  # type: ignore[no-untyped-call]  # torch
 
     def held(self) -> tuple[list[str], list[str]]:
         """The parameters that are trainable, and those that hold a gradient."""
