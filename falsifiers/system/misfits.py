@@ -35,8 +35,8 @@ def refuses_samples(trial: Trial) -> list[Comparison]:
                 told = f"{name}, {'several labels' if several else 'one label'} a sample"
                 for part in PARTS:
                     run = partial(trial.trainer.fit, with_samples(problem, part, bad), folder, Plan())
-                    place = rf"sample {len(bad.labels)}\b.*" if name.startswith("a label ") and len(bad.labels) == len(bad.rows) else ""
-                    found.append(trial.refuses(f"{told}, {part}", run, f"{place}({message})", ERRORS))
+                    number = rf"sample {len(bad.labels)}\b" if name.startswith("a label ") and len(bad.labels) == len(bad.rows) else message
+                    found.append(trial.refuses(f"{told}, {part}", run, number, ERRORS))
                     if "token" not in name:
                         left = sorted(content(folder).keys() - {".lock"}) if folder.exists() else []
                         found += same(f"files after {told}, {part}", [], left)
