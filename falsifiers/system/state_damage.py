@@ -200,7 +200,7 @@ def refuses_pretraining_state(trial: Trial) -> list[Comparison]:
         found = list(judged(trial, folder, damages, ask))
         for key, given in _other_runs(trial, problem).items():
             run, name = _on_a_copy(folder, partial(_goes_on, trial, given)), key.partition(".")[0]
-            said = re.escape(f"state.json: {name} is {values['run'][name]!r}, this run has ") + ".*same"
+            said = re.escape(f"state.json: {name} is {values['run'].get(name)!r}, this run has ") + ".*same"
             found.append(trial.refuses(f"a run of another {key}", run, said, "ValueError"))
         end = ask()
         for key, given in _same_runs(problem).items():

@@ -88,4 +88,11 @@ def refusal(ask: Callable[[], object], error: str, message: str) -> Comparison:
         if accepted and re.search(message, text, re.IGNORECASE):
             return Comparison("refusal", True, 0.0, "refusal")
         return broken("refusal", "another error", f"{error} mentioning {message!r}", f"{name}: {text}")
-    return broken("refusal", "accepted", f"{error} mentioning {message!r}", f"an answer: {str(answer)[:80]}")
+    return broken("refusal", "accepted", f"{error} mentioning {message!r}", f"an answer: {_shown(answer)}")
+
+
+def _shown(answer: object) -> str:
+    try:
+        return str(answer)[:80]
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return "with a number of thousands of digits"
