@@ -184,7 +184,7 @@ class ClassifyPipeline:
         config, shape = self.config, small(self.architecture)
         base = Constant(base_shapes(shape), _DTYPES[config.dtype], self.device)
         trainable = Constant(trainable_shapes(shape, self.adaptation), torch.float32, self.device)
-        weights = (1.0,) * config.num_classes if isinstance(config.class_weights, str) else config.class_weights
+        weights = None if config.class_weights is None else (1.0,) * config.num_classes  # large ones would end it with a loss of infinity
         trainer = self._trainer(make(shape, base=base, trainable=trainable), None, weights, ALONE)
         for size, seq in SHAPES:
             ids = torch.zeros(size, min(seq, config.max_seq_len), dtype=torch.int64, device=self.device)

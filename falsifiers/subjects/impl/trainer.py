@@ -370,7 +370,7 @@ def _told(group: Group, device: torch.device, problem: Problem, raised: list[Rai
         own = folder / str(number)
         plan = Plan(save_every=1, resume=(own / "state").is_dir())
         try:
-            with spoilt:
+            with spoilt, mock.patch("blackswan.impl.warm_up.COLD", (device.type,)):  # the rehearsal of a GPU is no place of a run
                 _fit(group, device, problem, own, plan, None)
         except Exception as caught:  # what a worker ends with is asked
             said.append(f"{type(caught).__name__}: {caught}")
