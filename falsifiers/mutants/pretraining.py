@@ -60,7 +60,7 @@ def _counted_behind_gaps(made: Made) -> str:
         mask = mask[batch * int(made.path.split(".")[1]) :][:batch]
     parts = [mask[start : start + micro] for start in range(0, len(mask), micro)]
     counts = np.array([int(part[:, 1:].sum()) for part in parts if predicted(part)])
-    return made.run(counts=made.tape.put(f"{made.path}.counts", counts))
+    return made.run(counts=made.tape.put(f"{made.path}.real_tokens", counts))
 
 
 mutants(
