@@ -33,7 +33,7 @@ def changed(patch: Path) -> frozenset[str]:
 
 
 def attack(bug: Bug, traced: Sequence[chance.Traced]) -> Record:
-    """What those claims say of the checkout with the bug."""
+    """Asks those claims about a checkout with the bug, and gives what results.json says of it."""
     lines, start, asked, spent = changed(bug.path), time.perf_counter(), list[str](), 0.0
     for seconds, target, executes in traced:
         if lines & executes and spent + seconds < MOST_SECONDS:

@@ -123,7 +123,7 @@ def has_gpu() -> bool:
 
 
 def _is_here(need: str) -> bool:
-    """Whether this machine has what a reproduction needs."""
+    """Says whether this machine has what a reproduction needs: "", CUDA, AVX512 or AVX512-BF16. KeyError for another word."""
     import torch
     from bitsandbytes.functional import has_avx512bf16
 
