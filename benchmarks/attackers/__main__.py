@@ -26,6 +26,8 @@ def main() -> int:
 
         return chance.main(sys.argv[2:])
     options = _options()
+    if options.near and options.pytest:
+        raise command.CannotRun(f"{' '.join(options.pytest)}: --near does not ask pytest; expected --near or options for pytest")
     path = (
         FOLDER / options.round / ("_".join(["results", *(["near"] if options.near else []), *options.pytest]).replace("/", "-") + ".json")
     )
