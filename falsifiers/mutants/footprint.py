@@ -283,6 +283,15 @@ def estimate_rounds_up_every_sample(packed: Step, self: Any, part: Any) -> Any:
 
 
 @wrong_step("impl.fused.memory:_Step._packed")
+def estimate_of_whole_grains(packed: Step, self: Any, part: Any = None) -> Any:
+    """Tokens beyond the last whole grain are not counted."""
+    from blackswan.impl.fused.packing import GRAIN
+
+    found, tokens = packed(self, part), self.micro_batch * self.longest // GRAIN * GRAIN
+    return replace(found, input_ids=found.input_ids[:tokens], positions=found.positions[:tokens])
+
+
+@wrong_step("impl.fused.memory:_Step._packed")
 def estimate_of_one_fused_sample(packed: Step, self: Any, part: Any = None) -> Any:
     """The tokens of one sample are counted for a micro-batch of the hand-written layers."""
     found = packed(self, part)

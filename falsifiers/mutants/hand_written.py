@@ -36,6 +36,17 @@ wrong_steps(
 
 
 @wrong_step("impl.fused.model:FusedClassifier.loss_and_gradients")
+def layers_turn_unscaled(gradients: Step, self: Any, packed: Any) -> Any:
+    """Frequencies of the rotary embedding are not scaled."""
+    config = self.classifier.config
+    self.classifier.config = replace(config, rope_scaling=None)
+    try:
+        return gradients(self, packed)
+    finally:
+        self.classifier.config = config
+
+
+@wrong_step("impl.fused.model:FusedClassifier.loss_and_gradients")
 def layers_turn_by_another_theta(gradients: Step, self: Any, packed: Any) -> Any:
     """The angles of θ = 10,000, unscaled."""
     config = self.classifier.config

@@ -1,6 +1,7 @@
 """Kernels that are wrong as functions on tensors: in given memory, in what they round, and in the places of operations."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -168,6 +169,34 @@ class _Once(torch.autograd.Function):
         with torch.enable_grad():
             x = ctx.saved_tensors[0].detach().requires_grad_()
             return *torch.autograd.grad(ctx.rope(x, **ctx.given), x, dy[0]), None, None
+
+
+class _OverInputs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, swiglu: Step, gate: Tensor, up: Tensor) -> Any:
+        ctx.save_for_backward(gate, up)
+        ctx.swiglu = swiglu
+        return swiglu(gate, up)
+
+    @staticmethod
+    def backward(ctx: Any, *dy: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.enable_grad():
+            leaves = [value.detach().clone().requires_grad_() for value in ctx.saved_tensors]
+            gradients = torch.autograd.grad(ctx.swiglu(*leaves), leaves, dy[0])
+        return None, *(value.detach().copy_(gradient) for value, gradient in zip(ctx.saved_tensors, gradients, strict=True))
+
+
+@wrong_step("impl.kernels.functions:OPERATIONS")
+def stand_in_writes_gradients_over_inputs(operations: dict[str, Step]) -> dict[str, Step]:
+    """The gradients of a gated unit are written over its inputs."""
+    return {**operations, "swiglu": lambda gate, up: _OverInputs.apply(operations["swiglu"], gate, up)}  # type: ignore[no-untyped-call]
+
+
+@wrong_step("impl.kernels.functions:rope")
+def stand_in_turns_back_unscaled(rope: Any) -> Any:
+    """The gradient of the rotary embedding is turned back by frequencies that are not scaled."""
+    back = rope.qk_norm_rope_backward
+    return SimpleNamespace(qk_norm_rope=rope.qk_norm_rope, qk_norm_rope_backward=lambda *given, **_: back(*given))
 
 
 @wrong_step("impl.kernels.functions:OPERATIONS")

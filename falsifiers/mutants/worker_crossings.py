@@ -153,6 +153,10 @@ wrong_step("impl.group:_places", name="place_is_not_looked_at", doc="LOCAL_RANK 
     lambda places, environment: places({**environment, "LOCAL_RANK": environment.get("RANK", "0")})
 )
 
+wrong_step("impl.group:_places", name="device_by_rank", doc="A worker takes the GPU of its RANK.")(
+    lambda places, environment: (lambda rank, size, _: (rank, size, rank))(*places(environment))
+)
+
 wrong_step(
     "impl.group:_own_device", name="workers_find_no_device_themselves", doc="Several workers take auto for cuda, which may be absent."
 )(lambda own, name, *place: own("cuda" if name == "auto" else name, *place))

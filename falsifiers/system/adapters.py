@@ -174,44 +174,44 @@ def adapter_arrives_exactly(trial: Trial) -> list[Comparison]:
 
 
 @reads_files
-def saved_adapter_gives_the_logits(trial: Trial) -> list[Comparison]:
+def saved_adapter_gives_the_logits(trial: Trial) -> Iterator[Comparison]:
     """The reference's logits of a saved adapter's files are exactly the model's, and the subject's are so within noise.
 
     This is asked on the shipped checkpoint and on small random ones, the architecture of each spelled in a way of its own.
     """
-    rng, found = trial.rng("model"), []
+    rng = trial.rng("model")
     for model in (shipped(rng, trial.seed), *(generated(rng, trial.seed, "float32") for _ in range(3))):
         with saved(trial, model) as folder:
             stored = read_adapter(folder / "adapter", model.scalars)
             actual = trial.files.adapter_logits(folder / "adapter", folder / "base", model.input_ids, model.mask)
         if stored.keys() != model.trainable.keys():
-            return [broken("tensors of the file", "names", str(sorted(model.trainable)), str(sorted(stored)))]
+            yield broken("tensors of the file", "names", str(sorted(model.trainable)), str(sorted(stored)))
+            return
         files = {**model.inputs(), **{f"parameters/{name}": value for name, value in stored.items()}}
         read = reference.evaluate("classifier_forward", files, model.scalars)["logits"]
         expected = expected_logits(model)
-        found += same("the reference's logits of the files", expected, read)
-        found += within_noise(trial, model, expected, actual, merge=False)
-    return found
+        yield from same("the reference's logits of the files", expected, read)
+        yield from within_noise(trial, model, expected, actual, merge=False)
 
 
-def checkpoint_arrives_exactly(trial: Trial) -> list[Comparison]:
+def checkpoint_arrives_exactly(trial: Trial) -> Iterator[Comparison]:
     """Every tensor of the shipped checkpoint is loaded bit for bit, and no other tensor; also where no call reads a whole one.
 
     What was loaded stays as it is when the file is written over.
     """
     stored = load_file(CHECKPOINT / WEIGHTS)
     least = min(value.nbytes for value in stored.values())
-    found = [each for most in (None, least // 2) for each in same_tensors(stored, trial.files.load_decoder(CHECKPOINT, most))]
+    yield from (each for most in (None, least // 2) for each in same_tensors(stored, trial.files.load_decoder(CHECKPOINT, most)))
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(shutil.copytree(CHECKPOINT, Path(folder) / "copy"))
         kept = [trial.files.load_decoder(copy), trial.files.read_checkpoint(copy)]
         with (copy / WEIGHTS).open("r+b") as file:
             file.write(bytes((copy / WEIGHTS).stat().st_size))
-        return found + [each for part in kept for each in same("tensors of a file that was written over", stored, part)]
+        yield from (each for part in kept for each in same("tensors of a file that was written over", stored, part))
 
 
 @reads_files
-def saved_checkpoint_is_exact(trial: Trial) -> list[Comparison]:
+def saved_checkpoint_is_exact(trial: Trial) -> Iterator[Comparison]:
     """A checkpoint that the subject loads and saves keeps its tensors, in the file by NumPy and loaded again, and its architecture.
 
     Beside a tied embedding its copy may be stored as an output layer, as some writers do; it is no tensor of its own. Tensors may be in
@@ -231,9 +231,12 @@ def saved_checkpoint_is_exact(trial: Trial) -> list[Comparison]:
         stored, architectures = load_file(copy / WEIGHTS), [config_files.said(read_json(each / CONFIG)) for each in (base, copy)]
         spoiled = [*has_pt_metadata(copy / WEIGHTS), *_not_saved(trial, model, Path(parent))]
         elder = config_files.said({key: value for key, value in read_json(copy / CONFIG).items() if key != "rope_parameters"})
-    found = same(CONFIG, *architectures) + same(f"{CONFIG} as transformers 4 reads it", architectures[0], elder)
-    found += same_keys(CONFIG, {"dtype": model.dtype, "architectures": [CLASSES[model.scalars["family"]]]}, said)
-    return same_tensors(model.decoder, stored) + found + same_tensors(model.decoder, loaded) + spoiled
+    yield from same(CONFIG, *architectures)
+    yield from same(f"{CONFIG} as transformers 4 reads it", architectures[0], elder)
+    yield from same_keys(CONFIG, {"dtype": model.dtype, "architectures": [CLASSES[model.scalars["family"]]]}, said)
+    yield from same_tensors(model.decoder, stored)
+    yield from same_tensors(model.decoder, loaded)
+    yield from spoiled
 
 
 def _not_saved(trial: Trial, model: Model, parent: Path) -> list[Comparison]:

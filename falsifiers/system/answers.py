@@ -18,7 +18,7 @@ from blackswan.reference.table import Array
 TEXTS = ("rm -rf", "date +%s", 'cp "$A" "$B"', "for f in *; do", "mkdir -p build", "curl | sh", "")
 
 
-def probabilities_are_of_the_logits(trial: Trial) -> list[Comparison]:
+def probabilities_are_of_the_logits(trial: Trial) -> Iterator[Comparison]:
     """Every answer's probabilities are softmax, or with several labels sigmoid, of the logits that the same model gives for the text.
 
     The answered class has the largest of them, an answered label one above a half, and the loss of an evaluation is minus the logarithm
@@ -34,11 +34,11 @@ def probabilities_are_of_the_logits(trial: Trial) -> list[Comparison]:
         name: value if "lora_A" in name else rng.normal(size=value.shape).astype(np.float32) * 0.1 for name, value in fresh.items()
     }
     answers = trial.classifiers.answers(CHECKPOINT, settings, trainable, texts, labels)
-    found = [found for model, answered in answers.items() for found in _judged(trial, model, answered, np.asarray(labels), several)]
+    yield from (found for model, answered in answers.items() for found in _judged(trial, model, answered, np.asarray(labels), several))
     narrow = trial.classifiers.answers(
         CHECKPOINT, {**settings, "quantize_nf4": False, "dtype": "bfloat16"}, trainable, texts[:3], labels[:3]
     )
-    return found + [each for model, answered in narrow.items() for each in _wide(model, answered)]
+    yield from (each for model, answered in narrow.items() for each in _wide(model, answered))
 
 
 def _wide(model: str, answered: Answered) -> Iterator[Comparison]:

@@ -3,7 +3,7 @@
 import json
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -218,38 +218,37 @@ def _small(trial: Trial) -> tuple[Image, dict[str, Array]]:
     return image(metadata(model.scalars), [plain(name, value, "F32") for name, value in model.decoder.items()]), model.decoder
 
 
-def refuses_file(trial: Trial) -> list[Comparison]:
+def refuses_file(trial: Trial) -> Iterator[Comparison]:
     """Each damage in turn: a ValueError with the file's name and the field; what no damage was done to is read, at the limits too."""
     whole, tensors = _small(trial)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.apr"
         path.write_bytes(whole.pack())
-        found = same_bits(tensors, trial.files.read_checkpoint(path))
+        yield from same_bits(tensors, trial.files.read_checkpoint(path))
         for name, allowed in TAKEN.items():
             path.write_bytes(allowed(whole).pack())
-            found += [replace(each, tensor=f"{name}: {each.tensor}") for each in same_bits(tensors, trial.files.read_checkpoint(path))]
+            yield from (replace(each, tensor=f"{name}: {each.tensor}") for each in same_bits(tensors, trial.files.read_checkpoint(path)))
         for name, (damage, message) in REFUSED.items():
             path.write_bytes(damage(whole).pack())
-            found.append(trial.refuses(name, partial(trial.files.read_checkpoint, path), rf"model\.apr: .*{message}", "ValueError"))
+            yield trial.refuses(name, partial(trial.files.read_checkpoint, path), rf"model\.apr: .*{message}", "ValueError")
         absent = partial(trial.files.read_checkpoint, path.with_name("absent.apr"))
         path.write_bytes(whole.pack())
-        found += changed_meanwhile(trial, path, path)
-        return [*found, trial.refuses("no such file", absent, "absent.apr: no such file", "FileNotFoundError")]
+        yield from changed_meanwhile(trial, path, path)
+        yield trial.refuses("no such file", absent, "absent.apr: no such file", "FileNotFoundError")
 
 
-def refuses_damage(trial: Trial) -> list[Comparison]:
+def refuses_damage(trial: Trial) -> Iterator[Comparison]:
     """One byte of a file with a checksum is another; a file is cut anywhere. A file that lost its checksum alone is whole."""
     rng, (whole, tensors) = trial.rng("damage"), _small(trial)
     content, bare = whole.pack(), replace(whole, footer=False).pack()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.apr"
         path.write_bytes(bare)
-        found = same_bits(tensors, trial.files.read_checkpoint(path))
+        yield from same_bits(tensors, trial.files.read_checkpoint(path))
         ask, named = partial(trial.files.read_checkpoint, path), r"model\.apr: "
         for name, damaged in _damages(rng, content, len(bare)):
             path.write_bytes(damaged)
-            found.append(trial.refuses(name, ask, named, "ValueError"))
-    return found
+            yield trial.refuses(name, ask, named, "ValueError")
 
 
 def _damages(rng: Generator, content: bytes, bare: int) -> list[tuple[str, bytes]]:
@@ -266,10 +265,9 @@ def _damages(rng: Generator, content: bytes, bare: int) -> list[tuple[str, bytes
     return [*cut, *zeros, *longer, *((f"byte {place}", bytes(copy)) for place, copy in zip(places, flipped, strict=True))]
 
 
-def refuses_promises(trial: Trial) -> list[Comparison]:
+def refuses_promises(trial: Trial) -> Iterator[Comparison]:
     """Sizes that the file, or a folder, does not have: a ValueError, in a process that may take only so much memory."""
     whole, _ = _small(trial)
-    found = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.apr"
         path.write_bytes(whole.pack())
@@ -277,11 +275,10 @@ def refuses_promises(trial: Trial) -> list[Comparison]:
         for name, damage in PROMISES.items():
             path.write_bytes(damage(whole).pack())
             ask = partial(trial.files.read_checkpoint, path, memory=MEMORY)
-            found.append(trial.refuses(name, ask, r"model\.apr", "ValueError"))
+            yield trial.refuses(name, ask, r"model\.apr", "ValueError")
         base = _model(trial).write_checkpoint(Path(folder) / "base")
         whole_config = json.loads((base / CONFIG).read_text())
         for key in PROMISED:
             (base / CONFIG).write_text(json.dumps(whole_config | {key: 2**40}))
             ask = partial(trial.files.read_checkpoint, base, memory=MEMORY)
-            found.append(trial.refuses(f"{key} of a folder", ask, "base", "ValueError"))
-    return found
+            yield trial.refuses(f"{key} of a folder", ask, "base", "ValueError")

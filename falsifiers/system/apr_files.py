@@ -88,7 +88,7 @@ def _reads_alike(trial: Trial, folder: Path, model: Model, file: Image) -> list[
 
 
 @reads_files
-def equals_safetensors(trial: Trial) -> list[Comparison]:
+def equals_safetensors(trial: Trial) -> Iterator[Comparison]:
     """F32, F16 and BF16, mixed; metadata by any of its names, contents in any order, vectors as rows, tensors of a training run, any
     rope_type."""
     rng, model = trial.rng("file"), _drawn(trial)
@@ -101,8 +101,8 @@ def equals_safetensors(trial: Trial) -> list[Comparison]:
     order = [int(place) for place in rng.permutation(len(rows) + len(own))]
     file = image(said, rows + own, order=order, header={"flags": apr_spellings.flags(rng)}, footer=bool(rng.integers(2)))
     with _folder() as folder:
-        found = _reads_alike(trial, folder, model, replace(file, metadata=apr_spellings.text(rng, said)))
-        return found + _merges_alike(trial, folder)
+        yield from _reads_alike(trial, folder, model, replace(file, metadata=apr_spellings.text(rng, said)))
+        yield from _merges_alike(trial, folder)
 
 
 def _mixed(rng: Generator, model: Model) -> tuple[dict[str, str], Model]:
@@ -123,7 +123,7 @@ def _merges_alike(trial: Trial, folder: Path) -> list[Comparison]:
     return [*same_bits(*(load_file(each / WEIGHTS) for each in merged)), *found]
 
 
-def quantised_exact(trial: Trial) -> list[Comparison]:
+def quantised_exact(trial: Trial) -> Iterator[Comparison]:
     """AprQ8, AprQ4, Q4_K and Q6_K of random blocks, with padded rows and without, whole blocks a row or not, few and many; of a Llama also
     under GGUF's names, and then with its order of rows."""
     rng, gguf = trial.rng("file"), trial.seed % 3 == 1
@@ -137,7 +137,7 @@ def quantised_exact(trial: Trial) -> list[Comparison]:
         rows = {name: _order(apr_format.huggingface_rows, name, value, model.scalars) for name, value in model.decoder.items()}
         model, stored = replace(model, decoder=rows), [replace(each, name=apr_format.gguf_name(each.name)) for each in stored]
     with _folder() as folder:
-        return _reads_alike(trial, folder, model, image(metadata(model.scalars), stored))
+        yield from _reads_alike(trial, folder, model, image(metadata(model.scalars), stored))
 
 
 def _random_blocks(rng: Generator, name: str, shape: tuple[int, ...], chosen: str | None = None) -> Stored:
@@ -160,24 +160,22 @@ def _random_blocks(rng: Generator, name: str, shape: tuple[int, ...], chosen: st
     return Stored(name, int(rng.choice(codes)), shape, blocks.tobytes())
 
 
-def gguf_names(trial: Trial) -> list[Comparison]:
+def gguf_names(trial: Trial) -> Iterator[Comparison]:
     """Names of GGUF; a Llama's rows of queries and keys in its order, a Qwen's as they are. Of a Llama rope_type 2 contradicts these
     names and is refused; all else that rope_type may say is taken and decides nothing, as it is of a Qwen.
     """
-    found = []
     for family in ("llama", str(trial.rng("family").choice(["qwen2", "qwen3"]))):
         model = _drawn(trial, family=family, kv_heads=1, heads=2, layers=1 + 10 * (trial.seed % 3 == 0))
         stored = [_as_gguf(name, value, model.scalars) for name, value in model.decoder.items()]
         with _folder() as folder:
-            found += _reads_alike(trial, folder, model, image(metadata(model.scalars) | ROPE_TYPES[trial.seed % 3], stored))
+            yield from _reads_alike(trial, folder, model, image(metadata(model.scalars) | ROPE_TYPES[trial.seed % 3], stored))
             for said in (*ROPE_TYPES, OF_HALVES):
                 (folder / "model.apr").write_bytes(image(metadata(model.scalars) | said, stored).pack())
                 ask = partial(trial.files.read_checkpoint, folder / "model.apr")
                 if said is OF_HALVES and family == "llama":
-                    found.append(trial.refuses("rope_type of other rows", ask, r"model\.apr.*rope_type", "ValueError"))
+                    yield trial.refuses("rope_type of other rows", ask, r"model\.apr.*rope_type", "ValueError")
                 else:
-                    found += [replace(each, tensor=f"{family}, {said}: {each.tensor}") for each in same_bits(model.decoder, ask())]
-    return found
+                    yield from (replace(each, tensor=f"{family}, {said}: {each.tensor}") for each in same_bits(model.decoder, ask()))
 
 
 def _as_gguf(name: str, value: Array, scalars: Mapping[str, Any]) -> Stored:
@@ -226,7 +224,7 @@ def _by_a_name(trial: Trial) -> str:
 
 
 @reads_files
-def written_file(trial: Trial) -> list[Comparison]:
+def written_file(trial: Trial) -> Iterator[Comparison]:
     """Each byte of a file that was written from a folder of tensors in several dtypes: header, metadata, index, padding, checksums and
     tensors; and it is read again. A dtype that the format lacks is refused where no other is asked for."""
     rng, model = trial.rng("file"), _drawn(trial, **({} if trial.seed % 8 else LONG))
@@ -241,28 +239,25 @@ def written_file(trial: Trial) -> list[Comparison]:
         wanted_metadata["hf_architecture"] = apr_spellings.CLASSES[model.scalars["family"]]
         wanted = {name: value.astype(PLAIN[_short(dtype) if dtype else chosen[name]]) for name, value in model.decoder.items()}
         names = list(stored)
-        found = [
-            *_same_layout(path.read_bytes(), header, list(stored.values())),
-            *same("metadata", wanted_metadata, {key: said.get(key) for key in wanted_metadata}),
-            *same("order of names", sorted(names, key=str.encode), names),
-            *same_bits(wanted, {name: apr_format.array(each) for name, each in stored.items()}),
-            *same_bits(wanted, trial.files.read_checkpoint(path)),
-            *same("tokenizer", (base / TOKENIZER).read_text(), path.with_name("model.tokenizer.json").read_text()),
-            *same("files", ["base", "model.apr", "model.tokenizer.json"], sorted(each.name for each in folder.iterdir())),
-        ]
+        yield from _same_layout(path.read_bytes(), header, list(stored.values()))
+        yield from same("metadata", wanted_metadata, {key: said.get(key) for key in wanted_metadata})
+        yield from same("order of names", sorted(names, key=str.encode), names)
+        yield from same_bits(wanted, {name: apr_format.array(each) for name, each in stored.items()})
+        yield from same_bits(wanted, trial.files.read_checkpoint(path))
+        yield from same("tokenizer", (base / TOKENIZER).read_text(), path.with_name("model.tokenizer.json").read_text())
+        yield from same("files", ["base", "model.apr", "model.tokenizer.json"], sorted(each.name for each in folder.iterdir()))
         trial.pretrainer.initial(base, path)
-        found.append(trial.refuses("over another", partial(trial.files.export, base, path), "model.apr exists", "FileExistsError"))
+        yield trial.refuses("over another", partial(trial.files.export, base, path), "model.apr exists", "FileExistsError")
         for renames in range(2):
             ask = partial(trial.files.export, base, folder / "half.apr", dtype, renames)
-            found.append(trial.refuses(f"a disk that names {renames} files", ask, r"half\.apr", "OSError"))
-            found += same(f"a model without its tokenizer, of {renames} files", False, (folder / "half.apr").exists())
+            yield trial.refuses(f"a disk that names {renames} files", ask, r"half\.apr", "OSError")
+            yield from same(f"a model without its tokenizer, of {renames} files", False, (folder / "half.apr").exists())
             (folder / "half.tokenizer.json").unlink(missing_ok=True)
         double = replace(model, decoder=model.decoder | {EMBEDDING: model.decoder[EMBEDDING].astype(np.float64)})
         ask = partial(trial.files.export, double.write_checkpoint(folder / "double"), folder / "double.apr")
         shutil.copyfile(CHECKPOINT / TOKENIZER, folder / "double" / TOKENIZER)
-        found.append(trial.refuses("float64 as it is", ask, f"{re.escape(EMBEDDING)}.*float64", "ValueError"))
-        found += same("files of a refused export", [], [each.name for each in folder.glob("*double*.*")])
-    return found
+        yield trial.refuses("float64 as it is", ask, f"{re.escape(EMBEDDING)}.*float64", "ValueError")
+        yield from same("files of a refused export", [], [each.name for each in folder.glob("*double*.*")])
 
 
 def _short(dtype: str) -> str:
@@ -363,7 +358,7 @@ def _nearest_steps(name: str, value: Array, content: bytes, dtype: str) -> list[
     ]
 
 
-def pretraining_starts(trial: Trial) -> list[Comparison]:
+def pretraining_starts(trial: Trial) -> Iterator[Comparison]:
     """The decoder of a run that starts from a file, against the weights; another family, a missing and a foreign tensor are refused."""
     model, other = _drawn(trial, family="qwen2", layers=2, tied=True), _drawn(trial, family="llama", layers=2)
     stored = [plain(name, value, "F32") for name, value in model.decoder.items()]
@@ -372,18 +367,16 @@ def pretraining_starts(trial: Trial) -> list[Comparison]:
     with _folder() as folder:
         base, theirs, path = model.write_checkpoint(folder / "base"), other.write_checkpoint(folder / "theirs"), folder / "model.apr"
         path.write_bytes(image(said, stored).pack())
-        found = []
         for architecture in (base, path):
-            found += same_bits(model.decoder, trial.pretrainer.initial(architecture, path).parameters())
+            yield from same_bits(model.decoder, trial.pretrainer.initial(architecture, path).parameters())
         start = trial.pretrainer.initial
-        found.append(trial.refuses("another family", partial(start, theirs, path), r"model\.apr.*family", "ValueError"))
+        yield trial.refuses("another family", partial(start, theirs, path), r"model\.apr.*family", "ValueError")
         for name, tensors, message in (("missing", stored[:-1], stored[-1].name), ("foreign", [*stored, lora], lora.name)):
             path.write_bytes(image(said, tensors).pack())
-            found.append(trial.refuses(name, partial(start, base, path), rf"model\.apr.*{message}", "ValueError"))
-    return found
+            yield trial.refuses(name, partial(start, base, path), rf"model\.apr.*{message}", "ValueError")
 
 
-def tokenizer_beside(trial: Trial) -> list[Comparison]:
+def tokenizer_beside(trial: Trial) -> Iterator[Comparison]:
     """MODEL.tokenizer.json is read, and without it nothing, whatever other tokenizers lie in the folder; MODEL.apr is a link to a file of
     another name, as in Hugging Face's cache. So is MODEL.tokenizer_config.json, whose padding an empty text is. With both, a classifier is
     made of the file."""
@@ -400,8 +393,10 @@ def tokenizer_beside(trial: Trial) -> list[Comparison]:
             (folder / name).write_text(json.dumps({"pad_token": padding}))
         (folder / "corpus.jsonl").write_text('{"input": "", "label": 0}')
         empty = trial.corpora.read(CorpusFile(folder / "corpus.jsonl", 1), Tokenizing(path, 16))
-        found = [missing, *same("tokens", wanted, got), *same("tokens of an empty text", ([[1]], 1), (empty.rows, empty.fill))]
-        return [*found, *_opened_as_a_file(trial, folder / "whole.apr")]
+        yield missing
+        yield from same("tokens", wanted, got)
+        yield from same("tokens of an empty text", ([[1]], 1), (empty.rows, empty.fill))
+        yield from _opened_as_a_file(trial, folder / "whole.apr")
 
 
 def _opened_as_a_file(trial: Trial, path: Path) -> list[Comparison]:

@@ -16,12 +16,12 @@ Bad = tuple[str, dict[str, Any], str]
 BLOCK = 64
 
 
-def operations_refuse(trial: Trial) -> list[Comparison]:
+def operations_refuse(trial: Trial) -> Iterator[Comparison]:
     """Each operation answers what is whole, and refuses it with one array or number made bad in each way in which it can be.
 
     Of shapes these are such as a library would broadcast without a word.
     """
-    rng, found = trial.rng("operations"), list[Comparison]()
+    rng = trial.rng("operations")
     whole = _whole(rng)
     backends = {operation: trial.devices.backends(operation) for operation in whole}
     for operation, arguments in whole.items():
@@ -31,8 +31,7 @@ def operations_refuse(trial: Trial) -> list[Comparison]:
         what = " and ".join(f"{name} {value.shape if np.ndim(value) else value}" for name, value in changes.items())
         for backend in backends[operation]:
             ask = partial(trial.devices.operate, operation, whole[operation] | changes, backend)
-            found.append(trial.refuses(f"{operation} by {backend} of {what}", ask, message, "ValueError|FloatingPointError"))
-    return found
+            yield trial.refuses(f"{operation} by {backend} of {what}", ask, message, "ValueError|FloatingPointError")
 
 
 def _whole(rng: Generator) -> dict[str, dict[str, Any]]:

@@ -20,21 +20,20 @@ WITHOUT_EFFECT = {("backend", 2)}
 """What a program finds without any block: the backend `auto`."""
 
 
-def innermost_holds(trial: Trial) -> list[Comparison]:
+def innermost_holds(trial: Trial) -> Iterator[Comparison]:
     """Blocks of each kind are entered and left at random, by an error and without: what a program sees there is what the innermost one
     says, or adds to the others, as it did by itself; and outside of all it is what it was before. So is torch's compiler, which another
     function stands for while a library is imported, where that succeeds and where not."""
-    found = same("torch's compiler after an import", {"there": True, "missing": True}, trial.devices.compilers_after_imports())
+    yield from same("torch's compiler after an import", {"there": True, "missing": True}, trial.devices.compilers_after_imports())
     for kind in trial.devices.block_kinds:
         with tempfile.TemporaryDirectory() as folder:
             block, rng = trial.devices.block(kind, Path(folder)), trial.rng(kind)
             none = block.seen()
             alone = {number: _entered(block, number, bool(rng.integers(2))) for number in range(NUMBERS)}
             without = [number for number, seen in alone.items() if seen == none and (kind, number) not in WITHOUT_EFFECT]
-            found += same(f"{kind}: blocks without effect", [], without)
+            yield from same(f"{kind}: blocks without effect", [], without)
             for stack, seen in _walk(block, rng):
-                found += same(f"{kind} inside blocks {stack}", _expected(kind, stack, none, alone), seen)
-    return found
+                yield from same(f"{kind} inside blocks {stack}", _expected(kind, stack, none, alone), seen)
 
 
 def _entered(block: "Block", number: int, failing: bool) -> dict[str, Any]:

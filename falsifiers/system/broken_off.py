@@ -41,7 +41,7 @@ NO_ROOM = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 922
 
 
 @reads_files
-def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
+def broken_off_commands_say_so(trial: Trial) -> Iterator[Comparison]:
     """Each command that writes ends with status 1 and names the place where a disk takes no more; after Ctrl-C it ends with status 2.
 
     Each command meets another of the reasons in DISK. Models and tokens are there whole or not at all; a run leaves no file half written,
@@ -58,28 +58,31 @@ def broken_off_commands_say_so(trial: Trial) -> list[Comparison]:
         tokenize = ("tokenize", corpus, f"--model={problem.base}", "--end-token=1")
         trial.commands.run(*train, f"--output={run}")
         trial.commands.run(*tokenize, f"--output={tokens}")
-        found: list[Comparison] = []
         whole = {"tokenize": tokenize, "merge": ("merge", f"--adapter={run}"), "export": ("export", f"--model={problem.base}")}
         whole["export as .apr"] = whole["export"]
         of_train, of_pretrain, *codes = (int(code) for code in [*rng.permutation(DISK), rng.choice(DISK)])
         for (name, arguments), code in zip(whole.items(), codes, strict=True):
             before, new = content(problem.folder), problem.folder / ("new.apr" if name.endswith(".apr") else "new")
-            found += _full(trial, name, new, 1, arguments, code)
-            found += same(f"files that {name} leaves on a full disk", sorted(before), sorted(content(problem.folder)))
+            yield from _full(trial, name, new, 1, arguments, code)
+            yield from same(f"files that {name} leaves on a full disk", sorted(before), sorted(content(problem.folder)))
             said = trial.commands.broken_off(problem.folder, KeyboardInterrupt(), 1, *arguments, f"--output={new}")
-            found += same(f"end of {name} after Ctrl-C", (2, "", f"impl {arguments[0]}: interrupted\n"), (said.status, said.out, said.err))
-            found += same(f"files that {name} leaves after Ctrl-C", sorted(before), sorted(content(problem.folder)))
+            yield from same(
+                f"end of {name} after Ctrl-C", (2, "", f"impl {arguments[0]}: interrupted\n"), (said.status, said.out, said.err)
+            )
+            yield from same(f"files that {name} leaves after Ctrl-C", sorted(before), sorted(content(problem.folder)))
         pretrain = ("pretrain", f"--model={problem.base}", f"--tokens={tokens}", "--seq=6", "--batch=2", "--save-every=1", "--epochs=2")
         at = 2 * int(rng.integers(1, 5)) + 1  # the flush of a state's content; that of its name is the next one
-        found += _full(trial, "train", problem.folder / "a full disk", at, train, of_train)
-        found += _full(trial, "pretrain", problem.folder / "another full disk", int(rng.integers(1, 6)), pretrain, of_pretrain)
-        found += _metrics_without_room(trial, train, run, problem.folder / "no room for a line")
-        found += [*_told_how_to_go_on(trial, train, run, rng), *_told_how_to_go_on(trial, pretrain, None, rng)]
+        yield from _full(trial, "train", problem.folder / "a full disk", at, train, of_train)
+        yield from _full(trial, "pretrain", problem.folder / "another full disk", int(rng.integers(1, 6)), pretrain, of_pretrain)
+        yield from _metrics_without_room(trial, train, run, problem.folder / "no room for a line")
+        yield from _told_how_to_go_on(trial, train, run, rng)
+        yield from _told_how_to_go_on(trial, pretrain, None, rng)
         reading = {"train": (*train, f"--output={problem.folder / 'new'}"), "predict": ("predict", f"--adapter={run}", "--", *texts)}
         reading["evaluate"] = ("evaluate", f"--adapter={run}", f"--corpus={corpus}")
         for name, arguments in reading.items():
-            found += _without_room(trial, name, problem.folder, int(rng.integers(1, 12)), arguments)
-        return [*found, *_ends(trial, reading["evaluate"]), *_interrupted(trial, problem, pretrain, rng)]
+            yield from _without_room(trial, name, problem.folder, int(rng.integers(1, 12)), arguments)
+        yield from _ends(trial, reading["evaluate"])
+        yield from _interrupted(trial, problem, pretrain, rng)
 
 
 def _ends(trial: Trial, arguments: tuple[object, ...]) -> Iterator[Comparison]:

@@ -215,7 +215,7 @@ def _tokenizer_damage(folder: Path) -> Iterator[Damage]:
     yield Damage("a token more than the model has", {TOKENIZER: json.dumps(values).encode()}, f"{TOKENIZER}.*embeddings")
 
 
-def refuses_parts(trial: Trial) -> list[Comparison]:
+def refuses_parts(trial: Trial) -> Iterator[Comparison]:
     """Each key of config.json and tokenizer_config.json, and an index with its shards, which is read as the one file that they were, also
     where all of them are links."""
     rng = trial.rng("parts")
@@ -229,10 +229,10 @@ def refuses_parts(trial: Trial) -> list[Comparison]:
         whole = ask()
         damages = [*_config_damage(folder, family), *_tokenizer_damage(folder)]
         damages += [each for file in (CONFIG, TOKENIZER_CONFIG) for each in forms(folder, file, rng)]
-        found = list(judged(trial, folder, damages, ask))
-        found.append(trial.refuses("longer texts than positions", partial(ask, max_seq_len=513), "max_seq_len", "ValueError"))
+        yield from judged(trial, folder, damages, ask)
+        yield trial.refuses("longer texts than positions", partial(ask, max_seq_len=513), "max_seq_len", "ValueError")
         places = _shard(folder)
-        found += same("answer of the shards", whole, ask())
+        yield from same("answer of the shards", whole, ask())
         _as_in_a_cache(folder)
-        found += same("answer of links to the shards", whole, ask())
-        return [*found, *judged(trial, folder, [*_shard_damage(folder, places, rng), *forms(folder, INDEX, rng)], ask)]
+        yield from same("answer of links to the shards", whole, ask())
+        yield from judged(trial, folder, [*_shard_damage(folder, places, rng), *forms(folder, INDEX, rng)], ask)

@@ -49,13 +49,12 @@ OF_A_START = {"config.yaml", "statistics.yaml", ".lock", "run.json"}
 
 
 @reads_files
-def bad_input_is_refused(trial: Trial) -> list[Comparison]:
+def bad_input_is_refused(trial: Trial) -> Iterator[Comparison]:
     """Each command refuses what it cannot use with status 4, names it on standard error, prints nothing else and changes no file.
 
     So it does where its output is there already, or another process writes it.
     """
     rng = trial.rng("bad input")
-    found: list[Comparison] = []
     with small(
         trial, "bad input", {"multi_label": False, "epochs": 1, "num_classes": 2, "class_weights": None, "batch_size": 1}
     ) as problem:
@@ -87,17 +86,17 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
         before = content(problem.folder)
         for name, (arguments, message) in {**_unusable(problem, where, corpus, run), **edited}.items():
             said = trial.commands.attempt(*arguments, stdin=UNUSABLE["latin"])
-            found += same(f"status of {name}", 4, said.status)
+            yield from same(f"status of {name}", 4, said.status)
             if "another run" not in name:  # what a run is about is told before it is compared with the one that is there
-                found += same(f"what {name} prints", "", said.out)
+                yield from same(f"what {name} prints", "", said.out)
             if message not in said.err:
-                found.append(broken(f"message of {name}", "names something else", message, said.err[-300:]))
+                yield broken(f"message of {name}", "names something else", message, said.err[-300:])
             after = content(problem.folder)
-            found += same(f"files that {name} changes", [], sorted(file for file, _ in after.items() ^ before.items()))
+            yield from same(f"files that {name} changes", [], sorted(file for file, _ in after.items() ^ before.items()))
             before = after
         said = trial.commands.overtaken(run, late := problem.folder / "overtaken", "train", *where, "--lora-rank=7")
-        found += same("status of train where another process was quicker", (4, ""), (said.status, said.out))
-        found += same("what the quicker one has left", content(run), content(late))
+        yield from same("status of train where another process was quicker", (4, ""), (said.status, said.out))
+        yield from same("what the quicker one has left", content(run), content(late))
         for place in ("largest.apr", "largest float16"):
             trial.commands.run("export", f"--model={problem.folder / 'largest'}", f"--output={problem.folder / place}", "--dtype=float16")
         tokens = (
@@ -119,13 +118,15 @@ def bad_input_is_refused(trial: Trial) -> list[Comparison]:
                 before = content(folder)
                 said = trial.commands.attempt(*asked)
             changed = sorted(file for file, _ in content(folder).items() ^ before.items())
-            found += same(f"files of another process that {asked[0]} changes", [], changed)
-            found += same(f"status of {asked[0]} where another process writes", 4, said.status)
+            yield from same(f"files of another process that {asked[0]} changes", [], changed)
+            yield from same(f"status of {asked[0]} where another process writes", 4, said.status)
             if "another process" not in said.err:
-                found.append(broken(f"message of {asked[0]} where another process writes", "does not say so", "another process", said.err))
-        found += [*_devices(trial, problem, where, run), *_on_the_host(trial, problem, f"--adapter={run}")]
-        found += _environments(trial, ("train", *where, f"--corpus={problem.folder / 'none.jsonl'}", f"--output={problem.folder / 'new'}"))
-    return found
+                yield broken(f"message of {asked[0]} where another process writes", "does not say so", "another process", said.err)
+        yield from _devices(trial, problem, where, run)
+        yield from _on_the_host(trial, problem, f"--adapter={run}")
+        yield from _environments(
+            trial, ("train", *where, f"--corpus={problem.folder / 'none.jsonl'}", f"--output={problem.folder / 'new'}")
+        )
 
 
 WORKER = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "99999"}
@@ -144,6 +145,10 @@ def _environments(trial: Trial, command: tuple[object, ...]) -> Iterator[Compari
         yield from same(f"status and output of a worker with {name}", (4, ""), (said.status, said.out))
         if message not in said.err:
             yield broken(f"message of a worker with {name}", "names something else", message, said.err[-300:])
+    said = trial.commands.attempt(*command, "--device=cuda", environment=WORKER | {"RANK": "29", "WORLD_SIZE": "40", "LOCAL_RANK": "15"})
+    yield from same("status of the 16th worker of a host", (6, ""), (said.status, said.out))
+    if "cuda:15" not in said.err:
+        yield broken("message of the 16th worker of a host", "names another device", "cuda:15", said.err[-300:])
 
 
 Forms = dict[str, tuple[str, ...]]

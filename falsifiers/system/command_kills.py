@@ -30,7 +30,7 @@ from blackswan.falsifiers.system.trial import Trial, reads_files
 
 
 @reads_files
-def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
+def killed_command_goes_on(trial: Trial, *, kills: int) -> Iterator[Comparison]:
     """A command that is killed at its writes, a line of its metrics torn, and given again with --resume leaves what a whole run does.
 
     Before, it is interrupted, also in an epoch's last step. Two kills come before a state is written, so that steps are made again, and an
@@ -47,13 +47,15 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
         whole, folder = problem.folder / "whole", problem.folder / "killed"
         rank = trial.commands.killed(whole, None, "train", f"--output={whole}", *where)
         if rank.ended:
-            return [broken("the whole run", "failed", "its end", rank.ended)]
+            yield broken("the whole run", "failed", "its end", rank.ended)
+            return
         ours = [name for name in rank.events if "/.ledger.json." not in name]  # which is the host's, on a GPU
         if outside := [name for name in ours if name.startswith("flush ../")]:
-            return [broken("the whole run", "files written outside of its folder", "none", ", ".join(outside[:3]))]
-        found = same("steps between two states", *_between_states(whole, rank, every))
-        found += same("names that were given to what is not on the disk", [], _not_flushed(rank.events))
-        found += same("epochs that are told before their adapters are on the disk", [], _told_too_early(metrics(whole), rank.events))
+            yield broken("the whole run", "files written outside of its folder", "none", ", ".join(outside[:3]))
+            return
+        yield from same("steps between two states", *_between_states(whole, rank, every))
+        yield from same("names that were given to what is not on the disk", [], _not_flushed(rank.events))
+        yield from same("epochs that are told before their adapters are on the disk", [], _told_too_early(metrics(whole), rank.events))
         steps = [line["kind"] for line in metrics(whole)].index("epoch")
         interrupted = iter((2, steps))
         planned = _kills(rng, rank.events, steps, every, kills)
@@ -63,29 +65,30 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
             due = (
                 begun["step"] in (2, steps) or begun["step"] % every == 0 or begun["position"] == 0
             )  # by Ctrl-C, by number, as an epoch ends
-            found += same(f"whether a state is due after step {begun['step']}", True, due)
+            yield from same(f"whether a state is due after step {begun['step']}", True, due)
             rank = trial.commands.killed(folder, kill, "train", f"--output={folder}", *resume, *where)
             if kill and kill.interrupt:
-                found += _interrupted(trial, folder, next(interrupted), rank.ended)
-                found += _foreign_line(trial, folder, where) if kill is planned[1] else ()
+                yield from _interrupted(trial, folder, next(interrupted), rank.ended)
+                yield from _foreign_line(trial, folder, where) if kill is planned[1] else ()
                 continue
             expected, saved = _between_states(whole, rank, every, begun)
-            found += same(f"steps up to each state of a run that began after {begun['step']}", expected[: len(saved)], saved)
+            yield from same(f"steps up to each state of a run that began after {begun['step']}", expected[: len(saved)], saved)
             if rank.ended != (KILLED if kill else ""):
                 if rank.ended or kill is None:
-                    return [*found, broken("a continued run", "did not go on", "its end", rank.ended)]
+                    yield broken("a continued run", "did not go on", "its end", rank.ended)
+                    return
                 break
             if kill is not planned[4]:  # the epoch's line stays whole, though steps before it are made again
                 _tear(trial, rng, folder)
-        found += same("numbers of the lines of the metrics", *(list(map(number_of, metrics(each))) for each in (whole, folder)))
-        found += same("metrics", metrics(whole), metrics(folder))
-        found += _seconds_add_up(folder)
+        yield from same("numbers of the lines of the metrics", *(list(map(number_of, metrics(each))) for each in (whole, folder)))
+        yield from same("metrics", metrics(whole), metrics(folder))
+        yield from _seconds_add_up(folder)
         for file in (CONFIG, STATISTICS, RUN):
-            found += same(file, (whole / file).read_text(), (folder / file).read_text())
-        found += same("state and adapters", *(trial.trainer.kept(each) for each in (whole, folder)))
-        found += _started_again(trial, whole, folder, where)
+            yield from same(file, (whole / file).read_text(), (folder / file).read_text())
+        yield from same("state and adapters", *(trial.trainer.kept(each) for each in (whole, folder)))
+        yield from _started_again(trial, whole, folder, where)
         left = [sorted(path.name for path in each.iterdir()) for each in (whole, folder)]
-    return [*found, *same("files of the run", *left)]
+    yield from same("files of the run", *left)
 
 
 def _not_flushed(events: Sequence[str]) -> list[str]:

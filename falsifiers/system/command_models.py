@@ -48,7 +48,7 @@ FINE, COARSE = 0.5e-4 + 1e-9, 0.5e-2
 
 
 @reads_files
-def models_are_whole(trial: Trial) -> list[Comparison]:
+def models_are_whole(trial: Trial) -> Iterator[Comparison]:
     """A merged model has the updates in its weights, all else as in the base, and every file of the tokenizer.
 
     An exported one has the base's tensors, rounded to the dtype asked for, its special tokens and its tokenizer, as a folder and as an .apr
@@ -57,7 +57,7 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
     rng = trial.rng("models")
     quantised = {"multi_label": False, "epochs": 1, "quantize_nf4": True, "double_quantize": bool(rng.integers(2)), "dtype": "bfloat16"}
     with small(trial, "quantised", quantised) as problem:
-        found = _merged_after_training(trial, problem, texts_of(rng, 3))
+        yield from _merged_after_training(trial, problem, texts_of(rng, 3))
     with small(trial, "models", {"multi_label": False, "epochs": 1}) as problem:
         _complete(problem.base, {"bos_token_id": 7, "eos_token_id": END, "initializer_range": 0.5, **OF_A_CLASSIFIER})
         texts = texts_of(rng, 6)
@@ -67,40 +67,38 @@ def models_are_whole(trial: Trial) -> list[Comparison]:
         with chdir(problem.folder):  # what a run was given by names that hold here only is found from everywhere
             trial.commands.run("train", "--model=base", "--corpus=corpus.jsonl", "--output=run", *options(problem.settings))
         said = trial.commands.run("merge", f"--adapter={run / 'last'}", f"--output={merged}")
-        found += same("what merge prints", f"{merged} holds the merged model and its head\n", said.out)
-        found += [
-            *merged_tensors(problem, run / "last", merged),
-            *_kept_config("merged model", problem, merged),
-            *_files("merged model", problem.base, merged),
-        ]
+        yield from same("what merge prints", f"{merged} holds the merged model and its head\n", said.out)
+        yield from merged_tensors(problem, run / "last", merged)
+        yield from _kept_config("merged model", problem, merged)
+        yield from _files("merged model", problem.base, merged)
         for dtype in (None, "float32", "float16", "bfloat16"):
             folder = problem.folder / f"exported {dtype}"
             chosen = [] if dtype is None else [f"--dtype={dtype}"]
             trial.commands.run("export", f"--model={problem.base}", f"--output={folder}", *chosen)
-            found += _exported("exported folder", problem, folder, dtype or "float32")
-            found += _kept_config(f"exported folder <{dtype}>", problem, folder)
+            yield from _exported("exported folder", problem, folder, dtype or "float32")
+            yield from _kept_config(f"exported folder <{dtype}>", problem, folder)
         apr, back = problem.folder / "files" / "more" / "model.apr", problem.folder / "folders" / "back"
         said = trial.commands.run("export", f"--model={problem.base}", f"--output={apr}")
-        found += same("what export prints", f"{apr} holds the model\n", said.out)
-        found += same("beginning of the .apr file", b"APR", apr.read_bytes()[:3] if apr.is_file() else None)
+        yield from same("what export prints", f"{apr} holds the model\n", said.out)
+        yield from same("beginning of the .apr file", b"APR", apr.read_bytes()[:3] if apr.is_file() else None)
         trial.commands.run("export", f"--model={apr}", f"--output={back}")
         trial.commands.run("export", f"--model={apr}", f"--output={apr.with_name('again.apr')}")
         trial.commands.run("export", f"--model={apr}", f"--output={apr.with_name('half.apr')}", "--dtype=bfloat16")
         stored = apr_format.read(apr.with_name("half.apr"))[2].values()
         rounded = {name: value.astype(STORAGE["bfloat16"]) for name, value in problem.model.decoder.items()}
-        found += same("tensors of an .apr file <bfloat16>", rounded, {each.name: apr_format.array(each) for each in stored})
+        yield from same("tensors of an .apr file <bfloat16>", rounded, {each.name: apr_format.array(each) for each in stored})
         for beside in ("apr", TOKENIZER, *BESIDE_THE_TOKENIZER):
             files = (apr.with_name(f"{name}.{beside}") for name in ("model", "again"))
-            found += same(f".{beside} of an .apr file that is made of one", *(path.read_bytes() for path in files))
-        found += _exported("folder of an .apr file", problem, back, "float32")
+            yield from same(f".{beside} of an .apr file that is made of one", *(path.read_bytes() for path in files))
+        yield from _exported("folder of an .apr file", problem, back, "float32")
         wanted = Answers.of(problem, run / "last", texts, labels, np.asarray(0))
         problem.base.rename(problem.folder / "moved")
         trial.commands.run("merge", f"--adapter={run / 'last'}", f"--model={apr}", f"--output={problem.folder / 'again'}")
-        found += same("what is merged where the base was", *(load_file(each / WEIGHTS) for each in (merged, problem.folder / "again")))
-        found += _files("merged .apr file", merged, problem.folder / "again")
+        yield from same("what is merged where the base was", *(load_file(each / WEIGHTS) for each in (merged, problem.folder / "again")))
+        yield from _files("merged .apr file", merged, problem.folder / "again")
         lines = trial.commands.run("predict", f"--adapter={run / 'last'}", f"--model={apr}", "--", *texts).out.splitlines()
         shown = np.asarray([json.loads(line)["probabilities"] for line in lines])
-    return [*found, trial.near("probabilities with the .apr file for the base", wanted.probabilities, shown)]
+    yield trial.near("probabilities with the .apr file for the base", wanted.probabilities, shown)
 
 
 def _merged_after_training(trial: Trial, problem: Small, texts: Sequence[str]) -> list[Comparison]:
@@ -199,7 +197,7 @@ def _exported(name: str, problem: Small, folder: Path, dtype: str) -> Iterator[C
 
 
 @reads_files
-def pretraining_is_counted_anew(trial: Trial) -> list[Comparison]:
+def pretraining_is_counted_anew(trial: Trial) -> Iterator[Comparison]:
     """Shards hold all tokens of each text and the token that ends it, in their order; what `pretrain` prints is counted from these and from
     the checkpoints that it writes. The tokenizer would add tokens to a text, and may come with an .apr file; one has many tokens.
     """
@@ -217,12 +215,13 @@ def pretraining_is_counted_anew(trial: Trial) -> list[Comparison]:
         (problem.folder / "other.txt").write_bytes(other.encode())
         train = [token for text in texts for token in (*tokenizer().encode(text).ids, END)]
         held_out = [*tokenizer().encode(other).ids, OTHER_END]
-        found = list(_shards(trial, "JSONL", problem, "corpus.jsonl", train))
-        found += _shards(trial, "text", problem, "other.txt", held_out, f"--end-token={OTHER_END}")
+        yield from _shards(trial, "JSONL", problem, "corpus.jsonl", train)
+        yield from _shards(trial, "text", problem, "other.txt", held_out, f"--end-token={OTHER_END}")
         trial.commands.run("export", f"--model={problem.base}", f"--output={problem.folder / 'base.apr'}")
-        found += _shards(trial, "text by an .apr file", problem, "other.txt", [*held_out[:-1], END], model="base.apr")
-        found += [*_of_many_tokens(trial, problem), *_pretrained(trial, problem, train, held_out)]
-        return [*found, *_pretrained_in_pairs(trial, problem, len(train))]
+        yield from _shards(trial, "text by an .apr file", problem, "other.txt", [*held_out[:-1], END], model="base.apr")
+        yield from _of_many_tokens(trial, problem)
+        yield from _pretrained(trial, problem, train, held_out)
+        yield from _pretrained_in_pairs(trial, problem, len(train))
 
 
 def _closing(path: Path) -> None:

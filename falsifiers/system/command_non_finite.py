@@ -22,13 +22,12 @@ from blackswan.falsifiers.system.trial import Trial, reads_files
 
 
 @reads_files
-def non_finite_values_are_errors(trial: Trial) -> list[Comparison]:
+def non_finite_values_are_errors(trial: Trial) -> Iterator[Comparison]:
     """A text on which the model computes NaN, in the first, a middle or the last batch, ends every command with an error that says so.
 
     Nothing that is not finite is printed or written, and the library raises an error too. Of two workers the message names those that
     computed it, and the call that it came from, as that of one worker does.
     """
-    found: list[Comparison] = []
     fixed = {"multi_label": False, "lora_targets": "q_v", "quantize_nf4": False, "pooling": "mean", "epochs": 1}
     with small(trial, "non-finite", fixed, family="llama") as problem:
         word = _poison(problem)
@@ -53,24 +52,21 @@ def non_finite_values_are_errors(trial: Trial) -> list[Comparison]:
                 "train, validation": ("train", f"--corpus={corpus}", f"--validation={bad}", f"{out} 2", *where),
             }
             for name, arguments in asked.items():
-                found += _failed(name, place, trial.commands.attempt(*arguments))
+                yield from _failed(name, place, trial.commands.attempt(*arguments))
             for path in problem.folder.glob(f"{place} */{METRICS}"):
-                found += same(
+                yield from same(
                     f"numbers in {METRICS} that are not there <{place} batch>",
                     False,
                     bool(re.search("NaN|Infinity|null", path.read_text())),
                 )
             for call in ("predict", "probabilities"):
                 ask = partial(trial.commands.library, call, run / "last", texts)
-                found.append(
-                    trial.refuses(f"{call} of the library <{place} batch>", ask, "nan|not finite|non-finite", "FloatingPointError")
-                )
+                yield trial.refuses(f"{call} of the library <{place} batch>", ask, "nan|not finite|non-finite", "FloatingPointError")
             spoilt = problem.corpus("of every worker", [word] * 7, labels) if place == "middle" else bad
             arguments = ("train", f"--corpus={corpus}", f"--validation={spoilt}", f"{out} 3", *where)
             by_two = partial(trial.commands.by_workers, 2, problem.folder, [], [], *arguments)
             message = rf"status 1: [\s\S]*validation after epoch 1: {BY_TWO[place]}; origin: model\."
-            found.append(trial.refuses(f"validation by two workers <{place} batch>", by_two, message, "RuntimeError"))
-    return found
+            yield trial.refuses(f"validation by two workers <{place} batch>", by_two, message, "RuntimeError")
 
 
 BY_TWO = {

@@ -25,14 +25,13 @@ OF_A_CLUSTER = {"MASTER_ADDR": "10.255.255.1", "MASTER_PORT": "29500"}
 
 
 @reads_files
-def workers_answer_as_one(trial: Trial) -> list[Comparison]:
+def workers_answer_as_one(trial: Trial) -> Iterator[Comparison]:
     """Two and three workers record and evaluate what one does, in every field, some of them without a sample; only the first one speaks.
     A device that all of them would share, or that cannot exchange gradients, is refused.
 
     The learning rate moves nothing, so that all numbers are those of the start, and patience ends the run after its second epoch; the
     answers are those of every worker.
     """
-    found: list[Comparison] = []
     settings = {"learning_rate": STANDSTILL, "batch_size": 2, "backend": "torch", "epochs": 3, "early_stop_patience": 1}
     for workers, several in ((3, False), (2, True)):
         weights = {"class_weights": None if several else [0.25, 1.5, 2.0, 0.5]}
@@ -46,27 +45,26 @@ def workers_answer_as_one(trial: Trial) -> list[Comparison]:
             where += ["--device=auto"] if several and not trial.on_gpu else []
             one, all_of_them = problem.folder / "one", problem.folder / "several"
             alone = trial.commands.attempt(*where, f"--output={one}", environment=OF_A_CLUSTER)
-            found += same(
+            yield from same(
                 "message to one process where the cluster names an address", (0, ""), (alone.status, alone.err * bool(alone.status))
             )
             expected = trial.commands.opened(one / "last", texts, labels)
             said, answers = trial.commands.by_workers(workers, all_of_them / "last", texts, labels, *where, f"--output={all_of_them}")
-            found += same("what other workers than the first print", [""] * (workers - 1), [each.out for each in said[1:]])
-            found += same("lines of the metrics", *([kind_of(each) for each in metrics(run)] for run in (one, all_of_them)))
+            yield from same("what other workers than the first print", [""] * (workers - 1), [each.out for each in said[1:]])
+            yield from same("lines of the metrics", *([kind_of(each) for each in metrics(run)] for run in (one, all_of_them)))
             for first, second in zip(metrics(one), metrics(all_of_them), strict=False):
-                found += _same_answers(trial, "metrics", first, second)
+                yield from _same_answers(trial, "metrics", first, second)
             for rank, each in enumerate(answers):
-                found += _same_answers(trial, f"worker {rank}", vars(expected), vars(each))
+                yield from _same_answers(trial, f"worker {rank}", vars(expected), vars(each))
             if several:  # as torchrun starts them again, each with the same command
                 again, _ = trial.commands.by_workers(workers, all_of_them / "last", [], [], *where, f"--output={all_of_them}", restarts=1)
-                found += same("last line when they are started again", said[0].out.splitlines()[-1], again[0].out.splitlines()[-1])
-            found += _handed_on(trial, problem, one) if several else []
+                yield from same("last line when they are started again", said[0].out.splitlines()[-1], again[0].out.splitlines()[-1])
+            yield from _handed_on(trial, problem, one) if several else []
             for name in ("cuda:0", "cuda:1", "mps"):
                 given = [*where, f"--output={problem.folder / 'refused'}", f"--device={name}"]
                 ask = partial(trial.commands.by_workers, workers, problem.folder, [], [], *given)
-                found.append(trial.refuses(f"{workers} workers on {name}", ask, f"status 4: .*'{name}'", "RuntimeError"))
-    found += same("whether each attempt reads what an earlier one has set", [False] * 3, trial.commands.read_of_earlier(3))
-    return found
+                yield trial.refuses(f"{workers} workers on {name}", ask, f"status 4: .*'{name}'", "RuntimeError")
+    yield from same("whether each attempt reads what an earlier one has set", [False] * 3, trial.commands.read_of_earlier(3))
 
 
 def _handed_on(trial: Trial, problem: Small, run: Path) -> list[Comparison]:

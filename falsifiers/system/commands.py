@@ -101,14 +101,13 @@ def _share(part: Array, whole: Array) -> Array:
 
 
 @reads_files
-def evaluations_are_counted_anew(trial: Trial) -> list[Comparison]:
+def evaluations_are_counted_anew(trial: Trial) -> Iterator[Comparison]:
     """All that `evaluate` and `predict` print of a run's folder, of its last adapter and of the merged one is counted anew.
 
     The run is trained by the command, or by the library with class weights that are a word, and after each epoch worse on the samples that
     validate it: its best adapter is the first one. One corpus has every class, one lacks a class, one has a single text. Models have one
     label a text, several, or many classes.
     """
-    found: list[Comparison] = []
     for kind, settings in _kinds(trial).items():
         with _trained(trial, kind, settings) as (problem, run):
             merged = problem.folder / "merged"
@@ -121,10 +120,10 @@ def evaluations_are_counted_anew(trial: Trial) -> list[Comparison]:
                     doors |= {"merged, as an adapter": (f"--adapter={merged}", "best")}
                 for door, (option, part) in doors.items():
                     judged = _counted_anew(trial, kind, problem, run / part, option, corpus, tables=door == "run")
-                    found += [replace(each, tensor=f"{door}: {each.tensor}") for each in judged]
+                    yield from (replace(each, tensor=f"{door}: {each.tensor}") for each in judged)
                 if problem.classes > CELLS:
                     break
-    return found + list(_at_the_bounds(trial))
+    yield from _at_the_bounds(trial)
 
 
 def _at_the_bounds(trial: Trial) -> Iterator[Comparison]:
@@ -316,7 +315,7 @@ def _confusion_table(name: str, wanted: Answers, confusion: Array, rows: Sequenc
 
 
 @reads_files
-def texts_by_every_door(trial: Trial) -> list[Comparison]:
+def texts_by_every_door(trial: Trial) -> Iterator[Comparison]:
     """Texts from a corpus, from a file by line, from standard input, from the command line and by the library have the same answers.
 
     They have white space at either end, other line ends inside or before the end, or nothing at all; lines end by LF or CRLF, the last one
@@ -324,7 +323,6 @@ def texts_by_every_door(trial: Trial) -> list[Comparison]:
     All answers are the reference's.
     """
     rng = trial.rng("doors")
-    found: list[Comparison] = []
     with _trained(trial, "doors", {"num_classes": 4, "learning_rate": 0.5}) as (problem, run):
         texts = ["rm\r", *texts_of(rng, len(ODD) + 2), "ls\r"]
         labels = problem.labels(rng, len(texts))
@@ -344,20 +342,20 @@ def texts_by_every_door(trial: Trial) -> list[Comparison]:
         first = trial.commands.library("probabilities", run / "best", batch)
         for door, (asked, given) in doors.items():
             shown, wanted = _answers(trial, problem, run / "best", (f"--adapter={run}", *asked), texts, labels, given)
-            found += [replace(each, tensor=f"{door}: {each.tensor}") for each in _probable(trial, "every line", wanted, shown)]
+            yield from (replace(each, tensor=f"{door}: {each.tensor}") for each in _probable(trial, "every line", wanted, shown))
             bits = np.asarray([line["probabilities"] for line in shown[: len(batch)]], first.dtype)
-            found += same(f"{door}: probabilities of the first batch, bit for bit the library's", first, bits)
+            yield from same(f"{door}: probabilities of the first batch, bit for bit the library's", first, bits)
         (problem.folder / "empty").write_bytes(b"")
         for option in ("--input", "--corpus"):
             said = trial.commands.run("predict", f"--adapter={run}", f"{option}={problem.folder / 'empty'}")
-            found += same(f"what predict prints of no text <{option}>", "", said.out)
-        found += same("the library's answers to no text", [], trial.commands.library("predict", run / "best", []).tolist())
+            yield from same(f"what predict prints of no text <{option}>", "", said.out)
+        yield from same("the library's answers to no text", [], trial.commands.library("predict", run / "best", []).tolist())
         opened = trial.commands.opened(run / "best", texts, labels)
         wanted = Answers.of(problem, run / "best", texts, labels, opened.classes)
     ids = [tokenizer().encode(text).ids[:MAX_SEQ_LEN] or [0] for text in texts]
-    found += same("library: token ids", ids, opened.ids)
-    found.append(trial.near("library: probabilities", wanted.probabilities, opened.probabilities))
-    return [*found, *same("library: classes", wanted.classes.tolist(), opened.classes.tolist())]
+    yield from same("library: token ids", ids, opened.ids)
+    yield trial.near("library: probabilities", wanted.probabilities, opened.probabilities)
+    yield from same("library: classes", wanted.classes.tolist(), opened.classes.tolist())
 
 
 def _without_labels(problem: Small, texts: Sequence[str]) -> Path:

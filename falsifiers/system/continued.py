@@ -4,7 +4,7 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ FEATURES: tuple[dict[str, Any], ...] = ({"class_weights": [0.25, 1.5, 4.0]}, {"m
 """Settings of which each has a part in a run's identity or in its steps."""
 
 
-def killed_run_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
+def killed_run_goes_on(trial: Trial, *, kills: int) -> Iterator[Comparison]:
     """Processes that are killed (SIGKILL) at random writes to the folder or steps, and continued, do what one whole run does.
 
     This holds bit for bit of every step that any of them made, and in the end of parameters, moments, rates, progress and both adapters.
@@ -40,14 +40,15 @@ def killed_run_goes_on(trial: Trial, *, kills: int) -> list[Comparison]:
         whole = trial.trainer.fit(problem, Path(parent) / "whole", plan)
         parts = _continued(trial, problem, Path(parent) / "killed", plan, _kills(rng, whole.ranks[0].events, kills))
         if parts[-1].ranks[0].ended:
-            return [broken(f"after {len(parts) - 1} kills", "the run did not go on", "its end", parts[-1].ranks[0].ended)]
+            yield broken(f"after {len(parts) - 1} kills", "the run did not go on", "its end", parts[-1].ranks[0].ended)
+            return
         steps = {step.number: step for step in whole.steps}
         made = {step.number: step for run in parts for step in run.steps}
-        found = same("steps made", sorted(steps), sorted(made))
+        yield from same("steps made", sorted(steps), sorted(made))
         for number, run in enumerate(parts, start=1):
-            found += [each for step in run.steps for each in same(f"process {number}, step {step.number}", steps.get(step.number), step)]
-        found += same("result", whole.result, parts[-1].result)
-        return found + same("folder", *(trial.trainer.kept(Path(parent) / name) for name in ("whole", "killed")))
+            yield from (each for step in run.steps for each in same(f"process {number}, step {step.number}", steps.get(step.number), step))
+        yield from same("result", whole.result, parts[-1].result)
+        yield from same("folder", *(trial.trainer.kept(Path(parent) / name) for name in ("whole", "killed")))
 
 
 def _continued(trial: Trial, problem: SmallRun, folder: Path, plan: Plan, kills: Sequence[Kill]) -> list[Run]:
@@ -72,14 +73,14 @@ def _kills(rng: Generator, events: Sequence[str], count: int) -> list[Kill]:
     return chosen
 
 
-def goes_on_from_every_write(trial: Trial) -> list[Comparison]:
+def goes_on_from_every_write(trial: Trial) -> Iterator[Comparison]:
     """The folder as it was before something was done to one of its files: of the moments of each name one is drawn, and the run goes on
     from there, or begins anew where it had not begun, and ends as it did, in its folder and in memory; so it does from its end, where no
     step is left. No file of the run is ever gone or empty after it was there.
     """
     rng, problem = trial.rng("moments"), small_run(trial, samples=(BATCH, 3), epochs=2, learning_rate=0.1)
     with tempfile.TemporaryDirectory() as parent:
-        folder, copies, found = Path(parent) / "whole", Path(parent) / "copies", list[Comparison]()
+        folder, copies = Path(parent) / "whole", Path(parent) / "copies"
         whole = trial.trainer.fit(problem, folder, Plan(processes=1, save_every=1, copies=copies))
         moments: dict[str, dict[tuple[Any, ...], Path]] = {}
         there: set[str] = set()
@@ -87,7 +88,7 @@ def goes_on_from_every_write(trial: Trial) -> list[Comparison]:
             files, name = content(copy), copy.name.partition(" ")[2]
             moments.setdefault(name, {})[tuple(sorted(files.items()))] = copy
             whole_files = {file for file, written in files.items() if written and not re.search(r"(^|/)\.", file)}
-            found += same(f"files that are gone before {name}", [], sorted(there - whole_files))
+            yield from same(f"files that are gone before {name}", [], sorted(there - whole_files))
             there |= whole_files
         seen: set[tuple[Any, ...]] = set()
         for name, different in sorted(moments.items()):
@@ -95,11 +96,12 @@ def goes_on_from_every_write(trial: Trial) -> list[Comparison]:
                 seen.add(chosen := new[int(rng.integers(len(new)))])
                 copy = different[chosen]
                 rest = trial.trainer.fit(problem, copy, Plan(resume=(copy / "run.json").is_file()))
-                found += same(f"result after a kill before {name}", whole.result, rest.result)
-                found += same(f"folder after a kill before {name}", *(trial.trainer.kept(each) for each in (folder, copy)))
-                found += same(f"loss of the model after a kill before {name}", whole.left_loss, rest.left_loss)
-                found += left_as_kept(f"after a kill before {name}", rest, trial.trainer.kept(copy))
-        return found + _goes_on_from_its_end(trial, problem, folder, whole) + _goes_on_after_an_early_stop(trial, Path(parent))
+                yield from same(f"result after a kill before {name}", whole.result, rest.result)
+                yield from same(f"folder after a kill before {name}", *(trial.trainer.kept(each) for each in (folder, copy)))
+                yield from same(f"loss of the model after a kill before {name}", whole.left_loss, rest.left_loss)
+                yield from left_as_kept(f"after a kill before {name}", rest, trial.trainer.kept(copy))
+        yield from _goes_on_from_its_end(trial, problem, folder, whole)
+        yield from _goes_on_after_an_early_stop(trial, Path(parent))
 
 
 def _goes_on_after_an_early_stop(trial: Trial, parent: Path) -> list[Comparison]:
@@ -137,7 +139,7 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
 """Values of the settings that are neither numbers nor true or false."""
 
 
-def refuses_to_continue_another_run(trial: Trial) -> list[Comparison]:
+def refuses_to_continue_another_run(trial: Trial) -> Iterator[Comparison]:
     """A run is not continued with another value of any setting but the free one, on other samples or weights, in another architecture, or
     from a damaged state; in half of the cases a sample has several labels.
 
@@ -148,20 +150,19 @@ def refuses_to_continue_another_run(trial: Trial) -> list[Comparison]:
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
         trial.trainer.fit(problem, folder, Plan(save_every=1, stop_after=2))
-        found = []
         for name, (other, message) in other_runs(trial, problem, rng).items():
-            found += _refused(trial, name, other, folder, message)
+            yield from _refused(trial, name, other, folder, message)
         (file,) = (folder / "state").iterdir()
         whole = file.read_bytes()
         for place in ("file", "tensors", "progress"):
             file.write_bytes(_damaged(whole, place, float(rng.random())))
-            found += _refused(trial, f"a damaged state, in its {place}", problem, folder, "state.*damaged")
+            yield from _refused(trial, f"a damaged state, in its {place}", problem, folder, "state.*damaged")
         file.write_bytes(whole)
-        found += _on_many_samples(trial, Path(parent) / "many", rng)
+        yield from _on_many_samples(trial, Path(parent) / "many", rng)
         free = replace(problem, settings={**problem.settings, FREE: settings[FREE] + 1})
         run = trial.trainer.fit(free, folder, Plan(resume=True))
     steps = problem.settings["epochs"] * len(problem.batches)
-    return [*found, *same(f"steps with another {FREE}", steps, run.result and run.result.steps)]
+    yield from same(f"steps with another {FREE}", steps, run.result and run.result.steps)
 
 
 def _on_many_samples(trial: Trial, folder: Path, rng: Generator) -> list[Comparison]:

@@ -3,7 +3,7 @@
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -80,17 +80,17 @@ BAD_LABELS: dict[str, tuple[str, str]] = {
 """The label of a line in a corpus with several labels a sample, and a word of the refusal."""
 
 
-def refuses_corpus(trial: Trial) -> list[Comparison]:
+def refuses_corpus(trial: Trial) -> Iterator[Comparison]:
     """A damaged line among good ones is refused with file and line number; so are a file that changes while it is read, one without a
     line, and no file."""
     good = CORPUS_HELDOUT.read_bytes().splitlines()[:20]
-    found = _refuses_lines(trial, good, 5, False, BAD_LINES) + _refuses_changes(trial, good)
+    yield from _refuses_lines(trial, good, 5, False, BAD_LINES)
+    yield from _refuses_changes(trial, good)
     with tempfile.TemporaryDirectory() as folder:
         file = CorpusFile(Path(folder) / "corpus.jsonl", 5)
-        found.append(trial.refuses("no file", lambda: trial.corpora.load(file), "no such file", "FileNotFoundError"))
+        yield trial.refuses("no file", lambda: trial.corpora.load(file), "no such file", "FileNotFoundError")
         file.path.touch()
-        found.append(trial.refuses("empty file", lambda: trial.corpora.load(file), "empty", "ValueError"))
-    return found
+        yield trial.refuses("empty file", lambda: trial.corpora.load(file), "empty", "ValueError")
 
 
 def _refuses_changes(trial: Trial, lines: Sequence[bytes]) -> list[Comparison]:
@@ -116,12 +116,12 @@ def _overwritten(path: Path, content: bytes) -> None:
     os.utime(path, ns=(before.st_mtime_ns, before.st_mtime_ns + (len(content) == before.st_size)))
 
 
-def refuses_multi_label_corpus(trial: Trial) -> list[Comparison]:
+def refuses_multi_label_corpus(trial: Trial) -> Iterator[Comparison]:
     """A damaged line among good ones is refused with file and line, and so is a list where one label a sample was asked for."""
     single, several = b'{"input": "", "label": 2}', b'{"input": "ls", "labels": [0, 1, 1]}'
     bad = {name: (f'{{"input": "rm", {label}}}', message) for name, (label, message) in BAD_LABELS.items()}
-    found = _refuses_lines(trial, [several, single, b'{"input": "id", "labels": [0, 0, 0]}'] * 3, 3, True, bad)
-    return found + _refuses_lines(trial, [single] * 4, 3, False, {"several labels, one asked for": (several, "one label")})
+    yield from _refuses_lines(trial, [several, single, b'{"input": "id", "labels": [0, 0, 0]}'] * 3, 3, True, bad)
+    yield from _refuses_lines(trial, [single] * 4, 3, False, {"several labels, one asked for": (several, "one label")})
 
 
 def _refuses_lines(

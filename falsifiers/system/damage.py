@@ -308,14 +308,16 @@ def refuses_tokenizer(trial: Trial) -> list[Comparison]:
     return list(_refuses(trial, CHECKPOINT, TOKENIZER_DAMAGE, trial.files.load_tokenizer))
 
 
-def refuses_adapter(trial: Trial) -> list[Comparison]:
+def refuses_adapter(trial: Trial) -> Iterator[Comparison]:
     """Each damage of an adapter of PEFT's is refused by file and key, and so are bases that it was not trained on."""
     model = replace(generated(trial.rng("model"), trial.seed, "float32", nf4=False, factor=1.0, layers=2, targets="q_v"), config={})
     with tempfile.TemporaryDirectory() as parent:
         base, theirs = model.write_checkpoint(Path(parent) / "base"), model.write_peft(Path(parent) / "theirs")
         damaged = _refuses(trial, theirs, ADAPTER_DAMAGE, lambda folder: trial.files.load_adapter(folder, base))
         bases = list(_refuses_other_bases(trial, model, Path(parent)))
-        return [*damaged, *bases, *_refuses(trial, Path(parent) / "ours", EDITS, lambda folder: trial.files.load_adapter(folder, base))]
+        yield from damaged
+        yield from bases
+        yield from _refuses(trial, Path(parent) / "ours", EDITS, lambda folder: trial.files.load_adapter(folder, base))
 
 
 def _refuses_other_bases(trial: Trial, model: Model, parent: Path) -> Iterator[Comparison]:

@@ -23,27 +23,25 @@ ALGORITHMS = 12
 """So many algorithms a product has at most."""
 
 
-def auto_alone_falls_back(trial: Trial) -> list[Comparison]:
+def auto_alone_falls_back(trial: Trial) -> Iterator[Comparison]:
     """On hosts with none to three cards every name of the grammar gives its device, or a refusal, with the right number of warnings."""
-    found = []
     for cards in range(4):
         for name in ("cpu", "auto", "cuda", *(f"cuda:{index}" for index in (0, 1, 2, LARGEST_INDEX))):
             label, ask = f"{name} with {cards} cards", partial(trial.devices.choose, name, {"cuda": cards})
             index, falls_back = int(name.partition(":")[2] or 0), name == "auto" and not cards
             if name.startswith("cuda") and index >= cards:
-                found.append(trial.refuses(label, ask, name, "DeviceUnavailable"))
+                yield trial.refuses(label, ask, name, "DeviceUnavailable")
             else:
                 expected = Chosen("cpu" if name == "cpu" or falls_back else "cuda", index, int(falls_back))
-                found += same(label, expected, ask())
-    return found
+                yield from same(label, expected, ask())
 
 
-def long_texts_need_memory(trial: Trial) -> list[Comparison]:
+def long_texts_need_memory(trial: Trial) -> Iterator[Comparison]:
     """Attention over texts for which the host has too little memory is refused before it is taken, of however many heads, and not where it
     has room for scores and a mask. What it has is what it says to be available, whatever is free or in all; where it does not say that, a
     little text is no matter."""
     rng = trial.rng("host")
-    found, batch, seq, heads = list[Comparison](), int(rng.integers(3, 7)), 16 * int(rng.integers(4, 9)), int(rng.integers(2, 5))
+    batch, seq, heads = int(rng.integers(3, 7)), 16 * int(rng.integers(4, 9)), int(rng.integers(2, 5))
     scores = batch * seq**2 * 4 // 1024  # kB of one score a pair of tokens, in float32
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "meminfo"
@@ -55,37 +53,34 @@ def long_texts_need_memory(trial: Trial) -> list[Comparison]:
                 partial(trial.devices.attend, batch, seq, heads, path),
             )
             if available < scores:
-                found.append(trial.refuses(label, ask, "max_seq_len or batch_size", "MemoryError"))
+                yield trial.refuses(label, ask, "max_seq_len or batch_size", "MemoryError")
             else:
-                found += same(label, [batch, seq, heads, 2], list(ask().shape))
+                yield from same(label, [batch, seq, heads, 2], list(ask().shape))
         for content in ("MemTotal: 1 kB\n", "", "MemAvailable: many kB\n"):
             path.write_text(content)
-            found += same("where it does not say", [1, 2, 1, 2], list(trial.devices.attend(1, 2, 1, path).shape))
-    return found
+            yield from same("where it does not say", [1, 2, 1, 2], list(trial.devices.attend(1, 2, 1, path).shape))
 
 
-def accelerators_have_their_torch_names(trial: Trial) -> list[Comparison]:
+def accelerators_have_their_torch_names(trial: Trial) -> Iterator[Comparison]:
     """On hosts with one or two devices of a kind, its names give them and no other kind's names do; `auto` takes none but CUDA's.
 
     ROCm's devices are those of `cuda` to torch, by that name and by `hip`. MAIA's stand for kinds that torch alone names.
     """
-    found = []
     for kind in ("xpu", "mps", "hip", "maia"):
         for count, asked in product((1, 2), ("xpu", "mps", "hip", "maia")):
             for index in range(3):
                 name = asked if index == 2 else f"{asked}:{index}"
                 label, ask = f"{name} with {count} of {kind}", partial(trial.devices.choose, name, {kind: count})
                 if asked == kind and index % 2 < count:
-                    found += same(label, Chosen("cuda" if kind == "hip" else kind, index % 2, 0), ask())
+                    yield from same(label, Chosen("cuda" if kind == "hip" else kind, index % 2, 0), ask())
                 else:
                     error = "ValueError" if asked == "maia" != kind else "DeviceUnavailable"
-                    found.append(trial.refuses(label, ask, re.escape(repr(name)), error))
+                    yield trial.refuses(label, ask, re.escape(repr(name)), error)
         cuda = Chosen("cuda", 0, 0) if kind == "hip" else Chosen("cpu", 0, 1)
-        found += same(f"auto with {kind}", cuda, trial.devices.choose("auto", {kind: 1}))
-    return found
+        yield from same(f"auto with {kind}", cuda, trial.devices.choose("auto", {kind: 1}))
 
 
-def stray_tensor_is_named(trial: Trial) -> list[Comparison]:
+def stray_tensor_is_named(trial: Trial) -> Iterator[Comparison]:
     """A model in its place passes; a parameter, a buffer, a gradient or a tensor of the optimiser elsewhere is refused by its name.
 
     CUDA without a number is its current device.
@@ -105,16 +100,15 @@ def stray_tensor_is_named(trial: Trial) -> list[Comparison]:
         "optimiser.exp_avg",
         "optimiser.exp_avg_sq",
     ]
-    found, weights = [], drawn(rng, work)
+    weights = drawn(rng, work)
     for name in astray:
         trainer = trial.devices.trainer(work, weights)
         trainer.require_resident()
         other = int(rng.integers(1, LARGEST_INDEX))
         ask = partial(trainer.require_resident, other)
-        found.append(trial.refuses(f"a model that is not on card {other}", ask, f"not on cuda:{other} ", "NotResident"))
+        yield trial.refuses(f"a model that is not on card {other}", ask, f"not on cuda:{other} ", "NotResident")
         trainer.move(name)
-        found.append(trial.refuses(name, trainer.require_resident, f"^{re.escape(name)} is on", "NotResident"))
-    return found
+        yield trial.refuses(name, trainer.require_resident, f"^{re.escape(name)} is on", "NotResident")
 
 
 def last_rows_are_as_alone(trial: Trial) -> list[Comparison]:
@@ -122,22 +116,21 @@ def last_rows_are_as_alone(trial: Trial) -> list[Comparison]:
     return [each for name, whole, alone in trial.devices.last_rows() for each in same(name, alone, whole)]
 
 
-def repeated_is_the_same(trial: Trial) -> list[Comparison]:
+def repeated_is_the_same(trial: Trial) -> Iterator[Comparison]:
     """On thousands of rows kernels give the same bits whenever they are asked again, and tuned products have an algorithm of equal bits.
 
     It is the fastest of those, whatever others fail or give other bits or none. The standard one, which is the first, is among them. Where
     the library is not there, or refuses a product, that is torch's own.
     """
     rng = trial.rng("algorithms")
-    found = [each for name, changed in trial.devices.changed_when_repeated().items() for each in same(f"{name}, again", 0, changed)]
+    yield from (each for name, changed in trial.devices.changed_when_repeated().items() for each in same(f"{name}, again", 0, changed))
     for number in range(ALGORITHMS):
         gives = ["same", *rng.choice(["same", "other", "none", "fail"], number).tolist()]
         times = rng.permutation(len(gives)).tolist()
         best = min((time, place) for place, (time, each) in enumerate(zip(times, gives, strict=True)) if each == "same")[1]
-        found += same(f"the fastest of {gives}, in {times}", best, trial.devices.fastest(gives, times))
+        yield from same(f"the fastest of {gives}, in {times}", best, trial.devices.fastest(gives, times))
     for error in (OSError("no such library"), RuntimeError("status 15")):
-        found += same(f"a product where tuning ends with {error!r}", True, trial.devices.product_after(error))
-    return found
+        yield from same(f"a product where tuning ends with {error!r}", True, trial.devices.product_after(error))
 
 
 def late_streams_change_nothing(trial: Trial) -> list[Comparison]:
@@ -156,14 +149,14 @@ def late_streams_change_nothing(trial: Trial) -> list[Comparison]:
     return [*same("read beside after it was freed", [], freed), *bits]
 
 
-def origin_is_named(trial: Trial) -> list[Comparison]:
+def origin_is_named(trial: Trial) -> Iterator[Comparison]:
     """A value planted in a parameter, in the output of a call or in the gradient that a call passes on is found by its place.
 
     The value in the parameter is its last number, and the parameter is searched in several parts. A scale of a weight in NF4 is found
     too, and so is a loss that overflows by its class weights alone.
     """
     rng = trial.rng("origin")
-    work, part, found = small(rng, trial.seed, nf4=False), int(rng.integers(5, 15)), []
+    work, part = small(rng, trial.seed, nf4=False), int(rng.integers(5, 15))
     weights = drawn(rng, work)
     for plant, place in _plants(rng, work):
         trainer = trial.devices.trainer(work, weights)
@@ -172,12 +165,10 @@ def origin_is_named(trial: Trial) -> list[Comparison]:
         before, label = trainer.content(), _label(plant, place)
         origin = trainer.origin(part)
         named = _names(origin, plant, place)
-        found += [
-            _said(label, named, place or "none", str(origin)),
-            value_at_most(f"tensors changed by asking: {label}", _differing(before, trainer.content()), 0),
-            value_at_most(f"gradients left by asking: {label}", len(trainer.gradients()), 0),
-        ]
-    return [*found, *_of_the_whole_model(trial, rng, part)]
+        yield _said(label, named, place or "none", str(origin))
+        yield value_at_most(f"tensors changed by asking: {label}", _differing(before, trainer.content()), 0)
+        yield value_at_most(f"gradients left by asking: {label}", len(trainer.gradients()), 0)
+    yield from _of_the_whole_model(trial, rng, part)
 
 
 def _names(origin: str | None, plant: Plant | None, place: str) -> bool:
@@ -208,13 +199,13 @@ def _of_the_whole_model(trial: Trial, rng: Generator, part: int) -> Iterator[Com
     yield _said(f"scale {plant.value} in NF4", _names(said, plant, f"buffer {scales}"), scales, str(said))
 
 
-def non_finite_stops_the_step(trial: Trial) -> list[Comparison]:
+def non_finite_stops_the_step(trial: Trial) -> Iterator[Comparison]:
     """A step with a value planted raises, and changes neither weights nor moments; without one it does both. Calls are those of automatic
     differentiation; a parameter is every backend's, and an infinite logit of a class that is no label leaves loss and gradient finite."""
     rng = trial.rng("stop")
     work = small(rng, trial.seed, nf4=bool(rng.integers(2)))
     none, *others = _plants(rng, work)
-    logit, weights, found = Plant("parameter", "score.bias", -np.inf), drawn(rng, work), []
+    logit, weights = Plant("parameter", "score.bias", -np.inf), drawn(rng, work)
     for backend in trial.trainer.backends:
         for plant, place in (none, (logit, "a logit"), *others):
             if backend != "torch" and plant and plant.where != "parameter":
@@ -227,12 +218,11 @@ def non_finite_stops_the_step(trial: Trial) -> list[Comparison]:
             if plant and backend == "torch":
                 trainer.origin(work.vocab)  # once it is named, the next step stops as the first one did
             if plant:
-                found.append(trial.refuses(f"stopped, {label}", trainer.step, r"finite|\b(nan|inf)\b", "ValueError|FloatingPointError"))
-                found.append(value_at_most(f"tensors changed, {label}", _differing(before, trainer.content()), 0))
+                yield trial.refuses(f"stopped, {label}", trainer.step, r"finite|\b(nan|inf)\b", "ValueError|FloatingPointError")
+                yield value_at_most(f"tensors changed, {label}", _differing(before, trainer.content()), 0)
             else:
                 trainer.step()
-                found.append(_said(f"changed, {label}", _differing(before, trainer.content()) > 0, "a step", "no tensor is another"))
-    return found
+                yield _said(f"changed, {label}", _differing(before, trainer.content()) > 0, "a step", "no tensor is another")
 
 
 def _plants(rng: Generator, work: Workload) -> Iterator[tuple[Plant | None, str]]:

@@ -1,5 +1,6 @@
 """The entry points of a pipeline: gradient vector, numbers of parameters, evaluation, the empty batch."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from blackswan.reference.optimiser import clip_by_global_norm
 from blackswan.reference.training import flatten, split
 
 
-def gradient_vector_goes_out_and_in(trial: Trial) -> list[Comparison]:
+def gradient_vector_goes_out_and_in(trial: Trial) -> Iterator[Comparison]:
     """The vector is the reference's gradient in the order of layers, A before B, then the head.
 
     Given back it makes the step of `train_batch`, bit for bit; of another length it is refused, and nothing changes. A rate of 0 that is
@@ -29,23 +30,25 @@ def gradient_vector_goes_out_and_in(trial: Trial) -> list[Comparison]:
     pipeline.accumulate(places)
     vector, before = pipeline.gradient_vector(), pipeline.state()
     expected = problem.gradient(problem.trainable(), problem.training.samples()[:5])
-    found = [trial.near("gradient vector", expected, vector)]
+    yield trial.near("gradient vector", expected, vector)
     if expected.shape == vector.shape:
         parts = (split(each, [problem.parameters[name].shape for name in problem.names]) for each in (expected, vector))
-        found += [trial.near(f"gradient vector, {name}", *pair) for name, *pair in zip(problem.names, *parts, strict=True)]
+        yield from (trial.near(f"gradient vector, {name}", *pair) for name, *pair in zip(problem.names, *parts, strict=True))
     for wrong in (vector[:-1], np.append(vector, vector[:1]), vector[:0]):
         name = f"vector of {len(wrong)} elements instead of {len(vector)}"
-        found.append(trial.refuses(name, partial(pipeline.apply_gradient_vector, wrong), "", "ValueError"))
-        found += same(f"state after the {name}", before, pipeline.state())
+        yield trial.refuses(name, partial(pipeline.apply_gradient_vector, wrong), "", "ValueError")
+        yield from same(f"state after the {name}", before, pipeline.state())
     pipeline.apply_gradient_vector(vector)
-    found += same("state after the step with the vector", asked.state(), pipeline.state())
+    yield from same("state after the step with the vector", asked.state(), pipeline.state())
     pipeline.set_rate(0.0)
     for batch in ([3], [4, 5]):
         pipeline.train_batch(batch)
-    found += (
-        _reports(trial, problem) + _micro_batches(trial) + _given_as_texts(trial) + _has_the_settings(trial) + _weighted_in_bfloat16(trial)
-    )
-    return found + same("tensors after steps at a rate of 0", *(part(each.state(), "trainable") for each in (asked, pipeline)))
+    yield from _reports(trial, problem)
+    yield from _micro_batches(trial)
+    yield from _given_as_texts(trial)
+    yield from _has_the_settings(trial)
+    yield from _weighted_in_bfloat16(trial)
+    yield from same("tensors after steps at a rate of 0", *(part(each.state(), "trainable") for each in (asked, pipeline)))
 
 
 def _reports(trial: Trial, problem: SmallRun) -> list[Comparison]:
@@ -123,7 +126,7 @@ def _report(trial: Trial, problem: SmallRun, pipeline: Pipeline, call: str, own:
     return [*found, trial.near(f"{call} {own}: norm", norm, passed.gradient_norm)]
 
 
-def trainable_count_is_the_formulas(trial: Trial) -> list[Comparison]:
+def trainable_count_is_the_formulas(trial: Trial) -> Iterator[Comparison]:
     """Σ r · (in + out) + hidden · classes + classes is the length of the gradient vector, and the number that the summary states."""
     problem = small_run(trial)
     pipeline = trial.trainer.pipeline(problem)
@@ -132,35 +135,33 @@ def trainable_count_is_the_formulas(trial: Trial) -> list[Comparison]:
     shapes = [value.shape for name, value in problem.parameters.items() if name.removesuffix(".weight").endswith(targets)]
     expected = sum(problem.settings["lora_rank"] * sum(shape) for shape in shapes if len(shape) == 2)
     expected += problem.architecture["hidden"] * problem.classes + problem.classes
-    found = same("length of the gradient vector", expected, len(pipeline.gradient_vector()))
+    yield from same("length of the gradient vector", expected, len(pipeline.gradient_vector()))
     if f"{expected:,} trainable" not in pipeline.summary():
-        found.append(broken("summary", "another number of trainable parameters", f"{expected:,} trainable", pipeline.summary()))
-    return found
+        yield broken("summary", "another number of trainable parameters", f"{expected:,} trainable", pipeline.summary())
 
 
-def evaluation_changes_nothing(trial: Trial) -> list[Comparison]:
+def evaluation_changes_nothing(trial: Trial) -> Iterator[Comparison]:
     """Evaluations between the calls of training, those that accumulate and apply too, change no bit of it.
 
     And an evaluation after a step gives the reference's loss at the parameters then, not what the step left behind.
     """
     problem = small_run(trial)
     plain, mixed = trial.trainer.pipeline(problem), trial.trainer.pipeline(problem)
-    samples, places, found = problem.training.samples(), [4, 5, 7], []
+    samples, places = problem.training.samples(), [4, 5, 7]
     for name, *given in (("train_batch", [0, 1, 2]), ("accumulate", [3, 4, 8]), ("apply",), ("train_batch", [5, 6]), ("",)):
         trainable = part(mixed.state(), "trainable")
         loss = problem.loss(trainable, [samples[place] for place in places])
-        found.append(trial.near(f"loss of an evaluation before {name or 'the end'}", loss, mixed.evaluate(places).loss))
+        yield trial.near(f"loss of an evaluation before {name or 'the end'}", loss, mixed.evaluate(places).loss)
         mixed.forward_only([8, 2])
         mixed.predict([1])
         mixed.evaluate([0, 1, 2])
         if name:
             for pipeline in (plain, mixed):
                 getattr(pipeline, name)(*given)
-        found += same(f"state after {name or 'the end'} {given}", plain.state(), mixed.state())
-    return found
+        yield from same(f"state after {name or 'the end'} {given}", plain.state(), mixed.state())
 
 
-def failed_calls_change_nothing(trial: Trial) -> list[Comparison]:
+def failed_calls_change_nothing(trial: Trial) -> Iterator[Comparison]:
     """Calls that fail in their last micro-batch, by a label that no class has, leave the state and what was accumulated as they were.
 
     So do those that break off in any operation, by a lack of memory or by Ctrl-C; gradients that somebody else left are part of no step.
@@ -168,19 +169,19 @@ def failed_calls_change_nothing(trial: Trial) -> list[Comparison]:
     problem = small_run(trial, samples=(10, 7))
     labels = [*problem.training.labels[:-1], problem.classes]
     problem, bad = replace(problem, training=replace(problem.training, labels=labels)), len(labels) - 1
-    plain, mixed, found = trial.trainer.pipeline(problem), trial.trainer.pipeline(problem), []
+    plain, mixed = trial.trainer.pipeline(problem), trial.trainer.pipeline(problem)
     for name, *given in (("train_batch", [0, 1, 2]), ("accumulate", [3, 4, 8]), ("apply",), ("train_batch", [5, 6]), ("",)):
         for failing in ("accumulate", *(["train_batch"] if name != "apply" else [])):
             called = f"{failing} before {name or 'the end'}"
-            found.append(trial.refuses(called, partial(getattr(mixed, failing), [0, 1, 2, 7, bad]), r"\b(label|class)", "ValueError"))
+            yield trial.refuses(called, partial(getattr(mixed, failing), [0, 1, 2, 7, bad]), r"\b(label|class)", "ValueError")
         if name:
             for pipeline in (plain, mixed):
                 getattr(pipeline, name)(*given)
-        found += same(f"state after {name or 'the end'} {given}", plain.state(), mixed.state())
-    return found + broken_calls_change_nothing(trial, small_run(trial, backend="torch"))
+        yield from same(f"state after {name or 'the end'} {given}", plain.state(), mixed.state())
+    yield from broken_calls_change_nothing(trial, small_run(trial, backend="torch"))
 
 
-def calls_out_of_order_are_refused(trial: Trial) -> list[Comparison]:
+def calls_out_of_order_are_refused(trial: Trial) -> Iterator[Comparison]:
     """A pipeline refuses a gradient or a step of nothing accumulated, and another batch while samples wait.
 
     A gradient that is not finite makes no step either, nor do several samples where one is meant, or class weights that nobody has counted;
@@ -188,10 +189,10 @@ def calls_out_of_order_are_refused(trial: Trial) -> list[Comparison]:
     """
     problem, rng = small_run(trial), trial.rng("calls")
     plain, mixed = trial.trainer.pipeline(problem), trial.trainer.pipeline(problem)
-    found, size = [], sum(problem.parameters[name].size for name in problem.names)
+    size = sum(problem.parameters[name].size for name in problem.names)
     uncounted = trial.trainer.pipeline(replace(problem, settings={**problem.settings, "class_weights": "balanced"}))
     for call in ("train_batch", "train_step", "accumulate"):
-        found.append(trial.refuses(f"{call}, balanced", partial(getattr(uncounted, call), [0]), "class_weights", "ValueError"))
+        yield trial.refuses(f"{call}, balanced", partial(getattr(uncounted, call), [0]), "class_weights", "ValueError")
     for name, *given in (("train_batch", [0, 1, 2]), ("accumulate", [3, 4, 8]), ("apply",), ("set_rate", 0.0), ("train_step", [5]), ("",)):
         calls: dict[str, tuple[list[Any], str, str]] = {
             "accumulate": ([[]], "empty", "ValueError"),
@@ -205,21 +206,20 @@ def calls_out_of_order_are_refused(trial: Trial) -> list[Comparison]:
             calls |= {call: ([], "no sample is accumulated", "ValueError") for call in ("apply", "gradient_vector")}
             calls["train_batch"] = ([[]], "empty", "ValueError")
         for call, (arguments, message, error) in calls.items():
-            found.append(trial.refuses(f"{call} before {name or 'the end'}", partial(getattr(mixed, call), *arguments), message, error))
+            yield trial.refuses(f"{call} before {name or 'the end'}", partial(getattr(mixed, call), *arguments), message, error)
         if name:
             for pipeline in (plain, mixed):
                 getattr(pipeline, name)(*given)
-        found += same(f"state after {name or 'the end'} {given}", plain.state(), mixed.state())
-    return found
+        yield from same(f"state after {name or 'the end'} {given}", plain.state(), mixed.state())
 
 
-def state_is_all_that_steps_depend_on(trial: Trial) -> list[Comparison]:
+def state_is_all_that_steps_depend_on(trial: Trial) -> Iterator[Comparison]:
     """One trainer's state, loaded into another one that has made other steps at another rate and has samples waiting, makes its next steps,
     bit for bit: with a schedule and without, where rates were set by hand, with clipping and without.
 
     Samples that wait are no part of a state, and the load forgets them; a state that is refused changes nothing, and they still wait.
     """
-    rng, found = trial.rng("state"), list[Comparison]()
+    rng = trial.rng("state")
     clip = [None, 0.5][trial.seed % 2]
     problem = small_run(trial, gradient_clip_norm=clip, schedule="cosine", warmup_fraction=0.2, quantize_nf4=trial.seed % 2 == 1)
     for name, steps in (("no schedule", None), ("a schedule", 7)):
@@ -235,17 +235,16 @@ def state_is_all_that_steps_depend_on(trial: Trial) -> list[Comparison]:
             waiting.accumulate([6, 8])
         state, waits = giver.state(), {"gradient": taker.gradient_vector(), **taker.state()}
         for wrong, (given, word) in {"of another schedule": (other.state(), "learning_rates"), **_damaged(state)}.items():
-            found.append(trial.refuses(f"state {wrong}, {name}", partial(taker.load, given), word, "ValueError"))
-        found += same(f"what waits after refusals, {name}", waits, {"gradient": taker.gradient_vector(), **taker.state()})
+            yield trial.refuses(f"state {wrong}, {name}", partial(taker.load, given), word, "ValueError")
+        yield from same(f"what waits after refusals, {name}", waits, {"gradient": taker.gradient_vector(), **taker.state()})
         taker.load(state)
-        found.append(trial.refuses(f"apply after the load, {name}", taker.apply, "no sample is accumulated", "ValueError"))
-        found += same(f"state and rate after the load, {name}", (state, rates[1]), (taker.state(), taker.rate()))
+        yield trial.refuses(f"apply after the load, {name}", taker.apply, "no sample is accumulated", "ValueError")
+        yield from same(f"state and rate after the load, {name}", (state, rates[1]), (taker.state(), taker.rate()))
         taker.accumulate([6, 8])
-        found += same(f"step on what waits after the load, {name}", giver.apply(), taker.apply())
+        yield from same(f"step on what waits after the load, {name}", giver.apply(), taker.apply())
         for places in ([7], [0, 3, 5]):
-            found += same(f"step on {places} after the load, {name}", giver.train_batch(places), taker.train_batch(places))
-        found += same(f"state at the end, {name}", giver.state(), taker.state())
-    return found
+            yield from same(f"step on {places} after the load, {name}", giver.train_batch(places), taker.train_batch(places))
+        yield from same(f"state at the end, {name}", giver.state(), taker.state())
 
 
 def _begun(trial: Trial, problem: SmallRun, steps: int | None) -> Pipeline:
@@ -268,14 +267,14 @@ def _damaged(state: State) -> dict[str, tuple[State, str]]:
 
 
 @may_be_non_finite("answer.loss", "answer.accuracy")
-def empty_batch_has_accuracy_zero(trial: Trial) -> list[Comparison]:
+def empty_batch_has_accuracy_zero(trial: Trial) -> Iterator[Comparison]:
     """`forward_only` of no sample, and a step with a gradient beside none, count nothing and make no loss up; a step on none is refused."""
-    problem, found = small_run(trial), list[Comparison]()
+    problem = small_run(trial)
     pipeline = trial.trainer.pipeline(problem)
     vector = np.zeros(sum(problem.parameters[name].size for name in problem.names), np.float32)
     for label, passed in (("evaluated", pipeline.forward_only([])), ("a gradient's", pipeline.apply_gradient_vector(vector))):
-        found += [each for name in ("total", "correct", "accuracy") for each in same(f"{label}: {name}", 0, getattr(passed, name))]
-        found += same(f"{label}: loss", np.nan, passed.loss)
-    found += same("classes of no text", 0, len(pipeline.predict([])))
-    found.append(trial.refuses("evaluation of no sample", partial(pipeline.evaluate, []), "no sample", "ValueError"))
-    return [*found, trial.refuses("train_batch of no sample", partial(pipeline.train_batch, []), "", "ValueError")]
+        yield from (each for name in ("total", "correct", "accuracy") for each in same(f"{label}: {name}", 0, getattr(passed, name)))
+        yield from same(f"{label}: loss", np.nan, passed.loss)
+    yield from same("classes of no text", 0, len(pipeline.predict([])))
+    yield trial.refuses("evaluation of no sample", partial(pipeline.evaluate, []), "no sample", "ValueError")
+    yield trial.refuses("train_batch of no sample", partial(pipeline.train_batch, []), "", "ValueError")

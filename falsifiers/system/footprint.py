@@ -152,7 +152,7 @@ def _weights_and_moments(work: Workload) -> dict[str, int]:
     return found | {"lora": 4 * of("*.lora_?.weight"), "head": 4 * of("score.*"), "moments": 2 * 4 * sum(trained.values())}
 
 
-def estimate_equals_measure(trial: Trial) -> list[Comparison]:
+def estimate_equals_measure(trial: Trial) -> Iterator[Comparison]:
     """The estimate's total, and what it says that autograd saves, against the device's allocator and autograd's hooks in real steps; on
     a GPU by each backend, of which the hand-written one has no hooks."""
     rng = trial.rng("measure")
@@ -160,22 +160,21 @@ def estimate_equals_measure(trial: Trial) -> list[Comparison]:
     work = replace(small(rng, trial.seed, nf4, nf4 and double), batch=12, seq=24, accumulation=int(rng.integers(1, 3)))
     if trial.on_gpu:  # so much larger than the workspaces of libraries that these do not matter
         work = replace(work, batch=32, seq=256, hidden=512, intermediate=1536, head_dim=512 // work.heads, layers=8)
-    factor, found = 1.0 + float(trial.literal(np.ones(1)).max), []
+    factor = 1.0 + float(trial.literal(np.ones(1)).max)
     for backend in trial.trainer.backends:
         asked = replace(work, backend=backend, double_quantize=work.double_quantize and backend == "torch")
         estimate, usage = trial.memory.estimate(asked), trial.memory.measure(asked, STEPS_AT_THE_PEAK[backend])
-        found.append(value_within_factor(f"{backend}: total", estimate.total / usage.peak, factor))
+        yield value_within_factor(f"{backend}: total", estimate.total / usage.peak, factor)
         if backend == "torch":
             kept = estimate.parts.get("activations", 0) + estimate.parts.get("dequantised_weights", 0)
-            found.append(value_within_factor("saved for backward", kept / trial.memory.saved(asked), factor))
-    return found
+            yield value_within_factor("saved for backward", kept / trial.memory.saved(asked), factor)
 
 
-def estimate_follows_every_setting(trial: Trial) -> list[Comparison]:
+def estimate_follows_every_setting(trial: Trial) -> Iterator[Comparison]:
     """Steps of a few micro-batches and of more than are held side by side, in any dtype and quantisation, where a CPU's allocator counts
     every byte: the total against the measure, and the parts of gradients against their count and size. On a card, which need not be here,
     what a layer keeps for its backward pass is held to the formulas of its operations."""
-    rng, width, found = trial.rng("settings"), float(trial.literal(np.ones(1)).max), list[Comparison]()
+    rng, width = trial.rng("settings"), float(trial.literal(np.ones(1)).max)
     few, many = int(rng.integers(2, HELD + 1)), int(rng.integers(HELD + 1, 10))
     for accumulation, dtype in (few, "float32"), (many, "bfloat16"), (1, "float32"):
         nf4, double = bool(rng.integers(2)), bool(rng.integers(2))
@@ -186,13 +185,13 @@ def estimate_follows_every_setting(trial: Trial) -> list[Comparison]:
         estimate, measured = trial.memory.estimate(work), trial.memory.measure(work, 1).peak
         gradient = 4 * sum(split(work, counts(work))[1].values())
         name = f"{accumulation} micro-batches"
-        found.append(value_within(f"{name}: total / measured", estimate.total / measured, 1 - width, 1 + width))
+        yield value_within(f"{name}: total / measured", estimate.total / measured, 1 - width, 1 + width)
         held = min(accumulation, HELD)
-        found.append(value_inside(f"{name}: gradients", estimate.parts.get("gradients", 0), held * gradient, (held + 0.5) * gradient))
+        yield value_inside(f"{name}: gradients", estimate.parts.get("gradients", 0), held * gradient, (held + 0.5) * gradient)
         if accumulation > HELD:  # they are averaged on the way, which takes a copy of each
-            found.append(value_at_least(f"{name}: working", estimate.parts.get("working", 0), HELD * gradient))
-    found += kept_by_a_layer(trial, replace(small(rng, trial.seed, nf4=False), targets=str(rng.choice(["q_v", "all"]))))
-    return found + _of_last_micro_batches(trial)
+            yield value_at_least(f"{name}: working", estimate.parts.get("working", 0), HELD * gradient)
+    yield from kept_by_a_layer(trial, replace(small(rng, trial.seed, nf4=False), targets=str(rng.choice(["q_v", "all"]))))
+    yield from _of_last_micro_batches(trial)
 
 
 def _of_last_micro_batches(trial: Trial) -> list[Comparison]:
@@ -241,7 +240,7 @@ def _of_a_run_on_a_card(trial: Trial, settings: Mapping[str, Any]) -> Iterator[C
         )
 
 
-def quantised_one_at_a_time(trial: Trial) -> list[Comparison]:
+def quantised_one_at_a_time(trial: Trial) -> Iterator[Comparison]:
     """Loading sharded weights with NF4 allocates on the host only a few of the largest tensors beyond what stays; every absmax is right."""
     rng = trial.rng("shards")
     hidden, intermediate = 64 * int(rng.integers(1, 3)), 64 * int(rng.integers(2, 4))
@@ -252,10 +251,10 @@ def quantised_one_at_a_time(trial: Trial) -> list[Comparison]:
         loaded = trial.memory.load_nf4(Path(folder))
     projections = {name.removesuffix(".weight"): value for name, value in tensors.items() if name.endswith("_proj.weight")}
     absmax = {name: np.abs(value.reshape(-1, BLOCK)).max(axis=1) for name, value in projections.items()}
-    found = same("absmax", absmax, loaded.absmax)
+    yield from same("absmax", absmax, loaded.absmax)
     # One weight, and what quantising it takes: scaled copies in float32 and its codes in int64 before they are packed.
     beyond = max(0, loaded.peak - loaded.resident) / max(weight.nbytes for weight in projections.values())
-    return [*found, value_at_most("beyond what stays, in largest projections", beyond, 6)]
+    yield value_at_most("beyond what stays, in largest projections", beyond, 6)
 
 
 def _write_shards(folder: Path, tensors: Mapping[str, Array], work: Workload, shards: int) -> None:
@@ -298,25 +297,24 @@ def steps_keep_nothing(trial: Trial) -> list[Comparison]:
     return found
 
 
-def step_stays_below(trial: Trial) -> list[Comparison]:
+def step_stays_below(trial: Trial) -> Iterator[Comparison]:
     """Loading a model with NF4 and training it, by each backend, stays below a peak and leaves a few bits of a projection's weight.
 
     On a GPU both are measured. Elsewhere they are estimated for one, what stays is measured of a small model too, and the estimate of the
     hand-written layers has what several micro-batches take.
     """
     trial.memory.require_kernels()
-    found = []
     for backend, limit in LIMITS.items():
         work = replace(LARGE, backend=backend, seed=trial.seed % 2**31)
         taken = trial.memory.measure(work) if trial.on_gpu else trial.memory.estimate(work, "cuda")
         peak = taken.total if isinstance(taken, Estimate) else taken.peak
-        found += [value_at_most(f"{backend}: GiB at the peak", peak / GIB, limit), *stays(work, taken, "cuda")]
+        yield value_at_most(f"{backend}: GiB at the peak", peak / GIB, limit)
+        yield from stays(work, taken, "cuda")
     if not trial.on_gpu:
         rng = trial.rng("family")
         work = replace(SMALL, family=str(rng.choice(FAMILIES)), seed=trial.seed % 2**31)
-        found += stays(work, trial.memory.measure(work), "cpu")
-        found += _kept_by_layers(trial, replace(work, backend="fused", accumulation=int(rng.integers(2, 10)), batch=8, seq=64))
-    return found
+        yield from stays(work, trial.memory.measure(work), "cpu")
+        yield from _kept_by_layers(trial, replace(work, backend="fused", accumulation=int(rng.integers(2, 10)), batch=8, seq=64))
 
 
 def _kept_by_layers(trial: Trial, work: Workload) -> list[Comparison]:
@@ -324,6 +322,7 @@ def _kept_by_layers(trial: Trial, work: Workload) -> list[Comparison]:
     the sum after it, gate and up; and in a step of several micro-batches their gradients side by side, with the place of the next. As many
     tokens in short texts take as much, for they are packed."""
     part = trial.memory.estimate(work).parts
+    begun, grain = (trial.memory.estimate(replace(work, batch=batch)).parts.get("activations", 0) for batch in (5, 8))  # of 64 tokens each
     short = trial.memory.estimate(replace(work, batch=work.batch * SHORTER, seq=work.seq // SHORTER)).parts
     queries, keys = work.heads * work.head_dim, work.kv_heads * work.head_dim
     kept = BYTES[work.dtype] * (2 * work.hidden + 2 * queries + 2 * keys + 2 * work.intermediate)
@@ -332,6 +331,7 @@ def _kept_by_layers(trial: Trial, work: Workload) -> list[Comparison]:
     return [
         value_at_least(f"{name}: library_workspace", part.get("library_workspace", 0), FUSED_STREAMS * WORKSPACE),
         value_at_least(f"{name}: activations", part.get("activations", 0), tokens * kept),
+        value_within(f"{name}: activations of a grain that is begun / of a whole one", begun / max(1, grain), 0.9, 1.1),
         value_at_most(
             f"{name}: activations of as many tokens in short texts", short.get("activations", 0), 1.1 * part.get("activations", 0)
         ),

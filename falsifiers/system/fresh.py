@@ -1,7 +1,7 @@
 """The update that a run starts from is zero, and its random factor follows from the seed alone."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ LOG = math.log(2 / 1e-12)
 """ln(2/δ), where δ = 10⁻¹² is the probability that the mean of independent numbers lies outside Hoeffding's interval."""
 
 
-def update_is_zero_and_random(trial: Trial) -> list[Comparison]:
+def update_is_zero_and_random(trial: Trial) -> Iterator[Comparison]:
     """B and the head's bias zero, and the logits those without an update, bit for bit; A within ±1/√in and the head's weight within
     ±√(6/(in + classes)), spread as uniform distributions; the same again.
 
@@ -34,12 +34,11 @@ def update_is_zero_and_random(trial: Trial) -> list[Comparison]:
     products of their elements, of which 1/3 would be left if they were the same: n is at least 1024, so that the bound is below 1/4.
     """
     rng = trial.rng("fresh")
-    found = []
     for family in FAMILIES:
         for targets in FACTORS:
-            found += _fresh(trial, f"{family}, {targets}", _architecture(rng, family), _settings(rng, targets))
+            yield from _fresh(trial, f"{family}, {targets}", _architecture(rng, family), _settings(rng, targets))
     targets = list(FACTORS)[trial.seed % 2]
-    return found + _fresh(trial, f"checkpoint, {targets}", CHECKPOINT, _settings(rng, targets))
+    yield from _fresh(trial, f"checkpoint, {targets}", CHECKPOINT, _settings(rng, targets))
 
 
 def _fresh(trial: Trial, name: str, model: Path | Mapping[str, Any], settings: dict[str, Any]) -> list[Comparison]:

@@ -5,7 +5,7 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,31 +31,30 @@ STEPS = 14
 
 
 @reads_files
-def interrupted_save_leaves_a_whole_adapter(trial: Trial) -> list[Comparison]:
+def interrupted_save_leaves_a_whole_adapter(trial: Trial) -> Iterator[Comparison]:
     """A save over an adapter that is killed at any step leaves the old one or the new one; without room on disk it leaves the old one.
 
     Every file of the new adapter differs from the old one's.
     """
     rng = trial.rng("interruption")
-    model, found = generated(rng, trial.seed, "float32"), []
+    model = generated(rng, trial.seed, "float32")
     changed = {name: value + np.float32(1.0) for name, value in model.trainable.items()}
     settings = replace(model.settings, alpha=2 * model.settings.alpha, pooling="last" if model.settings.pooling == "mean" else "mean")
     with saved(trial, model) as folder:
         base, adapter, old = folder / "base", folder / "adapter", content(folder / "adapter")
-        found += _on_the_disk(trial.files.flushed_save(folder / "wanted", base, settings, changed), content(folder / "wanted"))
-        found += _others_are_left(trial, model, folder)
+        yield from _on_the_disk(trial.files.flushed_save(folder / "wanted", base, settings, changed), content(folder / "wanted"))
+        yield from _others_are_left(trial, model, folder)
         wanted, size = content(folder / "wanted"), len(old[ADAPTER_WEIGHTS])
         for limit in (0, int(rng.integers(1, size))):
             said = trial.files.interrupted_save(adapter, base, settings, changed, limit=limit)
-            found.append(_whole(f"files limited to {limit} of {size} bytes", content(adapter), [old]))
+            yield _whole(f"files limited to {limit} of {size} bytes", content(adapter), [old])
             if not re.match(f"OSError: .*{re.escape(str(adapter))}", said):
-                found.append(broken("error of a disk that takes no more", "names no folder", f"OSError: … {adapter}", said))
+                yield broken("error of a disk that takes no more", "names no folder", f"OSError: … {adapter}", said)
             hidden = [path.name for path in folder.iterdir() if path.name.startswith(".")]
-            found += same("what a failed save leaves beside", [], hidden)
+            yield from same("what a failed save leaves beside", [], hidden)
         for step in range(STEPS):
             trial.files.interrupted_save(adapter, base, settings, changed, step=step)
-            found.append(_whole(f"killed at step {step}", content(adapter), [old, wanted]))
-    return found
+            yield _whole(f"killed at step {step}", content(adapter), [old, wanted])
 
 
 def _on_the_disk(flushed: list[str], files: Mapping[str, bytes]) -> list[Comparison]:

@@ -1,6 +1,7 @@
 """Runs that are interrupted, and runs of programs that have their own way with interrupts."""
 
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +15,14 @@ from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 
 
-def interrupts_end_a_run(trial: Trial) -> list[Comparison]:
+def interrupts_end_a_run(trial: Trial) -> Iterator[Comparison]:
     """One Ctrl-C in the first step, two of them, one as the first epoch ends, one in a program with a handler of its own, and none in
     another thread. The program's own steps begin anew after each.
 
     A run, on weights in NF4, that ended goes on, by a model of its own and by the one that has moved; each leaves what a whole run does.
     The model in memory holds what the state does, at the interrupt and at the end.
     """
-    problem, found = small_run(trial, samples=FEW, epochs=2, quantize_nf4=True), list[Comparison]()
+    problem = small_run(trial, samples=FEW, epochs=2, quantize_nf4=True)
     plans = {
         "one": (Plan(interrupts=1), 1),
         "two": (Plan(interrupts=2), 0),
@@ -36,21 +37,20 @@ def interrupts_end_a_run(trial: Trial) -> list[Comparison]:
         for name, (plan, step) in plans.items():
             own = Path(parent) / name
             run = trial.trainer.fit(problem, own, plan)
-            found += same(f"{name}: end", "KeyboardInterrupt" if plan.interrupts and not plan.handled else "", run.stopped)
-            found += same(f"{name}: interrupts that the program's own handler had", int(plan.handled), run.handled)
-            found += _as_at_the_beginning(name, run.left)
+            yield from same(f"{name}: end", "KeyboardInterrupt" if plan.interrupts and not plan.handled else "", run.stopped)
+            yield from same(f"{name}: interrupts that the program's own handler had", int(plan.handled), run.handled)
+            yield from _as_at_the_beginning(name, run.left)
             settings = ({key: value for key, value in each.items() if key != "open files"} for each in run.process)
-            found += same(f"{name}: process", *settings)
+            yield from same(f"{name}: process", *settings)
             if step is not None:
                 kept = trial.trainer.kept(own)
-                found += same(f"{name}: step of the state", step, kept.progress["step"])
-                found += left_as_kept(name, run, kept) if plan.interrupts == 1 else []  # the second one writes no state
+                yield from same(f"{name}: step of the state", step, kept.progress["step"])
+                yield from left_as_kept(name, run, kept) if plan.interrupts == 1 else []  # the second one writes no state
                 run = trial.trainer.fit(problem, own, replace(Plan(), resume=True))
-            found += same(f"{name}: result", whole.result, run.result)
-            found += same(f"{name}: folder", *(trial.trainer.kept(each) for each in (folder, own)))
-            found += left_as_kept(f"{name}, at the end", run, trial.trainer.kept(own))
-            found += same(f"{name}: loss of the model", whole.left_loss, run.left_loss)
-    return found
+            yield from same(f"{name}: result", whole.result, run.result)
+            yield from same(f"{name}: folder", *(trial.trainer.kept(each) for each in (folder, own)))
+            yield from left_as_kept(f"{name}, at the end", run, trial.trainer.kept(own))
+            yield from same(f"{name}: loss of the model", whole.left_loss, run.left_loss)
 
 
 def _as_at_the_beginning(name: str, left: State | None) -> list[Comparison]:

@@ -146,7 +146,7 @@ def _granted(ask: Callable[[], int]) -> int | None:
         raise
 
 
-def the_dead_hold_nothing(trial: Trial) -> list[Comparison]:
+def the_dead_hold_nothing(trial: Trial) -> Iterator[Comparison]:
     """A killed holder's memory is free at once, and an earlier process of the same id holds none; a living one keeps its own."""
     count = int(trial.rng("holder").integers(1, 10)) * GIB
     context = multiprocessing.get_context("fork")
@@ -162,17 +162,17 @@ def the_dead_hold_nothing(trial: Trial) -> list[Comparison]:
         process = context.Process(target=hold, args=(ledger,))
         process.start()
         ready.wait(30)
-        found = same("while its holder lives", [count], ledger.reserved())
+        yield from same("while its holder lives", [count], ledger.reserved())
         process.kill()
         os.waitid(os.P_PID, int(process.pid or 0), os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not taken note
-        found += same("after its holder was killed", [0], ledger.reserved())
+        yield from same("after its holder was killed", [0], ledger.reserved())
         process.join()
         for of_the_host in (True, False):
             ledger.acquire(0, count)
-            found += same("of a process that ends as it is looked at", [0], ledger.ending())
+            yield from same("of a process that ends as it is looked at", [0], ledger.ending())
             ledger.restart(of_the_host=of_the_host)
-            found += same(f"of an earlier process of the same id, before a restart: {of_the_host}", [0], ledger.reserved())
-        return found + _of_no_ledger(trial)
+            yield from same(f"of an earlier process of the same id, before a restart: {of_the_host}", [0], ledger.reserved())
+        yield from _of_no_ledger(trial)
 
 
 def _of_no_ledger(trial: Trial) -> list[Comparison]:
@@ -219,7 +219,7 @@ def _of_no_folder(trial: Trial) -> list[Comparison]:
         return found + same("mode of a folder that was not there", "0o700", oct(folder.stat().st_mode & 0o777))
 
 
-def too_little_memory_is_refused(trial: Trial) -> list[Comparison]:
+def too_little_memory_is_refused(trial: Trial) -> Iterator[Comparison]:
     """More than is free, and than others have left, is refused with the bytes needed, available, free, in all and reserved, and by whom,
     before its block is entered; the rest is given, and given back where the block fails."""
     rng = trial.rng("too little")
@@ -235,11 +235,11 @@ def too_little_memory_is_refused(trial: Trial) -> list[Comparison]:
         ledger.acquire(at, others * GIB)
         ledger.acquire(1 - at, GIB)
         ask = partial(ledger.run, at, needed * GIB, partial(entered.append, needed))
-        found = [trial.refuses("more than is available", ask, numbers, "InsufficientMemory")]
+        yield trial.refuses("more than is available", ask, numbers, "InsufficientMemory")
         ledger.run(at, available * GIB, partial(entered.append, available))
-        found.append(trial.refuses("a block that fails", partial(ledger.run, at, GIB, _failing), "block", "ArithmeticError"))
-        found += same("reserved after a block that failed", others * GIB, ledger.reserved()[at])
-    return found + same("bytes of the blocks that were entered, in GiB", [available], entered)
+        yield trial.refuses("a block that fails", partial(ledger.run, at, GIB, _failing), "block", "ArithmeticError")
+        yield from same("reserved after a block that failed", others * GIB, ledger.reserved()[at])
+    yield from same("bytes of the blocks that were entered, in GiB", [available], entered)
 
 
 def _failing() -> None:

@@ -3,6 +3,7 @@
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -75,7 +76,7 @@ def _merged_sums(trial: Trial, model: Model) -> list[Comparison]:
 
 
 @reads_files
-def merged_by_the_run(trial: Trial) -> list[Comparison]:
+def merged_by_the_run(trial: Trial) -> Iterator[Comparison]:
     """A run's pipeline and the command `merge` write the weights that the adapter was trained on, plus its update.
 
     Training is on the shipped float32 checkpoint in NF4, in bfloat16 and float32 by turns, doubly quantised or not. The adapter is not
@@ -85,8 +86,10 @@ def merged_by_the_run(trial: Trial) -> list[Comparison]:
     model = replace(shipped(rng, trial.seed, nf4=True), trained_in=("bfloat16", "float32")[trial.seed % 2])
     with tempfile.TemporaryDirectory() as parent:
         trial.classifiers.merged(CHECKPOINT, _settings(model), model.trainable, Path(parent))
-        found = _sums(model, Path(parent) / "merged", CHECKPOINT) + _sums(model, Path(parent) / "opened", CHECKPOINT)
-        return found + _saved_again(trial, Path(parent)) + _refuses_another_base(trial, model, Path(parent), rng)
+        yield from _sums(model, Path(parent) / "merged", CHECKPOINT)
+        yield from _sums(model, Path(parent) / "opened", CHECKPOINT)
+        yield from _saved_again(trial, Path(parent))
+        yield from _refuses_another_base(trial, model, Path(parent), rng)
 
 
 def _settings(model: Model) -> dict[str, Any]:
@@ -147,17 +150,16 @@ def _sums(model: Model, merged: Path, base_folder: Path) -> list[Comparison]:
 
 
 @reads_files
-def merged_gives_the_logits(trial: Trial) -> list[Comparison]:
+def merged_gives_the_logits(trial: Trial) -> Iterator[Comparison]:
     """The merged checkpoint gives the reference's logits of the unmerged classifier, within the noise of merging.
 
     This is asked on the shipped checkpoint and on small random ones, one of which was trained on NF4 codes of weights in bfloat16.
     """
-    rng, found = trial.rng("model"), []
+    rng = trial.rng("model")
     for model in (shipped(rng, trial.seed), generated(rng, trial.seed, "float32"), _rounded_in_training(trial)):
         with saved(trial, model, merged=True) as folder:
             actual = trial.files.merged_logits(folder / "merged", model.input_ids, model.mask)
-        found += within_noise(trial, model, expected_logits(model), actual, merge=True)
-    return found
+        yield from within_noise(trial, model, expected_logits(model), actual, merge=True)
 
 
 def _rounded_in_training(trial: Trial) -> Model:

@@ -21,12 +21,12 @@ CALLS = ("accumulate", "train_batch", "evaluate", "forward_only")
 ERRORS = "ValueError|OverflowError"
 
 
-def refuses_samples(trial: Trial) -> list[Comparison]:
+def refuses_samples(trial: Trial) -> Iterator[Comparison]:
     """As training and as validation samples of a run, which writes nothing then but for a token, and by a call of a pipeline that is drawn.
 
     Those at the bounds are taken: the last class and the first, the last token, as many tokens as there may be, no validation sample.
     """
-    rng, found = trial.rng("calls"), list[Comparison]()
+    rng = trial.rng("calls")
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "run"
         for several in (False, True):
@@ -36,25 +36,23 @@ def refuses_samples(trial: Trial) -> list[Comparison]:
                 for part in PARTS:
                     run = partial(trial.trainer.fit, with_samples(problem, part, bad), folder, Plan())
                     number = rf"sample {len(bad.labels)}\b" if name.startswith("a label ") and len(bad.labels) == len(bad.rows) else message
-                    found.append(trial.refuses(f"{told}, {part}", run, number, ERRORS))
+                    yield trial.refuses(f"{told}, {part}", run, number, ERRORS)
                     if "token" not in name:
                         left = sorted(content(folder).keys() - {".lock"}) if folder.exists() else []
-                        found += same(f"files after {told}, {part}", [], left)
+                        yield from same(f"files after {told}, {part}", [], left)
                     shutil.rmtree(folder, ignore_errors=True)
                 call = str(rng.choice(CALLS))
-                found.append(trial.refuses(f"{told}, {call}", partial(_by_hand, trial, problem, bad, call), message, ERRORS))
+                yield trial.refuses(f"{told}, {call}", partial(_by_hand, trial, problem, bad, call), message, ERRORS)
             held = trial.trainer.fit(_at_the_bounds(problem), folder, Plan())
-            found += same("steps on samples at the bounds", len(problem.batches), held.result and held.result.steps)
+            yield from same("steps on samples at the bounds", len(problem.batches), held.result and held.result.steps)
             shutil.rmtree(folder)
         nothing = replace(small_run(trial, epochs=1), training=Corpus([], []))
-        found.append(
-            trial.refuses("no sample, training", partial(trial.trainer.fit, nothing, folder, Plan()), "empty|no sample", "ValueError")
-        )
+        yield trial.refuses("no sample, training", partial(trial.trainer.fit, nothing, folder, Plan()), "empty|no sample", "ValueError")
         size = int(rng.integers(1, 5))  # by which an epoch has more than one step: fewer epochs than MOST are too many
         steps = math.ceil(len(problem.training) / (ACCUMULATION * size))
         long = small_run(trial, epochs=MOST // steps + 1, batch_size=size)
         most = {"epochs": MOST // 4, "batch_size": 2, "accumulation_steps": 3}
-        found += same("the most steps that a run may have", MOST, trial.classifiers.steps_of_a_run(most, 19))
+        yield from same("the most steps that a run may have", MOST, trial.classifiers.steps_of_a_run(most, 19))
         impatient = replace(small_run(trial, early_stop_patience=1), validation=Corpus([], []))
         for name, misfit, message in (
             ("steps at a rate of 0 alone", small_run(trial, warmup_fraction=1.0, epochs=1, batch_size=16), "warmup"),
@@ -62,12 +60,11 @@ def refuses_samples(trial: Trial) -> list[Comparison]:
             ("patience without a sample to validate on", impatient, "early_stop_patience"),
         ):
             run = partial(trial.trainer.fit, misfit, folder, Plan(stop_after=1))
-            found.append(trial.refuses(name, run, message, "ValueError"))
-            found += same(f"the folder after {name}", False, (folder / "run.json").exists())
+            yield trial.refuses(name, run, message, "ValueError")
+            yield from same(f"the folder after {name}", False, (folder / "run.json").exists())
         for every in (0, -1, 1.5, True):
             states = partial(trial.trainer.fit, problem, folder, Plan(save_every=every))  # type: ignore[arg-type]
-            found.append(trial.refuses(f"states after {every} steps", states, "save_every", "ValueError"))
-    return found
+            yield trial.refuses(f"states after {every} steps", states, "save_every", "ValueError")
 
 
 def _by_hand(trial: Trial, problem: SmallRun, bad: Corpus, call: str) -> object:

@@ -1,6 +1,6 @@
 """Runs in which a number is not finite: in a parameter, in a call of the forward pass, in one of the backward pass."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -22,7 +22,7 @@ LAST_BYTE = 255
 
 
 @may_be_non_finite("*")
-def value_stops_the_run(trial: Trial) -> list[Comparison]:
+def value_stops_the_run(trial: Trial) -> Iterator[Comparison]:
     """After a NaN is planted in the head's bias no step is made any more, and the run says when it stopped and which tensor is to blame.
 
     The folder holds the state from before. So it is where the parameters are finite, and one sample's forward pass or one sample's
@@ -32,19 +32,19 @@ def value_stops_the_run(trial: Trial) -> list[Comparison]:
     poisoned = 1 + trial.seed % 3
     run, kept = whole_run(trial, problem, poison_after=poisoned)
     when = f"step {poisoned + 1}:" if poisoned < len(problem.batches) else "validation after epoch 1:"
-    found = _stopped("", run, poisoned, (when, "score.bias", "1 NaN of 3"))
+    yield from _stopped("", run, poisoned, (when, "score.bias", "1 NaN of 3"))
     before = {name: value.astype(np.float32) for name, value in problem.trainable().items()}
-    found += same("state in the folder", before, part(kept.state, "trainable"))
+    yield from same("state in the folder", before, part(kept.state, "trainable"))
     at, hidden = trial.seed % 3, problem.architecture["hidden"]
     name = PARTS[trial.seed % 2]
     words = ("model.layers.0.mlp.swiglu (swiglu): 1 infinite of ", "from finite inputs")
-    found += _stops_at(trial, f"forward pass, {name}", _overflows_forward(small_run(trial), name, at), name, at, words)
+    yield from _stops_at(trial, f"forward pass, {name}", _overflows_forward(small_run(trial), name, at), name, at, words)
     run, _ = whole_run(trial, small_run(trial, class_weights=[LARGEST] * 3))
-    found += _stopped("class weights: ", run, 0, ("step 1:", "(weighted_cross_entropy): 1 infinite of 1, from finite inputs"))
+    yield from _stopped("class weights: ", run, 0, ("step 1:", "(weighted_cross_entropy): 1 infinite of 1, from finite inputs"))
     words = (f"score (linear): the gradient of its input x has {hidden} infinite of {hidden}", "from a finite one")
     overflowing = _overflows_backward(small_run(trial, batch_size=1), at)
-    found += _stops_at(trial, "backward pass", overflowing, "training", at, words)
-    return [*found, *_by_hand(trial, overflowing, at)]
+    yield from _stops_at(trial, "backward pass", overflowing, "training", at, words)
+    yield from _by_hand(trial, overflowing, at)
 
 
 def _by_hand(trial: Trial, problem: SmallRun, at: int) -> list[Comparison]:

@@ -1,5 +1,6 @@
 """Who owns tensors that are handed over: the one who keeps them, and nobody else writes to them."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from blackswan.falsifiers.numeric.comparison import Comparison
@@ -8,13 +9,13 @@ from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.workloads import drawn, small
 
 
-def handed_tensors_stay(trial: Trial) -> list[Comparison]:
+def handed_tensors_stay(trial: Trial) -> Iterator[Comparison]:
     """Objects made of the same tensors work one after the other, and once more when those were written over, as one by itself does.
 
     Before they are written over, the tensors are as they were. What a recording of steps says of their calls is what those calls were given
     and gave, although the steps went on to write to parameters and moments.
     """
-    rng, found = trial.rng("work"), list[Comparison]()
+    rng = trial.rng("work")
     work = replace(small(rng, trial.seed, nf4=bool(rng.integers(2))), vocab=260, targets=str(rng.choice(["q_v", "all"])))
     weights = drawn(rng, work)
     for kind in trial.ownership.kinds:
@@ -23,13 +24,12 @@ def handed_tensors_stay(trial: Trial) -> list[Comparison]:
         objects = [hand.open() for _ in range(3)]
         before = {**hand.content(), **handed}  # what objects give out is somebody's too
         alone = other.work(other.open())
-        found += same(f"{kind}: the first of two", alone, hand.work(objects[0]))
-        found += same(f"{kind}: the second of two", alone, hand.work(objects[1]))
-        found += same(f"{kind}: what was handed over", before, hand.content())
+        yield from same(f"{kind}: the first of two", alone, hand.work(objects[0]))
+        yield from same(f"{kind}: the second of two", alone, hand.work(objects[1]))
+        yield from same(f"{kind}: what was handed over", before, hand.content())
         hand.overwrite()
-        found += same(f"{kind}: once that was written over", alone, hand.work(objects[2]))
+        yield from same(f"{kind}: once that was written over", alone, hand.work(objects[2]))
     then, now = trial.ownership.recorded(work, weights)
-    found += same("calls that are recorded", [name for name, *_ in then], [name for name, *_ in now])
+    yield from same("calls that are recorded", [name for name, *_ in then], [name for name, *_ in now])
     for (name, *at_the_call), (_, *said) in zip(then, now, strict=False):
-        found += same(f"recorded call {name}", *({"inputs": given, "outputs": results} for given, results in (at_the_call, said)))
-    return found
+        yield from same(f"recorded call {name}", *({"inputs": given, "outputs": results} for given, results in (at_the_call, said)))

@@ -1,6 +1,6 @@
 """Data parallelism: shards, several workers against the reference, faults on one of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,18 +23,16 @@ CHUNKS = (13, 40)
 STEPS = "train_steps"
 
 
-def shards_are_complete_and_disjoint(trial: Trial) -> list[Comparison]:
+def shards_are_complete_and_disjoint(trial: Trial) -> Iterator[Comparison]:
     """The shares of a batch hold each sample once and differ by one at most, for empty batches and those shorter than the group too."""
     rng = trial.rng("shards")
-    found = []
     for count in (0, 1, int(rng.integers(2, 64)), int(rng.integers(64, 512))):
         size = int(rng.integers(1, MOST_WORKERS))
         samples = rng.permutation(3 * count)[:count].tolist()
         shares = trial.trainer.shares(samples, size)
         name, lengths = f"{count} samples on {size} workers", [len(share) for share in shares]
-        found += same(name, sorted(samples), sorted(sample for share in shares for sample in share))
-        found.append(value_inside(f"{name}: difference between the shares' lengths", max(lengths) - min(lengths), 0, 1))
-    return found
+        yield from same(name, sorted(samples), sorted(sample for share in shares for sample in share))
+        yield value_inside(f"{name}: difference between the shares' lengths", max(lengths) - min(lengths), 0, 1)
 
 
 def workers_follow_the_reference(trial: Trial, *, batch: Sequence[int]) -> list[Comparison]:

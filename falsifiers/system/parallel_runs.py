@@ -4,7 +4,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -72,7 +72,7 @@ def _went_on(events: Sequence[str], kill: Kill) -> bool:
     return kill.interrupt and any(not event.startswith(("os.remove", "flush")) for event in events[at[0] + 1 :]) if at else False
 
 
-def mixed_workers_are_refused(trial: Trial) -> list[Comparison]:
+def mixed_workers_are_refused(trial: Trial) -> Iterator[Comparison]:
     """Two workers of which one was given another setting, architecture, sample or weight, two of each drawn, begin no run; both say so.
 
     Nor do they where a run is there already, where another process writes one, where the first worker has no place for a state or an
@@ -91,20 +91,18 @@ def mixed_workers_are_refused(trial: Trial) -> list[Comparison]:
             fcntl.flock(lock, fcntl.LOCK_EX)
             given = [*others.values(), *[problem] * len(folders)]
             said = [[_escaped(text) for text in texts] for texts in trial.trainer.mixed(problem, given, Path(parent))]
-        found = _all_are_told(trial, problem, Path(parent) / "told", folders[4])
         unbegun = [Path(parent) / str(place) for place in range(len(others))] + folders[1:2]
         left = [path.name for folder in unbegun for path in folder.glob("*") if path.name != LOCK]
-    found += same("files of the runs", [], left)
+    yield from same("files of the runs", [], left)
     for rank, texts in enumerate(said):
         for (name, words), text in zip(wanted.items(), [*texts, *[""] * len(wanted)], strict=False):
             if words not in text:
-                return [*found, broken(f"{name}, rank {rank}", "not refused", words, text or "a step was made")]
-    seconds = float(rng.integers(*PATIENCE))
-    found += same("seconds that workers wait for what is sent", [seconds] * WORKERS, trial.trainer.patience(seconds))
-    return [*found, *same("workers that refused", 2, len(said)), *_several_agree(trial)]
+                yield broken(f"{name}, rank {rank}", "not refused", words, text or "a step was made")
+                return
+    yield from same("workers that refused", 2, len(said))
 
 
-def _several_agree(trial: Trial) -> list[Comparison]:
+def several_agree(trial: Trial) -> Iterator[Comparison]:
     """Of several workers those are named whose tensor or text is not that of the first one, and no other; of an error every line is told.
 
     They sum in their order: float32 has other bits in another one. A tensor differs by two signs in float64, by the sign of a zero, by two
@@ -130,28 +128,32 @@ def _several_agree(trial: Trial) -> list[Comparison]:
     reason = "the first line\nand the second, that says what to do"
     told.append(f"ValueError: rank {SEVERAL - 1} of {SEVERAL}: {reason}")
     groups: list[list[Array]] = [[own], [signs], [places], [pieces], [zero], [alike], [alike, one, other]]
-    total, found = reduce(np.add, own), list[Comparison]()
+    total = reduce(np.add, own)
     for rank, (said, summed) in enumerate(trial.trainer.agree(groups, texts, reason, SEVERAL_CHUNK)):
         begun = [text[: len(expected)] if expected else text for text, expected in zip(said, told, strict=False)]
-        found += [*same(f"what rank {rank} of several is told", told, begun), *same(f"sum on rank {rank} of several", total, summed)]
-    return found
+        yield from same(f"what rank {rank} of several is told", told, begun)
+        yield from same(f"sum on rank {rank} of several", total, summed)
 
 
-def _all_are_told(trial: Trial, problem: Problem, parent: Path, begun: Path) -> list[Comparison]:
-    """An error on one rank, of whatever kind, reaches both with its reason, at each place of a run where they agree that none failed."""
+def failures_are_told(trial: Trial) -> Iterator[Comparison]:
+    """An error on one rank, of whatever kind, reaches both with its reason, at each place of a run where they agree that none failed; and
+    each waits for the other as long as it was told to."""
     rng, raised = trial.rng("told"), list[Raised]()
-    for (place, ranks), kind in zip(PLACES.items(), rng.permutation(OTHERS).tolist(), strict=False):
-        if "read" in place:
-            shutil.copytree(begun, parent / str(len(raised)))
-        raised.append(Raised(place, kind, f"reason {len(raised)}", int(rng.integers(ranks))))
-    found = list[Comparison]()
-    for rank, texts in enumerate(trial.trainer.told(problem, raised, parent)):
+    seconds = float(rng.integers(*PATIENCE))
+    yield from same("seconds that workers wait for what is sent", [seconds] * WORKERS, trial.trainer.patience(seconds))
+    problem = small_run(trial, samples=(BATCH_OF_ALL, 3), quantize_nf4=True)
+    with tempfile.TemporaryDirectory() as parent:
+        for (place, ranks), kind in zip(PLACES.items(), rng.permutation(OTHERS).tolist(), strict=False):
+            if "read" in place:
+                trial.trainer.fit(problem, Path(parent) / str(len(raised)), Plan(save_every=1, stop_after=2))
+            raised.append(Raised(place, kind, f"reason {len(raised)}", int(rng.integers(ranks))))
+        told = trial.trainer.told(problem, raised, Path(parent))
+    for rank, texts in enumerate(told):
         for each, text in zip(raised, [*texts, *[""] * len(raised)], strict=False):
             start = f"WorkerFailed: rank {each.rank} of {WORKERS}: "
             if not (text.startswith(start) and each.message in text):
-                return [broken(f"{each}, told to rank {rank}", "another end", f"{start}{each.message}", text or "a whole run")]
-        found += same(f"errors told to rank {rank}", len(raised), len(texts))
-    return found
+                yield broken(f"{each}, told to rank {rank}", "another end", f"{start}{each.message}", text or "a whole run")
+        yield from same(f"errors told to rank {rank}", len(raised), len(texts))
 
 
 def _found_by_the_first(folders: Sequence[Path]) -> dict[str, str]:

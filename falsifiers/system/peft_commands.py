@@ -1,7 +1,7 @@
 """An adapter that PEFT alone has written, through every command that takes one."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from blackswan.falsifiers.system.trial import Trial, reads_files
 
 
 @reads_files
-def adapters_without_settings_serve(trial: Trial) -> list[Comparison]:
+def adapters_without_settings_serve(trial: Trial) -> Iterator[Comparison]:
     """`predict`, `evaluate`, `summary` and `merge` of an adapter without blackswan.json, whose head has no bias, as transformers' are.
 
     Other adapters in its folder, which are named like those of a run, are not asked.
@@ -37,17 +37,17 @@ def adapters_without_settings_serve(trial: Trial) -> list[Comparison]:
         corpus = problem.corpus("corpus", texts, labels)
         summary = trial.commands.run("summary", f"--adapter={theirs}").out
         trial.commands.run("merge", f"--adapter={theirs}", f"--output={merged}")
-        found = list(merged_tensors(problem, whole, merged))
+        yield from merged_tensors(problem, whole, merged)
         for name, option in {"theirs": f"--adapter={theirs}", "merged": f"--model={merged}"}.items():
             shown = [json.loads(line) for line in trial.commands.run("predict", option, f"--corpus={corpus}").out.splitlines()]
             wanted = Answers.of(problem, whole, texts, labels, np.asarray([line["label"] for line in shown]))
-            found.append(trial.near(f"probabilities <{name}>", wanted.probabilities, np.asarray([line["probabilities"] for line in shown])))
+            yield trial.near(f"probabilities <{name}>", wanted.probabilities, np.asarray([line["probabilities"] for line in shown]))
             said = json.loads(trial.commands.run("evaluate", option, f"--corpus={corpus}", "--json").out)
-            found.append(trial.near(f"loss <{name}>", wanted.loss, said["loss"]))
-            found += same(f"confusion <{name}>", wanted.confusion.tolist(), said["confusion"])
+            yield trial.near(f"loss <{name}>", wanted.loss, said["loss"])
+            yield from same(f"confusion <{name}>", wanted.confusion.tolist(), said["confusion"])
         after = trial.commands.run("summary", f"--adapter={merged}").out
-    found += _summary(after, target_modules(model), problem.model.scalars, ", merged into the base weights")
-    return [*found, *_summary(summary, target_modules(model), problem.model.scalars)]
+    yield from _summary(after, target_modules(model), problem.model.scalars, ", merged into the base weights")
+    yield from _summary(summary, target_modules(model), problem.model.scalars)
 
 
 def _summary(text: str, targets: Sequence[str], scalars: dict[str, object], merged: str = "") -> list[Comparison]:

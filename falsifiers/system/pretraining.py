@@ -104,15 +104,15 @@ def _passes(tokens: Tokens, count: int, micro: int) -> Iterator[int]:
         yield from (min(micro, batch - start) for start in range(0, batch, micro))
 
 
-def gradient_norms_are_real(trial: Trial) -> list[Comparison]:
+def gradient_norms_are_real(trial: Trial) -> Iterator[Comparison]:
     """Each norm is finite and ≥ 0, with clipping and without, and at the first step the same: it is taken before clipping."""
-    firsts, found = [], []
+    firsts = []
     for clip in (0.1, 1e6, None):
         with small_pretraining(trial, 1, gradient_clip_norm=clip) as (problem, _):
             steps = trial.pretrainer.run(problem).steps
         firsts.append(steps[0].gradient_norm)
-        found += [value_inside(f"norm at step {step.step} with clipping at {clip}", step.gradient_norm, 0.0, 1e9) for step in steps]
-    return found + same("norm at step 1, by limit", [firsts[0]] * len(firsts), firsts)
+        yield from (value_inside(f"norm at step {step.step} with clipping at {clip}", step.gradient_norm, 0.0, 1e9) for step in steps)
+    yield from same("norm at step 1, by limit", [firsts[0]] * len(firsts), firsts)
 
 
 def interrupted_run_goes_on(trial: Trial) -> list[Comparison]:
@@ -172,7 +172,7 @@ def _left(output: Path) -> dict[str, bytes]:
     return {name: value for name, value in content(output).items() if name != "state/state.json"}
 
 
-def command_runs_alike(trial: Trial) -> list[Comparison]:
+def command_runs_alike(trial: Trial) -> Iterator[Comparison]:
     """The command's last checkpoint is the library's, bit for bit, from random weights of the shipped checkpoint's architecture; resumed
     after its end it is as it was, and not resumed it is refused. From the checkpoint's weights a rate of 10⁻⁹ leaves it where it began.
     """
@@ -192,15 +192,13 @@ def command_runs_alike(trial: Trial) -> list[Comparison]:
         problem = replace(problem, architecture=architecture, train=tokens, validation=held_out)
         expected = trial.pretrainer.run(problem).parameters
         again = replace(problem, output=problem.output.with_name("by the command"))
-        found = same("from random weights", expected, trial.pretrainer.command(CHECKPOINT, again, "--random"))
-        found += same("resumed at its end", expected, trial.pretrainer.command(CHECKPOINT, again, "--random", "--resume"))
-        found.append(
-            trial.refuses("once more", partial(trial.pretrainer.command, CHECKPOINT, again, "--random"), "resume", "FileExistsError")
-        )
+        yield from same("from random weights", expected, trial.pretrainer.command(CHECKPOINT, again, "--random"))
+        yield from same("resumed at its end", expected, trial.pretrainer.command(CHECKPOINT, again, "--random", "--resume"))
+        yield trial.refuses("once more", partial(trial.pretrainer.command, CHECKPOINT, again, "--random"), "resume", "FileExistsError")
         slow = replace(problem, output=problem.output.with_name("slow"), settings={**problem.settings, "learning_rate": 1e-9, "epochs": 1})
         kept, stored = trial.pretrainer.command(CHECKPOINT, slow), load_file(CHECKPOINT / WEIGHTS)
         moved = max(float(np.abs(kept[name] - value).max()) for name, value in stored.items())
-    return [*found, value_at_most("largest change from the checkpoint's weights", moved, 1e-6)]
+    yield value_at_most("largest change from the checkpoint's weights", moved, 1e-6)
 
 
 def run_has_its_own_settings(trial: Trial) -> list[Comparison]:
@@ -222,7 +220,7 @@ def run_has_its_own_settings(trial: Trial) -> list[Comparison]:
 
 
 @may_be_non_finite("*.validation.*")
-def loss_falls(trial: Trial) -> list[Comparison]:
+def loss_falls(trial: Trial) -> Iterator[Comparison]:
     """On a stream in which each token has one successor, the mean loss of the last five of thirty steps is a fifth below the first."""
     rng = trial.rng("learn")
     with temporary_folder() as folder:
@@ -231,5 +229,5 @@ def loss_falls(trial: Trial) -> list[Comparison]:
         settings = {"epochs": 1, "micro_batch": 4, "learning_rate": 1e-2}
         problem = Pretraining(small_architecture(rng), trial.seed, train, None, folder / "output", TOKENIZER, settings)
         losses = [step.loss for step in trial.pretrainer.run(problem).steps]
-    found = same("number of steps", 30, len(losses))
-    return [*found, value_at_least("fall of the loss over the first", 1 - float(np.mean(losses[-5:])) / losses[0], 0.2)]
+    yield from same("number of steps", 30, len(losses))
+    yield value_at_least("fall of the loss over the first", 1 - float(np.mean(losses[-5:])) / losses[0], 0.2)

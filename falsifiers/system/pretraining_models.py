@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,14 +49,15 @@ def _random_loss(trial: Trial, tokens: int) -> float:
         return trial.pretrainer.random(small_architecture(rng), trial.seed).validate(stream, 4)
 
 
-def random_weights_know_nothing(trial: Trial) -> list[Comparison]:
+def random_weights_know_nothing(trial: Trial) -> Iterator[Comparison]:
     """The loss of random weights on random tokens lies in [0.5, 1.5 ln V], the original's band, and within a tenth of ln V.
 
     The weights themselves are those with which the families begin.
     """
     loss, middle = _random_loss(trial, 300), float(np.log(VOCAB))
-    found = [value_inside("loss", loss, 0.5, 1.5 * middle), value_within("loss near ln V", loss, 0.9 * middle, 1.1 * middle)]
-    return found + _as_families_begin(trial)
+    yield value_inside("loss", loss, 0.5, 1.5 * middle)
+    yield value_within("loss near ln V", loss, 0.9 * middle, 1.1 * middle)
+    yield from _as_families_begin(trial)
 
 
 def _as_families_begin(trial: Trial) -> list[Comparison]:
@@ -125,7 +126,7 @@ def _heldout(scripts: int) -> tuple[Array, int]:
     return np.concatenate([[*tokenizer.encode(json.loads(line)["input"]).ids, END] for line in lines]), tokenizer.get_vocab_size()
 
 
-def state_hash_tells_states_apart(trial: Trial) -> list[Comparison]:
+def state_hash_tells_states_apart(trial: Trial) -> Iterator[Comparison]:
     """The hash is SHA-256 over steps and moments; it is the same for the same state, and another for every other.
 
     The same state has a decoder, too, at which gradients of something else were left before its steps.
@@ -138,12 +139,11 @@ def state_hash_tells_states_apart(trial: Trial) -> list[Comparison]:
     base = ask(steps, moments)
     states = {"the same state": again, "one more step": (steps + 1, moments)}
     states |= {f"a flipped bit of {name}": (steps, {**moments, name: _flipped(moments[name], rng)}) for name in chosen}
-    found = [value_at_most("SHA-256 of the state differs", int(base != _sha256(steps, moments)), 0)]
+    yield value_at_most("SHA-256 of the state differs", int(base != _sha256(steps, moments)), 0)
     for name, state in states.items():
         digest = ask(*state)
-        found.append(value_at_most(f"SHA-256 of {name} differs", int(digest != _sha256(*state)), 0))
-        found.append(value_at_most(f"wrongly told apart or not: {name}", int((digest == base) is (state is not again)), 0))
-    return found
+        yield value_at_most(f"SHA-256 of {name} differs", int(digest != _sha256(*state)), 0)
+        yield value_at_most(f"wrongly told apart or not: {name}", int((digest == base) is (state is not again)), 0)
 
 
 def _trained(trial: Trial, architecture: Mapping[str, Any], steps: int, *, beside: bool = False) -> "TrainedDecoder":
@@ -173,13 +173,12 @@ def _sha256(steps: int, moments: Mapping[str, Array]) -> str:
 
 
 @may_be_non_finite("answer.*")
-def non_finite_stops_the_run(trial: Trial) -> list[Comparison]:
+def non_finite_stops_the_run(trial: Trial) -> Iterator[Comparison]:
     """A step raises a FloatingPointError that names step and place for NaN, an infinity or a huge value in a parameter; nothing changes."""
     rng = trial.rng("non-finite")
     architecture, made = small_architecture(rng), int(rng.integers(0, 3))
     shapes = parameter_shapes(architecture)
     inner = [name for name in shapes if ".layers." in name]  # a row of the embedding is used only where its token occurs
-    found = []
     for value in (np.nan, np.inf, -np.inf, HUGE):
         name = "model.norm.weight" if value == HUGE else str(rng.choice(inner))
         decoder = _trained(trial, architecture, made)
@@ -187,9 +186,8 @@ def non_finite_stops_the_run(trial: Trial) -> list[Comparison]:
         before = {**decoder.parameters(), **_state(decoder)}
         where = r"(\(\w+\)|norm)" if value == HUGE else re.escape(name)
         step = partial(decoder.train, _ids(trial, made))
-        found.append(trial.refuses(f"{value} in {name}", step, f"step {made + 1}.*{where}", "FloatingPointError"))
-        found += same(f"after {value} in {name}", before, {**decoder.parameters(), **_state(decoder)})
-    return found
+        yield trial.refuses(f"{value} in {name}", step, f"step {made + 1}.*{where}", "FloatingPointError")
+        yield from same(f"after {value} in {name}", before, {**decoder.parameters(), **_state(decoder)})
 
 
 def _state(decoder: "TrainedDecoder") -> Arrays:
@@ -197,7 +195,7 @@ def _state(decoder: "TrainedDecoder") -> Arrays:
     return {**moments, "steps": np.asarray(steps)}
 
 
-def checkpoint_is_usable(trial: Trial) -> list[Comparison]:
+def checkpoint_is_usable(trial: Trial) -> Iterator[Comparison]:
     """Weights in the file and through the loader equal those in memory bit for bit; architecture and tokenizer beside them."""
     rng = trial.rng("checkpoint")
     architecture, step = small_architecture(rng), int(rng.integers(1, 10**6))
@@ -206,35 +204,33 @@ def checkpoint_is_usable(trial: Trial) -> list[Comparison]:
         folder = decoder.save(parent / "checkpoints", TOKENIZER, step)
         names = sorted(path.name for path in folder.iterdir())
         if names != [CONFIG, WEIGHTS, TOKENIZER.name]:
-            return [broken("files", "not a whole checkpoint", f"{CONFIG}, {WEIGHTS}, {TOKENIZER.name}", ", ".join(names))]
+            yield broken("files", "not a whole checkpoint", f"{CONFIG}, {WEIGHTS}, {TOKENIZER.name}", ", ".join(names))
+            return
         tokenizer, config = (folder / TOKENIZER.name).read_bytes(), json.loads((folder / CONFIG).read_text())
         stored, loaded = load_file(folder / WEIGHTS), trial.pretrainer.load(folder).parameters()
-    return [
-        value_at_most("tokenizers that differ from the one given", int(tokenizer != TOKENIZER.read_bytes()), 0),
-        *same("hidden_size", architecture["hidden"], config["hidden_size"]),
-        *same("in the file", decoder.parameters(), stored),
-        *same("loaded", decoder.parameters(), loaded),
-    ]
+    yield value_at_most("tokenizers that differ from the one given", int(tokenizer != TOKENIZER.read_bytes()), 0)
+    yield from same("hidden_size", architecture["hidden"], config["hidden_size"])
+    yield from same("in the file", decoder.parameters(), stored)
+    yield from same("loaded", decoder.parameters(), loaded)
 
 
-def refuses_checkpoint_without_tokenizer(trial: Trial) -> list[Comparison]:
+def refuses_checkpoint_without_tokenizer(trial: Trial) -> Iterator[Comparison]:
     """A checkpoint is refused without a tokenizer, and over a folder that exists, which stays as it is."""
     architecture = small_architecture(trial.rng("checkpoint"))
     decoder, other = (trial.pretrainer.random(architecture, trial.seed + number) for number in (0, 1))
     with temporary_folder() as parent:
         output = parent / "checkpoints"
-        found = [trial.refuses("no tokenizer", lambda: decoder.save(output, parent / TOKENIZER.name, 3), TOKENIZER.name)]
+        yield trial.refuses("no tokenizer", lambda: decoder.save(output, parent / TOKENIZER.name, 3), TOKENIZER.name)
         if output.exists():
-            found.append(broken("no tokenizer", "something was written"))
+            yield broken("no tokenizer", "something was written")
         folder = decoder.save(output, TOKENIZER, 3)
         before = (folder / WEIGHTS).read_bytes()
-        found.append(trial.refuses("the folder exists", lambda: other.save(output, TOKENIZER, 3), "exists"))
+        yield trial.refuses("the folder exists", lambda: other.save(output, TOKENIZER, 3), "exists")
         if (folder / WEIGHTS).read_bytes() != before:
-            found.append(broken("the folder exists", "it was changed"))
-    return found
+            yield broken("the folder exists", "it was changed")
 
 
-def refuses_to_start(trial: Trial) -> list[Comparison]:
+def refuses_to_start(trial: Trial) -> Iterator[Comparison]:
     """No run starts from weights or an architecture alone, an encoder, weights of another architecture, or a folder that is not there.
 
     Nor does a step move weights in half precision or NF4; nor is there one after the schedule's last, or on rows of one token.
@@ -256,13 +252,15 @@ def refuses_to_start(trial: Trial) -> list[Comparison]:
             "no such architecture": (nowhere, CHECKPOINT, "nowhere"),
             "no such weights": (CHECKPOINT, nowhere, "nowhere"),
         }
-        found = [trial.refuses(name, partial(trial.pretrainer.initial, *given), message) for name, (*given, message) in starts.items()]
+        yield from (trial.refuses(name, partial(trial.pretrainer.initial, *given), message) for name, (*given, message) in starts.items())
     for dtype, nf4, message in (("bfloat16", False, "float32"), ("float16", False, "float32"), ("float32", True, "NF4")):
         step = partial(trial.pretrainer.load(CHECKPOINT, dtype, nf4).train, _ids(trial, 0))
-        found.append(trial.refuses(f"a step on {dtype}{' in NF4' * nf4}", step, message, "ValueError"))
+        yield trial.refuses(f"a step on {dtype}{' in NF4' * nf4}", step, message, "ValueError")
     both = trial.pretrainer.initial(CHECKPOINT, CHECKPOINT)
-    found += [*_no_such_step(trial), *_starts_in_float32(trial), *_starts_at_random(trial)]
-    return [*found, *same("given both", load_file(CHECKPOINT / WEIGHTS), both.parameters())]
+    yield from _no_such_step(trial)
+    yield from _starts_in_float32(trial)
+    yield from _starts_at_random(trial)
+    yield from same("given both", load_file(CHECKPOINT / WEIGHTS), both.parameters())
 
 
 def _no_such_step(trial: Trial) -> list[Comparison]:

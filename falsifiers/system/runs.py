@@ -6,6 +6,7 @@ nor feigns one of a later step.
 
 import math
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def _whole_run(trainer: Trainer, problem: SmallRun, plan: Plan) -> tuple[Run, Ke
         return trainer.fit(problem, folder, plan), trainer.kept(folder)
 
 
-def steps_follow_the_reference(trial: Trial) -> list[Comparison]:
+def steps_follow_the_reference(trial: Trial) -> Iterator[Comparison]:
     """Loss, pre-clip norm and moments of each step are the reference's on the samples that it read, at the parameters before it; the
     parameters after it are AdamW's at those moments.
 
@@ -60,27 +61,24 @@ def steps_follow_the_reference(trial: Trial) -> list[Comparison]:
     run, _ = whole_run(trial, problem)
     before = problem.trainable()
     first = second = np.zeros(sum(value.size for value in before.values()))
-    found = []
     for step in run.steps:
         when, samples = f"step {step.number}", [read.sample for read in run.reads if read.trained and read.step == step.number]
         (gradient,), norm = clip_by_global_norm(problem.gradient(before, samples)[None], most)
         first, second = BETA1 * first + (1.0 - BETA1) * gradient, BETA2 * second + (1.0 - BETA2) * gradient**2
         moments = {group: part(step.state, group) for group in ("exp_avg", "exp_avg_sq")}
         got = [flatten([np.asarray(each[name], np.float64) for name in problem.names]) for each in moments.values()]
-        found += [
-            trial.near(f"{when}, loss", problem.loss(before, samples), step.loss),
-            trial.near(f"{when}, norm", norm, step.gradient_norm),
-            trial.near(f"{when}, first moment", first, got[0].astype(np.float32)),
-            # The root errs by no more than the gradient does, and it is what AdamW divides by.
-            trial.near(f"{when}, root of the second moment", np.sqrt(second), np.sqrt(got[1]).astype(np.float32)),
-        ]
+        yield trial.near(f"{when}, loss", problem.loss(before, samples), step.loss)
+        yield trial.near(f"{when}, norm", norm, step.gradient_norm)
+        yield trial.near(f"{when}, first moment", first, got[0].astype(np.float32))
+        yield trial.near(f"{when}, root of the second moment", np.sqrt(second), np.sqrt(got[1]).astype(np.float32))
         after = part(step.state, "trainable")
         for name, value in before.items():
             decay = 0.0 if spared and name.endswith("bias") else problem.settings["weight_decay"]
             moved = after_adamw(value, moments["exp_avg"][name], moments["exp_avg_sq"][name], step.number, step.learning_rate, decay)
-            found.append(trial.near(f"{when}, {name}", moved, after[name]))
+            yield trial.near(f"{when}, {name}", moved, after[name])
         before, (first, second) = {name: after[name] for name in problem.names}, got
-    return found + _as_at_the_beginning(trial, problem, run) + _as_a_fresh_one(trial, problem, run)
+    yield from _as_at_the_beginning(trial, problem, run)
+    yield from _as_a_fresh_one(trial, problem, run)
 
 
 def _as_at_the_beginning(trial: Trial, problem: SmallRun, run: Run) -> list[Comparison]:
@@ -120,21 +118,20 @@ def after_adamw(parameter: Array, first: Array, second: Array, step: int, rate: 
     return np.asarray(theta - rate * decay * theta - rate * unbiased / (np.sqrt(square) + EPS))
 
 
-def every_sample_once_an_epoch(trial: Trial) -> list[Comparison]:
+def every_sample_once_an_epoch(trial: Trial) -> Iterator[Comparison]:
     """The samples that the steps of an epoch read are those of the corpus, each once; their order changes from epoch to epoch."""
     problem = small_run(trial, epochs=3, backend="torch")
     run, _ = whole_run(trial, problem)
-    orders, found = [], []
+    orders = []
     for epoch in range(1, 4):
         steps = {step.number for step in run.steps if step.epoch == epoch}
         reads = [read for read in run.reads if read.trained and read.step in steps]
         sizes = [sum(read.step == number for read in reads) for number in sorted(steps)]
         orders.append([read.sample for read in reads])
-        found.append(same_samples(f"epoch {epoch}, samples", problem.training.samples(), orders[-1]))
-        found.append(compare_exactly(f"epoch {epoch}, samples of each step", np.array(problem.batches), np.array(sizes)))
+        yield same_samples(f"epoch {epoch}, samples", problem.training.samples(), orders[-1])
+        yield compare_exactly(f"epoch {epoch}, samples of each step", np.array(problem.batches), np.array(sizes))
     if orders[0] == orders[1] or orders[1] == orders[2]:
-        found.append(broken("order", "the same in two epochs"))
-    return found
+        yield broken("order", "the same in two epochs")
 
 
 def rates_are_the_schedules(trial: Trial) -> list[Comparison]:
@@ -156,7 +153,7 @@ def rates_are_the_schedules(trial: Trial) -> list[Comparison]:
     return [trial.near("learning rate of each step", expected, np.array([step.learning_rate for step in run.steps]))]
 
 
-def validation_loss_is_the_mean_over_samples(trial: Trial) -> list[Comparison]:
+def validation_loss_is_the_mean_over_samples(trial: Trial) -> Iterator[Comparison]:
     """The validation loss of an epoch is the reference's mean over all samples, whose number is no multiple of the batch, at the parameters
     then; the training loss is the mean over samples of the steps' losses.
     """
@@ -164,16 +161,14 @@ def validation_loss_is_the_mean_over_samples(trial: Trial) -> list[Comparison]:
     problem = small_run(trial, multi_label=several, class_weights=None if several else (0.25, 1.5, 4.0))
     assert problem.validation is not None
     run, _ = whole_run(trial, problem)
-    found = []
     for epoch in run.epochs:
         expected = problem.loss(part(epoch.state, "trainable"), problem.validation.samples())
-        found.append(trial.near(f"epoch {epoch.number}, validation loss", expected, _number(epoch.validation_loss)))
+        yield trial.near(f"epoch {epoch.number}, validation loss", expected, _number(epoch.validation_loss))
         own = [step for step in run.steps if step.epoch == epoch.number]
         mean = np.average([step.loss for step in own], weights=[step.samples for step in own])
-        found.append(trial.near(f"epoch {epoch.number}, training loss", mean, epoch.train_loss))
+        yield trial.near(f"epoch {epoch.number}, training loss", mean, epoch.train_loss)
         if epoch.seconds is not None:
-            found.append(value_inside(f"epoch {epoch.number}, seconds", epoch.seconds, 0.99 * epoch.passed, epoch.passed))
-    return found
+            yield value_inside(f"epoch {epoch.number}, seconds", epoch.seconds, 0.99 * epoch.passed, epoch.passed)
 
 
 def _number(value: float | None) -> float:
@@ -212,7 +207,7 @@ def _perfect(problem: SmallRun) -> SmallRun:
     return replace(problem, parameters={**problem.parameters, "score.bias": bias}, **corpora)
 
 
-def best_checkpoint_has_the_lowest_loss(trial: Trial) -> list[Comparison]:
+def best_checkpoint_has_the_lowest_loss(trial: Trial) -> Iterator[Comparison]:
     """best/ holds the tensors after the first epoch of the lowest validation loss, last/ those after the last epoch.
 
     Where epochs tie, their tensors are not the same; in a quarter of the cases all losses are 0.
@@ -222,16 +217,16 @@ def best_checkpoint_has_the_lowest_loss(trial: Trial) -> list[Comparison]:
     run, kept = whole_run(trial, _perfect(small_run(trial, **settings)) if pace == "perfect" else _tied_or_not(trial, pace, **settings))
     losses = [_number(epoch.validation_loss) for epoch in run.epochs]
     best = int(np.argmin(losses))
-    found = same("result, best epoch", best + 1, run.result and run.result.best_epoch)
-    found += same("result, best loss", losses[best], run.result and run.result.best_loss)
+    yield from same("result, best epoch", best + 1, run.result and run.result.best_epoch)
+    yield from same("result, best loss", losses[best], run.result and run.result.best_loss)
     for index, epoch in enumerate(run.epochs):
         lower = losses[index] < min([math.inf, *losses[:index]])
-        found += same(f"epoch {epoch.number}, called the best so far", lower, epoch.best)
-    found += same(f"best/ against epoch {best + 1}", part(run.epochs[best].state, "trainable"), kept.best)
-    return found + same(f"last/ against epoch {len(losses)}", part(run.epochs[-1].state, "trainable"), kept.last)
+        yield from same(f"epoch {epoch.number}, called the best so far", lower, epoch.best)
+    yield from same(f"best/ against epoch {best + 1}", part(run.epochs[best].state, "trainable"), kept.best)
+    yield from same(f"last/ against epoch {len(losses)}", part(run.epochs[-1].state, "trainable"), kept.last)
 
 
-def stops_after_patience_epochs(trial: Trial) -> list[Comparison]:
+def stops_after_patience_epochs(trial: Trial) -> Iterator[Comparison]:
     """The run ends with the first epoch that is `patience` epochs after the best one, else with the last.
 
     Where all losses are the same, patience ends with the last epoch: such a run was not stopped early.
@@ -243,8 +238,8 @@ def stops_after_patience_epochs(trial: Trial) -> list[Comparison]:
     bests = [int(np.argmin(losses[: epoch + 1])) for epoch in range(len(losses))]
     due = [epoch for epoch, best in enumerate(bests) if epoch - best == patience]
     expected = due[0] + 1 if due else most
-    found = same(f"epochs of {most} with patience {patience}", expected, len(losses))
-    return found + same("result, stopped early", expected < most, run.result and run.result.stopped_early)
+    yield from same(f"epochs of {most} with patience {patience}", expected, len(losses))
+    yield from same("result, stopped early", expected < most, run.result and run.result.stopped_early)
 
 
 FIRST_TIME = 4

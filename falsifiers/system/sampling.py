@@ -1,6 +1,7 @@
 """Which samples come when: order of an epoch, effective batches, the validation part; and the weights of their classes."""
 
 from collections import Counter
+from collections.abc import Iterator
 from fractions import Fraction
 from functools import partial
 from math import gcd
@@ -14,7 +15,7 @@ from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 
 
-def epochs_are_permutations(trial: Trial) -> list[Comparison]:
+def epochs_are_permutations(trial: Trial) -> Iterator[Comparison]:
     """Each of several epochs of several seeds, near and far, is a permutation, the same when asked again, unlike all others, and mixed.
 
     Mixed: neighbours that stay neighbours are as rare as in a random permutation, where their number has mean 2 and exceeds 16
@@ -23,33 +24,29 @@ def epochs_are_permutations(trial: Trial) -> list[Comparison]:
     rng = trial.rng("order")
     count, seed = int(rng.integers(50, 200)), int(rng.integers(2, 2**31))
     orders = []
-    found = []
     for run in (0, 1, seed, seed + 1, seed + 2**32, 2**62 + seed, 2**62 + seed + 1):  # no 32 bits, and no float64, hold all of them
         for epoch in range(3):
             order, again = (trial.corpora.epoch_order(count, run, epoch) for _ in range(2))
-            found += [
-                *same(f"order of epoch {epoch}, sorted", [*range(count)], sorted(order)),
-                *same(f"order of epoch {epoch}, again", order, again),
-                value_inside(f"neighbours kept in epoch {epoch}", int(np.sum(np.abs(np.diff(order)) == 1)), 0, 16),
-            ]
+            yield from same(f"order of epoch {epoch}, sorted", [*range(count)], sorted(order))
+            yield from same(f"order of epoch {epoch}, again", order, again)
+            yield value_inside(f"neighbours kept in epoch {epoch}", int(np.sum(np.abs(np.diff(order)) == 1)), 0, 16)
             orders.append(tuple(order))
     repeated = len(orders) - len(set(orders))
-    return [*found, value_at_most("epochs in the order of another one or of another seed", repeated, 0)]
+    yield value_at_most("epochs in the order of another one or of another seed", repeated, 0)
 
 
-def effective_batches_are_complete(trial: Trial) -> list[Comparison]:
+def effective_batches_are_complete(trial: Trial) -> Iterator[Comparison]:
     """Batches in a row are the epoch's order; all but the last are full, and none is empty."""
     rng = trial.rng("batches")
     size = int(rng.integers(1, 20))
-    found = []
     for count in (size * int(rng.integers(1, 5)), int(rng.integers(1, 100)), max(1, size - 1)):
         order = trial.corpora.epoch_order(count, trial.seed, 0)
         batches = trial.corpora.effective_batches(order, size)
         sizes = [min(size, count - start) for start in range(0, count, size)]
         batched = [index for batch in batches for index in batch]
-        found += same("samples of each batch", sizes, [len(batch) for batch in batches])
-        found += same("batches in a row", order, batched) + same("samples of the epoch", [*range(count)], sorted(batched))
-    return found
+        yield from same("samples of each batch", sizes, [len(batch) for batch in batches])
+        yield from same("batches in a row", order, batched)
+        yield from same("samples of the epoch", [*range(count)], sorted(batched))
 
 
 MANY_LABELS, MANY_CLASSES = (65, 200), (2000, 4000)
@@ -58,7 +55,7 @@ WRITTEN_FRACTIONS = 30
 """So many fractions of two digits are asked about beside the usual ones."""
 
 
-def split_is_stratified(trial: Trial) -> list[Comparison]:
+def split_is_stratified(trial: Trial) -> Iterator[Comparison]:
     """Two parts, disjoint and complete, in the order of the corpus, labels with their samples; each class gives its share up to rounding
     and never its last sample; of several labels each combination its share. The largest remainders are rounded up. Few samples give one.
 
@@ -75,28 +72,29 @@ def split_is_stratified(trial: Trial) -> list[Comparison]:
     ask = partial(trial.corpora.split, labels, 3 if several else classes + 1, fraction)
     parts, again, *others = (ask(number) for number in (seed, seed, seed + 1, seed + 2**32))
     training, chosen = parts.training, parts.validation
-    found = [
-        *same("training part in the order of the corpus", sorted({*range(len(labels))} - {*chosen}), training),
-        *same("validation part in the order of the corpus", sorted({*chosen}), chosen),
-        *same("validation, again", chosen, again.validation),
-        *same("training labels", [labels[place] for place in training], parts.training_labels),
-        *same("validation labels", [labels[place] for place in chosen], parts.validation_labels),
-        value_at_most("validations like that of another seed", sum(chosen == each.validation for each in others), 0),
-        value_inside("share of the samples", len(chosen), fraction * len(labels) - 0.5, fraction * len(labels) + 0.5),
-    ]
+    yield from same("training part in the order of the corpus", sorted({*range(len(labels))} - {*chosen}), training)
+    yield from same("validation part in the order of the corpus", sorted({*chosen}), chosen)
+    yield from same("validation, again", chosen, again.validation)
+    yield from same("training labels", [labels[place] for place in training], parts.training_labels)
+    yield from same("validation labels", [labels[place] for place in chosen], parts.validation_labels)
+    yield value_at_most("validations like that of another seed", sum(chosen == each.validation for each in others), 0)
+    yield value_inside("share of the samples", len(chosen), fraction * len(labels) - 0.5, fraction * len(labels) + 0.5)
     exact = Fraction(fraction).limit_denominator(100)
     down, up = [Fraction(0)], [Fraction(1)]
     for kind in range(classes + 1):
         share, taken = exact * int(np.sum(strata == kind)), int(np.sum(strata[chosen] == kind))
         off = max(0, share.__floor__() - taken, taken - share.__ceil__())
-        found.append(value_at_most(f"samples of class {kind} beyond its share, or short of it", off, 0))
+        yield value_at_most(f"samples of class {kind} beyond its share, or short of it", off, 0)
         if kind < classes:  # the last one has too few to be rounded either way
             (up if taken > share else down).append(share % 1)
     over = max(0.0, float(max(down) - min(up)))
-    found.append(value_at_most("largest remainder rounded down, less the smallest rounded up", over, 0.0))
+    yield value_at_most("largest remainder rounded down, less the smallest rounded up", over, 0.0)
     last = 0 if several else int(np.sum(strata[chosen] == classes))
-    found += [value_at_most("classes without a training sample", last, 0), *_of_few_samples(trial, classes, seed)]
-    return found + _of_written_fractions(trial, rng) + _of_many(trial, rng, exact) + _of_no_order(trial, seed)
+    yield value_at_most("classes without a training sample", last, 0)
+    yield from _of_few_samples(trial, classes, seed)
+    yield from _of_written_fractions(trial, rng)
+    yield from _of_many(trial, rng, exact)
+    yield from _of_no_order(trial, seed)
 
 
 def _of_no_order(trial: Trial, seed: int) -> list[Comparison]:
@@ -183,7 +181,7 @@ def refuses_split(trial: Trial) -> list[Comparison]:
     ]
 
 
-def balanced_weights_are_inverse(trial: Trial) -> list[Comparison]:
+def balanced_weights_are_inverse(trial: Trial) -> Iterator[Comparison]:
     """Each weight is N / (K n_c) in float64 and their mean over the labels 1; over classes, K n_c⁻¹ / Σ n⁻¹, whose mean is 1."""
     rng = trial.rng("weights")
     classes = int(rng.integers(2, 8))
@@ -193,19 +191,17 @@ def balanced_weights_are_inverse(trial: Trial) -> list[Comparison]:
         labels = [[int(index == label or rng.random() < 0.3) for index in range(classes)] for label in labels]
     counts = np.asarray(labels).sum(axis=0) if isinstance(labels[0], list) else np.bincount(np.asarray(labels))
     over_classes = (1 / counts) * (classes / (1 / counts).sum())
-    found = []
     for kind, expected, share in (
         ("balanced", counts.sum() / (classes * counts), counts / counts.sum()),
         ("balanced_over_classes", over_classes, np.full(classes, 1 / classes)),
     ):
         weights = np.asarray(trial.corpora.balanced_weights(labels, classes, kind))
         if weights.shape != counts.shape:
-            found.append(broken(kind, "shape", str(counts.shape), str(weights.shape)))
+            yield broken(kind, "shape", str(counts.shape), str(weights.shape))
             continue
         limit = trial.literal(np.ones(1)).max
-        found.append(value_at_most(f"relative error of a weight, {kind}", float(np.max(np.abs(weights / expected - 1))), limit))
-        found.append(value_at_most(f"distance of the mean from 1, {kind}", float(abs((weights * share).sum() - 1)), limit))
-    return found
+        yield value_at_most(f"relative error of a weight, {kind}", float(np.max(np.abs(weights / expected - 1))), limit)
+        yield value_at_most(f"distance of the mean from 1, {kind}", float(abs((weights * share).sum() - 1)), limit)
 
 
 def refuses_weights_of_an_empty_class(trial: Trial) -> list[Comparison]:

@@ -78,7 +78,7 @@ def _beside_damage(folder: Path, rng: Generator) -> Iterator[Damage]:
         yield make({f"extra/settings/{key}": {"a": 1}}, f"{BESIDE}.*{key}", seal=True, free=key in own)
 
 
-def refuses_saved(trial: Trial) -> list[Comparison]:
+def refuses_saved(trial: Trial) -> Iterator[Comparison]:
     """Each key and each tensor of a saved adapter and of what it was merged into; what the files themselves say is the same after all.
 
     Random weights are held to those of training too: of another seed they are others.
@@ -89,7 +89,6 @@ def refuses_saved(trial: Trial) -> list[Comparison]:
         settings = {**SETTINGS, "num_classes": model.scalars["classes"], "lora_rank": model.scalars["rank"], "lora_targets": "q_v"}
         settings |= {"lora_alpha": model.scalars["alpha"], "pooling": model.scalars["pooling"]}
         trial.classifiers.merged(base, settings, model.trainable, Path(parent))
-        found: list[Comparison] = []
         for name, config, weights in (("adapter", ADAPTER_CONFIG, {ADAPTER_WEIGHTS: PREFIX}), ("merged", CONFIG, {WEIGHTS: "", HEAD: ""})):
             folder = Path(parent) / name
             damages = [each for file in (config, BESIDE) for each in forms(folder, file, rng)]
@@ -97,13 +96,13 @@ def refuses_saved(trial: Trial) -> list[Comparison]:
             damages += [each for file, prefix in weights.items() for each in tensors(folder, file, prefix, rng)]
             damages += [Damage(f"no {file}", {file: None}, file) for file in (*weights, config)]
             ask = partial(trial.commands.library, "probabilities", folder, TEXTS)
-            found += judged(trial, folder, damages, ask)
+            yield from judged(trial, folder, damages, ask)
             trained = edited(folder, BESIDE, {"extra/settings/backend": "fused"}, seal=True, taken=True)
-            found += judged(trial, folder, [trained], partial(ask, kernels=False))
+            yield from judged(trial, folder, [trained], partial(ask, kernels=False))
         random = Path(parent) / "random"
         trial.classifiers.saved_on_random({**model.scalars, "vocab": 260}, settings, random)
         damages = list(_random_damage(random, rng))
-        return [*found, *judged(trial, random, damages, partial(trial.commands.library, "probabilities", random, TEXTS))]
+        yield from judged(trial, random, damages, partial(trial.commands.library, "probabilities", random, TEXTS))
 
 
 def _random_damage(folder: Path, rng: Generator) -> Iterator[Damage]:

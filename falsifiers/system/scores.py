@@ -1,6 +1,7 @@
 """Claims about an evaluation's counts: classes, accuracy, confusion, and the scores of each class."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ UNLIKELY = -20.0
 """Bias of a class whose logit is then below all others."""
 
 
-def scores_are_of_the_largest_logits(trial: Trial) -> list[Comparison]:
+def scores_are_of_the_largest_logits(trial: Trial) -> Iterator[Comparison]:
     """Classes, confusion, accuracy, precision, recall and F1 are those counted here from the reference's logits.
 
     Where two logits of a sample are too close, its class is the subject's. In half of the cases the last class has no sample. In a third of
@@ -45,32 +46,32 @@ def scores_are_of_the_largest_logits(trial: Trial) -> list[Comparison]:
     labels, expected = np.asarray(problem.training.labels), _classes(problem, given)
     confusion = times * _confusion(problem, labels, expected)
     accuracy = np.mean((expected == labels).reshape(len(rows), -1).all(axis=1))
-    found = [*same("classes", expected, given), *same("confusion", confusion, evaluation.confusion)]
-    found.append(trial.near("accuracy", accuracy, evaluation.accuracy))
-    return found + [trial.near(name, value, getattr(evaluation, name)) for name, value in _scores(confusion, problem.several).items()]
+    yield from same("classes", expected, given)
+    yield from same("confusion", confusion, evaluation.confusion)
+    yield trial.near("accuracy", accuracy, evaluation.accuracy)
+    yield from (trial.near(name, value, getattr(evaluation, name)) for name, value in _scores(confusion, problem.several).items())
 
 
-def sums_and_bounds_are_exact(trial: Trial) -> list[Comparison]:
+def sums_and_bounds_are_exact(trial: Trial) -> Iterator[Comparison]:
     """Of several labels those are found whose logits are above 0, by however little, in bfloat16 too; and a mean is that of its samples.
 
     Logits are the biases of the head. One sample has a loss beside which float32 loses those of the others.
     """
-    found = list[Comparison]()
     for dtype, smallest in (("bfloat16", 2.0**-9), ("bfloat16", 2.0**-30), ("float32", 2.0**-30)):
         problem = small_run(trial, multi_label=True, dtype=dtype, batch_size=1)
         bias = np.resize(np.array([smallest, -smallest, 0.0]), problem.classes).astype(np.float32)
         pipeline, expected = trial.trainer.pipeline(_by_biases(problem, bias)), np.tile(bias > 0, (2, 1)).astype(np.int64)
         label = f"logits of {smallest} in {dtype}"
-        found += same(f"classes, {label}", expected, pipeline.predict([0, 1]))
+        yield from same(f"classes, {label}", expected, pipeline.predict([0, 1]))
         confusion = _confusion(problem, np.asarray(problem.training.labels[:2]), expected)
-        found += same(f"confusion, {label}", confusion, pipeline.evaluate([0, 1]).confusion)
+        yield from same(f"confusion, {label}", confusion, pipeline.evaluate([0, 1]).confusion)
     bias = np.where(np.arange(problem.classes) == 0, np.float32(2**24), np.float32(0.0))
     labels: list[Label] = [[int(place > 0), *[0] * (problem.classes - 1)] for place in range(len(problem.training.labels))]
     problem = _by_biases(replace(problem, training=replace(problem.training, labels=labels)), bias)
     pipeline, places = trial.trainer.pipeline(problem), [0, *[1] * LOST]
     own = {place: pipeline.evaluate([place]).loss for place in (0, 1)}
     mean = math.fsum(own[place] for place in places) / len(places)
-    return [*found, value_at_most("share of a mean loss that is lost", abs(pipeline.evaluate(places).loss - mean) / mean, SUMMED)]
+    yield value_at_most("share of a mean loss that is lost", abs(pipeline.evaluate(places).loss - mean) / mean, SUMMED)
 
 
 def _by_biases(problem: SmallRun, bias: Array) -> SmallRun:

@@ -140,27 +140,26 @@ GOOD = "\ufeff# a comment\nepochs:   2\nseed: 0x10\nlora_targets: [q_proj, v_pro
 GOOD += "batch_size: &few 4\naccumulation_steps: *few\nlearning_rate: !!float 1\n"
 
 
-def training_settings_have_bounds(trial: Trial) -> list[Comparison]:
+def training_settings_have_bounds(trial: Trial) -> Iterator[Comparison]:
     """Every value of the table by Python, and every other one by an option or a file; two settings that contradict each other.
 
     A refusal names the setting, and the option or the file and its line, whatever line that is. Files that are none are refused too.
     """
     rng = trial.rng("ways")
-    found: list[Comparison] = []
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent)
         for name, values in TRAINING.items():
             for value, taken in _each(values):
                 given = {**values.beside, name: value}
-                found += _in_python(trial, partial(trial.classifiers.settings, given), name, value, taken=taken)
+                yield from _in_python(trial, partial(trial.classifiers.settings, given), name, value, taken=taken)
                 way = [None, None, _by_file, _by_option if _is_option(name, value) else _by_file][int(rng.integers(4))]
-                found += way(trial, folder, name, given, taken=taken) if way else ()
+                yield from way(trial, folder, name, given, taken=taken) if way else ()
         for name, given in TOGETHER.items():
-            found += _in_python(trial, partial(trial.classifiers.settings, given), name, given, taken=False)
-            found += [each for way in (_by_option, _by_file) for each in way(trial, folder, name, given, taken=False)]
+            yield from _in_python(trial, partial(trial.classifiers.settings, given), name, given, taken=False)
+            yield from (each for way in (_by_option, _by_file) for each in way(trial, folder, name, given, taken=False))
         for said, odd in [*_unknown(), *_too_long()]:
-            found += _in_python(trial, partial(trial.classifiers.settings, odd), said, said, taken=False)
-        return [*found, *_files(trial, folder)]
+            yield from _in_python(trial, partial(trial.classifiers.settings, odd), said, said, taken=False)
+        yield from _files(trial, folder)
 
 
 def _unknown() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -174,24 +173,23 @@ def _too_long() -> Iterator[tuple[str, dict[str, Any]]]:
         yield name, {**values.beside, name: [1.0, TOO_LONG, 1.0] if name == "class_weights" else TOO_LONG}
 
 
-def pretraining_settings_have_bounds(trial: Trial) -> list[Comparison]:
+def pretraining_settings_have_bounds(trial: Trial) -> Iterator[Comparison]:
     """The same of a pre-training run, by Python and by options; with the options of its batches. The help says each default as it is."""
-    found = same("settings where none is given", DEFAULTS, trial.pretrainer.settings({}))
+    yield from same("settings where none is given", DEFAULTS, trial.pretrainer.settings({}))
     text = " ".join(trial.pretrainer.help().split())
     said = {name: re.search(rf"--{_dashed(name)} [A-Z]+ [^()]*\(default: ([^)]*)\)", text) for name in (*DEFAULTS, *OF_BATCHES)}
     expected = {name: str(HELP.get(name, value)) for name, value in {**DEFAULTS, **OF_BATCHES}.items()}
-    found += same("defaults by the help", expected, {name: match and match[1] for name, match in said.items()})
+    yield from same("defaults by the help", expected, {name: match and match[1] for name, match in said.items()})
     with tempfile.TemporaryDirectory() as parent:
         tokens = write_shards(Path(parent) / "tokens", [np.arange(40)])
         where = ("pretrain", f"--model={CHECKPOINT}", f"--tokens={tokens}", f"--output={parent}/run", f"--validation={parent}/absent")
         for name, values in {**PRETRAINING, **BATCHES}.items():
             for value, taken in _each(values):
                 if name in PRETRAINING:
-                    found += _in_python(trial, partial(trial.pretrainer.settings, {name: value}), name, value, taken=taken)
+                    yield from _in_python(trial, partial(trial.pretrainer.settings, {name: value}), name, value, taken=taken)
                 if not isinstance(value, list | dict) and value not in (None, "1_0"):  # Python's own reading of a number
                     asked = f"{name} = {value!r} by option"
-                    found += _answered(trial, asked, (*where, *_options({name: value})), f"{name}|--{_dashed(name)}", taken=taken)
-        return found
+                    yield from _answered(trial, asked, (*where, *_options({name: value})), f"{name}|--{_dashed(name)}", taken=taken)
 
 
 def _each(values: Values) -> Iterator[tuple[Any, bool]]:

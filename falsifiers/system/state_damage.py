@@ -35,7 +35,7 @@ FREE = "save_every"
 TORCH = {"float32": "torch.float32", "float64": "torch.float64", "int64": "torch.int64", "int32": "torch.int32"}
 
 
-def refuses_training_state(trial: Trial) -> list[Comparison]:
+def refuses_training_state(trial: Trial) -> Iterator[Comparison]:
     """Each key of the progress and each tensor, with a checksum that fits; the state of another run; each key of run.json."""
     rng, problem = trial.rng("state"), small_run(trial)
     with tempfile.TemporaryDirectory() as parent:
@@ -50,7 +50,7 @@ def refuses_training_state(trial: Trial) -> list[Comparison]:
             value = json.loads((folder / RUN).read_text())[key]
             damages += [edited(folder, RUN, {key: each}) for each in (ABSENT, another(value), other_types(value)[0])]
         damages += [edited(folder, RUN, {"source_model": "elsewhere"}, taken=True), Damage("no run.json", {RUN: None}, RUN)]
-        found = list(judged(trial, folder, damages, ask))
+        yield from judged(trial, folder, damages, ask)
         bare = folder.with_name("a state alone")
         shutil.copytree(folder / "state", bare / "state")
         waiting = replace(problem, validation=None, settings={**problem.settings, "early_stop_patience": 1, "validation_fraction": 0.0})
@@ -61,16 +61,16 @@ def refuses_training_state(trial: Trial) -> list[Comparison]:
             "patience without validation": (waiting, folder.with_name("none"), Plan(), "early_stop_patience", "ValueError"),
         }.items():
             before = content(there)
-            found.append(trial.refuses(name, partial(trial.trainer.fit, given, there, plan), message, error))
+            yield trial.refuses(name, partial(trial.trainer.fit, given, there, plan), message, error)
             left = sorted(file for file, _ in content(there).items() ^ before.items() if file != ".lock")
-            found += same(f"files that {name} changes", [], left)
-        found += _beside_another(trial, problem, folder)
+            yield from same(f"files that {name} changes", [], left)
+        yield from _beside_another(trial, problem, folder)
         notes = folder.with_name("in use") / "last" / "notes.txt"
         notes.parent.mkdir(parents=True)
         notes.write_text("mine")
         ask = partial(trial.trainer.fit, problem, notes.parents[1], Plan())
-        found.append(trial.refuses("a folder of others in an adapter's place", ask, "last.*no adapter", "FileExistsError"))
-        return found + same("what the folder holds", {notes.name: b"mine"}, content(notes.parent))
+        yield trial.refuses("a folder of others in an adapter's place", ask, "last.*no adapter", "FileExistsError")
+        yield from same("what the folder holds", {notes.name: b"mine"}, content(notes.parent))
 
 
 def _beside_another(trial: Trial, problem: Problem, folder: Path) -> Iterator[Comparison]:
@@ -173,7 +173,7 @@ def sealed_state(held: Mapping[str, Array], progress: Mapping[str, Any], *, seal
     return save(dict(held), metadata={"progress": text, "sha256": digest.hexdigest() if seal else "0" * 64})
 
 
-def refuses_pretraining_state(trial: Trial) -> list[Comparison]:
+def refuses_pretraining_state(trial: Trial) -> Iterator[Comparison]:
     """Each key of state.json, of the run in it, and each tensor; the state of another run."""
     rng = trial.rng("state")
     with small_pretraining(trial, 1, save_every=1) as (problem, _):
@@ -197,21 +197,22 @@ def refuses_pretraining_state(trial: Trial) -> list[Comparison]:
         damages.append(Damage(f"{STATE} with a tensor of another kind", {STATE: more}, "state.safetensors.*surplus"))
         for files in ((POSITION,), (STATE,), (POSITION, STATE)):
             damages.append(Damage(f"{files} of another run", {file: (other / file).read_bytes() for file in files}, "state"))
-        found = list(judged(trial, folder, damages, ask))
+        yield from judged(trial, folder, damages, ask)
         for key, given in _other_runs(trial, problem).items():
             run, name = _on_a_copy(folder, partial(_goes_on, trial, given)), key.partition(".")[0]
             said = re.escape(f"state.json: {name} is {values['run'].get(name)!r}, this run has ") + ".*same"
-            found.append(trial.refuses(f"a run of another {key}", run, said, "ValueError"))
+            yield trial.refuses(f"a run of another {key}", run, said, "ValueError")
         end = ask()
         for key, given in _same_runs(problem).items():
-            found += same(f"end of a run of another {key}", end, _on_a_copy(folder, partial(_goes_on, trial, given))())
-        found += _begun_over_a_run(trial, problem)
+            yield from same(f"end of a run of another {key}", end, _on_a_copy(folder, partial(_goes_on, trial, given))())
+        yield from _begun_over_a_run(trial, problem)
         none, beginning = problem.output.with_name("none"), partial(trial.pretrainer.run, resume=True)
-        found.append(trial.refuses("no run to go on with", partial(beginning, replace(problem, output=none)), "state", "FileNotFoundError"))
+        yield trial.refuses("no run to go on with", partial(beginning, replace(problem, output=none)), "state", "FileNotFoundError")
         stream = write_shards(problem.output.with_name("one token"), [np.zeros(1, np.int64)])
         short = replace(problem, output=none, train=replace(problem.train, folder=stream))
-        found.append(trial.refuses("a stream of one token", partial(trial.pretrainer.run, short), "at least two", "ValueError"))
-        return [*found, *same("files of no run", {}, content(none)), *_optimiser_refuses(trial, problem)]
+        yield trial.refuses("a stream of one token", partial(trial.pretrainer.run, short), "at least two", "ValueError")
+        yield from same("files of no run", {}, content(none))
+        yield from _optimiser_refuses(trial, problem)
 
 
 def _begun_over_a_run(trial: Trial, problem: Pretraining) -> Iterator[Comparison]:

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -42,19 +42,18 @@ PRINTED = 0.005 + 1e-9
 """Half a unit of the last digit that the table of memory shows, in MiB."""
 
 
-def qlora_defaults_are_published(trial: Trial) -> list[Comparison]:
+def qlora_defaults_are_published(trial: Trial) -> Iterator[Comparison]:
     """Every setting of models from a million to 70 billion parameters has its value; alpha is twice a rank that is given alone.
 
     Python's own settings, without a model's size, have theirs.
     """
     rank = int(trial.rng("defaults").integers(1, 65))
-    found = same("by Python", BY_PYTHON, trial.classifiers.settings({}))
+    yield from same("by Python", BY_PYTHON, trial.classifiers.settings({}))
     for size in (10**6, 494_032_768, LIMIT - 1, LIMIT, LIMIT + 1, 70 * 10**9):
         expected = {**QLORA, "learning_rate": 2e-4 if size <= LIMIT else 1e-4}
-        found += same(f"{size:,} parameters", expected, trial.classifiers.defaults(size, {}))
+        yield from same(f"{size:,} parameters", expected, trial.classifiers.defaults(size, {}))
         ranked = {**expected, "lora_rank": rank, "lora_alpha": 2.0 * rank}
-        found += same(f"{size:,} parameters, rank {rank}", ranked, trial.classifiers.defaults(size, {"lora_rank": rank}))
-    return found
+        yield from same(f"{size:,} parameters, rank {rank}", ranked, trial.classifiers.defaults(size, {"lora_rank": rank}))
 
 
 def full_fine_tuning_is_refused(trial: Trial) -> list[Comparison]:
@@ -67,7 +66,7 @@ def full_fine_tuning_is_refused(trial: Trial) -> list[Comparison]:
     return [trial.refuses(f"by the {name}", ask, reason, "ValueError") for name, ask in entries.items()]
 
 
-def summary_is_right(trial: Trial) -> list[Comparison]:
+def summary_is_right(trial: Trial) -> Iterator[Comparison]:
     """The numbers of parameters and of bytes are counted from the checkpoint's file and the settings; the memory is that of this step, and
     its largest part comes first."""
     rng, work = trial.rng("options"), _work(trial)
@@ -79,7 +78,7 @@ def summary_is_right(trial: Trial) -> list[Comparison]:
     printed = trial.classifiers.summary(*_options(work, accumulation), f"--padding-side={side}", *["--multi-label"] * several)
     held = ("NF4 with double quantisation" if work.double_quantize else "NF4") if work.nf4 else work.dtype
     device = next(line for line in printed.splitlines() if line.startswith("device:"))
-    found = same("summary, dtype and base weights", f"{work.dtype}, base weights in {held}", device.partition(", ")[2])
+    yield from same("summary, dtype and base weights", f"{work.dtype}, base weights in {held}", device.partition(", ")[2])
     for part, expected in (
         ("parameters", f"{trainable:,} trainable, {frozen:,} frozen"),
         ("weights", f"{4 * trainable:,} bytes trainable, {bits:,} bytes frozen"),
@@ -92,17 +91,17 @@ def summary_is_right(trial: Trial) -> list[Comparison]:
     ):
         line = next((text for text in printed.splitlines() if text.startswith(f"{part}:")), "")
         if not line.endswith(expected):
-            found.append(broken(f"summary, {part}", "another number", expected, line or printed))
+            yield broken(f"summary, {part}", "another number", expected, line or printed)
     step = trial.memory.estimate(replace(work, accumulation=accumulation), "cuda", multi_label=several)
     rows = re.findall(r"^(\S.*?) +([\d.]+) MiB$", printed, re.MULTILINE)
     shown = {name: float(size) for name, size in rows}
     wanted = {name: size / MIB for name, size in {**step.parts, "total at the peak": step.total}.items()}
-    found += same("parts of the memory", sorted(wanted), sorted(shown))
+    yield from same("parts of the memory", sorted(wanted), sorted(shown))
     listed = [size for name, size in shown.items() if name in step.parts]
-    found += same("sizes of the parts in their order", sorted(listed, reverse=True), listed)
-    return found + [
+    yield from same("sizes of the parts in their order", sorted(listed, reverse=True), listed)
+    yield from (
         value_at_most(f"{name}: |printed − counted| in MiB", abs(shown.get(name, np.inf) - wanted[name]), PRINTED) for name in wanted
-    ]
+    )
 
 
 def _held_as(work: Workload) -> str:

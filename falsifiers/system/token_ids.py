@@ -118,12 +118,12 @@ def bytes_are_tokens_without_a_tokenizer(trial: Trial) -> list[Comparison]:
 
 
 @may_be_non_finite("*.imbalance")
-def long_corpora_arrive(trial: Trial) -> list[Comparison]:
+def long_corpora_arrive(trial: Trial) -> Iterator[Comparison]:
     """Ids and labels of some thousand short texts, and of texts of half a million bytes, arrive as those of a few short ones do.
 
     A reader works them off in pieces: none is lost, doubled or moved where a piece ends. A line has ten million bytes at most.
     """
-    rng, found = trial.rng("long"), list[Comparison]()
+    rng = trial.rng("long")
     with _tokenizer(rng) as (folder, encode, closed, fill), tempfile.TemporaryDirectory() as parent:
         short = [f"ls {index % 97}" for index in range(int(rng.integers(2049, 4096)))]
         known = {text: _kept(encode(text), 16, closed, fill) for text in set(short)}
@@ -136,8 +136,10 @@ def long_corpora_arrive(trial: Trial) -> list[Comparison]:
             path = Path(parent) / f"{name}.jsonl"
             path.write_text("".join(json.dumps({"input": text, "label": label}) + "\n" for text, label in zip(texts, labels, strict=True)))
             read = trial.corpora.read(CorpusFile(path, MANY_CLASSES), tokenizing)
-            found += [*same(f"ids of {name} texts", rows, read.rows), *same(f"labels of {name} texts", labels, read.labels)]
-    return [*found, *_large_ids(trial), *_longest_line(trial)]
+            yield from same(f"ids of {name} texts", rows, read.rows)
+            yield from same(f"labels of {name} texts", labels, read.labels)
+    yield from _large_ids(trial)
+    yield from _longest_line(trial)
 
 
 def _large_ids(trial: Trial) -> Iterator[Comparison]:
@@ -172,7 +174,7 @@ def _longest_line(trial: Trial) -> list[Comparison]:
 
 
 @may_be_non_finite("*.imbalance")
-def statistics_are_numpys(trial: Trial) -> list[Comparison]:
+def statistics_are_numpys(trial: Trial) -> Iterator[Comparison]:
     """Totals, samples a class, imbalance, and percentiles of the lengths before truncation are NumPy's of the library's ids.
 
     This holds of a whole corpus, and of some samples of it, as the parts of a split are; these are in the order in which they were named.
@@ -186,10 +188,10 @@ def statistics_are_numpys(trial: Trial) -> list[Comparison]:
         some = rng.permutation(count)[: int(rng.integers(count // 2, count))].tolist()
         whole, part = (trial.corpora.read(corpus.file, tokenizing, places) for places in (None, some))
     named = [[whole.rows[place] for place in some], [whole.labels[place] for place in some]]
-    found = same("samples that are selected", named, [part.rows, part.labels])
+    yield from same("samples that are selected", named, [part.rows, part.labels])
     limit, multi_hot = tokenizing.max_seq_len, corpus.multi_hot
-    found += _statistics("whole", whole.statistics, lengths, multi_hot, limit)
-    return found + _statistics("selected", part.statistics, lengths[some], multi_hot[some], limit)
+    yield from _statistics("whole", whole.statistics, lengths, multi_hot, limit)
+    yield from _statistics("selected", part.statistics, lengths[some], multi_hot[some], limit)
 
 
 def _statistics(prefix: str, found: Mapping[str, Any], lengths: Array, multi_hot: Array, limit: int) -> list[Comparison]:

@@ -79,21 +79,19 @@ def _stream(trial: Trial) -> Iterator[tuple[Array, Tokens, int]]:
         yield stream, Tokens(folder, vocab, batch, seq, seed), int(rng.integers(5))
 
 
-def epoch_predicts_every_token_once(trial: Trial) -> list[Comparison]:
+def epoch_predicts_every_token_once(trial: Trial) -> Iterator[Comparison]:
     """The pairs (token, next token) within rows over an epoch are the stream's, each once; rows and batches are full but for the last."""
-    found = []
     with _stream(trial) as (stream, tokens, epoch):
         wanted = np.stack([stream[:-1], stream[1:]], axis=1)
         shuffled, in_order = (trial.pretrainer.epoch(given, epoch) for given in (tokens, replace(tokens, seed=None)))
-    found += same("pairs in order", wanted, _pairs(in_order))
-    found += same("pairs shuffled", _sorted(wanted), _sorted(_pairs(shuffled)))
+    yield from same("pairs in order", wanted, _pairs(in_order))
+    yield from same("pairs shuffled", _sorted(wanted), _sorted(_pairs(shuffled)))
     rows = -(-len(wanted) // (tokens.seq - 1))
     sizes = [min(tokens.batch, rows - first) for first in range(0, rows, tokens.batch)]
     for name, answer in (("shuffled", shuffled), ("in order", in_order)):
-        found += same(f"rows begin with real tokens, {name}", np.sort(~answer.mask, axis=1), ~answer.mask)
-        found += same(f"rows of each batch, {name}", sizes, answer.batches)
-        found += same(f"batches announced, {name}", len(sizes), answer.length)
-    return found
+        yield from same(f"rows begin with real tokens, {name}", np.sort(~answer.mask, axis=1), ~answer.mask)
+        yield from same(f"rows of each batch, {name}", sizes, answer.batches)
+        yield from same(f"batches announced, {name}", len(sizes), answer.length)
 
 
 def _pairs(answer: StreamRows) -> Array:
@@ -106,7 +104,7 @@ def _sorted(pairs: Array) -> Array:
     return np.asarray(pairs[np.lexsort(pairs.T[::-1])])
 
 
-def position_is_restored(trial: Trial) -> list[Comparison]:
+def position_is_restored(trial: Trial) -> Iterator[Comparison]:
     """An epoch from any batch on is the rest of the epoch, and the same twice.
 
     No two of the orders of neighbouring seeds, of the seed 0, of neighbouring epochs and of the stream are the same.
@@ -114,11 +112,11 @@ def position_is_restored(trial: Trial) -> list[Comparison]:
     with _stream(trial) as (_, tokens, epoch):
         ask = trial.pretrainer.epoch
         whole = ask(tokens, epoch)
-        found = same("the epoch again", whole, ask(tokens, epoch))
+        yield from same("the epoch again", whole, ask(tokens, epoch))
         for start in sorted({0, whole.length // 2, whole.length - 1, whole.length}):
             rest, first = ask(tokens, epoch, start), sum(whole.batches[:start])
             for name in ("input_ids", "mask"):
-                found += same(f"{name} from batch {start}", getattr(whole, name)[first:], getattr(rest, name))
+                yield from same(f"{name} from batch {start}", getattr(whole, name)[first:], getattr(rest, name))
         if len(whole.mask) >= 12:  # two orders of twelve rows are the same once in 479 million
             seed = tokens.seed or 0
             orders = {
@@ -127,8 +125,7 @@ def position_is_restored(trial: Trial) -> list[Comparison]:
             orders["the stream"] = ask(replace(tokens, seed=None), epoch)
             for one, other in combinations(orders, 2):
                 alike = np.array_equal(orders[one].input_ids, orders[other].input_ids)
-                found.append(value_at_most(f"{one} and {other} have the same order", float(alike), 0))
-    return found
+                yield value_at_most(f"{one} and {other} have the same order", float(alike), 0)
 
 
 Damage = Callable[[Path, Generator], object]
@@ -207,15 +204,15 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
 }
 
 
-def refuses_shards(trial: Trial) -> list[Comparison]:
+def refuses_shards(trial: Trial) -> Iterator[Comparison]:
     """Each damage is refused by the name of the file, and a bad id by its offset, also in a shard that is read in pieces."""
-    rng, found = trial.rng("damage"), []
+    rng = trial.rng("damage")
     for name, (damage, message) in DAMAGE.items():
         with tempfile.TemporaryDirectory() as parent:
             folder = write_shards(Path(parent), [rng.integers(0, VOCAB, count) for count in (50, 60)])
             damage(folder, rng)
-            found.append(trial.refuses(name, partial(trial.pretrainer.epoch, Tokens(folder, VOCAB, batch=2, seq=8), 0), message))
-    return found + _refuses_a_long_shard(trial, int(rng.integers(2**24, LONG)))
+            yield trial.refuses(name, partial(trial.pretrainer.epoch, Tokens(folder, VOCAB, batch=2, seq=8), 0), message)
+    yield from _refuses_a_long_shard(trial, int(rng.integers(2**24, LONG)))
 
 
 def _refuses_a_long_shard(trial: Trial, at: int) -> list[Comparison]:
@@ -230,12 +227,12 @@ def _refuses_a_long_shard(trial: Trial, at: int) -> list[Comparison]:
         return [beyond, trial.refuses("another id in a long shard", ask, r"part-0\.bin.*SHA-256")]
 
 
-def stream_too_short(trial: Trial) -> list[Comparison]:
+def stream_too_short(trial: Trial) -> Iterator[Comparison]:
     """A stream of one token, or of no shard, predicts nothing: an epoch without batches, and no row made up. Two tokens are one pair.
 
     So it is with rows of any length, of two tokens too, and batches of any size.
     """
-    found, token = list[Comparison](), trial.seed % VOCAB
+    token = trial.seed % VOCAB
     for count, pieces in enumerate(([], [[token]], [[token], [token]])):
         rows = max(count - 1, 0)
         for batch, seq in ((2, 8), (1, 2)):
@@ -243,9 +240,9 @@ def stream_too_short(trial: Trial) -> list[Comparison]:
                 folder = write_shards(Path(parent), [np.array(piece) for piece in pieces])
                 answer = trial.pretrainer.epoch(Tokens(folder, VOCAB, batch, seq, seed=0), 0)
             name = f"{count} tokens in rows of {seq}"
-            found += same(f"rows and batches of {name}", (rows, rows), (len(answer.input_ids), answer.length))
-            found += same(f"tokens in rows of {name}", 2 * rows, int(answer.mask.sum()))
-    return [*found, *_beyond_32_bits(trial)]
+            yield from same(f"rows and batches of {name}", (rows, rows), (len(answer.input_ids), answer.length))
+            yield from same(f"tokens in rows of {name}", 2 * rows, int(answer.mask.sum()))
+    yield from _beyond_32_bits(trial)
 
 
 def _beyond_32_bits(trial: Trial) -> list[Comparison]:

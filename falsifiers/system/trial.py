@@ -1,14 +1,15 @@
 """One attempt at a system claim: a seed to draw its problem from, and the subject's doors to runs, files, data and devices.
 
 A claim says `check: module.function`; the function of that module of this package takes a Trial, and the claim's `arguments` by
-their names, and returns comparisons. Every call through a door is a question to the subject: what the subject raises there, or a number in
-its answer that is not finite, falsifies the claim.
+their names, and gives comparisons, in a list or one after the other. Every call through a door is a question to the subject: what the
+subject raises there, or a number in its answer that is not finite, falsifies the claim.
 """
 
 import difflib
 import inspect
+import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from fnmatch import fnmatchcase
 from functools import wraps
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 LAST = 3
 """So many functions that an error came through are named."""
-Check = Callable[..., list[Comparison]]
+Check = Callable[..., Iterable[Comparison]]
 Rounded = Callable[[Arrays, Table], dict[str, Array]]
 C = TypeVar("C", bound=Check)
 D = TypeVar("D")
@@ -67,9 +68,9 @@ def reads_files(check: C) -> C:
     """A check to which files and printed lines that cannot be read are answers of the subject: it has failed then."""
 
     @wraps(check)
-    def judged(trial: "Trial", **arguments: Any) -> list[Comparison]:
+    def judged(trial: "Trial", **arguments: Any) -> Iterator[Comparison]:
         try:
-            return check(trial, **arguments)
+            yield from check(trial, **arguments)
         except (ValueError, LookupError, TypeError, AttributeError, OSError, SafetensorError) as error:
             raise SubjectError(f"what it left cannot be read: {type(error).__name__}: {error}") from error
 
@@ -167,7 +168,9 @@ class Trial:
         return self.subject.device.startswith("cuda")
 
     def run(self) -> list[Comparison]:
-        """Runs the claim's check. Raises SubjectError where the subject fails a question, Lacks where it has no such door.
+        """Runs the claim's check, up to a comparison that fails beyond measure: nothing after it could be worse.
+
+        Raises SubjectError where the subject fails a question, Lacks where it has no such door.
 
         ContractError where the check has no argument of a name that the claim gives, or needs one that it does not give.
         """
@@ -177,7 +180,7 @@ class Trial:
         _require_arguments(self.claim, check)
         process = Process()
         try:
-            found = check(self, **self.claim.arguments)
+            found = list(up_to_the_worst(check(self, **self.claim.arguments)))
         finally:
             changes = process.changes()
         return [*found, *same("what is otherwise in this process afterwards", [], changes)]
@@ -213,6 +216,16 @@ class Trial:
     def refuses(self, name: str, ask: Callable[[], object], message: str, error: str = "Exception") -> Comparison:
         """Whether a question raises that error with that message (a regular expression, any case)."""
         return replace(refusal(ask, error, message), tensor=name)
+
+
+def up_to_the_worst(comparisons: Iterable[Comparison]) -> Iterator[Comparison]:
+    """The comparisons, of which those after the first that fails by an infinite headroom are not asked for."""
+    for each in comparisons:
+        yield each
+        if not each.held and each.headroom == np.inf:
+            break
+    if isinstance(comparisons, types.GeneratorType):
+        comparisons.close()
 
 
 def came_through(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """The order in which a model is opened on a device: first all is computed that it will compute, then its weights are put there."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,28 +21,27 @@ ERRORS = ("RuntimeError", "FileNotFoundError", "ImportError", "AttributeError", 
 """What a compiler, a library or Triton raises where it is not there, or cannot do what is asked."""
 
 
-def kernels_come_before_weights(trial: Trial) -> list[Comparison]:
+def kernels_come_before_weights(trial: Trial) -> Iterator[Comparison]:
     """Whatever a step and an answer compute was computed, in its dtype and widths, before the first weight was asked for.
 
     The decoder's step is of as many tokens as 16 divides, the classifier's of others. Where that fails, by whatever error, no weight is
     asked for and the failure is said with its reason. On a CPU nothing is computed before; there another kind of device is feigned as
     well. Samples have several labels, or classes weights, as numbers and as a word.
     """
-    rng, found = trial.rng("warm-up"), []
+    rng = trial.rng("warm-up")
     for kind, backend in (*(("classifier", backend) for backend in trial.trainer.backends), ("decoder", "torch")):
         work = replace(small(rng, trial.seed, nf4=bool(rng.integers(2))), vocab=VOCAB, seq=32, layers=3, backend=backend)
         if kind == "classifier":
             work = replace(work, dtype=str(rng.choice(["float32", "bfloat16"])), targets=str(rng.choice(["q_v", "all"])))
         for settings in _settings(work, trial.seed) if kind == "classifier" else [{}]:
-            found += _warm(trial, kind, work, settings)
+            yield from _warm(trial, kind, work, settings)
         # The hand-written layers' steps call no operation by name; answers do.
         possible = [failure for failure in FAILURES if backend != "fused" or not failure[1]]
-        found += _refused(trial, kind, work, *possible[int(rng.integers(len(possible)))])
+        yield from _refused(trial, kind, work, *possible[int(rng.integers(len(possible)))])
         if not trial.on_gpu:
             cold = trial.devices.opening(work, kind)
             cold.open(feigned=False)
-            found += same(f"{kind}: computed before the weights on a CPU", [], cold.before())
-    return found
+            yield from same(f"{kind}: computed before the weights on a CPU", [], cold.before())
 
 
 def _settings(work: Workload, seed: int) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Whole classifiers, layer by layer: hidden states, logits, loss and every gradient against float64."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -39,18 +40,16 @@ def follows_the_reference(trial: Trial, *, model: str, layers: int | None = None
     return [each for whole in _chosen(trial, model, layers) for each in _judged(trial, _of_the_reference(trial, whole))]
 
 
-def follows_float64(trial: Trial, *, model: str, layers: int | None = None) -> list[Comparison]:
+def follows_float64(trial: Trial, *, model: str, layers: int | None = None) -> Iterator[Comparison]:
     """Every output against the subject's own float64 and its own noise, both held to the reference's on one block of the true size.
 
     Of a small model the float64 of all layers is held to the reference's, and the noise is the reference's.
     """
-    found = []
     for whole in _chosen(trial, model, layers):
         held = _held(trial, whole)
-        found += held
+        yield from held
         if all(each.held for each in held):
-            found += _judged(trial, _oracle(trial, whole) if _judged_alone(trial) else _of_the_reference(trial, whole))
-    return found
+            yield from _judged(trial, _oracle(trial, whole) if _judged_alone(trial) else _of_the_reference(trial, whole))
 
 
 def _held(trial: Trial, whole: WholeModel) -> list[Comparison]:

@@ -24,10 +24,13 @@ BLOCK, UPSTREAM = 32, 3.0
 def as_plain() -> Iterator[Answer]:
     """Results and gradients of each stand-in beside those of the operation on the same values without gaps."""
     for label, operation, arguments, wrt in _situations():
-        whole = {name: value.contiguous() if isinstance(value, Tensor) else value for name, value in arguments.items()}
+        whole = {name: value.clone().contiguous() if isinstance(value, Tensor) else value for name, value in arguments.items()}
         right = _computed(OPERATIONS[operation], whole, wrt)
         for kind, computed in (("torch", OPERATIONS), ("Triton", functions.OPERATIONS)):
             found = _computed(computed[operation], arguments, wrt)
+            for name, value in arguments.items():
+                if isinstance(value, Tensor):
+                    yield f"{operation} by {kind}, {label}: {name} afterwards", to_numpy(whole[name].double()), to_numpy(value.double())
             for name, one, other in zip(("result", *wrt), right, found, strict=True):
                 yield f"{operation} by {kind}, {label}: {name}", to_numpy(one.double()), to_numpy(other.double())
                 yield f"{operation} by {kind}, {label}: {name}, dtype", str(one.dtype), str(other.dtype)
@@ -45,6 +48,10 @@ def _situations() -> Iterator[Situation]:
     yield "transposed", "swiglu", {"gate": x, "up": up}, ("gate", "up")
     yield "transposed, a column of weights", "rms_norm", {"x": x, "weight": weight, "eps": 0.01}, ("x", "weight")
     yield "with a frozen weight", "qk_norm", {"x": x[:, :, None], "weight": weight, "eps": 0.01}, ("x",)
+    yield "as they are", "swiglu", {"gate": _drawn(2, 24), "up": _drawn(2, 24)}, ("gate", "up")
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_positions": 8192}
+    late = {"x": _drawn(1, 3, 2, 64), "positions": torch.arange(5000, 5003)[None], "theta": 5e5}
+    yield "late and scaled", "rope", {**late, **scaling}, ("x",)
     positions = torch.arange(3, dtype=torch.int32).expand(2, 3)
     yield (
         "transposed, positions of 32 bits",
