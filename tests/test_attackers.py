@@ -39,10 +39,19 @@ def test_a_patch_is_asked_of_the_claims_that_execute_what_it_changes(tmp_path: P
     for name, wrong in (("wrong", "norm / max_norm"), ("equal", "(max_norm / norm)")):
         changed = [*lines[:number], lines[number].replace("max_norm / norm", wrong), *lines[number + 1 :]]
         diff = "".join(unified_diff(lines, changed, *(f"{side}/impl/operations/optimisation.py" for side in "ab")))
-        head = f"Title: {name}\nWhere: impl\nWrong: {name}\nDevice: cpu\n\ndiff --git a/impl b/impl\n"
+        where = "impl/operations/optimisation.py:clip_by_global_norm"
+        head = f"Title: {name}\nWhere: {where}\nWrong: {name}\nDevice: cpu\n\ndiff --git a/impl b/impl\n"
         patch = tmp_path / f"{name}.patch"
         patch.write_text(head + diff, encoding="utf-8")
         place = f"operations/optimisation.py:{number + 1}"
         assert place in near.changed(patch)
         outcomes.append(near.attack(Bug.read(patch), [(1.0, target, frozenset([place]))]))
     assert [(one["outcome"], one.get("claims"), one["asked"]) for one in outcomes] == [(FOUND, ["OPT-CLIP float32"], 1), (MISSED, None, 1)]
+    assert (outcomes[0]["culprit"], outcomes[0]["said"]) == ("clip_by_global_norm at clip_by_global_norm", "function")
+
+
+def test_claims_that_execute_another_line_of_the_file_come_next() -> None:
+    one, other = targets(contracts.load(), Selection(claims=["OPT-CLIP", "OPT-SCHEDULE"], dtypes=["float32"]), "cpu")
+    traced = [(1.0, one, frozenset(["kernels/rope.py:3"])), (2.0, other, frozenset(["kernels/swiglu.py:3"]))]
+    assert near._nearest(frozenset(["kernels/rope.py:3", "kernels/swiglu.py:4"]), traced) == [(1.0, one), (2.0, other)]
+    assert near._nearest(frozenset(["kernels/swiglu.py:9"]), traced) == [(2.0, other)]

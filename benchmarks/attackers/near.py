@@ -1,4 +1,8 @@
-"""Asks about a patch the claims that execute the lines which it changes, the quickest first: seconds in place of a whole run's minutes."""
+"""Asks about a patch the claims that execute the lines which it changes, the quickest first: seconds in place of a whole run's minutes.
+
+Of a kernel, which Triton makes of its source, and of what is computed when a module is imported no line is seen to be executed. So claims
+that execute anything else of the file come next.
+"""
 
 import re
 import sys
@@ -8,9 +12,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from benchmarks.attackers import chance
+from benchmarks.attackers import round as whole
 from benchmarks.attackers.round import BROKEN, FOUND, MISSED, Bug, Record, executed, planted
 from blackswan import contracts
-from blackswan.falsifiers.runner.campaign import Selection, targets
+from blackswan.falsifiers.runner.campaign import Selection, Target, targets
 
 MOST_SECONDS = 60
 """Claims are asked until they would take longer than this, without a patch, altogether."""
@@ -33,17 +38,32 @@ def changed(patch: Path) -> frozenset[str]:
 
 
 def attack(bug: Bug, traced: Sequence[chance.Traced]) -> Record:
-    """Asks those claims about a checkout with the bug, and gives what results.json says of it."""
-    lines, start, asked, spent = changed(bug.path), time.perf_counter(), list[str](), 0.0
-    for seconds, target, executes in traced:
-        if lines & executes and spent + seconds < MOST_SECONDS:
+    """Asks those claims about a checkout with the bug, and gives what results.json says of it; the first false one names a culprit."""
+    start, asked, spent = time.perf_counter(), list[str](), 0.0
+    for seconds, target in _nearest(changed(bug.path), traced):
+        if spent + seconds < MOST_SECONDS:
             asked, spent = [*asked, f"{target.claim.id} {target.dtype}"], spent + seconds
     with planted(bug.path) as (copy, reason):
         ran = None if reason else executed([sys.executable, "-m", __name__, *asked], copy)
     taken, words = {"seconds": round(time.perf_counter() - start, 1), "asked": len(asked)}, ran.stdout.decode().split("\n") if ran else []
     if ran is None or ran.returncode:
         return bug.outcome(BROKEN, reason=reason or (ran.stderr.decode()[-500:] if ran else ""), **taken)
-    return bug.outcome(FOUND, claims=words[:1], **taken) if words[0] else bug.outcome(MISSED, **taken)
+    if not words[0]:
+        return bug.outcome(MISSED, **taken)
+    said = whole.attack(bug, ["-x", "--claim", words[0].split()[0]], [])
+    return said | taken if said["outcome"] == FOUND else bug.outcome(FOUND, claims=words[:1], **taken)
+
+
+def _nearest(lines: frozenset[str], traced: Sequence[chance.Traced]) -> list[tuple[float, Target]]:
+    """Claims that execute one of the lines, and then those that execute another one of their files."""
+    files = {line.partition(":")[0] for line in lines}
+    near, beside = list[tuple[float, Target]](), list[tuple[float, Target]]()
+    for seconds, target, executes in traced:
+        if lines & executes:
+            near.append((seconds, target))
+        elif files & {line.partition(":")[0] for line in executes}:
+            beside.append((seconds, target))
+    return near + beside
 
 
 def main(names: Sequence[str]) -> None:

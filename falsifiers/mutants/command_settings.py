@@ -34,6 +34,13 @@ def rank_of_an_option_overrides_alpha_of_a_file(resolve: Any, size: int, *source
     return resolve(size, *sources, *twice)
 
 
+@wrong_step("impl.settings:resolve")
+def alpha_of_the_first_rank(resolve: Any, size: int, *sources: Any) -> Any:
+    """Alpha is twice the rank of a file where an option gives another rank."""
+    ranks = [source["lora_rank"] for source in sources if "lora_rank" in source]
+    return resolve(size, *({"lora_alpha": replace(rank, value=2.0 * rank.value)} for rank in ranks[:1]), *sources)
+
+
 def _cut_at(mark: str, right: Any, *given: Any) -> None:
     """What is said before a mark."""
     try:

@@ -192,6 +192,12 @@ def stand_in_writes_gradients_over_inputs(operations: dict[str, Step]) -> dict[s
     return {**operations, "swiglu": lambda gate, up: _OverInputs.apply(operations["swiglu"], gate, up)}  # type: ignore[no-untyped-call]
 
 
+@wrong_step("impl.dispatch:_kernel")
+def stand_in_asked_for_float64(kernel: Step, operation: str, arguments: Any) -> Any:
+    """A kernel is chosen whatever dtype is asked for."""
+    return kernel(operation, {name: value for name, value in arguments.items() if name != "dtype"})
+
+
 @wrong_step("impl.kernels.functions:rope")
 def stand_in_turns_back_unscaled(rope: Any) -> Any:
     """The gradient of the rotary embedding is turned back by frequencies that are not scaled."""

@@ -160,6 +160,15 @@ def progress_left_of_all_steps(line: Any, progress: Any, record: Any) -> str:
     return str(line(progress, replace(record, step=0)).replace("step 0/", f"step {record.step}/"))
 
 
+@wrong_step("impl.progress:Progress._line")
+def progress_left_by_all_steps(line: Any, progress: Any, record: Any) -> str:
+    """The time that is left is reckoned by this process's seconds over all steps of the run."""
+    recent = progress._recent
+    share = len(recent) / record.step
+    with mock.patch.object(progress, "_recent", [(samples * share, seconds * share) for samples, seconds in recent]):
+        return str(line(progress, record))
+
+
 @wrong_step("impl.progress:Progress.step")
 def progress_counts_steps_for_samples(step: Any, progress: Any, record: Any) -> None:
     """Steps a second are called samples a second."""

@@ -49,10 +49,11 @@ def progress_is_of_the_records(trial: Trial) -> list[Comparison]:
             found += _on_a_board(board, lines, noted)
             found += same(f"files whose reading is shown at {pace} s", [(str(corpus), "9")] if pace == HOURS else [], _read(said.err))
         last = max(line["step"] for line in lines if line["kind"] == "step" and line["epoch"] == 1)
-        for step in (int(rng.integers(1, last)), last):  # the run goes on with a step, or with the end of the epoch
-            found += _interrupted(trial, board, problem.folder / f"interrupted {step}", where, step)
+        within = int(rng.integers(1, last))  # the run goes on with a step, or with the end of the epoch
+        for step, columns in ((within, COLUMNS), (last, COLUMNS), (within, 0)):
+            found += _interrupted(trial, board, problem.folder / f"interrupted {step} {columns}", where, step, columns)
         found += [
-            *_over(trial, problem.folder / f"interrupted {last}", board, where),
+            *_over(trial, problem.folder / f"interrupted {last} {COLUMNS}", board, where),
             *_of_no_loss(trial, problem, where),
             *_durations(trial),
         ]
@@ -63,15 +64,19 @@ def progress_is_of_the_records(trial: Trial) -> list[Comparison]:
         return found if "--tensorboard" in said.err else [*found, broken("message without TensorBoard", "does not name it", "", said.err)]
 
 
-def _interrupted(trial: Trial, board: Path, run: Path, where: Sequence[str], step: int) -> Iterator[Comparison]:
-    """On a terminal, Ctrl-C in that step; the message has a line of its own. What goes on shows and counts what it makes itself."""
+def _interrupted(trial: Trial, board: Path, run: Path, where: Sequence[str], step: int, columns: int) -> Iterator[Comparison]:
+    """On a terminal, Ctrl-C in that step; the message has a line of its own. What goes on, there or elsewhere, shows and counts what it
+    makes itself."""
     made = 0
-    for more, interrupt, status in (([], step, 2), (["--resume"], None, 0)):
+    for more, interrupt, status, wide in (([], step, 2, COLUMNS), (["--resume"], None, 0, columns)):
         given = ["train", f"--output={run}", f"--tensorboard={board}", *more, *where]
-        said, noted = trial.commands.shown(*given, columns=COLUMNS, pace=SECONDS, interrupt=interrupt)
+        said, noted = trial.commands.shown(*given, columns=wide, pace=SECONDS, interrupt=interrupt)
         lines = timed_metrics(run)[made:]
         yield from same(f"status on a terminal {more}", status, said.status)
-        yield from _on_a_terminal(lines, _total(run), said.err, f"interrupted after step {step};" if interrupt else "")
+        if wide:
+            yield from _on_a_terminal(lines, _total(run), said.err, f"interrupted after step {step};" if interrupt else "")
+        else:
+            yield from _elsewhere(lines, said.err, 3, _total(run))
         yield from _on_a_board(board, lines, noted)
         made += len(lines)
 
@@ -146,25 +151,25 @@ def _texts(lines: Lines, total: int) -> Iterator[tuple[Mapping[str, Any], str]]:
             yield line, f"{text}  {line['seconds']:.1f} s{'  best so far' * line['best']}"
 
 
-def _elsewhere(lines: Lines, err: str, every: int) -> Iterator[Comparison]:
+def _elsewhere(lines: Lines, err: str, every: int, total: int = 0) -> Iterator[Comparison]:
     steps = [line for line in lines if line["kind"] == "step"]
-    texts = _texts(lines, len(steps))
+    texts = _texts(lines, total or len(steps))
     due = [(line, text) for line, text in texts if line["kind"] == "epoch" or line["step"] % every == 0 or line == steps[-1]]
     shown = [line for line in err.splitlines() if line.startswith("epoch ")]
     parsed = [LINE.fullmatch(line) for line in shown]
     yield from same("lines", [text for _, text in due], [match[1] if match else line for match, line in zip(parsed, shown, strict=True)])
     for (line, _), match in zip(due, parsed, strict=False):
         if match and line["kind"] == "step":
-            yield from _timed(steps, line, match)
+            yield from _timed(steps, line, match, total or len(steps))
 
 
-def _timed(steps: Lines, line: Mapping[str, Any], match: "re.Match[str]") -> Iterator[Comparison]:
-    """Samples a second and the time that is left, by the steps up to now, whichever of them are counted."""
+def _timed(steps: Lines, line: Mapping[str, Any], match: "re.Match[str]", total: int) -> Iterator[Comparison]:
+    """Samples a second and the time that is left, by the steps that this process has made, whichever of them are counted."""
     now = [each for each in steps if each["step"] <= line["step"]]
     speeds, seconds = [each["samples"] / each["seconds"] for each in now], [each["seconds"] for each in now]
     yield value_inside(f"samples a second at step {line['step']}", float(match[2]), min(speeds) - 0.051, max(speeds) + 0.051)
     left = 3600 * int(match[3] or 0) + 60 * int(match[4] or match[5]) + int(match[6])
-    more = len(steps) - line["step"]
+    more = total - line["step"]
     yield value_inside(f"seconds left at step {line['step']}", left, more * min(seconds) - 0.51, more * max(seconds) + 0.51)
 
 

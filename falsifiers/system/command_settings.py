@@ -31,7 +31,7 @@ from blackswan.reference.classifier import TARGETS
 
 ALPHA = {
     "one label": {"lora_rank": "option", "lora_alpha": "file"},
-    "several labels": {"lora_rank": "file", "lora_alpha": "default"},
+    "several labels": {"lora_rank": "both", "lora_alpha": "default"},
 }
 """Alpha follows the rank, wherever that comes from, but only where alpha is given nowhere."""
 

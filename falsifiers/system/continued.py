@@ -122,7 +122,7 @@ def _goes_on_from_its_end(trial: Trial, problem: SmallRun, folder: Path, whole: 
     return [*found, *same("folder of the run that has ended", before, content(folder)), *left_as_kept("at the end", again, kept)]
 
 
-MANY = 600
+MANY = 3000
 """Samples of a corpus that is larger than others."""
 FREE = "log_interval"
 """The setting that a continuation may change: it changes no step."""
@@ -166,7 +166,7 @@ def refuses_to_continue_another_run(trial: Trial) -> Iterator[Comparison]:
 
 
 def _on_many_samples(trial: Trial, folder: Path, rng: Generator) -> list[Comparison]:
-    """A run on several hundred samples of several labels is not continued with another token, or with another of its labels, in one."""
+    """A run on thousands of samples of several labels is not continued with another token, or with another of its labels, in one."""
     problem = small_run(trial, multi_label=True)
     rows, labels = ([*given] * (MANY // len(problem.training)) for given in (problem.training.rows, problem.training.labels))
     many, found = with_samples(problem, "training", Corpus(rows, labels)), list[Comparison]()

@@ -25,7 +25,7 @@ class Kernels(Door):
     def stand_ins(self) -> list[Answer]:
         """In the places of operations, on values that lie otherwise in memory or are of another dtype, and misused."""
         module = self._module("stand_ins")
-        return [*module.as_plain(), *module.misuses()]
+        return [*module.as_plain(), *module.in_float64(), *module.misuses()]
 
     def packed(self) -> list[Answer]:
         """Attention of packed sequences of several lengths, beside float64's."""

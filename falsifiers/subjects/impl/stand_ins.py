@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from blackswan.falsifiers.subjects.conversion import to_numpy
+from blackswan.impl import dispatch
 from blackswan.impl.kernels import attention, functions
 from blackswan.impl.kernels.cross_entropy import WIDEST
 from blackswan.impl.operations import OPERATIONS
@@ -34,6 +35,18 @@ def as_plain() -> Iterator[Answer]:
             for name, one, other in zip(("result", *wrt), right, found, strict=True):
                 yield f"{operation} by {kind}, {label}: {name}", to_numpy(one.double()), to_numpy(other.double())
                 yield f"{operation} by {kind}, {label}: {name}, dtype", str(one.dtype), str(other.dtype)
+
+
+def in_float64() -> Iterator[Answer]:
+    """Where Triton is chosen torch computes what is in float64, or is asked for in it: kernels have no such numbers."""
+    codes, absmax = OPERATIONS["nf4_quantize"](_drawn(6, 32), BLOCK)
+    stored = {"codes": codes, "absmax": absmax, "rows": 6, "columns": 32, "block_size": BLOCK, "dtype": torch.float64}
+    asked: dict[str, dict[str, Any]] = {"nf4_dequantize": stored, "swiglu": {"gate": _drawn(2, 4).double(), "up": _drawn(2, 4).double()}}
+    for operation, arguments in asked.items():
+        with dispatch.backend("triton"):
+            found = dispatch.call("float64", operation, **arguments)
+        yield f"{operation} in float64", to_numpy(OPERATIONS[operation](**arguments)), to_numpy(found)
+        yield f"{operation} in float64, dtype", "torch.float64", str(found.dtype)
 
 
 def _computed(function: Callable[..., Tensor], arguments: dict[str, Any], wrt: Sequence[str]) -> list[Tensor]:
