@@ -21,6 +21,14 @@ def config_counts_rounded(count: Any, reading: Any, key: str) -> int:
     return int(value) if isinstance(value, float) and value.is_integer() else count(reading, key)
 
 
+@wrong_step("impl.architecture:_Reading.decoder")
+def config_window_of_every_layer_passed_over(decoder: Any, reading: Any) -> Any:
+    """Windows are passed over where all layers have one."""
+    if reading.values.get("max_window_layers") == 0:
+        reading.values = {**reading.values, "use_sliding_window": False}
+    return decoder(reading)
+
+
 wrong_step("impl.architecture:_same", name="config_of_another_function", doc="Keys with which the model would be another are passed over.")(
     lambda *_: True
 )

@@ -137,7 +137,7 @@ LENGTHS, BEFORE, AFTER, SCALE = (0, 70, 1, 33), 2, 3, 0.3
 def packed() -> Iterator[Answer]:
     """Attention of packed sequences with a scale of its own, beside float64's one by one: results, the logarithms of the sums and
     gradients; and what lies outside of the sequences."""
-    for head, dtype in ((72, torch.float16), (20, torch.float16), (20, torch.float32)):
+    for head, dtype in ((136, torch.float16), (72, torch.float16), (20, torch.float16), (20, torch.float32)):
         tokens = BEFORE + sum(LENGTHS) + AFTER
         q, k, v, dy = (_drawn(tokens, heads, head).to(dtype) for heads in (2, 1, 1, 2))
         bounds = BEFORE + torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()], dtype=torch.int32)
