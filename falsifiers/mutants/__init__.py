@@ -45,6 +45,7 @@ for _module in (
         "pretraining_runs",
         "pretraining_models",
         "token_shards",
+        "model_refusals",
         "refusals",
         "bad_operations",
         "commands",

@@ -1,0 +1,137 @@
+"""Readers of checkpoints, adapters and merged models that refuse too little."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
+
+# Checkpoints
+
+
+@wrong_step("impl.architecture:_Reading._count")
+def config_counts_rounded(count: Any, reading: Any, key: str) -> int:
+    """16.0 is a count too."""
+    value = reading.values.get(key)
+    return int(value) if isinstance(value, float) and value.is_integer() else count(reading, key)
+
+
+@wrong_step("impl.architecture:_Reading.decoder")
+def config_window_of_every_layer_passed_over(decoder: Any, reading: Any) -> Any:
+    """Windows are passed over where all layers have one."""
+    if reading.values.get("max_window_layers") == 0:
+        reading.values = {**reading.values, "use_sliding_window": False}
+    return decoder(reading)
+
+
+wrong_step("impl.architecture:_same", name="config_of_another_function", doc="Keys with which the model would be another are passed over.")(
+    lambda *_: True
+)
+wrong_step(
+    "impl.architecture:_Reading._require_full_attention", name="config_types_of_layers_passed_over", doc="Every layer attends fully."
+)(lambda *_: None)
+wrong_step("impl.config:RopeScaling.__post_init__", name="config_scaling_of_any_numbers", doc="The four numbers of llama3 may be any.")(
+    lambda *_: None
+)
+
+
+@wrong_step("impl.architecture:_Reading._require_full_attention")
+def config_of_no_types_of_layers(require: Any, reading: Any, family: str) -> None:
+    """A list of the layers' types may be empty."""
+    if reading.values.get("layer_types") != []:
+        require(reading, family)
+
+
+wrong_steps(
+    "impl.architecture:FIXED",
+    config_null_bias_refused=("A null in the place of mlp_bias is refused.", lambda fixed: {**fixed, "mlp_bias": (False,)}),
+    config_causal_refused=("A model that says that it is causal is refused.", lambda fixed: {**fixed, "is_causal": (None,)}),
+    config_shared_keys_passed_over=(
+        "Layers may say that they share keys and values.",
+        lambda fixed: {key: allowed for key, allowed in fixed.items() if key != "kv_sharing_modes"},
+    ),
+)
+
+
+@wrong_step("impl.architecture:_Reading._head_dim")
+def config_null_head_dim_of_any_family(head_dim: Any, reading: Any, family: str) -> int:
+    """A head_dim that is null counts as absent in every family."""
+    reading.values = {key: value for key, value in reading.values.items() if key != "head_dim" or value is not None}
+    return int(head_dim(reading, family))
+
+
+@wrong_step("impl.architecture:_Reading._theta")
+def config_theta_of_one_place(theta: Any, reading: Any) -> float:
+    """The inner one of two bases of the rotary angles counts."""
+    reading.values = {key: value for key, value in reading.values.items() if key != "rope_theta" or "rope_parameters" not in reading.values}
+    return float(theta(reading))
+
+
+@wrong_step("impl.checkpoint:_require_stored")
+def shard_of_a_shape_unnamed(_: Any, expected: Any, stored: Any, folder: Path) -> None:
+    """A tensor of another shape is reported without the file that holds it."""
+    from blackswan.impl.decoder import require_shapes
+
+    require_shapes(expected, {name: entry.shape for name, entry in stored.items()}, str(folder))
+
+
+@wrong_step("impl.checkpoint:load_checkpoint")
+def folder_tensors_listed_first(load: Any, folder: Path) -> Any:
+    """The tensors of a folder's architecture are listed before its number of layers is looked at."""
+    from blackswan.impl.checkpoint import read_config
+    from blackswan.impl.decoder import parameter_shapes
+
+    if folder.is_dir():
+        parameter_shapes(read_config(folder))
+    return load(folder)
+
+
+@wrong_step("impl.checkpoint:_sharded")
+def shards_without_their_index(sharded: Any, index: Path) -> Any:
+    """The tensors of whatever shards there are."""
+    from blackswan.impl import checkpoint
+
+    del sharded
+    return {name: found for shard in sorted(index.parent.glob("model-*")) for name, found in checkpoint._header(shard).items()}
+
+
+wrong_step(
+    "impl.tokens:_require_alike", name="tokenizer_settings_passed_over", doc="tokenizer_config.json names tokens that there are not."
+)(lambda *_: None)
+wrong_step("impl.pipeline:_require_fitting", name="more_positions_than_the_model_has", doc="Texts are longer than the model's positions.")(
+    lambda *_: None
+)
+wrong_steps(
+    "impl.strict_json:_unique",
+    json_keys_twice=("The last value counts of a key that is given twice.", lambda _, pairs: dict(pairs)),
+)
+wrong_step("impl.strict_json:_refuse", name="json_with_nan", doc="NaN is a number of JSON.")(lambda _, constant: float(constant))
+
+# Adapters and merged models
+
+wrong_step("impl.adapter:_digest", name="saved_settings_edited", doc="Nothing says that blackswan.json was edited.")(lambda *_: "0")
+wrong_step("impl.adapter:_OPTIONAL", name="saved_keys_unknown", doc="blackswan.json may say more than is read.")(
+    lambda keys: keys | {"surplus": int}
+)
+wrong_step("impl.adapter:_IRRELEVANT", name="adapter_keys_passed_over", doc="Keys of later versions of PEFT are passed over.")(
+    lambda keys: (*keys, "use_something_new")
+)
+
+
+@wrong_step("impl.saved:_settings")
+def saved_settings_made_up(settings: Any, adapter: Any, folder: Path) -> Any:
+    """Settings beside an adapter that cannot be read are the defaults."""
+    try:
+        return settings(adapter, folder)
+    except ValueError:
+        return settings(replace(adapter, extra={}), folder)
+
+
+@wrong_step("impl.saved:_named_base")
+def adapter_base_of_any_type(named: Any, path: Path) -> Path | None:
+    """An adapter's base is taken as text, whatever it is."""
+    from blackswan.impl.adapter import read_object
+
+    del named
+    value = read_object(path).get("base_model_name_or_path")
+    return Path(str(value)) if value else None

@@ -1,0 +1,127 @@
+"""A pipeline of `impl` whose steps, predictions and state are asked for one by one."""
+
+import builtins
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from blackswan.falsifiers.subjects.doors import training as told
+from blackswan.falsifiers.subjects.doors.training import State
+from blackswan.falsifiers.subjects.impl.watching import failing, state_of
+from blackswan.falsifiers.subjects.protocol import Session
+from blackswan.impl.corpus import Sample
+from blackswan.impl.pipeline import ClassifyPipeline
+from blackswan.impl.samples import Samples
+from blackswan.impl.trainer import BatchResult
+from blackswan.reference.table import Array
+
+ERRORS = vars(builtins) | {"OutOfMemoryError": torch.OutOfMemoryError}
+"""Errors by the names of their classes."""
+
+
+class Pipeline(Session):
+    """A model that is trained by hand: see the protocol of that name."""
+
+    def __init__(self, pipeline: ClassifyPipeline, samples: Samples) -> None:
+        self._pipeline, self._samples, self._rows = pipeline, samples, list[tuple[int, bool]]()
+        pipeline.classifier.register_forward_pre_hook(lambda _, given: self._rows.append((len(given[0]), torch.is_grad_enabled())))
+
+    def train_batch(self, places: Sequence[int]) -> told.Passed:
+        """One optimiser step."""
+        return _passed(self._pipeline.train_batch(self._samples.select(places)))
+
+    def train_step(self, places: Sequence[int]) -> told.Passed:
+        """One optimiser step on one sample."""
+        return _passed(self._pipeline.train_step(self._samples.select(places)))
+
+    def train_texts(self, places: Sequence[int]) -> told.Passed:
+        """One optimiser step on samples as texts."""
+        labels = self._samples.targets[list(places)].tolist()
+        kinds = [tuple(label) if isinstance(label, list) else label for label in labels]
+        given = [Sample(*each) for each in zip(self._texts(places), kinds, strict=True)]
+        return _passed(self._pipeline.train_step(given[0]) if len(given) == 1 else self._pipeline.train_batch(given))
+
+    def _texts(self, places: Sequence[int]) -> list[str]:
+        return [bytes(self._samples.rows[place]).decode("latin-1") for place in places]
+
+    def accumulate(self, places: Sequence[int]) -> told.Passed:
+        """Adds to what the next step averages."""
+        return _passed(self._pipeline.accumulate(self._samples.select(places)))
+
+    def apply(self) -> told.Passed:
+        """The step on what was accumulated."""
+        return _passed(self._pipeline.apply())
+
+    def breaks(self, call: str, places: Sequence[Sequence[int]], operation: str, nth: int, error: str) -> str:
+        """The call, and what it raised."""
+        with failing(operation, nth, ERRORS[error]):
+            try:
+                getattr(self, call)(*places)
+            except BaseException as raised:  # also the one that Ctrl-C makes
+                return type(raised).__name__
+        return ""
+
+    def leave_gradients(self) -> None:
+        """Gives each trained parameter a gradient."""
+        for parameter in self._pipeline.trainer.optimiser.parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+
+    def gradients(self) -> list[str]:
+        """The trained parameters with a gradient."""
+        return [name for name, each in self._pipeline.trainer.optimiser.parameters.items() if each.grad is not None]
+
+    def forward_only(self, places: Sequence[int]) -> told.Passed:
+        """Loss and accuracy."""
+        return _passed(self._pipeline.forward_only(self._samples.select(places)))
+
+    def evaluate(self, places: Sequence[int]) -> told.Evaluation:
+        """Loss and scores."""
+        found = self._pipeline.evaluate(self._samples.select(places))
+        scores = (np.asarray([getattr(each, name) for each in found.per_class]) for name in ("precision", "recall", "f1", "support"))
+        return told.Evaluation(found.loss, found.accuracy, np.asarray(found.confusion), *scores)
+
+    def predict(self, places: Sequence[int]) -> Array:
+        """The classes of texts of the samples' bytes."""
+        return np.asarray(self._pipeline.predict(self._texts(places)))
+
+    def gradient_vector(self) -> Array:
+        """The mean gradient of what was accumulated."""
+        return np.array(self._pipeline.gradient_vector().cpu())
+
+    def apply_gradient_vector(self, vector: Array) -> told.Passed:
+        """The step with a gradient."""
+        return _passed(self._pipeline.apply_gradient_vector(torch.tensor(vector, device=self._pipeline.device)))
+
+    def state(self) -> State:
+        """The state that the next steps depend on."""
+        return state_of(self._pipeline.trainer)
+
+    def load(self, state: State) -> None:
+        """Goes on from a state."""
+        self._pipeline.trainer.load_state({name: torch.tensor(value, device=self._pipeline.device) for name, value in state.items()})
+
+    def schedule(self, steps: int) -> None:
+        """Begins anew with a schedule."""
+        self._pipeline.start(steps)
+
+    def rate(self) -> float:
+        """The learning rate."""
+        return self._pipeline.learning_rate
+
+    def set_rate(self, rate: float) -> None:
+        """Sets the learning rate."""
+        self._pipeline.learning_rate = rate
+
+    def rows(self) -> list[tuple[int, bool]]:
+        """How many samples went through the model at a time since this was asked last, and whether what a backward pass needs was kept."""
+        rows, self._rows = self._rows, []
+        return rows
+
+    def summary(self) -> str:
+        """The pipeline's description of itself."""
+        return self._pipeline.summary()
+
+
+def _passed(result: BatchResult) -> told.Passed:
+    return told.Passed(result.loss, result.gradient_norm, result.total, result.correct, result.accuracy)
