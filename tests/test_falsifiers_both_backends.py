@@ -1,5 +1,6 @@
 """What is claimed of either backend is asked of both where a GPU would run them; here one of them runs in Triton's interpreter."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -35,12 +36,12 @@ def names(found: list[Comparison]) -> list[str]:
     return [comparison.tensor for comparison in found]
 
 
-def missed(found: list[Comparison]) -> set[str]:
+def missed(found: Iterable[Comparison]) -> set[str]:
     return {comparison.tensor for comparison in found if not comparison.held}
 
 
 def test_a_bad_value_stops_a_step_by_either_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = devices.non_finite_stops_the_step(trial_by("DEV-NAN-STOPS", monkeypatch))
+    found = list(devices.non_finite_stops_the_step(trial_by("DEV-NAN-STOPS", monkeypatch)))
     assert not missed(found)
     fused = [comparison.tensor for comparison in found if "fused" in comparison.tensor]
     assert len(fused) == 5, "a step without a bad value, and two of each with a bad parameter and with a bad logit"
@@ -117,7 +118,7 @@ def test_the_hand_written_layers_make_steps_before_weights_come(monkeypatch: pyt
     train = FusedTrainer.train_batch
     monkeypatch.setattr(FusedTrainer, "train_batch", lambda self, batch: steps.append(len(batch.labels)) or train(self, batch))
     monkeypatch.setattr(warm_up, "small", lambda *given, **named: replace(small(*given, **named), batch=2))
-    found = warm_up.kernels_come_before_weights(trial_by("DEV-WARM-UP", monkeypatch, ("fused",)))
+    found = list(warm_up.kernels_come_before_weights(trial_by("DEV-WARM-UP", monkeypatch, ("fused",))))
     assert not missed(found)
     for settings in ("{'multi_label': True}", "{'class_weights': 'balanced'}"):
         assert f"classifier (fused, {settings}): computed only after the weights came" in names(found)
