@@ -4,6 +4,7 @@ import copy
 import inspect
 import pkgutil
 import re
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from blackswan import contracts
 from blackswan.contracts import ContractError, Vocabulary, load
 from blackswan.falsifiers import system
 from blackswan.falsifiers.mutants import catalogue_command
+from blackswan.falsifiers.numeric.comparison import Comparison, broken, rejected
 from blackswan.falsifiers.system import catalogue
+from blackswan.falsifiers.system.trial import up_to_the_worst
 
 VOCABULARY = contracts.load_vocabulary()
 PLAIN: dict[str, Any] = {
@@ -106,3 +109,20 @@ def test_each_check_of_arrays_reads_the_arguments_that_it_declares() -> None:
     declared = {name for check in contracts.load_checks().values() for name in (*check.arguments, *check.optional)}
     calls = re.findall(r"arguments(?:\[|\.get\()([^,\])]*)", source)
     assert {name.strip('"') for name in calls} == declared, "each by its name alone"
+
+
+def test_a_check_ends_at_the_first_comparison_that_fails_beyond_measure_and_undoes_what_it_did() -> None:
+    undone = []
+
+    def check() -> Iterator[Comparison]:
+        try:
+            yield rejected("first")
+            yield Comparison("by a little", False, 1.5, "max")
+            yield broken("wholly", "other parts")
+            yield rejected("last")
+        finally:
+            undone.append("all")
+
+    assert [each.tensor for each in up_to_the_worst(check())] == ["first", "by a little", "wholly"]
+    assert undone == ["all"]
+    assert [each.tensor for each in up_to_the_worst([broken("one", ""), broken("another", "")])] == ["one"]

@@ -43,15 +43,20 @@ def attack(bug: Bug, traced: Sequence[chance.Traced]) -> Record:
     for seconds, target in _nearest(changed(bug.path), traced):
         if spent + seconds < MOST_SECONDS:
             asked, spent = [*asked, f"{target.claim.id} {target.dtype}"], spent + seconds
+    return _asked(bug, asked) | {"seconds": round(time.perf_counter() - start, 1), "asked": len(asked)}
+
+
+def _asked(bug: Bug, claims: Sequence[str]) -> Record:
     with planted(bug.path) as (copy, reason):
-        ran = None if reason else executed([sys.executable, "-m", __name__, *asked], copy)
-    taken, words = {"seconds": round(time.perf_counter() - start, 1), "asked": len(asked)}, ran.stdout.decode().split("\n") if ran else []
+        ran = None if reason else executed([sys.executable, "-m", __name__, *claims], copy)
     if ran is None or ran.returncode:
-        return bug.outcome(BROKEN, reason=reason or (ran.stderr.decode()[-500:] if ran else ""), **taken)
-    if not words[0]:
-        return bug.outcome(MISSED, **taken)
-    said = whole.attack(bug, ["-x", "--claim", words[0].split()[0]], [])
-    return said | taken if said["outcome"] == FOUND else bug.outcome(FOUND, claims=words[:1], **taken)
+        return bug.outcome(BROKEN, reason=reason or (ran.stderr.decode()[-500:] if ran else ""))
+    first = ran.stdout.decode().split("\n")[0]
+    if not first:
+        return bug.outcome(MISSED)
+    said = whole.attack(bug, ["-x", "--claim", first.split()[0]], [])
+    said.pop("falsified", None)  # of one claim
+    return said if said["outcome"] == FOUND else bug.outcome(FOUND, claims=[first])
 
 
 def _nearest(lines: frozenset[str], traced: Sequence[chance.Traced]) -> list[tuple[float, Target]]:

@@ -153,7 +153,7 @@ wrong_step("impl.group:_places", name="place_is_not_looked_at", doc="LOCAL_RANK 
     lambda places, environment: places({**environment, "LOCAL_RANK": environment.get("RANK", "0")})
 )
 
-wrong_step("impl.group:_places", name="device_by_rank", doc="A worker takes the GPU of its RANK.")(
+wrong_step("impl.group:_places", name="device_by_rank", doc="A worker takes the GPU of its RANK, not of its LOCAL_RANK.")(
     lambda places, environment: (lambda rank, size, _: (rank, size, rank))(*places(environment))
 )
 

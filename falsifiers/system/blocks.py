@@ -1,7 +1,9 @@
 """Blocks inside which something holds for a program: one within another, left by an error, and entered again."""
 
 import tempfile
+from collections.abc import Generator as Generating
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +34,9 @@ def innermost_holds(trial: Trial) -> Iterator[Comparison]:
             alone = {number: _entered(block, number, bool(rng.integers(2))) for number in range(NUMBERS)}
             without = [number for number, seen in alone.items() if seen == none and (kind, number) not in WITHOUT_EFFECT]
             yield from same(f"{kind}: blocks without effect", [], without)
-            for stack, seen in _walk(block, rng):
-                yield from same(f"{kind} inside blocks {stack}", _expected(kind, stack, none, alone), seen)
+            with closing(_walk(block, rng)) as walk:
+                for stack, seen in walk:
+                    yield from same(f"{kind} inside blocks {stack}", _expected(kind, stack, none, alone), seen)
 
 
 def _entered(block: "Block", number: int, failing: bool) -> dict[str, Any]:
@@ -43,17 +46,23 @@ def _entered(block: "Block", number: int, failing: bool) -> dict[str, Any]:
     return seen
 
 
-def _walk(block: "Block", rng: Generator) -> Iterator[tuple[list[int], dict[str, Any]]]:
-    """Gives the numbers of the blocks around, from the outermost on, and what is seen there."""
+def _walk(block: "Block", rng: Generator) -> Generating[tuple[list[int], dict[str, Any]], None, None]:
+    """Gives the numbers of the blocks around, from the outermost on, and what is seen there. Whenever it ends, all blocks are left."""
     stack: list[int] = []
-    for turn in range(2 * TURNS):
-        if stack and (turn >= TURNS or len(stack) == DEEPEST or rng.random() < 0.4):
-            block.leave(bool(rng.integers(2)))
+    try:
+        for turn in range(2 * TURNS):
+            if stack and (turn >= TURNS or len(stack) == DEEPEST or rng.random() < 0.4):
+                stack.pop()
+                block.leave(bool(rng.integers(2)))
+            elif turn < TURNS:
+                number = int(rng.integers(NUMBERS))
+                block.enter(number)
+                stack.append(number)
+            yield [*stack], block.seen()
+    finally:
+        while stack:
             stack.pop()
-        elif turn < TURNS:
-            stack.append(int(rng.integers(NUMBERS)))
-            block.enter(stack[-1])
-        yield [*stack], block.seen()
+            block.leave(False)
 
 
 def _expected(kind: str, stack: list[int], none: dict[str, Any], alone: dict[int, dict[str, Any]]) -> dict[str, Any]:

@@ -102,8 +102,10 @@ def _config_damage(folder: Path, family: str) -> Iterator[Damage]:
     yield from (make(changes, f"{CONFIG}.*{named}") for changes, named in ROTARY.values())
     if family == "llama":
         yield make({"sliding_window": 4})
-    else:  # transformers' classes have a number of their own, and layers from the first on have a window where there are so few without
+    else:
+        # max_window_layers is how many layers have no window: with 0 all have one.
         yield make({"use_sliding_window": True, "max_window_layers": 0}, "use_sliding_window")
+        # transformers' classes have a number of their own.
         yield from (make(changes) for changes in ({"num_key_value_heads": ABSENT}, {"head_dim": None}))
     if family != "qwen3":  # whose heads have a size of their own
         yield make({"head_dim": ABSENT, "num_attention_heads": 3, "num_key_value_heads": 3}, f"{CONFIG}.*hidden_size.*multiple")

@@ -134,7 +134,8 @@ WORKER = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127
 
 
 def _environments(trial: Trial, command: tuple[object, ...]) -> Iterator[Comparison]:
-    """A worker whose environment is not what torchrun gives trains neither with others nor alone; the only one of a group reads on."""
+    """A worker whose environment is not what torchrun gives trains neither with others nor alone; the only one of a group reads on. A
+    worker's GPU is that of its place on its host."""
     given = {f"no {name}": ({key: value for key, value in WORKER.items() if key != name}, name) for name in WORKER}
     changes = [(name, value) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") for value in ("", "-1", "1.5", "one", "²")]
     for name, value in (*changes, ("RANK", "2"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "0")):

@@ -65,8 +65,8 @@ def progress_is_of_the_records(trial: Trial) -> list[Comparison]:
 
 
 def _interrupted(trial: Trial, board: Path, run: Path, where: Sequence[str], step: int, columns: int) -> Iterator[Comparison]:
-    """On a terminal, Ctrl-C in that step; the message has a line of its own. What goes on, there or elsewhere, shows and counts what it
-    makes itself."""
+    """On a terminal, Ctrl-C in that step; the message has a line of its own. The run that goes on, on a terminal or not, shows
+    and counts its own steps alone."""
     made = 0
     for more, interrupt, status, wide in (([], step, 2, COLUMNS), (["--resume"], None, 0, columns)):
         given = ["train", f"--output={run}", f"--tensorboard={board}", *more, *where]

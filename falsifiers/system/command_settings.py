@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,8 @@ def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> 
         step = f"batch {expected['batch_size']}{f' accumulated {passes} times' * (passes > 1)}, {expected['max_seq_len']} tokens"
         if (title := f"memory of a training step on CUDA, {step}") not in memory:
             yield broken("summary of the memory of an adapter", "is of another step", title, str(memory))
+    if ways["lora_alpha"] == "default":
+        yield from _alpha_of_a_file(trial, problem, where, expected)
     trial.commands.run(*where, f"--output={second}", f"--config={first / CONFIG}")
     yield from _stated(name, problem, expected, first)
     for file in (CONFIG, STATISTICS, RUN):
@@ -101,6 +103,23 @@ def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> 
     for part in ("best", "last"):
         tensors = (load_file(run / part / ADAPTER_WEIGHTS) for run in (first, second))
         yield from same(f"{part}/ of a run from config.yaml <{name}>", *tensors)
+
+
+def _alpha_of_a_file(trial: Trial, problem: Small, where: Sequence[str], expected: Mapping[str, Any]) -> Iterator[Comparison]:
+    """Alpha is twice the rank of a file, where no option gives one."""
+    file, run = problem.folder / "rank.yaml", problem.folder / "rank"
+    file.write_text(f"lora_rank: {expected['lora_rank']}\nbackend: torch\n")
+    trial.commands.run(
+        *where,
+        f"--output={run}",
+        f"--config={file}",
+        "--num-classes=3",
+        "--multi-label",
+        "--epochs=1",
+        "--max-seq-len=9",
+        "--warmup-fraction=0",
+    )
+    yield from same("alpha by the rank of a file", expected["lora_alpha"], json.loads((run / RUN).read_text())["settings"]["lora_alpha"])
 
 
 def _spelled(trial: Trial, file: Path, away: Mapping[str, Any]) -> Iterator[Comparison]:

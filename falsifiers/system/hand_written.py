@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TARGETS = ("q_v", "all", "k_proj,o_proj,up_proj", "v_proj,gate_proj,down_proj")
 POOLINGS = ("mean", "last")
-"""Of which rotations show: the first token attends to none but itself."""
+"""Poolings by which rotations show; by the first token they do not, for it attends to itself alone."""
 CALLS = (("train_batch", 3), ("train_batch", 4), ("accumulate", 1), ("accumulate", 4), ("apply", 0), ("train_batch", 2), ("train_batch", 3))
 """Calls of a trainer with so many samples, of which three are computed at a time."""
 LENGTHS = ((4, 4, 4), (6, 5, 1))
@@ -167,8 +167,8 @@ def _drawn(rng: Generator, trial: Trial, number: int, family: str) -> tuple[Work
     longest = 300 if trial.on_gpu else 6  # more than the fewest tokens that a step is captured for
     work = replace(small(rng, trial.seed, nf4=number % 3 == 0), family=family, layers=2, seq=longest, micro=3)
     work = replace(work, eps=float(rng.choice([0.01, 0.1])))
-    theta = 50.0 if family == "llama" else float(rng.choice([50.0, 2e5]))  # of a large one few tokens show no scaling
-    work = replace(work, theta=theta, pooling=POOLINGS[number % 2], targets=str(rng.choice(TARGETS)))
+    theta = 50.0 if family == "llama" else float(rng.choice([50.0, 2e5]))  # with a large one so few tokens do not show the scaling
+    work = replace(work, theta=theta, pooling=POOLINGS[number // 2 % 2], targets=str(rng.choice(TARGETS)))
     work = replace(work, classes=3)  # so few that all of a sample's are right now and then
     weights = None if several or number % 3 == 0 else rng.uniform(0.3, 3.0, work.classes).tolist()
     settings = {"total_steps": 6, "learning_rate": 1e-2, "warmup_fraction": 0.5, "schedule": str(rng.choice(["linear", "cosine"]))}

@@ -161,12 +161,15 @@ def the_dead_hold_nothing(trial: Trial) -> Iterator[Comparison]:
     with _ledger(trial, [Card(20 * GIB, 20 * GIB)]) as ledger:
         process = context.Process(target=hold, args=(ledger,))
         process.start()
-        ready.wait(30)
-        yield from same("while its holder lives", [count], ledger.reserved())
-        process.kill()
-        os.waitid(os.P_PID, int(process.pid or 0), os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not taken note
-        yield from same("after its holder was killed", [0], ledger.reserved())
-        process.join()
+        try:
+            ready.wait(30)
+            yield from same("while its holder lives", [count], ledger.reserved())
+            process.kill()
+            os.waitid(os.P_PID, int(process.pid or 0), os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not taken note
+            yield from same("after its holder was killed", [0], ledger.reserved())
+        finally:
+            process.kill()
+            process.join()
         for of_the_host in (True, False):
             ledger.acquire(0, count)
             yield from same("of a process that ends as it is looked at", [0], ledger.ending())

@@ -153,6 +153,7 @@ def failures_are_told(trial: Trial) -> Iterator[Comparison]:
             start = f"WorkerFailed: rank {each.rank} of {WORKERS}: "
             if not (text.startswith(start) and each.message in text):
                 yield broken(f"{each}, told to rank {rank}", "another end", f"{start}{each.message}", text or "a whole run")
+                return
         yield from same(f"errors told to rank {rank}", len(raised), len(texts))
 
 

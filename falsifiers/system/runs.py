@@ -70,6 +70,7 @@ def steps_follow_the_reference(trial: Trial) -> Iterator[Comparison]:
         yield trial.near(f"{when}, loss", problem.loss(before, samples), step.loss)
         yield trial.near(f"{when}, norm", norm, step.gradient_norm)
         yield trial.near(f"{when}, first moment", first, got[0].astype(np.float32))
+        # The root errs by no more than the gradient does, and it is what AdamW divides by.
         yield trial.near(f"{when}, root of the second moment", np.sqrt(second), np.sqrt(got[1]).astype(np.float32))
         after = part(step.state, "trainable")
         for name, value in before.items():

@@ -219,7 +219,10 @@ class Trial:
 
 
 def up_to_the_worst(comparisons: Iterable[Comparison]) -> Iterator[Comparison]:
-    """The comparisons, of which those after the first that fails by an infinite headroom are not asked for."""
+    """The comparisons, of which those after the first that fails by an infinite headroom are not asked for.
+
+    A check may so end wherever it yields: what it did to the process it undoes in `finally`, or in a `with`.
+    """
     for each in comparisons:
         yield each
         if not each.held and each.headroom == np.inf:
