@@ -82,6 +82,7 @@ NOT_PLANTED = {
 }
 FIRST_WRONG = {
     "nf4_not_applied": "nf4_quantize",
+    "nf4_double_not_applied": "nf4_double_quantize",
     "train_class_weights_dropped": "weighted_cross_entropy",
     "train_moves_base_weights": "rms_norm",
 }

@@ -58,11 +58,9 @@ def _run(chosen: list[Bug], options: argparse.Namespace, path: Path, results: di
 
     gpu, done = torch.cuda.is_available(), results["patches"]
     due = [bug for bug in chosen if options.again or done.get(bug.path.name, {"outcome": NOT_RUN})["outcome"] == NOT_RUN]
-    able = [bug for bug in due if bug.device == "cpu" or (gpu and options.near is None)]
+    able = [bug for bug in due if bug.device == "cpu" or gpu or options.near]
     for bug in (bug for bug in due if bug not in able):
-        _write(
-            path, results, bug, bug.outcome(NOT_RUN, reason="claims are asked on a CPU with --near" if options.near else "no CUDA device")
-        )
+        _write(path, results, bug, bug.outcome(NOT_RUN, reason="no CUDA device"))
     known = {device: " ".join([commit(), device, *options.pytest]) for device in sorted({bug.device for bug in able})}
     for device, key in known.items() if options.near is None else ():
         if key not in results["unpatched"]:

@@ -1,7 +1,7 @@
 """Asks about a patch the claims that execute the lines which it changes, the quickest first: seconds in place of a whole run's minutes.
 
-Of a kernel, which Triton makes of its source, and of what is computed when a module is imported no line is seen to be executed. So claims
-that execute anything else of the file come next.
+No line of a kernel is seen to be executed, because Triton compiles its source; nor is what a module computes when it is imported. So claims
+that execute anything else of the file come next. Where these find nothing, all claims on kernels are asked on a GPU, if there is one.
 """
 
 import re
@@ -9,16 +9,23 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from threading import Semaphore
 
 from benchmarks.attackers import chance
 from benchmarks.attackers import round as whole
-from benchmarks.attackers.round import BROKEN, FOUND, MISSED, Bug, Record, executed, planted
+from benchmarks.attackers.round import BROKEN, FOUND, MISSED, NOT_RUN, Bug, Record, executed, planted
 from blackswan import contracts
 from blackswan.falsifiers.runner.campaign import Selection, Target, targets
 
 MOST_SECONDS = 60
 """Claims are asked until they would take longer than this, without a patch, altogether."""
+LARGE = "KERNEL-LARGE"
+"""The claim on kernels that fills the memory of a GPU."""
+ON_A_GPU = {False: Semaphore(4), True: Semaphore(1)}
+"""How many patches are asked on the GPU at a time, without the large claim and with it alone."""
 
 
 def changed(patch: Path) -> frozenset[str]:
@@ -43,7 +50,12 @@ def attack(bug: Bug, traced: Sequence[chance.Traced]) -> Record:
     for seconds, target in _nearest(changed(bug.path), traced):
         if spent + seconds < MOST_SECONDS:
             asked, spent = [*asked, f"{target.claim.id} {target.dtype}"], spent + seconds
-    return _asked(bug, asked) | {"seconds": round(time.perf_counter() - start, 1), "asked": len(asked)}
+    said = _asked(bug, asked)
+    if said["outcome"] == MISSED and _has_gpu():
+        said = _asked_on_a_gpu(bug)
+    elif said["outcome"] == MISSED and bug.device == "cuda":
+        said = bug.outcome(NOT_RUN, reason="no CUDA device")
+    return said | {"seconds": round(time.perf_counter() - start, 1), "asked": len(asked)}
 
 
 def _asked(bug: Bug, claims: Sequence[str]) -> Record:
@@ -54,9 +66,30 @@ def _asked(bug: Bug, claims: Sequence[str]) -> Record:
     first = ran.stdout.decode().split("\n")[0]
     if not first:
         return bug.outcome(MISSED)
-    said = whole.attack(bug, ["-x", "--claim", first.split()[0]], [])
+    said = whole.attack(replace(bug, device="cpu"), ["-x", "--claim", first.split()[0]], [])
     said.pop("falsified", None)  # of one claim
     return said if said["outcome"] == FOUND else bug.outcome(FOUND, claims=[first])
+
+
+def _asked_on_a_gpu(bug: Bug) -> Record:
+    """What the claims on kernels say of the bug on a GPU, the large one last."""
+    known = [claim.id for contract in contracts.load() for claim in contract.claims if "KERNEL" in claim.id]
+    said = bug.outcome(MISSED)
+    for large in (False, True):
+        options = [f"--claim={name}" for name in known if (name == LARGE) is large]
+        with ON_A_GPU[large]:
+            said = whole.attack(replace(bug, device="cuda"), ["-x", *options], [])
+        if said["outcome"] != MISSED:
+            break
+    said.pop("falsified", None)  # the run ends at the first
+    return said | {"on": "cuda"}
+
+
+@cache
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _nearest(lines: frozenset[str], traced: Sequence[chance.Traced]) -> list[tuple[float, Target]]:

@@ -97,10 +97,14 @@ def _quantised_head(made: Made) -> str:
 
 mutants(
     "classifier_forward",
-    nf4_not_applied=("NF4 asked for, the weights stay unquantised.", wrong_calls(Made.run, nf4=False, double_quantize=False), "S27"),
+    nf4_not_applied=(
+        "NF4 asked for, the weights stay unquantised.",
+        wrong_calls(lambda made: made.run(), nf4=False, double_quantize=False),
+        "S27",
+    ),
     nf4_double_not_applied=(
         "Double quantisation asked for, the absmax stay in float32.",
-        wrong_calls(Made.run, double_quantize=False),
+        wrong_calls(lambda made: made.run(), double_quantize=False),
         "own",
         "bfloat16",
     ),
