@@ -5,6 +5,7 @@ own inputs, so an error does not travel (`local`), and what it reads to the refe
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import cast
 
@@ -14,13 +15,15 @@ from blackswan import reference
 from blackswan.contracts.model import Claim
 from blackswan.falsifiers.diagnosis.local import Local, Suspicion
 from blackswan.falsifiers.diagnosis.mutant_match import Question, find, find_in_call, questions
-from blackswan.falsifiers.diagnosis.run_failures import like_failing, not_averaged, place
-from blackswan.falsifiers.diagnosis.suspects import executed, suspects
+from blackswan.falsifiers.diagnosis.run_failures import not_averaged, place
+from blackswan.falsifiers.diagnosis.suspects import executed, failures_like, suspects
 from blackswan.falsifiers.diagnosis.trace_check import NOT_CALLED, Section, Trace, same
 from blackswan.falsifiers.diagnosis.training_trace import Training
 from blackswan.falsifiers.mutants import MUTANTS
+from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.numeric.kinds import KINDS
 from blackswan.falsifiers.numeric.precision import declared_by, signatures
 from blackswan.falsifiers.numeric.whole_model import WholeModel, by_layer, chosen
 from blackswan.falsifiers.runner.verdict import Culprit
@@ -42,8 +45,8 @@ def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: S
     if claim.operation is None:
         if comparison is None:
             return None
-        if subject.name == "impl":
-            return _in_the_program(claim, comparison)
+        if subject.name == "impl" and claim.system:
+            return _in_the_program(claim, case, comparison, subject)
         return not_averaged(comparison) if (claim.check or "").startswith("runs.") else None
     with executed() as ran:
         asked = questions(claim, case, subject)
@@ -57,12 +60,13 @@ def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: S
     return Culprit(found.operation, found.path, found.explanation, mutant, distance, named)
 
 
-def _in_the_program(claim: Claim, comparison: Comparison) -> Culprit | None:
-    """The functions whose mutants fail the claim, and the suspects; the first of these where no mutant is known."""
-    found, named = like_failing(claim, comparison), suspects(claim, comparison.where) if claim.system else ()
-    if found is None and named:
-        found = Culprit(named[0], place(comparison.tensor), "no wrong version of a function is known to fail this claim")
-    return found and replace(found, suspects=named)
+def _in_the_program(claim: Claim, case: Case, comparison: Comparison, subject: Subject) -> Culprit | None:
+    """The most suspicious of the functions that run while the claim is asked again, and the next ones."""
+    with executed() as ran, suppress(Exception, SystemExit):
+        KINDS[claim.kind](Attack(claim, subject, case.dtype), case)
+    if not (named := suspects(claim, comparison.where, ran or None)):
+        return None
+    return Culprit(named[0], place(comparison.tensor), failures_like(claim, comparison.where, named[0]), suspects=named[1:])
 
 
 def first_clear(found: Iterator[Suspicion]) -> Suspicion | None:

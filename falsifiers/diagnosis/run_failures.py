@@ -1,4 +1,4 @@
-"""Whom to blame for a false claim about runs, files, data or devices: the functions whose wrong versions fail the claim at the same place.
+"""Where the mutants of each claim about runs, files, data or devices were seen to fail it, which tells of a failure what it is like.
 
 `failures.json` holds, for each such claim, where each of its mutants was seen to fail, without the numbers. It is made anew by
 `python -m falsifiers power --record-failures`.
@@ -11,15 +11,11 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from blackswan.contracts.model import Claim
-from blackswan.falsifiers.mutants.registry import STEPS
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.runner.verdict import Culprit
 from blackswan.falsifiers.system.run_problem import ACCUMULATION
 
 RECORD = Path(__file__).with_name("failures.json")
-NAMED = 3
-"""So many functions are named."""
 
 
 def place(tensor: str) -> str:
@@ -44,22 +40,6 @@ def record(killed: Iterable[tuple[str, str, str]], kept: Iterable[str] = ()) -> 
     for claim, mutant, tensor in sorted(killed):
         found.setdefault(claim, {})[mutant] = place(tensor)
     RECORD.write_text(json.dumps(dict(sorted(found.items())), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def like_failing(claim: Claim, comparison: Comparison) -> Culprit | None:
-    """The functions whose mutants fail the claim at the same place; else those of all its mutants. None where no mutant is known."""
-    known = {name: at for name, at in recorded().get(claim.id, {}).items() if name in STEPS}
-    alike = [name for name, at in known.items() if at == place(comparison.where)]
-    steps: dict[str, list[str]] = {}
-    for name in alike or known:
-        steps.setdefault(STEPS[name].step, []).append(name)
-    if not steps:
-        return None
-    ranked = sorted(steps, key=lambda step: -len(steps[step]))
-    where = "fails here too" if alike else "fails this claim, though elsewhere"
-    told = ", ".join(ranked[1:NAMED])
-    others = f"; so does that of {told}" if told else ""
-    return Culprit(ranked[0], place(comparison.tensor), f"a wrong version of it {where} ({', '.join(steps[ranked[0]][:NAMED])}){others}")
 
 
 def not_averaged(comparison: Comparison) -> Culprit | None:

@@ -1,15 +1,18 @@
-"""Suspects of a falsified claim: the functions of `impl` that its words and the failures of mutants point to. They are ranked, not proven.
+"""Suspects of a falsified claim: the functions of `impl` that ran, ranked by what its words and the failures of mutants say of them.
 
-Four things count for a function. Mutants of it were seen to fail the claim at the same place (`run_failures`); an error that stands in an
-answer's place came through it; one of its mutants was seen to fail at a place, of this claim or another, whose words are alike; and its
-source says the words of the claim and of the place. The weights were chosen on rounds 1 to 3 of `benchmarks/attackers`;
-`benchmarks/README.md` has the hit rates. Of a claim on an operation only functions are ranked that ran while the subject answered.
+Three things count for a function: one of its mutants was seen to fail at a place, of this claim or another, whose words are alike
+(`run_failures`); so was one of its module's; and its source says the words of the claim and of the place. Suspects are ranked, not proven.
+The weights were chosen on the recorded failures, each mutant left out in turn; `benchmarks/README.md` has the hit rates on bugs that were
+planted.
 """
 
 import ast
 import math
+import os
 import re
 import sys
+import tempfile
+import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,14 +22,17 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 from blackswan.contracts.model import Claim
-from blackswan.falsifiers.diagnosis.run_failures import NAMED, place, recorded
+from blackswan.falsifiers.diagnosis.run_failures import place, recorded
 from blackswan.falsifiers.mutants.registry import STEPS
+from blackswan.falsifiers.subjects.patching import planting
 
 SOURCES = Path(__file__).parents[2] / "impl"
-ALIKE, THROUGH, KIN, WORDS = 2.0, 1.0, 1.0, 0.1
-"""Weights: of a mutant that fails at the same place, up to MOST_ALIKE; of a function that an error came through; of the likeness of the
-nearest failure; of the score by words."""
-MOST_ALIKE = 2
+NAMED = 5
+"""So many functions are named."""
+MUTANTS = 3
+"""And so many mutants of the first."""
+KIN, MODULE, WORDS = 1.0, 1.0, 0.5
+"""Weights: of the likeness of the nearest failure of a function's mutants, of that of its module's, and of the score by words."""
 SATURATION, LENGTH = 1.2, 0.75
 """The usual k₁ and b of BM25 (Robertson & Zaragoza 2009, doi:10.1561/1500000019)."""
 
@@ -47,36 +53,78 @@ class Program:
         return f"{module}:{'.'.join([first, *rest])}"
 
 
-def suspects(claim: Claim, tensor: str, among: Collection[str] | None = None) -> tuple[str, ...]:
-    """The most suspicious functions, at most three, the most suspicious first; of those `among`, where given.
+def suspects(claim: Claim, tensor: str, ran: Collection[str] | None = None) -> tuple[str, ...]:
+    """The most suspicious functions, at most `NAMED`, the most suspicious first; of those that `ran`, where that is known.
 
-    `tensor` is the name of what was found wrong, or what was raised (`Comparison.where`).
+    `tensor` is the name of what was found wrong, or what was raised (`Comparison.where`). A module's constant that a mutant changes counts
+    as run where a function of the module is.
     """
-    alike, kin, words = _alike(claim, tensor), _kin(claim, tensor), _by_words(claim, tensor)
-    through = set(re.findall(r"\bimpl[\w.]*:[\w.]*\w", tensor))
-    names = [name for name in program().functions if among is None or name in among]
+    kin, words, functions = _kin(claim, tensor), _by_words(claim, tensor), program().functions
+    modules, beside = dict[str, float](), {_module_of(name) for name in ran or ()}
+    for name, likeness in kin.items():
+        modules[_module_of(name)] = max(modules.get(_module_of(name), 0.0), likeness)
     scores = {
-        name: ALIKE * min(alike[name], MOST_ALIKE) + THROUGH * (name in through) + KIN * kin.get(name, 0.0) + WORDS * words[name]
-        for name in names
+        name: KIN * kin.get(name, 0.0) + MODULE * modules.get(_module_of(name), 0.0) + WORDS * words.get(name, 0.0)
+        for name in {**functions, **kin}
+        if ran is None or name in ran or (name not in functions and _module_of(name) in beside)
     }
-    return tuple(sorted((name for name in names if scores[name] > 0), key=lambda name: -scores[name])[:NAMED])
+    return tuple(sorted((name for name in scores if scores[name] > 0), key=lambda name: -scores[name])[:NAMED])
+
+
+def failures_like(claim: Claim, tensor: str, function: str) -> str:
+    """Which mutants of the function are known to fail the claim, at the same place or elsewhere, as a reason to suspect it."""
+    known = {name: at for name, at in recorded().get(claim.id, {}).items() if name in STEPS and _function(name) == function}
+    alike = [name for name, at in known.items() if at == place(tensor)]
+    if not known:
+        return "no wrong version of it is known to fail this claim; its source and failures of other claims point to it"
+    where = "here too" if alike else "this claim, though elsewhere"
+    return f"a wrong version of it fails {where} ({', '.join((alike or [*known])[:MUTANTS])})"
+
+
+def _function(mutant: str) -> str:
+    """The name of the function that a mutant changes, where it is defined."""
+    return program().defined(STEPS[mutant].step)
+
+
+def _module_of(name: str) -> str:
+    return name.partition(":")[0]
 
 
 @contextmanager
 def executed() -> Iterator[set[str]]:
-    """The functions of `impl` that are called inside the block, in this thread; the set is whole when the block ends."""
-    found, codes, before = set[str](), set[CodeType](), sys.gettrace()
+    """The functions of `impl` that are called inside the block, also in threads and processes that are started there; the set is whole
+    when the block ends."""
+    found = set[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "functions"
+        try:
+            with applied(str(file)):
+                yield found
+        finally:
+            found.update(file.read_text(encoding="utf-8").splitlines())
+
+
+@contextmanager
+def applied(file: str) -> Iterator[None]:
+    """Inside the block each function of `impl` that is called is noted in the file, also by processes that are started there."""
+    before, codes, notes = sys.gettrace(), set[CodeType](), os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         del event, argument
-        codes.add(frame.f_code)
+        if frame.f_code not in codes:
+            codes.add(frame.f_code)
+            if (name := _name(frame.f_code)) is not None:
+                os.write(notes, f"{name}\n".encode())
 
+    threading.settrace(note)
     sys.settrace(note)
     try:
-        yield found
+        with planting(f"{__name__}:{file}"):
+            yield
     finally:
         sys.settrace(before)
-        found.update(name for code in codes if (name := _name(code)) is not None)
+        threading.settrace(before)
+        os.close(notes)
 
 
 def _name(code: CodeType) -> str | None:
@@ -102,7 +150,8 @@ def program() -> Program:
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("blackswan.impl"):
                 source = (node.module or "").removeprefix("blackswan.")
-                imports |= {f"{module}:{each.asname or each.name}": f"{source}:{each.name}" for each in node.names}
+                found = {f"{module}:{each.asname or each.name}": f"{source}:{each.name}" for each in node.names}
+                imports |= {name: original for name, original in found.items() if name != original}  # a package imports its modules
     return Program(functions, imports)
 
 
@@ -121,12 +170,6 @@ def words(text: str) -> list[str]:
     """The words of prose or source, without endings; the parts of a name are words of their own."""
     parted = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text).lower()
     return [re.sub(r"(?<=...)(ings?|ed|e?s|e)$", "", word) for word in re.findall(r"[a-z]{3,}", parted)]
-
-
-def _alike(claim: Claim, tensor: str) -> Counter[str]:
-    """How many mutants of a function fail the claim at the same place."""
-    failures = recorded().get(claim.id, {})
-    return Counter(program().defined(STEPS[name].step) for name, at in failures.items() if at == place(tensor) and name in STEPS)
 
 
 def _kin(claim: Claim, tensor: str) -> dict[str, float]:
@@ -149,7 +192,7 @@ def _kin(claim: Claim, tensor: str) -> dict[str, float]:
 def _failures() -> list[tuple[str, frozenset[str]]]:
     """The function of each recorded failure of a mutant, and the words of claim and place."""
     known = ((name, f"{claim} {at}") for claim, failures in recorded().items() for name, at in failures.items() if name in STEPS)
-    return [(program().defined(STEPS[name].step), frozenset(words(said))) for name, said in known]
+    return [(_function(name), frozenset(words(said))) for name, said in known]
 
 
 @cache
@@ -160,7 +203,7 @@ def _counted() -> tuple[dict[str, Counter[str]], Counter[str]]:
 
 
 def _by_words(claim: Claim, tensor: str) -> dict[str, float]:
-    """BM25 of every function's source for the words of the claim and of the place; a word of both counts twice."""
+    """BM25 of every function's source for the words of the claim and of the place, by the highest; a word of both counts twice."""
     counted, spread = _counted()
     query = Counter(set(words(f"{claim.id} {claim.statement}"))) + Counter(set(words(place(tensor))))
     mean = sum(map(Counter.total, counted.values())) / max(len(counted), 1)
@@ -171,4 +214,6 @@ def _by_words(claim: Claim, tensor: str) -> dict[str, float]:
         shared = query.keys() & found.keys()
         return sum(query[word] * rarity[word] * found[word] * (SATURATION + 1) / (found[word] + norm) for word in shared)
 
-    return {name: score(found) for name, found in counted.items()}
+    scores = {name: score(found) for name, found in counted.items()}
+    most = max(scores.values(), default=0.0) or 1.0
+    return {name: found / most for name, found in scores.items()}

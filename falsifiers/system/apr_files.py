@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.numeric import apr_format
-from blackswan.falsifiers.numeric.apr_format import BLOCKS, CODES, DTYPES, PLAIN, ROW_MAJOR, Image, Stored, decode, plain
+from blackswan.falsifiers.numeric.apr_format import BLOCKS, CODES, DTYPES, PLAIN, ROW_MAJOR, Image, Stored, plain
 from blackswan.falsifiers.numeric.comparison import Comparison, broken, compare_exactly
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.subjects.doors.files import CorpusFile, Tokenizing
@@ -39,7 +39,8 @@ ROPE_TYPES: tuple[dict[str, Any], ...] = ({"rope_type": 0}, {}, {"rope_type": No
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
+def new_folder() -> Iterator[Path]:
+    """A folder that goes when the block ends."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
@@ -73,7 +74,8 @@ def _bits(value: Array) -> Array:
     return np.ascontiguousarray(value).view(f"u{value.dtype.itemsize}")
 
 
-def _drawn(trial: Trial, **fixed: Any) -> Model:
+def drawn(trial: Trial, **fixed: Any) -> Model:
+    """A model in float32 with nothing beside its weights, of random sizes."""
     return replace(generated(trial.rng("model"), trial.seed, "float32", nf4=False, factor=1.0, **fixed), config={})
 
 
@@ -91,21 +93,21 @@ def _reads_alike(trial: Trial, folder: Path, model: Model, file: Image) -> list[
 def equals_safetensors(trial: Trial) -> Iterator[Comparison]:
     """F32, F16 and BF16, mixed; metadata by any of its names, contents in any order, vectors as rows, tensors of a training run, any
     rope_type."""
-    rng, model = trial.rng("file"), _drawn(trial)
+    rng, model = trial.rng("file"), drawn(trial)
     positions = {"max_position_embeddings": int(rng.choice([512, apr_spellings.POSITIONS]))}
-    chosen, model = _mixed(rng, replace(model, config=config_files.plain(model.scalars) | SPECIAL | positions))
+    chosen, model = mixed(rng, replace(model, config=config_files.plain(model.scalars) | SPECIAL | positions))
     stored = [plain(name, value, chosen[name]) for name, value in model.decoder.items()]
     rows = [replace(each, shape=(1, *each.shape)) if len(each.shape) == 1 and rng.integers(2) else each for each in stored]
     own = [Stored("__training__.step", CODES["I64"], (1,), bytes(8)), plain("__training__.m", np.ones(3), "F32")]
     said = apr_spellings.spelled(rng, metadata(model.scalars) | positions) | OF_A_WRITER | (OF_HALVES, *ROPE_TYPES)[int(rng.integers(5))]
     order = [int(place) for place in rng.permutation(len(rows) + len(own))]
     file = image(said, rows + own, order=order, header={"flags": apr_spellings.flags(rng)}, footer=bool(rng.integers(2)))
-    with _folder() as folder:
+    with new_folder() as folder:
         yield from _reads_alike(trial, folder, model, replace(file, metadata=apr_spellings.text(rng, said)))
         yield from _merges_alike(trial, folder)
 
 
-def _mixed(rng: Generator, model: Model) -> tuple[dict[str, str], Model]:
+def mixed(rng: Generator, model: Model) -> tuple[dict[str, str], Model]:
     """The model with each tensor in a dtype of its own, and these by name."""
     chosen = {name: str(rng.choice(list(PLAIN))) for name in model.decoder}
     return chosen, replace(model, decoder={name: value.astype(PLAIN[chosen[name]]) for name, value in model.decoder.items()})
@@ -129,14 +131,14 @@ def quantised_exact(trial: Trial) -> Iterator[Comparison]:
     rng, gguf = trial.rng("file"), trial.seed % 3 == 1
     long = trial.seed % 6 == 0
     sizes = LONG if long else {"hidden": int(rng.choice([32, 256]))}
-    model = _drawn(trial, layers=1, **sizes, **({"family": "llama"} if gguf else {}))
+    model = drawn(trial, layers=1, **sizes, **({"family": "llama"} if gguf else {}))
     chosen = {EMBEDDING: "AprQ4"} if long else {}
     stored = [_random_blocks(rng, name, value.shape, chosen.get(name)) for name, value in model.decoder.items()]
     model = replace(model, decoder={each.name: apr_format.array(each) for each in stored})
     if gguf:
         rows = {name: _order(apr_format.huggingface_rows, name, value, model.scalars) for name, value in model.decoder.items()}
         model, stored = replace(model, decoder=rows), [replace(each, name=apr_format.gguf_name(each.name)) for each in stored]
-    with _folder() as folder:
+    with new_folder() as folder:
         yield from _reads_alike(trial, folder, model, image(metadata(model.scalars), stored))
 
 
@@ -165,9 +167,9 @@ def gguf_names(trial: Trial) -> Iterator[Comparison]:
     names and is refused; all else that rope_type may say is taken and decides nothing, as it is of a Qwen.
     """
     for family in ("llama", str(trial.rng("family").choice(["qwen2", "qwen3"]))):
-        model = _drawn(trial, family=family, kv_heads=1, heads=2, layers=1 + 10 * (trial.seed % 3 == 0))
+        model = drawn(trial, family=family, kv_heads=1, heads=2, layers=1 + 10 * (trial.seed % 3 == 0))
         stored = [_as_gguf(name, value, model.scalars) for name, value in model.decoder.items()]
-        with _folder() as folder:
+        with new_folder() as folder:
             yield from _reads_alike(trial, folder, model, image(metadata(model.scalars) | ROPE_TYPES[trial.seed % 3], stored))
             for said in (*ROPE_TYPES, OF_HALVES):
                 (folder / "model.apr").write_bytes(image(metadata(model.scalars) | said, stored).pack())
@@ -191,7 +193,7 @@ def _order(reorder: Callable[[Array, int], Array], name: str, value: Array, scal
 def tied_heads(trial: Trial) -> list[Comparison]:
     """Tied: no output layer, a copy, or an entry without bytes, by GGUF's name too, said to be tied or not. Untied: another one, one
     that differs from the embedding by one ulp of one element, or a copy said to be so."""
-    tied, own = _drawn(trial, tied=True), _drawn(trial, tied=False)
+    tied, own = drawn(trial, tied=True), drawn(trial, tied=False)
     stored = [plain(name, value, "F32") for name, value in tied.decoder.items()]
     copy = plain(HEAD, tied.decoder[EMBEDDING], "F32")
     empty, gguf = replace(copy, content=b""), [_as_gguf(name, value, tied.scalars) for name, value in tied.decoder.items()]
@@ -212,7 +214,7 @@ def tied_heads(trial: Trial) -> list[Comparison]:
     }  # fmt: skip
     found = []
     for case, (model, file) in cases.items():
-        with _folder() as folder:
+        with new_folder() as folder:
             found += [replace(each, tensor=f"{case}: {each.tensor}") for each in _reads_alike(trial, folder, model, file)]
     return found
 
@@ -227,10 +229,10 @@ def _by_a_name(trial: Trial) -> str:
 def written_file(trial: Trial) -> Iterator[Comparison]:
     """Each byte of a file that was written from a folder of tensors in several dtypes: header, metadata, index, padding, checksums and
     tensors; and it is read again. A dtype that the format lacks is refused where no other is asked for."""
-    rng, model = trial.rng("file"), _drawn(trial, **({} if trial.seed % 8 else LONG))
-    chosen, model = _mixed(rng, replace(model, config=config_files.plain(model.scalars) | SPECIAL))
+    rng, model = trial.rng("file"), drawn(trial, **({} if trial.seed % 8 else LONG))
+    chosen, model = mixed(rng, replace(model, config=config_files.plain(model.scalars) | SPECIAL))
     dtype = (None, "float32", "float16", "bfloat16")[int(rng.integers(4))]
-    with _folder() as folder:
+    with new_folder() as folder:
         base, path = model.write_checkpoint(folder / "base"), folder / "model.apr"
         shutil.copyfile(CHECKPOINT / TOKENIZER, base / TOKENIZER)
         trial.files.export(base, path, dtype)
@@ -278,93 +280,13 @@ def _same_layout(content: bytes, header: Mapping[str, Any], stored: Sequence[Sto
     ]
 
 
-@reads_files
-def quantised_export(trial: Trial) -> list[Comparison]:
-    """Q8 and Q4 of a file that was written from tensors in several dtypes, read by the formulas: scales are those of the largest
-    magnitudes, and each element has the nearest of the steps of the scale that is stored; vectors keep their bits. Matrices hold midpoints
-    between steps too, and some nothing but zeros. A scale that float16 does not hold is refused."""
-    exact = _with_midpoints(trial, _drawn(trial, **({} if trial.seed % 6 else LONG)))
-    found, (_, model) = [], _mixed(trial.rng("dtypes"), exact)
-    with _folder() as folder:
-        base = model.write_checkpoint(folder / "base")
-        shutil.copyfile(CHECKPOINT / TOKENIZER, base / TOKENIZER)
-        for dtype, code in (("q8", "AprQ8"), ("q4", "AprQ4")):
-            path = folder / f"{dtype}.apr"
-            trial.files.export(base, path, dtype)
-            stored = apr_format.read(path)[2]
-            for name, value in model.decoder.items():
-                if value.ndim == 1:
-                    found += same_bits({name: value}, {name: apr_format.array(stored[name])})
-                    continue
-                found += same(f"dtype of {name}", CODES[code], stored[name].code)
-                if found[-1].held:
-                    found += _nearest_steps(f"{name} in {dtype}", value, stored[name].content, dtype)
-            found += same_bits({name: apr_format.array(each) for name, each in stored.items()}, trial.files.read_checkpoint(path))
-        return found + _largest_scales(trial, exact, folder)
-
-
-def _largest_scales(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
-    """A weight of seven times the largest number of float16 is written in q4; one twice as large is refused by its tensor's name."""
-    found = []
-    for name, factor in (("largest", 7), ("too large", 14)):
-        decoder = {**model.decoder, EMBEDDING: model.decoder[EMBEDDING].copy()}
-        decoder[EMBEDDING][-1, -1] = -factor * float(np.finfo(np.float16).max)
-        base = replace(model, decoder=decoder).write_checkpoint(folder / name)
-        shutil.copyfile(CHECKPOINT / TOKENIZER, base / TOKENIZER)
-        ask = partial(trial.files.export, base, folder / f"{name}.apr", "q4")
-        if factor == 7:
-            ask()
-            read = trial.files.read_checkpoint(folder / f"{name}.apr")[EMBEDDING]
-            found += same("the largest weight in q4", decoder[EMBEDDING][-1, -1], read[-1, -1])
-        else:
-            found.append(trial.refuses("a weight too large for q4", ask, EMBEDDING.replace(".", r"\."), "ValueError"))
-            found += same("files of a refused export", [], [each.name for each in folder.glob(f"*{name}*.*")])
-    return found
-
-
-def _with_midpoints(trial: Trial, model: Model) -> Model:
-    """The model with some elements of its matrices next to midway between two steps of their block's unrounded scale, a block of zeros and
-    one of a subnormal scale in each, and a matrix of zeros in a layer."""
-    rng, decoder = trial.rng("midpoints"), dict(model.decoder)
-    for name, value in decoder.items():
-        if value.ndim == 2:
-            flat = value.reshape(-1).copy()
-            blocks = flat[: len(flat) // 32 * 32].reshape(-1, 32)
-            steps = (rng.integers(-6, 6, blocks.shape) + rng.uniform(0.498, 0.502, blocks.shape)) / 7
-            near = steps * np.abs(blocks).max(axis=1, keepdims=True)
-            blocks[:, ::3] = near[:, ::3].astype(np.float32)
-            blocks[0], blocks[1:2] = 0.0, blocks[1:2] * 2.0**-16
-            decoder[name] = np.zeros_like(value) if name.endswith("up_proj.weight") else flat.reshape(value.shape)
-    return replace(model, decoder=decoder)
-
-
-def _nearest_steps(name: str, value: Array, content: bytes, dtype: str) -> list[Comparison]:
-    """The scales of a matrix in q8, or of each block of 32 in q4, and how many elements have another step than the nearest of theirs."""
-    flat = value.astype(np.float64).reshape(-1)
-    blocks = flat[None] if dtype == "q8" else np.pad(flat, (0, -len(flat) % 32)).reshape(-1, 32)
-    most, stored = (127, np.float32) if dtype == "q8" else (7, np.float16)
-    raw = np.frombuffer(content, np.uint8)
-    scales = raw[:4].view(np.float32) if dtype == "q8" else np.ascontiguousarray(raw.reshape(-1, 18)[:, :2]).view(np.float16).ravel()
-    wanted = (np.abs(blocks).max(axis=1).astype(np.float32) / np.float32(most)).astype(stored)
-    steps = scales.astype(np.float64)[:, None]
-    read = decode("AprQ8" if dtype == "q8" else "AprQ4", content, value.shape)
-    codes = np.pad(read.astype(np.float64).reshape(-1), (0, blocks.size - len(flat))).reshape(blocks.shape)
-    least = np.abs(blocks - np.clip(np.rint(blocks / np.where(steps > 0, steps, 1)), -most - (dtype == "q4"), most) * steps)
-    # A tie may go either way: the quotient is rounded to float32.
-    further = np.abs(codes - blocks) > least + 2.0**-21 * np.abs(blocks)
-    return [
-        *same(f"scales of {name}", wanted, scales),
-        *same(f"{name}, elements that have another step than the nearest", 0, int(further.sum())),
-    ]
-
-
 def pretraining_starts(trial: Trial) -> Iterator[Comparison]:
     """The decoder of a run that starts from a file, against the weights; another family, a missing and a foreign tensor are refused."""
-    model, other = _drawn(trial, family="qwen2", layers=2, tied=True), _drawn(trial, family="llama", layers=2)
+    model, other = drawn(trial, family="qwen2", layers=2, tied=True), drawn(trial, family="llama", layers=2)
     stored = [plain(name, value, "F32") for name, value in model.decoder.items()]
     said = metadata(model.scalars)
     lora = plain("lora.0.q_proj.lora_a", np.ones((2, 4)), "F32")
-    with _folder() as folder:
+    with new_folder() as folder:
         base, theirs, path = model.write_checkpoint(folder / "base"), other.write_checkpoint(folder / "theirs"), folder / "model.apr"
         path.write_bytes(image(said, stored).pack())
         for architecture in (base, path):
@@ -380,7 +302,7 @@ def tokenizer_beside(trial: Trial) -> Iterator[Comparison]:
     """MODEL.tokenizer.json is read, and without it nothing, whatever other tokenizers lie in the folder; MODEL.apr is a link to a file of
     another name, as in Hugging Face's cache. So is MODEL.tokenizer_config.json, whose padding an empty text is. With both, a classifier is
     made of the file."""
-    with _folder() as folder:
+    with new_folder() as folder:
         path = folder / "model.v2.apr"
         (folder / "blob").write_bytes(b"")
         path.symlink_to("blob")

@@ -1,0 +1,98 @@
+"""Exports of a model in Q8 and Q4 blocks, read by the formulas of the formats."""
+
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from blackswan.falsifiers.data import CHECKPOINT
+from blackswan.falsifiers.numeric import apr_format
+from blackswan.falsifiers.numeric.apr_format import CODES, decode
+from blackswan.falsifiers.numeric.comparison import Comparison
+from blackswan.falsifiers.system.adapter_files import TOKENIZER, Model
+from blackswan.falsifiers.system.apr_files import EMBEDDING, LONG, drawn, mixed, new_folder, same_bits
+from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.trial import Trial, reads_files
+from blackswan.reference.table import Array
+
+
+@reads_files
+def quantised_export(trial: Trial) -> list[Comparison]:
+    """Q8 and Q4 of a file that was written from tensors in several dtypes, read by the formulas: scales are those of the largest
+    magnitudes, and each element has the nearest of the steps of the scale that is stored; vectors keep their bits. Matrices hold midpoints
+    between steps too, and some nothing but zeros. A scale that float16 does not hold is refused."""
+    exact = _with_midpoints(trial, drawn(trial, **({} if trial.seed % 6 else LONG)))
+    found, (_, model) = [], mixed(trial.rng("dtypes"), exact)
+    with new_folder() as folder:
+        base = model.write_checkpoint(folder / "base")
+        shutil.copyfile(CHECKPOINT / TOKENIZER, base / TOKENIZER)
+        for dtype, code in (("q8", "AprQ8"), ("q4", "AprQ4")):
+            path = folder / f"{dtype}.apr"
+            trial.files.export(base, path, dtype)
+            stored = apr_format.read(path)[2]
+            for name, value in model.decoder.items():
+                if value.ndim == 1:
+                    found += same_bits({name: value}, {name: apr_format.array(stored[name])})
+                    continue
+                found += same(f"dtype of {name}", CODES[code], stored[name].code)
+                if found[-1].held:
+                    found += _nearest_steps(f"{name} in {dtype}", value, stored[name].content, dtype)
+            found += same_bits({name: apr_format.array(each) for name, each in stored.items()}, trial.files.read_checkpoint(path))
+        return found + _largest_scales(trial, exact, folder)
+
+
+def _largest_scales(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
+    """A weight of seven times the largest number of float16 is written in q4; one twice as large is refused by its tensor's name."""
+    found = []
+    for name, factor in (("largest", 7), ("too large", 14)):
+        decoder = {**model.decoder, EMBEDDING: model.decoder[EMBEDDING].copy()}
+        decoder[EMBEDDING][-1, -1] = -factor * float(np.finfo(np.float16).max)
+        base = replace(model, decoder=decoder).write_checkpoint(folder / name)
+        shutil.copyfile(CHECKPOINT / TOKENIZER, base / TOKENIZER)
+        ask = partial(trial.files.export, base, folder / f"{name}.apr", "q4")
+        if factor == 7:
+            ask()
+            read = trial.files.read_checkpoint(folder / f"{name}.apr")[EMBEDDING]
+            found += same("the largest weight in q4", decoder[EMBEDDING][-1, -1], read[-1, -1])
+        else:
+            found.append(trial.refuses("a weight too large for q4", ask, EMBEDDING.replace(".", r"\."), "ValueError"))
+            found += same("files of a refused export", [], [each.name for each in folder.glob(f"*{name}*.*")])
+    return found
+
+
+def _with_midpoints(trial: Trial, model: Model) -> Model:
+    """The model with some elements of its matrices next to midway between two steps of their block's unrounded scale, a block of zeros and
+    one of a subnormal scale in each, and a matrix of zeros in a layer."""
+    rng, decoder = trial.rng("midpoints"), dict(model.decoder)
+    for name, value in decoder.items():
+        if value.ndim == 2:
+            flat = value.reshape(-1).copy()
+            blocks = flat[: len(flat) // 32 * 32].reshape(-1, 32)
+            steps = (rng.integers(-6, 6, blocks.shape) + rng.uniform(0.498, 0.502, blocks.shape)) / 7
+            near = steps * np.abs(blocks).max(axis=1, keepdims=True)
+            blocks[:, ::3] = near[:, ::3].astype(np.float32)
+            blocks[0], blocks[1:2] = 0.0, blocks[1:2] * 2.0**-16
+            decoder[name] = np.zeros_like(value) if name.endswith("up_proj.weight") else flat.reshape(value.shape)
+    return replace(model, decoder=decoder)
+
+
+def _nearest_steps(name: str, value: Array, content: bytes, dtype: str) -> list[Comparison]:
+    """The scales of a matrix in q8, or of each block of 32 in q4, and how many elements have another step than the nearest of theirs."""
+    flat = value.astype(np.float64).reshape(-1)
+    blocks = flat[None] if dtype == "q8" else np.pad(flat, (0, -len(flat) % 32)).reshape(-1, 32)
+    most, stored = (127, np.float32) if dtype == "q8" else (7, np.float16)
+    raw = np.frombuffer(content, np.uint8)
+    scales = raw[:4].view(np.float32) if dtype == "q8" else np.ascontiguousarray(raw.reshape(-1, 18)[:, :2]).view(np.float16).ravel()
+    wanted = (np.abs(blocks).max(axis=1).astype(np.float32) / np.float32(most)).astype(stored)
+    steps = scales.astype(np.float64)[:, None]
+    read = decode("AprQ8" if dtype == "q8" else "AprQ4", content, value.shape)
+    codes = np.pad(read.astype(np.float64).reshape(-1), (0, blocks.size - len(flat))).reshape(blocks.shape)
+    least = np.abs(blocks - np.clip(np.rint(blocks / np.where(steps > 0, steps, 1)), -most - (dtype == "q4"), most) * steps)
+    # A tie may go either way: the quotient is rounded to float32.
+    further = np.abs(codes - blocks) > least + 2.0**-21 * np.abs(blocks)
+    return [
+        *same(f"scales of {name}", wanted, scales),
+        *same(f"{name}, elements that have another step than the nearest", 0, int(further.sum())),
+    ]
