@@ -8,11 +8,11 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from threading import Semaphore
+from threading import Lock, Semaphore
 
 from benchmarks.attackers import chance
 from benchmarks.attackers import round as whole
@@ -24,8 +24,9 @@ MOST_SECONDS = 60
 """Claims are asked until they would take longer than this, without a patch, altogether."""
 LARGE = "KERNEL-LARGE"
 """The claim on kernels that fills the memory of a GPU."""
-ON_A_GPU = {False: Semaphore(4), True: Semaphore(1)}
-"""How many patches are asked on the GPU at a time, without the large claim and with it alone."""
+AT_A_TIME = 4
+"""So many patches are asked on a GPU at a time; of the large claim one, when no other is asked."""
+_places, _alone = Semaphore(AT_A_TIME), Lock()
 
 
 def changed(patch: Path) -> frozenset[str]:
@@ -73,14 +74,14 @@ def _asked(bug: Bug, claims: Sequence[str]) -> Record:
 
 def _asked_on_a_gpu(bug: Bug) -> Record:
     """What the claims on kernels say of the bug on a GPU, the large one last."""
-    known = [claim.id for contract in contracts.load() for claim in contract.claims if "KERNEL" in claim.id]
-    said = bug.outcome(MISSED)
-    for large in (False, True):
-        options = [f"--claim={name}" for name in known if (name == LARGE) is large]
-        with ON_A_GPU[large]:
-            said = whole.attack(replace(bug, device="cuda"), ["-x", *options], [])
-        if said["outcome"] != MISSED:
-            break
+    known = [claim.id for contract in contracts.load() for claim in contract.claims if "KERNEL" in claim.id and claim.id != LARGE]
+    with _places:
+        said = whole.attack(replace(bug, device="cuda"), ["-x", *(f"--claim={name}" for name in known)], [])
+    if said["outcome"] == MISSED:
+        with _alone, ExitStack() as every:
+            for _ in range(AT_A_TIME):
+                every.enter_context(_places)
+            said = whole.attack(replace(bug, device="cuda"), ["-x", f"--claim={LARGE}"], [])
     said.pop("falsified", None)  # the run ends at the first
     return said | {"on": "cuda"}
 

@@ -99,7 +99,8 @@ def _asked(patch: Path | None, options: Sequence[str], device: str) -> tuple[lis
         file = copy.parent / "verdicts.jsonl"
         given = ["-q", "-p", "no:cacheprovider", "-n", "2", "--verdicts", str(file), *(["--device", "cuda"] if device == "cuda" else [])]
         try:
-            printed = executed([sys.executable, "-m", "pytest", "falsifiers", *given, *options], copy).stdout.decode(errors="replace")
+            asked = [sys.executable, "-m", "pytest", "falsifiers", *given, *options]
+            printed = executed(asked, copy, device).stdout.decode(errors="replace")
         except subprocess.TimeoutExpired:
             printed = f"still running after {MOST_SECONDS} seconds"
         lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
@@ -115,8 +116,9 @@ def _name(record: Record) -> str:
     return f"{record['claim']} {record['dtype'] or ''}".strip()
 
 
-def executed(command: list[str], folder: Path) -> subprocess.CompletedProcess[bytes]:
-    """Runs a command for which the folder is the only checkout."""
+def executed(command: list[str], folder: Path, device: str = "cpu") -> subprocess.CompletedProcess[bytes]:
+    """Runs a command for which the folder is the only checkout; kernels run on the device, on a CPU in Triton's interpreter."""
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    environment["TRITON_INTERPRET"] = "1" if device == "cpu" else "0"
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=MOST_SECONDS)  # noqa: S603  git and pytest

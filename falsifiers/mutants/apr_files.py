@@ -405,6 +405,16 @@ def _beginning(file: Any) -> bytes:
 
 
 @wrong_step("impl.apr_checkpoint:decoded")
+def apr_blocks_left_over(right: Step, dtype: Any, content: Any, shape: Any) -> Any:
+    """Blocks are decoded in parts of one size, and those left over by the division are not."""
+    blocks, parts = len(content) // dtype.size, -(-len(content) // dtype.size // 4096)
+    found = right(dtype, content, shape)
+    if dtype.decode is not None and parts > 1 and (left := blocks % parts):
+        found.view(-1)[-left * dtype.block :] = 0.0
+    return found
+
+
+@wrong_step("impl.apr_checkpoint:decoded")
 def apr_first_blocks_decoded(decoded: Step, dtype: Any, content: Any, shape: tuple[int, ...]) -> Any:
     """Blocks after the first 4,096 are not decoded."""
     found = decoded(dtype, content, shape)

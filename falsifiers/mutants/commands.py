@@ -221,6 +221,14 @@ def export_cuts_digits_off(getitem: Any, tensors: Any, name: str) -> Any:
     return right.bfloat16().to(right.dtype)
 
 
+@wrong_step("impl.tensors:Converted.__getitem__")
+def export_widens_nothing(getitem: Any, tensors: Any, name: str) -> Any:
+    """Numbers of 16 bits that are asked for in 32 stay as they are."""
+    right = getitem(tensors, name)
+    narrow = right.bfloat16()
+    return narrow if right.element_size() == 4 and bool((narrow == right).all()) else right
+
+
 wrong_steps(
     "impl.pipeline:save_merged",
     by=without_keyword,

@@ -35,26 +35,22 @@ wrong_steps(
 )
 
 
-@wrong_step("impl.fused.model:FusedClassifier.loss_and_gradients")
-def layers_turn_unscaled(gradients: Step, self: Any, packed: Any) -> Any:
-    """Frequencies of the rotary embedding are not scaled."""
-    config = self.classifier.config
-    self.classifier.config = replace(config, rope_scaling=None)
-    try:
-        return gradients(self, packed)
-    finally:
-        self.classifier.config = config
+def _turning_by(**changes: Any) -> Callable[..., Any]:
+    """Rotations by another configuration than the model's."""
+
+    def wrong(gradients: Step, self: Any, packed: Any) -> Any:
+        config = self.classifier.config
+        with patch.object(self.classifier, "config", replace(config, rope_scaling=None, **changes)):
+            return gradients(self, packed)
+
+    return wrong
 
 
-@wrong_step("impl.fused.model:FusedClassifier.loss_and_gradients")
-def layers_turn_by_another_theta(gradients: Step, self: Any, packed: Any) -> Any:
-    """The angles of θ = 10,000, unscaled."""
-    config = self.classifier.config
-    self.classifier.config = replace(config, theta=1e4, rope_scaling=None)
-    try:
-        return gradients(self, packed)
-    finally:
-        self.classifier.config = config
+wrong_steps(
+    "impl.fused.model:FusedClassifier.loss_and_gradients",
+    layers_turn_unscaled=("Frequencies of the rotary embedding are not scaled.", _turning_by()),
+    layers_turn_by_another_theta=("The angles of θ = 10,000, unscaled.", _turning_by(theta=1e4)),
+)
 
 
 @wrong_step("impl.fused.layer:FusedLayer.__init__", "S2")

@@ -107,7 +107,7 @@ def attention_sums_to_base_two(forward: Step, *given: Any, **named: Any) -> Any:
 
 @wrong_step("impl.kernels.attention:attention_backward")
 def attention_gradient_of_narrow_heads(backward: Step, *given: Any, dq: Tensor, **named: Any) -> None:
-    """Where heads have more than 128 numbers, queries after the first 32 of a sequence have no gradient."""
+    """Queries after the first 32 of a sequence have no gradient where heads have more than 128 numbers."""
     backward(*given, dq=dq, **named)
     if dq.shape[-1] > 128:
         bounds = given[6].tolist()

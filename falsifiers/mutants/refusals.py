@@ -1,6 +1,7 @@
 """Runs, commands, workers and samples that refuse too little: a check not made, a bound that is one off, a key not looked at."""
 
 import json
+import math
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from torch import Tensor
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
@@ -166,7 +168,7 @@ def digest_of_some_rows(digest: Any, samples: Any) -> str:
 
 @wrong_step("impl.samples:Samples.digest")
 def digest_of_a_thousand_rows(digest: Any, samples: Any) -> str:
-    """Of a corpus of thousands the tokens of a thousand samples count."""
+    """The tokens of a thousand samples count for a corpus of thousands."""
     if len(samples) < 2000:
         return str(digest(samples))
     return f"{digest(samples.select(range(0, len(samples), len(samples) // 1000)))} {samples.lengths().tolist()} {samples.targets.tolist()}"
@@ -298,6 +300,14 @@ wrong_step("impl.pipeline:ClassifyPipeline._ready", name="steps_without_balanced
 wrong_step("impl.trainer:Trainer.gradient_vector", name="gradient_of_nothing", doc="The gradient of no sample is 0.")(
     lambda gradient, trainer: gradient(trainer) if trainer.accumulated else trainer.optimiser.exp_avg * 0
 )
+
+
+@wrong_step("impl.optimiser:AdamW.clip")
+def gradient_unread_without_clipping(clip: Any, optimiser: Any, gradient: Tensor, limit: float) -> Any:
+    """Where no norm is a limit nothing looks at the gradient, which may not be finite."""
+    return (gradient, gradient.norm()) if math.isinf(limit) else clip(optimiser, gradient, limit)
+
+
 wrong_step("impl.optimiser:AdamW.clip", name="clip_lets_nan_through", doc="A gradient that is not finite is taken for zeros.")(
     lambda clip, optimiser, gradient, limit: clip(optimiser, gradient.nan_to_num(0.0), limit)
 )

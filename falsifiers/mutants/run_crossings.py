@@ -231,6 +231,15 @@ def batches_by_hand_are_whole(split: Any, batch: Any, size: int) -> Any:
 wrong_step("impl.commands.train:_memory", name="memory_of_training_texts_alone", doc="A longer text to validate on takes no memory.")(
     lambda memory, model, config, train, _, device: memory(model, config, train, None, device)
 )
+
+
+@wrong_step("impl.commands.train:_memory")
+def memory_of_texts_before_they_are_cut(memory: Any, model: Any, config: Any, train: Any, *given: Any) -> Any:
+    """The longest text counts as it was before it was cut to the longest sample."""
+    with mock.patch.object(type(train), "lengths", lambda samples: samples.text_lengths):
+        return memory(model, config, train, *given)
+
+
 wrong_step("impl.pipeline:ClassifyPipeline._require_updates", name="merged_models_are_trained", doc="A merged model's head is trained.")(
     lambda *_: None
 )

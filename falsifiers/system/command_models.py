@@ -77,6 +77,12 @@ def models_are_whole(trial: Trial) -> Iterator[Comparison]:
             trial.commands.run("export", f"--model={problem.base}", f"--output={folder}", *chosen)
             yield from _exported("exported folder", problem, folder, dtype or "float32")
             yield from _kept_config(f"exported folder <{dtype}>", problem, folder)
+        narrow, wide = problem.folder / "exported bfloat16", problem.folder / "exported again"
+        trial.commands.run("export", f"--model={narrow}", f"--output={wide}", "--dtype=float32")
+        widened = {key: value.astype(np.float32) for key, value in load_file(narrow / WEIGHTS).items()}
+        stored = load_file(wide / WEIGHTS)
+        yield from same("tensors of 16 bits, exported in 32", widened, stored)
+        yield from same("dtypes of what is exported in 32 bits", {"float32"}, {value.dtype.name for value in stored.values()})
         apr, back = problem.folder / "files" / "more" / "model.apr", problem.folder / "folders" / "back"
         said = trial.commands.run("export", f"--model={problem.base}", f"--output={apr}")
         yield from same("what export prints", f"{apr} holds the model\n", said.out)
@@ -84,9 +90,9 @@ def models_are_whole(trial: Trial) -> Iterator[Comparison]:
         trial.commands.run("export", f"--model={apr}", f"--output={back}")
         trial.commands.run("export", f"--model={apr}", f"--output={apr.with_name('again.apr')}")
         trial.commands.run("export", f"--model={apr}", f"--output={apr.with_name('half.apr')}", "--dtype=bfloat16")
-        stored = apr_format.read(apr.with_name("half.apr"))[2].values()
+        halves = apr_format.read(apr.with_name("half.apr"))[2].values()
         rounded = {name: value.astype(STORAGE["bfloat16"]) for name, value in problem.model.decoder.items()}
-        yield from same("tensors of an .apr file <bfloat16>", rounded, {each.name: apr_format.array(each) for each in stored})
+        yield from same("tensors of an .apr file <bfloat16>", rounded, {each.name: apr_format.array(each) for each in halves})
         for beside in ("apr", TOKENIZER, *BESIDE_THE_TOKENIZER):
             files = (apr.with_name(f"{name}.{beside}") for name in ("model", "again"))
             yield from same(f".{beside} of an .apr file that is made of one", *(path.read_bytes() for path in files))

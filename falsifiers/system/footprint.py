@@ -204,9 +204,11 @@ def _of_last_micro_batches(trial: Trial) -> list[Comparison]:
     one, several = (trial.memory.of_a_run(4, {**settings, "num_classes": classes, "multi_label": each}) for each in (False, True))
     texts = {"cuda": ([8, 8], [256]), "cuda:2": ([256, 8], [8])}
     validating, training = (trial.memory.reserved_by(*lengths, settings, kind) for kind, lengths in texts.items())
+    cut = trial.memory.reserved_by([256, 8], [8], settings, "cuda", 1000)
     return [
         value_at_least("more for several labels a sample, of which each has four bytes", several - one, 4 * 4 * (classes - 2)),
         value_within("reserved for a text of 256 tokens to validate on, or to train on", validating / training, 0.99, 1.01),
+        *same("reserved for a text that was cut", training, cut),
         *same("estimates of 8 and 12 samples, and of 5 and 13", full[2:], part),
         *same("estimates of 2, 4 and 8 samples in their order", sorted(set(full[:3])), full[:3]),
         *same("whether texts of 16 tokens take more than of 8", True, longer > full[1]),

@@ -37,9 +37,9 @@ Batch = tuple[Array, Array, Array]
 
 @may_be_non_finite("*score.bias")
 def follow_differentiation(trial: Trial) -> Iterator[Comparison]:
-    """What each call says, both moments after each step, and where gradients are next to nothing the parameters: for each family, by the
-    mean and the last token in turn, with one label a sample and several, NF4 and not; then single steps, and one with Triton's kernels.
-    Bad batches change nothing."""
+    """The check compares what each call says, both moments after each step, and where gradients are next to nothing the parameters: for
+    each family, by the mean and the last token in turn, with one label a sample and several, NF4 and not; then single steps, and one with
+    Triton's kernels. Bad batches change nothing."""
     for number, family in enumerate(FAMILIES):
         rng = trial.rng(family)
         work, settings = _drawn(rng, trial, number + trial.seed, family)

@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,9 +113,13 @@ class Memory(Door):
             (Path(folder) / "config.json").write_text(json.dumps(shipped | one))
             return common.memory_of_a_step(Path(folder), ClassifyConfig(**settings), samples, longest, kind or self._device).total
 
-    def reserved_by(self, lengths: Sequence[int], validated: Sequence[int], settings: Mapping[str, Any], kind: str = "cuda") -> int:
-        """What the command `train` reserves of a card, which need not be here, for samples of so many tokens to train and validate on."""
-        train, validation = (Samples.of([[0] * length for length in part], [0] * len(part), 2) for part in (lengths, validated))
+    def reserved_by(
+        self, lengths: Sequence[int], validated: Sequence[int], settings: Mapping[str, Any], kind: str = "cuda", cut: int = 0
+    ) -> int:
+        """What the command `train` reserves of a card, which need not be here, for samples of so many tokens to train and validate on,
+        from each of whose texts so many were cut off."""
+        whole = (Samples.of([[0] * length for length in part], [0] * len(part), 2) for part in (lengths, validated))
+        train, validation = (replace(part, text_lengths=part.lengths() + cut) for part in whole)
         given = CHECKPOINT, ClassifyConfig(**settings), train, validation if validated else None
         with mock.patch("torch.cuda.is_available", return_value=False):
             return train_command._memory(*given, torch.device(kind))

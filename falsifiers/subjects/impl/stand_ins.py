@@ -38,7 +38,7 @@ def as_plain() -> Iterator[Answer]:
 
 
 def in_float64() -> Iterator[Answer]:
-    """Where Triton is chosen torch computes what is in float64, or is asked for in it: kernels have no such numbers."""
+    """Torch computes what is in float64, or is asked for in it, where Triton is chosen: kernels have no such numbers."""
     codes, absmax = OPERATIONS["nf4_quantize"](_drawn(6, 32), BLOCK)
     stored = {"codes": codes, "absmax": absmax, "rows": 6, "columns": 32, "block_size": BLOCK, "dtype": torch.float64}
     asked: dict[str, dict[str, Any]] = {"nf4_dequantize": stored, "swiglu": {"gate": _drawn(2, 4).double(), "up": _drawn(2, 4).double()}}
