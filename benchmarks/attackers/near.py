@@ -1,4 +1,4 @@
-"""Asks about a patch the claims that execute the lines which it changes, the quickest first: seconds in place of a whole run's minutes.
+"""Asks about a patch the claims that execute the lines which it changes, the quickest of them: seconds in place of a whole run's minutes.
 
 No line of a kernel is seen to be executed, because Triton compiles its source; nor is what a module computes when it is imported. So claims
 that execute anything else of the file come next. Where these find nothing, all claims on kernels are asked on a GPU, if there is one.
@@ -106,10 +106,11 @@ def _nearest(lines: frozenset[str], traced: Sequence[chance.Traced]) -> list[tup
 
 
 def main(names: Sequence[str]) -> None:
-    """Prints the first claim, of those named, that does not hold in this checkout."""
+    """Prints the first claim, of those named and in the order of a run, that does not hold in this checkout."""
     chosen = targets(contracts.load(), Selection(claims=[name.split()[0] for name in names]), "cpu")
     known = {f"{target.claim.id} {target.dtype}": target for target in chosen}
-    print(next((name for name in names if chance.Asking(known[name]).outcome(nullcontext(), chance.MOST_SECONDS) != chance.SURVIVED), ""))
+    asked = (name for name in known if name in names)
+    print(next((name for name in asked if chance.Asking(known[name]).outcome(nullcontext(), chance.MOST_SECONDS) != chance.SURVIVED), ""))
 
 
 if __name__ == "__main__":

@@ -47,6 +47,33 @@ def inner_replacements_alone(replaced: Step, functions: Mapping[str, Step]) -> I
         dispatch._replacements = before
 
 
+@wrong_step("impl.dispatch:without_content")
+@contextmanager
+def estimates_end_the_choice_of_a_backend(without: Step, device: Any) -> Iterator[None]:
+    """After an estimate the backend is chosen automatically, whatever block is around."""
+    from blackswan.impl import dispatch
+
+    with without(device):
+        yield
+    dispatch._backend = "auto"
+
+
+@wrong_step("impl.dispatch:without_content")
+@contextmanager
+def failed_estimates_keep_their_backend(without: Step, device: Any) -> Iterator[None]:
+    """After an estimate that fails the backend is the one that it had chosen."""
+    from blackswan.impl import dispatch
+
+    chosen = dispatch._backend
+    try:
+        with without(device):
+            chosen = dispatch._backend
+            yield
+    except BaseException:
+        dispatch._backend = chosen
+        raise
+
+
 @wrong_step("impl.dispatch:scope")
 @contextmanager
 def scope_of_the_innermost_alone(scope: Step, name: str) -> Iterator[None]:

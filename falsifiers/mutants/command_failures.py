@@ -100,6 +100,20 @@ def no_arguments_are_the_programs(main: Any, arguments: Any = None) -> int:
 
 
 @wrong_step("impl.__main__:_run")
+def defects_of_memory_are_too_little_of_it(run: Any, command: Any, options: Any, name: str) -> int:
+    """A RuntimeError that speaks of memory is called a lack of the host's."""
+
+    def asked(options: Any) -> None:
+        try:
+            command(options)
+        except RuntimeError as error:
+            raise MemoryError(str(error)) if type(error) is RuntimeError and "memory" in str(error) else error from None
+
+    status: int = run(asked, options, name)
+    return status
+
+
+@wrong_step("impl.__main__:_run")
 def defects_are_too_little_memory(run: Any, command: Any, options: Any, name: str) -> int:
     """Every RuntimeError is called a lack of the host's memory, and its traceback is lost."""
 

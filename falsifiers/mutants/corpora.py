@@ -227,6 +227,10 @@ wrong_steps(
         "A label keeps only its lower 16 bits.",
         lambda samples: replace(samples, targets=samples.targets % 2**16),
     ),
+    corpus_lengths_of_16_bits=(
+        "The length of a text that was cut keeps only its lower 16 bits.",
+        lambda samples: replace(samples, text_lengths=samples.text_lengths % 2**16),
+    ),
 )
 wrong_step("impl.samples:Rows.__getitem__", name="corpus_ids_of_16_bits", doc="A token id keeps only its lower 16 bits.")(
     lambda getitem, rows, index: [token % 2**16 for token in getitem(rows, index)]

@@ -1,7 +1,7 @@
 """Wrong steps of the hand-written layers: of their composition, and of the trainer around them."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -51,6 +51,12 @@ wrong_steps(
     layers_turn_unscaled=("Frequencies of the rotary embedding are not scaled.", _turning_by()),
     layers_turn_by_another_theta=("The angles of θ = 10,000, unscaled.", _turning_by(theta=1e4)),
 )
+
+
+@wrong_step("impl.fused.weights:blocks_align")
+def layers_join_blocks_that_meet_as_a_sum(align: Step, elements: Sequence[int], block: int) -> bool:
+    """Not each weight has to end with a block, only all of them before the last."""
+    return bool(align([sum(elements[:-1]), elements[-1]], block))
 
 
 @wrong_step("impl.fused.layer:FusedLayer.__init__", "S2")

@@ -22,6 +22,16 @@ def kernel_writes_the_last_pair(launch: Step, kernel: Any, grid: Any, *given: An
     launch(kernel, grid, *tensors, packed, 2 * packed, half, size, **named)
 
 
+@wrong_step("impl.kernels.nf4_dequantize:launch")
+def kernel_reads_a_scale_for_two_blocks(
+    launch: Step, kernel: Any, grid: Any, codes: Tensor, absmax: Tensor, *given: Any, **named: Any
+) -> None:
+    """Every second block of 1,024 numbers has the scale of the one before."""
+    half = given[-2]
+    shared = absmax[torch.arange(len(absmax)) // 2 * 2] if half == 512 else absmax
+    launch(kernel, grid, codes, shared, *given, **named)
+
+
 @wrong_step("impl.kernels.rms_norm:rms_norm_weight_gradient")
 def kernel_sums_no_rows(gradient: Step, dy: Tensor, x: Tensor, rstd: Tensor) -> Any:
     """The gradient of a norm's weight over no rows is what lay in memory."""
@@ -103,6 +113,16 @@ def attention_sums_to_base_two(forward: Step, *given: Any, **named: Any) -> Any:
     """The logarithms of the sums are to the base two."""
     y, lse = forward(*given, **named)
     return y, lse.div_(torch.log(torch.tensor(2.0)))
+
+
+@wrong_step("impl.kernels.attention:attention_forward")
+def attention_writes_beside_its_heads(forward: Step, *given: Any, out: Tensor | None = None, **named: Any) -> Any:
+    """Of heads whose size 16 divides and that is no power of two, numbers are written over those of the next token."""
+    y, lse = forward(*given, **named, **({} if out is None else {"out": out}))
+    size = y.shape[-1]
+    if size % 16 == 0 and size & (size - 1):
+        y[1:, 0, :16] = y[:-1, -1, -16:].clone()
+    return y, lse
 
 
 @wrong_step("impl.kernels.attention:attention_backward")

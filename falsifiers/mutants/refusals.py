@@ -189,6 +189,14 @@ wrong_step("impl.apr_write:_metadata", name="export_without_scaling", doc="A fil
 )
 
 
+@wrong_step("impl.apr_write:_metadata")
+def export_without_scaling_of_few_positions(metadata: Any, config: Any) -> Any:
+    """Scaling counts where there are more positions than before it alone."""
+    scaling = config.rope_scaling
+    few = scaling is not None and config.max_positions <= scaling.original_positions
+    return metadata(replace(config, rope_scaling=None) if few else config)
+
+
 @wrong_step("impl.pipeline:ClassifyPipeline.from_saved")
 def merged_model_on_a_base(opened: Any, folder: Path, model: Path | None = None, **options: Any) -> Any:
     """The base that is given with a merged model is passed over."""

@@ -147,6 +147,10 @@ wrong_steps(
         "The state's checksum leaves out the content of its tensors.",
         lambda digest, text, tensors: digest(text, dict.fromkeys(tensors, torch.zeros(1))),
     ),
+    resume_trusts_ends=(
+        "The state's checksum is that of the first thousand numbers of each tensor.",
+        lambda digest, text, tensors: digest(text, {name: value.reshape(-1)[:1024] for name, value in tensors.items()}),
+    ),
 )
 
 

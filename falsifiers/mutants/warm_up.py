@@ -21,6 +21,16 @@ def _swallowed(warmed: Step, device: Any, rehearse: Step, load: Step) -> Any:
         return load()
 
 
+def _interrupted(warmed: Step, device: Any, rehearse: Step, load: Step) -> Any:
+    def asked() -> None:
+        try:
+            rehearse()
+        except KeyboardInterrupt as error:
+            raise RuntimeError("interrupted") from error
+
+    return warmed(device, asked, load)
+
+
 def _left_out(_: Step, _device: Any, _rehearse: Step, load: Step) -> Any:
     return load()
 
@@ -35,6 +45,7 @@ wrong_steps(
     warm_up_after_upload=("Kernels are compiled when the weights are there.", _after_upload),
     warm_up_error_swallowed=("A warm-up that fails is passed over, and the weights go up.", _swallowed),
     warm_up_left_out=("The first step compiles.", _left_out),
+    warm_up_fails_by_interrupts=("Ctrl-C is told as a device that cannot compute.", _interrupted),
     warm_up_on_the_cpu_too=("Computes first also where nothing is compiled.", _everywhere),
 )
 wrong_steps(

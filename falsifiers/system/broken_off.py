@@ -23,6 +23,8 @@ SECOND_STEP = 7
 """The number of the flush that brings the state of a run's second step to the disk: those before it are for run.json and two states."""
 LARGE = 1 << 22
 """Bytes, more than any other file of a small run has."""
+ILLEGAL = "CUDA error: an illegal memory access was encountered"
+"""A defect of a kernel, which speaks of memory and is no lack of it."""
 SPECIAL = {"eos_token_id": [1, 3], "pad_token_id": 0}
 """Two tokens that end texts, as models that chat have them, and token 0 for padding, whose id must not be taken for none."""
 
@@ -93,6 +95,8 @@ def _ends(trial: Trial, arguments: tuple[object, ...]) -> Iterator[Comparison]:
             yield from same(f"end by {kind}", (status, "", True), (said.status, said.out, said.err.startswith(f"impl {arguments[0]}: ")))
     said = trial.commands.ended_by("RuntimeError", *arguments, message=NO_ROOM)
     yield from same("end by too little memory of the host", (1, True), (said.status, "memory is not enough" in said.err))
+    ask = partial(trial.commands.ended_by, "RuntimeError", *arguments, message=ILLEGAL)
+    yield trial.refuses("end by an illegal access", ask, "illegal memory access", "RuntimeError")
     for kind in DEFECTS.split():
         yield trial.refuses(f"end by {kind}", partial(trial.commands.ended_by, kind, *arguments), kind, kind)
 

@@ -213,13 +213,17 @@ def _with_another_text(texts: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _spoil_models(problem: Small) -> None:
-    """Models in folders of their own: with a token that has no embedding, with frequencies scaled as Llama 3's, with a weight that float16
+    """Models in folders of their own: with a token that has no embedding, with frequencies scaled as Llama 3's, for more
+    positions than before and for as many, with a weight that float16
     does not hold or just holds, without a tokenizer, with a part of it or with one that draws lots.
     """
-    for name in ("scaled", "too large", "largest", "no tokenizer", "torn tokenizer", "drawing tokenizer"):
+    for name in ("scaled", "hardly scaled", "too large", "largest", "no tokenizer", "torn tokenizer", "drawing tokenizer"):
         shutil.copytree(problem.base, problem.folder / name)
     config = problem.folder / "scaled" / MODEL_CONFIG
     config.write_text(json.dumps({**json.loads(config.read_text()), "rope_parameters": LLAMA3, "eos_token_id": [1, 3]}))
+    config = problem.folder / "hardly scaled" / MODEL_CONFIG
+    positions = {"max_position_embeddings": LLAMA3["original_max_position_embeddings"]}
+    config.write_text(json.dumps({**json.loads(config.read_text()), "rope_parameters": LLAMA3, **positions}))
     shutil.copytree(problem.base, problem.folder / "fewer tokens")
     config = problem.folder / "fewer tokens" / MODEL_CONFIG
     config.write_text(json.dumps({**json.loads(config.read_text()), "vocab_size": 2}))
@@ -353,6 +357,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
             f"export {what} as {place}": (("export", f"--model={folder / what}", f"--output={folder / place}", "--dtype=float16"), message)
             for what, message, places in (
                 ("scaled", "rope_scaling", ("new.apr",)),
+                ("hardly scaled", "rope_scaling", ("new.apr",)),
                 ("too large", "embed_tokens", ("new.apr", "new")),
                 ("no tokenizer", "tokenizer.json", ("new.apr", "new")),
             )

@@ -45,6 +45,8 @@ NAMED: tuple[tuple[dict[str, Any] | None, int], ...] = (
     *(({"pad_token": "<pad>", "eos_token": EOS}, 0), ({"eos_token": {"content": EOS}, "bos_token": "<pad>"}, 1)),
 )
 """What tokenizer_config.json names, where there is one, and the id that pads and that an empty text is."""
+VERY_LONG = "}" * 70_000
+"""A text of more tokens than 16 bits count."""
 
 
 @contextmanager
@@ -181,7 +183,8 @@ def statistics_are_numpys(trial: Trial) -> Iterator[Comparison]:
     """
     rng, multi_label = trial.rng("statistics"), trial.seed % 2 == 0
     count = MORE_THAN_A_BYTE if trial.seed % 4 == 0 else int(rng.integers(30, 130))
-    with written(rng, multi_label=multi_label, count=count) as corpus, _tokenizer(rng) as (folder, encode, *_):
+    also = [VERY_LONG] if trial.seed % 4 == 1 else []
+    with written(rng, multi_label=multi_label, count=count, also=also) as corpus, _tokenizer(rng) as (folder, encode, *_):
         tokenizing = Tokenizing(folder, int(rng.integers(2, 60)))
         lengths = np.asarray([max(1, len(encode(text))) for text in corpus.texts])
         count = len(lengths)

@@ -38,6 +38,9 @@ def kernels_come_before_weights(trial: Trial) -> Iterator[Comparison]:
         # The hand-written layers' steps call no operation by name; answers do.
         possible = [failure for failure in FAILURES if backend != "fused" or not failure[1]]
         yield from _refused(trial, kind, work, *possible[int(rng.integers(len(possible)))])
+        yield from same(
+            f"{kind}: Ctrl-C before the weights", "KeyboardInterrupt", trial.devices.opening(work, kind).interrupted("rms_norm")
+        )
         if not trial.on_gpu:
             cold = trial.devices.opening(work, kind)
             cold.open(feigned=False)

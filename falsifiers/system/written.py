@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,13 +45,13 @@ def _multi_hot(label: Label, classes: int) -> list[int]:
 
 
 @contextmanager
-def written(rng: Generator, *, multi_label: bool, count: int | None = None) -> Iterator[Written]:
-    """A corpus of odd texts (the first empty, one twice) and scripts; with `multi_label` a third of the samples has a single label.
+def written(rng: Generator, *, multi_label: bool, count: int | None = None, also: Sequence[str] = ()) -> Iterator[Written]:
+    """A corpus of odd texts (the first empty, one twice), scripts and `also`; with `multi_label` a third of the samples has a single label.
 
     In some corpora the last class has no sample.
     """
     count, classes = count or int(rng.integers(3, 40)), int(rng.integers(2, 7))
-    texts = ["", *(_text(rng) for _ in range(count - 2))]
+    texts = ["", *also, *(_text(rng) for _ in range(count - 2))]
     texts.append(texts[-1])
     used = classes - int(rng.random() < 0.3)
     labels = [_label(rng, classes, used, multi_label) for _ in texts]

@@ -105,7 +105,7 @@ class Block(Session):
 
     def _see_backend(self) -> dict[str, Any]:
         with mock.patch("blackswan.impl.kernels.why_not", return_value=None):
-            return {kind: dispatch.backend_on(torch.device(kind)) for kind in ("cpu", "cuda")}
+            return _computing()
 
     def _see_part(self) -> dict[str, Any]:
         with self._counted:
@@ -124,6 +124,25 @@ class Block(Session):
 
 
 KINDS = ("replaced", "recording", "wrapping", "scope", "unchecked", "backend", "part", "sole_writer")
+
+
+def backends_after_estimates() -> dict[str, list[dict[str, str]]]:
+    """By each backend that a block chooses, what two kinds of device compute with after an estimate for a GPU in it, one that ends with an
+    error and one that does not."""
+    found = dict[str, list[dict[str, str]]]()
+    for choice in CHOICES:
+        with mock.patch("blackswan.impl.kernels.why_not", return_value=None), dispatch.backend(choice):
+            found[choice] = [_computing()]
+            for error in (None, ArithmeticError("in the estimate")):
+                with suppress(ArithmeticError), dispatch.without_content(torch.device("cuda")):
+                    if error is not None:
+                        raise error
+                found[choice].append(_computing())
+    return found
+
+
+def _computing() -> dict[str, str]:
+    return {kind: dispatch.backend_on(torch.device(kind)) for kind in ("cpu", "cuda")}
 
 
 def compilers_after_imports() -> dict[str, bool]:

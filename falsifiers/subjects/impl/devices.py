@@ -19,7 +19,7 @@ from torch import Tensor
 from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of, to_numpy
 from blackswan.falsifiers.subjects.doors.devices import Chosen, OnCards, Plant, Workload
 from blackswan.falsifiers.subjects.impl import Door
-from blackswan.falsifiers.subjects.impl.blocks import KINDS, Block, compilers_after_imports
+from blackswan.falsifiers.subjects.impl.blocks import KINDS, Block, backends_after_estimates, compilers_after_imports
 from blackswan.falsifiers.subjects.impl.hand_written import Steps
 from blackswan.falsifiers.subjects.impl.large import changed_when_repeated, last_rows
 from blackswan.falsifiers.subjects.impl.openings import Opening
@@ -180,6 +180,11 @@ class Devices(Door):
     def compilers_after_imports(self) -> dict[str, bool]:
         """Whether torch's compiler is as before when a library was imported that is there, and when one is missing."""
         return compilers_after_imports()
+
+    def backends_after_estimates(self) -> dict[str, list[dict[str, str]]]:
+        """By each backend that is chosen, what two kinds of device compute with before an estimate and after each of two, of which the last
+        one fails."""
+        return backends_after_estimates()
 
     def opening(self, work: Workload, kind: str, **settings: Any) -> Opening:
         """A classifier or a decoder that is to be opened."""

@@ -57,6 +57,14 @@ class Opening(Session):
             stack.enter_context(dispatch.wrapping(self._around))
             self._model = self._open()
 
+    def interrupted(self, failing: str) -> str:
+        """The name of the exception that comes out where Ctrl-C comes while the operation is computed."""
+        try:
+            self.open(failing, error="KeyboardInterrupt")
+        except BaseException as error:
+            return type(error).__name__
+        return "none"
+
     def asked(self) -> list[str]:
         """The weights that were asked for."""
         return self._asked
@@ -156,14 +164,14 @@ def _kinds(operation: str, arguments: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} {str(value.dtype).removeprefix('torch.')}{width}"
 
 
-def _failing(operation: str, error: type[Exception]) -> Callable[..., Any]:
+def _failing(operation: str, error: type[BaseException]) -> Callable[..., Any]:
     def failing(**_: Any) -> Any:
         raise error(f"{operation} does not compile")
 
     return failing
 
 
-def _backwards(operation: str, error: type[Exception]) -> Callable[..., Any]:
+def _backwards(operation: str, error: type[BaseException]) -> Callable[..., Any]:
     """The right operation, whose backward pass fails."""
     failing = _failing(operation, error)
     return lambda **arguments: _NoBackward.apply(OPERATIONS[operation](**arguments), failing)  # type: ignore[no-untyped-call]  # torch

@@ -89,6 +89,8 @@ def _situations() -> Iterator[Situation]:
         yield f"columns of codes and absmax, {dtype}", "nf4_dequantize", {**of_dtype, "rows": 6, "columns": 32}, ()
         product = {**of_dtype, "in_features": 32, "out_features": 6, "bias": _drawn(6), "x": x.half()}
         yield f"columns of codes and absmax, {dtype}, a bias of 32 bits", "nf4_linear", product, ("x",)
+    codes, absmax = OPERATIONS["nf4_quantize"](_drawn(5, 1000), 1024)
+    yield "blocks of 1,024", "nf4_dequantize", {"codes": codes, "absmax": absmax, "rows": 5, "columns": 1000, "block_size": 1024}, ()
 
 
 def misuses() -> Iterator[Answer]:
@@ -137,7 +139,7 @@ LENGTHS, BEFORE, AFTER, SCALE = (0, 70, 1, 33), 2, 3, 0.3
 def packed() -> Iterator[Answer]:
     """Attention of packed sequences with a scale of its own, beside float64's one by one: results, the logarithms of the sums and
     gradients; and what lies outside of the sequences."""
-    for head, dtype in ((136, torch.float16), (72, torch.float16), (20, torch.float16), (20, torch.float32)):
+    for head, dtype in ((136, torch.float16), (72, torch.float16), (48, torch.float16), (20, torch.float16), (20, torch.float32)):
         tokens = BEFORE + sum(LENGTHS) + AFTER
         q, k, v, dy = (_drawn(tokens, heads, head).to(dtype) for heads in (2, 1, 1, 2))
         bounds = BEFORE + torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()], dtype=torch.int32)
