@@ -1,7 +1,9 @@
 """Suspects of a falsified claim: which functions are ranked, and that they are said wherever a verdict is."""
 
 import json
+import runpy
 import sys
+import threading
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,9 +15,9 @@ from reports_factory import CULPRIT, verdict
 
 from blackswan.falsifiers.diagnosis.blame import diagnose
 from blackswan.falsifiers.diagnosis.run_failures import recorded
-from blackswan.falsifiers.diagnosis.suspects import NAMED, executed, failures_like, program, suspects, words
+from blackswan.falsifiers.diagnosis.suspects import NAMED, SOURCES, executed, failures_like, program, suspects, words
 from blackswan.falsifiers.mutants import subject as mutated
-from blackswan.falsifiers.mutants.registry import STEPS
+from blackswan.falsifiers.mutants.registry import STEPS, applied
 from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.answers import raised as raised_instead
 from blackswan.falsifiers.runner.engine import Options, falsify
@@ -114,10 +116,36 @@ def test_calls_inside_the_block_are_named_by_module_and_function_and_tracing_end
     assert sys.gettrace() is before
 
 
-def test_functions_of_a_process_that_the_block_starts_are_named_too():
-    with executed() as ran:
-        IMPL.door("corpora").elsewhere("epoch_order", 5, 1, 0)
+def test_a_rank_has_what_is_planted_here_and_is_traced():
+    right = IMPL.door("corpora").elsewhere("epoch_order", 50, 1, 1)
+    with applied("order_same_in_each_epoch"):
+        wrong = IMPL.door("corpora").elsewhere("epoch_order", 50, 1, 1)
+        with executed() as ran:
+            assert IMPL.door("corpora").elsewhere("epoch_order", 50, 1, 1) == wrong != right
     assert "impl.samples:epoch_order" in ran
+
+
+def test_a_thread_that_outlives_the_block_is_traced_no_more(tmp_path):
+    marker, go_on = (lambda *_: None), threading.Event()
+    threading.settrace(marker)
+    try:
+        with executed() as ran:
+            thread = threading.Thread(target=lambda: (go_on.wait(9), samples.effective_batches([1], 1)))
+            thread.start()
+        with (tmp_path / "another").open("w") as opened:  # which may have the number of the file that was closed
+            go_on.set()
+            thread.join()
+            assert not (tmp_path / "another").read_text(), opened.name
+        assert "impl.samples:effective_batches" not in ran
+        assert threading.gettrace() is marker
+    finally:
+        threading.settrace(None)
+
+
+def test_the_body_of_a_module_is_no_function():
+    with executed() as ran:
+        runpy.run_path(str(SOURCES / "metrics.py"), run_name="again")
+    assert not {name for name in ran if name.startswith("impl.metrics:")}
 
 
 def test_a_failure_at_a_known_place_names_the_mutants_that_fail_there():

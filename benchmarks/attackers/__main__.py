@@ -2,7 +2,7 @@
 `random` in its place, changes that are drawn (see `chance`).
 
 Results go to results.json beside the patches; patches that are there are not run again without `--again`. What stands after `--` goes to
-pytest, and such results to a file of their own. Bugs that show on a GPU only are NOT RUN without one.
+pytest, and such results to a file of their own. Bugs that show on a GPU only are NOT RUN without one, or asked on a CPU with `--near`.
 """
 
 import argparse

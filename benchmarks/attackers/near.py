@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from threading import Lock, Semaphore
 
+from benchmarks import command
 from benchmarks.attackers import chance
 from benchmarks.attackers import round as whole
 from benchmarks.attackers.round import BROKEN, FOUND, MISSED, NOT_RUN, Bug, Record, executed, planted
@@ -109,6 +110,8 @@ def main(names: Sequence[str]) -> None:
     """Prints the first claim, of those named and in the order of a run, that does not hold in this checkout."""
     chosen = targets(contracts.load(), Selection(claims=[name.split()[0] for name in names]), "cpu")
     known = {f"{target.claim.id} {target.dtype}": target for target in chosen}
+    if missing := sorted({*names} - known.keys()):
+        raise command.CannotRun(f"{missing[0]}: this checkout has no such claim; commit what the claims were traced in")
     asked = (name for name in known if name in names)
     print(next((name for name in asked if chance.Asking(known[name]).outcome(nullcontext(), chance.MOST_SECONDS) != chance.SURVIVED), ""))
 

@@ -16,7 +16,7 @@ from blackswan.contracts.model import Claim
 from blackswan.falsifiers.diagnosis.local import Local, Suspicion
 from blackswan.falsifiers.diagnosis.mutant_match import Question, find, find_in_call, questions
 from blackswan.falsifiers.diagnosis.run_failures import not_averaged, place
-from blackswan.falsifiers.diagnosis.suspects import executed, failures_like, suspects
+from blackswan.falsifiers.diagnosis.suspects import NAMED, executed, failures_like, suspects
 from blackswan.falsifiers.diagnosis.trace_check import NOT_CALLED, Section, Trace, same
 from blackswan.falsifiers.diagnosis.training_trace import Training
 from blackswan.falsifiers.mutants import MUTANTS
@@ -56,12 +56,12 @@ def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: S
         mutant, distance = find_in_call(claim, found.call, case, subject, left_out)
     if found is None:
         found = _unexplained(claim, comparison, mutant)
-    named = suspects(claim, comparison.where if comparison else "", ran) if subject.name == "impl" else ()
+    named = suspects(claim, comparison.where if comparison else "", ran)[: NAMED - 1] if subject.name == "impl" else ()
     return Culprit(found.operation, found.path, found.explanation, mutant, distance, named)
 
 
 def _in_the_program(claim: Claim, case: Case, comparison: Comparison, subject: Subject) -> Culprit | None:
-    """The most suspicious of the functions that run while the claim is asked again, and the next ones."""
+    """The most suspicious of the functions that run while the claim is asked again (of all where none is seen to), and the next ones."""
     with executed() as ran, suppress(Exception, SystemExit):
         KINDS[claim.kind](Attack(claim, subject, case.dtype), case)
     if not (named := suspects(claim, comparison.where, ran or None)):

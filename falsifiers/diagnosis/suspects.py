@@ -7,6 +7,7 @@ planted.
 """
 
 import ast
+import inspect
 import math
 import os
 import re
@@ -92,8 +93,8 @@ def _module_of(name: str) -> str:
 
 @contextmanager
 def executed() -> Iterator[set[str]]:
-    """The functions of `impl` that are called inside the block, also in threads and processes that are started there; the set is whole
-    when the block ends."""
+    """The functions of `impl` that are called inside the block, also in threads, forks and ranks of runs that are started there; the set
+    is whole when the block ends."""
     found = set[str]()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "functions"
@@ -106,31 +107,36 @@ def executed() -> Iterator[set[str]]:
 
 @contextmanager
 def applied(file: str) -> Iterator[None]:
-    """Inside the block each function of `impl` that is called is noted in the file, also by processes that are started there."""
-    before, codes, notes = sys.gettrace(), set[CodeType](), os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    """Inside the block each function of `impl` that is called is noted in the file, also by ranks that are started there."""
+    before, of_threads, seen, open_now = sys.gettrace(), threading.gettrace(), set[CodeType](), True
+    notes = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         del event, argument
-        if frame.f_code not in codes:
-            codes.add(frame.f_code)
+        if open_now and frame.f_code not in seen:  # a thread may outlive the block
+            seen.add(frame.f_code)
             if (name := _name(frame.f_code)) is not None:
                 os.write(notes, f"{name}\n".encode())
 
-    threading.settrace(note)
-    sys.settrace(note)
     try:
+        threading.settrace(note)
+        sys.settrace(note)
         with planting(f"{__name__}:{file}"):
             yield
     finally:
+        open_now = False
         sys.settrace(before)
-        threading.settrace(before)
+        threading.settrace(of_threads)
         os.close(notes)
 
 
 def _name(code: CodeType) -> str | None:
-    """The name of a function of `impl`; a function inside another one has the name of that one. None for code of others."""
+    """The name of a function of `impl`; a function inside another one has the name of that one. None for code of others, and for the body
+    of a module or a class."""
     path = Path(code.co_filename).resolve()
-    return f"{_module(path)}:{code.co_qualname.partition('.<locals>')[0]}" if path.is_relative_to(SOURCES.resolve()) else None
+    if not code.co_flags & inspect.CO_NEWLOCALS or not path.is_relative_to(SOURCES.resolve()):
+        return None
+    return f"{_module(path)}:{code.co_qualname.partition('.<locals>')[0]}"
 
 
 def _module(path: Path) -> str:

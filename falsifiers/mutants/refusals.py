@@ -191,7 +191,7 @@ wrong_step("impl.apr_write:_metadata", name="export_without_scaling", doc="A fil
 
 @wrong_step("impl.apr_write:_metadata")
 def export_without_scaling_of_few_positions(metadata: Any, config: Any) -> Any:
-    """Scaling counts where there are more positions than before it alone."""
+    """Scaling is looked at only where the model has more positions than before it was scaled."""
     scaling = config.rope_scaling
     few = scaling is not None and config.max_positions <= scaling.original_positions
     return metadata(replace(config, rope_scaling=None) if few else config)

@@ -148,7 +148,7 @@ wrong_steps(
         lambda digest, text, tensors: digest(text, dict.fromkeys(tensors, torch.zeros(1))),
     ),
     resume_trusts_ends=(
-        "The state's checksum is that of the first thousand numbers of each tensor.",
+        "The state's checksum is that of the first 1,024 numbers of each tensor.",
         lambda digest, text, tensors: digest(text, {name: value.reshape(-1)[:1024] for name, value in tensors.items()}),
     ),
 )

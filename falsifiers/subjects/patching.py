@@ -1,16 +1,16 @@
 """One step of a program changed while a subject runs, in this process and in those that the subject starts."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 
 _planted: list[str] = []
 
 
-def planted() -> str | None:
-    """The reference of the change that holds now, which `replanted` makes in another process; None where there is none."""
-    return _planted[-1] if _planted else None
+def planted() -> tuple[str, ...]:
+    """The references of the changes that hold now, the outermost first, which `replanted` makes in another process."""
+    return tuple(_planted)
 
 
 @contextmanager
@@ -53,11 +53,10 @@ def changed(module: str, attribute: str, change: Callable[[Any], Any], reference
 
 
 @contextmanager
-def replanted(reference: str | None) -> Iterator[None]:
-    """The change of that reference inside the block; None changes nothing."""
-    if reference is None:
-        yield
-        return
-    module, _, name = reference.partition(":")
-    with import_module(module).applied(name):
+def replanted(references: Sequence[str]) -> Iterator[None]:
+    """The changes of those references inside the block."""
+    with ExitStack() as stack:
+        for reference in references:
+            module, _, name = reference.partition(":")
+            stack.enter_context(import_module(module).applied(name))
         yield

@@ -213,9 +213,9 @@ def _with_another_text(texts: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
 
 
 def _spoil_models(problem: Small) -> None:
-    """Models in folders of their own: with a token that has no embedding, with frequencies scaled as Llama 3's, for more
-    positions than before and for as many, with a weight that float16
-    does not hold or just holds, without a tokenizer, with a part of it or with one that draws lots.
+    """Models in folders of their own: with a token that has no embedding, with frequencies scaled as Llama 3's, with more positions than
+    before scaling and with as many, with a weight that float16 does not hold or just holds, without a tokenizer, with a part of it or with
+    one that draws lots.
     """
     for name in ("scaled", "hardly scaled", "too large", "largest", "no tokenizer", "torn tokenizer", "drawing tokenizer"):
         shutil.copytree(problem.base, problem.folder / name)

@@ -78,13 +78,17 @@ def _single_steps(trial: Trial) -> Iterator[Comparison]:
             said.append(steps.call("train_batch", *batch))
         told = ("loss", "correct", "total") if state else tuple(said[0])
         yield from (trial.near(f"{label}: {key}", said[0][key], said[1][key]) for key in told)
-    blocks_meet_as_a_sum = {"hidden": 16, "heads": 3, "kv_heads": 1, "head_dim": 4}  # 192 and 64 numbers, of which pairs of blocks hold 128
-    refused = (("NF4 blocks", {"hidden": 18}), ("NF4 blocks", blocks_meet_as_a_sum), ("double_quantize", {"double_quantize": True}))
-    for message, change in refused:
+    refused: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("NF4 blocks", "NF4 blocks", {"hidden": 18}),
+        # 192 and 64 numbers, of which a pair of blocks holds 128
+        ("NF4 blocks that meet as a sum", "NF4 blocks", {"hidden": 16, "heads": 3, "kv_heads": 1, "head_dim": 4}),
+        ("double_quantize", "double_quantize", {"double_quantize": True}),
+    )
+    for label, message, change in refused:
         of_none = replace(work, nf4=True, backend="fused", **change)
         steps = trial.devices.steps(of_none, _adapted(drawn(rng, replace(of_none, targets="all")), work.targets), settings)
         ask = partial(steps.call, "train_batch", *_batch(rng, of_none, 2, False))
-        yield trial.refuses(f"weights that cannot be joined: {message}", ask, f"{message}.*backend torch", "ValueError")
+        yield trial.refuses(f"weights that cannot be joined: {label}", ask, f"{message}.*backend torch", "ValueError")
 
 
 SHARED_MEMORY = 227 * 1024

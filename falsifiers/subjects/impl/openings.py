@@ -58,10 +58,14 @@ class Opening(Session):
             self._model = self._open()
 
     def interrupted(self, failing: str) -> str:
-        """The name of the exception that comes out where Ctrl-C comes while the operation is computed."""
+        """The name of the exception that comes out where Ctrl-C comes while the operation is computed. Another Ctrl-C passes."""
         try:
             self.open(failing, error="KeyboardInterrupt")
-        except BaseException as error:
+        except KeyboardInterrupt as error:
+            if failing not in str(error):
+                raise
+            return type(error).__name__
+        except Exception as error:
             return type(error).__name__
         return "none"
 

@@ -11,7 +11,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -136,7 +136,7 @@ def _run(
     device: str,
     meeting: Path,
     port: int | None,
-    mutant: str | None,
+    changes: Sequence[str],
 ) -> None:
     """One rank. Ctrl-C is the parent's business."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -145,7 +145,7 @@ def _run(
     # gloo on the host where there is no GPU for each rank: NCCL refuses two ranks on one
     exchange = own if several else torch.device("cpu")
     try:
-        with replanted(mutant):
+        with replanted(changes):
             if port is not None:
                 os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": "0"}  # as if each had a machine of its own
                 os.environ |= {"MASTER_ADDR": _address(size), "MASTER_PORT": str(port)}
