@@ -51,6 +51,10 @@ def test_of_a_claim_on_runs_functions_are_ranked_that_run_when_it_is_asked_again
     monkeypatch.setattr(evaluation, "_scores", lambda *given: right(*given)[::-1])
     found, named = blamed("TRN-SCORES").culprit, {"impl.evaluation:_score", "impl.evaluation:evaluate"}
     assert named <= {found.operation, *found.suspects}
+    with monkeypatch.context() as listening:
+        listening.setattr("blackswan.falsifiers.diagnosis.blame.suspects", lambda *asked: tuple(sorted(asked[2] or ())))
+        ran = blamed("TRN-SCORES").culprit
+    assert "impl.evaluation:_scores" in {ran.operation, *ran.suspects}
     monkeypatch.setattr("blackswan.falsifiers.diagnosis.blame.executed", lambda: nullcontext({"impl.apr:open_apr"}))
     found = blamed("TRN-SCORES").culprit
     assert (found.operation, found.suspects) == ("impl.apr:open_apr", ())

@@ -23,12 +23,12 @@ from blackswan.falsifiers.mutants import MUTANTS
 from blackswan.falsifiers.numeric.attack import Attack
 from blackswan.falsifiers.numeric.case import Case
 from blackswan.falsifiers.numeric.comparison import Comparison
-from blackswan.falsifiers.numeric.kinds import KINDS
 from blackswan.falsifiers.numeric.precision import declared_by, signatures
 from blackswan.falsifiers.numeric.whole_model import WholeModel, by_layer, chosen
 from blackswan.falsifiers.runner.verdict import Culprit
 from blackswan.falsifiers.subjects.doors.models import Model
 from blackswan.falsifiers.subjects.protocol import Interrupted, Subject, TracedCall
+from blackswan.falsifiers.system.trial import Trial
 
 TRAINING = ("train_steps", "multi_label_steps")
 UNTRACED = ("pretrain_steps",)
@@ -63,7 +63,7 @@ def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: S
 def _in_the_program(claim: Claim, case: Case, comparison: Comparison, subject: Subject) -> Culprit | None:
     """The most suspicious of the functions that run while the claim is asked again (of all where none is seen to), and the next ones."""
     with executed() as ran, suppress(Exception, SystemExit):
-        KINDS[claim.kind](Attack(claim, subject, case.dtype), case)
+        Trial(Attack(claim, subject, case.dtype), case.seed).run()
     if not (named := suspects(claim, comparison.where, ran or None)):
         return None
     return Culprit(named[0], place(comparison.tensor), failures_like(claim, comparison.where, named[0]), suspects=named[1:])
