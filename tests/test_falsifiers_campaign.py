@@ -101,8 +101,11 @@ def test_every_state_makes_a_record_that_the_schema_accepts(tmp_path: Path) -> N
         sized("ABSENT", 5, dtype=("bfloat16",)),
         sized("NOTHING", 5, require=("hidden > 9",)),
     )
+    diagnosed = list[int]()
+    made.before_diagnosis = lambda: diagnosed.append(1)
     verdicts = Run(made).attack()
     states = {verdict.claim.id: verdict.state for verdict in verdicts}
+    assert len(diagnosed) == 1, "the clock of --limit starts anew where a claim is false, and nowhere else"
     assert states == {
         "HOLDS": State.HELD,
         "WRONG": State.FALSIFIED,

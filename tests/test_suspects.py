@@ -15,7 +15,9 @@ from reports_factory import CULPRIT, verdict
 
 from blackswan.falsifiers.diagnosis.blame import diagnose
 from blackswan.falsifiers.diagnosis.run_failures import recorded
-from blackswan.falsifiers.diagnosis.suspects import NAMED, SOURCES, executed, failures_like, program, suspects, words
+from blackswan.falsifiers.diagnosis.suspects import NAMED, failures_like, program, suspects, words
+from blackswan.falsifiers.diagnosis.tracing import IMPL as SOURCES
+from blackswan.falsifiers.diagnosis.tracing import executed
 from blackswan.falsifiers.mutants import subject as mutated
 from blackswan.falsifiers.mutants.registry import STEPS, applied
 from blackswan.falsifiers.numeric.answers import SubjectError
@@ -59,6 +61,10 @@ def test_of_a_claim_on_runs_functions_are_ranked_that_run_when_it_is_asked_again
     found = blamed("TRN-SCORES").culprit
     assert (found.operation, found.suspects) == ("impl.apr:open_apr", ())
     assert found.explanation.startswith("no wrong version of it is known")
+    monkeypatch.setattr("blackswan.falsifiers.diagnosis.blame.executed", lambda: nullcontext(set()))
+    assert blamed("TRN-SCORES").culprit.explanation.endswith(
+        "all functions are ranked, because when the claim was asked again no function of it was called"
+    )
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from benchmarks.attackers import changes
 from benchmarks.command import CannotRun
 from blackswan import contracts
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+from blackswan.falsifiers.diagnosis import tracing
 from blackswan.falsifiers.mutants.power import RememberingAttack
 from blackswan.falsifiers.numeric.precision import CUDA_ONLY
 from blackswan.falsifiers.runner.campaign import Selection, Target, targets
@@ -74,15 +75,15 @@ class Asking:
 
 def trace(target: Target, folder: Path) -> Record:
     """The lines that the claim executes and the seconds that it takes; kept in the folder as long as the checkout stays as it is."""
-    path, checkout = folder / f"{target.claim.id}-{target.dtype}.json", tree_digests(changes.IMPL.parent)
+    path, checkout = folder / f"{target.claim.id}-{target.dtype}.json", tree_digests(tracing.IMPL.parent)
     if path.is_file() and (kept := json.loads(path.read_bytes()))["checkout"] == checkout:
         return dict(kept)
-    asking, lines = Asking(target), path.with_suffix(".lines")
-    lines.write_text("")
-    asking.outcome(changes.applied(f"{changes.TRACE}{lines}"))
+    asking = Asking(target)
+    with tracing.executed(tracing.LINES) as lines:
+        asking.outcome(nullcontext())
     start = time.perf_counter()
     held = asking.outcome(nullcontext()) == SURVIVED
-    found = {"checkout": checkout, "seconds": time.perf_counter() - start, "lines": sorted(set(lines.read_text().split())) if held else []}
+    found = {"checkout": checkout, "seconds": time.perf_counter() - start, "lines": sorted(lines) if held else []}
     path.write_text(json.dumps(found))
     return found
 

@@ -1,11 +1,8 @@
-"""Changes of one place in a function of `impl`, made from its syntax; and the lines of it that a claim executes."""
+"""Changes of one place in a function of `impl`, made from its syntax."""
 
 import ast
 import copy
 import inspect
-import os
-import sys
-import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from blackswan.falsifiers.diagnosis.tracing import IMPL
 from blackswan.falsifiers.subjects.patching import planting
 
-IMPL, TRACE = Path(__file__).resolve().parents[2] / "impl", "TRACE="
 LEFT_OUT = ("kernels", "progress")
 """Parts of `impl` that are not changed: Triton compiles them from their source, or they only show how far a run is."""
 SAID = ("print", "warn", "add_argument", "tell", "_say")
@@ -151,12 +148,8 @@ def every() -> Iterator[Change]:
 
 @contextmanager
 def applied(name: str) -> Iterator[None]:
-    """The change of that name inside the block, also in processes that are started there; or, of TRACE= and a file, its lines are noted."""
+    """The change of that name inside the block, also in processes that are started there."""
     with planting(f"{__name__}:{name}"):
-        if name.startswith(TRACE):
-            with _tracing(Path(name.removeprefix(TRACE))):
-                yield
-            return
         module, qualified, number = name.replace("#", ":").split(":")
         function, code = _function(module, qualified), _code(module, qualified, int(number))
         before, function.__code__ = function.__code__, code
@@ -188,28 +181,3 @@ def _function(module: str, qualified: str) -> Any:
         found.cache_clear()
     inner = (getattr(found, name, None) for name in ("__func__", "fget", "func"))
     return inspect.unwrap(next(filter(None, inner), found))
-
-
-@contextmanager
-def _tracing(path: Path) -> Iterator[None]:
-    """Inside the block `file:line` is appended to the file for each line of `impl` that runs for the first time, in any thread."""
-    file, seen, files = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), set[tuple[str, int]](), dict[str, Path | None]()
-
-    def trace(frame: types.FrameType, event: str, _: Any) -> Any:
-        place = (frame.f_code.co_filename, frame.f_lineno)
-        if place[0] not in files:
-            whole = Path(place[0]).resolve()
-            files[place[0]] = whole.relative_to(IMPL) if whole.is_relative_to(IMPL) else None
-        if event == "line" and place not in seen:
-            seen.add(place)
-            os.write(file, f"{files[place[0]]}:{place[1]}\n".encode())
-        return trace if files[place[0]] else None
-
-    threading.settrace(trace)
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]  # it takes what sys.settrace takes
-        os.close(file)

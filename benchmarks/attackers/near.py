@@ -74,7 +74,7 @@ def _asked(bug: Bug, claims: Sequence[str]) -> Record:
 
 
 def _asked_on_a_gpu(bug: Bug) -> Record:
-    """What the claims on kernels say of the bug on a GPU, the large one last."""
+    """Asks the claims on kernels about the bug on a GPU, the large one last and alone."""
     known = [claim.id for contract in contracts.load() for claim in contract.claims if "KERNEL" in claim.id and claim.id != LARGE]
     with _places:
         said = whole.attack(replace(bug, device="cuda"), ["-x", *(f"--claim={name}" for name in known)], [])
@@ -82,7 +82,9 @@ def _asked_on_a_gpu(bug: Bug) -> Record:
         with _alone, ExitStack() as every:
             for _ in range(AT_A_TIME):
                 every.enter_context(_places)
-            said = whole.attack(replace(bug, device="cuda"), ["-x", f"--claim={LARGE}"], [])
+            said = whole.attack(replace(bug, device="cuda"), ["-x", "--require=cuda", f"--claim={LARGE}"], [])
+        if said["outcome"] == MISSED and said["reason"]:  # no verdict, where memory is short
+            said["outcome"] = NOT_RUN
     said.pop("falsified", None)  # the run ends at the first
     return said | {"on": "cuda"}
 

@@ -5,7 +5,6 @@ own inputs, so an error does not travel (`local`), and what it reads to the refe
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import cast
 
@@ -16,8 +15,9 @@ from blackswan.contracts.model import Claim
 from blackswan.falsifiers.diagnosis.local import Local, Suspicion
 from blackswan.falsifiers.diagnosis.mutant_match import Question, find, find_in_call, questions
 from blackswan.falsifiers.diagnosis.run_failures import not_averaged, place
-from blackswan.falsifiers.diagnosis.suspects import NAMED, executed, failures_like, suspects
+from blackswan.falsifiers.diagnosis.suspects import NAMED, failures_like, suspects
 from blackswan.falsifiers.diagnosis.trace_check import NOT_CALLED, Section, Trace, same
+from blackswan.falsifiers.diagnosis.tracing import executed
 from blackswan.falsifiers.diagnosis.training_trace import Training
 from blackswan.falsifiers.mutants import MUTANTS
 from blackswan.falsifiers.numeric.attack import Attack
@@ -61,12 +61,18 @@ def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: S
 
 
 def _in_the_program(claim: Claim, case: Case, comparison: Comparison, subject: Subject) -> Culprit | None:
-    """The most suspicious of the functions that run while the claim is asked again (of all where none is seen to), and the next ones."""
-    with executed() as ran, suppress(Exception, SystemExit):
-        Trial(Attack(claim, subject, case.dtype), case.seed).run()
+    """The most suspicious of the functions that run while the claim is asked again, of all where none is seen to run; and the next ones."""
+    ended = "no function of it was called"
+    with executed() as ran:
+        try:
+            Trial(Attack(claim, subject, case.dtype), case.seed).run()
+        except (Exception, SystemExit) as error:  # to raise may be what is wrong
+            ended = f"it raised {type(error).__name__}: {error}"
     if not (named := suspects(claim, comparison.where, ran or None)):
         return None
-    return Culprit(named[0], place(comparison.tensor), failures_like(claim, comparison.where, named[0]), suspects=named[1:])
+    why = failures_like(claim, comparison.where, named[0])
+    why = why if ran else f"{why}; all functions are ranked, because when the claim was asked again {ended}"
+    return Culprit(named[0], place(comparison.tensor), why, suspects=named[1:])
 
 
 def first_clear(found: Iterator[Suspicion]) -> Suspicion | None:

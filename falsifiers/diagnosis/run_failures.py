@@ -1,7 +1,7 @@
-"""Where the mutants of each claim about runs, files, data or devices were seen to fail it, which tells of a failure what it is like.
+"""Reads where the mutants of claims about runs, files, data and devices fail: a failure at a like place may have a like cause.
 
-`failures.json` holds, for each such claim, where each of its mutants was seen to fail, without the numbers. It is made anew by
-`python -m falsifiers power --record-failures`.
+`failures.json` names the place for each such claim and mutant, without the numbers. `python -m falsifiers power --record-failures` makes
+it anew.
 """
 
 import json

@@ -7,27 +7,18 @@ planted.
 """
 
 import ast
-import inspect
 import math
-import os
 import re
-import sys
-import tempfile
-import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from types import CodeType, FrameType
 
 from blackswan.contracts.model import Claim
 from blackswan.falsifiers.diagnosis.run_failures import place, recorded
+from blackswan.falsifiers.diagnosis.tracing import IMPL, module_of
 from blackswan.falsifiers.mutants.registry import STEPS
-from blackswan.falsifiers.subjects.patching import planting
 
-SOURCES = Path(__file__).parents[2] / "impl"
 NAMED = 5
 """So many functions are named."""
 MUTANTS = 3
@@ -91,65 +82,12 @@ def _module_of(name: str) -> str:
     return name.partition(":")[0]
 
 
-@contextmanager
-def executed() -> Iterator[set[str]]:
-    """The functions of `impl` that are called inside the block, also in threads, forks and ranks of runs that are started there; the set
-    is whole when the block ends."""
-    found = set[str]()
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "functions"
-        try:
-            with applied(str(file)):
-                yield found
-        finally:
-            found.update(file.read_text(encoding="utf-8").splitlines())
-
-
-@contextmanager
-def applied(file: str) -> Iterator[None]:
-    """Inside the block each function of `impl` that is called is noted in the file, also by ranks that are started there."""
-    before, of_threads, seen, open_now = sys.gettrace(), threading.gettrace(), set[CodeType](), True
-    notes = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-    def note(frame: FrameType, event: str, argument: object) -> None:
-        del event, argument
-        if open_now and frame.f_code not in seen:  # a thread may outlive the block
-            seen.add(frame.f_code)
-            if (name := _name(frame.f_code)) is not None:
-                os.write(notes, f"{name}\n".encode())
-
-    try:
-        threading.settrace(note)
-        sys.settrace(note)
-        with planting(f"{__name__}:{file}"):
-            yield
-    finally:
-        open_now = False
-        sys.settrace(before)
-        threading.settrace(of_threads)
-        os.close(notes)
-
-
-def _name(code: CodeType) -> str | None:
-    """The name of a function of `impl`; a function inside another one has the name of that one. None for code of others, and for the body
-    of a module or a class."""
-    path = Path(code.co_filename).resolve()
-    if not code.co_flags & inspect.CO_NEWLOCALS or not path.is_relative_to(SOURCES.resolve()):
-        return None
-    return f"{_module(path)}:{code.co_qualname.partition('.<locals>')[0]}"
-
-
-def _module(path: Path) -> str:
-    parts = path.resolve().relative_to(SOURCES.resolve()).with_suffix("").parts
-    return ".".join(["impl", *(part for part in parts if part != "__init__")])
-
-
 @cache
 def program() -> Program:
     """Reads every file of `impl`."""
     functions, imports = dict[str, str](), dict[str, str]()
-    for path in sorted(SOURCES.rglob("*.py")):
-        module, text = _module(path), path.read_text(encoding="utf-8")
+    for path in sorted(IMPL.rglob("*.py")):
+        module, text = module_of(path), path.read_text(encoding="utf-8")
         tree = ast.parse(text)
         lines = text.splitlines()
         functions |= {f"{module}:{name}": "\n".join(lines[node.lineno - 1 : node.end_lineno]) for name, node in _functions(tree, "")}

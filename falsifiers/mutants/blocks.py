@@ -49,17 +49,6 @@ def inner_replacements_alone(replaced: Step, functions: Mapping[str, Step]) -> I
 
 @wrong_step("impl.dispatch:without_content")
 @contextmanager
-def estimates_end_the_choice_of_a_backend(without: Step, device: Any) -> Iterator[None]:
-    """After an estimate the backend is chosen automatically, whatever block is around."""
-    from blackswan.impl import dispatch
-
-    with without(device):
-        yield
-    dispatch._backend = "auto"
-
-
-@wrong_step("impl.dispatch:without_content")
-@contextmanager
 def failed_estimates_keep_their_backend(without: Step, device: Any) -> Iterator[None]:
     """After an estimate that fails the backend is the one that it had chosen."""
     from blackswan.impl import dispatch
@@ -151,3 +140,12 @@ def compiler_is_lost_with_a_library(library: Step) -> Any:
     except ImportError:
         torch.compile = _compile_when_called  # type: ignore[assignment]
         raise
+
+
+wrong_steps(
+    "impl.dispatch:without_content",
+    estimates_end_the_choice_of_a_backend=(
+        "After an estimate the backend is chosen automatically, whatever block is around.",
+        _ending("dispatch", "_backend", "auto"),
+    ),
+)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -9,8 +10,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from blackswan.falsifiers.mutants.registry import wrong_step
+from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 from blackswan.impl.__main__ import parser
+
+Step = Callable[..., Any]
 
 # Values that are not finite
 
@@ -99,34 +102,34 @@ def no_arguments_are_the_programs(main: Any, arguments: Any = None) -> int:
     return int(main(arguments or None))
 
 
-@wrong_step("impl.__main__:_run")
-def defects_of_memory_are_too_little_of_it(run: Any, command: Any, options: Any, name: str) -> int:
-    """A RuntimeError that speaks of memory is called a lack of the host's."""
+def _lacks_of_memory(*words: str) -> Step:
+    """A program to which a RuntimeError that says these words is too little memory on the host."""
 
-    def asked(options: Any) -> None:
-        try:
-            command(options)
-        except RuntimeError as error:
-            raise MemoryError(str(error)) if type(error) is RuntimeError and "memory" in str(error) else error from None
+    def wrong(run: Any, command: Any, options: Any, name: str) -> int:
+        def asked(options: Any) -> None:
+            try:
+                command(options)
+            except RuntimeError as error:
+                lack = type(error) is RuntimeError and all(word in str(error) for word in words)
+                raise MemoryError(str(error)) if lack else error from None
 
-    status: int = run(asked, options, name)
-    return status
+        status: int = run(asked, options, name)
+        return status
 
-
-@wrong_step("impl.__main__:_run")
-def defects_are_too_little_memory(run: Any, command: Any, options: Any, name: str) -> int:
-    """Every RuntimeError is called a lack of the host's memory, and its traceback is lost."""
-
-    def asked(options: Any) -> None:
-        try:
-            command(options)
-        except RuntimeError as error:
-            raise MemoryError(str(error)) if type(error) is RuntimeError else error from None
-
-    status: int = run(asked, options, name)
-    return status
+    return wrong
 
 
+wrong_steps(
+    "impl.__main__:_run",
+    defects_of_memory_are_too_little_of_it=(
+        "A RuntimeError that speaks of memory is called a lack of the host's.",
+        _lacks_of_memory("memory"),
+    ),
+    defects_are_too_little_memory=(
+        "Every RuntimeError is called a lack of the host's memory, and its traceback is lost.",
+        _lacks_of_memory(),
+    ),
+)
 wrong_step(
     "impl.__main__:difflib.get_close_matches",
     name="options_compared_with_their_values",

@@ -117,7 +117,7 @@ def attention_sums_to_base_two(forward: Step, *given: Any, **named: Any) -> Any:
 
 @wrong_step("impl.kernels.attention:attention_forward")
 def attention_writes_beside_its_heads(forward: Step, *given: Any, out: Tensor | None = None, **named: Any) -> Any:
-    """Where 16 divides the size of a head and it is no power of two, the head's numbers overwrite those of the next token."""
+    """The last head's numbers overwrite the next token's, if a head's size is a multiple of 16 and no power of two."""
     y, lse = forward(*given, **named, **({} if out is None else {"out": out}))
     size = y.shape[-1]
     if size % 16 == 0 and size & (size - 1):

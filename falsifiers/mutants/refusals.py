@@ -312,7 +312,7 @@ wrong_step("impl.trainer:Trainer.gradient_vector", name="gradient_of_nothing", d
 
 @wrong_step("impl.optimiser:AdamW.clip")
 def gradient_unread_without_clipping(clip: Any, optimiser: Any, gradient: Tensor, limit: float) -> Any:
-    """Where no norm is a limit nothing looks at the gradient, which may not be finite."""
+    """A gradient that is not finite goes into the step where no norm is a limit."""
     return (gradient, gradient.norm()) if math.isinf(limit) else clip(optimiser, gradient, limit)
 
 

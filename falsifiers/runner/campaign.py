@@ -2,7 +2,7 @@
 
 import datetime
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -120,6 +120,8 @@ class Campaign:
     """The verdicts that held in the run that this one resumes; they are not attacked again."""
     command: str | None = None
     """The beginning of the line that replays a case; by default that of `pytest falsifiers`."""
+    before_diagnosis: Callable[[], None] = lambda: None
+    """Called when a claim is false and its culprit is looked for, which may take as long as the attack."""
 
     def targets(self) -> Iterator[Target]:
         """The targets to attack, in order."""
@@ -202,6 +204,7 @@ class Campaign:
         if verdict.state is not State.FALSIFIED:
             return None
         try:
+            self.before_diagnosis()
             from blackswan.falsifiers.diagnosis.blame import diagnose  # and the mutants, some of which import what `impl` may not have
 
             return diagnose(verdict.claim, case, verdict.comparison, asked_by(verdict.claim, self.subject))

@@ -40,7 +40,13 @@ def add(option: Callable[..., Any]) -> None:
     option("--require", action="append", default=[], choices=("cuda",), help="fail where a claim could not be run on it")
     option("--verdicts", type=Path, default=None, metavar="FILE", help=VERDICTS_HELP)
     option("--replay", type=Path, default=None, metavar="FILE", help="attack the one case stored in FILE")
-    option("--limit", type=seconds, default=None, metavar="SECONDS", help="stop a claim that takes longer, and call it VACUOUS")
+    option(
+        "--limit",
+        type=seconds,
+        default=None,
+        metavar="SECONDS",
+        help="stop a claim that takes longer, and call it VACUOUS; a culprit may be looked for as long again",
+    )
     option("--resume", action="store_true", help="go on with the run in the verdict file: what held there is not attacked again")
     option("--seed", type=int, default=0, help="seed of the run (default: 0)")
 

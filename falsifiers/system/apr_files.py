@@ -29,7 +29,7 @@ from blackswan.reference.table import Array
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 LONG = {"vocab": 9_001, "hidden": 64}
-"""Of a model whose embedding has 18,002 blocks of 32, more than are decoded at a time and no multiple of it, in a file of over a MiB."""
+"""A model whose embedding has 18,002 blocks of 32: more than are decoded at a time, and no multiple of that. Its file is over a MiB."""
 SPECIAL = {"bos_token_id": 4, "eos_token_id": 5, "pad_token_id": 6}
 OF_A_WRITER = {"rope_type": 2, "tokenizer.bos_token_id": 4, "tokenizer.eos_token_id": 5, "tokenizer.padding_token_id": 6}
 """What a file says beside the architecture: 2 means that the halves of a head turn together, as Hugging Face's do."""

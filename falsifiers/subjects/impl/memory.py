@@ -116,8 +116,8 @@ class Memory(Door):
     def reserved_by(
         self, lengths: Sequence[int], validated: Sequence[int], settings: Mapping[str, Any], kind: str = "cuda", cut: int = 0
     ) -> int:
-        """What the command `train` reserves of a card, which need not be here, for samples of so many tokens to train and validate on,
-        from each of whose texts so many were cut off."""
+        """The bytes that the command `train` reserves of a card, which need not be here. `lengths` and `validated` are the tokens of each
+        sample to train and to validate on; `cut` tokens were cut off each text."""
         whole = (Samples.of([[0] * length for length in part], [0] * len(part), 2) for part in (lengths, validated))
         train, validation = (replace(part, text_lengths=part.lengths() + cut) for part in whole)
         given = CHECKPOINT, ClassifyConfig(**settings), train, validation if validated else None
