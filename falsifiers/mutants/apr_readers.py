@@ -1,5 +1,6 @@
-"""Wrong readers of `.apr` files that differ at a limit, in a name, or in what no weight shows."""
+"""Wrong readers and writers of `.apr` files that differ at a limit, in a name, or in what no weight shows."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -76,3 +77,38 @@ def apr_empty_heads_of_any_shape(tied: Step, file: Any, config: Any, entries: Ma
 def apr_quantised_rows_stay_permuted(placed: Step, *given: Any) -> Any:
     """Rows under GGUF's names are put back where a tensor is not quantised."""
     return {name: each if each.entry.dtype.plain is not None else replace(each, heads=0) for name, each in placed(*given).items()}
+
+
+# What is written, of other sizes and with other tokens
+
+
+def _layer(name: str) -> tuple[str, int, str]:
+    """What stands before the first number in a name, the number, and what stands behind it."""
+    before, number, behind = re.match(r"(\D*)(\d*)(.*)", name).groups()  # type: ignore[union-attr]  # it matches any name
+    return before, int(number or 0), behind
+
+
+wrong_steps(
+    "impl.apr_write:_in_order",
+    apr_written_in_the_order_of_layers=(
+        "Layer 10 is written behind layer 9, where readers that go by bytes do not find it.",
+        lambda order, names: sorted(order(names), key=_layer),
+    ),
+)
+wrong_steps(
+    "impl.apr_write:special_tokens",
+    apr_of_several_end_tokens_has_none=(
+        "Of a model that has a list of end tokens none is written, and texts that are made with the file do not end.",
+        lambda special, source: {key: value for key, value in special(source).items() if not isinstance(value, list)},
+    ),
+    apr_token_zero_taken_for_none=(
+        "A special token of id 0 is not written.",
+        lambda special, source: {key: value for key, value in special(source).items() if value},
+    ),
+)
+
+
+@wrong_step("impl.apr_write:encoded")
+def apr_last_elements_left_out(encoded: Step, dtype: Any, tensor: Any) -> Any:
+    """Elements beyond the last whole block of 32 are not written in q4, and nobody can read the file."""
+    return encoded(dtype, tensor.reshape(-1)[: tensor.numel() // 32 * 32] if dtype.name == "AprQ4" else tensor)

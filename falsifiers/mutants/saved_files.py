@@ -10,6 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from blackswan.falsifiers.mutants.changes import of_result
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
 Step = Callable[..., Any]
@@ -143,3 +144,69 @@ def prepared_on_the_cpu(prepare: Step, model: Any, folder: Path) -> None:
     """A sequence classifier is given a head on the CPU, wherever it is itself."""
     prepare(model, folder)
     model.score = model.score.to_empty(device="cpu") if model.score.weight.is_meta else model.score.cpu()
+
+
+# Sizes, dtypes and numbers other than the usual ones
+
+
+@wrong_step("impl.merge:checksum")
+def checksums_of_the_first_mib(checksum: Step, tensor: torch.Tensor) -> str:
+    """Of a tensor the first MiB is looked at, so that whoever has another end of an embedding is told nothing."""
+    few = 2**20 // tensor.itemsize
+    return str(checksum(tensor if tensor.numel() <= few else tensor.detach().reshape(-1)[:few]))
+
+
+@wrong_step("impl.checkpoint:_header")
+def headers_of_16_bits(header: Step, path: Path) -> Any:
+    """A file whose header 16 bits do not count, as one of many layers has, is taken for damaged."""
+    if int.from_bytes(path.read_bytes()[:8], "little") >= 2**16:
+        raise ValueError(f"{path}: not a whole safetensors file")
+    return header(path)
+
+
+def _above_one(read: Step, self: Any) -> Any:
+    found = read(self)
+    if found <= (1 if isinstance(found, int) else 0.999):
+        raise self._error("r" if isinstance(found, int) else "lora_alpha", "a larger number")
+    return found
+
+
+wrong_steps(
+    "impl.adapter:_PeftConfig.rank", adapter_of_rank_one_refused=("An adapter of rank 1 is refused to whoever has one.", _above_one)
+)
+wrong_steps(
+    "impl.adapter:_PeftConfig.alpha",
+    adapter_alpha_below_one_refused=("An adapter whose alpha is below 1 is refused to whoever has one.", _above_one),
+)
+wrong_steps(
+    "impl.merge:lora_merge",
+    merge_in_the_adapters_dtype=(
+        "The update of an adapter in bfloat16 is multiplied in bfloat16, and who merges it loses digits.",
+        lambda _, weight, a, b, alpha: (weight.float() + alpha / len(a) * (b @ a).float()).to(weight.dtype),
+        "P28",
+    ),
+)
+wrong_steps(
+    "impl.merge:_updated",
+    merge_rounds_what_has_no_update=(
+        "Weights in float64 without an update go through float32, and are others in the merged model.",
+        lambda updated, path, weight, adapter: updated(path, weight.float(), adapter),
+    ),
+)
+wrong_steps(
+    "impl.merge:_dequantized",
+    merge_rounds_float32_alone_as_training_did=(
+        "Weights that are stored in 16 bits are merged by NF4 codes of another dtype than they were trained with.",
+        lambda right, path, stored, trained_in, double: right(
+            path, stored, trained_in if stored.dtype == torch.float32 else stored.dtype, double
+        ),
+        "P27",
+    ),
+)
+wrong_steps(
+    "impl.checkpoint:to_huggingface",
+    saved_with_the_usual_positions=(
+        "A saved model says that it has 32,768 positions, whatever it has.",
+        of_result(lambda said: {**said, "max_position_embeddings": 32_768}),
+    ),
+)

@@ -138,11 +138,11 @@ def _real() -> RealInput:
 
 
 def _adaptation(rng: Generator) -> dict[str, Any]:
-    rank = int(rng.integers(2, 5))
+    rank = int(rng.integers(1, 5))
     return {
         "classes": int(rng.integers(2, 6)),
         "rank": rank,
-        "alpha": float(rank * rng.choice([0.5, 2.0, 2.75 + 2.0**-20])),
+        "alpha": float(rank * rng.choice([0.25, 2.0, 2.75 + 2.0**-20])),
         "targets": str(rng.choice(["q_v", "all", "k_proj+down_proj"])),
         "pooling": str(rng.choice(["mean", "last", "first"])),
         "nf4": bool(rng.integers(2)),

@@ -47,6 +47,10 @@ from blackswan.reference.table import Array, Arrays, Table
 
 EMBEDDING = "model.embed_tokens.weight"
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+LARGE = {"vocab": 9_001, "hidden": 32}
+"""Of a model whose embedding has more than a MiB in float32."""
+NOTE = {"note": "x" * 2**16}
+"""What a file may say of itself in its header, which 16 bits do not count then, as those of models of many layers."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, False, "gaussian", "orthogonal"),
     "task_type": ("SEQ_CLS", None),
@@ -76,11 +80,13 @@ def saved(trial: Trial, model: Model, *, merged: bool = False) -> Iterator[Path]
 def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     """A saved adapter_model.safetensors has PEFT's names, dtypes and bits, and adapter_config.json PEFT's keys.
 
-    Its tensors are of any dtype, and lie in memory in any order. Everybody may open the folder and read the files.
+    Its tensors are of any dtype, and lie in memory in any order; the base may have one of more than a MiB. Everybody may open the folder
+    and read the files.
     """
     merged, rng = trial.seed % 2 == 0, trial.rng("model")
     pooling = "last" if trial.seed % 4 else str(rng.choice(["mean", "first"]))
-    model = generated(rng, trial.seed, "float32", **({"pooling": pooling, "nf4": False} if merged else {}))
+    sizes = LARGE if trial.seed % 4 == 0 else {}
+    model = generated(rng, trial.seed, "float32", **({"pooling": pooling, "nf4": False, **sizes} if merged else {}))
     dtype = STORAGE[str(rng.choice(DTYPES))]
     model = replace(model, trainable={name: _laid_out(rng, value.astype(dtype)) for name, value in model.trainable.items()})
     with saved(trial, model, merged=merged) as folder:
@@ -215,25 +221,27 @@ def saved_checkpoint_is_exact(trial: Trial) -> Iterator[Comparison]:
     """A checkpoint that the subject loads and saves keeps its tensors, in the file by NumPy and loaded again, and its architecture.
 
     Beside a tied embedding its copy may be stored as an output layer, as some writers do; it is no tensor of its own. Tensors may be in
-    several dtypes, as where norms are kept in float32, and the folder may be named like a file. With one number of any tensor that is not
-    finite nothing is saved.
+    several dtypes, as where norms are kept in float32, the folder may be named like a file, and a file may have a long header. With one
+    number of any tensor that is not finite nothing is saved.
     """
     rng = trial.rng("model")
     model = generated(rng, trial.seed, str(rng.choice(DTYPES)))
     if trial.seed % 2:
         drawn = {name: STORAGE[model.dtype if name == EMBEDDING else str(rng.choice(DTYPES))] for name in model.decoder}
         model = replace(model, decoder={name: value.astype(drawn[name]) for name, value in model.decoder.items()})
+    positions = {"max_position_embeddings": int(rng.integers(1, 2**20))}
+    model = replace(model, config={**model.config, **positions})
     with tempfile.TemporaryDirectory() as parent:
         base, copy = model.write_checkpoint(Path(parent) / str(rng.choice(["base", "base.apr"]))), Path(parent) / "copy"
-        if model.scalars["tied"] and rng.integers(2):
-            save_file(model.decoder | {"lm_head.weight": model.decoder[EMBEDDING]}, base / WEIGHTS)
+        twin = {"lm_head.weight": model.decoder[EMBEDDING]} if model.scalars["tied"] and rng.integers(2) else {}
+        save_file(model.decoder | twin, base / WEIGHTS, NOTE if rng.integers(2) else None)
         loaded, said = trial.files.copy_checkpoint(base, copy), read_json(copy / CONFIG)
         stored, architectures = load_file(copy / WEIGHTS), [config_files.said(read_json(each / CONFIG)) for each in (base, copy)]
         spoiled = [*has_pt_metadata(copy / WEIGHTS), *_not_saved(trial, model, Path(parent))]
         elder = config_files.said({key: value for key, value in read_json(copy / CONFIG).items() if key != "rope_parameters"})
     yield from same(CONFIG, *architectures)
     yield from same(f"{CONFIG} as transformers 4 reads it", architectures[0], elder)
-    yield from same_keys(CONFIG, {"dtype": model.dtype, "architectures": [CLASSES[model.scalars["family"]]]}, said)
+    yield from same_keys(CONFIG, {"dtype": model.dtype, "architectures": [CLASSES[model.scalars["family"]]], **positions}, said)
     yield from same_tensors(model.decoder, stored)
     yield from same_tensors(model.decoder, loaded)
     yield from spoiled

@@ -12,7 +12,7 @@ from blackswan.falsifiers.numeric import apr_format
 from blackswan.falsifiers.numeric.apr_format import CODES, decode
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.system.adapter_files import TOKENIZER, Model
-from blackswan.falsifiers.system.apr_files import EMBEDDING, LONG, drawn, mixed, new_folder, same_bits
+from blackswan.falsifiers.system.apr_files import EMBEDDING, LONG, ODD, drawn, mixed, new_folder, same_bits
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
@@ -23,7 +23,7 @@ def quantised_export(trial: Trial) -> list[Comparison]:
     """Q8 and Q4 of a file that was written from tensors in several dtypes, read by the formulas: scales are those of the largest
     magnitudes, and each element has the nearest of the steps of the scale that is stored; vectors keep their bits. Matrices hold midpoints
     between steps too, and some nothing but zeros. A scale that float16 does not hold is refused."""
-    exact = _with_midpoints(trial, drawn(trial, **({} if trial.seed % 6 else LONG)))
+    exact = _with_midpoints(trial, drawn(trial, **({0: LONG, 1: ODD, 2: ODD}.get(trial.seed % 6, {}))))
     found, (_, model) = [], mixed(trial.rng("dtypes"), exact)
     with new_folder() as folder:
         base = model.write_checkpoint(folder / "base")

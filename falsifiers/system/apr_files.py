@@ -28,10 +28,13 @@ from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+ODD = {"vocab": 33, "hidden": 20}
+"""A model whose embedding ends within a block."""
 LONG = {"vocab": 9_001, "hidden": 64}
 """A model whose embedding has 18,002 blocks of 32: more than are decoded at a time, and no multiple of that. Its file is over a MiB."""
-SPECIAL = {"bos_token_id": 4, "eos_token_id": 5, "pad_token_id": 6}
-OF_A_WRITER = {"rope_type": 2, "tokenizer.bos_token_id": 4, "tokenizer.eos_token_id": 5, "tokenizer.padding_token_id": 6}
+SPECIAL = {"bos_token_id": 4, "eos_token_id": [5, 2], "pad_token_id": 0}
+"""Two tokens that end texts, as models that chat have them, and one whose id is 0."""
+OF_A_WRITER = {"rope_type": 2, "tokenizer.bos_token_id": 4, "tokenizer.eos_token_id": [5, 2], "tokenizer.padding_token_id": 0}
 """What a file says beside the architecture: 2 means that the halves of a head turn together, as Hugging Face's do."""
 OF_HALVES = {"rope_type": 2}
 ROPE_TYPES: tuple[dict[str, Any], ...] = ({"rope_type": 0}, {}, {"rope_type": None}, {"rope_type": 1})
@@ -130,7 +133,7 @@ def quantised_exact(trial: Trial) -> Iterator[Comparison]:
     under GGUF's names, and then with its order of rows."""
     rng, gguf = trial.rng("file"), trial.seed % 3 == 1
     long = trial.seed % 6 == 0
-    sizes = LONG if long else {"hidden": int(rng.choice([32, 256]))}
+    sizes = LONG if long else (ODD, {"hidden": 32}, {"hidden": 256})[int(rng.integers(3))]
     model = drawn(trial, layers=1, **sizes, **({"family": "llama"} if gguf else {}))
     chosen = {EMBEDDING: "AprQ4"} if long else {}
     stored = [_random_blocks(rng, name, value.shape, chosen.get(name)) for name, value in model.decoder.items()]
@@ -229,7 +232,7 @@ def _by_a_name(trial: Trial) -> str:
 def written_file(trial: Trial) -> Iterator[Comparison]:
     """Each byte of a file that was written from a folder of tensors in several dtypes: header, metadata, index, padding, checksums and
     tensors; and it is read again. A dtype that the format lacks is refused where no other is asked for."""
-    rng, model = trial.rng("file"), drawn(trial, **({} if trial.seed % 8 else LONG))
+    rng, model = trial.rng("file"), drawn(trial, **({0: LONG, 1: {"layers": 11}}.get(trial.seed % 8, {})))
     chosen, model = mixed(rng, replace(model, config=config_files.plain(model.scalars) | SPECIAL))
     dtype = (None, "float32", "float16", "bfloat16")[int(rng.integers(4))]
     with new_folder() as folder:

@@ -29,7 +29,7 @@ from blackswan.falsifiers.system.adapter_files import (
     shipped,
     target_modules,
 )
-from blackswan.falsifiers.system.adapters import EMBEDDING, expected_logits, has_pt_metadata, read_json, saved, within_noise
+from blackswan.falsifiers.system.adapters import DTYPES, EMBEDDING, expected_logits, has_pt_metadata, read_json, saved, within_noise
 from blackswan.falsifiers.system.same import content, same, same_keys, same_tensors
 from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
@@ -39,11 +39,17 @@ from blackswan.reference.table import Array
 def merged_weights_are_sums(trial: Trial) -> list[Comparison]:
     """Merged weights are W + (alpha/r) B A up to one rounding to the stored dtype and float32 arithmetic, with W dequantised from NF4.
 
-    The other tensors, the head and config.json are as they were. The base may be in several dtypes, and each weight keeps its own. It is
-    asked of an adapter too that was trained on a float32 checkpoint in bfloat16.
+    The other tensors, the head and config.json are as they were. The base may be in several dtypes, and each weight keeps its own; the
+    adapter is in any dtype. It is asked of an adapter too that was trained in another dtype than the checkpoint's.
     """
-    rng, dtypes = trial.rng("model"), ["float32", "bfloat16", "float16"]
-    model, other = generated(rng, trial.seed, str(rng.choice(dtypes))), _rounded_in_training(trial)
+    rng, dtypes = trial.rng("model"), list(DTYPES)
+    stored, trained_in = map(str, rng.permutation(dtypes[:3])[:2])
+    dtype, fixed = str(rng.choice(dtypes)), dict[str, Any]()
+    if trial.seed % 4 == 0:  # what has no update there keeps more digits than the sum
+        dtype, fixed = "float64", {"nf4": False, "targets": "q_v"}
+    model, other = generated(rng, trial.seed, dtype, **fixed), _rounded_in_training(trial, stored, trained_in)
+    own = STORAGE[str(rng.choice(dtypes))]
+    model = replace(model, trainable={name: value.astype(own) for name, value in model.trainable.items()})
     if trial.seed % 2:
         drawn = {name: STORAGE[model.dtype if name == EMBEDDING else str(rng.choice(dtypes))] for name in model.decoder}
         model = replace(model, decoder={name: value.astype(drawn[name]) for name, value in model.decoder.items()})
@@ -137,7 +143,8 @@ def _refuses_another_base(trial: Trial, model: Model, parent: Path, rng: Generat
 def _sums(model: Model, merged: Path, base_folder: Path) -> list[Comparison]:
     stored, head = (load_file(merged / name) for name in (WEIGHTS, HEAD))
     config, base = (read_json(folder / CONFIG) for folder in (merged, base_folder))
-    paths = sorted(f"{path}.weight" for path in projections(model))
+    changed = [path for path in projections(model) if model.scalars["nf4"] or f"{path}.lora_A.weight" in model.trainable]
+    paths = sorted(f"{path}.weight" for path in changed)
     plain, others = ({name: value for name, value in tensors.items() if name not in paths} for tensors in (model.decoder, stored))
     found = same_tensors({name: model.trainable[name] for name in ("score.weight", "score.bias")}, head)
     found += (
@@ -162,9 +169,9 @@ def merged_gives_the_logits(trial: Trial) -> Iterator[Comparison]:
         yield from within_noise(trial, model, expected_logits(model), actual, merge=True)
 
 
-def _rounded_in_training(trial: Trial) -> Model:
-    """A small random one in float32 that was trained in bfloat16 on NF4, whose codes and absmax are those of the rounded weights."""
-    return replace(generated(trial.rng("rounded"), trial.seed, "float32", nf4=True), trained_in="bfloat16")
+def _rounded_in_training(trial: Trial, stored: str = "float32", trained_in: str = "bfloat16") -> Model:
+    """A small random one that was trained in another dtype on NF4, whose codes and absmax are those of the rounded weights."""
+    return replace(generated(trial.rng("rounded"), trial.seed, stored, nf4=True), trained_in=trained_in)
 
 
 def _sum(model: Model, name: str, merged: Array | None) -> Comparison:
