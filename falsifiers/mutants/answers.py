@@ -163,6 +163,17 @@ def summary_memory_of_the_defaults(open_saved: Any, options: Any) -> Any:
     return pipeline
 
 
+@wrong_step("impl.commands.summary:open_saved")
+def summary_memory_of_an_adapter_by_default(open_saved: Any, options: Any) -> Any:
+    """The memory of an adapter's step is that of its batch with the usual rank, targets, dtype and NF4."""
+    pipeline = open_saved(options)
+    if options.memory:
+        own = pipeline.config
+        kept = {name: getattr(own, name) for name in ("num_classes", "batch_size", "accumulation_steps", "max_seq_len")}
+        pipeline.config = type(own)(**kept)
+    return pipeline
+
+
 wrong_steps(
     "impl.commands.summary:memory_of_a_step",
     summary_memory_of_one_sample=("The memory of one sample.", lambda right, model, config, _, *given: right(model, config, 1, *given)),

@@ -308,7 +308,10 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
             )
         },
         "export beside a link to nothing": (("export", f"--model={problem.base}", f"--output={folder / 'alone.apr'}"), "exists"),
-        "export a folder in fewer bits": (("export", f"--model={problem.base}", new, "--dtype=q8"), "--dtype"),
+        **{
+            f"export a folder in {bits}": (("export", f"--model={problem.base}", new, f"--dtype={bits}"), "--dtype")
+            for bits in ("q8", "q4")
+        },
         "predict a text that is not UTF-8": (("predict", adapter, "\udce9"), "UTF-8"),
         "predict standard input that is not UTF-8": (("predict", adapter, "--input=-"), "standard input:2: is not UTF-8: byte 0xff"),
         "predict half a character": (("predict", adapter, f"--corpus={folder / 'half.jsonl'}"), HALF),

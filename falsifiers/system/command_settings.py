@@ -93,6 +93,9 @@ def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> 
         step = f"batch {expected['batch_size']}{f' accumulated {passes} times' * (passes > 1)}, {expected['max_seq_len']} tokens"
         if (title := f"memory of a training step on CUDA, {step}") not in memory:
             yield broken("summary of the memory of an adapter", "is of another step", title, str(memory))
+        else:
+            of_model = trial.commands.run("summary", "--memory", f"--model={problem.base}", *options(expected)).out.splitlines()
+            yield from same("memory of an adapter, and of its settings", *(said[said.index(title) :] for said in (of_model, memory)))
     if ways["lora_alpha"] == "default":
         yield from _alpha_of_a_file(trial, problem, where, expected)
     trial.commands.run(*where, f"--output={second}", f"--config={first / CONFIG}")
