@@ -82,6 +82,8 @@ def _single_steps(trial: Trial) -> Iterator[Comparison]:
         ("NF4 blocks", "NF4 blocks", {"hidden": 18}),
         # 192 and 64 numbers, of which a pair of blocks holds 128
         ("NF4 blocks that meet as a sum", "NF4 blocks", {"hidden": 16, "heads": 3, "kv_heads": 1, "head_dim": 4}),
+        # 128 and 64
+        ("NF4 blocks of keys alone", "NF4 blocks", {"hidden": 16, "heads": 2, "kv_heads": 1, "head_dim": 4}),
         ("double_quantize", "double_quantize", {"double_quantize": True}),
     )
     for label, message, change in refused:
@@ -108,6 +110,7 @@ def chosen_where_they_fit(trial: Trial) -> Iterator[Comparison]:
         ("double quantisation", fitting, {**nf4, "double_quantize": True}, "double_quantize"),
         ("a wide head", {**fitting, "head_dim": 258}, {}, "head_dim"),
         ("NF4 blocks of queries", {**fitting, "hidden": 66, "head_dim": 34}, nf4, "q_proj"),
+        ("NF4 blocks of keys alone", {**fitting, "hidden": 32, "head_dim": 34}, nf4, "q_proj"),
         ("NF4 blocks of gate and up", {**fitting, "hidden": 96, "intermediate": 97, "head_dim": 128}, nf4, "gate_proj"),
         ("no blocks", {**fitting, "hidden": 66, "head_dim": 34}, {}, None),
     ]
