@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -113,6 +114,37 @@ wrong_steps(
 @wrong_step("impl.residency:require_residency", "S26")
 def residency_moves_in_silence(*_: Any) -> None:
     """No objection to a tensor elsewhere."""
+
+
+def _but(said: str) -> Step:
+    """An objection that says so is not made."""
+
+    def wrong(require: Step, *given: Any) -> None:
+        try:
+            require(*given)
+        except RuntimeError as error:
+            if said.format(given[-1].type) not in str(error):
+                raise
+
+    return wrong
+
+
+wrong_steps(
+    "impl.residency:require_residency",
+    by=_but,
+    residency_by_the_kind=("A model on another card than the run's passes, and trains there.", " is on {}:"),
+    residency_without_memory=("A model on a card passes where the process holds no memory there.", "holds no memory"),
+)
+
+
+@wrong_step("impl.residency:require_residency")
+def residency_by_the_memory_of_the_current_card(require: Step, *given: Any) -> None:
+    """The current card is asked whether the process holds memory, and a run on another one is refused."""
+    with mock.patch("torch.cuda.memory_allocated", return_value=torch.cuda.memory_allocated()):
+        require(*given)
+
+
+wrong_steps("impl.device:MAX_INDEX", device_of_any_number=("A card's number may have two digits, whatever they are.", lambda _: 99))
 
 
 # to the device and back

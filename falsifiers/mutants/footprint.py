@@ -407,3 +407,43 @@ def estimate_by_hand_without_moments(take: Any, self: Any) -> None:
 
     with mock.patch.object(self._allocations, "assign", but_moments):
         take(self)
+
+
+wrong_steps(
+    "impl.commands.train:memory_of_a_step",
+    memory_reserved_of_what_stays=(
+        "A run reserves what stays after a step, and fails at the step's peak.",
+        lambda right, *given: replace(right(*given), total=right(*given).resident),
+    ),
+    memory_reserved_for_the_longest_allowed=(
+        "A run on short texts is refused for the memory that the longest ones allowed would take.",
+        lambda right, model, config, samples, _, device: right(model, config, samples, config.max_seq_len, device),
+    ),
+    memory_reserved_for_whole_steps=(
+        "A run on few samples is refused for the memory of a step that has all of its batches.",
+        lambda right, model, config, _, *given: right(model, config, config.batch_size * config.accumulation_steps, *given),
+    ),
+)
+wrong_steps(
+    "impl.fused.memory:BLOCK", estimate_by_hand_without_blocks=("Small tensors of hand-written steps take no whole blocks.", lambda _: 1)
+)
+wrong_steps(
+    "impl.fused.memory:estimate_fused",
+    estimate_by_hand_of_the_current_card=(
+        "A step by hand is estimated with the workspaces of the current card, whichever it will run on.",
+        lambda right, *given, **named: right(*given, **{**named, "device": "cuda"}),
+    ),
+)
+wrong_steps(
+    "impl.allocations:_CUDA_COMPOSED",
+    estimate_of_softmax_without_its_product=(
+        "The product that softmax's backward pass makes on a card is not counted, and long texts in float32 run out of memory.",
+        lambda composed: {key: value for key, value in composed.items() if key != torch.ops.aten._softmax_backward_data.default},
+    ),
+)
+
+
+@wrong_step("impl.memory:require_counts")
+def estimate_of_less_than_nothing(require: Step, **counts: int) -> None:
+    """Only a count of zero is refused, and a negative one is estimated or fails elsewhere."""
+    require(**{name: abs(count) for name, count in counts.items()})

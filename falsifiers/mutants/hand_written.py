@@ -59,6 +59,20 @@ def layers_join_blocks_that_meet_as_a_sum(align: Step, elements: Sequence[int], 
     return bool(align([sum(elements[:-1]), elements[-1]], block))
 
 
+def _first_and_last(align: Step, elements: Sequence[int], block: int) -> bool:
+    return bool(align([elements[0], elements[-1]], block))
+
+
+wrong_steps(
+    "impl.fused.weights:blocks_align",
+    layers_join_blocks_after_the_first=("Only the first weight has to end with a block, and values are scaled as keys.", _first_and_last),
+)
+wrong_steps(
+    "impl.fused.fitting:blocks_align",
+    layers_fit_blocks_after_the_first=("The layers are chosen where keys end within a block, and fail at the first step.", _first_and_last),
+)
+
+
 @wrong_step("impl.fused.layer:FusedLayer.__init__", "S2")
 def layers_with_another_eps(init: Step, self: Any, layer: Any, config: Any, *given: Any) -> None:
     """All norms of a block use the epsilon 1e-6."""

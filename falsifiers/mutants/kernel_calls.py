@@ -246,3 +246,17 @@ def stand_in_takes_any_positions(operations: dict[str, Step]) -> dict[str, Step]
 def nf4_codes_read_through_gaps(dequantize: Step, codes: Tensor, *given: Any, **named: Any) -> Any:
     """Codes that lie apart in memory are read as if they did not."""
     return dequantize(codes.as_strided(codes.shape, (1,)), *given, **named)
+
+
+# How wide they may be
+
+wrong_steps(
+    "impl.kernels.rms_norm:WIDEST",
+    kernel_norms_narrow_rows_alone=("A model of more than 4,096 numbers a token is refused.", lambda _: 4096),
+    kernel_norms_rows_of_any_width=("Rows are taken that no program holds in registers.", lambda right: 2 * right),
+)
+wrong_steps(
+    "impl.kernels.attention:WIDEST",
+    attention_by_narrow_heads_alone=("Heads of 256, which the layers are chosen for, end the first step.", lambda _: 192),
+    attention_by_heads_of_any_width=("Heads are taken that no program holds in registers.", lambda right: 2 * right),
+)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -25,6 +26,9 @@ ALGORITHMS = 12
 
 def auto_alone_falls_back(trial: Trial) -> Iterator[Comparison]:
     """On hosts with none to three cards every name of the grammar gives its device, or a refusal, with the right number of warnings."""
+    yield trial.refuses(
+        "a card of too large a number", partial(trial.devices.choose, f"cuda:{LARGEST_INDEX + 1}", {"cuda": 99}), "expected", "ValueError"
+    )
     for cards in range(4):
         for name in ("cpu", "auto", "cuda", *(f"cuda:{index}" for index in (0, 1, 2, LARGEST_INDEX))):
             label, ask = f"{name} with {cards} cards", partial(trial.devices.choose, name, {"cuda": cards})
@@ -101,6 +105,7 @@ def stray_tensor_is_named(trial: Trial) -> Iterator[Comparison]:
         "optimiser.exp_avg_sq",
     ]
     weights = drawn(rng, work)
+    yield from _on_one_of_two_cards(trial, trial.devices.trainer(work, weights), *rng.permutation(LARGEST_INDEX)[:2].tolist())
     for name in astray:
         trainer = trial.devices.trainer(work, weights)
         trainer.require_resident()
@@ -109,6 +114,15 @@ def stray_tensor_is_named(trial: Trial) -> Iterator[Comparison]:
         yield trial.refuses(f"a model that is not on card {other}", ask, f"not on cuda:{other} ", "NotResident")
         trainer.move(name)
         yield trial.refuses(name, trainer.require_resident, f"^{re.escape(name)} is on", "NotResident")
+
+
+def _on_one_of_two_cards(trial: Trial, trainer: Any, used: int, other: int) -> Iterator[Comparison]:
+    """A model is on its own card and not on another one of that kind, if the process holds memory there."""
+    ask = trainer.require_on_card
+    ask(used, used, {used: 1})
+    yield trial.refuses("a model on another card", partial(ask, used, other, {used: 1, other: 1}), f"not on cuda:{other} ", "NotResident")
+    nothing = partial(ask, used, used, {each: 1 for each in range(LARGEST_INDEX + 2) if each != used})
+    yield trial.refuses("a model that takes no memory", nothing, f"cuda:{used}, .*holds no memory", "NotResident")
 
 
 def last_rows_are_as_alone(trial: Trial) -> list[Comparison]:

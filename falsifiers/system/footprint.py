@@ -80,14 +80,17 @@ def estimate_counts_every_part(trial: Trial) -> list[Comparison]:
     of_a_card = first.parts
     least = value_at_least("library_workspace on a GPU that is not here", of_a_card.get("library_workspace", 0), 2 * WORKSPACE)
     rounded = same("parts on CUDA that are no blocks", [], [name for name, count in of_a_card.items() if count % ROUNDED])
-    for nothing, backend in product((replace(plain, batch=0), replace(plain, seq=0), replace(plain, accumulation=0)), ("torch", "fused")):
-        ask = partial(trial.memory.estimate, replace(nothing, backend=backend))
-        every.append(trial.refuses(f"{backend}: a step of nothing", ask, "is 0: expected at least 1", "ValueError"))
+    for nothing, backend in product(
+        (replace(plain, batch=0), replace(plain, seq=0), replace(plain, accumulation=0), replace(plain, accumulation=-1)),
+        ("torch", "fused"),
+    ):
+        ask, count = partial(trial.memory.estimate, replace(nothing, backend=backend)), min(nothing.accumulation, 0)
+        every.append(trial.refuses(f"{backend}: a step of nothing", ask, f"is {count}: expected at least 1", "ValueError"))
     every += _counted_by(trial)
     huge = trial.memory.estimate(replace(plain, batch=2**20, seq=2**15), "cuda").total
     every.append(value_at_least("total of a step that no host has the memory for", huge, 8 * 2**35))
     numbered = same(f"the estimate on CUDA, asked again for number {number}", first, again)
-    return [*every, less, _kept_scores(trial, plain), least, *rounded, *numbered, *_of_unlike_cards(trial)]
+    return [*every, less, *_kept_scores(trial, plain), least, *rounded, *numbered, *_of_unlike_cards(trial)]
 
 
 def _counted_by(trial: Trial) -> Iterator[Comparison]:
@@ -112,12 +115,17 @@ def _of_unlike_cards(trial: Trial) -> list[Comparison]:
     return found + same("devices that have none", ["cpu"], [kind for kind, size in taken.items() if not size])
 
 
-def _kept_scores(trial: Trial, work: Workload) -> Comparison:
-    """Attention in float32 is not fused on CUDA, so that the backward pass keeps the probabilities of each layer: 4 bytes · seq² a head."""
+def _kept_scores(trial: Trial, work: Workload) -> Iterator[Comparison]:
+    """Attention in float32 is not fused on CUDA, so that the backward pass keeps the probabilities of each layer: 4 bytes · seq² a head. In
+    it softmax has as many beside them three times: the gradient from above, its product with them, and the result."""
     sizes = [replace(work, dtype="float32", seq=seq) for seq in (256, 512)]
     short, long = (trial.memory.estimate(each, "cuda").parts.get("activations", 0) for each in sizes)
     scores = 4 * work.layers * work.heads * work.batch * (512**2 - 2 * 256**2)
-    return value_at_least("float32 on CUDA: activations of twice the tokens beyond twice those", long - 2 * short, 0.99 * scores)
+    yield value_at_least("float32 on CUDA: activations of twice the tokens beyond twice those", long - 2 * short, 0.99 * scores)
+    one = trial.memory.estimate(replace(sizes[1], layers=1), "cuda")
+    peak = one.total - one.parts.get("library_workspace", 0)
+    least = 4 * 4 * work.heads * work.batch * 512**2
+    yield value_inside("float32 on CUDA: total in softmax's backward pass", peak, least, np.inf)
 
 
 def _every_part(trial: Trial, work: Workload, found: Estimate) -> list[Comparison]:
@@ -205,10 +213,19 @@ def _of_last_micro_batches(trial: Trial) -> list[Comparison]:
     texts = {"cuda": ([8, 8], [256]), "cuda:2": ([256, 8], [8])}
     validating, training = (trial.memory.reserved_by(*lengths, settings, kind) for kind, lengths in texts.items())
     cut = trial.memory.reserved_by([256, 8], [8], settings, "cuda", 1000)
+    short, full_step = (trial.memory.reserved_by(lengths, [8], settings, "cuda") for lengths in ([8, 8], [256] * 12))
     return [
         value_at_least("more for several labels a sample, of which each has four bytes", several - one, 4 * 4 * (classes - 2)),
         value_within("reserved for a text of 256 tokens to validate on, or to train on", validating / training, 0.99, 1.01),
         *same("reserved for a text that was cut", training, cut),
+        *same(
+            "reserved for texts of 8 tokens, of 256, and for more of these, in their order",
+            sorted({short, training, full_step}),
+            [short, training, full_step],
+        ),
+        value_at_least(
+            "reserved for a text of 256 tokens beyond one of 8, which attention keeps the probabilities of", training - short, 4 * 256**2
+        ),
         *same("estimates of 8 and 12 samples, and of 5 and 13", full[2:], part),
         *same("estimates of 2, 4 and 8 samples in their order", sorted(set(full[:3])), full[:3]),
         *same("whether texts of 16 tokens take more than of 8", True, longer > full[1]),
@@ -222,6 +239,11 @@ def _of_a_run_on_a_card(trial: Trial, settings: Mapping[str, Any]) -> Iterator[C
     trial.memory.require_kernels()
     one, three = (trial.memory.of_a_run(samples, settings, kind="cuda:1") for samples in (4, 12))
     plain = trial.memory.of_a_run(4, {**settings, "backend": "torch"}, kind="cuda")
+    for backend in ("auto", "torch"):
+        old, new = (
+            trial.memory.of_a_run(4, {**settings, "backend": backend}, kind=kind, capabilities=(8, 9)) for kind in ("cuda", "cuda:1")
+        )
+        yield value_at_least(f"{backend}: more on the card that has the workspaces of an H100", new - old, WORKSPACE)
     yield from same("whether the layers take another cuBLAS workspace than differentiation", True, one - plain > WORKSPACE // 2)
     wide = {**settings, "num_classes": 4000}
     labels, several = (trial.memory.of_a_run(4, {**wide, "multi_label": each}, kind="cuda") for each in (False, True))
@@ -233,6 +255,7 @@ def _of_a_run_on_a_card(trial: Trial, settings: Mapping[str, Any]) -> Iterator[C
         ROUNDED * (work.layers * 50 + 20),
         sum(split(work, counts(work))[1].values()),
     )
+    yield from same("by hand: parts on CUDA that are no blocks", [], [name for name, count in parts.items() if count % ROUNDED])
     for name, count in _weights_and_moments(work).items():
         if name not in ("lora", "head"):  # which have one vector of all
             yield value_inside(f"by hand: {name}", float(parts.get(name, np.nan)), count, count + rounding)

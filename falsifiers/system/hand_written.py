@@ -80,8 +80,13 @@ def _single_steps(trial: Trial) -> Iterator[Comparison]:
         yield from (trial.near(f"{label}: {key}", said[0][key], said[1][key]) for key in told)
     refused: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ("NF4 blocks", "NF4 blocks", {"hidden": 18}),
-        # queries have 192 numbers and keys 64, of which a pair of blocks holds 128; gate and up could be joined
-        ("NF4 blocks that meet as a sum", "NF4 blocks", {"hidden": 16, "heads": 3, "kv_heads": 1, "head_dim": 4, "intermediate": 8}),
+        # a pair of blocks holds 128; gate and up, of 128 each, could be joined
+        (
+            "NF4 blocks of queries and keys, 192 and 64",
+            "NF4 blocks",
+            {"hidden": 16, "heads": 3, "kv_heads": 1, "head_dim": 4, "intermediate": 8},
+        ),
+        ("NF4 blocks of keys alone", "NF4 blocks", {"hidden": 16, "heads": 2, "kv_heads": 1, "head_dim": 4, "intermediate": 8}),
         ("double_quantize", "double_quantize", {"double_quantize": True}),
     )
     for label, message, change in refused:
@@ -108,6 +113,7 @@ def chosen_where_they_fit(trial: Trial) -> Iterator[Comparison]:
         ("double quantisation", fitting, {**nf4, "double_quantize": True}, "double_quantize"),
         ("a wide head", {**fitting, "head_dim": 258}, {}, "head_dim"),
         ("NF4 blocks of queries", {**fitting, "hidden": 66, "head_dim": 34}, nf4, "q_proj"),
+        ("NF4 blocks of keys alone", {**fitting, "hidden": 32, "head_dim": 34}, nf4, "q_proj"),
         ("NF4 blocks of gate and up", {**fitting, "hidden": 96, "intermediate": 97, "head_dim": 128}, nf4, "gate_proj"),
         ("no blocks", {**fitting, "hidden": 66, "head_dim": 34}, {}, None),
     ]

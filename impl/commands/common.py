@@ -92,11 +92,12 @@ def memory_of_a_step(model: Path, config: "ClassifyConfig", samples: int, longes
 
     batch = min(config.batch_size, samples)
     passes = min(config.accumulation_steps, math.ceil(samples / batch))
-    architecture = read_config(model)
+    architecture, on = read_config(model), torch.device(device)
     given = (architecture, Adaptation.of(config), batch, longest, getattr(torch, config.dtype))
-    if backend_of(config, architecture, torch.device(device))[0]:
-        return estimate_fused(*given, accumulation=passes, multi_label=config.multi_label)
-    return estimate(*given, accumulation=passes, multi_label=config.multi_label, device=device)
+    if backend_of(config, architecture, on)[0]:
+        card = on if on.type == "cuda" else "cuda"  # under the interpreter it is told what a card would need
+        return estimate_fused(*given, accumulation=passes, multi_label=config.multi_label, device=card)
+    return estimate(*given, accumulation=passes, multi_label=config.multi_label, device=on)
 
 
 def require_absent(folder: Path) -> None:

@@ -41,15 +41,16 @@ def estimate_fused(
     *,
     accumulation: int = 1,
     multi_label: bool = False,
+    device: torch.device | str = "cuda",
 ) -> Estimate:
-    """What one optimiser step needs on a CUDA device over `accumulation` micro-batches of `batch` samples of `seq` tokens.
+    """What one optimiser step needs on that CUDA device over `accumulation` micro-batches of `batch` samples of `seq` tokens.
 
     The parts are those of `Estimate`: activations are what the blocks keep (`impl.fused.layer.Kept`), lora is the vector of all masters,
-    the head's among them, and the copies that products use. Nothing is allocated. Needs Triton, and no device. Raises a ValueError for a
-    count below one.
+    the head's among them, and the copies that products use. Nothing is allocated. Needs Triton, and no device; one that is here says how
+    large cuBLAS's workspaces are. Raises a ValueError for a count below one.
     """
     require_counts(batch=batch, seq=seq, accumulation=accumulation)
-    device = torch.device("cuda")
+    device = torch.device(device)
     allocations = Allocations(META, BLOCK)
     with unchecked(), dispatch.without_content(device), allocations:
         classifier = classifier_of_shapes(config, adaptation, dtype, allocations)

@@ -248,6 +248,19 @@ class PlacedTrainer(Session):
         with nullcontext() if current is None else mock.patch("torch.cuda.current_device", return_value=current):
             residency.require_residency(self._trainer.classifier, self._trainer.optimiser, place)
 
+    def require_on_card(self, used: int, asked: int, allocated: Mapping[int, int]) -> None:
+        """The same proof of card `asked`, where all tensors say that they are on card `used`, on a host on whose cards, by their numbers,
+        this process has allocated so many bytes; the current card is another one. Raises NotResident."""
+        from blackswan.falsifiers.subjects.impl.feigned import Cards
+
+        current = max(used, asked) + 1
+
+        def of_card(place: torch.device | int | None = None) -> int:
+            return allocated.get(current if place is None else torch.device(place).index, 0)
+
+        with mock.patch("torch.cuda.memory_allocated", of_card), Cards(used, current, {}):
+            residency.require_residency(self._trainer.classifier, self._trainer.optimiser, torch.device("cuda", asked))
+
     def plant(self, plant: Plant) -> None:
         """Spoils the parameter, or every forward pass from here on."""
         if plant.where == "parameter":

@@ -17,6 +17,8 @@ from blackswan.impl.kernels import attention, cross_entropy, nf4_dequantize, rms
 
 Answer = tuple[str, Any, Any]
 FILLED, EPS, THETA, SCALE = 7.0, 1e-2, 50.0, 0.7
+NORM_COLUMNS, HEAD = 32768, 256
+"""Numbers of a row that a norm's kernel holds at most, and of a head that attention's does."""
 NARROW = torch.float16
 """Triton's interpreter rounds to it as a card does, and not to bfloat16."""
 
@@ -176,6 +178,24 @@ def refusals(rows: int) -> Iterator[Answer]:
             yield from _refused(call, "no x", {"x": None})
         if first:
             yield from _refused(call, "float64", {name: value.double() for name, value in call.inputs.items()})
+
+
+def widest() -> Iterator[Answer]:
+    """Whether rows and heads as wide as kernels hold in registers are taken, and wider ones refused; of no tokens, so none is computed."""
+    bounds = torch.zeros(1, dtype=torch.int32)
+    for columns, taken in ((NORM_COLUMNS, True), (NORM_COLUMNS + 1, False)):
+        yield f"a norm of {columns} columns", taken, _takes(rms_norm.rms_norm, torch.zeros(0, columns), torch.ones(columns), EPS)
+    for size, taken in ((HEAD, True), (HEAD + 1, False)):
+        heads = torch.zeros(0, 2, size)
+        yield f"attention by heads of {size}", taken, _takes(attention.attention_forward, heads, heads, heads, bounds, 0)
+
+
+def _takes(function: Callable[..., Any], *given: Any) -> bool:
+    try:
+        function(*given)
+    except ValueError:
+        return False
+    return True
 
 
 def _refused(call: Call, label: str, changed: dict[str, Any]) -> Iterator[Answer]:

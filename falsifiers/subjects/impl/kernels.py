@@ -16,7 +16,7 @@ class Kernels(Door):
     def memory(self, rows: int) -> list[Answer]:
         """In memory that they are given, with gaps in it and over inputs; on no rows; and what does not fit."""
         calls = self._module("kernel_calls")
-        return [*calls.in_given_memory(rows), *calls.of_no_rows(), *calls.refusals(rows)]
+        return [*calls.in_given_memory(rows), *calls.of_no_rows(), *calls.refusals(rows), *calls.widest()]
 
     def rounded(self, rows: int) -> list[Answer]:
         """On values of 16 bits, beside what is rounded once."""

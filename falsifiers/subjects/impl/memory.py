@@ -5,8 +5,8 @@ import json
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,20 +95,18 @@ class Memory(Door):
 
     def workspaces(self, kind: str, capabilities: Sequence[int]) -> int:
         """What the libraries take on that device, on a host whose cards have those major compute capabilities, the first one current."""
-
-        def of_card(asked: torch.device | str | int | None = None) -> tuple[int, int]:
-            index = torch.device(asked).index if isinstance(asked, torch.device | str) else asked
-            return capabilities[index or 0], 0
-
         counted = allocations.Allocations(memory.META)
-        with mock.patch("torch.cuda.is_available", return_value=True), mock.patch("torch.cuda.get_device_capability", of_card):
+        with _cards_of(capabilities):
             return memory.estimate_of(counted, torch.device(kind)).total
 
-    def of_a_run(self, samples: int, settings: Mapping[str, Any], longest: int = 8, kind: str | None = None) -> int:
+    def of_a_run(
+        self, samples: int, settings: Mapping[str, Any], longest: int = 8, kind: str | None = None, capabilities: Sequence[int] = ()
+    ) -> int:
         """Estimates a run's steps on so many samples, the longest of so many tokens, as the command does before it starts: of a model of
-        one layer of the shipped checkpoint's, on the subject's device or on one of that name, where kernels run."""
+        one layer of the shipped checkpoint's, on the subject's device or on one of that name, where kernels run; of a host that has cards
+        of such major compute capabilities, the first one current, where these are named."""
         feigned = mock.patch.multiple("blackswan.impl.kernels", why_not=lambda: None, interpreted=lambda: False) if kind else nullcontext()
-        with tempfile.TemporaryDirectory() as folder, feigned:
+        with tempfile.TemporaryDirectory() as folder, feigned, _cards_of(capabilities) if capabilities else nullcontext():
             shipped, one = json.loads((CHECKPOINT / "config.json").read_text()), {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
             (Path(folder) / "config.json").write_text(json.dumps(shipped | one))
             return common.memory_of_a_step(Path(folder), ClassifyConfig(**settings), samples, longest, kind or self._device).total
@@ -286,6 +284,18 @@ class Ledger(Session):
         """As `reserved`, while each holder ends as it is looked at: its file in /proc was opened, and cannot be read any more."""
         with mock.patch.object(Path, "read_text", side_effect=ProcessLookupError):
             return self.reserved()
+
+
+@contextmanager
+def _cards_of(capabilities: Sequence[int]) -> Iterator[None]:
+    """Inside the block the host has cards of those major compute capabilities, of which the first is the current one."""
+
+    def of_card(asked: torch.device | str | int | None = None) -> tuple[int, int]:
+        index = torch.device(asked).index if isinstance(asked, torch.device | str) else asked
+        return capabilities[index or 0], 0
+
+    with mock.patch("torch.cuda.is_available", return_value=True), mock.patch("torch.cuda.get_device_capability", of_card):
+        yield
 
 
 def _train(trainer: Trainer, batches: Sequence[Batch], steps: int) -> None:
