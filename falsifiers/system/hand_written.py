@@ -78,15 +78,12 @@ def _single_steps(trial: Trial) -> Iterator[Comparison]:
             said.append(steps.call("train_batch", *batch))
         told = ("loss", "correct", "total") if state else tuple(said[0])
         yield from (trial.near(f"{label}: {key}", said[0][key], said[1][key]) for key in told)
+    # a pair of blocks holds 128 weights, as many as gate and up have each: these could be joined
+    narrow = {"hidden": 16, "kv_heads": 1, "head_dim": 4, "intermediate": 8}
     refused: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ("NF4 blocks", "NF4 blocks", {"hidden": 18}),
-        # a pair of blocks holds 128; gate and up, of 128 each, could be joined
-        (
-            "NF4 blocks of queries and keys, 192 and 64",
-            "NF4 blocks",
-            {"hidden": 16, "heads": 3, "kv_heads": 1, "head_dim": 4, "intermediate": 8},
-        ),
-        ("NF4 blocks of keys alone", "NF4 blocks", {"hidden": 16, "heads": 2, "kv_heads": 1, "head_dim": 4, "intermediate": 8}),
+        ("NF4 blocks of queries and keys, 192 and 64", "NF4 blocks", {**narrow, "heads": 3}),
+        ("NF4 blocks of keys alone", "NF4 blocks", {**narrow, "heads": 2}),
         ("double_quantize", "double_quantize", {"double_quantize": True}),
     )
     for label, message, change in refused:
