@@ -63,6 +63,30 @@ def failed_estimates_keep_their_backend(without: Step, device: Any) -> Iterator[
         raise
 
 
+@wrong_step("impl.dispatch:call")
+def kernels_before_replacements(call: Step, path: str, operation: str, /, **arguments: Any) -> Any:
+    """An operation that a kernel computes is not replaced."""
+    from blackswan.impl import dispatch
+
+    before = dispatch._replacements
+    if dispatch._kernel(operation, arguments):
+        dispatch._replacements = {name: function for name, function in before.items() if name != operation}
+    try:
+        return call(path, operation, **arguments)
+    finally:
+        dispatch._replacements = before
+
+
+@wrong_step("impl.dispatch:backend")
+@contextmanager
+def torch_where_triton_is_missing(backend: Step, choice: str) -> Iterator[None]:
+    """Who asks for Triton's kernels gets torch's operations where Triton cannot run, and is not told."""
+    from blackswan.impl import kernels
+
+    with backend("torch" if choice == "triton" and kernels.why_not() else choice):
+        yield
+
+
 @wrong_step("impl.dispatch:scope")
 @contextmanager
 def scope_of_the_innermost_alone(scope: Step, name: str) -> Iterator[None]:

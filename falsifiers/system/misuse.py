@@ -44,6 +44,7 @@ MISUSES = {
     **{f"an architecture of {name} {value}": (name, "ValueError") for name, value in ARCHITECTURES},
     "an adapter in no folder": ("no such folder", "FileNotFoundError"),
     "a backend of no name": ("cuda", "ValueError"),
+    "the backend triton where Triton cannot run": ("Triton is not here", "RuntimeError"),
     "an operation of no name in another's place": ("rmsnorm", "KeyError"),
 }
 """Each misuse with a word of its refusal and the error's type."""

@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 from blackswan.falsifiers.subjects.protocol import Session
-from blackswan.impl import dispatch, folder, validation
+from blackswan.impl import dispatch, folder, kernels, validation
 from blackswan.impl.allocations import Allocations
 from blackswan.impl.folder import LOCK
 from blackswan.impl.operations import nf4
@@ -50,7 +50,7 @@ class Block(Session):
     def _made(self, number: int) -> AbstractContextManager[Any]:
         """Number 0 replaces one operation, 1 two and 2 the other."""
         if self._kind == "replaced":
-            named = (("residual_add",), ("residual_add", "softmax"), ("softmax",))[number]
+            named = (("residual_add",), ("residual_add", "swiglu"), ("swiglu",))[number]
             return dispatch.replaced({name: lambda **_: torch.tensor(10.0 + number) for name in named})
         if self._kind == "backend":
             return dispatch.backend(CHOICES[number])
@@ -70,11 +70,11 @@ class Block(Session):
         return function(**arguments)
 
     def _see_replaced(self) -> dict[str, Any]:
-        x = torch.full((1,), 8.0)
-        return {
-            "residual_add": float(dispatch.call("here", "residual_add", x=x, branch=x)),
-            "softmax": float(dispatch.call("here", "softmax", x=x)),
-        }
+        """What two operations give, the second of which Triton computes where it can."""
+        x = torch.full((1, 1), 8.0)
+        with nullcontext() if kernels.why_not() else dispatch.backend("triton"):
+            gated = float(dispatch.call("here", "swiglu", gate=x, up=x))
+        return {"residual_add": float(dispatch.call("here", "residual_add", x=x, branch=x)), "swiglu": gated}
 
     def _recorded(self) -> list[int]:
         """How many calls each of the open recordings has, from the outermost on."""

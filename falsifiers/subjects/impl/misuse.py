@@ -8,6 +8,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -123,8 +124,13 @@ def _of_files(pipeline: ClassifyPipeline) -> Calls:
         with tempfile.TemporaryDirectory() as parent:
             adapter.load_adapter(Path(parent) / "none", pipeline.classifier.config)
 
+    def without_triton() -> None:
+        with mock.patch("blackswan.impl.kernels.why_not", return_value="Triton is not here"):
+            _entered(dispatch.backend("triton"))
+
     yield "an adapter in no folder", in_no_folder
     yield "a backend of no name", lambda: _entered(dispatch.backend("cuda"))
+    yield "the backend triton where Triton cannot run", without_triton
     yield "an operation of no name in another's place", lambda: _entered(dispatch.replaced({"rmsnorm": len}))
 
 
