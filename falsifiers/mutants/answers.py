@@ -111,6 +111,13 @@ wrong_step("impl.settings:resolve", name="rank_keeps_the_default_alpha", doc="Al
 )
 
 
+@wrong_step("impl.settings:resolve")
+def rank_beyond_64_keeps_its_alpha(resolve: Step, *given: Any) -> Any:
+    """Alpha stops growing at a rank of 64: larger updates are scaled by less than was said."""
+    found = resolve(*given)
+    return replace(found, lora_alpha=min(found.lora_alpha, 128.0))
+
+
 @wrong_step("impl.config:target_modules")
 def full_fine_tuning_becomes_lora(targets_of: Step, targets: str) -> Any:
     """LoRA on all projections where training of all parameters was asked for."""

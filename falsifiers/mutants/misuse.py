@@ -43,6 +43,10 @@ wrong_steps(
         "Heads may be shared by any number of keys.",
         lambda right, self: None if self.heads % max(self.kv_heads, 1) else right(self),
     ),
+    architectures_of_more_heads=(
+        "More heads than keys are taken, also where they cannot be shared evenly.",
+        lambda right, self: None if self.heads > self.kv_heads > 1 else right(self),
+    ),
 )
 
 

@@ -98,6 +98,18 @@ def shards_without_their_index(sharded: Any, index: Path) -> Any:
 wrong_step(
     "impl.tokens:_require_alike", name="tokenizer_settings_passed_over", doc="tokenizer_config.json names tokens that there are not."
 )(lambda *_: None)
+
+
+@wrong_step("impl.tokens:_require_alike")
+def tokenizer_flags_that_are_false_passed_over(right: Any, path: Path, named: Any, added: Any) -> None:
+    """A flag that is false in tokenizer_config.json is not compared: transformers splits texts otherwise at the token."""
+    decoder = named.get("added_tokens_decoder")
+    if isinstance(decoder, dict):
+        said = {key: {name: each for name, each in token.items() if each is not False} for key, token in decoder.items()}
+        named = {**named, "added_tokens_decoder": said}
+    right(path, named, added)
+
+
 wrong_step("impl.pipeline:_require_fitting", name="more_positions_than_the_model_has", doc="Texts are longer than the model's positions.")(
     lambda *_: None
 )

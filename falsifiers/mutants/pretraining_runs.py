@@ -45,6 +45,12 @@ wrong_step("impl.pretrain:StepFn._origin", name="pretrain_non_finite_unnamed", d
 )
 
 
+@wrong_step("impl.pretrain:StepFn._origin")
+def pretrain_origin_of_the_first_micro_batch(right: Step, self: Any, batch: Any) -> Any:
+    """The first micro-batch alone is searched for a value that is not finite: of one in a later one nobody learns where it came from."""
+    return right(self, next(batch.split(self.micro_batch)))
+
+
 @wrong_step("impl.decoder_optimiser:DecoderAdamW.clip")
 def pretrain_stops_after_the_damage(correct: Step, self: Any, max_norm: float) -> Any:
     """The step count and a moment have moved when the error comes."""

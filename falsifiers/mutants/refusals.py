@@ -67,6 +67,11 @@ def state_of_any_shape(require: Any, optimiser: Any, state: Any) -> None:
     require(optimiser, {name: value.reshape(known[name].shape) if name in fits else value for name, value in state.items()})
 
 
+wrong_step("impl.pretrain_run:state_hash", name="pretrain_state_of_another_embedding", doc="A run goes on from a damaged embedding.")(
+    lambda right, tensors, *given, **of: right(
+        {name: value for name, value in tensors.items() if not name.startswith("trainable/") or ".layers." in name}, *given, **of
+    )
+)
 wrong_step("impl.pretrain_run:state_hash", name="pretrain_state_of_other_weights", doc="Nothing says which parameters were saved.")(
     lambda hashed, tensors, steps, **of: "" if of else hashed(tensors, steps)
 )

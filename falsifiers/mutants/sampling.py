@@ -35,6 +35,10 @@ def _shuffled(count: int, seed: int) -> Indices:
 
 wrong_steps(
     "impl.samples:epoch_order",
+    order_of_an_epoch_in_a_byte=(
+        "Epochs are counted in a byte: a long run sees its first orders again.",
+        lambda order, count, seed, epoch: order(count, seed, epoch % 2**8),
+    ),
     order_same_in_each_epoch=("Shuffled once.", lambda order, count, seed, _: order(count, seed, 0)),
     order_ignores_seed=("The same order for every seed.", lambda order, count, _, epoch: order(count, 0, epoch)),
     order_of_seed_plus_epoch=(

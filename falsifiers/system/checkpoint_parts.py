@@ -204,6 +204,7 @@ def _tokenizer_damage(folder: Path) -> Iterator[Damage]:
     yield make({"extra_special_tokens": {"image": new}})
     yield from (make({"added_tokens_decoder": {"1": token}}) for token in ({"content": new}, *({**end, flag: True} for flag in FLAGS)))
     yield make({"pad_token": "<eos>", "split_special_tokens": False, "added_tokens_decoder": {"1": end}, "surplus": 1}, taken=True)
+    yield from (_split_at_plainly(folder, end, flag) for flag in FLAGS)
     values = json.loads((folder / TOKENIZER).read_text())
     more = {"id": tokenizer().get_vocab_size(), "content": "<more>", "special": True}
     more |= dict.fromkeys(FLAGS, False)
@@ -216,6 +217,15 @@ def _tokenizer_damage(folder: Path) -> Iterator[Damage]:
         changed: dict[str, bytes | None] = {TOKENIZER: closing.to_str().encode()}
         yield Damage(f"{count} end tokens a text", changed, f"max_seq_len.*{count}", taken=count == longest)
     yield Damage("a token more than the model has", {TOKENIZER: json.dumps(values).encode()}, f"{TOKENIZER}.*embeddings")
+
+
+def _split_at_plainly(folder: Path, end: Mapping[str, Any], flag: str) -> Damage:
+    """A flag of the end token is true in tokenizer.json, and false beside it."""
+    values = json.loads((folder / TOKENIZER).read_text())
+    next(token for token in values["added_tokens"] if token["content"] == end["content"])[flag] = True
+    beside = {"added_tokens_decoder": {"1": {**end, flag: False}}}
+    files: dict[str, bytes | None] = {TOKENIZER: json.dumps(values).encode(), TOKENIZER_CONFIG: json.dumps(beside).encode()}
+    return Damage(f"{flag} false beside a tokenizer", files, f"{TOKENIZER_CONFIG}.*another {flag}")
 
 
 def refuses_parts(trial: Trial) -> Iterator[Comparison]:

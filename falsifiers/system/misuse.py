@@ -42,6 +42,7 @@ MISUSES = {
     **{f"an estimate of {name} 0": (name, "ValueError") for name in ("batch", "seq", "accumulation")},
     **{f"statistics of {name}": ("length", "ValueError") for name in ("a length fewer", "a length more", "no sample")},
     **{f"an architecture of {name} {value}": (name, "ValueError") for name, value in ARCHITECTURES},
+    "an architecture of 3 heads for 2 keys": ("kv_heads", "ValueError"),
     "an adapter in no folder": ("no such folder", "FileNotFoundError"),
     "a backend of no name": ("cuda", "ValueError"),
     "the backend triton where Triton cannot run": ("Triton is not here", "RuntimeError"),

@@ -39,6 +39,8 @@ STEPS = 8
 """A decoder that is trained by hand has a schedule of so many."""
 HUGE = 1e37
 """A gain of this size leaves the loss finite, and not the gradient."""
+LARGEST = 3e38
+"""An embedding of such numbers, nearly the largest of float32, does so too."""
 
 
 def _random_loss(trial: Trial, tokens: int) -> float:
@@ -188,6 +190,16 @@ def non_finite_stops_the_run(trial: Trial) -> Iterator[Comparison]:
         step = partial(decoder.train, _ids(trial, made))
         yield trial.refuses(f"{value} in {name}", step, f"step {made + 1}.*{where}", "FloatingPointError")
         yield from same(f"after {value} in {name}", before, {**decoder.parameters(), **_state(decoder)})
+    yield _non_finite_at_last(trial, {**architecture, "tied": False})
+
+
+def _non_finite_at_last(trial: Trial, architecture: Mapping[str, Any]) -> Comparison:
+    """What overflows for a token that only the last row has, which is in a micro-batch of its own, is named by its call too."""
+    decoder, ids, name = trial.pretrainer.random(architecture, trial.seed), _ids(trial, 0) % (VOCAB - 1), "model.embed_tokens.weight"
+    ids[-1, 3] = VOCAB - 1
+    for column in range(1, architecture["hidden"] + 1):
+        decoder.overwrite(name, architecture["hidden"] * VOCAB - column, LARGEST)
+    return trial.refuses("overflow in the last micro-batch", partial(decoder.train, ids), r"step 1: .*\(\w+\)", "FloatingPointError")
 
 
 def _state(decoder: "TrainedDecoder") -> Arrays:

@@ -195,7 +195,11 @@ def refuses_pretraining_state(trial: Trial) -> Iterator[Comparison]:
         damages += [Damage(f"no {file}", {file: None}, file) for file in (POSITION, STATE)]
         whole = (folder / STATE).read_bytes()
         damages += [Damage(f"{STATE} of {size} bytes", {STATE: whole[:size]}, "state.safetensors") for size in (0, 7, 99, len(whole) - 1)]
-        more = save({**load(whole), "surplus": np.zeros(1, np.float32)})
+        held = load(whole)
+        for name in ("trainable/model.embed_tokens.weight", "trainable/model.norm.weight"):  # neither is of a layer
+            other_value = save({**held, name: np.nextafter(held[name], np.float32(np.inf))})
+            damages.append(Damage(f"{STATE} with another {name}", {STATE: other_value}, "state.safetensors"))
+        more = save({**held, "surplus": np.zeros(1, np.float32)})
         damages.append(Damage(f"{STATE} with a tensor of another kind", {STATE: more}, "state.safetensors.*surplus"))
         for files in ((POSITION,), (STATE,), (POSITION, STATE)):
             damages.append(Damage(f"{files} of another run", {file: (other / file).read_bytes() for file in files}, "state"))

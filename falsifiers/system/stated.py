@@ -47,13 +47,15 @@ def qlora_defaults_are_published(trial: Trial) -> Iterator[Comparison]:
 
     Python's own settings, without a model's size, have theirs.
     """
-    rank = int(trial.rng("defaults").integers(1, 65))
+    rng = trial.rng("defaults")
+    ranks = int(rng.integers(1, 65)), int(rng.integers(65, 2**20))
     yield from same("by Python", BY_PYTHON, trial.classifiers.settings({}))
     for size in (10**6, 494_032_768, LIMIT - 1, LIMIT, LIMIT + 1, 70 * 10**9):
         expected = {**QLORA, "learning_rate": 2e-4 if size <= LIMIT else 1e-4}
         yield from same(f"{size:,} parameters", expected, trial.classifiers.defaults(size, {}))
-        ranked = {**expected, "lora_rank": rank, "lora_alpha": 2.0 * rank}
-        yield from same(f"{size:,} parameters, rank {rank}", ranked, trial.classifiers.defaults(size, {"lora_rank": rank}))
+        for rank in ranks:
+            ranked = {**expected, "lora_rank": rank, "lora_alpha": 2.0 * rank}
+            yield from same(f"{size:,} parameters, rank {rank}", ranked, trial.classifiers.defaults(size, {"lora_rank": rank}))
 
 
 def full_fine_tuning_is_refused(trial: Trial) -> list[Comparison]:

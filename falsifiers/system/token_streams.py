@@ -200,6 +200,7 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     "a key more": (_index(lambda index: index.update(seed=1)), r"index\.json"),
     "shard listed twice": (_index(lambda index: index["shards"].append(index["shards"][0])), r"index\.json.*twice"),
     "file anywhere": (_index(lambda index: index["shards"][0].update(file="/part-0.bin")), r"index\.json.*file"),
+    "file by a detour": (_index(lambda index: index["shards"][0].update(file="./part-0.bin")), r"index\.json.*file"),
     "file elsewhere": (_index(lambda index: index["shards"][0].update(file="../part-0.bin")), r"index\.json.*file"),
 }
 

@@ -117,6 +117,7 @@ def _of_architectures(pipeline: ClassifyPipeline) -> Calls:
     for name, each in values.items():
         for value in each:
             yield f"an architecture of {name} {value}", partial(replace, pipeline.architecture, **{name: value})
+    yield "an architecture of 3 heads for 2 keys", partial(replace, pipeline.architecture, heads=3, kv_heads=2)
 
 
 def _of_files(pipeline: ClassifyPipeline) -> Calls:
