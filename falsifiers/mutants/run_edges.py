@@ -91,6 +91,9 @@ wrong_step(
 wrong_step("impl.group:restarted", name="restarts_begin_anew", doc="A worker that torchrun starts again begins a new run.")(
     lambda *_: False
 )
+wrong_step("impl.group:restarted", name="first_restart_alone_goes_on", doc="A worker that is started a third time begins a run.")(
+    lambda _, environment=os.environ: environment.get("TORCHELASTIC_RESTART_COUNT") == "1"
+)
 wrong_step("impl.group:restarted", name="first_starts_go_on", doc="A worker that torchrun starts for the first time goes on with a run.")(
     lambda _, environment=os.environ: "TORCHELASTIC_RESTART_COUNT" in environment
 )
@@ -372,3 +375,11 @@ def first_worker_alone_writes_states(train: Any, options: Any, given: Any, group
     """The other workers do not know after how many steps a state is written."""
     options.save_every = options.save_every if group.rank == 0 else None
     train(options, given, group, *rest)
+
+
+wrong_step("impl.fit:_Run._update", name="steps_named_within_their_epoch", doc="A bad step is counted from its epoch's first.")(
+    lambda update, run, indices, _: update(run, indices, run.progress.position + 1)
+)
+wrong_step("impl.fit:_Run._explained", name="validations_named_as_the_first", doc="Each bad validation is called the first one.")(
+    lambda explained, run, when, batches: explained(run, re.sub(r"epoch \d+", "epoch 1", when), batches)
+)
