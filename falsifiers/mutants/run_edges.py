@@ -322,6 +322,9 @@ wrong_step("impl.pipeline:ClassifyPipeline._logits", name="no_text_has_no_answer
 wrong_step("impl.pipeline:ClassifyPipeline.evaluate", name="no_sample_is_evaluated", doc="No sample has a loss and an accuracy of zero.")(
     lambda evaluate, pipeline, samples: evaluate(pipeline, samples) if len(samples) else _of_no_sample()
 )
+wrong_step(
+    "impl.group:DistributedGroup.gather_text", name="workers_talk_in_16_bits", doc="The end of a long text is not sent or compared."
+)(lambda gather, group, text: gather(group, text[: 2**16 - 1]))
 wrong_step("impl.group:DistributedGroup.gather_text", name="workers_talk_in_ascii", doc="A worker's message with other letters fails.")(
     lambda gather, group, text: gather(group, text.encode("ascii").decode())
 )
