@@ -61,6 +61,15 @@ wrong_step("impl.commands.evaluate:macro_f1", name="macro_f1_of_seen_classes", d
 wrong_step("impl.commands.evaluate:_table", name="confusion_table_transposed", doc="Predicted classes in rows, in the table alone.")(
     lambda table, confusion, columns: table(confusion if columns else tuple(zip(*confusion, strict=True)), columns)
 )
+
+
+@wrong_step("impl.commands.evaluate:_table")
+def confusion_of_five_digits(table: Any, *given: Any) -> list[str]:
+    """Counts of six digits move those beside them away from their headings."""
+    title, headings, *rows = table(*given)
+    return [title, headings, *("  ".join(cell.rjust(5) for cell in row.split()) for row in rows)]
+
+
 wrong_step(
     "impl.commands.evaluate:_table", name="labels_below_each_others_headings", doc="Labels that were missed stand where made-up ones do."
 )(lambda table, confusion, columns: table(confusion, columns and [columns[place] for place in (0, 2, 1, 3)]))

@@ -101,6 +101,13 @@ def scores_counted_in_a_byte(count: Any, confusion: Any, *given: Any) -> None:
     confusion %= 256
 
 
+@wrong_step("impl.evaluation:_count")
+def scores_counted_in_16_bits(count: Any, confusion: Any, *given: Any) -> None:
+    """A cell of the confusion begins anew after 65,535 samples, as of a large corpus of which most have one class."""
+    count(confusion, *given)
+    confusion %= 2**16
+
+
 wrong_step("impl.evaluation:_count", name="scores_transpose_the_confusion", doc="Predicted classes in rows.")(
     lambda count, confusion, labels, predicted, several: count(confusion, predicted, labels.to(predicted), several)
 )

@@ -152,6 +152,11 @@ def memory_refused_without_numbers(acquire: Step, *given: Any) -> Any:
         raise
 
 
+wrong_step("impl.ledger:size", name="small_sizes_by_another_unit", doc="A refusal says GiB and calls them MiB where they are few.")(
+    lambda size, count: size(count) if count >= 2**28 else f"{count / 2**30:.1f} MiB"
+)
+
+
 @wrong_step("impl.ledger:InsufficientMemory.__init__")
 def memory_of_others_called_available(init: Step, self: Any, device: str, needed: int, memory: Any, reserved: int, holders: str) -> None:
     """The refusal says what is free to be available, also where others have reserved it."""

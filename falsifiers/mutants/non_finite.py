@@ -17,10 +17,31 @@ wrong_step("impl.nonfinite:_bad", name="origin_of_nan_only", doc="Infinities are
 )
 
 
+wrong_step("impl.nonfinite:_bad", name="origin_of_float32_alone", doc="Numbers of a model in bfloat16 are not looked at.")(
+    lambda bad, value: value.dtype == torch.float32 and bad(value)
+)
+
+
+@wrong_step("impl.nonfinite:spoiled_parameter")
+def origin_passes_over_factors(spoiled: Step, model: torch.nn.Module) -> Any:
+    """The factors that are trained beside a weight are not looked at."""
+    others = [(name, value) for name, value in model.named_parameters() if "lora" not in name]
+    with mock.patch.object(torch.nn.Module, "named_parameters", return_value=others):
+        return spoiled(model)
+
+
 @wrong_step("impl.nonfinite:spoiled_parameter")
 def origin_passes_over_buffers(spoiled: Step, model: torch.nn.Module) -> Any:
     """The scales of weights in NF4 are not looked at."""
     with mock.patch.object(torch.nn.Module, "named_buffers", return_value=()):
+        return spoiled(model)
+
+
+@wrong_step("impl.nonfinite:spoiled_parameter")
+def origin_passes_over_single_numbers(spoiled: Step, model: torch.nn.Module) -> Any:
+    """The offset of scales that are quantised in turn is a number by itself, and is not looked at."""
+    buffers = [(name, value) for name, value in model.named_buffers() if value.dim()]
+    with mock.patch.object(torch.nn.Module, "named_buffers", return_value=buffers):
         return spoiled(model)
 
 

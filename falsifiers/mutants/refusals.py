@@ -28,6 +28,22 @@ def state_progress_made_up(progress: Any, values: Any, path: Path) -> Any:
     return Progress(**{**known, **{key: value for key, value in values.items() if key in known}})
 
 
+@wrong_step("impl.training_state:_progress")
+def state_of_any_records(progress: Any, values: Any, path: Path) -> Any:
+    """Of the records of a state only that they are a list is looked at, so that a run fails when it is over."""
+    from dataclasses import replace
+
+    records = values.get("records")
+    found = progress({**values, "records": []} if isinstance(records, list) else values, path)
+    return replace(found, records=tuple(records))
+
+
+@wrong_step("impl.training_state:_progress")
+def state_of_truths_for_numbers(progress: Any, values: Any, path: Path) -> Any:
+    """True passes for a count of 1 in a state."""
+    return progress({key: int(value) if value is True and key != "finished" else value for key, value in values.items()}, path)
+
+
 @wrong_step("impl.fit:load_state")
 def state_of_another_program(load: Any, folder: Path) -> Any:
     """What another program has put in a state's place ends in a traceback."""

@@ -68,6 +68,14 @@ wrong_step("impl.fit:_interruptible", name="workers_take_interrupts", doc="Each 
 )
 
 
+@wrong_step("impl.fit:_Run._epoch")
+def later_epochs_take_no_interrupts(epoch: Any, run: Any) -> None:
+    """Ctrl-C ends a run in its first epoch alone."""
+    if run.progress.epoch:
+        run.interrupted = lambda: False
+    epoch(run)
+
+
 @wrong_step("impl.fit:_Run.train")
 def interrupted_end_of_an_epoch(train: Any, run: Any) -> Any:
     """One more step, of the next epoch, is made after Ctrl-C at the end of an epoch."""

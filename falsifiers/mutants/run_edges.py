@@ -91,6 +91,9 @@ wrong_step(
 wrong_step("impl.group:restarted", name="restarts_begin_anew", doc="A worker that torchrun starts again begins a new run.")(
     lambda *_: False
 )
+wrong_step("impl.group:restarted", name="first_restart_alone_goes_on", doc="A worker that is started a third time begins a run.")(
+    lambda _, environment=os.environ: environment.get("TORCHELASTIC_RESTART_COUNT") == "1"
+)
 wrong_step("impl.group:restarted", name="first_starts_go_on", doc="A worker that torchrun starts for the first time goes on with a run.")(
     lambda _, environment=os.environ: "TORCHELASTIC_RESTART_COUNT" in environment
 )
@@ -270,6 +273,17 @@ def state_for_its_owner_alone(write: Any, path: Path, content: bytes) -> None:
 
 
 @wrong_step("impl.fit:_Run._require_fitting_samples")
+def labels_of_the_first_thousand(require: Any, run: Any) -> None:
+    """Labels after the first thousand are not looked at, so that a run on many samples fails in the middle of an epoch."""
+    kept = run.train_samples, run.validation
+    run.train_samples, run.validation = (each and each.select(range(min(len(each), 1000))) for each in kept)
+    try:
+        require(run)
+    finally:
+        run.train_samples, run.validation = kept
+
+
+@wrong_step("impl.fit:_Run._require_fitting_samples")
 def samples_counted_from_zero(require: Any, run: Any) -> None:
     """The sample whose label does not fit is counted from 0."""
     try:
@@ -308,6 +322,9 @@ wrong_step("impl.pipeline:ClassifyPipeline._logits", name="no_text_has_no_answer
 wrong_step("impl.pipeline:ClassifyPipeline.evaluate", name="no_sample_is_evaluated", doc="No sample has a loss and an accuracy of zero.")(
     lambda evaluate, pipeline, samples: evaluate(pipeline, samples) if len(samples) else _of_no_sample()
 )
+wrong_step(
+    "impl.group:DistributedGroup.gather_text", name="workers_talk_in_16_bits", doc="The end of a long text is not sent or compared."
+)(lambda gather, group, text: gather(group, text[: 2**16 - 1]))
 wrong_step("impl.group:DistributedGroup.gather_text", name="workers_talk_in_ascii", doc="A worker's message with other letters fails.")(
     lambda gather, group, text: gather(group, text.encode("ascii").decode())
 )
@@ -372,3 +389,11 @@ def first_worker_alone_writes_states(train: Any, options: Any, given: Any, group
     """The other workers do not know after how many steps a state is written."""
     options.save_every = options.save_every if group.rank == 0 else None
     train(options, given, group, *rest)
+
+
+wrong_step("impl.fit:_Run._update", name="steps_named_within_their_epoch", doc="A bad step is counted from its epoch's first.")(
+    lambda update, run, indices, _: update(run, indices, run.progress.position + 1)
+)
+wrong_step("impl.fit:_Run._explained", name="validations_named_as_the_first", doc="Each bad validation is called the first one.")(
+    lambda explained, run, when, batches: explained(run, re.sub(r"epoch \d+", "epoch 1", when), batches)
+)

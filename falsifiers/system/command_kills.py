@@ -147,7 +147,7 @@ def _started_again(trial: Trial, whole: Path, folder: Path, where: Sequence[str]
     for file in (CONFIG, STATISTICS, RUN):
         yield from same(f"{file} of a run that was started again", (whole / file).read_text(), (fresh / file).read_text())
     before, said = content(folder), []
-    for more, environment in (["--resume"], {}), ([], again):
+    for more, environment in (["--resume"], {}), ([], dict.fromkeys(again, "12")):
         said.append(trial.commands.attempt("train", f"--output={folder}", *more, *where, environment=environment))
         changed = sorted(file for file, _ in content(folder).items() ^ before.items())
         yield from same(f"status of a run that is over, and what changes {more}", (0, []), (said[-1].status, changed))

@@ -25,6 +25,8 @@ QUOTIENTS = Errors.flat(1e-12)
 """Quotients and means of counts, in float64 on both sides."""
 TABLE, CELLS = 50, 1000
 """A table has so many rows, and a confusion matrix in JSON so many classes."""
+LARGE = 1_234_567
+"""A count that is wider than a column."""
 HEADINGS = {"precision": "precision", "recall": "recall", "f1": "F1", "support": "samples"}
 """The heading of each score's column; that of the classes is `class`."""
 FOUND = ("not found", "found")
@@ -130,7 +132,7 @@ def _at_the_bounds(trial: Trial) -> Iterator[Comparison]:
     """A table shows all rows in order of as many classes as it has room for, and JSON the whole matrix; of one class more they do not."""
     for several, classes in ((False, TABLE), (False, CELLS), (True, TABLE), (True, CELLS), (True, CELLS + 1)):
         confusion = np.zeros((classes, 4 if several else classes), np.int64)
-        confusion[-1, -1] = 1
+        confusion[-1, -1] = LARGE
         shown, lines = trial.commands.evaluation_of(confusion, several)
         name, whole = f"{classes} classes, {'several labels' if several else 'one label'}", classes <= TABLE
         rows = [int(line.split()[0]) for line in lines if re.fullmatch(r" *\d+(  +\d\.\d{4}){3}  +\d+", line)]
@@ -138,6 +140,8 @@ def _at_the_bounds(trial: Trial) -> Iterator[Comparison]:
         yield from same(f"{name}: whether some are chosen", not whole, any("lowest F1" in line for line in lines))
         title = next((line for line in lines if line.startswith(("confusion:", "labels by class"))), None)
         yield from same(f"{name}: whether the whole confusion is in the tables", whole, title is not None)
+        columns = {len(line) for line in lines[lines.index(title) + 1 :]} if title else {0}
+        yield from same(f"{name}: lengths of the confusion's lines", 1, len(columns))
         key = "confusion" if classes <= CELLS else "confusion_counts"
         yield from same(f"{name}: how JSON has the confusion", [key], [each for each in shown if each.startswith("confusion")])
 

@@ -206,11 +206,14 @@ def _of_the_whole_model(trial: Trial, rng: Generator, part: int) -> Iterator[Com
         "loss",
         str(said),
     )
-    scales = str(rng.choice(sorted(name for name in trainer.content() if name.endswith(".absmax"))))
-    plant = Plant("parameter", scales, _bad(rng))
-    trainer.plant(plant)
-    said = trainer.origin(part)
-    yield _said(f"scale {plant.value} in NF4", _names(said, plant, f"buffer {scales}"), scales, str(said))
+    for double, last in ((False, "absmax"), (True, "absmax_scales"), (True, "absmax_offset")):
+        again = replace(work, double_quantize=double)
+        trainer = trial.devices.trainer(again, drawn(rng, again))
+        scales = str(rng.choice(sorted(name for name in trainer.content() if name.endswith(f".{last}"))))
+        plant = Plant("parameter", scales, _bad(rng))
+        trainer.plant(plant)
+        said = trainer.origin(part)
+        yield _said(f"{last} {plant.value} in NF4", _names(said, plant, f"buffer {scales}"), scales, str(said))
 
 
 def non_finite_stops_the_step(trial: Trial) -> Iterator[Comparison]:
@@ -244,8 +247,8 @@ def _plants(rng: Generator, work: Workload) -> Iterator[tuple[Plant | None, str]
     layer, layers = int(rng.integers(1, work.layers)), work.layers
     path = f"model.layers.{layer}"
     yield None, ""
-    name = f"{path}.{rng.choice(['input_layernorm', 'self_attn.q_proj.lora_B'])}.weight"
-    yield Plant("parameter", name, _bad(rng)), f"parameter {name}"
+    for name in (f"{path}.{part}.weight" for part in ("input_layernorm", "self_attn.q_proj.lora_B")):
+        yield Plant("parameter", name, _bad(rng)), f"parameter {name}"
     calls = {
         "swiglu": (layer, layers, f"{path}.mlp.swiglu"),
         "attention": (layer, layers, f"{path}.self_attn.attention"),

@@ -19,6 +19,7 @@ def interrupts_end_a_run(trial: Trial) -> Iterator[Comparison]:
     """One Ctrl-C in the first step, two of them, one as the first epoch ends, one in a program with a handler of its own, and none in
     another thread. The program's own steps begin anew after each.
 
+    The first of these comes twice more as the run goes on, in the step after it and in one of the next epoch.
     A run, on weights in NF4, that ended goes on, by a model of its own and by the one that has moved; each leaves what a whole run does.
     The model in memory holds what the state does, at the interrupt and at the end.
     """
@@ -46,6 +47,10 @@ def interrupts_end_a_run(trial: Trial) -> Iterator[Comparison]:
                 kept = trial.trainer.kept(own)
                 yield from same(f"{name}: step of the state", step, kept.progress["step"])
                 yield from left_as_kept(name, run, kept) if plan.interrupts == 1 else []  # the second one writes no state
+                for number in (2, 3) if name == "one" else ():  # the last one of the first epoch, and one of the next
+                    again = trial.trainer.fit(problem, own, Plan(resume=True, interrupts=1))
+                    ended = again.stopped, trial.trainer.kept(own).progress["step"]
+                    yield from same(f"{name}: end of the run that goes on", ("KeyboardInterrupt", number), ended)
                 run = trial.trainer.fit(problem, own, replace(Plan(), resume=True))
             yield from same(f"{name}: result", whole.result, run.result)
             yield from same(f"{name}: folder", *(trial.trainer.kept(each) for each in (folder, own)))

@@ -22,7 +22,7 @@ from blackswan.falsifiers.system.trial import Trial
 if TYPE_CHECKING:
     from blackswan.falsifiers.subjects.impl.memory import Ledger
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 PROCESSES, ROUNDS, TURNS = 6, 5, 30
 
 
@@ -225,24 +225,31 @@ def _of_no_folder(trial: Trial) -> list[Comparison]:
 def too_little_memory_is_refused(trial: Trial) -> Iterator[Comparison]:
     """More than is free, and than others have left, is refused with the bytes needed, available, free, in all and reserved, and by whom,
     before its block is entered; the rest is given, and given back where the block fails."""
+    for unit, shown, most in ((GIB, r"{}\.00 GiB", 300), (MIB, r"{}\.0 MiB", 50)):
+        yield from _refused_in(trial, unit, shown, most)
+
+
+def _refused_in(trial: Trial, unit: int, shown: str, most: int) -> Iterator[Comparison]:
+    """Memory in that unit, and how a refusal shows it; so many units at most are missing."""
     rng = trial.rng("too little")
     total = int(rng.integers(40, 200))
     free = int(rng.integers(total // 2 + 1, total))
     others = int(rng.integers(*((1, total - free + 1) if trial.seed // 2 % 2 else (total - free + 1, free + 1))))
     available = min(free, total - others)
-    needed, entered = available + int(rng.integers(1, 300)), list[int]()
-    numbers = rf"{needed}\.00 GiB needed.*\b{available}\.00 GiB available.*\b{free}\.00 GiB of {total}\.00 GiB.*free"
-    numbers += rf".*\b{others}\.00 GiB .*reserved.*\(process {os.getpid()}: {others}\.00 GiB\)"
+    needed, entered = available + int(rng.integers(1, most)), list[int]()
+    told = {count: shown.format(count) for count in (needed, available, free, total, others)}
+    numbers = rf"\b{told[needed]} needed.*\b{told[available]} available.*\b{told[free]} of {told[total]}.*free"
+    numbers += rf".*\b{told[others]} .*reserved.*\(process {os.getpid()}: {told[others]}\)"
     at = 1 - trial.seed % 2
-    with _ledger(trial, [Card(total * GIB, free * GIB)] * 2) as ledger:
-        ledger.acquire(at, others * GIB)
-        ledger.acquire(1 - at, GIB)
-        ask = partial(ledger.run, at, needed * GIB, partial(entered.append, needed))
+    with _ledger(trial, [Card(total * unit, free * unit)] * 2) as ledger:
+        ledger.acquire(at, others * unit)
+        ledger.acquire(1 - at, unit)
+        ask = partial(ledger.run, at, needed * unit, partial(entered.append, needed))
         yield trial.refuses("more than is available", ask, numbers, "InsufficientMemory")
-        ledger.run(at, available * GIB, partial(entered.append, available))
-        yield trial.refuses("a block that fails", partial(ledger.run, at, GIB, _failing), "block", "ArithmeticError")
-        yield from same("reserved after a block that failed", others * GIB, ledger.reserved()[at])
-    yield from same("bytes of the blocks that were entered, in GiB", [available], entered)
+        ledger.run(at, available * unit, partial(entered.append, available))
+        yield trial.refuses("a block that fails", partial(ledger.run, at, unit, _failing), "block", "ArithmeticError")
+        yield from same("reserved after a block that failed", others * unit, ledger.reserved()[at])
+    yield from same(f"units of {unit} bytes of the blocks that were entered", [available], entered)
 
 
 def _failing() -> None:

@@ -17,6 +17,8 @@ from blackswan.falsifiers.system.trial import Trial
 
 MOST = 10**7
 """Steps of a run: the rate of each is kept."""
+MANY = 3000
+"""Samples of a corpus that is larger than others."""
 CALLS = ("accumulate", "train_batch", "evaluate", "forward_only")
 ERRORS = "ValueError|OverflowError"
 
@@ -46,6 +48,10 @@ def refuses_samples(trial: Trial) -> Iterator[Comparison]:
             held = trial.trainer.fit(_at_the_bounds(problem), folder, Plan())
             yield from same("steps on samples at the bounds", len(problem.batches), held.result and held.result.steps)
             shutil.rmtree(folder)
+            for part in PARTS:
+                at, bad = _late_label(problem)
+                run = partial(trial.trainer.fit, with_samples(problem, part, bad), folder, Plan())
+                yield trial.refuses(f"a bad label of many samples, {part}, {several}", run, rf"sample {at + 1}\b", ERRORS)
         nothing = replace(small_run(trial, epochs=1), training=Corpus([], []))
         yield trial.refuses("no sample, training", partial(trial.trainer.fit, nothing, folder, Plan()), "empty|no sample", "ValueError")
         size = int(rng.integers(1, 5))  # by which an epoch has more than one step: fewer epochs than MOST are too many
@@ -65,6 +71,13 @@ def refuses_samples(trial: Trial) -> Iterator[Comparison]:
         for every in (0, -1, 1.5, True):
             states = partial(trial.trainer.fit, problem, folder, Plan(save_every=every))  # type: ignore[arg-type]
             yield trial.refuses(f"states after {every} steps", states, "save_every", "ValueError")
+
+
+def _late_label(problem: SmallRun) -> tuple[int, Corpus]:
+    """So many samples that they may be looked at in parts, of which the last has a label of no class; its place."""
+    rows, labels = ([*given] * (MANY // len(problem.training)) for given in (problem.training.rows, problem.training.labels))
+    bad = _bad_labels(problem.classes, several=problem.several)[0 if problem.several else 1]
+    return len(labels) - 1, Corpus(rows, [*labels[:-1], bad])
 
 
 def _by_hand(trial: Trial, problem: SmallRun, bad: Corpus, call: str) -> object:

@@ -17,6 +17,7 @@ from blackswan.falsifiers.system.trial import Trial, may_be_non_finite
 
 LARGEST = 3.4e38
 """A class weight by which the loss of a few samples is larger than any number in float32."""
+DTYPES = ("float32", "bfloat16")
 LAST_BYTE = 255
 """The token beyond it fills up."""
 
@@ -25,20 +26,25 @@ LAST_BYTE = 255
 def value_stops_the_run(trial: Trial) -> Iterator[Comparison]:
     """After a NaN is planted in the head's bias no step is made any more, and the run says when it stopped and which tensor is to blame.
 
-    The folder holds the state from before. So it is where the parameters are finite, and one sample's forward pass or one sample's
-    backward pass is not: the run says in which step, or validation, which call it was, of finite inputs, and how many numbers it spoilt.
+    That is in the first epoch, in the second one, or after it. The folder holds the state from before. So it is where the parameters are
+    finite, and one sample's forward pass or one sample's backward pass is not: the run says in which step, or validation, which call it
+    was, of finite inputs, and how many numbers it spoilt.
     """
     problem = small_run(trial)
-    poisoned = 1 + trial.seed % 3
+    poisoned = 2 + 2 * (trial.seed % 3)
     run, kept = whole_run(trial, problem, poison_after=poisoned)
-    when = f"step {poisoned + 1}:" if poisoned < len(problem.batches) else "validation after epoch 1:"
+    ended, more = divmod(poisoned, len(problem.batches))
+    when = f"step {poisoned + 1}:" if more else f"validation after epoch {ended}:"
     yield from _stopped("", run, poisoned, (when, "score.bias", "1 NaN of 3"))
     before = {name: value.astype(np.float32) for name, value in problem.trainable().items()}
+    if written := ended if more else ended - 1:
+        before = part(run.epochs[written - 1].state, "trainable")
     yield from same("state in the folder", before, part(kept.state, "trainable"))
     at, hidden = trial.seed % 3, problem.architecture["hidden"]
     name = PARTS[trial.seed % 2]
     words = ("model.layers.0.mlp.swiglu (swiglu): 1 infinite of ", "from finite inputs")
-    yield from _stops_at(trial, f"forward pass, {name}", _overflows_forward(small_run(trial), name, at), name, at, words)
+    overflowing = _overflows_forward(small_run(trial, dtype=DTYPES[trial.seed % 2]), name, at)
+    yield from _stops_at(trial, f"forward pass, {name}", overflowing, name, at, words)
     run, _ = whole_run(trial, small_run(trial, class_weights=[LARGEST] * 3))
     yield from _stopped("class weights: ", run, 0, ("step 1:", "(weighted_cross_entropy): 1 infinite of 1, from finite inputs"))
     words = (f"score (linear): the gradient of its input x has {hidden} infinite of {hidden}", "from a finite one")

@@ -25,6 +25,8 @@ RUN, LOCK = "run.json", ".lock"
 NO_UTF8 = os.fsdecode(b"\xe9")
 """A byte in the name of a folder that is no letter."""
 WORKERS, EPOCHS, BATCH, SAVE_EVERY = 2, 2, 3, 2
+LONG = ", more" * 11_000 + ", and an end"
+"""More letters than 16 bits count."""
 SEVERAL, SEVERAL_CHUNK = 4, 13
 """So many workers have an order, and sum and compare so many elements at a time."""
 MOMENTS = (("read", "after the sum"), ("before the sum",), ("os.rename state/.partial-state.safetensors",))
@@ -125,7 +127,7 @@ def several_agree(trial: Trial) -> Iterator[Comparison]:
     differ = [f"WorkerFailed: tensor {number} of rank {rank} differ" for number, rank in ((0, first), (0, second), (0, third), (0, second))]
     told = [f"WorkerFailed: tensor 0 of rank {', '.join(map(str, range(1, SEVERAL)))} differ", *differ]
     told += ["", f"WorkerFailed: tensor 1 of rank {first} differ", f"ValueError: rank {others}: another text"]
-    reason = "the first line\nand the second, that says what to do"
+    reason = "the first line\nand the second, that says what to do" + LONG
     told.append(f"ValueError: rank {SEVERAL - 1} of {SEVERAL}: {reason}")
     groups: list[list[Array]] = [[own], [signs], [places], [pieces], [zero], [alike], [alike, one, other]]
     total = reduce(np.add, own)

@@ -22,6 +22,8 @@ MANY = 300
 """Times that every sample is there, so that no byte counts the samples of a cell, and samples of a batch."""
 LOST, SUMMED = 30, 1e-10
 """So many small losses beside a large one, and a share of their mean that sums in float64 keep."""
+BEYOND, SEVERAL = 2**16 + 1, 2**13
+"""One sample more than 16 bits count, and samples of a batch of them."""
 UNLIKELY = -20.0
 """Bias of a class whose logit is then below all others."""
 
@@ -72,6 +74,18 @@ def sums_and_bounds_are_exact(trial: Trial) -> Iterator[Comparison]:
     own = {place: pipeline.evaluate([place]).loss for place in (0, 1)}
     mean = math.fsum(own[place] for place in places) / len(places)
     yield value_at_most("share of a mean loss that is lost", abs(pipeline.evaluate(places).loss - mean) / mean, SUMMED)
+    yield from _counted_beyond_16_bits(trial)
+
+
+def _counted_beyond_16_bits(trial: Trial) -> list[Comparison]:
+    """A cell of the confusion counts more samples than 16 bits do: one of the shortest, again and again."""
+    problem = small_run(trial, batch_size=SEVERAL)
+    shortest = min(range(len(problem.training)), key=lambda place: len(problem.training.rows[place]))
+    label, pipeline = problem.training.labels[shortest], trial.trainer.pipeline(problem)
+    (found,) = pipeline.predict([shortest])
+    expected = np.zeros((problem.classes, problem.classes), np.int64)
+    expected[label, found] = BEYOND
+    return same("confusion of more samples than 16 bits count", expected, pipeline.evaluate([shortest] * BEYOND).confusion)
 
 
 def _by_biases(problem: SmallRun, bias: Array) -> SmallRun:

@@ -112,6 +112,8 @@ def _progress_damage(path: Path, rng: Generator) -> Iterator[Damage]:
         yield _sealed(f"{key} removed", whole, {name: each for name, each in progress.items() if name != key}, missing)
         other = other_types(value)[int(rng.integers(len(other_types(value))))] if value is not None else [1.5]
         yield _sealed(f"{key} = {other}", whole, {**progress, key: other}, f"state.*({key}|version)")
+    yield _sealed("records of no epochs", whole, {**progress, "records": [1]}, "state.*records")
+    yield _sealed("an epoch that is true", whole, {**progress, "epoch": True}, "state.*epoch")
     yield _sealed("an unknown key", whole, {**progress, "surplus": 1}, "state.*surplus is unknown")
     yield from (_sealed(f"version {number}", whole, {**progress, "version": number}, f"version {number}") for number in (0, 2))
     yield replace(_sealed("with its own checksum", whole, progress, ""), taken=True)

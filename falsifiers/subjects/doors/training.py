@@ -64,9 +64,9 @@ class Kill:
 class Plan:
     """How a run goes, and what happens to it on the way.
 
-    `processes` is 0 for a run in this process, else the number of workers, each a process of its own. `next_rate`: each step sets the
-    rate of the next one to that share of the schedule's. The run is broken off after step `stop_after`; after `poison_after` the first
-    element of the head's bias is NaN. After the first step, or where it is `late` as the first epoch ends, Ctrl-C comes `interrupts`
+    `processes` is 0 for a run in this process, else the number of workers, each a process of its own. `next_rate`: each step sets the rate
+    of the next one to that share of the schedule's. The run is broken off after step `stop_after`; after `poison_after` the first element
+    of the head's bias is NaN. After the first step that it makes, or where it is `late` as the first epoch ends, Ctrl-C comes `interrupts`
     times, to a handler of the program's own where `handled`; the model that it ended goes on with the run where `going_on`. A run `aside`
     is made by another thread than the main one. `copies` gets a folder `NUMBER EVENT` for each event of the process, as a kill would leave
     the run's. The model was fitted to the samples `before` already, in another folder.

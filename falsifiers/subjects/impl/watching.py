@@ -39,6 +39,7 @@ class Watch:
         self.pipeline, self.plan, self.event, self.journal = pipeline, plan, event, journal
         self.notes: list[Note] = []
         self.state: State = {}
+        self.steps = 0
         self.ahead = 0.0
         self.began = time.perf_counter()
 
@@ -77,7 +78,8 @@ class Watch:
         self.event("step")
         if record.step == self.plan.poison_after:
             self.pipeline.classifier.score.bias.data[0] = float("nan")
-        self._interrupt(record.step == 1 and not self.plan.late)
+        self.steps += 1
+        self._interrupt(self.steps == 1 and not self.plan.late)
         if record.step == self.plan.stop_after:
             raise Stopped
 
