@@ -34,12 +34,14 @@ def _input_gradient_without_adapter(correct: Operation) -> Operation:
 
 
 _scale_one = with_arguments(alpha=lambda a: float(_rank(a)))
+_whole = with_arguments(alpha=lambda a: float(math.floor(a["alpha"])))
 _negated = with_arguments(alpha=lambda a: -a["alpha"])
 mutants(
     "lora_linear",
     lora_scale_alpha=("Scale alpha instead of alpha/rank.", with_arguments(alpha=lambda a: a["alpha"] * _rank(a)), "P23"),
     lora_scale_one=("Scale 1.", _scale_one, "P24"),
     lora_scale_sqrt_rank=("alpha/sqrt(rank).", with_arguments(alpha=lambda a: a["alpha"] * math.sqrt(_rank(a)))),
+    lora_alpha_cut=("An alpha that is no whole number is cut to one: the update of an alpha of 2.5 is a fifth too small.", _whole),
     lora_adapter_dropped=("Adapter not applied.", with_arguments(alpha=lambda _: 0.0)),
     lora_bias_dropped=("Bias of the adapted projection dropped.", without("bias"), "S1"),
     lora_bias_scaled=("The scale applied to bias as well.", scaled_input("bias", _scale)),
@@ -64,6 +66,7 @@ mutants(
 mutants(
     "lora_merge",
     lora_merge_scale_one=("Merge with scale 1.", _scale_one, "P24"),
+    lora_merge_alpha_cut=("An alpha that is no whole number is cut to one, and the merged model is another one.", _whole),
     lora_merge_subtracts=("Merge with the wrong sign.", _negated),
     lora_merge_low_precision=(
         "The product B A rounded to bfloat16 before it is added.",
