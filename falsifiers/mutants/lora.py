@@ -134,6 +134,12 @@ wrong_step("impl.pipeline:initial_trainable", name="lora_initial_seed_ignored", 
 )
 
 
+@wrong_step("impl.classifier:seeded")
+def lora_initial_of_32_bits(seeded: Any, seed: int) -> Any:
+    """Of a seed 32 bits count: runs of seeds that hold a date start alike, and their spread is too small."""
+    return seeded(seed % 2**32)
+
+
 @wrong_step("impl.classifier:initial_factor")
 def lora_initial_from_global_state(initial: Any, path: str, shape: Any, _: Any) -> Any:
     """The start depends on what drew random numbers before."""

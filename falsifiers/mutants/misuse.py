@@ -64,6 +64,17 @@ def no_steps_are_endless(init: Any, self: Any, classifier: Any, *, total_steps: 
     init(self, classifier, total_steps=total_steps or None, **settings)
 
 
+@wrong_step("impl.optimiser:AdamW.flat_gradient")
+def head_without_a_gradient(flat: Any, optimiser: Any) -> Any:
+    """A head that the loss does not depend on is stepped with a gradient of zero: its user never learns that it stays as it was."""
+    import torch
+
+    for name, parameter in optimiser.parameters.items():
+        if name.startswith("score.") and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    return flat(optimiser)
+
+
 @wrong_step("impl.classifier:Classifier.loss")
 def loss_drops_class_weights(loss: Any, self: Any, logits: Any, labels: Any, class_weights: Any = None) -> Any:
     """Class weights that stand beside several labels are dropped by the loss."""

@@ -41,12 +41,13 @@ def _of_trainers(pipeline: ClassifyPipeline) -> Calls:
     for steps, call in product((0, 1), ("train_batch", "accumulate", "apply", "apply_gradient_vector", "rate", "set_rate")):
         yield f"{call} after all of {steps} steps", partial(_after_the_end, partial(make, total_steps=steps), _batch(pipeline), call)
 
-    def without_gradient() -> None:
+    def without_gradient(place: int) -> None:
         trainer = make()
-        next(iter(trainer.optimiser.parameters.values())).requires_grad_(False)
+        list(trainer.optimiser.parameters.values())[place].requires_grad_(False)
         trainer.train_batch(_batch(pipeline))
 
-    yield "a parameter without a gradient", without_gradient
+    for which, place in (("first", 0), ("last", -1)):
+        yield f"the {which} parameter without a gradient", partial(without_gradient, place)
 
 
 def _after_the_end(make: Callable[[], Trainer], batch: Batch, call: str) -> None:
