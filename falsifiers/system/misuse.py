@@ -44,7 +44,8 @@ MISUSES = {
     **{f"an architecture of {name} {value}": (name, "ValueError") for name, value in ARCHITECTURES},
     "an adapter in no folder": ("no such folder", "FileNotFoundError"),
     "a backend of no name": ("cuda", "ValueError"),
-    "an operation of no name in another's place": ("rmsnorm", "KeyError"),
+    **{f"an operation of no name in another's place{beside}": ("rmsnorm", "KeyError") for beside in ("", " beside one of a name")},
+    "a backend that cannot run": ("no kernel runs here", "RuntimeError"),
 }
 """Each misuse with a word of its refusal and the error's type."""
 

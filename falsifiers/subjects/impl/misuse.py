@@ -8,6 +8,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -126,7 +127,18 @@ def _of_files(pipeline: ClassifyPipeline) -> Calls:
 
     yield "an adapter in no folder", in_no_folder
     yield "a backend of no name", lambda: _entered(dispatch.backend("cuda"))
-    yield "an operation of no name in another's place", lambda: _entered(dispatch.replaced({"rmsnorm": len}))
+    for beside, functions in (("", {"rmsnorm": len}), (" beside one of a name", {"softmax": len, "rmsnorm": len})):
+        yield f"an operation of no name in another's place{beside}", partial(_replaced, functions)
+    yield "a backend that cannot run", _without_triton
+
+
+def _replaced(functions: dict[str, Callable[..., Any]]) -> None:
+    _entered(dispatch.replaced(functions))
+
+
+def _without_triton() -> None:
+    with mock.patch("blackswan.impl.kernels.why_not", return_value="no kernel runs here"):
+        _entered(dispatch.backend("triton"))
 
 
 def _entered(block: AbstractContextManager[Any]) -> None:
