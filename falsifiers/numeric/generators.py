@@ -189,7 +189,7 @@ _SPECIAL: dict[str, Callable[[Generator, Shape, str], Array]] = {
     "multi_hot": multi_hot,
     "nf4_codes": lambda rng, shape, _: rng.integers(0, 256, shape, dtype=np.uint8),
     "bytes": lambda rng, shape, _: rng.integers(0, 256, shape, dtype=np.uint8),
-    "counts": lambda rng, shape, _: rng.integers(1, 9, shape, dtype=np.int64),
+    "counts": lambda rng, shape, flavour: rng.integers(1, 2**18 if flavour == "wide" else 9, shape, dtype=np.int64),
     "positions": positions,
 }
 
