@@ -121,6 +121,12 @@ mutants(
     clip_norm_after=("The norm after clipping is reported.", with_result(lambda found, _: (found[0], _norm(found[0])))),
     clip_norm_squared=("Square of the norm used.", edited((NORM, "(gradients * gradients).sum()"))),
     clip_norm_of_first_tensor=("Norm of the first tensor alone.", edited((NORM, "np.sqrt((gradients[0] * gradients[0]).sum())")), "S4"),
+    clip_nan_swallowed_without_a_limit=(
+        "Where the limit clips nothing a gradient that is not finite is taken for zeros: a run without clipping goes on for nothing.",
+        with_arguments(
+            gradients=lambda a: np.nan_to_num(a["gradients"], posinf=0.0, neginf=0.0) if a["max_norm"] > 1e3 else a["gradients"]
+        ),
+    ),
     clip_nan_swallowed=(
         "A non-finite norm gives zero gradients.",
         with_arguments(gradients=lambda a: a["gradients"] if np.isfinite(_norm(a["gradients"])) else np.zeros_like(a["gradients"])),
