@@ -42,6 +42,7 @@ FLAVOURS: Mapping[str, str] = {
     "constant": "one value everywhere",
     "long_context": "normal, with positions up to 32,768",
     "confident": "logits of a trained model: each label has a probability of 0.88 to 0.9999",
+    "soft": "normal, with targets between 0 and 1",
     "certain": "logits of a trained model: each label is 18 to 80 ahead of all others",
     "right_padded": "normal, with shorter samples padded at the end",
     "left_padded": "normal, with shorter samples padded at the start",

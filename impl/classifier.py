@@ -13,7 +13,7 @@ from blackswan.impl.dispatch import call
 from blackswan.impl.lora import factor_shapes, initial_factor
 from blackswan.impl.nf4 import Nf4Weight
 from blackswan.impl.projection import Projection
-from blackswan.impl.tensors import Converted, Tensors
+from blackswan.impl.tensors import Converted, Tensors, seeded
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def base_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 def initial_trainable(config: DecoderConfig, adaptation: Adaptation, seed: int) -> dict[str, Tensor]:
     """Float32 start values: LoRA A random, B zero; head Xavier-uniform (Glorot & Bengio 2010), its bias zero."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     return {name: _initial(name, shape, generator) for name, shape in trainable_shapes(config, adaptation).items()}
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from blackswan.impl.config import DecoderConfig
 from blackswan.impl.dispatch import call
 from blackswan.impl.projection import Projection, frozen
-from blackswan.impl.tensors import Converted, Shapes, Tensors, shapes_of
+from blackswan.impl.tensors import Converted, Shapes, Tensors, seeded, shapes_of
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -51,7 +51,7 @@ def projection_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
 
 def random_tensors(config: DecoderConfig, seed: int) -> dict[str, Tensor]:
     """Float32 tensors for a model without a checkpoint: norms one, biases zero, matrices N(0, 0.02²) as the families initialise them."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     return {name: _random_tensor(name, shape, generator) for name, shape in parameter_shapes(config).items()}
 
 

@@ -5,11 +5,20 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+def seeded(seed: int) -> torch.Generator:
+    """Random numbers of a seed from 0 on, on the CPU. Torch takes 32 bits of a seed and passes over the others: those of a larger one are
+    mixed into them."""
+    if seed >= 2**32:
+        seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    return torch.Generator().manual_seed(seed)
 
 
 class LazyTensors(Mapping[str, Tensor]):

@@ -144,6 +144,10 @@ wrong_steps(
         "Several labels a sample are called classes.",
         lambda right, self: right(self).replace("labels, ", "classes, "),
     ),
+    summary_of_a_whole_alpha=(
+        "An alpha of 2.5 is shown as 2: who checks a run by its summary is told of another one.",
+        lambda right, self: re.sub(r"alpha (\d+)\.\d+", r"alpha \1", right(self)),
+    ),
     summary_pads_on_the_right=(
         "The side of the padding is the default one.",
         lambda right, self: right(self).replace("padded on the left", "padded on the right"),

@@ -30,6 +30,10 @@ wrong_steps(
         "A pooling of an unknown name takes the last token.",
         _with("pool", lambda right, x, mask, mode: right(x, mask, mode if mode in ("mean", "first") else "last")),
     ),
+    operations_take_fewer_heads=(
+        "Of more heads of keys than of queries the first ones are used: a model of swapped head counts answers.",
+        _with("attention", lambda right, q, k, v, mask: right(q, *(each[:, :, : max(q.shape[2], 1)] for each in (k, v)), mask)),
+    ),
     operations_clip_to_nothing=(
         "A largest norm that is none is a small one.",
         _with("clip_by_global_norm", lambda right, gradients, max_norm: right(gradients, max(1e-6, max_norm))),

@@ -77,16 +77,6 @@ def kernels_before_replacements(call: Step, path: str, operation: str, /, **argu
         dispatch._replacements = before
 
 
-@wrong_step("impl.dispatch:backend")
-@contextmanager
-def torch_where_triton_is_missing(backend: Step, choice: str) -> Iterator[None]:
-    """Who asks for Triton's kernels gets torch's operations where Triton cannot run, and is not told."""
-    from blackswan.impl import kernels
-
-    with backend("torch" if choice == "triton" and kernels.why_not() else choice):
-        yield
-
-
 @wrong_step("impl.dispatch:scope")
 @contextmanager
 def scope_of_the_innermost_alone(scope: Step, name: str) -> Iterator[None]:

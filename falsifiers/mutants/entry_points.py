@@ -217,6 +217,12 @@ def loss_of_no_sample_is_zero(summary: Any, results: Any) -> Any:
     return found if results else replace(found, loss=0.0)
 
 
+@wrong_step("impl.optimiser:AdamW.split")
+def one_number_for_every_gradient(split: Any, optimiser: Any, vector: Any) -> Any:
+    """A gradient of one number is taken for every parameter's: a program that sums its gradients by mistake trains on."""
+    return split(optimiser, vector.expand(sum(optimiser._sizes)) if vector.numel() == 1 else vector)
+
+
 @wrong_step("impl.optimiser:AdamW._require_state")
 def state_after_any_step(require: Any, optimiser: Any, state: Any) -> None:
     """The step of a state is not looked at."""

@@ -193,6 +193,10 @@ wrong_steps(
     memory_in_all_for_available=("Memory that others have taken counts as there.", lambda _: _said("MemTotal")),
 )
 wrong_steps(
+    "impl.operations.attention:LITTLE",
+    memory_not_asked_for_long_texts=("Up to a TiB no host is asked: a run on long texts is killed by the system.", lambda _: 2**40),
+)
+wrong_steps(
     "impl.operations.attention:_require_room",
     memory_of_the_host_not_asked=("Attention takes what memory it can get.", lambda *_: None),
     memory_of_one_text=("Scores are counted for one text of a batch.", lambda room, q: room(q[:1])),

@@ -34,12 +34,14 @@ def _input_gradient_without_adapter(correct: Operation) -> Operation:
 
 
 _scale_one = with_arguments(alpha=lambda a: float(_rank(a)))
+_whole = with_arguments(alpha=lambda a: float(math.floor(a["alpha"])))
 _negated = with_arguments(alpha=lambda a: -a["alpha"])
 mutants(
     "lora_linear",
     lora_scale_alpha=("Scale alpha instead of alpha/rank.", with_arguments(alpha=lambda a: a["alpha"] * _rank(a)), "P23"),
     lora_scale_one=("Scale 1.", _scale_one, "P24"),
     lora_scale_sqrt_rank=("alpha/sqrt(rank).", with_arguments(alpha=lambda a: a["alpha"] * math.sqrt(_rank(a)))),
+    lora_alpha_cut=("An alpha that is no whole number is cut to one: the update of an alpha of 2.5 is a fifth too small.", _whole),
     lora_adapter_dropped=("Adapter not applied.", with_arguments(alpha=lambda _: 0.0)),
     lora_bias_dropped=("Bias of the adapted projection dropped.", without("bias"), "S1"),
     lora_bias_scaled=("The scale applied to bias as well.", scaled_input("bias", _scale)),
@@ -64,6 +66,7 @@ mutants(
 mutants(
     "lora_merge",
     lora_merge_scale_one=("Merge with scale 1.", _scale_one, "P24"),
+    lora_merge_alpha_cut=("An alpha that is no whole number is cut to one, and the merged model is another one.", _whole),
     lora_merge_subtracts=("Merge with the wrong sign.", _negated),
     lora_merge_low_precision=(
         "The product B A rounded to bfloat16 before it is added.",
@@ -129,6 +132,12 @@ wrong_step("impl.classifier:initial_factor", name="lora_initial_a_repeated", doc
 wrong_step("impl.pipeline:initial_trainable", name="lora_initial_seed_ignored", doc="The same start for every seed.")(
     lambda initial, config, adaptation, _: initial(config, adaptation, 0)
 )
+
+
+@wrong_step("impl.classifier:seeded")
+def lora_initial_of_32_bits(seeded: Any, seed: int) -> Any:
+    """Of a seed 32 bits count: runs of seeds that hold a date start alike, and their spread is too small."""
+    return seeded(seed % 2**32)
 
 
 @wrong_step("impl.classifier:initial_factor")

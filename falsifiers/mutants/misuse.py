@@ -1,7 +1,10 @@
 """Arguments that parts of the library take and should refuse."""
 
 import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
@@ -66,6 +69,35 @@ wrong_step("impl.trainer:Trainer._require_step_left", name="steps_after_the_last
 def no_steps_are_endless(init: Any, self: Any, classifier: Any, *, total_steps: int | None, **settings: Any) -> None:
     """A schedule of no steps has no end."""
     init(self, classifier, total_steps=total_steps or None, **settings)
+
+
+@wrong_step("impl.dispatch:replaced")
+def replacements_of_no_name_passed_over(replaced: Any, functions: Any) -> Any:
+    """A name that is misspelt beside a right one replaces nothing: what a user puts in its place is never computed."""
+    from blackswan.impl.operations import OPERATIONS
+
+    return replaced({name: function for name, function in functions.items() if name in OPERATIONS} or functions)
+
+
+@wrong_step("impl.dispatch:backend")
+@contextmanager
+def kernels_chosen_where_none_runs(backend: Any, choice: str) -> Iterator[None]:
+    """Triton is chosen where it cannot run, and the first step ends with an error of its own."""
+    with ExitStack() as stack:
+        with mock.patch("blackswan.impl.kernels.why_not", return_value=None):
+            stack.enter_context(backend(choice))
+        yield
+
+
+@wrong_step("impl.optimiser:AdamW.flat_gradient")
+def head_without_a_gradient(flat: Any, optimiser: Any) -> Any:
+    """A head that the loss does not depend on is stepped with a gradient of zero: its user never learns that it stays as it was."""
+    import torch
+
+    for name, parameter in optimiser.parameters.items():
+        if name.startswith("score.") and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    return flat(optimiser)
 
 
 @wrong_step("impl.classifier:Classifier.loss")

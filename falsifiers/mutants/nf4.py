@@ -25,6 +25,11 @@ FP4 = [0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4]
 """The positive levels of bitsandbytes' FP4 by code; the other eight are their negatives."""
 
 
+def _of_small_blocks(a: Arguments) -> Array:
+    blocks = -(-a["rows"] * a["columns"] // min(a["block_size"], 512))
+    return np.pad(a["absmax"], (0, blocks - len(a["absmax"])), "edge")
+
+
 def _swapped_nibbles(codes: Array) -> Array:
     return codes << 4 | codes >> 4
 
@@ -102,6 +107,10 @@ mutants(
         edited(("np.maximum(absmax, SMALLEST_DIVISOR)", "np.maximum(absmax, np.float32(1e-8))")),
     ),
     nf4_blocks_per_row=("Blocks start anew at each row.", _quantised_by_row, "P20"),
+    nf4_large_blocks_cut=(
+        "Blocks of more than 1,024 weights, where they are asked for, have 1,024.",
+        with_arguments(block_size=lambda a: min(a["block_size"], 1024)),
+    ),
 )
 mutants(
     "nf4_dequantize",
@@ -109,6 +118,10 @@ mutants(
     nf4_uniform_codebook=("Sixteen evenly spaced levels.", edited((LEVELS, "np.linspace(-1, 1, 16, dtype=np.float32)[nibbles] * scale"))),
     nf4_fp4_codebook=("The FP4 levels.", edited((LEVELS, f"np.array({[*FP4, *(-level for level in FP4)]}, np.float32)[nibbles] * scale"))),
     nf4_dequantize_blocks_per_row=("Blocks start anew at each row.", _dequantised_by_row, "P20"),
+    nf4_large_blocks_read_as_small=(
+        "Blocks of more than 512 weights are read as if they had 512: a weight in large blocks comes back with others' absmax.",
+        with_arguments(absmax=_of_small_blocks, block_size=lambda a: min(a["block_size"], 512)),
+    ),
     nf4_block_zeroed=("The last block dequantises to zeros.", with_arguments(absmax=_without_last), "P15"),
     nf4_absmax_shifted=("A block takes its neighbour's absmax.", with_arguments(absmax=lambda a: np.roll(a["absmax"], 1)), "P16"),
     nf4_absmax_rounded=("Absmax kept in bfloat16.", with_arguments(absmax=lambda a: in_bfloat16(a["absmax"])), "own", "bfloat16"),

@@ -28,9 +28,17 @@ def _sum_not_mean(correct: Operation) -> Operation:
     return scaled(lambda a: 1 / math.sqrt(a["x"].shape[-1]))(smaller)
 
 
+def _at_most(a: Arguments) -> float:
+    return min(float(a["eps"]), 1e-5)
+
+
 mutants(
     "rms_norm",
     rms_norm_eps_hard_coded=("Epsilon 1e-5 whatever the config says.", with_arguments(eps=lambda _: 1e-5), "S2"),
+    rms_norm_large_eps_cut=(
+        "Epsilon is 1e-5 at most: a model that was made with a larger one answers otherwise.",
+        with_arguments(eps=_at_most),
+    ),
     rms_norm_eps_outside_root=(
         "x / (sqrt(mean x²) + ε).",
         edited(

@@ -85,6 +85,10 @@ mutants(
     ),
     adamw_beta1_hard_coded=("β₁ is 0.9 whatever the config says.", with_arguments(beta1=lambda _: 0.9)),
     adamw_beta2_hard_coded=("β₂ is 0.999 whatever the config says.", with_arguments(beta2=lambda _: 0.999)),
+    adamw_corrected_for_a_thousand_steps=(
+        "From step 1,000 on the bias is corrected as at that step: every later step of a long run is too small or too large.",
+        with_arguments(step=lambda a: min(a["step"], 1000)),
+    ),
     adamw_eps_hard_coded=("Epsilon 1e-8 whatever the config says.", with_arguments(eps=lambda _: 1e-8)),
     adamw_gradient_clamped=(
         "Gradients clamped to ±1 inside the step.",
@@ -117,6 +121,12 @@ mutants(
     clip_norm_after=("The norm after clipping is reported.", with_result(lambda found, _: (found[0], _norm(found[0])))),
     clip_norm_squared=("Square of the norm used.", edited((NORM, "(gradients * gradients).sum()"))),
     clip_norm_of_first_tensor=("Norm of the first tensor alone.", edited((NORM, "np.sqrt((gradients[0] * gradients[0]).sum())")), "S4"),
+    clip_nan_swallowed_without_a_limit=(
+        "Where the limit clips nothing a gradient that is not finite is taken for zeros: a run without clipping goes on for nothing.",
+        with_arguments(
+            gradients=lambda a: np.nan_to_num(a["gradients"], posinf=0.0, neginf=0.0) if a["max_norm"] > 1e3 else a["gradients"]
+        ),
+    ),
     clip_nan_swallowed=(
         "A non-finite norm gives zero gradients.",
         with_arguments(gradients=lambda a: a["gradients"] if np.isfinite(_norm(a["gradients"])) else np.zeros_like(a["gradients"])),
@@ -131,6 +141,10 @@ mutants(
         "P31, S12",
     ),
     average_summed=("Accumulated without dividing.", with_result(lambda _, a: a["gradients"].sum(axis=0)), "P32"),
+    average_of_counts_in_16_bits=(
+        "Numbers of tokens are kept in 16 bits: a micro-batch of 65,537 counts as one of a single token.",
+        with_arguments(counts=lambda a: np.maximum(a["counts"] % 2**16, 1)),
+    ),
     average_last_only=(
         "Overwritten by the last micro-batch.",
         with_arguments(gradients=lambda a: a["gradients"][-1:], counts=lambda a: a["counts"][-1:]),

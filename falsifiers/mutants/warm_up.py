@@ -74,6 +74,28 @@ wrong_steps(
 )
 
 
+@wrong_step("impl.pipeline:ClassifyPipeline._rehearse")
+def warm_up_of_longer_texts(rehearse: Step, pipeline: Any, make: Any) -> None:
+    """The small model's texts are longer than any of the run: a run on texts of few tokens cannot start."""
+    kept = pipeline.config
+    trainer = pipeline._trainer
+    pipeline.config = replace(kept, max_seq_len=max(16, kept.max_seq_len))
+    pipeline._trainer = lambda *given: _with(pipeline, kept, trainer, *given)
+    try:
+        rehearse(pipeline, make)
+    finally:
+        pipeline.config = kept
+        del pipeline._trainer
+
+
+def _with(pipeline: Any, config: Any, trainer: Step, *given: Any) -> Any:
+    longer, pipeline.config = pipeline.config, config
+    try:
+        return trainer(*given)
+    finally:
+        pipeline.config = longer
+
+
 @wrong_step("impl.trainer:Trainer.train_batch")
 def warm_up_of_answers_alone(train: Step, self: Any, batch: Any) -> Any:
     """The warm-up makes no step: the backward pass is compiled by the first one."""

@@ -75,9 +75,9 @@ FLAVOURS: dict[str, Callable[[Generator, Shape], Array]] = {
     "sharp": lambda rng, shape: 24 * rng.standard_normal(shape),
     "constant": lambda rng, shape: np.full(shape, float(rng.integers(1, 4)) / 2),
 }
-FLAVOURS |= dict.fromkeys(("masked", "right_padded", "left_padded", "confident", "certain", "long_context"), FLAVOURS["normal"])
-"""Real values by flavour. Three of the last six shape the masks instead, `confident` and `certain` the logits, `long_context` the
-positions."""
+FLAVOURS |= dict.fromkeys(("masked", "right_padded", "left_padded", "confident", "certain", "long_context", "soft"), FLAVOURS["normal"])
+"""Real values by flavour. Three of the last seven shape the masks instead, `confident` and `certain` the logits, `long_context` the
+positions, `soft` the targets."""
 
 SHAPES_FIRST_INPUT_ONLY = frozenset({"zeros", "tiny_norm", "subnormal", "one_hot", "sharp", "constant"})
 """Flavours that only the first real input takes: were all inputs zero, every answer would be zero and nothing attacked."""
@@ -122,6 +122,11 @@ def class_weights(rng: Generator, shape: Shape, _flavour: str) -> Array:
     """Positive, summing to the number of classes, a few times apart."""
     values = rng.uniform(0.2, 3.0, shape)
     return np.asarray(values * shape[0] / values.sum())
+
+
+def multi_hot(rng: Generator, shape: Shape, flavour: str) -> Array:
+    """0 or 1 for each class of a sample; `soft` has eighths between them."""
+    return rng.integers(0, 9, shape) / 8 if flavour == "soft" else (rng.random(shape) < 0.4).astype(np.float64)
 
 
 def nonnegative(rng: Generator, shape: Shape, _flavour: str) -> Array:
@@ -181,10 +186,10 @@ _SPECIAL: dict[str, Callable[[Generator, Shape, str], Array]] = {
     "class_weights": class_weights,
     "nonnegative": nonnegative,
     "absmax": absmax,
-    "multi_hot": lambda rng, shape, _: (rng.random(shape) < 0.4).astype(np.float64),
+    "multi_hot": multi_hot,
     "nf4_codes": lambda rng, shape, _: rng.integers(0, 256, shape, dtype=np.uint8),
     "bytes": lambda rng, shape, _: rng.integers(0, 256, shape, dtype=np.uint8),
-    "counts": lambda rng, shape, _: rng.integers(1, 9, shape, dtype=np.int64),
+    "counts": lambda rng, shape, flavour: rng.integers(1, 2**18 if flavour == "wide" else 9, shape, dtype=np.int64),
     "positions": positions,
 }
 

@@ -93,7 +93,7 @@ def _of_models(whole: dict[str, dict[str, Any]]) -> Iterator[Bad]:
     yield from (("pool", {"mode": mode}, "pooling") for mode in ("max", "", "Mean"))
     last = np.arange(len(ids)) == len(ids) - 1
     yield "pool", {"mask": ~last[:, None] & whole["pool"]["mask"]}, rf"mask\[{len(ids) - 1}\]"
-    yield "attention", {"q": whole["attention"]["q"][:, :, :5]}, "multiple"
+    yield from (("attention", {"q": whole["attention"]["q"][:, :, :heads]}, "multiple") for heads in (5, 2))
     for block_size in (0, 1, 48, 8192):
         yield from ((operation, {"block_size": block_size}, "block size") for operation in ("nf4_quantize", "nf4_dequantize"))
     for name in ("codes", "absmax"):

@@ -20,6 +20,8 @@ from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.workloads import drawn, small, split
 
 LARGEST_INDEX = 15
+LONG = 2**14
+"""Tokens of a text whose scores, 2 GiB with a mask, are no matter of little memory."""
 ALGORITHMS = 12
 """So many algorithms a product has at most."""
 
@@ -42,8 +44,8 @@ def auto_alone_falls_back(trial: Trial) -> Iterator[Comparison]:
 
 def long_texts_need_memory(trial: Trial) -> Iterator[Comparison]:
     """Attention over texts for which the host has too little memory is refused before it is taken, of however many heads, and not where it
-    has room for scores and a mask. What it has is what it says to be available, whatever is free or in all; where it does not say that, a
-    little text is no matter."""
+    has room for scores and a mask. A text of some GiB is one for which it is asked. What it has is what it says to be available, whatever
+    is free or in all; where it does not say that, a little text is no matter."""
     rng = trial.rng("host")
     batch, seq, heads = int(rng.integers(3, 7)), 16 * int(rng.integers(4, 9)), int(rng.integers(2, 5))
     scores = batch * seq**2 * 4 // 1024  # kB of one score a pair of tokens, in float32
@@ -60,6 +62,8 @@ def long_texts_need_memory(trial: Trial) -> Iterator[Comparison]:
                 yield trial.refuses(label, ask, "max_seq_len or batch_size", "MemoryError")
             else:
                 yield from same(label, [batch, seq, heads, 2], list(ask().shape))
+        path.write_text(f"MemAvailable: {LONG**2 // 512} kB\n")
+        yield trial.refuses(f"a text of {LONG} tokens", partial(trial.devices.attend_long, LONG, path), "max_seq_len", "MemoryError")
         for content in ("MemTotal: 1 kB\n", "", "MemAvailable: many kB\n"):
             path.write_text(content)
             yield from same("where it does not say", [1, 2, 1, 2], list(trial.devices.attend(1, 2, 1, path).shape))

@@ -21,8 +21,8 @@ from blackswan.reference.training import flatten, split
 def gradient_vector_goes_out_and_in(trial: Trial) -> Iterator[Comparison]:
     """The vector is the reference's gradient in the order of layers, A before B, then the head.
 
-    Given back it makes the step of `train_batch`, bit for bit; of another length it is refused, and nothing changes. A rate of 0 that is
-    set then holds for all later steps, for there is no schedule: they move nothing.
+    Given back it makes the step of `train_batch`, bit for bit; of another length or shape, one number too, it is refused, and nothing
+    changes. A rate of 0 that is set then holds for all later steps, for there is no schedule: they move nothing.
     """
     problem, places = small_run(trial), range(5)
     asked, pipeline = trial.trainer.pipeline(problem), trial.trainer.pipeline(problem)
@@ -34,8 +34,8 @@ def gradient_vector_goes_out_and_in(trial: Trial) -> Iterator[Comparison]:
     if expected.shape == vector.shape:
         parts = (split(each, [problem.parameters[name].shape for name in problem.names]) for each in (expected, vector))
         yield from (trial.near(f"gradient vector, {name}", *pair) for name, *pair in zip(problem.names, *parts, strict=True))
-    for wrong in (vector[:-1], np.append(vector, vector[:1]), vector[:0]):
-        name = f"vector of {len(wrong)} elements instead of {len(vector)}"
+    for wrong in (vector[:-1], np.append(vector, vector[:1]), vector[:1], vector[:0], vector[None], vector[:, None]):
+        name = f"vector of shape {wrong.shape} instead of {vector.shape}"
         yield trial.refuses(name, partial(pipeline.apply_gradient_vector, wrong), "", "ValueError")
         yield from same(f"state after the {name}", before, pipeline.state())
     pipeline.apply_gradient_vector(vector)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.workloads import FAMILIES
 from blackswan.reference.table import Array
 
+FURTHER = (1, 2**16, 2**32, 2**62)
+"""What another seed differs by: no 32 bits, and no float64, hold all of them."""
 FACTORS = {"q_v": 2, "all": 7}
 """Adapted projections of a layer."""
 RANK = 16
@@ -34,21 +37,21 @@ def update_is_zero_and_random(trial: Trial) -> Iterator[Comparison]:
     products of their elements, of which 1/3 would be left if they were the same: n is at least 1024, so that the bound is below 1/4.
     """
     rng = trial.rng("fresh")
-    for family in FAMILIES:
-        for targets in FACTORS:
-            yield from _fresh(trial, f"{family}, {targets}", _architecture(rng, family), _settings(rng, targets))
+    for place, (family, targets) in enumerate(product(FAMILIES, FACTORS)):
+        further = FURTHER[place % len(FURTHER)]
+        yield from _fresh(trial, f"{family}, {targets}", _architecture(rng, family), _settings(rng, targets), further)
     targets = list(FACTORS)[trial.seed % 2]
     yield from _fresh(trial, f"checkpoint, {targets}", CHECKPOINT, _settings(rng, targets))
 
 
-def _fresh(trial: Trial, name: str, model: Path | Mapping[str, Any], settings: dict[str, Any]) -> list[Comparison]:
+def _fresh(trial: Trial, name: str, model: Path | Mapping[str, Any], settings: dict[str, Any], further: int = 1) -> list[Comparison]:
     first, again, other = (
         trial.classifiers.fresh(model, {**settings, "seed": settings["seed"] + step}, ["rm -rf", "date +%s"], merge=merge)
-        for step, merge in ((0, False), (0, True), (1, False))
+        for step, merge in ((0, False), (0, True), (further, False))
     )
     found = [*same("logits", first.plain, first.logits), *same("again", first, again), *same("opened again", first.logits, first.opened)]
     scaled: list[Array] = []
-    for label, part in (("", first), (" of the next seed", other)):
+    for label, part in (("", first), (f" of the seed {further} further", other)):
         for tensor, value in part.trainable.items():
             if tensor.endswith(("lora_B.weight", ".bias")):
                 found += same(f"{tensor}{label}", np.zeros_like(value), value)

@@ -31,7 +31,7 @@ MISUSES = {
     **{f"a class weight {what}": ("class.weights", "ValueError") for what in ("fewer", "of 0.0", "of -1.0", "of nan", "of inf")},
     **{f"{call} after all of {steps} steps": (f"after {steps} steps", "IndexError") for steps in (0, 1) for call in CALLS},
     **{f"{name} factors than targets": ("adapter and head", "ValueError") for name in ("more", "fewer", "wider")},
-    "a parameter without a gradient": ("has no gradient", "RuntimeError"),
+    **{f"the {which} parameter without a gradient": ("has no gradient", "RuntimeError") for which in ("first", "last")},
     **{f"{call}: {name}": (word, "ValueError") for call in ("train_batch", "accumulate", "forward_only") for name, word in BATCHES.items()},
     **{f"{call}: no sample": ("empty", "ValueError") for call in ("train_batch", "accumulate")},
     **{f"the share of rank {rank} of 2": (f"rank {rank}", "ValueError") for rank in (-1, 2)},
@@ -45,8 +45,8 @@ MISUSES = {
     "an architecture of 3 heads for 2 keys": ("kv_heads", "ValueError"),
     "an adapter in no folder": ("no such folder", "FileNotFoundError"),
     "a backend of no name": ("cuda", "ValueError"),
-    "the backend triton where Triton cannot run": ("Triton is not here", "RuntimeError"),
-    "an operation of no name in another's place": ("rmsnorm", "KeyError"),
+    **{f"an operation of no name in another's place{beside}": ("rmsnorm", "KeyError") for beside in ("", " beside one of a name")},
+    "a backend that cannot run": ("no kernel runs here", "RuntimeError"),
 }
 """Each misuse with a word of its refusal and the error's type."""
 

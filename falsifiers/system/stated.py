@@ -126,7 +126,7 @@ def _work(trial: Trial) -> Workload:
         batch=int(rng.integers(1, 9)),
         seq=int(rng.integers(8, 65)),
         rank=rank,
-        alpha=3.0 * rank,
+        alpha=3.0 * rank + 0.5,
         targets=str(rng.choice(["q_v", "all"])),
         pooling=str(rng.choice(["mean", "last", "first"])),
         classes=int(rng.integers(2, 7)),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from blackswan.falsifiers.numeric.comparison import Comparison, value_at_least
+from blackswan.falsifiers.numeric.comparison import Comparison, value_at_least, value_at_most
 from blackswan.falsifiers.subjects.doors.devices import Workload
 from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
@@ -13,6 +13,8 @@ from blackswan.falsifiers.system.workloads import small
 
 VOCAB = 257
 """Tokens of a text's bytes and of padding."""
+LENGTHS = (32, 5)
+"""Tokens of a text at most: more than those of the small model, and fewer."""
 FAILURES = (("rms_norm", ""), ("attention", ""), ("swiglu", "backward"), ("attention", "backward"))
 """Operations that fail in their forward or in their backward pass."""
 
@@ -26,15 +28,16 @@ def kernels_come_before_weights(trial: Trial) -> Iterator[Comparison]:
 
     The decoder's step is of as many tokens as 16 divides, the classifier's of others. Where that fails, by whatever error, no weight is
     asked for and the failure is said with its reason. On a CPU nothing is computed before; there another kind of device is feigned as
-    well. Samples have several labels, or classes weights, as numbers and as a word.
+    well. Samples have several labels, or classes weights, as numbers and as a word, and texts may be shorter
+    than those that are computed before.
     """
     rng = trial.rng("warm-up")
     for kind, backend in (*(("classifier", backend) for backend in trial.trainer.backends), ("decoder", "torch")):
-        work = replace(small(rng, trial.seed, nf4=bool(rng.integers(2))), vocab=VOCAB, seq=32, layers=3, backend=backend)
+        work = replace(small(rng, trial.seed, nf4=bool(rng.integers(2))), vocab=VOCAB, seq=LENGTHS[0], layers=3, backend=backend)
         if kind == "classifier":
             work = replace(work, dtype=str(rng.choice(["float32", "bfloat16"])), targets=str(rng.choice(["q_v", "all"])))
-        for settings in _settings(work, trial.seed) if kind == "classifier" else [{}]:
-            yield from _warm(trial, kind, work, settings)
+        for settings, seq in zip(_settings(work, trial.seed) if kind == "classifier" else [{}], LENGTHS, strict=False):
+            yield from _warm(trial, kind, replace(work, seq=seq), settings)
         # The hand-written layers' steps call no operation by name; answers do.
         possible = [failure for failure in FAILURES if backend != "fused" or not failure[1]]
         yield from _refused(trial, kind, work, *possible[int(rng.integers(len(possible)))])
@@ -57,7 +60,8 @@ def _warm(trial: Trial, kind: str, work: Workload, settings: dict[str, Any]) -> 
     opening.open()
     before, asked = opening.before(), opening.asked()
     late, label = sorted(set(opening.used()) - set(before)), f"{kind} ({work.backend}, {settings})"
-    return [*same(f"{label}: computed only after the weights came", [], late), value_at_least(f"{label}: weights", len(asked), 1)]
+    longest = value_at_most(f"{label}: tokens of a text", opening.longest(), work.seq)
+    return [*same(f"{label}: computed only after the weights came", [], late), value_at_least(f"{label}: weights", len(asked), 1), longest]
 
 
 def _refused(trial: Trial, kind: str, work: Workload, failing: str, passes: str) -> list[Comparison]:

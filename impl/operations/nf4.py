@@ -16,7 +16,8 @@ from torch.nn import functional
 from blackswan.impl.tensors import kept_on_devices
 
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-GROUP_SIZE = 256
+GROUP_SIZE, LARGEST_READ = 256, 1024
+"""Blocks that have a scale together; and the largest blocks that the library is given to dequantise."""
 
 
 @functools.cache
@@ -70,7 +71,10 @@ def nf4_dequantize(codes: Tensor, absmax: Tensor, rows: int, columns: int, block
             f"not {codes.numel()} and {absmax.numel()}"
         )
     library = _library()
-    # Flat and of even length: bitsandbytes sends an odd last axis through torch.compile. Without gaps: it reads memory, not strides.
+    # Flat, of even length and in blocks of 1,024 at most: bitsandbytes sends an odd last axis, and on CPUs with AVX-512 larger blocks,
+    # through torch.compile. Without gaps: it reads memory, not strides.
+    if block_size > LARGEST_READ:
+        absmax, block_size = absmax.repeat_interleave(block_size // LARGEST_READ)[: -(-count // LARGEST_READ)], LARGEST_READ
     state = library.QuantState(
         absmax=absmax.float().contiguous(),
         shape=(1, 2 * packed),

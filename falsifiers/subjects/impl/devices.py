@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -73,6 +74,13 @@ class Devices(Door):
         operation = sys.modules[OPERATIONS["attention"].__module__]
         with mock.patch.object(host, "_MEMINFO", meminfo), mock.patch.object(operation, "LITTLE", 0):
             return to_numpy(OPERATIONS["attention"](x, x, x, mask))
+
+    def attend_long(self, seq: int, meminfo: Path) -> None:
+        """Attention over a text of so many tokens on a host that says that of its memory, where nothing can be taken for a mask."""
+        x, mask = torch.ones(1).expand(1, seq, 1, 2), torch.ones(1, dtype=torch.bool).expand(1, seq)
+        operation, nothing = sys.modules[OPERATIONS["attention"].__module__], SimpleNamespace(float32=torch.float32)
+        with mock.patch.object(host, "_MEMINFO", meminfo), mock.patch.object(operation, "torch", nothing):
+            OPERATIONS["attention"](x, x, x, mask)
 
     def trainer(self, work: Workload, weights: Mapping[str, Array]) -> "PlacedTrainer":
         """A trainer that starts from those float32 weights."""

@@ -42,12 +42,13 @@ def _of_trainers(pipeline: ClassifyPipeline) -> Calls:
     for steps, call in product((0, 1), ("train_batch", "accumulate", "apply", "apply_gradient_vector", "rate", "set_rate")):
         yield f"{call} after all of {steps} steps", partial(_after_the_end, partial(make, total_steps=steps), _batch(pipeline), call)
 
-    def without_gradient() -> None:
+    def without_gradient(place: int) -> None:
         trainer = make()
-        next(iter(trainer.optimiser.parameters.values())).requires_grad_(False)
+        list(trainer.optimiser.parameters.values())[place].requires_grad_(False)
         trainer.train_batch(_batch(pipeline))
 
-    yield "a parameter without a gradient", without_gradient
+    for which, place in (("first", 0), ("last", -1)):
+        yield f"the {which} parameter without a gradient", partial(without_gradient, place)
 
 
 def _after_the_end(make: Callable[[], Trainer], batch: Batch, call: str) -> None:
@@ -125,14 +126,20 @@ def _of_files(pipeline: ClassifyPipeline) -> Calls:
         with tempfile.TemporaryDirectory() as parent:
             adapter.load_adapter(Path(parent) / "none", pipeline.classifier.config)
 
-    def without_triton() -> None:
-        with mock.patch("blackswan.impl.kernels.why_not", return_value="Triton is not here"):
-            _entered(dispatch.backend("triton"))
-
     yield "an adapter in no folder", in_no_folder
     yield "a backend of no name", lambda: _entered(dispatch.backend("cuda"))
-    yield "the backend triton where Triton cannot run", without_triton
-    yield "an operation of no name in another's place", lambda: _entered(dispatch.replaced({"rmsnorm": len}))
+    for beside, functions in (("", {"rmsnorm": len}), (" beside one of a name", {"softmax": len, "rmsnorm": len})):
+        yield f"an operation of no name in another's place{beside}", partial(_replaced, functions)
+    yield "a backend that cannot run", _without_triton
+
+
+def _replaced(functions: dict[str, Callable[..., Any]]) -> None:
+    _entered(dispatch.replaced(functions))
+
+
+def _without_triton() -> None:
+    with mock.patch("blackswan.impl.kernels.why_not", return_value="no kernel runs here"):
+        _entered(dispatch.backend("triton"))
 
 
 def _entered(block: AbstractContextManager[Any]) -> None:

@@ -45,6 +45,7 @@ class Opening(Session):
         self._computed: list[str] = []
         self._before: list[str] | None = None
         self._model: Any = None
+        self._longest = 0
 
     def open(self, failing: str | None = None, passes: str = "", error: str = "RuntimeError", feigned: bool = True) -> None:
         """Opens it. The operation `failing` raises that error of Python's, forward or (`passes` is backward) in the backward pass."""
@@ -77,6 +78,10 @@ class Opening(Session):
         """What was computed before the first weight was asked for: operations, dtypes, widths and whether 16 divides the number of rows,
         and those of the backward pass."""
         return sorted(set(self._computed if self._before is None else self._before))
+
+    def longest(self) -> int:
+        """The most tokens that a text of all that was computed has had, padding among them."""
+        return self._longest
 
     def used(self) -> list[str]:
         """What a step of training on the open model, and an answer, compute."""
@@ -133,6 +138,8 @@ class Opening(Session):
     def _around(self, _: str, operation: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         said = _said(operation, arguments)
         self._computed.append(said)
+        if operation == "embedding":
+            self._longest = max(self._longest, arguments["input_ids"].shape[1])
         result = function(**arguments)
         if isinstance(result, Tensor) and result.requires_grad:
             result.register_hook(lambda _: self._computed.append(f"backward: {said}"))  # type: ignore[no-untyped-call]  # torch
