@@ -1,7 +1,8 @@
-"""Asks about a patch the claims that execute the lines which it changes, the quickest of them: seconds in place of a whole run's minutes.
+"""Asks about a patch the claims that execute the lines which it changes, the quickest first: seconds in place of a whole run's minutes.
 
 No line of a kernel is seen to be executed, because Triton compiles its source; nor is what a module computes when it is imported. So claims
-that execute anything else of the file come next. Where these find nothing, all claims on kernels are asked on a GPU, if there is one.
+that execute anything else of the file come next. Where a minute of these finds nothing, the others that execute a changed line are asked,
+and then all claims on kernels on a GPU, if there is one.
 """
 
 import re
@@ -22,7 +23,7 @@ from blackswan import contracts
 from blackswan.falsifiers.runner.campaign import Selection, Target, targets
 
 MOST_SECONDS = 60
-"""Claims are asked until they would take longer than this, without a patch, altogether."""
+"""Claims are asked first that take no longer than this, without a patch, altogether."""
 LARGE = "KERNEL-LARGE"
 """The claim on kernels that fills the memory of a GPU."""
 AT_A_TIME = 4
@@ -48,11 +49,17 @@ def changed(patch: Path) -> frozenset[str]:
 
 def attack(bug: Bug, traced: Sequence[chance.Traced]) -> Record:
     """Asks those claims about a checkout with the bug, and gives what results.json says of it; the first false one names a culprit."""
-    start, asked, spent = time.perf_counter(), list[str](), 0.0
-    for seconds, target in _nearest(changed(bug.path), traced):
+    start, asked, late, spent = time.perf_counter(), list[str](), list[str](), 0.0
+    near, beside = _nearest(changed(bug.path), traced)
+    for seconds, target in [*near, *beside]:
+        name = f"{target.claim.id} {target.dtype}"
         if spent + seconds < MOST_SECONDS:
-            asked, spent = [*asked, f"{target.claim.id} {target.dtype}"], spent + seconds
+            asked, spent = [*asked, name], spent + seconds
+        elif (seconds, target) in near:
+            late.append(name)
     said = _asked(bug, asked)
+    if said["outcome"] == MISSED and late:
+        said, asked = _asked(bug, late), [*asked, *late]
     if said["outcome"] == MISSED and _has_gpu():
         said = _asked_on_a_gpu(bug)
     elif said["outcome"] == MISSED and bug.device == "cuda":
@@ -96,8 +103,8 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _nearest(lines: frozenset[str], traced: Sequence[chance.Traced]) -> list[tuple[float, Target]]:
-    """Claims that execute one of the lines, and then those that execute another one of their files."""
+def _nearest(lines: frozenset[str], traced: Sequence[chance.Traced]) -> tuple[list[tuple[float, Target]], list[tuple[float, Target]]]:
+    """Claims that execute one of the lines, and those that execute another one of their files."""
     files = {line.partition(":")[0] for line in lines}
     near, beside = list[tuple[float, Target]](), list[tuple[float, Target]]()
     for seconds, target, executes in traced:
@@ -105,7 +112,7 @@ def _nearest(lines: frozenset[str], traced: Sequence[chance.Traced]) -> list[tup
             near.append((seconds, target))
         elif files & {line.partition(":")[0] for line in executes}:
             beside.append((seconds, target))
-    return near + beside
+    return near, beside
 
 
 def main(names: Sequence[str]) -> None:

@@ -56,6 +56,15 @@ wrong_steps(
 
 
 @wrong_step("impl.pipeline:warmed")
+def warm_up_explains_weights_that_cannot_be_read(warmed: Step, device: Any, rehearse: Step, load: Step) -> Any:
+    """A damaged checkpoint is told as a device that cannot compute."""
+    try:
+        return warmed(device, rehearse, load)
+    except OSError as error:
+        raise RuntimeError(f"the model's computation cannot run on {device} ({error})") from error
+
+
+@wrong_step("impl.pipeline:warmed")
 def warm_up_explains_few_errors(warmed: Step, device: Any, rehearse: Step, load: Step) -> Any:
     """A compiler that is not there ends the program, and not with an explanation."""
     try:

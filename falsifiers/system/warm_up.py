@@ -27,9 +27,9 @@ def kernels_come_before_weights(trial: Trial) -> Iterator[Comparison]:
     """Whatever a step and an answer compute was computed, in its dtype and widths, before the first weight was asked for.
 
     The decoder's step is of as many tokens as 16 divides, the classifier's of others. Where that fails, by whatever error, no weight is
-    asked for and the failure is said with its reason. On a CPU nothing is computed before; there another kind of device is feigned as
-    well. Samples have several labels, or classes weights, as numbers and as a word, and texts may be shorter
-    than those that are computed before.
+    asked for and the failure is said with its reason; that a weight cannot be read is no such failure. On a CPU nothing is computed
+    before; there another kind of device is feigned as well. Samples have several labels, or classes weights, as numbers and as a word, and
+    texts may be shorter than those that are computed before.
     """
     rng = trial.rng("warm-up")
     for kind, backend in (*(("classifier", backend) for backend in trial.trainer.backends), ("decoder", "torch")):
@@ -44,6 +44,8 @@ def kernels_come_before_weights(trial: Trial) -> Iterator[Comparison]:
         yield from same(
             f"{kind}: Ctrl-C before the weights", "KeyboardInterrupt", trial.devices.opening(work, kind).interrupted("rms_norm")
         )
+        unreadable = trial.devices.opening(work, kind).unreadable()
+        yield from same(f"{kind}: error of a weight that cannot be read", "OSError", unreadable)
         if not trial.on_gpu:
             cold = trial.devices.opening(work, kind)
             cold.open(feigned=False)

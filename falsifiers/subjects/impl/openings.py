@@ -45,7 +45,7 @@ class Opening(Session):
         self._computed: list[str] = []
         self._before: list[str] | None = None
         self._model: Any = None
-        self._longest = 0
+        self._longest, self._readable = 0, True
 
     def open(self, failing: str | None = None, passes: str = "", error: str = "RuntimeError", feigned: bool = True) -> None:
         """Opens it. The operation `failing` raises that error of Python's, forward or (`passes` is backward) in the backward pass."""
@@ -66,6 +66,15 @@ class Opening(Session):
             if failing not in str(error):
                 raise
             return type(error).__name__
+        except Exception as error:
+            return type(error).__name__
+        return "none"
+
+    def unreadable(self) -> str:
+        """The name of the exception that comes out where the first weight cannot be read, which is an OSError."""
+        self._readable = False
+        try:
+            self.open()
         except Exception as error:
             return type(error).__name__
         return "none"
@@ -134,6 +143,8 @@ class Opening(Session):
         if self._before is None:
             self._before = list(self._computed)
         self._asked.append(name)
+        if not self._readable:
+            raise OSError(f"{name} cannot be read")
 
     def _around(self, _: str, operation: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         said = _said(operation, arguments)
