@@ -14,8 +14,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def seeded(seed: int) -> torch.Generator:
-    """Random numbers of a seed from 0 on, on the CPU. Torch takes 32 bits of a seed and passes over the others: those of a larger one are
-    mixed into them."""
+    """Random numbers of a seed from 0 on, on the CPU. Torch uses the lower 32 bits of a seed only: a larger seed is hashed to 32 bits, so
+    that its upper bits count too."""
     if seed >= 2**32:
         seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
     return torch.Generator().manual_seed(seed)

@@ -105,7 +105,7 @@ def test_every_state_makes_a_record_that_the_schema_accepts(tmp_path: Path) -> N
     made.before_diagnosis = lambda: diagnosed.append(1)
     verdicts = Run(made).attack()
     states = {verdict.claim.id: verdict.state for verdict in verdicts}
-    assert len(diagnosed) == 1, "the clock of --limit starts anew where a claim is false, and nowhere else"
+    assert len(diagnosed) == 1, "the clock of --limit is stopped where a claim is false, and nowhere else"
     assert states == {
         "HOLDS": State.HELD,
         "WRONG": State.FALSIFIED,

@@ -6,18 +6,19 @@ import sys
 import threading
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
 from falsifiers_claims import CLAIMS
 from reports_factory import CULPRIT, verdict
 
+from blackswan.falsifiers.diagnosis import tracing
 from blackswan.falsifiers.diagnosis.blame import diagnose
 from blackswan.falsifiers.diagnosis.run_failures import recorded
 from blackswan.falsifiers.diagnosis.suspects import NAMED, failures_like, program, suspects, words
-from blackswan.falsifiers.diagnosis.tracing import IMPL as SOURCES
-from blackswan.falsifiers.diagnosis.tracing import executed
 from blackswan.falsifiers.mutants import subject as mutated
 from blackswan.falsifiers.mutants.registry import STEPS, applied
 from blackswan.falsifiers.numeric.answers import SubjectError
@@ -62,9 +63,14 @@ def test_of_a_claim_on_runs_functions_are_ranked_that_run_when_it_is_asked_again
     assert (found.operation, found.suspects) == ("impl.apr:open_apr", ())
     assert found.explanation.startswith("no wrong version of it is known")
     monkeypatch.setattr("blackswan.falsifiers.diagnosis.blame.executed", lambda: nullcontext(set()))
-    assert blamed("TRN-SCORES").culprit.explanation.endswith(
-        "all functions are ranked, because when the claim was asked again no function of it was called"
-    )
+    asked_again = "all functions are ranked, because when the claim was asked again"
+    assert blamed("TRN-SCORES").culprit.explanation.endswith(f"{asked_again} no function of impl was called")
+
+    def gone(_):
+        raise ValueError("gone")
+
+    monkeypatch.setattr("blackswan.falsifiers.diagnosis.blame.Trial", lambda *_: SimpleNamespace(run=partial(gone, None)))
+    assert blamed("TRN-SCORES").culprit.explanation.endswith(f"{asked_again} it raised ValueError: gone")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +123,7 @@ def test_an_error_says_which_functions_it_came_through():
 
 def test_calls_inside_the_block_are_named_by_module_and_function_and_tracing_ends():
     before = sys.gettrace()
-    with executed() as ran:
+    with tracing.executed() as ran:
         samples.epoch_order(5, 1, 0)
     fit.require_a_rate([1.0])  # outside the block
     assert "impl.samples:epoch_order" in ran
@@ -130,7 +136,7 @@ def test_a_rank_has_what_is_planted_here_and_is_traced():
     right = IMPL.door("corpora").elsewhere("epoch_order", 50, 1, 1)
     with applied("order_same_in_each_epoch"):
         wrong = IMPL.door("corpora").elsewhere("epoch_order", 50, 1, 1)
-        with executed() as ran:
+        with tracing.executed() as ran:
             assert IMPL.door("corpora").elsewhere("epoch_order", 50, 1, 1) == wrong != right
     assert "impl.samples:epoch_order" in ran
 
@@ -139,7 +145,7 @@ def test_a_thread_that_outlives_the_block_is_traced_no_more(tmp_path):
     marker, go_on = (lambda *_: None), threading.Event()
     threading.settrace(marker)
     try:
-        with executed() as ran:
+        with tracing.executed() as ran:
             thread = threading.Thread(target=lambda: (go_on.wait(9), samples.effective_batches([1], 1)))
             thread.start()
         with (tmp_path / "another").open("w") as opened:  # which may have the number of the file that was closed
@@ -153,8 +159,8 @@ def test_a_thread_that_outlives_the_block_is_traced_no_more(tmp_path):
 
 
 def test_the_body_of_a_module_is_no_function():
-    with executed() as ran:
-        runpy.run_path(str(SOURCES / "metrics.py"), run_name="again")
+    with tracing.executed() as ran:
+        runpy.run_path(str(tracing.IMPL / "metrics.py"), run_name="again")
     assert not {name for name in ran if name.startswith("impl.metrics:")}
 
 

@@ -49,7 +49,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("round", help="folder of patches, e.g. round-1; or `random`, which has options of its own")
     parser.add_argument("--only", metavar="NN", action="append", help="this patch only; may be repeated")
     parser.add_argument("--jobs", metavar="N", type=int, choices=range(1, 65), default=1, help="patches at a time (default: 1)")
-    parser.add_argument("--near", metavar="DIR", type=Path, help="ask claims that execute changed lines, for a minute; DIR keeps which")
+    parser.add_argument(
+        "--near",
+        metavar="DIR",
+        type=Path,
+        help="ask claims that execute changed lines, the quickest for a minute, then the others; DIR keeps which",
+    )
     parser.add_argument("--again", action="store_true", help="run patches that have a result too")
     return parser.parse_args(sys.argv[1:at], argparse.Namespace(pytest=sys.argv[at + 1 :]))
 

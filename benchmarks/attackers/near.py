@@ -6,6 +6,7 @@ and then all claims on kernels on a GPU, if there is one.
 """
 
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -49,17 +50,17 @@ def changed(patch: Path) -> frozenset[str]:
 
 def attack(bug: Bug, traced: Sequence[chance.Traced]) -> Record:
     """Asks those claims about a checkout with the bug, and gives what results.json says of it; the first false one names a culprit."""
-    start, asked, late, spent = time.perf_counter(), list[str](), list[str](), 0.0
+    start, asked, late, spent = time.perf_counter(), list[str](), dict[str, float](), 0.0
     near, beside = _nearest(changed(bug.path), traced)
     for seconds, target in [*near, *beside]:
         name = f"{target.claim.id} {target.dtype}"
         if spent + seconds < MOST_SECONDS:
             asked, spent = [*asked, name], spent + seconds
         elif (seconds, target) in near:
-            late.append(name)
+            late[name] = seconds
     said = _asked(bug, asked)
     if said["outcome"] == MISSED and late:
-        said, asked = _asked(bug, late), [*asked, *late]
+        said, asked = _asked(bug, list(late), max(late.values())), [*asked, *late]
     if said["outcome"] == MISSED and _has_gpu():
         said = _asked_on_a_gpu(bug)
     elif said["outcome"] == MISSED and bug.device == "cuda":
@@ -67,9 +68,14 @@ def attack(bug: Bug, traced: Sequence[chance.Traced]) -> Record:
     return said | {"seconds": round(time.perf_counter() - start, 1), "asked": len(asked)}
 
 
-def _asked(bug: Bug, claims: Sequence[str]) -> Record:
+def _asked(bug: Bug, claims: Sequence[str], slowest: float = MOST_SECONDS) -> Record:
+    """What the claims say of the bug, the slowest of which takes so many seconds without it."""
+    most = chance.MOST_SECONDS + round(chance.MOST_TIMES * slowest)
     with planted(bug.path) as (copy, reason):
-        ran = None if reason else executed([sys.executable, "-m", __name__, *claims], copy)
+        try:
+            ran = None if reason else executed([sys.executable, "-m", __name__, str(most), *claims], copy)
+        except subprocess.TimeoutExpired as error:
+            return bug.outcome(BROKEN, reason=f"still running after {error.timeout:g} seconds")
     if ran is None or ran.returncode:
         return bug.outcome(BROKEN, reason=reason or (ran.stderr.decode()[-500:] if ran else ""))
     first = ran.stdout.decode().split("\n")[0]
@@ -90,7 +96,7 @@ def _asked_on_a_gpu(bug: Bug) -> Record:
             for _ in range(AT_A_TIME):
                 every.enter_context(_places)
             said = whole.attack(replace(bug, device="cuda"), ["-x", "--require=cuda", f"--claim={LARGE}"], [])
-        if said["outcome"] == MISSED and said["reason"]:  # no verdict, where memory is short
+        if said["outcome"] == MISSED and said["reason"] and bug.device == "cuda":  # no verdict, where memory is short
             said["outcome"] = NOT_RUN
     said.pop("falsified", None)  # the run ends at the first
     return said | {"on": "cuda"}
@@ -115,14 +121,16 @@ def _nearest(lines: frozenset[str], traced: Sequence[chance.Traced]) -> tuple[li
     return near, beside
 
 
-def main(names: Sequence[str]) -> None:
-    """Prints the first claim, of those named and in the order of a run, that does not hold in this checkout."""
+def main(arguments: Sequence[str]) -> None:
+    """Prints the first claim, of those named and in the order of a run, that does not hold in this checkout; the first argument is the
+    seconds that each of them may take."""
+    most, *names = arguments
     chosen = targets(contracts.load(), Selection(claims=[name.split()[0] for name in names]), "cpu")
     known = {f"{target.claim.id} {target.dtype}": target for target in chosen}
     if missing := sorted({*names} - known.keys()):
         raise command.CannotRun(f"{missing[0]}: this checkout has no such claim; commit what the claims were traced in")
     asked = (name for name in known if name in names)
-    print(next((name for name in asked if chance.Asking(known[name]).outcome(nullcontext(), chance.MOST_SECONDS) != chance.SURVIVED), ""))
+    print(next((name for name in asked if chance.Asking(known[name]).outcome(nullcontext(), int(most)) != chance.SURVIVED), ""))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def diagnose(claim: Claim, case: Case, comparison: Comparison | None, subject: S
 
 def _in_the_program(claim: Claim, case: Case, comparison: Comparison, subject: Subject) -> Culprit | None:
     """The most suspicious of the functions that run while the claim is asked again, of all where none is seen to run; and the next ones."""
-    ended = "no function of it was called"
+    ended = "no function of impl was called"
     with executed() as ran:
         try:
             Trial(Attack(claim, subject, case.dtype), case.seed).run()

@@ -64,10 +64,10 @@ wrong_step("impl.commands.evaluate:_table", name="confusion_table_transposed", d
 
 
 @wrong_step("impl.commands.evaluate:_table")
-def confusion_of_five_digits(table: Any, *given: Any) -> list[str]:
-    """Counts of six digits move those beside them away from their headings."""
-    title, headings, *rows = table(*given)
-    return [title, headings, *("  ".join(cell.rjust(5) for cell in row.split()) for row in rows)]
+def confusion_of_five_digits(table: Any, confusion: Any, columns: Any) -> list[str]:
+    """Columns of the confusion of one label are five wide: a count of six digits moves those behind it away from their headings."""
+    title, *rows = table(confusion, columns)
+    return [title, *rows] if columns else [title, *("  ".join([row[:5], *(cell.rjust(5) for cell in row[5:].split())]) for row in rows)]
 
 
 wrong_step(

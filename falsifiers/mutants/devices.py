@@ -117,7 +117,7 @@ def residency_moves_in_silence(*_: Any) -> None:
 
 
 def _but(said: str) -> Step:
-    """An objection that says so is not made."""
+    """`require_residency` that swallows a refusal whose text contains `said`, in which {} is the device's type."""
 
     def wrong(require: Step, *given: Any) -> None:
         try:
@@ -144,7 +144,7 @@ def residency_by_the_memory_of_the_current_card(require: Step, *given: Any) -> N
         require(*given)
 
 
-wrong_steps("impl.device:MAX_INDEX", device_of_any_number=("A card's number may have two digits, whatever they are.", lambda _: 99))
+wrong_steps("impl.device:MAX_INDEX", device_of_any_number=("A card may have any number up to 99.", lambda _: 99))
 
 
 # to the device and back

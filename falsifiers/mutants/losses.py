@@ -175,7 +175,7 @@ mutants(
         "P12",
     ),
     bce_targets_hardened=(
-        "A target between 0 and 1 is taken for the nearer of them: labels that annotators disagree about become certain.",
+        "A target between 0 and 1 is rounded to one of them: labels that annotators disagree about become certain.",
         with_arguments(targets=lambda a: np.round(a["targets"])),
     ),
     bce_sum_over_classes=("Sum over classes instead of mean.", scaled(lambda a: a["logits"].shape[1])),

@@ -47,7 +47,7 @@ wrong_steps(
         lambda right, self: None if self.heads % max(self.kv_heads, 1) else right(self),
     ),
     architectures_of_more_heads=(
-        "More heads than keys are taken, also where they cannot be shared evenly.",
+        "An architecture with more heads than heads of keys, of which there are several, is taken unchecked.",
         lambda right, self: None if self.heads > self.kv_heads > 1 else right(self),
     ),
 )

@@ -122,6 +122,13 @@ mutants(
         "Blocks of more than 512 weights are read as if they had 512: a weight in large blocks comes back with others' absmax.",
         with_arguments(absmax=_of_small_blocks, block_size=lambda a: min(a["block_size"], 512)),
     ),
+    nf4_blocks_of_2048_read_in_pairs=(
+        "Blocks of 2,048 weights are read as if they had 4,096: every second block comes back with the absmax before its own.",
+        with_arguments(
+            absmax=lambda a: a["absmax"][::2] if a["block_size"] == 2048 else a["absmax"],
+            block_size=lambda a: 4096 if a["block_size"] == 2048 else a["block_size"],
+        ),
+    ),
     nf4_block_zeroed=("The last block dequantises to zeros.", with_arguments(absmax=_without_last), "P15"),
     nf4_absmax_shifted=("A block takes its neighbour's absmax.", with_arguments(absmax=lambda a: np.roll(a["absmax"], 1)), "P16"),
     nf4_absmax_rounded=("Absmax kept in bfloat16.", with_arguments(absmax=lambda a: in_bfloat16(a["absmax"])), "own", "bfloat16"),

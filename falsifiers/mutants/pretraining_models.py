@@ -22,6 +22,11 @@ wrong_step("impl.pretrain:random_tensors", name="pretrain_random_weights_too_lar
 )
 
 
+wrong_step("impl.decoder:seeded", name="random_weights_of_32_bits", doc="Random weights of seeds that differ above 32 bits are the same.")(
+    lambda seeded, seed: seeded(seed % 2**32)
+)
+
+
 @wrong_step("impl.pretrain:ValFn.__call__", "S11")
 def pretrain_validation_zero_when_empty(correct: Step, *given: Any) -> float:
     """A loss of 0 where there is nothing to average."""

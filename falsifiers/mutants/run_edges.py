@@ -91,9 +91,11 @@ wrong_step(
 wrong_step("impl.group:restarted", name="restarts_begin_anew", doc="A worker that torchrun starts again begins a new run.")(
     lambda *_: False
 )
-wrong_step("impl.group:restarted", name="first_restart_alone_goes_on", doc="A worker that is started a third time begins a run.")(
-    lambda _, environment=os.environ: environment.get("TORCHELASTIC_RESTART_COUNT") == "1"
-)
+wrong_step(
+    "impl.group:restarted",
+    name="first_restart_alone_goes_on",
+    doc="A worker that torchrun starts a third time begins a new run instead of going on.",
+)(lambda _, environment=os.environ: environment.get("TORCHELASTIC_RESTART_COUNT") == "1")
 wrong_step("impl.group:restarted", name="first_starts_go_on", doc="A worker that torchrun starts for the first time goes on with a run.")(
     lambda _, environment=os.environ: "TORCHELASTIC_RESTART_COUNT" in environment
 )

@@ -45,7 +45,7 @@ def add(option: Callable[..., Any]) -> None:
         type=seconds,
         default=None,
         metavar="SECONDS",
-        help="stop a claim that takes longer, and call it VACUOUS; a culprit may be looked for as long again",
+        help="stop a claim that takes longer, and call it VACUOUS; the search for a culprit is not stopped",
     )
     option("--resume", action="store_true", help="go on with the run in the verdict file: what held there is not attacked again")
     option("--seed", type=int, default=0, help="seed of the run (default: 0)")

@@ -8,7 +8,6 @@ import shlex
 import time
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -197,9 +196,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     limit = item.config.option.limit
     if limit is None or not hasattr(item.config, "workerinput"):
         return (yield)
-    clock = partial(faulthandler.dump_traceback_later, limit, exit=True)
-    item.config.stash[CAMPAIGN].before_diagnosis = clock  # a verdict is reached by then, and is not to be lost
-    clock()
+    # The verdict is reached by then: the search for a culprit may not lose it.
+    item.config.stash[CAMPAIGN].before_diagnosis = faulthandler.cancel_dump_traceback_later
+    faulthandler.dump_traceback_later(limit, exit=True)
     try:
         return (yield)
     finally:

@@ -32,9 +32,13 @@ ODD = {"vocab": 33, "hidden": 20}
 """A model whose embedding ends within a block."""
 LONG = {"vocab": 9_001, "hidden": 64}
 """A model whose embedding has 18,002 blocks of 32: more than are decoded at a time, and no multiple of that. Its file is over a MiB."""
-SPECIAL = {"bos_token_id": 4, "eos_token_id": [5, 2], "pad_token_id": 0}
-"""Two tokens that end texts, as models that chat have them, and one whose id is 0."""
-OF_A_WRITER = {"rope_type": 2, "tokenizer.bos_token_id": 4, "tokenizer.eos_token_id": [5, 2], "tokenizer.padding_token_id": 0}
+SPECIALS: tuple[dict[str, Any], ...] = (
+    {"bos_token_id": 4, "eos_token_id": 5, "pad_token_id": 6},
+    {"bos_token_id": 4, "eos_token_id": [5, 2], "pad_token_id": 0},
+)
+"""One token that ends texts; and two of them, as models that chat have, beside one whose id is 0."""
+KEYS = {"bos_token_id": "tokenizer.bos_token_id", "eos_token_id": "tokenizer.eos_token_id", "pad_token_id": "tokenizer.padding_token_id"}
+OF_A_WRITER = tuple({"rope_type": 2} | {KEYS[key]: value for key, value in special.items()} for special in SPECIALS)
 """What a file says beside the architecture: 2 means that the halves of a head turn together, as Hugging Face's do."""
 OF_HALVES = {"rope_type": 2}
 ROPE_TYPES: tuple[dict[str, Any], ...] = ({"rope_type": 0}, {}, {"rope_type": None}, {"rope_type": 1})
@@ -98,11 +102,15 @@ def equals_safetensors(trial: Trial) -> Iterator[Comparison]:
     rope_type."""
     rng, model = trial.rng("file"), drawn(trial)
     positions = {"max_position_embeddings": int(rng.choice([512, apr_spellings.POSITIONS]))}
-    chosen, model = mixed(rng, replace(model, config=config_files.plain(model.scalars) | SPECIAL | positions))
+    chosen, model = mixed(rng, replace(model, config=config_files.plain(model.scalars) | SPECIALS[trial.seed % 2] | positions))
     stored = [plain(name, value, chosen[name]) for name, value in model.decoder.items()]
     rows = [replace(each, shape=(1, *each.shape)) if len(each.shape) == 1 and rng.integers(2) else each for each in stored]
     own = [Stored("__training__.step", CODES["I64"], (1,), bytes(8)), plain("__training__.m", np.ones(3), "F32")]
-    said = apr_spellings.spelled(rng, metadata(model.scalars) | positions) | OF_A_WRITER | (OF_HALVES, *ROPE_TYPES)[int(rng.integers(5))]
+    said = (
+        apr_spellings.spelled(rng, metadata(model.scalars) | positions)
+        | OF_A_WRITER[trial.seed % 2]
+        | (OF_HALVES, *ROPE_TYPES)[int(rng.integers(5))]
+    )
     order = [int(place) for place in rng.permutation(len(rows) + len(own))]
     file = image(said, rows + own, order=order, header={"flags": apr_spellings.flags(rng)}, footer=bool(rng.integers(2)))
     with new_folder() as folder:
@@ -124,7 +132,7 @@ def _merges_alike(trial: Trial, folder: Path) -> list[Comparison]:
     configs = [json.loads((each / CONFIG).read_text()) for each in merged]
     found = same("config.json of the merged", *map(config_files.said, configs))
     for config in configs:
-        found += same("special tokens of the merged", SPECIAL, {key: config.get(key) for key in SPECIAL})
+        found += same("special tokens of the merged", SPECIALS[trial.seed % 2], {key: config.get(key) for key in KEYS})
     return [*same_bits(*(load_file(each / WEIGHTS) for each in merged)), *found]
 
 
@@ -233,14 +241,14 @@ def written_file(trial: Trial) -> Iterator[Comparison]:
     """Each byte of a file that was written from a folder of tensors in several dtypes: header, metadata, index, padding, checksums and
     tensors; and it is read again. A dtype that the format lacks is refused where no other is asked for."""
     rng, model = trial.rng("file"), drawn(trial, **({0: LONG, 1: {"layers": 11}}.get(trial.seed % 8, {})))
-    chosen, model = mixed(rng, replace(model, config=config_files.plain(model.scalars) | SPECIAL))
+    chosen, model = mixed(rng, replace(model, config=config_files.plain(model.scalars) | SPECIALS[trial.seed % 2]))
     dtype = (None, "float32", "float16", "bfloat16")[int(rng.integers(4))]
     with new_folder() as folder:
         base, path = model.write_checkpoint(folder / "base"), folder / "model.apr"
         shutil.copyfile(CHECKPOINT / TOKENIZER, base / TOKENIZER)
         trial.files.export(base, path, dtype)
         header, said, stored = apr_format.read(path)
-        wanted_metadata = metadata(model.scalars) | OF_A_WRITER | {"tied_embeddings": model.scalars["tied"]}
+        wanted_metadata = metadata(model.scalars) | OF_A_WRITER[trial.seed % 2] | {"tied_embeddings": model.scalars["tied"]}
         wanted_metadata["hf_architecture"] = apr_spellings.CLASSES[model.scalars["family"]]
         wanted = {name: value.astype(PLAIN[_short(dtype) if dtype else chosen[name]]) for name, value in model.decoder.items()}
         names = list(stored)

@@ -225,7 +225,7 @@ def _split_at_plainly(folder: Path, end: Mapping[str, Any], flag: str) -> Damage
     next(token for token in values["added_tokens"] if token["content"] == end["content"])[flag] = True
     beside = {"added_tokens_decoder": {"1": {**end, flag: False}}}
     files: dict[str, bytes | None] = {TOKENIZER: json.dumps(values).encode(), TOKENIZER_CONFIG: json.dumps(beside).encode()}
-    return Damage(f"{flag} false beside a tokenizer", files, f"{TOKENIZER_CONFIG}.*another {flag}")
+    return Damage(f"{flag} is true in {TOKENIZER} and false in {TOKENIZER_CONFIG}", files, f"{TOKENIZER_CONFIG}.*another {flag}")
 
 
 def refuses_parts(trial: Trial) -> Iterator[Comparison]:

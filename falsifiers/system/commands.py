@@ -140,8 +140,8 @@ def _at_the_bounds(trial: Trial) -> Iterator[Comparison]:
         yield from same(f"{name}: whether some are chosen", not whole, any("lowest F1" in line for line in lines))
         title = next((line for line in lines if line.startswith(("confusion:", "labels by class"))), None)
         yield from same(f"{name}: whether the whole confusion is in the tables", whole, title is not None)
-        columns = {len(line) for line in lines[lines.index(title) + 1 :]} if title else {0}
-        yield from same(f"{name}: lengths of the confusion's lines", 1, len(columns))
+        if title:
+            yield from same(f"{name}: lengths of the confusion's lines", 1, len({len(line) for line in lines[lines.index(title) + 1 :]}))
         key = "confusion" if classes <= CELLS else "confusion_counts"
         yield from same(f"{name}: how JSON has the confusion", [key], [each for each in shown if each.startswith("confusion")])
 

@@ -19,8 +19,8 @@ from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.workloads import FAMILIES
 from blackswan.reference.table import Array
 
-FURTHER = (1, 2**16, 2**32, 2**62)
-"""What another seed differs by: no 32 bits, and no float64, hold all of them."""
+FURTHER, LARGE = (1, 2**16, 2**32, 2**62), 2**62
+"""What another seed differs by, which 32 bits do not hold; and a seed whose next one is the same in float64."""
 FACTORS = {"q_v": 2, "all": 7}
 """Adapted projections of a layer."""
 RANK = 16
@@ -41,6 +41,8 @@ def update_is_zero_and_random(trial: Trial) -> Iterator[Comparison]:
         further = FURTHER[place % len(FURTHER)]
         yield from _fresh(trial, f"{family}, {targets}", _architecture(rng, family), _settings(rng, targets), further)
     targets = list(FACTORS)[trial.seed % 2]
+    large = _settings(rng, targets)
+    yield from _fresh(trial, "a large seed", _architecture(rng, FAMILIES[0]), {**large, "seed": LARGE + large["seed"]})
     yield from _fresh(trial, f"checkpoint, {targets}", CHECKPOINT, _settings(rng, targets))
 
 

@@ -43,8 +43,9 @@ def value_stops_the_run(trial: Trial) -> Iterator[Comparison]:
     at, hidden = trial.seed % 3, problem.architecture["hidden"]
     name = PARTS[trial.seed % 2]
     words = ("model.layers.0.mlp.swiglu (swiglu): 1 infinite of ", "from finite inputs")
-    overflowing = _overflows_forward(small_run(trial, dtype=DTYPES[trial.seed % 2]), name, at)
-    yield from _stops_at(trial, f"forward pass, {name}", overflowing, name, at, words)
+    for dtype in DTYPES:
+        overflowing = _overflows_forward(small_run(trial, dtype=dtype), name, at)
+        yield from _stops_at(trial, f"forward pass, {name}, {dtype}", overflowing, name, at, words)
     run, _ = whole_run(trial, small_run(trial, class_weights=[LARGEST] * 3))
     yield from _stopped("class weights: ", run, 0, ("step 1:", "(weighted_cross_entropy): 1 infinite of 1, from finite inputs"))
     words = (f"score (linear): the gradient of its input x has {hidden} infinite of {hidden}", "from a finite one")

@@ -306,11 +306,12 @@ def _starts_at_random(trial: Trial) -> list[Comparison]:
     Of a decoder in float64 the moments are float64 too.
     """
     architecture = small_architecture(trial.rng("start"))
-    seeds = [trial.seed, trial.seed + 1]
+    seeds = [trial.seed, trial.seed + 1, trial.seed + 2**32]
     given = [trial.pretrainer.random(architecture, seed).parameters() for seed in seeds]
     wide = trial.pretrainer.load(CHECKPOINT, "float64")
     wide.train(_ids(trial, 0))
     return [
+        *same("seeds of their own weights", len(seeds), len({each["model.embed_tokens.weight"].tobytes() for each in given})),
         *same(
             "weights of each seed where nothing is given",
             given,

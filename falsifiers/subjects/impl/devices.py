@@ -76,7 +76,8 @@ class Devices(Door):
             return to_numpy(OPERATIONS["attention"](x, x, x, mask))
 
     def attend_long(self, seq: int, meminfo: Path) -> None:
-        """Attention over a text of so many tokens on a host that says that of its memory, where nothing can be taken for a mask."""
+        """Attention over a text of so many tokens on a host that says that of its memory. Torch is replaced, so that an attention that does
+        not refuse first ends with an AttributeError instead of taking gigabytes."""
         x, mask = torch.ones(1).expand(1, seq, 1, 2), torch.ones(1, dtype=torch.bool).expand(1, seq)
         operation, nothing = sys.modules[OPERATIONS["attention"].__module__], SimpleNamespace(float32=torch.float32)
         with mock.patch.object(host, "_MEMINFO", meminfo), mock.patch.object(operation, "torch", nothing):
