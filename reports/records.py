@@ -65,7 +65,7 @@ class Headroom(TypedDict):
 class Culprit(TypedDict):
     """The call that a falsified claim was traced to; `distance` is how far the named mutant's answer is from the subject's.
 
-    `suspects` are functions of the subject, at most four, the most suspicious first; records of earlier versions have none.
+    `suspects` are functions of the subject, at most seven, the most suspicious first; records of earlier versions have none.
     """
 
     operation: str | None

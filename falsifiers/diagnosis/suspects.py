@@ -19,7 +19,7 @@ from blackswan.falsifiers.diagnosis.run_failures import place, recorded
 from blackswan.falsifiers.diagnosis.tracing import IMPL, module_of
 from blackswan.falsifiers.mutants.registry import STEPS
 
-NAMED = 5
+NAMED = 8
 """So many functions are named."""
 MUTANTS = 3
 """And so many mutants of the first."""
