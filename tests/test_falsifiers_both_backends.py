@@ -44,7 +44,7 @@ def test_a_bad_value_stops_a_step_by_either_backend(monkeypatch: pytest.MonkeyPa
     found = list(devices.non_finite_stops_the_step(trial_by("DEV-NAN-STOPS", monkeypatch)))
     assert not missed(found)
     fused = [comparison.tensor for comparison in found if "fused" in comparison.tensor]
-    assert len(fused) == 5, "a step without a bad value, and two of each with a bad parameter and with a bad logit"
+    assert len(fused) == 7, "a step without a bad value, and two of each with two bad parameters and with a bad logit"
 
 
 @pytest.mark.parametrize("guard", ["logits", "moves"])
