@@ -194,8 +194,8 @@ def empty_batch(trainer: Trainer, shape: tuple[int, int]) -> Batch:
 
 
 def _library_workspace(device: torch.device) -> int:
-    """Zero on the CPU; the larger of the two where no card is there to ask."""
+    """Zero on the CPU; the larger of the two where the card is not there to ask."""
     if device.type != "cuda":
         return 0
-    hopper = not torch.cuda.is_available() or torch.cuda.get_device_capability(device)[0] >= 9
-    return WORKSPACE_HOPPER if hopper else WORKSPACE
+    here = torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
+    return WORKSPACE_HOPPER if not here or torch.cuda.get_device_capability(device)[0] >= 9 else WORKSPACE

@@ -39,8 +39,8 @@ STEPS = 8
 """A decoder that is trained by hand has a schedule of so many."""
 HUGE = 1e37
 """A gain of this size leaves the loss finite, and not the gradient."""
-LARGEST = 3e38
-"""An embedding of such numbers, nearly the largest of float32, does so too."""
+ROOT = 1e20
+"""A weight whose square is larger than any number in float32."""
 
 
 def _random_loss(trial: Trial, tokens: int) -> float:
@@ -194,12 +194,17 @@ def non_finite_stops_the_run(trial: Trial) -> Iterator[Comparison]:
 
 
 def _non_finite_at_last(trial: Trial, architecture: Mapping[str, Any]) -> Comparison:
-    """What overflows for a token that only the last row has, which is in a micro-batch of its own, is named by its call too."""
-    decoder, ids, name = trial.pretrainer.random(architecture, trial.seed), _ids(trial, 0) % (VOCAB - 1), "model.embed_tokens.weight"
+    """What overflows for a token that only the last row has, which is in a micro-batch of its own, is named by its call too. That token
+    alone has a first component, which the activation squares."""
+    decoder, ids, hidden = trial.pretrainer.random(architecture, trial.seed), _ids(trial, 0) % (VOCAB - 1), architecture["hidden"]
     ids[-1, 3] = VOCAB - 1
-    for column in range(1, architecture["hidden"] + 1):
-        decoder.overwrite(name, architecture["hidden"] * VOCAB - column, LARGEST)
-    return trial.refuses("overflow in the last micro-batch", partial(decoder.train, ids), r"step 1: .*\(\w+\)", "FloatingPointError")
+    for token in range(VOCAB):
+        decoder.overwrite("model.embed_tokens.weight", token * hidden, 50.0 * (token == VOCAB - 1))
+    for column in range(architecture["heads"] * architecture["head_dim"]):
+        decoder.overwrite("model.layers.0.self_attn.o_proj.weight", column, 0.0)
+    for part in ("gate", "up"):
+        decoder.overwrite(f"model.layers.0.mlp.{part}_proj.weight", 0, ROOT)
+    return trial.refuses("overflow in the last micro-batch", partial(decoder.train, ids), r"step 1: .*\(swiglu\)", "FloatingPointError")
 
 
 def _state(decoder: "TrainedDecoder") -> Arrays:

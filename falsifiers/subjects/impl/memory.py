@@ -294,7 +294,8 @@ def _cards_of(capabilities: Sequence[int]) -> Iterator[None]:
         index = torch.device(asked).index if isinstance(asked, torch.device | str) else asked
         return capabilities[index or 0], 0
 
-    with mock.patch("torch.cuda.is_available", return_value=True), mock.patch("torch.cuda.get_device_capability", of_card):
+    said = {"is_available": lambda: True, "device_count": lambda: len(capabilities), "get_device_capability": of_card}
+    with mock.patch.multiple("torch.cuda", **said):
         yield
 
 
