@@ -120,7 +120,7 @@ class Campaign:
     """The verdicts that held in the run that this one resumes; they are not attacked again."""
     command: str | None = None
     """The beginning of the line that replays a case; by default that of `pytest falsifiers`."""
-    before_diagnosis: Callable[[], None] = lambda: None
+    before_diagnosis: Callable[[], None] | None = None
     """Called when a claim is false and its culprit is looked for, which may take as long as the attack."""
 
     def targets(self) -> Iterator[Target]:
@@ -204,7 +204,8 @@ class Campaign:
         if verdict.state is not State.FALSIFIED:
             return None
         try:
-            self.before_diagnosis()
+            if self.before_diagnosis is not None:
+                self.before_diagnosis()
             from blackswan.falsifiers.diagnosis.blame import diagnose  # and the mutants, some of which import what `impl` may not have
 
             return diagnose(verdict.claim, case, verdict.comparison, asked_by(verdict.claim, self.subject))

@@ -294,8 +294,8 @@ def _cards_of(capabilities: Sequence[int]) -> Iterator[None]:
         index = torch.device(asked).index if isinstance(asked, torch.device | str) else asked
         return capabilities[index or 0], 0
 
-    said = {"is_available": lambda: True, "device_count": lambda: len(capabilities), "get_device_capability": of_card}
-    with mock.patch.multiple("torch.cuda", **said):
+    count = len(capabilities)
+    with mock.patch.multiple("torch.cuda", is_available=lambda: True, device_count=lambda: count, get_device_capability=of_card):
         yield
 
 
