@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from blackswan.impl import strict_json
-from blackswan.impl.folder import PARTIAL, flush, naming, remove_left_over
+from blackswan.impl.folder import PARTIAL, flush, naming
 
 STATE_FILE = "state.safetensors"
 VERSION = 1
@@ -92,7 +92,6 @@ def _progress(values: Any, path: Path) -> Progress:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replaces a file by way of a temporary one beside it: a reader, and whoever comes after a crash, sees the old or the new one whole."""
-    remove_left_over(path.parent, f"{PARTIAL}{path.name}.")
     descriptor, name = tempfile.mkstemp(prefix=f"{PARTIAL}{path.name}.", dir=path.parent)
     partial = Path(name)
     try:

@@ -1,6 +1,7 @@
 """A claim's check has to leave its process as it was: a verdict says what is otherwise, and it is put back, after an error too."""
 
 import os
+from unittest import mock
 
 import pytest
 import torch
@@ -58,3 +59,12 @@ def test_what_is_left_by_an_error_is_put_back(asked: trial.Trial, monkeypatch: p
         asked.run()
     assert validation._enabled
     assert "LEFT_BY_A_CHECK" not in os.environ
+
+
+def test_a_door_that_no_longer_fits_is_no_bug_of_the_subject() -> None:
+    """What a door replaces by name and the subject does not have any more ends the attack, and falsifies nothing."""
+    with pytest.raises(AttributeError) as raised, mock.patch.object(trial, "GRAIN", 4):
+        pass
+    with pytest.raises(RuntimeError, match=r"test_system_process\.py:\d+ replaces it by name"):
+        trial._require_fit(raised.value)
+    trial._require_fit(AttributeError("of the subject's own"))

@@ -75,11 +75,11 @@ def apr_empty_heads_of_any_shape(tied: Step, file: Any, config: Any, entries: Ma
 
 @wrong_step("impl.apr_checkpoint:_placed")
 def apr_quantised_rows_stay_permuted(placed: Step, *given: Any) -> Any:
-    """Rows under GGUF's names are put back where a tensor is not quantised."""
+    """Rows under GGUF's names are put back in order only where a tensor is not quantised."""
     return {name: each if each.entry.dtype.plain is not None else replace(each, heads=0) for name, each in placed(*given).items()}
 
 
-# What is written, of other sizes and with other tokens
+# Writing models of other sizes, with other tokens
 
 
 def _layer(name: str) -> tuple[str, int, str]:

@@ -108,6 +108,14 @@ def scores_counted_in_16_bits(count: Any, confusion: Any, *given: Any) -> None:
     confusion %= 2**16
 
 
+@wrong_step("impl.trainer:Trainer.__init__")
+def class_weights_in_the_models_dtype(init: Any, self: Any, *given: Any, **settings: Any) -> None:
+    """Weights of classes are rounded to the dtype of the model."""
+    init(self, *given, **settings)
+    if self.class_weights is not None:
+        self.class_weights = self.class_weights.to(self.classifier.model.embed_tokens.weight.dtype)
+
+
 wrong_step("impl.evaluation:_count", name="scores_transpose_the_confusion", doc="Predicted classes in rows.")(
     lambda count, confusion, labels, predicted, several: count(confusion, predicted, labels.to(predicted), several)
 )

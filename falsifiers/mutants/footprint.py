@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 from blackswan.impl import dispatch, kernels
+from blackswan.impl.memory import WORKSPACE, WORKSPACE_HOPPER
 
 Step = Callable[..., Any]
 
@@ -311,12 +312,20 @@ def double_quantize_in_float32_alone(init: Step, self: Any, config: Any, adaptat
     init(self, config, replace(adaptation, double_quantize=asked), *given, dtype=dtype, **named)
 
 
-wrong_steps("impl.memory:_library_workspace", estimate_without_workspaces=("The workspaces of libraries are not counted.", lambda *_: 0))
+def _by_capability(device: torch.device) -> int:
+    return WORKSPACE_HOPPER if torch.cuda.get_device_capability(device)[0] >= 9 else WORKSPACE
+
+
 wrong_steps(
     "impl.memory:_library_workspace",
+    estimate_without_workspaces=("The workspaces of libraries are not counted.", lambda *_: 0),
     estimate_of_the_current_card=(
         "The card that is current is asked, whichever is meant.",
         lambda right, device: right(torch.device(device.type)),
+    ),
+    estimate_asks_an_absent_card=(
+        "A card beyond those of this host is asked, which ends an estimate for another host.",
+        lambda right, device: _by_capability(device) if device.type == "cuda" and torch.cuda.is_available() else right(device),
     ),
     estimate_without_numbered_cards=(
         "A device with a number has no workspaces.",

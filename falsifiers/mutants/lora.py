@@ -136,7 +136,7 @@ wrong_step("impl.pipeline:initial_trainable", name="lora_initial_seed_ignored", 
 
 @wrong_step("impl.classifier:seeded")
 def lora_initial_of_32_bits(seeded: Any, seed: int) -> Any:
-    """Of a seed 32 bits count: runs of seeds that hold a date start alike, and their spread is too small."""
+    """Only the lower 32 bits of a seed count: runs whose seeds hold a date start alike, and their spread is too small."""
     return seeded(seed % 2**32)
 
 

@@ -30,7 +30,7 @@ def state_progress_made_up(progress: Any, values: Any, path: Path) -> Any:
 
 @wrong_step("impl.training_state:_progress")
 def state_of_any_records(progress: Any, values: Any, path: Path) -> Any:
-    """Of the records of a state only that they are a list is looked at, so that a run fails when it is over."""
+    """A state's records are only checked to be a list, so that a run fails when it is over."""
     from dataclasses import replace
 
     records = values.get("records")

@@ -151,7 +151,7 @@ def prepared_on_the_cpu(prepare: Step, model: Any, folder: Path) -> None:
 
 @wrong_step("impl.merge:checksum")
 def checksums_of_the_first_mib(checksum: Step, tensor: torch.Tensor) -> str:
-    """Of a tensor the first MiB is looked at, so that whoever has another end of an embedding is told nothing."""
+    """Only the first MiB of a tensor is looked at, so that nobody is told of an embedding with another end."""
     few = 2**20 // tensor.itemsize
     return str(checksum(tensor if tensor.numel() <= few else tensor.detach().reshape(-1)[:few]))
 

@@ -48,9 +48,9 @@ from blackswan.reference.table import Array, Arrays, Table
 EMBEDDING = "model.embed_tokens.weight"
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 LARGE = {"vocab": 9_001, "hidden": 32}
-"""Of a model whose embedding has more than a MiB in float32."""
+"""Sizes of a model whose embedding takes more than a MiB in float32."""
 NOTE = {"note": "x" * 2**16}
-"""What a file may say of itself in its header, which 16 bits do not count then, as those of models of many layers."""
+"""Metadata that make a file's header longer than 16 bits count, as the headers of models with many layers are."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, False, "gaussian", "orthogonal"),
     "task_type": ("SEQ_CLS", None),

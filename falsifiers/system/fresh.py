@@ -20,7 +20,7 @@ from blackswan.falsifiers.system.workloads import FAMILIES
 from blackswan.reference.table import Array
 
 FURTHER, LARGE = (1, 2**16, 2**32, 2**62), 2**62
-"""What another seed differs by, which 32 bits do not hold; and a seed whose next one is the same in float64."""
+"""Differences between two seeds, some of them beyond 32 bits; and a seed that float64 cannot tell from the next one."""
 FACTORS = {"q_v": 2, "all": 7}
 """Adapted projections of a layer."""
 RANK = 16

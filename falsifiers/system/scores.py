@@ -24,6 +24,8 @@ LOST, SUMMED = 30, 1e-10
 """So many small losses beside a large one, and a share of their mean that sums in float64 keep."""
 BEYOND, SEVERAL = 2**16 + 1, 2**13
 """One sample more than 16 bits count, and samples of a batch of them."""
+WEIGHTS, WEIGHED = (1.001, 2.003, 0.2503), 1e-6
+"""Weights of classes which bfloat16 rounds by a thousandth or so, and a share of a loss that float32 keeps."""
 UNLIKELY = -20.0
 """Bias of a class whose logit is then below all others."""
 
@@ -74,7 +76,18 @@ def sums_and_bounds_are_exact(trial: Trial) -> Iterator[Comparison]:
     own = {place: pipeline.evaluate([place]).loss for place in (0, 1)}
     mean = math.fsum(own[place] for place in places) / len(places)
     yield value_at_most("share of a mean loss that is lost", abs(pipeline.evaluate(places).loss - mean) / mean, SUMMED)
+    yield from _weighed_as_given(trial)
     yield from _counted_beyond_16_bits(trial)
+
+
+def _weighed_as_given(trial: Trial) -> Iterator[Comparison]:
+    """A sample of three equal logits has its class's weight times ln 3 for a loss; bfloat16 does not hold the weights."""
+    for dtype in ("bfloat16", "float32"):
+        problem = small_run(trial, dtype=dtype, class_weights=list(WEIGHTS))
+        pipeline = trial.trainer.pipeline(_by_biases(problem, np.zeros(len(WEIGHTS), np.float32)))
+        for place, weight in enumerate(WEIGHTS):  # the first samples have the classes in order
+            lost = abs(pipeline.evaluate([place]).loss / (weight * math.log(len(WEIGHTS))) - 1)
+            yield value_at_most(f"share that is lost of a loss of weight {weight} in {dtype}", lost, WEIGHED)
 
 
 def _counted_beyond_16_bits(trial: Trial) -> list[Comparison]:

@@ -7,6 +7,7 @@ subject raises there, or a number in its answer that is not finite, falsifies th
 
 import difflib
 import inspect
+import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +15,9 @@ from dataclasses import fields, is_dataclass, replace
 from fnmatch import fnmatchcase
 from functools import wraps
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from unittest import mock
 
 import numpy as np
 from safetensors import SafetensorError
@@ -242,6 +245,14 @@ def came_through(error: BaseException) -> str:
     return f" (raised in {', '.join(dict.fromkeys(names[-LAST:]))})" if names else ""
 
 
+def _require_fit(error: Exception) -> None:
+    """A RuntimeError where the door could not replace a name inside the subject: the door is out of date, and the subject not wrong."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, AttributeError) and frames and frames[-1].filename == mock.__file__:
+        at = [frame for frame in frames if frame.filename not in (__file__, mock.__file__)][-1]
+        raise RuntimeError(f"{error}; {Path(at.filename).name}:{at.lineno} replaces it by name, and has to follow the subject") from error
+
+
 class _Asked:
     """A door, or a session that one opened, whose every call is a question to the subject."""
 
@@ -269,6 +280,7 @@ class _Asked:
         except (Lacks, SubjectError):
             raise
         except Exception as error:  # whatever a subject raises, where it had to answer, is a finding about the subject
+            _require_fit(error)
             raise SubjectError(f"raised {type(error).__name__}: {error}{came_through(error)}") from error
         if isinstance(answer, Session):
             return _Asked(answer, self._non_finite, self._name, self._attack)

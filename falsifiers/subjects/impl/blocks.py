@@ -70,7 +70,7 @@ class Block(Session):
         return function(**arguments)
 
     def _see_replaced(self) -> dict[str, Any]:
-        """What two operations give, the second of which Triton computes where it can."""
+        """Results of two operations; Triton computes the second one where it can."""
         x = torch.full((1, 1), 8.0)
         with nullcontext() if kernels.why_not() else dispatch.backend("triton"):
             gated = float(dispatch.call("here", "swiglu", gate=x, up=x))

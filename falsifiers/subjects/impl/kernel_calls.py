@@ -181,7 +181,7 @@ def refusals(rows: int) -> Iterator[Answer]:
 
 
 def widest() -> Iterator[Answer]:
-    """Whether rows and heads as wide as kernels hold in registers are taken, and wider ones refused; of no tokens, so none is computed."""
+    """Whether the widest rows and heads that kernels hold in registers are taken and wider ones refused, with no token to compute on."""
     bounds = torch.zeros(1, dtype=torch.int32)
     for columns, taken in ((NORM_COLUMNS, True), (NORM_COLUMNS + 1, False)):
         yield f"a norm of {columns} columns", taken, _takes(rms_norm.rms_norm, torch.zeros(0, columns), torch.ones(columns), EPS)
