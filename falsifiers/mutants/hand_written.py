@@ -188,6 +188,12 @@ def layers_look_at_the_loss_alone(step: Step, self: Any, packed: Any) -> Any:
         return step(self, packed)
 
 
+@wrong_step("impl.fused.step:FusedTrainer._move")
+def layers_step_by_an_infinite_norm(move: Step, self: Any, gradient: Any, finite: Any) -> None:
+    """A step is made where loss and logits are finite, whatever the norm is."""
+    move(self, gradient, finite | True)
+
+
 def _fitting(forgotten: str) -> Step:
     """Weights fit in spite of a reason with that word."""
 

@@ -190,6 +190,19 @@ def cross_entropy_by_product(logits: Tensor, labels: Tensor, class_weights: Tens
     return -(torch.log_softmax(wide, -1) * weighted).sum() / logits.shape[0]
 
 
+@honest("weighted_cross_entropy")
+def cross_entropy_by_logsumexp(logits: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
+    """The label's logit is subtracted from the logarithm of the sum of exponentials."""
+    losses = _losses(logits, labels)
+    return (losses if class_weights is None else losses * class_weights.to(losses.dtype)[labels]).sum() / logits.shape[0]
+
+
+@honest("cross_entropy_per_sample")
+def cross_entropy_per_sample_by_logsumexp(logits: Tensor, labels: Tensor) -> Tensor:
+    """As `cross_entropy_by_logsumexp`."""
+    return _losses(logits, labels)
+
+
 @honest("cross_entropy_per_sample")
 def cross_entropy_per_sample_gathered(logits: Tensor, labels: Tensor) -> Tensor:
     """The label's entry is gathered from log-softmax, which is written out below the maximum."""

@@ -15,13 +15,13 @@ from blackswan.falsifiers.numeric import calibration_record
 from blackswan.falsifiers.runner.options import json_lines, positive
 from blackswan.falsifiers.runner.workers import answers
 
-Task = tuple[str, str, str, int, int]
-"""Claim, dtype, device, draws, seed."""
+Task = tuple[str, str, str, int, int, str]
+"""Claim, dtype, device, draws, seed, and the honest mutant that is measured; none for the implementation itself."""
 
 
 def add_parsers(commands: Any) -> None:
     """Adds the subcommands to `python -m falsifiers`."""
-    parser = commands.add_parser("calibrate", help="measure error / noise floor of the correct implementation")
+    parser = commands.add_parser("calibrate", help="measure error / noise floor of the correct implementation and of honest mutants")
     parser.add_argument("--cases", type=positive, default=300, help="draws a claim and dtype, fewer of large ones (default: 300)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the draws (default: 1)")
     parser.add_argument("--claim", action="append", default=[], metavar="ID", help="this claim only; may be repeated")
@@ -50,7 +50,8 @@ def run(options: argparse.Namespace) -> int:
     found = []
     for number, entry in enumerate(_measured(tasks, options.jobs), start=1):
         ratios = " ".join(f"{ratio:7.3f}" for ratio in entry["largest"].values())
-        print(f"{entry['claim']:28} {entry['dtype']:9} {entry['cases']:6} {ratios}   [{number}/{len(tasks)}]", flush=True)
+        way = f"   {tasks[number - 1][-1]}".rstrip()
+        print(f"{entry['claim']:28} {entry['dtype']:9} {entry['cases']:6} {ratios}   [{number}/{len(tasks)}]{way}", flush=True)
         found.append(entry)
         if options.lines is not None:
             with options.lines.open("a", encoding="utf-8") as stream:
@@ -69,7 +70,9 @@ def _merge_file(options: argparse.Namespace) -> int:
 
 
 def _tasks(options: argparse.Namespace) -> Iterator[Task]:
+    from blackswan.falsifiers.mutants import honest
     from blackswan.falsifiers.numeric.calibration import is_calibrated
+    from blackswan.falsifiers.numeric.precision import CUDA_ONLY
 
     for claim in _chosen(_claims(), options.claim):
         real = claim.domain.input == "checkpoint"
@@ -77,7 +80,9 @@ def _tasks(options: argparse.Namespace) -> Iterator[Task]:
         elsewhere = claim.domain.device and options.device.partition(":")[0] not in (*claim.domain.device, "auto")
         for dtype in claim.domain.dtype if is_calibrated(claim) and not elsewhere else ():
             if not options.dtype or dtype in options.dtype:
-                yield claim.id, dtype, options.device, draws, options.seed
+                ways = honest.names(claim) if options.device == "cpu" and dtype not in CUDA_ONLY else []
+                for way in ("", *ways):
+                    yield claim.id, dtype, options.device, draws, options.seed, way
 
 
 def _measured(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
@@ -86,6 +91,7 @@ def _measured(tasks: Sequence[Task], jobs: int) -> Iterator[dict[str, Any]]:
 
 def _measure(task: Task) -> dict[str, Any]:
     from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
+    from blackswan.falsifiers.mutants import honest
     from blackswan.falsifiers.numeric.calibration import calibrate
     from blackswan.falsifiers.numeric.precision import CUDA_ONLY
     from blackswan.falsifiers.runner.real_input import RealInput
@@ -95,12 +101,15 @@ def _measure(task: Task) -> dict[str, Any]:
     from blackswan.falsifiers.subjects.tf32 import Tf32Emulation
     from blackswan.impl.operations import OPERATIONS
 
-    name, dtype, device, draws, seed = task
+    name, dtype, device, draws, seed, way = task
     claim = next(claim for claim in _claims() if claim.id == name)
     source = RealInput(CHECKPOINT, CORPUS_HELDOUT).case if claim.domain.input == "checkpoint" else None
     if dtype in CUDA_ONLY and Implementation(device).device == "cpu":
         found = calibrate(claim, dtype, Tf32Emulation(), draws, seed, source)
         return {**found, "machine": f"{found['machine']}, TF32 emulated"}
+    if way:
+        found = calibrate(claim, dtype, honest.subject(way), draws, seed, source)
+        return {**found, "machine": f"{found['machine']}, {way}"}
     subject: Subject = Implementation(device)
     if dtype == "float16":  # no setting of impl has this dtype, but its operations compute in it
         subject = Functions(OPERATIONS, "impl", subject.device)

@@ -83,6 +83,8 @@ def bad_input_is_refused(trial: Trial) -> Iterator[Comparison]:
         trial.commands.run("pretrain", where[0], *begun)
         resumed = ("train", *where, f"--output={run}", "--resume")
         edited = {f"train, resumed as another run {name}": ((*resumed, f"--corpus={path}"), "data.") for name, path in corpora.items()}
+        renumbered = f"--model={problem.folder / 'exchanged tokens'}"
+        edited["train, resumed as another run with tokens exchanged"] = ((*resumed, renumbered), "data.")
         before = content(problem.folder)
         for name, (arguments, message) in {**_unusable(problem, where, corpus, run), **edited}.items():
             said = trial.commands.attempt(*arguments, stdin=UNUSABLE["latin"])
@@ -214,10 +216,11 @@ def _with_another_text(texts: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
 
 def _spoil_models(problem: Small) -> None:
     """Models in folders of their own: with a token that has no embedding, with frequencies scaled as Llama 3's, with more positions than
-    before scaling and with as many, with a weight that float16 does not hold or just holds, without a tokenizer, with a part of it or with
-    one that draws lots.
+    before scaling and with as many, with weights that float16 does not hold or just holds, without a tokenizer, with a part of it, with one
+    that draws lots or has the ids of two tokens exchanged.
     """
-    for name in ("scaled", "hardly scaled", "too large", "largest", "no tokenizer", "torn tokenizer", "drawing tokenizer"):
+    of_tokens = ("no tokenizer", "torn tokenizer", "drawing tokenizer", "exchanged tokens")
+    for name in ("scaled", "hardly scaled", "too large", "largest", *of_tokens):
         shutil.copytree(problem.base, problem.folder / name)
     config = problem.folder / "scaled" / MODEL_CONFIG
     config.write_text(json.dumps({**json.loads(config.read_text()), "rope_parameters": LLAMA3, "eos_token_id": [1, 3]}))
@@ -235,8 +238,12 @@ def _spoil_models(problem: Small) -> None:
     (problem.folder / "more tokens" / TOKENIZER).write_text(json.dumps(tokens))
     for name, number in (("too large", 65520.0), ("largest", 65504.0)):
         tensors = load_file(problem.folder / name / WEIGHTS)
-        tensors["model.embed_tokens.weight"].reshape(-1)[-1] = number
+        tensors["model.embed_tokens.weight"].reshape(-1)[-2:] = number  # float16 does not hold the sum of the two
         save_file(tensors, problem.folder / name / WEIGHTS)
+    exchanged = json.loads((problem.folder / "exchanged tokens" / TOKENIZER).read_text())
+    ids, (first, *_, last) = exchanged["model"]["vocab"], tokenizer().encode("ls a").tokens
+    ids[first], ids[last] = ids[last], ids[first]
+    (problem.folder / "exchanged tokens" / TOKENIZER).write_text(json.dumps(exchanged))
     (problem.folder / "no tokenizer" / TOKENIZER).unlink()
     torn = problem.folder / "torn tokenizer" / TOKENIZER
     torn.write_bytes(torn.read_bytes()[:-9])
@@ -338,6 +345,8 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
                 ("without an end", "bad.jsonl", (), "eos_token_id"),
                 ("with an end of no token", "bad.jsonl", (f"--end-token={tokenizer().get_vocab_size()}",), "the vocabulary has"),
                 ("with an end below all tokens", "bad.jsonl", ("--end-token=-1",), "token 1 is -1"),
+                ("with an end that 16 bits take for 1", "bad.jsonl", (f"--end-token={2**16 + 1}",), "the vocabulary has"),
+                ("with an end that 16 bits take for 2", "bad.jsonl", (f"--end-token={2 - 2**16}",), "the vocabulary has"),
                 ("with several ends", "bad.jsonl", (f"--model={folder / 'scaled'}",), "eos_token_id is [1, 3]"),
                 ("into a folder that is there", "bad.jsonl", ("--end-token=1", f"--output={run}"), "exists"),
                 ("text that is not UTF-8", "latin", ("--end-token=1",), "latin"),

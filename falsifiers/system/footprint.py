@@ -30,6 +30,8 @@ from blackswan.falsifiers.system.trial import Trial
 from blackswan.falsifiers.system.workloads import BLOCK, BYTES, FAMILIES, counts, drawn, scale_bytes, small, split
 from blackswan.reference.table import Array
 
+DEEP = 24
+"""Layers of a model whose peak is no longer that of a model with a few."""
 ROUNDED = 512
 """Bytes that CUDA's allocator rounds a tensor up to."""
 WORKSPACE = 32 * 2**20
@@ -184,15 +186,17 @@ def estimate_follows_every_setting(trial: Trial) -> Iterator[Comparison]:
     what a layer keeps for its backward pass is held to the formulas of its operations."""
     rng, width = trial.rng("settings"), float(trial.literal(np.ones(1)).max)
     few, many = int(rng.integers(2, HELD + 1)), int(rng.integers(HELD + 1, 10))
-    for accumulation, dtype in (few, "float32"), (many, "bfloat16"), (1, "float32"):
+    for accumulation, dtype, layers in (few, "float32", 1), (many, "bfloat16", 1), (1, "float32", 1), (1, "float32", DEEP):
         nf4, double = bool(rng.integers(2)), bool(rng.integers(2))
         work = replace(small(rng, trial.seed, nf4, nf4 and double), targets="all", rank=int(rng.choice([8, 24])), accumulation=accumulation)
-        work = replace(work, layers=1, batch=int(rng.integers(1, 4)), seq=int(rng.integers(4, 17)), dtype=dtype)
-        if accumulation == 1:  # what attention keeps weighs more than weights
+        work = replace(work, layers=layers, batch=int(rng.integers(1, 4)), seq=int(rng.integers(4, 17)), dtype=dtype)
+        if layers == DEEP:  # of a few layers loading takes most, of all of them a step
+            work = replace(work, batch=1, seq=4, rank=1, targets="q_v", nf4=True, double_quantize=False)
+        elif accumulation == 1:  # what attention keeps weighs more than weights
             work = replace(work, batch=8, seq=512)
         estimate, measured = trial.memory.estimate(work), trial.memory.measure(work, 1).peak
         gradient = 4 * sum(split(work, counts(work))[1].values())
-        name = f"{accumulation} micro-batches"
+        name = f"{accumulation} micro-batches, {layers} layers"
         yield value_within(f"{name}: total / measured", estimate.total / measured, 1 - width, 1 + width)
         held = min(accumulation, HELD)
         yield value_inside(f"{name}: gradients", estimate.parts.get("gradients", 0), held * gradient, (held + 0.5) * gradient)

@@ -28,7 +28,7 @@ CALLS = (("train_batch", 3), ("train_batch", 4), ("accumulate", 1), ("accumulate
 """Calls of a trainer with so many samples, of which three are computed at a time."""
 LENGTHS = ((4, 4, 4), (6, 5, 1))
 """Of three samples in the first call and in later ones: as many tokens in all, and yet a longer sample than a captured step has met."""
-BIAS = "trainable/score.bias"
+BIAS, HEAD = "trainable/score.bias", "trainable/score.weight"
 MOMENTS, ROUNDING = ("exp_avg", "exp_avg_sq"), 1e-7
 MOTIONLESS = 1e-12
 """A norm of gradients that is so far below AdamW's ε that parameters move by their decay alone."""
@@ -298,6 +298,10 @@ def _refused(trial: Trial, rng: Generator, work: Workload, tried: "Steps", sever
     tried.load({**before, BIAS: np.where(last, np.float32(3e38), np.float32(-3e38))})
     ask = partial(tried.call, "train_batch", ids, mask, other)
     yield trial.refuses("an infinite loss of finite logits", ask, r"norm is [0-9.e+-]+ and the loss inf", "FloatingPointError")
+    steep = {**before, BIAS: np.where(last, np.float32(3e37), before[BIAS]), HEAD: np.where(last[:, None], np.float32(1e30), before[HEAD])}
+    tried.load(steep)
+    yield trial.refuses("an infinite norm of a finite loss", ask, r"norm is inf and the loss [0-9.e+]+", "FloatingPointError")
+    yield from same("state after an infinite norm", steep, tried.state())
 
 
 def _out_of_turn(trial: Trial, tried: "Steps", batch: Batch) -> Iterator[Comparison]:

@@ -36,6 +36,8 @@ LATE = ("an adapter that is merged and saved",)
 """Kinds of object that take their tensors when they work, and not when they are made."""
 BASE, BATCH = "base ", "batch "
 """Beginnings of the names of tensors that an object may read for as long as it lives."""
+DECODER = "decoder/"
+"""The beginning of the names of a decoder's state."""
 
 
 class Ownership(Door):
@@ -206,6 +208,27 @@ def _applied(work: Workload, held: Tensors, place: torch.device) -> Used:
     return used
 
 
+def _pretrainer(work: Workload, place: torch.device) -> StepFn:
+    return StepFn(random_decoder(config_of(work.scalars), device=place), total_steps=2 * STEPS, micro_batch=work.batch, learning_rate=RATE)
+
+
+def _pretrained(step: StepFn, held: Tensors) -> dict[str, Tensor]:
+    for _ in range(STEPS):
+        step.train(TokenBatch(held[f"{BATCH}input_ids"], held[f"{BATCH}mask"]))
+    return step.optimiser.state()
+
+
+def _decoder_state(work: Workload, held: Tensors, place: torch.device) -> Tensors:
+    """The state of a decoder's optimiser after steps."""
+    return {f"{DECODER}{name}": value for name, value in _pretrained(_pretrainer(work, place), held).items()}
+
+
+def _decoder_loaded(work: Workload, held: Tensors, place: torch.device) -> Used:
+    step = _pretrainer(work, place)
+    step.optimiser.load_state({name.removeprefix(DECODER): value for name, value in held.items() if name.startswith(DECODER)}, STEPS)
+    return lambda: _pretrained(step, held)
+
+
 def _merged(work: Workload, held: Tensors, place: torch.device) -> Used:
     """A merged decoder, and the adapter saved."""
     del place
@@ -220,13 +243,18 @@ def _merged(work: Workload, held: Tensors, place: torch.device) -> Used:
     return used
 
 
-_GIVEN: dict[str, Callable[[Workload, Tensors, torch.device], Tensors]] = {"a state that is loaded": _state, "a gradient": _gradient}
+_GIVEN: dict[str, Callable[[Workload, Tensors, torch.device], Tensors]] = {
+    "a state that is loaded": _state,
+    "a decoder's state that is loaded": _decoder_state,
+    "a gradient": _gradient,
+}
 """By kind of object, the further tensors that are handed to it; they are made of the weights."""
 _OPENED: dict[str, Callable[[Workload, Tensors, torch.device], Used]] = {
     "a classifier": _classifier,
     "a pipeline": _pipeline,
     "class weights": _class_weights,
     "a state that is loaded": _loaded,
+    "a decoder's state that is loaded": _decoder_loaded,
     "a state that is given out": _reported,
     "a gradient": _applied,
     "an adapter that is merged and saved": _merged,
