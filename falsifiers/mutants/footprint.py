@@ -251,6 +251,20 @@ def fused_keeps_what_it_dequantised(dequantized: Step, self: Any, buffer: Any) -
     return self.kept
 
 
+@wrong_step("impl.memory:estimate")
+def estimate_from_few_layers(estimate: Step, config: Any, *given: Any, **options: Any) -> Any:
+    """A deep model takes what one of three layers does, and for each further layer what the third of these adds."""
+    if config.layers <= 3:
+        return estimate(config, *given, **options)
+    fewer, more = (estimate(replace(config, layers=layers), *given, **options) for layers in (2, 3))
+
+    def grown(before: Any, after: Any) -> Any:
+        return after + (config.layers - 3) * (after - before)
+
+    parts = {name: grown(fewer.parts.get(name, 0), size) for name, size in more.parts.items()}
+    return replace(more, parts=parts, total=grown(fewer.total, more.total), resident=grown(fewer.resident, more.resident))
+
+
 @wrong_step("impl.decoder:Body.__init__")
 def embedding_not_frozen(init: Step, self: Any, *given: Any) -> None:
     """The frozen embedding requires a gradient, and gets one."""

@@ -28,6 +28,14 @@ def state_becomes_the_parameters(load: Any, self: Any, state: Any) -> None:
         parameter.data = state[f"trainable/{name}"]
 
 
+@wrong_step("impl.decoder_optimiser:DecoderAdamW.load_state")
+def decoder_state_becomes_the_moments(load: Any, self: Any, state: Any, steps: int) -> None:
+    """The moments of a decoder's state that is loaded become the optimiser's own, which steps write to."""
+    load(self, state, steps)
+    for group, moments in (("exp_avg", self.exp_avg), ("exp_avg_sq", self.exp_avg_sq)):
+        moments.update({name: state[f"{group}/{name}"] for name in moments})
+
+
 @wrong_step("impl.optimiser:AdamW.clip")
 def gradient_clipped_in_place(clip: Any, self: Any, gradient: Any, max_norm: float) -> Any:
     """The gradient that is given is clipped where it lies."""

@@ -148,6 +148,10 @@ def prepared_on_the_cpu(prepare: Step, model: Any, folder: Path) -> None:
 
 # Sizes, dtypes and numbers other than the usual ones
 
+wrong_step("impl.checkpoint:torch.isfinite", name="finite_by_the_sum", doc="A tensor of float16 is damaged where its sum is too large.")(
+    lambda finite, tensor: finite(tensor.sum() if tensor.dtype == torch.float16 else tensor)
+)
+
 
 @wrong_step("impl.merge:checksum")
 def checksums_of_the_first_mib(checksum: Step, tensor: torch.Tensor) -> str:

@@ -47,6 +47,12 @@ wrong_steps(
         "Ids of a large vocabulary lose their upper bits.",
         lambda checked, documents, vocab: ([token % 2**16 for token in ids] for ids in checked(documents, vocab)),
     ),
+    tokens_looked_at_as_stored=(
+        "An id beyond the 16 or 32 bits that are stored counts as the one that is left of it.",
+        lambda checked, documents, vocab: checked(
+            (np.asarray(ids, np.int64).astype(np.uint16 if vocab <= 2**16 else np.uint32).tolist() for ids in documents), vocab
+        ),
+    ),
     tokens_of_one_more=(
         "An id that ends documents may be the one after the last.",
         lambda checked, given, vocab: checked(given, vocab + 1),
