@@ -38,7 +38,7 @@ UNUSABLE = {
     "blank.jsonl": b'{"input": "ls"}\n\n{"input": "rm"}\n',
     "every.jsonl": b"".join(b'{"input": "ls", "label": %d}\n' % label for label in range(3)),
     "marked.jsonl": b'\xef\xbb\xbf{"input": "ls", "label": 1}\n',
-    "beside.tokenizer.json": b"{}",
+    "[beside].tokenizer.json": b"{}",
 }
 """Files that no command can use here; the second line is wrong where there are several, but for every.jsonl, which is right alone."""
 HALF = "half.jsonl:2: character 4 is \\ud800"
@@ -302,7 +302,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         "merge into a link to nothing": (("merge", adapter, f"--output={folder / 'nowhere'}"), "exists"),
         "merge into a folder that is there": (("merge", adapter, f"--output={problem.base}"), "exists"),
         "export into a folder that is there": (("export", f"--model={problem.base}", f"--output={run}"), "exists"),
-        "export beside another's tokenizer": (("export", f"--model={problem.base}", f"--output={folder / 'beside.apr'}"), "exists"),
+        "export beside another's tokenizer": (("export", f"--model={problem.base}", f"--output={folder / '[beside].apr'}"), "exists"),
         **{
             f"{name} into a link to nothing": ((*arguments, f"--output={folder / 'nothing'}{suffix}"), message)
             for name, arguments, suffix, message in (
