@@ -238,6 +238,19 @@ def _predicting(a: Arguments) -> Array:
     return np.asarray(a["mask"][:, :-1] & a["mask"][:, 1:])
 
 
+def _in_parts(correct: Operation) -> Operation:
+    """Samples of many logits are taken one by one, and their means averaged as if they had as many targets each."""
+    apart = _mean_of_sample_means(correct)
+
+    def forward(**a: Any) -> Array:
+        return np.asarray(call(apart if a["logits"].size > 2**20 else correct, a))
+
+    def backward(dloss: Array, **a: Any) -> Gradients:
+        return pull(apart if a["logits"].size > 2**20 else correct, dloss, a)
+
+    return Operation(forward, backward, correct.outputs)
+
+
 def _mean_of_sample_means(correct: Operation) -> Operation:
     def samples(a: Arguments) -> list[slice]:
         return [slice(int(row), int(row) + 1) for row in np.flatnonzero(_predicting(a).any(axis=1))]
@@ -306,6 +319,7 @@ mutants(
     ),
     lm_loss_base_two=("log2 instead of ln.", scaled(lambda _: 1 / math.log(2)), "S20"),
     lm_loss_mean_of_sample_means=("Mean over samples of their means.", _mean_of_sample_means, "S12, P31"),
+    lm_loss_in_parts=("Of more than a million logits the mean is over samples of their means.", _in_parts),
     lm_loss_gradient_ignores_cotangent=(
         "The gradient of the loss, whatever share or multiple of it is differentiated.",
         edited(("dloss * difference / len", "difference / len"), only="backward"),

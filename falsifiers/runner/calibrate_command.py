@@ -46,12 +46,14 @@ def run(options: argparse.Namespace) -> int:
     Implementation(options.device)  # a device that is not there ends the command before it prints or starts anything
     if not tasks:
         raise ValueError("nothing to measure: none of the claims that were chosen has factors, in such a dtype, on this device")
-    print(f"{'claim':28} {'dtype':9} {'cases':>6} {'rms':>7} {'row':>7} {'max':>7}   largest error / noise floor")
+    print(
+        f"{'claim':28} {'dtype':9} {'cases':>6} {'rms':>7} {'row':>7} {'max':>7}   largest error / noise floor, machine and honest mutant"
+    )
     found = []
     for number, entry in enumerate(_measured(tasks, options.jobs), start=1):
         ratios = " ".join(f"{ratio:7.3f}" for ratio in entry["largest"].values())
-        way = f"   {tasks[number - 1][-1]}".rstrip()
-        print(f"{entry['claim']:28} {entry['dtype']:9} {entry['cases']:6} {ratios}   [{number}/{len(tasks)}]{way}", flush=True)
+        done = f"{number}/{len(tasks)}"
+        print(f"{entry['claim']:28} {entry['dtype']:9} {entry['cases']:6} {ratios}   [{done}] {entry['machine']}", flush=True)
         found.append(entry)
         if options.lines is not None:
             with options.lines.open("a", encoding="utf-8") as stream:
