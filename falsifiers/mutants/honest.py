@@ -37,7 +37,7 @@ def honest(operation: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def names(claim: Claim) -> list[str]:
-    """Those that the claim must hold for: not where it asks for a refusal, or for a backend of ours."""
+    """Those that the claim must hold for: not where it asks for a refusal, or for a kernel of ours, which is held to its own accuracy."""
     if claim.kind == "rejection" or claim.backend is not None or claim.domain.input != "generated":
         return []
     return [name for name, (operation, _) in HONEST.items() if operation == claim.operation]

@@ -21,12 +21,13 @@ Task = tuple[str, str, str, int, int, str]
 
 def add_parsers(commands: Any) -> None:
     """Adds the subcommands to `python -m falsifiers`."""
-    parser = commands.add_parser("calibrate", help="measure error / noise floor of the correct implementation and of honest mutants")
+    parser = commands.add_parser("calibrate", help="measure error / noise floor of the correct implementation")
     parser.add_argument("--cases", type=positive, default=300, help="draws a claim and dtype, fewer of large ones (default: 300)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the draws (default: 1)")
     parser.add_argument("--claim", action="append", default=[], metavar="ID", help="this claim only; may be repeated")
     parser.add_argument("--dtype", action="append", default=[], choices=contracts.DTYPES, help="this dtype only; may be repeated")
     parser.add_argument("--device", default="cpu", help="cpu | cuda | cuda:N | auto (default: cpu)")
+    parser.add_argument("--honest", action="store_true", help="of honest mutants, which factors have to admit as well, on the CPU")
     parser.add_argument("--jobs", type=positive, default=1, help="processes (default: 1)")
     parser.add_argument("--write", action="store_true", help="record the ratios, and put the factors into contracts/calibration.json")
     parser.add_argument("--lines", type=Path, metavar="FILE", help="append the ratios to FILE, for `merge` in another checkout")
@@ -82,8 +83,8 @@ def _tasks(options: argparse.Namespace) -> Iterator[Task]:
         elsewhere = claim.domain.device and options.device.partition(":")[0] not in (*claim.domain.device, "auto")
         for dtype in claim.domain.dtype if is_calibrated(claim) and not elsewhere else ():
             if not options.dtype or dtype in options.dtype:
-                ways = honest.names(claim) if options.device == "cpu" and dtype not in CUDA_ONLY else []
-                for way in ("", *ways):
+                ways = honest.names(claim) if dtype not in CUDA_ONLY else []
+                for way in ways if options.honest else [""]:
                     yield claim.id, dtype, options.device, draws, options.seed, way
 
 
