@@ -248,7 +248,8 @@ def refuses_damage(trial: Trial) -> Iterator[Comparison]:
         ask, named = partial(trial.files.read_checkpoint, path), r"model\.apr: "
         for name, damaged in _damages(rng, content, len(bare)):
             path.write_bytes(damaged)
-            yield trial.refuses(name, ask, named, "ValueError")
+            for time in ("once", "again"):
+                yield trial.refuses(f"{name}, {time}", ask, named, "ValueError")
 
 
 def _damages(rng: Generator, content: bytes, bare: int) -> list[tuple[str, bytes]]:

@@ -34,6 +34,7 @@ UNUSABLE = {
     "text.jsonl": b'{"input": "ls"}\n{"text": "rm"}\n',
     "twice.jsonl": b'{"input": "ls"}\n{"input": "rm", "input": "id"}\n',
     "torn.jsonl": b'{"input": "ls"}\n{"input": "rm\n',
+    "joined.jsonl": b'{"input": "ls"}\n{"input": "rm"}{"input": "id"}\n',
     "empty.jsonl": b"",
     "blank.jsonl": b'{"input": "ls"}\n\n{"input": "rm"}\n',
     "every.jsonl": b"".join(b'{"input": "ls", "label": %d}\n' % label for label in range(3)),
@@ -325,7 +326,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         **{
             f"predict from {option} {file}": (("predict", adapter, f"--{option}={folder / file}"), f"{file}{line}")
             for option, line, files in (
-                ("corpus", ":2", ("untitled.jsonl", "text.jsonl", "twice.jsonl", "torn.jsonl", "blank.jsonl")),
+                ("corpus", ":2", ("untitled.jsonl", "text.jsonl", "twice.jsonl", "torn.jsonl", "joined.jsonl", "blank.jsonl")),
                 ("corpus", ":1", ("marked.jsonl",)),
                 ("corpus", "", ("none.jsonl", "base")),
                 ("input", "", ("none.txt", "base")),
@@ -354,6 +355,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
                 ("a file with a mark", "marked.jsonl", ("--end-token=1",), "marked.jsonl:1"),
                 ("a line without a text", "untitled.jsonl", ("--end-token=1",), "untitled.jsonl:2"),
                 ("a line that is torn", "torn.jsonl", ("--end-token=1",), "torn.jsonl:2"),
+                ("two lines in one", "joined.jsonl", ("--end-token=1",), "joined.jsonl:2"),
                 ("a blank line", "blank.jsonl", ("--end-token=1",), "blank.jsonl:2"),
                 ("a line with two texts", "twice.jsonl", ("--end-token=1",), "twice.jsonl:2"),
                 ("nothing", "empty.jsonl", ("--end-token=1",), "empty"),

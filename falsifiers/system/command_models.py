@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir
 from dataclasses import replace
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from blackswan import reference
 from blackswan.falsifiers.numeric import apr_format
@@ -83,6 +84,7 @@ def models_are_whole(trial: Trial) -> Iterator[Comparison]:
         stored = load_file(wide / WEIGHTS)
         yield from same("tensors of 16 bits, exported in 32", widened, stored)
         yield from same("dtypes of what is exported in 32 bits", {"float32"}, {value.dtype.name for value in stored.values()})
+        yield from _exported_in_one_dtype(trial, problem, narrow)
         apr, back = problem.folder / "files" / "more" / "model.apr", problem.folder / "folders" / "back"
         said = trial.commands.run("export", f"--model={problem.base}", f"--output={apr}")
         yield from same("what export prints", f"{apr} holds the model\n", said.out)
@@ -238,6 +240,18 @@ def _closing(path: Path) -> None:
     found = Tokenizer.from_file(str(path))
     found.post_processor = TemplateProcessing(single="<eos> $A <eos>", special_tokens=[("<eos>", found.token_to_id("<eos>"))])
     found.save(str(path))
+
+
+def _exported_in_one_dtype(trial: Trial, problem: Small, narrow: Path) -> list[Comparison]:
+    """A checkpoint in 16 bits whose norms alone have 32 is exported as if all had 16."""
+    mixed, one = problem.folder / "of two dtypes", problem.folder / "of one dtype"
+    shutil.copytree(narrow, mixed)
+    tensors = load_file(narrow / WEIGHTS)
+    save_file({name: value.astype(np.float32) if "norm" in name else value for name, value in tensors.items()}, mixed / WEIGHTS)
+    trial.commands.run("export", f"--model={mixed}", f"--output={one}", "--dtype=bfloat16")
+    stored = load_file(one / WEIGHTS)
+    found = same("tensors of two dtypes, exported in 16 bits", tensors, stored)
+    return found + same("dtypes of what is exported in 16 bits", {"bfloat16"}, {value.dtype.name for value in stored.values()})
 
 
 def _of_many_tokens(trial: Trial, problem: Small) -> Iterator[Comparison]:

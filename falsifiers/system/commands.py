@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -349,6 +350,7 @@ def texts_by_every_door(trial: Trial) -> Iterator[Comparison]:
             yield from (replace(each, tensor=f"{door}: {each.tensor}") for each in _probable(trial, "every line", wanted, shown))
             bits = np.asarray([line["probabilities"] for line in shown[: len(batch)]], first.dtype)
             yield from same(f"{door}: probabilities of the first batch, bit for bit the library's", first, bits)
+        yield from _read_once(trial, run, content)
         (problem.folder / "empty").write_bytes(b"")
         for option in ("--input", "--corpus"):
             said = trial.commands.run("predict", f"--adapter={run}", f"{option}={problem.folder / 'empty'}")
@@ -360,6 +362,16 @@ def texts_by_every_door(trial: Trial) -> Iterator[Comparison]:
     yield from same("library: token ids", ids, opened.ids)
     yield trial.near("library: probabilities", wanted.probabilities, opened.probabilities)
     yield from same("library: classes", wanted.classes.tolist(), opened.classes.tolist())
+
+
+def _read_once(trial: Trial, run: Path, content: bytes) -> list[Comparison]:
+    """Lines of a pipe that has a name, as a shell's `<(…)` has, which can be read only once, have the answers of a file's."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading), os.fdopen(writing, "wb") as pipe:
+        pipe.write(content)
+        pipe.close()
+        said = trial.commands.run("predict", f"--adapter={run}", f"--input=/dev/fd/{reading}")
+    return same("answers to a pipe by name", trial.commands.run("predict", f"--adapter={run}", "--input=-", stdin=content).out, said.out)
 
 
 def _without_labels(problem: Small, texts: Sequence[str]) -> Path:

@@ -26,6 +26,10 @@ POOLINGS = ("mean", "last")
 """Poolings by which rotations show; by the first token they do not, for it attends to itself alone."""
 CALLS = (("train_batch", 3), ("train_batch", 4), ("accumulate", 1), ("accumulate", 4), ("apply", 0), ("train_batch", 2), ("train_batch", 3))
 """Calls of a trainer with so many samples, of which three are computed at a time."""
+RATE_SET = 1
+"""The call before which the rate of the schedule is replaced by hand."""
+MANY = 6
+"""Micro-batches of a call, more than are held side by side."""
 LENGTHS = ((4, 4, 4), (6, 5, 1))
 """Of three samples in the first call and in later ones: as many tokens in all, and yet a longer sample than a captured step has met."""
 BIAS, HEAD = "trainable/score.bias", "trainable/score.weight"
@@ -192,6 +196,9 @@ def _followed(
     right, tried = (trial.devices.steps(replace(work, backend=each), weights, settings, plain) for each in ("torch", "fused"))
     for number, (name, samples) in enumerate(calls):
         batch = _batch(rng, work, samples, settings["multi_label"], LENGTHS[number > 0])
+        if number == RATE_SET:
+            for each in (right, tried):
+                each.set_rate(0.004)
         label, before = f"call {number}, {name} of {samples}", tried.state()
         said, answer = right.call(name, *batch), tried.call(name, *batch)
         yield from (trial.near(f"{label}: {key}", value, answer[key]) for key, value in said.items())
@@ -285,6 +292,7 @@ def _refused(trial: Trial, rng: Generator, work: Workload, tried: "Steps", sever
         yield trial.refuses(f"{name}, {call}", partial(tried.call, call, *batch), message, "ValueError")
     yield from same("state after bad batches", before, tried.state())
     yield from _out_of_turn(trial, tried, (ids, mask, labels))
+    yield from _failing_late(trial, rng, work, tried, before, several)
     tried.load(before)
     if several:  # an infinite logit makes the loss infinite
         return
@@ -302,6 +310,22 @@ def _refused(trial: Trial, rng: Generator, work: Workload, tried: "Steps", sever
     tried.load(steep)
     yield trial.refuses("an infinite norm of a finite loss", ask, r"norm is inf and the loss [0-9.e+]+", "FloatingPointError")
     yield from same("state after an infinite norm", steep, tried.state())
+
+
+def _failing_late(trial: Trial, rng: Generator, work: Workload, tried: "Steps", state: Arrays, several: bool) -> Iterator[Comparison]:
+    """Samples wait for their step as they were, where a call of more micro-batches than are held fails in its last one."""
+    few, (ids, mask, labels) = _batch(rng, work, 2, several), _batch(rng, work, MANY * work.micro, several)
+    labels[-1] = 2 if several else work.classes
+    made = []
+    for fails in (False, True):
+        tried.load(state)
+        tried.call("accumulate", *few)
+        if fails:
+            yield trial.refuses("a label that is none, late", partial(tried.call, "accumulate", ids, mask, labels), "label", "ValueError")
+        made.append((tried.call("apply", *few), tried.state()))
+    (said, expected), (answer, found) = made
+    yield from same("what a step says of samples that waited", said, answer)
+    yield from same("state after a step on samples that waited", expected, found)
 
 
 def _out_of_turn(trial: Trial, tried: "Steps", batch: Batch) -> Iterator[Comparison]:

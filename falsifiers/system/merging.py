@@ -123,7 +123,16 @@ def _refuses_another_base(trial: Trial, model: Model, parent: Path, rng: Generat
     """The adapter is not opened on a checkpoint of which one number of one tensor is the next that there is, and a run does not merge into
     one that has become so since it was opened."""
     kind = ("norm.weight", "_proj.", "embed_tokens")[trial.seed % 3]
-    name = str(rng.choice(sorted(each for each in model.decoder if kind in each)))
+    drawn = str(rng.choice(sorted(each for each in model.decoder if kind in each)))
+    last = ("model.norm.weight", [*load_file(CHECKPOINT / WEIGHTS)][-1])  # that a model of it reads, and that a merge does
+    found = []
+    for number, name in enumerate(dict.fromkeys((drawn, *last))):
+        (folder := parent / f"other {number}").mkdir()
+        found += _refuses_one_ulp(trial, model, parent / "adapter", folder, name)
+    return found
+
+
+def _refuses_one_ulp(trial: Trial, model: Model, adapter: Path, parent: Path, name: str) -> list[Comparison]:
     other, tensors = Path(shutil.copytree(CHECKPOINT, parent / "other")), load_file(CHECKPOINT / WEIGHTS)
     one_ulp_off(tensors[name])
 
@@ -136,7 +145,7 @@ def _refuses_another_base(trial: Trial, model: Model, parent: Path, rng: Generat
     merge = partial(trial.classifiers.merged, other, _settings(model), model.trainable, place, change)
     found = [trial.refuses(f"a base whose {name} has become one ulp off", merge, re.escape(name))]
     found += same("what is merged into a base that has changed", False, (place / "merged").exists())
-    opened = partial(trial.classifiers.opened, parent / "adapter", other)
+    opened = partial(trial.classifiers.opened, adapter, other)
     return [*found, trial.refuses(f"a base whose {name} is one ulp off", opened, re.escape(name))]
 
 

@@ -264,6 +264,9 @@ class Pipeline(Protocol):
     def set_rate(self, rate: float) -> None:
         """Sets the learning rate of the next step and, where there is no schedule, of those after it."""
 
+    def saved(self) -> dict[str, Array]:
+        """The trained tensors of an adapter that is saved now."""
+
     def rows(self) -> list[tuple[int, bool]]:
         """How many samples went through the model at a time, in their order, since this was asked last, and whether what a backward pass
         needs was kept. Steps of hand-written layers are not counted."""

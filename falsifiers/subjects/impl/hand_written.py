@@ -64,6 +64,10 @@ class Steps(Session):
         """The trainer's state."""
         return {name: to_numpy(value) for name, value in self._trainer.state().items()}
 
+    def set_rate(self, rate: float) -> None:
+        """The rate of the next step."""
+        self._trainer.learning_rate = rate
+
     def load(self, state: Mapping[str, Array]) -> None:
         """Puts a state in place."""
         self._trainer.load_state({name: torch.tensor(value) for name, value in state.items()})

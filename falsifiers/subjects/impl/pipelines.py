@@ -1,15 +1,19 @@
 """A pipeline of `impl` whose steps, predictions and state are asked for one by one."""
 
 import builtins
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from blackswan.falsifiers.subjects.conversion import to_numpy
 from blackswan.falsifiers.subjects.doors import training as told
 from blackswan.falsifiers.subjects.doors.training import State
 from blackswan.falsifiers.subjects.impl.watching import failing, state_of
 from blackswan.falsifiers.subjects.protocol import Session
+from blackswan.impl.adapter import load_adapter
 from blackswan.impl.corpus import Sample
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.samples import Samples
@@ -112,6 +116,13 @@ class Pipeline(Session):
     def set_rate(self, rate: float) -> None:
         """Sets the learning rate."""
         self._pipeline.learning_rate = rate
+
+    def saved(self) -> dict[str, Array]:
+        """The trained tensors of an adapter that is saved now."""
+        with tempfile.TemporaryDirectory() as parent:
+            self._pipeline.save(Path(parent) / "adapter")
+            stored = load_adapter(Path(parent) / "adapter", self._pipeline.architecture).trainable
+            return {name: to_numpy(value) for name, value in stored.items()}
 
     def rows(self) -> list[tuple[int, bool]]:
         """How many samples went through the model at a time since this was asked last, and whether what a backward pass needs was kept."""
