@@ -26,8 +26,8 @@ POOLINGS = ("mean", "last")
 """Poolings by which rotations show; by the first token they do not, for it attends to itself alone."""
 CALLS = (("train_batch", 3), ("train_batch", 4), ("accumulate", 1), ("accumulate", 4), ("apply", 0), ("train_batch", 2), ("train_batch", 3))
 """Calls of a trainer with so many samples, of which three are computed at a time."""
-RATE_SET = 1
-"""The call before which the rate of the schedule is replaced by hand."""
+RATE_SET = 5
+"""The call before which the rate of the schedule is replaced by hand, a whole step after another one."""
 MANY = 6
 """Micro-batches of a call, more than are held side by side."""
 LENGTHS = ((4, 4, 4), (6, 5, 1))
