@@ -53,6 +53,7 @@ for _module in (
         "command_records",
         "command_failures",
         "far_effects",
+        "kept_values",
         "inputs",
         "misuse",
         "unusual_files",

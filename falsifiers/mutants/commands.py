@@ -140,6 +140,14 @@ wrong_steps(
 
 
 @wrong_step("impl.commands.predict:_lines")
+def predict_reads_a_name_twice(lines: Any, name: str) -> Any:
+    """A file is read once to find what is wrong in it, and once more: of a pipe with a name nothing is left then."""
+    if name != "-":
+        list(lines(name))
+    return lines(name)
+
+
+@wrong_step("impl.commands.predict:_lines")
 def predict_cuts_what_has_no_end(lines: Any, name: str) -> Any:
     """The last line of a file loses its last character where no end of a line follows it."""
     texts = list(lines(name))
@@ -236,6 +244,13 @@ def export_widens_nothing(getitem: Any, tensors: Any, name: str) -> Any:
     right = getitem(tensors, name)
     narrow = right.bfloat16()
     return narrow if right.element_size() == 4 and bool((narrow == right).all()) else right
+
+
+@wrong_step("impl.tensors:Converted.__getitem__")
+def export_asks_one_dtype(getitem: Any, tensors: Any, name: str) -> Any:
+    """Nothing is converted where the embedding has the dtype that is asked for."""
+    own = tensors._tensors["model.embed_tokens.weight"].dtype if "model.embed_tokens.weight" in tensors.shapes else None
+    return tensors._tensors[name] if own == tensors._dtype else getitem(tensors, name)
 
 
 wrong_steps(

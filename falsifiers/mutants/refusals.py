@@ -179,6 +179,12 @@ def digest_of_the_first_texts(digest: Any, samples: Any) -> str:
     return str(digest(replace(samples, rows=first)))
 
 
+@wrong_step("impl.strict_json:json.loads")
+def json_before_anything_else(loads: Any, text: Any, **how: Any) -> Any:
+    """What follows a value is passed over, as the second one of two lines that lost the end between them."""
+    return loads(text, **how) if isinstance(text, bytes) else json.JSONDecoder(**how).raw_decode(text.strip())[0]
+
+
 @wrong_step("impl.samples:Samples.digest")
 def digest_of_patterns(digest: Any, samples: Any) -> str:
     """Only where the tokens of a text repeat counts, and not their ids, which another tokenizer gives otherwise."""

@@ -1,0 +1,79 @@
+"""Values that are kept for later although what they came from changes, and memory that is used again too early: caches and buffers."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from blackswan.falsifiers.mutants.registry import wrong_step
+
+Step = Callable[..., Any]
+
+
+@wrong_step("impl.fused.step:FusedTrainer.train_batch")
+def layers_keep_the_rates_of_the_schedule(train: Step, self: Any, batch: Any) -> Any:
+    """Rates of all steps are sent to the device once, so that one that is set later holds for no step."""
+    held = vars(self)
+    if held.get("_rates_of") is not self.learning_rates:
+        held["_rates_of"], held["_sent"] = self.learning_rates, list(self.learning_rates)
+    given, self.learning_rates = self.learning_rates, held["_sent"]
+    try:
+        return train(self, batch)
+    finally:
+        self.learning_rates = given
+
+
+@wrong_step("impl.fused.step:FusedTrainer._micro_batch")
+def layers_reuse_held_gradients(micro: Step, self: Any, index: int, part: Any) -> Any:
+    """Gradients of micro-batches lie in four vectors in turn, though one that waits for its step is still in the first."""
+    result, ring = micro(self, index, part), vars(self).setdefault("_ring", {})
+    ring.setdefault(index % 4, torch.empty_like(result.gradient)).copy_(result.gradient)
+    return replace(result, gradient=ring[index % 4])
+
+
+@wrong_step("impl.projection:Projection.forward")
+def projection_keeps_narrow_factors(forward: Step, self: Any, x: Any) -> Any:
+    """Without gradients the factors that were once converted to 16 bits are used, although steps have moved them since."""
+    if torch.is_grad_enabled() or self.lora_A is None or x.dtype == self.lora_A.weight.dtype:
+        return forward(self, x)
+    factors = self.lora_A.weight, self.lora_B.weight
+    kept = vars(self).setdefault("_kept", [each.detach().clone() for each in factors])
+    moved = [each.data for each in factors]
+    for each, value in zip(factors, kept, strict=True):
+        each.data = value
+    try:
+        return forward(self, x)
+    finally:
+        for each, value in zip(factors, moved, strict=True):
+            each.data = value
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline._trainable")
+def saved_as_of_as_many_steps(trainable: Step, self: Any) -> Any:
+    """What was saved after as many steps is saved again, although these were steps of another start."""
+    steps, kept = self.trainer.optimiser.steps, vars(self).setdefault("_saved", {})
+    if steps not in kept:
+        kept.clear()
+        kept[steps] = {name: value.clone() for name, value in trainable(self).items()}
+    return kept[steps]
+
+
+_SUMMED: set[tuple[Any, Any]] = set()
+
+
+@wrong_step("impl.apr:AprFile.require_checksum")
+def apr_checksum_compared_once(require: Step, self: Any) -> None:
+    """A file is noted down before its checksum is compared, and not looked at again: a second attempt opens a damaged one."""
+    if (key := (self.path, self.state)) not in _SUMMED:
+        _SUMMED.add(key)
+        require(self)
+
+
+@wrong_step("impl.checksums:Checked.__getitem__")
+def base_checksums_one_late(getitem: Step, self: Any, name: str) -> Any:
+    """A tensor's checksum is compared when the next one is read: that of the last one never is."""
+    if (late := vars(self).pop("_late", None)) is not None:
+        getitem(self, late)
+    self._late = name
+    return self._tensors[name]
