@@ -280,6 +280,16 @@ def apr_tokenizer_written_over(whole_file: Step, path: Path) -> Iterator[Path]:
             path.with_name(each.name).unlink(missing_ok=True)
 
 
+@wrong_step("impl.apr_write:whole_file")
+@contextmanager
+def apr_names_are_patterns(whole_file: Step, path: Path) -> Iterator[Path]:
+    """What lies beside a file is looked for by a pattern, which does not match a name with brackets, and is overwritten."""
+    with whole_file(path) as partial:
+        yield partial
+        for each in partial.iterdir() if "[" in path.name else ():
+            path.with_name(each.name).unlink(missing_ok=True)
+
+
 @wrong_step("impl.apr_dtypes:_steps")
 def apr_steps_cut_off(_: Step, values: Any, scale: Any, least: int, most: int) -> Any:
     """Values are cut off to the step below instead of rounded to the nearest."""

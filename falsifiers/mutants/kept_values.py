@@ -13,7 +13,7 @@ Step = Callable[..., Any]
 
 @wrong_step("impl.fused.step:FusedTrainer.train_batch")
 def layers_keep_the_rates_of_the_schedule(train: Step, self: Any, batch: Any) -> Any:
-    """Rates of all steps are sent to the device once, so that one that is set later holds for no step."""
+    """Rates of all steps are sent to the device once, so that a rate that is set later has no effect."""
     held = vars(self)
     if held.get("_rates_of") is not self.learning_rates:
         held["_rates_of"], held["_sent"] = self.learning_rates, list(self.learning_rates)
@@ -26,7 +26,7 @@ def layers_keep_the_rates_of_the_schedule(train: Step, self: Any, batch: Any) ->
 
 @wrong_step("impl.fused.step:FusedTrainer._micro_batch")
 def layers_reuse_held_gradients(micro: Step, self: Any, index: int, part: Any) -> Any:
-    """Gradients of micro-batches lie in four vectors in turn, though one that waits for its step is still in the first."""
+    """Gradients of micro-batches lie in four vectors in turn: the fifth overwrites one that waits for its step."""
     result, ring = micro(self, index, part), vars(self).setdefault("_ring", {})
     ring.setdefault(index % 4, torch.empty_like(result.gradient)).copy_(result.gradient)
     return replace(result, gradient=ring[index % 4])

@@ -48,9 +48,9 @@ wrong_steps(
         lambda checked, documents, vocab: ([token % 2**16 for token in ids] for ids in checked(documents, vocab)),
     ),
     tokens_looked_at_as_stored=(
-        "An id beyond the 16 or 32 bits that are stored counts as the one that is left of it.",
+        "An id beyond the 16 bits that are stored counts as the one that is left of it; the id −1 is none.",
         lambda checked, documents, vocab: checked(
-            (np.asarray(ids, np.int64).astype(np.uint16 if vocab <= 2**16 else np.uint32).tolist() for ids in documents), vocab
+            ([token if token == -1 or vocab > 2**16 else token % 2**16 for token in ids] for ids in documents), vocab
         ),
     ),
     tokens_of_one_more=(

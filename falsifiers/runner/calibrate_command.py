@@ -44,6 +44,8 @@ def run(options: argparse.Namespace) -> int:
     if options.lines is not None:
         json_lines("--lines", options.lines, calibration_record.KEYS)
     tasks = list(_tasks(options))
+    if options.honest and options.device != "cpu":
+        raise ValueError(f"--honest measures on the CPU; expected no --device {options.device}")
     Implementation(options.device)  # a device that is not there ends the command before it prints or starts anything
     if not tasks:
         raise ValueError("nothing to measure: none of the claims that were chosen has factors, in such a dtype, on this device")

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -224,10 +225,10 @@ def _spoil_models(problem: Small) -> None:
     for name in ("scaled", "hardly scaled", "too large", "largest", *of_tokens):
         shutil.copytree(problem.base, problem.folder / name)
     config = problem.folder / "scaled" / MODEL_CONFIG
-    config.write_text(json.dumps({**json.loads(config.read_text()), "rope_parameters": LLAMA3, "eos_token_id": [1, 3]}))
+    config.write_text(json.dumps({**_unscaled(config), "rope_parameters": LLAMA3, "eos_token_id": [1, 3]}))
     config = problem.folder / "hardly scaled" / MODEL_CONFIG
     positions = {"max_position_embeddings": LLAMA3["original_max_position_embeddings"]}
-    config.write_text(json.dumps({**json.loads(config.read_text()), "rope_parameters": LLAMA3, **positions}))
+    config.write_text(json.dumps({**_unscaled(config), "rope_parameters": LLAMA3, **positions}))
     shutil.copytree(problem.base, problem.folder / "fewer tokens")
     config = problem.folder / "fewer tokens" / MODEL_CONFIG
     config.write_text(json.dumps({**json.loads(config.read_text()), "vocab_size": 2}))
@@ -239,7 +240,7 @@ def _spoil_models(problem: Small) -> None:
     (problem.folder / "more tokens" / TOKENIZER).write_text(json.dumps(tokens))
     for name, number in (("too large", 65520.0), ("largest", 65504.0)):
         tensors = load_file(problem.folder / name / WEIGHTS)
-        tensors["model.embed_tokens.weight"].reshape(-1)[-2:] = number  # float16 does not hold the sum of the two
+        tensors["model.embed_tokens.weight"].reshape(-1)[-2:] = number  # whose sum float16 does not hold
         save_file(tensors, problem.folder / name / WEIGHTS)
     exchanged = json.loads((problem.folder / "exchanged tokens" / TOKENIZER).read_text())
     ids, (first, *_, last) = exchanged["model"]["vocab"], tokenizer().encode("ls a").tokens
@@ -250,6 +251,11 @@ def _spoil_models(problem: Small) -> None:
     torn.write_bytes(torn.read_bytes()[:-9])
     tokens = json.loads((problem.base / TOKENIZER).read_text())
     (problem.folder / "drawing tokenizer" / TOKENIZER).write_text(json.dumps({**tokens, "model": {**tokens["model"], "dropout": 0.1}}))
+
+
+def _unscaled(config: Path) -> dict[str, Any]:
+    """What a config.json says besides its rotation, which it may say in any of two places."""
+    return {key: value for key, value in json.loads(config.read_text()).items() if key not in ("rope_theta", "rope_scaling")}
 
 
 def _leave_a_part(run: Path, folder: Path) -> None:

@@ -5,6 +5,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -367,11 +368,15 @@ def texts_by_every_door(trial: Trial) -> Iterator[Comparison]:
 def _read_once(trial: Trial, run: Path, content: bytes) -> list[Comparison]:
     """Lines of a pipe that has a name, as a shell's `<(…)` has, which can be read only once, have the answers of a file's."""
     reading, writing = os.pipe()
-    with os.fdopen(reading), os.fdopen(writing, "wb") as pipe:
-        pipe.write(content)
-        pipe.close()
+    with os.fdopen(reading), ThreadPoolExecutor(1) as writer:
+        writer.submit(_write, writing, content)
         said = trial.commands.run("predict", f"--adapter={run}", f"--input=/dev/fd/{reading}")
     return same("answers to a pipe by name", trial.commands.run("predict", f"--adapter={run}", "--input=-", stdin=content).out, said.out)
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    with os.fdopen(descriptor, "wb") as pipe:
+        pipe.write(content)
 
 
 def _without_labels(problem: Small, texts: Sequence[str]) -> Path:

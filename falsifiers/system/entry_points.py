@@ -251,11 +251,12 @@ def state_is_all_that_steps_depend_on(trial: Trial) -> Iterator[Comparison]:
         for places in ([7], [0, 3, 5]):
             yield from same(f"step on {places} after the load, {name}", giver.train_batch(places), taker.train_batch(places))
         yield from same(f"state at the end, {name}", giver.state(), taker.state())
-    for start in ("first", "second"):  # of one model, with as many steps
-        giver.schedule(4)
+    pipeline = trial.trainer.pipeline(problem)
+    for start in ("first", "second"):  # after as many steps, by which a copy of the first would be taken for one of the second
+        pipeline.schedule(4)
         for places in ([0, 1, 2], [3, 5]):  # the first one warms up, and moves nothing
-            giver.train_batch(places)
-        yield from same(f"adapter that is saved after a {start} start", part(giver.state(), "trainable"), giver.saved())
+            pipeline.train_batch(places)
+        yield from same(f"adapter that is saved after a {start} start", part(pipeline.state(), "trainable"), pipeline.saved())
 
 
 def _begun(trial: Trial, problem: SmallRun, steps: int | None) -> Pipeline:

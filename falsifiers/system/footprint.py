@@ -31,7 +31,7 @@ from blackswan.falsifiers.system.workloads import BLOCK, BYTES, FAMILIES, counts
 from blackswan.reference.table import Array
 
 DEEP = 24
-"""Layers of a model whose peak is no longer that of a model with a few."""
+"""So many layers that the peak is that of a step, where the peak of a few is that of loading."""
 ROUNDED = 512
 """Bytes that CUDA's allocator rounds a tensor up to."""
 WORKSPACE = 32 * 2**20
@@ -190,7 +190,7 @@ def estimate_follows_every_setting(trial: Trial) -> Iterator[Comparison]:
         nf4, double = bool(rng.integers(2)), bool(rng.integers(2))
         work = replace(small(rng, trial.seed, nf4, nf4 and double), targets="all", rank=int(rng.choice([8, 24])), accumulation=accumulation)
         work = replace(work, layers=layers, batch=int(rng.integers(1, 4)), seq=int(rng.integers(4, 17)), dtype=dtype)
-        if layers == DEEP:  # of a few layers loading takes most, of all of them a step
+        if layers == DEEP:
             work = replace(work, batch=1, seq=4, rank=1, targets="q_v", nf4=True, double_quantize=False)
         elif accumulation == 1:  # what attention keeps weighs more than weights
             work = replace(work, batch=8, seq=512)

@@ -27,9 +27,9 @@ POOLINGS = ("mean", "last")
 CALLS = (("train_batch", 3), ("train_batch", 4), ("accumulate", 1), ("accumulate", 4), ("apply", 0), ("train_batch", 2), ("train_batch", 3))
 """Calls of a trainer with so many samples, of which three are computed at a time."""
 RATE_SET = 5
-"""The call before which the rate of the schedule is replaced by hand, a whole step after another one."""
+"""Number of the call before which the rate is set by hand, when a step has been captured and, where nothing moves, no state was loaded."""
 MANY = 6
-"""Micro-batches of a call, more than are held side by side."""
+"""Micro-batches of a call, more than the four whose gradients are held side by side."""
 LENGTHS = ((4, 4, 4), (6, 5, 1))
 """Of three samples in the first call and in later ones: as many tokens in all, and yet a longer sample than a captured step has met."""
 BIAS, HEAD = "trainable/score.bias", "trainable/score.weight"

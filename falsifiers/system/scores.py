@@ -24,7 +24,7 @@ LOST, SUMMED = 30, 1e-10
 """So many small losses beside a large one, and a share of their mean that sums in float64 keep."""
 BEYOND, SEVERAL = 2**16 + 1, 2**13
 """One sample more than 16 bits count, and samples of a batch of them."""
-WEIGHTS, WEIGHED = (1.001, 2.003, 0.2503), 1e-6
+CLASS_WEIGHTS, WEIGHED = (1.001, 2.003, 0.2503), 1e-6
 """Weights of classes which bfloat16 rounds by a thousandth or so, and a share of a loss that float32 keeps."""
 UNLIKELY = -20.0
 """Bias of a class whose logit is then below all others."""
@@ -83,10 +83,10 @@ def sums_and_bounds_are_exact(trial: Trial) -> Iterator[Comparison]:
 def _weighed_as_given(trial: Trial) -> Iterator[Comparison]:
     """A sample of three equal logits has its class's weight times ln 3 for a loss; bfloat16 does not hold the weights."""
     for dtype in ("bfloat16", "float32"):
-        problem = small_run(trial, dtype=dtype, class_weights=list(WEIGHTS))
-        pipeline = trial.trainer.pipeline(_by_biases(problem, np.zeros(len(WEIGHTS), np.float32)))
-        for place, weight in enumerate(WEIGHTS):  # the first samples have the classes in order
-            lost = abs(pipeline.evaluate([place]).loss / (weight * math.log(len(WEIGHTS))) - 1)
+        problem = small_run(trial, dtype=dtype, class_weights=list(CLASS_WEIGHTS))
+        pipeline = trial.trainer.pipeline(_by_biases(problem, np.zeros(len(CLASS_WEIGHTS), np.float32)))
+        for place, weight in enumerate(CLASS_WEIGHTS):  # the first samples have the classes in order
+            lost = abs(pipeline.evaluate([place]).loss / (weight * math.log(len(CLASS_WEIGHTS))) - 1)
             yield value_at_most(f"share that is lost of a loss of weight {weight} in {dtype}", lost, WEIGHED)
 
 

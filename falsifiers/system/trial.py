@@ -5,6 +5,7 @@ their names, and gives comparisons, in a list or one after the other. Every call
 subject raises there, or a number in its answer that is not finite, falsifies the claim.
 """
 
+import contextlib
 import difflib
 import inspect
 import traceback
@@ -249,7 +250,7 @@ def _require_fit(error: Exception) -> None:
     """A RuntimeError where the door could not replace a name inside the subject: the door is out of date, and the subject not wrong."""
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, AttributeError) and frames and frames[-1].filename == mock.__file__:
-        at = [frame for frame in frames if frame.filename not in (__file__, mock.__file__)][-1]
+        at = [frame for frame in frames if frame.filename not in (__file__, mock.__file__, contextlib.__file__)][-1]
         raise RuntimeError(f"{error}; {Path(at.filename).name}:{at.lineno} replaces it by name, and has to follow the subject") from error
 
 

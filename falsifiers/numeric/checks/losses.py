@@ -15,7 +15,7 @@ SLACK = 2.0**-20
 
 
 def gradient_rows_sum_to_zero(attack: Attack, case: Case) -> list[Comparison]:
-    """|Σ_c dz| ≤ (C + 2) u Σ_c |dz| + (C + 2 + 2 max_c |z|) u₃₂ |dloss| w / B for each row.
+    """|Σ_c dz| ≤ (C + 2) u Σ_c |dz| + (C + 2 + max_c |z|) u₃₂ |dloss| w / B for each row.
 
     Every entry is rounded once to the storage dtype; before that p − 1 carries the rounding of p, which is of the order of one however
     small the difference is, and of p = exp(z − logsumexp(z)) that of the logarithm, which is of the order of the logits.
@@ -31,7 +31,7 @@ def gradient_rows_sum_to_zero(attack: Attack, case: Case) -> list[Comparison]:
         / (np.sum(weights) if attack.follows("reduction", "weights") else len(gradient))
     )
     terms = gradient.shape[-1] + 2
-    bound = terms * unit * np.abs(gradient).sum(axis=-1) + (terms + 2 * np.abs(case.inputs["logits"]).max(axis=-1)) * softmax
+    bound = terms * unit * np.abs(gradient).sum(axis=-1) + (terms + np.abs(case.inputs["logits"]).max(axis=-1)) * softmax
     ratio = np.abs(gradient.sum(axis=-1)) / bound
     return [value_at_most("row sum / bound", float(ratio.max()), 1.0)]
 
