@@ -68,3 +68,6 @@ def test_a_door_that_no_longer_fits_is_no_bug_of_the_subject() -> None:
     with pytest.raises(RuntimeError, match=r"test_system_process\.py:\d+ replaces it by name"):
         trial._require_fit(raised.value)
     trial._require_fit(AttributeError("of the subject's own"))
+    with pytest.raises(AttributeError) as raised:  # which a door lets come out of a subject's function
+        mock.Mock(side_effect=AttributeError)()
+    trial._require_fit(raised.value)
