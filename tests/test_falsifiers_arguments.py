@@ -60,5 +60,14 @@ def test_options_that_are_not_given_have_their_defaults(monkeypatch: pytest.Monk
     assert main(["calibrate", "--claim", "OP-SWIGLU"]) == 0
     ((tasks, jobs),) = seen
     assert jobs == 1
-    assert {(device, seed) for _, _, device, _, seed in tasks} == {("cpu", 1)}
-    assert min(draws for *_, draws, _ in tasks) >= 300
+    assert {(device, seed, way) for _, _, device, _, seed, way in tasks} == {("cpu", 1, "")}
+    assert min(draws for *_, draws, _, _ in tasks) >= 300
+
+
+def test_honest_mutants_are_measured_on_the_cpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(calibrate_command, "_measured", lambda tasks, _: seen.append(tasks) or iter(()))
+    assert main(["calibrate", "--claim", "OP-SWIGLU", "--honest"]) == 0
+    assert {way for *_, way in seen[0]} == {"swiglu_by_sigmoid"}
+    assert main(["calibrate", "--claim", "OP-SWIGLU", "--honest", "--device", "auto"]) == 2
+    assert "--honest measures on the CPU" in capsys.readouterr().err

@@ -13,6 +13,7 @@ import torch
 
 from blackswan.impl.config import ClassifyConfig, DecoderConfig
 from blackswan.impl.fit import FitResult, StepRecord, fit
+from blackswan.impl.folder import LOCK, sole_writer
 from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.samples import Samples
 from blackswan.impl.trainer import Batch, BatchResult, Trainer
@@ -89,10 +90,11 @@ def test_a_step_of_one_batch_is_made_in_one_piece(tmp_path: Path, monkeypatch: p
     assert [record.samples for record in watch.steps] == [4, 4, 2] * 3
 
 
-def test_left_overs_of_a_kill_are_removed_by_the_next_state(tmp_path: Path) -> None:
+def test_left_overs_of_a_kill_are_removed_by_the_next_writer(tmp_path: Path) -> None:
     (tmp_path / f".partial-{STATE_FILE}.x").write_bytes(b"torn")
-    save_state(tmp_path, Progress(run="r"), {})
-    assert [path.name for path in tmp_path.iterdir()] == [STATE_FILE]
+    with sole_writer(tmp_path):
+        save_state(tmp_path, Progress(run="r"), {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK, STATE_FILE]
     assert load_state(tmp_path / "nowhere") is None
 
 
