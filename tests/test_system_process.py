@@ -9,6 +9,7 @@ from falsifiers_claims import CLAIMS
 
 from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.attack import Attack
+from blackswan.falsifiers.subjects.impl import files
 from blackswan.falsifiers.subjects.implementation import Implementation
 from blackswan.falsifiers.subjects.process import Process
 from blackswan.falsifiers.system import trial
@@ -71,3 +72,12 @@ def test_a_door_that_no_longer_fits_is_no_bug_of_the_subject() -> None:
     with pytest.raises(AttributeError) as raised:  # which a door lets come out of a subject's function
         mock.Mock(side_effect=AttributeError)()
     trial._require_fit(raised.value)
+
+
+def test_a_child_without_memory_for_its_answer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would go on as a second copy of this process otherwise, within its limit of memory."""
+    pair = files.Pipe(duplex=False)
+    there = mock.Mock(wraps=pair[1], **{"send.side_effect": MemoryError})  # type: ignore[arg-type]
+    monkeypatch.setattr(files, "Pipe", lambda **_: (pair[0], there))
+    with pytest.raises(RuntimeError, match="without an answer"):
+        files._within(2**28, lambda: None)

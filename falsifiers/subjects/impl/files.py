@@ -272,8 +272,9 @@ def _within(memory: int, ask: Callable[[], object]) -> None:
             ask()
         except Exception as error:  # whatever it is, the process that asked is to see it
             raised = error
-        finally:
+        try:
             there.send(None if raised is None else (type(raised).__name__, str(raised)))
+        finally:  # else a child without memory for its answer would go on as a second copy of its parent, and take the work of others
             os._exit(0)
     there.close()
     try:
