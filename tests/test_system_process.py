@@ -1,6 +1,8 @@
 """A claim's check has to leave its process as it was: a verdict says what is otherwise, and it is put back, after an error too."""
 
 import os
+from contextlib import ExitStack
+from multiprocessing import Pipe
 from unittest import mock
 
 import pytest
@@ -63,11 +65,12 @@ def test_what_is_left_by_an_error_is_put_back(asked: trial.Trial, monkeypatch: p
 
 
 def test_a_door_that_no_longer_fits_is_no_bug_of_the_subject() -> None:
-    """What a door replaces by name and the subject does not have any more ends the attack, and falsifies nothing."""
-    with pytest.raises(AttributeError) as raised, mock.patch.object(trial, "GRAIN", 4):
-        pass
-    with pytest.raises(RuntimeError, match=r"test_system_process\.py:\d+ replaces it by name"):
-        trial._require_fit(raised.value)
+    """A door that replaces a name which the subject does not have any more ends the attack, and falsifies nothing."""
+    for patch in (mock.patch.object(trial, "GRAIN", 4), mock.patch(f"{trial.__name__}.gone.GRAIN", 4)):
+        with pytest.raises(AttributeError) as raised, ExitStack() as patched:  # as doors do that replace several names
+            patched.enter_context(patch)
+        with pytest.raises(RuntimeError, match=r"test_system_process\.py:\d+ replaces it by name"):
+            trial._require_fit(raised.value)
     trial._require_fit(AttributeError("of the subject's own"))
     with pytest.raises(AttributeError) as raised:  # which a door lets come out of a subject's function
         mock.Mock(side_effect=AttributeError)()
@@ -76,8 +79,12 @@ def test_a_door_that_no_longer_fits_is_no_bug_of_the_subject() -> None:
 
 def test_a_child_without_memory_for_its_answer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would go on as a second copy of this process otherwise, within its limit of memory."""
-    pair = files.Pipe(duplex=False)
-    there = mock.Mock(wraps=pair[1], **{"send.side_effect": MemoryError})  # type: ignore[arg-type]
-    monkeypatch.setattr(files, "Pipe", lambda **_: (pair[0], there))
+    here, there = Pipe(duplex=False)
+    monkeypatch.setattr(files, "Pipe", lambda **_: (here, mock.Mock(wraps=there, send=mock.Mock(side_effect=MemoryError))))
     with pytest.raises(RuntimeError, match="without an answer"):
         files._within(2**28, lambda: None)
+
+
+def test_a_child_that_is_interrupted_has_not_answered() -> None:
+    with pytest.raises(RuntimeError, match="KeyboardInterrupt"):
+        files._within(2**28, mock.Mock(side_effect=KeyboardInterrupt))

@@ -69,7 +69,7 @@ def attack(bug: Bug, traced: Sequence[chance.Traced]) -> Record:
 
 
 def _asked(bug: Bug, claims: Sequence[str], slowest: float = MOST_SECONDS) -> Record:
-    """What the claims say of the bug; `slowest` are the seconds that the slowest of them takes without it."""
+    """The claims' answer about the bug; `slowest` is the number of seconds that the slowest of them takes without it."""
     most = chance.MOST_SECONDS + round(chance.MOST_TIMES * slowest)
     with planted(bug.path) as (copy, reason):
         try:

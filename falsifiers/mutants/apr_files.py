@@ -1,9 +1,7 @@
-"""Wrong readers and writers of `.apr` files: one step of `impl` replaced while the subject runs."""
+"""Wrong readers of `.apr` files: one step of `impl` replaced while the subject runs."""
 
 import json
-import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -201,10 +199,6 @@ wrong_steps(
     "impl.apr_checkpoint:_family",
     apr_encoders_names_not_known=("An encoder's class name is taken for a Qwen2.", lambda *_: "qwen2"),
 )
-wrong_steps(
-    "impl.apr_write:ROW_MAJOR",
-    apr_written_without_row_major=("The flag of row-major order is left out.", lambda _: 0),
-)
 
 
 @wrong_step("impl.apr_dtypes:DType.size_problem")
@@ -246,50 +240,6 @@ def apr_any_tokenizer_taken(belonging: Step, model: Path, name: str) -> Path:
     return next((path for path in sorted(model.parent.glob(f"*{name}")) if path.is_file()), belonging(model, name))
 
 
-@wrong_step("impl.apr_write:header_checksum")
-def apr_header_checksum_over_zeros(_: Step, header: bytes) -> int:
-    """The header's checksum is that of all its 64 bytes, its own field being zero."""
-    return zlib.crc32(header)
-
-
-wrong_steps(
-    "impl.apr_write:_padded",
-    apr_written_without_padding=("Parts follow each other without padding.", lambda _, size: size),
-)
-wrong_steps("impl.apr_write:_checksum", apr_footer_of_zeros=("Four zeros stand in the place of the checksum.", lambda *_: 0))
-wrong_steps(
-    "impl.apr_write:_in_order",
-    apr_written_in_the_models_order=("The index is in the order of the model, not of the names' bytes.", lambda _, names: list(names)),
-)
-
-
-@wrong_step("impl.apr_write:whole_file")
-@contextmanager
-def apr_written_over(_: Step, path: Path) -> Iterator[Path]:
-    """A file that is there is written over."""
-    yield path.parent
-
-
-@wrong_step("impl.apr_write:whole_file")
-@contextmanager
-def apr_tokenizer_written_over(whole_file: Step, path: Path) -> Iterator[Path]:
-    """An export overwrites the files that lie beside its own, such as another model's tokenizer."""
-    with whole_file(path) as partial:
-        yield partial
-        for each in partial.iterdir():
-            path.with_name(each.name).unlink(missing_ok=True)
-
-
-@wrong_step("impl.apr_write:whole_file")
-@contextmanager
-def apr_names_are_patterns(whole_file: Step, path: Path) -> Iterator[Path]:
-    """What lies beside a file is looked for by a pattern, which does not match a name with brackets, and is overwritten."""
-    with whole_file(path) as partial:
-        yield partial
-        for each in partial.iterdir() if "[" in path.name else ():
-            path.with_name(each.name).unlink(missing_ok=True)
-
-
 @wrong_step("impl.apr_dtypes:_steps")
 def apr_steps_cut_off(_: Step, values: Any, scale: Any, least: int, most: int) -> Any:
     """Values are cut off to the step below instead of rounded to the nearest."""
@@ -298,64 +248,9 @@ def apr_steps_cut_off(_: Step, values: Any, scale: Any, least: int, most: int) -
     return torch.where(scale > 0, values / scale, torch.zeros(())).trunc().clamp(least, most)
 
 
-@wrong_step("impl.apr_write:encoded")
-def apr_steps_of_unrounded_scale(encoded: Step, dtype: Any, tensor: Any) -> Any:
-    """The steps of AprQ4 are those of the scale before it is rounded to float16."""
-    content = encoded(dtype, tensor)
-    if dtype.name == "AprQ4":
-        import torch
-
-        flat = tensor.float().reshape(-1)
-        values = torch.nn.functional.pad(flat, (0, -len(flat) % 32)).view(-1, 32)
-        scale = values.abs().amax(1, keepdim=True) / 7
-        codes = torch.where(scale > 0, values / scale, 0).round().clamp(-8, 7).add(8).to(torch.uint8)
-        content.view(-1, 18)[:, 2:] = codes[:, ::2] | codes[:, 1::2] << 4
-    return content
-
-
-@wrong_step("impl.apr_write:encoded")
-def apr_scales_rounded_up(encoded: Step, dtype: Any, tensor: Any) -> Any:
-    """The scales of AprQ4 are the next number of float16."""
-    content = encoded(dtype, tensor)
-    if dtype.name == "AprQ4":
-        import torch
-
-        blocks = content.view(-1, 18)
-        blocks[:, :2] = (blocks[:, :2].contiguous().view(torch.int16) + 1).view(torch.uint8)
-    return content
-
-
-@wrong_step("impl.apr_write:encoded")
-def apr_nibbles_written_swapped(encoded: Step, dtype: Any, tensor: Any) -> Any:
-    """The first of two elements of AprQ4 is written into the high half."""
-    content = encoded(dtype, tensor)
-    if dtype.name == "AprQ4":
-        blocks = content.view(-1, 18)
-        blocks[:, 2:] = blocks[:, 2:] >> 4 | blocks[:, 2:] << 4
-    return content
-
-
-@wrong_step("impl.apr_write:_content")
-def apr_vectors_quantised(content: Step, name: str, tensor: Any, dtype: str | None) -> Any:
-    """Norms and biases are quantised with the matrices."""
-    from blackswan.impl.apr_dtypes import WRITTEN, encoded
-
-    chosen = WRITTEN.get(dtype or "")
-    if chosen is None or chosen.plain is not None:
-        return content(name, tensor, dtype)
-    return chosen, encoded(chosen, tensor)
-
-
 wrong_steps(
     "impl.apr:DTYPES",
     apr_older_codes_not_read=("Codes 8 and 9 of older files are unknown.", lambda table: {code: table[code] for code in {*table} - {8, 9}}),
-)
-wrong_steps(
-    "impl.apr_write:CODES",
-    apr_older_codes_written=(
-        "AprQ4 and AprQ8 are written with the codes of older files, which newer programs read as others.",
-        lambda codes: {dtype: {128: 8, 129: 9}.get(code, code) for dtype, code in codes.items()},
-    ),
 )
 wrong_steps(
     "impl.apr_checkpoint:KEYS",
@@ -393,25 +288,6 @@ wrong_steps(
     "impl.apr_checkpoint:HALVES",
     apr_rope_type_of_pairs_refused=("Beside GGUF's names a Llama's neighbours may not turn together.", lambda _: 0),
 )
-wrong_steps("impl.apr_write:HALVES", apr_written_rope_type_of_pairs=("Written files say that neighbours turn together.", lambda _: 0))
-wrong_steps(
-    "impl.apr_write:SPECIAL_TOKENS",
-    apr_end_token_by_another_key=("Special tokens are written where nobody reads them.", lambda said: {key: key for key in said}),
-)
-wrong_steps(
-    "impl.apr_write:_checksum",
-    apr_checksum_of_the_first_mib=("The checksum at the end is that of the first MiB.", lambda _, file: zlib.crc32(_beginning(file))),
-)
-wrong_steps(
-    "impl.apr_write:fits",
-    apr_scale_beyond_float16=("A scale of AprQ4 may be infinite.", lambda fits, dtype, tensor: fits(replace(dtype, name="plain"), tensor)),
-)
-
-
-def _beginning(file: Any) -> bytes:
-    file.seek(0)
-    found: bytes = file.read(2**20)
-    return found
 
 
 @wrong_step("impl.apr_checkpoint:decoded")

@@ -141,7 +141,7 @@ wrong_steps(
 
 @wrong_step("impl.commands.predict:_lines")
 def predict_reads_a_name_twice(lines: Any, name: str) -> Any:
-    """A file is read once to find what is wrong in it, and once more: of a pipe with a name nothing is left then."""
+    """A file is read once to find what is wrong in it, and once more to answer, when a pipe with a name has nothing left."""
     if name != "-":
         list(lines(name))
     return lines(name)

@@ -1,4 +1,4 @@
-"""Wrong steps of the hand-written layers: of their composition, and of the trainer around them."""
+"""Wrong steps of the hand-written layers' composition, of their weights and of the choice between them and differentiation."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -102,133 +102,6 @@ def layers_forget_class_weights(losses: Step, self: Any, *given: Any) -> Any:
         self.class_weights = kept
 
 
-@wrong_step("impl.fused.step:FusedTrainer._micro_batch")
-def layers_refresh_in_the_first_micro_batch(micro_batch: Step, self: Any, index: int, part: Any) -> Any:
-    """The copies of the parameters that products read are renewed in a step's first micro-batch; a graph of a later one never does it."""
-    computed = type(self)._computed
-
-    def by_the_copies(self: Any, packed: Any) -> Any:
-        with patch.object(self.model.factors, "refresh", lambda _: None):
-            return computed(self, packed)
-
-    with patch.object(type(self), "_computed", by_the_copies if index else computed):
-        return micro_batch(self, index, part)
-
-
-@wrong_step("impl.fused.step:FusedTrainer._bind")
-def layers_keep_their_own_moments(bind: Step, self: Any) -> None:
-    """Moments that were put in place are not taken over."""
-    self.optimiser.exp_avg, self.optimiser.exp_avg_sq = self._moments
-    bind(self)
-
-
-@wrong_step("impl.fused.step:FusedTrainer._bind")
-def layers_take_moments_once(bind: Step, self: Any) -> None:
-    """Moments that were put in place after the first captured step are not taken over."""
-    if self.optimiser.exp_avg is not self._moments[0] and getattr(self, "_was_bound", False):
-        self.optimiser.exp_avg, self.optimiser.exp_avg_sq = self._moments
-    self._was_bound = True
-    bind(self)
-
-
-@wrong_step("impl.fused.step:FusedTrainer._bind")
-def layers_write_to_moments_of_others(bind: Step, self: Any) -> None:
-    """Moments that were put in place are the trainer's, and captured steps go on writing to those from before."""
-    self._moments = (self.optimiser.exp_avg, self.optimiser.exp_avg_sq)
-    bind(self)
-
-
-@wrong_step("impl.fused.step:FusedTrainer._micro_batch")
-def layers_keep_the_loss_of_the_graph(micro: Step, self: Any, *given: Any) -> Any:
-    """The loss of a micro-batch is the captured graph's own, which the next one overwrites."""
-    clone = torch.Tensor.clone
-    with patch.object(torch.Tensor, "clone", lambda value: value if value.ndim == 0 else clone(value)):
-        return micro(self, *given)
-
-
-@wrong_step("impl.fused.step:FusedTrainer._move")
-def layers_correct_by_the_first_step(move: Step, self: Any, gradient: Any, finite: Any) -> None:
-    """The bias corrections of every step are those of the first one."""
-    self._first_corrections = getattr(self, "_first_corrections", self._hyper[1:3].clone())
-    self._hyper[1:3] = self._first_corrections
-    move(self, gradient, finite)
-
-
-@wrong_step("impl.fused.step:FusedTrainer._move")
-def layers_decay_by_the_first_rate(move: Step, self: Any, gradient: Any, finite: Any) -> None:
-    """The decay of every step is that of the first one."""
-    self._first_decay = getattr(self, "_first_decay", self._hyper[3].clone())
-    self._hyper[3] = self._first_decay
-    move(self, gradient, finite)
-
-
-wrong_step("impl.fused.step:FusedTrainer._packed", name="layers_pack_without_looking", doc="Bad values of a batch are not looked for.")(
-    lambda _, self, part: _unchecked(self, part)
-)
-
-
-def _unchecked(self: Any, part: Any) -> Any:
-    from blackswan.impl.fused.packing import pack
-
-    return pack(part, self.micro_batch, int(part.mask.sum()))
-
-
-@wrong_step("impl.fused.step:classes_of")
-def layers_count_any_right_label(classes: Step, logits: Any, several: bool) -> Any:
-    """The last class alone says whether several labels are right."""
-    found = classes(logits, several)
-    return found.clone().index_fill_(1, torch.arange(1, found.shape[1]), 0) if several else found
-
-
-@wrong_step("impl.fused.step:FusedTrainer._whole_step")
-def layers_look_at_the_loss_alone(step: Step, self: Any, packed: Any) -> Any:
-    """A step is made where loss and gradient are finite, whatever the logits are."""
-    isfinite = torch.isfinite
-    with patch.object(torch, "isfinite", lambda value: isfinite(value) if value.ndim == 0 else torch.ones_like(value, dtype=torch.bool)):
-        return step(self, packed)
-
-
-@wrong_step("impl.fused.step:FusedTrainer._move")
-def layers_step_by_an_infinite_norm(move: Step, self: Any, gradient: Any, finite: Any) -> None:
-    """A step is made where loss and logits are finite, whatever the norm is."""
-    move(self, gradient, finite | True)
-
-
-def _fitting(forgotten: str) -> Step:
-    """Weights fit in spite of a reason with that word."""
-
-    def wrong(why: Step, *given: Any) -> Any:
-        reason = why(*given)
-        return None if reason is None or forgotten in reason else reason
-
-    return wrong
-
-
-wrong_steps(
-    "impl.fused.step:why_not_weights",
-    by=_fitting,
-    layers_for_any_head=("A head may be of any size.", "head_dim"),
-    layers_for_any_blocks=("NF4 blocks may end anywhere.", "NF4 blocks"),
-    layers_for_quantised_absmax=("Quantised absmax are read as float32.", "double_quantize"),
-)
-
-
-@wrong_step("impl.fused.step:backend_of", "S26")
-def layers_give_way_in_silence(choose: Step, config: Any, *given: Any) -> Any:
-    """Automatic differentiation where the hand-written layers were asked for and cannot compute."""
-    try:
-        return choose(config, *given)
-    except ValueError:
-        return False, None
-
-
-@wrong_step("impl.fused.step:backend_of")
-def layers_where_they_are_asked_for(choose: Step, config: Any, *given: Any) -> Any:
-    """A GPU's steps go through the hand-written layers only by name."""
-    runs, reason = choose(config, *given)
-    return runs and config.backend == "fused", reason
-
-
 @wrong_step("impl.kernels.attention:_blocks")
 def layers_with_tiles_too_large(blocks: Step, *given: Any) -> Any:
     """Tiles of attention are four times as large and loaded ahead, whatever the memory of a GPU."""
@@ -236,106 +109,6 @@ def layers_with_tiles_too_large(blocks: Step, *given: Any) -> Any:
     return right._replace(queries=4 * right.queries, keys=4 * right.keys, stages=right.stages + 2)
 
 
-@wrong_step("impl.fused.step:FusedTrainer.train_batch")
-def layers_step_while_samples_wait(train: Any, self: Any, batch: Any) -> Any:
-    """A batch makes its step although accumulated samples wait."""
-    waiting, self._accumulated = self._accumulated, []
-    try:
-        return train(self, batch)
-    finally:
-        self._accumulated = waiting
-
-
-@wrong_step("impl.fused.step:FusedTrainer._packed")
-def layers_refuse_wide_batches(packed: Any, self: Any, part: Any) -> Any:
-    """A batch that is padded beyond the longest sample is refused, however few real tokens it has."""
-    if part.mask.shape[1] > self.longest:
-        raise ValueError(f"samples of {part.mask.shape[1]} tokens")
-    return packed(self, part)
-
-
-@wrong_step("impl.fused.step:FusedTrainer._packed")
-def layers_launch_for_the_first_longest(packed: Any, self: Any, part: Any) -> Any:
-    """Attention is launched for the longest sample of the batch with which a step was captured."""
-    self.model.longest = int(part.mask.sum(dim=1).max())
-    return packed(self, part)
-
-
-@wrong_step("impl.trainer:Trainer._require_batch")
-def layers_take_labels_of_any_shape(require: Any, self: Any, batch: Any) -> None:
-    """Batches for captured steps are not looked at."""
-    from blackswan.impl.fused.step import FusedTrainer
-
-    if not isinstance(self, FusedTrainer):
-        require(self, batch)
-
-
-@wrong_step("impl.fused.step:FusedTrainer._packed")
-def layers_take_labels_up_to_the_classes(packed: Any, self: Any, part: Any) -> Any:
-    """With several labels a sample, a label may be as large as there are classes."""
-    if not self.multi_label:
-        return packed(self, part)
-    found = packed(self, replace(part, labels=part.labels / self.classifier.adaptation.classes))
-    return replace(found, labels=found.labels * self.classifier.adaptation.classes)
-
-
-@wrong_step("impl.fused.step:FusedTrainer.train_batch")
-def layers_step_alone_in_a_group(train: Any, self: Any, batch: Any) -> Any:
-    """A worker makes the step on its own part of a batch, whoever else has another part."""
-    from blackswan.impl.group import ALONE
-
-    group, self.group = self.group, ALONE
-    try:
-        return train(self, batch)
-    finally:
-        self.group = group
-
-
-@wrong_step("impl.fused.step:FusedTrainer.train_batch")
-def layers_step_on_no_sample(train: Any, self: Any, batch: Any) -> Any:
-    """A batch of no sample is a step that moves nothing."""
-    from blackswan.impl.trainer import BatchResult
-
-    return train(self, batch) if len(batch.labels) else BatchResult(0.0, 0, 0, 0.0)
-
-
-wrong_steps(
-    "impl.fused.step:sizes_of",
-    layers_take_tokens_below_zero=("A token's id may be negative.", lambda sizes, batch: sizes(batch)._replace(least_id=0)),
-)
-
-
-@wrong_step("impl.fused.step:FusedTrainer._packed")
-def layers_take_labels_that_are_no_number(packed: Any, self: Any, part: Any) -> Any:
-    """Of several labels a sample one may be NaN, and counts as 0."""
-    return packed(self, replace(part, labels=part.labels.nan_to_num()) if self.multi_label else part)
-
-
-@wrong_step("impl.fused.step:FusedTrainer._packed")
-def layers_tell_the_tokens_of_the_batch(packed: Any, self: Any, part: Any) -> Any:
-    """Where one sample is too long, the tokens of all are told."""
-    try:
-        return packed(self, part)
-    except ValueError as error:
-        raise ValueError(str(error).replace(f"{int(part.mask.sum(dim=1).max())} tokens", f"{int(part.mask.sum())} tokens")) from None
-
-
-@wrong_step("impl.fused.step:FusedTrainer._micro_batch")
-def layers_accumulate_infinite_logits(micro: Any, self: Any, *given: Any) -> Any:
-    """Logits of accumulated micro-batches may be infinite."""
-    from blackswan.impl import validation
-
-    with patch.object(validation, "require_finite", lambda *_: None):
-        return micro(self, *given)
-
-
-wrong_steps(
-    "impl.fused.step:Status",
-    layers_tell_the_loss_for_the_norm=(
-        "Of a step that was not made the loss is told as the norm, and the norm as the loss.",
-        lambda status, finite, loss, correct, norm: status(finite, *((loss, correct, norm) if finite else (norm, correct, loss))),
-    ),
-)
 wrong_steps(
     "impl.fused.model:FusedClassifier._losses",
     layers_round_the_logits=(
@@ -379,12 +152,6 @@ def kernels_of_a_broken_triton(missing: Step) -> str | None:
     except ModuleNotFoundError:
         return str(missing())
     return None
-
-
-@wrong_step("impl.fused.step:why_not")
-def layers_on_the_cpu_of_a_gpus_host(why: Step, dtype: Any, device: Any) -> Any:
-    """Where there is a GPU, kernels are launched on tensors of the CPU."""
-    return why(dtype, torch.device("cuda") if device.type == "cpu" else device)
 
 
 @wrong_step("impl.fused.products:fastest_of")

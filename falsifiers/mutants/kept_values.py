@@ -51,7 +51,7 @@ def projection_keeps_narrow_factors(forward: Step, self: Any, x: Any) -> Any:
 
 @wrong_step("impl.pipeline:ClassifyPipeline._trainable")
 def saved_as_of_as_many_steps(trainable: Step, self: Any) -> Any:
-    """What was saved after as many steps is saved again, although these were steps of another start."""
+    """A copy for saving is known by the number of steps, so that a second start saves the adapter of the first."""
     steps, kept = self.trainer.optimiser.steps, vars(self).setdefault("_saved", {})
     if steps not in kept:
         kept.clear()
@@ -72,7 +72,7 @@ def apr_checksum_compared_once(require: Step, self: Any) -> None:
 
 @wrong_step("impl.checksums:Checked.__getitem__")
 def base_checksums_one_late(getitem: Step, self: Any, name: str) -> Any:
-    """A tensor's checksum is compared when the next one is read: that of the last one never is."""
+    """A tensor's checksum is compared when the next tensor is read, and that of the last one never."""
     if (late := vars(self).pop("_late", None)) is not None:
         getitem(self, late)
     self._late = name

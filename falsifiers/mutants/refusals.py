@@ -181,13 +181,13 @@ def digest_of_the_first_texts(digest: Any, samples: Any) -> str:
 
 @wrong_step("impl.strict_json:json.loads")
 def json_before_anything_else(loads: Any, text: Any, **how: Any) -> Any:
-    """What follows a value is passed over, as the second one of two lines that lost the end between them."""
+    """Text after the first JSON value is ignored, so that of two lines that ran together the second is lost."""
     return loads(text, **how) if isinstance(text, bytes) else json.JSONDecoder(**how).raw_decode(text.strip())[0]
 
 
 @wrong_step("impl.samples:Samples.digest")
 def digest_of_patterns(digest: Any, samples: Any) -> str:
-    """Only where the tokens of a text repeat counts, and not their ids, which another tokenizer gives otherwise."""
+    """The digest covers where tokens of a text repeat, and not their ids: a tokenizer with other ids goes unnoticed."""
     patterns = [[row.index(token) for token in row] for row in map(list, samples.rows)]
     return str(digest(replace(samples, rows=patterns)))
 

@@ -48,7 +48,7 @@ wrong_steps(
         lambda checked, documents, vocab: ([token % 2**16 for token in ids] for ids in checked(documents, vocab)),
     ),
     tokens_looked_at_as_stored=(
-        "An id beyond the 16 bits that are stored counts as the one that is left of it; the id −1 is none.",
+        "An id is cut to the 16 bits that are stored before it is compared with the vocabulary; −1 alone is still refused.",
         lambda checked, documents, vocab: checked(
             ([token if token == -1 or vocab > 2**16 else token % 2**16 for token in ids] for ids in documents), vocab
         ),

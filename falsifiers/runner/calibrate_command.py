@@ -27,7 +27,7 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--claim", action="append", default=[], metavar="ID", help="this claim only; may be repeated")
     parser.add_argument("--dtype", action="append", default=[], choices=contracts.DTYPES, help="this dtype only; may be repeated")
     parser.add_argument("--device", default="cpu", help="cpu | cuda | cuda:N | auto (default: cpu)")
-    parser.add_argument("--honest", action="store_true", help="of honest mutants, which factors have to admit as well, on the CPU")
+    parser.add_argument("--honest", action="store_true", help="measure honest mutants, which the factors have to admit too; on the CPU")
     parser.add_argument("--jobs", type=positive, default=1, help="processes (default: 1)")
     parser.add_argument("--write", action="store_true", help="record the ratios, and put the factors into contracts/calibration.json")
     parser.add_argument("--lines", type=Path, metavar="FILE", help="append the ratios to FILE, for `merge` in another checkout")
@@ -85,8 +85,8 @@ def _tasks(options: argparse.Namespace) -> Iterator[Task]:
         elsewhere = claim.domain.device and options.device.partition(":")[0] not in (*claim.domain.device, "auto")
         for dtype in claim.domain.dtype if is_calibrated(claim) and not elsewhere else ():
             if not options.dtype or dtype in options.dtype:
-                ways = honest.names(claim) if dtype not in CUDA_ONLY else []
-                for way in ways if options.honest else [""]:
+                honest_ones = [] if dtype in CUDA_ONLY else honest.names(claim)
+                for way in honest_ones if options.honest else [""]:
                     yield claim.id, dtype, options.device, draws, options.seed, way
 
 

@@ -6,15 +6,11 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
 
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.system.adapter_files import CONFIG as MODEL_CONFIG
-from blackswan.falsifiers.system.adapter_files import TOKENIZER, WEIGHTS
-from blackswan.falsifiers.system.checkpoint_parts import LLAMA3
 from blackswan.falsifiers.system.command_problem import (
     MAX_SEQ_LEN,
     Small,
@@ -24,6 +20,7 @@ from blackswan.falsifiers.system.command_problem import (
     tokenizer,
 )
 from blackswan.falsifiers.system.same import content, same
+from blackswan.falsifiers.system.spoilt_models import spoil_models
 from blackswan.falsifiers.system.token_streams import write_shards
 from blackswan.falsifiers.system.trial import Trial, reads_files
 
@@ -79,7 +76,7 @@ def bad_input_is_refused(trial: Trial) -> Iterator[Comparison]:
         (problem.folder / "nowhere").symlink_to(problem.folder / "gone")
         _leave_a_part(run, problem.folder)
         write_shards(problem.folder / "beyond", [np.array([1, 2]), np.array([tokenizer().get_vocab_size()])])
-        _spoil_models(problem)
+        spoil_models(problem)
         trial.commands.run("tokenize", corpus, f"--model={problem.base}", f"--output={problem.folder / 'tokens'}", "--end-token=1")
         begun = (f"--tokens={problem.folder / 'tokens'}", f"--output={problem.folder / 'begun'}", "--warmup-fraction=0")
         trial.commands.run("pretrain", where[0], *begun)
@@ -214,48 +211,6 @@ def _with_another_text(texts: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
             if len(other) == len(ids) and other[:MAX_SEQ_LEN] != ids[:MAX_SEQ_LEN]:
                 yield place + 1, [*texts[:place], text[:-1] + last, *texts[place + 1 :]]
                 break
-
-
-def _spoil_models(problem: Small) -> None:
-    """Models in folders of their own: with a token that has no embedding, with frequencies scaled as Llama 3's, with more positions than
-    before scaling and with as many, with weights that float16 does not hold or just holds, without a tokenizer, with a part of it, with one
-    that draws lots or has the ids of two tokens exchanged.
-    """
-    of_tokens = ("no tokenizer", "torn tokenizer", "drawing tokenizer", "exchanged tokens")
-    for name in ("scaled", "hardly scaled", "too large", "largest", *of_tokens):
-        shutil.copytree(problem.base, problem.folder / name)
-    config = problem.folder / "scaled" / MODEL_CONFIG
-    config.write_text(json.dumps({**_unscaled(config), "rope_parameters": LLAMA3, "eos_token_id": [1, 3]}))
-    config = problem.folder / "hardly scaled" / MODEL_CONFIG
-    positions = {"max_position_embeddings": LLAMA3["original_max_position_embeddings"]}
-    config.write_text(json.dumps({**_unscaled(config), "rope_parameters": LLAMA3, **positions}))
-    shutil.copytree(problem.base, problem.folder / "fewer tokens")
-    config = problem.folder / "fewer tokens" / MODEL_CONFIG
-    config.write_text(json.dumps({**json.loads(config.read_text()), "vocab_size": 2}))
-    shutil.copytree(problem.base, problem.folder / "more tokens")
-    tokens = json.loads((problem.base / TOKENIZER).read_text())
-    one = {"id": tokenizer().get_vocab_size(), "content": "<more>", "special": True}
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    tokens["added_tokens"].append(one | flags)
-    (problem.folder / "more tokens" / TOKENIZER).write_text(json.dumps(tokens))
-    for name, number in (("too large", 65520.0), ("largest", 65504.0)):
-        tensors = load_file(problem.folder / name / WEIGHTS)
-        tensors["model.embed_tokens.weight"].reshape(-1)[-2:] = number  # whose sum float16 does not hold
-        save_file(tensors, problem.folder / name / WEIGHTS)
-    exchanged = json.loads((problem.folder / "exchanged tokens" / TOKENIZER).read_text())
-    ids, (first, *_, last) = exchanged["model"]["vocab"], tokenizer().encode("ls a").tokens
-    ids[first], ids[last] = ids[last], ids[first]
-    (problem.folder / "exchanged tokens" / TOKENIZER).write_text(json.dumps(exchanged))
-    (problem.folder / "no tokenizer" / TOKENIZER).unlink()
-    torn = problem.folder / "torn tokenizer" / TOKENIZER
-    torn.write_bytes(torn.read_bytes()[:-9])
-    tokens = json.loads((problem.base / TOKENIZER).read_text())
-    (problem.folder / "drawing tokenizer" / TOKENIZER).write_text(json.dumps({**tokens, "model": {**tokens["model"], "dropout": 0.1}}))
-
-
-def _unscaled(config: Path) -> dict[str, Any]:
-    """What a config.json says besides its rotation, which it may say in any of two places."""
-    return {key: value for key, value in json.loads(config.read_text()).items() if key not in ("rope_theta", "rope_scaling")}
 
 
 def _leave_a_part(run: Path, folder: Path) -> None:

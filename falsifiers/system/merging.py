@@ -125,7 +125,7 @@ def _refuses_another_base(trial: Trial, model: Model, parent: Path, rng: Generat
     kind = ("norm.weight", "_proj.", "embed_tokens")[trial.seed % 3]
     drawn = str(rng.choice(sorted(each for each in model.decoder if kind in each)))
     found = []
-    for number, name in enumerate({drawn, "model.norm.weight"}):  # the latter is read last, and a comparison that lags would miss it
+    for number, name in enumerate(dict.fromkeys((drawn, "model.norm.weight"))):  # the latter is read last
         (folder := parent / f"other {number}").mkdir()
         found += _refuses_one_ulp(trial, model, parent / "adapter", folder, name)
     return found

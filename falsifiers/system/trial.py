@@ -8,6 +8,7 @@ subject raises there, or a number in its answer that is not finite, falsifies th
 import contextlib
 import difflib
 import inspect
+import pkgutil
 import traceback
 import types
 import warnings
@@ -249,8 +250,9 @@ def came_through(error: BaseException) -> str:
 def _require_fit(error: Exception) -> None:
     """A RuntimeError where the door could not replace a name inside the subject: the door is out of date, and the subject not wrong."""
     frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, AttributeError) and frames and (frames[-1].filename, frames[-1].name) == (mock.__file__, "get_original"):
-        at = [frame for frame in frames if frame.filename not in (__file__, mock.__file__, contextlib.__file__)][-1]
+    looked_up = {(mock.__file__, "get_original"), (pkgutil.__file__, "resolve_name")}
+    if isinstance(error, AttributeError) and frames and (frames[-1].filename, frames[-1].name) in looked_up:
+        at = [frame for frame in frames if frame.filename not in (__file__, mock.__file__, contextlib.__file__, pkgutil.__file__)][-1]
         raise RuntimeError(f"{error}; {Path(at.filename).name}:{at.lineno} replaces it by name, and has to follow the subject") from error
 
 

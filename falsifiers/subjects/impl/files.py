@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 import torch
@@ -79,11 +80,10 @@ class Files(Door):
                     _kill_at(step)
                 _save(folder, base, settings, held)
                 status = 0
-            except Exception as error:  # whatever it is, the process that asked is to see it
+            except BaseException as error:  # whatever it is, the process that asked is to see it
                 said = f"{type(error).__name__}: {error}"
             finally:
-                there.send(said)
-                os._exit(status)
+                _end(there, said, status)
         there.close()
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status):
@@ -264,18 +264,16 @@ def _within(memory: int, ask: Callable[[], object]) -> None:
     here, there = Pipe(duplex=False)
     child = os.fork()
     if child == 0:
-        raised: Exception | None = None
+        raised: BaseException | None = None
         try:
             signal.alarm(LATE)
             taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (taken + memory, taken + memory))
             ask()
-        except Exception as error:  # whatever it is, the process that asked is to see it
+        except BaseException as error:  # whatever it is, the process that asked is to see it
             raised = error
-        try:
-            there.send(None if raised is None else (type(raised).__name__, str(raised)))
-        finally:  # else a child without memory for its answer would go on as a second copy of its parent, and take the work of others
-            os._exit(0)
+        finally:
+            _end(there, None if raised is None else (type(raised).__name__, str(raised)))
     there.close()
     try:
         found = here.recv()
@@ -284,6 +282,14 @@ def _within(memory: int, ask: Callable[[], object]) -> None:
     os.waitpid(child, 0)
     if found is not None:
         raise (ValueError(found[1]) if found[0] == "ValueError" else RuntimeError(": ".join(found)))
+
+
+def _end(there: Connection, answer: object, status: int = 0) -> NoReturn:
+    """Ends a forked child after its answer. A child that has no memory for that ends too: it would go on as a copy of its parent."""
+    try:
+        there.send(answer)
+    finally:
+        os._exit(status)
 
 
 def _kill_at(step: int) -> None:

@@ -181,7 +181,7 @@ def refusals(rows: int) -> Iterator[Answer]:
 
 
 def widest() -> Iterator[Answer]:
-    """Whether the widest rows and heads that kernels hold in registers are taken and wider ones refused, with no token to compute on."""
+    """Kernels are asked to take the widest rows and heads that they hold in registers and to refuse wider ones, on no token at all."""
     bounds = torch.zeros(1, dtype=torch.int32)
     for columns, taken in ((NORM_COLUMNS, True), (NORM_COLUMNS + 1, False)):
         yield f"a norm of {columns} columns", taken, _takes(rms_norm.rms_norm, torch.zeros(0, columns), torch.ones(columns), EPS)

@@ -1,0 +1,55 @@
+"""Models that a command cannot use, made of one that it can."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import load_file, save_file
+
+from blackswan.falsifiers.system.adapter_files import CONFIG as MODEL_CONFIG
+from blackswan.falsifiers.system.adapter_files import TOKENIZER, WEIGHTS
+from blackswan.falsifiers.system.checkpoint_parts import LLAMA3
+from blackswan.falsifiers.system.command_problem import Small, tokenizer
+
+
+def spoil_models(problem: Small) -> None:
+    """Writes models into folders of their own: with a token that has no embedding, with frequencies scaled as Llama 3's, with more positions than
+    before scaling and with as many, with weights that float16 does not hold or just holds, without a tokenizer, with a part of it, with one
+    that draws lots or has the ids of two tokens exchanged.
+    """
+    of_tokens = ("no tokenizer", "torn tokenizer", "drawing tokenizer", "exchanged tokens")
+    for name in ("scaled", "hardly scaled", "too large", "largest", *of_tokens):
+        shutil.copytree(problem.base, problem.folder / name)
+    config = problem.folder / "scaled" / MODEL_CONFIG
+    config.write_text(json.dumps({**_unscaled(config), "rope_parameters": LLAMA3, "eos_token_id": [1, 3]}))
+    config = problem.folder / "hardly scaled" / MODEL_CONFIG
+    positions = {"max_position_embeddings": LLAMA3["original_max_position_embeddings"]}
+    config.write_text(json.dumps({**_unscaled(config), "rope_parameters": LLAMA3, **positions}))
+    shutil.copytree(problem.base, problem.folder / "fewer tokens")
+    config = problem.folder / "fewer tokens" / MODEL_CONFIG
+    config.write_text(json.dumps({**json.loads(config.read_text()), "vocab_size": 2}))
+    shutil.copytree(problem.base, problem.folder / "more tokens")
+    tokens = json.loads((problem.base / TOKENIZER).read_text())
+    one = {"id": tokenizer().get_vocab_size(), "content": "<more>", "special": True}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    tokens["added_tokens"].append(one | flags)
+    (problem.folder / "more tokens" / TOKENIZER).write_text(json.dumps(tokens))
+    for name, number in (("too large", 65520.0), ("largest", 65504.0)):
+        tensors = load_file(problem.folder / name / WEIGHTS)
+        tensors["model.embed_tokens.weight"].reshape(-1)[-2:] = number  # whose sum float16 does not hold
+        save_file(tensors, problem.folder / name / WEIGHTS)
+    exchanged = json.loads((problem.folder / "exchanged tokens" / TOKENIZER).read_text())
+    ids, (first, *_, last) = exchanged["model"]["vocab"], tokenizer().encode("ls a").tokens
+    ids[first], ids[last] = ids[last], ids[first]
+    (problem.folder / "exchanged tokens" / TOKENIZER).write_text(json.dumps(exchanged))
+    (problem.folder / "no tokenizer" / TOKENIZER).unlink()
+    torn = problem.folder / "torn tokenizer" / TOKENIZER
+    torn.write_bytes(torn.read_bytes()[:-9])
+    tokens = json.loads((problem.base / TOKENIZER).read_text())
+    (problem.folder / "drawing tokenizer" / TOKENIZER).write_text(json.dumps({**tokens, "model": {**tokens["model"], "dropout": 0.1}}))
+
+
+def _unscaled(config: Path) -> dict[str, Any]:
+    """What a config.json says besides its rotation, which it may say in any of two places."""
+    return {key: value for key, value in json.loads(config.read_text()).items() if key not in ("rope_theta", "rope_scaling")}
