@@ -14,9 +14,9 @@ from blackswan.falsifiers.system.command_problem import Small, tokenizer
 
 
 def spoil_models(problem: Small) -> None:
-    """Writes models into folders of their own: with a token that has no embedding, with frequencies scaled as Llama 3's, with more positions
-    than before scaling and with as many, with weights that float16 does not hold or just holds, without a tokenizer, with a part of it, with
-    one that draws lots or has the ids of two tokens exchanged.
+    """Writes models into folders of their own: with a token that has no embedding, with frequencies scaled as Llama 3's, with more
+    positions than before scaling and with as many, with weights that float16 does not hold or just holds, without a tokenizer, with a part
+    of it, with one that draws lots or has the ids of two tokens exchanged.
     """
     of_tokens = ("no tokenizer", "torn tokenizer", "drawing tokenizer", "exchanged tokens")
     for name in ("scaled", "hardly scaled", "too large", "largest", *of_tokens):
