@@ -44,6 +44,11 @@ class FarTrainer:
         """The ways in which it computes a step."""
         return tuple(self._ask("attribute", "backends"))
 
+    @property
+    def stand_in_backends(self) -> tuple[str, ...]:
+        """None: its own kernels are asked, wherever they run."""
+        return ()
+
     def __getattr__(self, name: str) -> Any:
         """The reason why it lacks that question, or that it does not get there."""
         self._ask("attribute", name)

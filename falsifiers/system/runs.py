@@ -19,7 +19,7 @@ from blackswan.falsifiers.subjects.doors.training import Corpus, Kept, Plan, Run
 from blackswan.falsifiers.subjects.protocol import Lacks
 from blackswan.falsifiers.system.run_problem import SmallRun, part, small_run, with_samples
 from blackswan.falsifiers.system.same import content, same, same_samples
-from blackswan.falsifiers.system.trial import Trial
+from blackswan.falsifiers.system.trial import Trial, by_each_backend
 from blackswan.falsifiers.system.workloads import through_nf4
 from blackswan.reference.optimiser import clip_by_global_norm, learning_rate_schedule
 from blackswan.reference.table import Array
@@ -41,6 +41,7 @@ def _whole_run(trainer: Trainer, problem: SmallRun, plan: Plan) -> tuple[Run, Ke
         return trainer.fit(problem, folder, plan), trainer.kept(folder)
 
 
+@by_each_backend
 def steps_follow_the_reference(trial: Trial) -> Iterator[Comparison]:
     """Loss, pre-clip norm and moments of each step are the reference's on the samples that it read, at the parameters before it; the
     parameters after it are AdamW's at those moments.
@@ -55,7 +56,7 @@ def steps_follow_the_reference(trial: Trial) -> Iterator[Comparison]:
     )
     parts: dict[str, Any] = {"batch_size": 1, "accumulation_steps": MANY} if plain else {}
     # Of ten samples three classes have no equal shares, by which they would weigh alike.
-    problem = small_run(trial, (10, 7), multi_label=several, class_weights=weights, backend="torch", **limits, **parts)
+    problem = small_run(trial, (10, 7), multi_label=several, class_weights=weights, backend=trial.backend or "torch", **limits, **parts)
     most = math.inf if plain else limits["gradient_clip_norm"]
     spared = trial.attack.declared.get("multi_label_steps" if several else "train_steps", {}).get("decay") == "weights"
     run, _ = whole_run(trial, problem)

@@ -82,6 +82,22 @@ def reads_files(check: C) -> C:
     return cast(C, judged)
 
 
+def by_each_backend(check: C) -> C:
+    """A check of runs that is asked once more of each backend that can only be asked with formulas in the places of its kernels."""
+
+    @wraps(check)
+    def asked(trial: "Trial", **arguments: Any) -> Iterator[Comparison]:
+        yield from check(trial, **arguments)
+        for backend in trial.trainer.stand_in_backends:
+            trial.backend = backend
+            try:
+                yield from (replace(each, tensor=f"{backend}: {each.tensor}") for each in check(trial, **arguments))
+            finally:
+                trial.backend = None
+
+    return cast(C, asked)
+
+
 def check_of(claim: Claim) -> Check:
     """The function that a system claim names. ContractError, with the nearest name, where there is none."""
     module, _, name = str(claim.check).partition(".")
@@ -135,7 +151,8 @@ class _Door(Generic[D]):
 
 
 class Trial:
-    """The attack of a system claim on a subject, and the seed that everything drawn follows from."""
+    """The attack of a system claim on a subject, and the seed that everything drawn follows from; the `backend` of its runs, where one is
+    chosen."""
 
     classifiers: "_Door[Classifiers]" = _Door()
     commands: "_Door[Commands]" = _Door()
@@ -151,6 +168,7 @@ class Trial:
 
     def __init__(self, attack: Attack, seed: int) -> None:
         self.attack, self.seed = attack, seed
+        self.backend: str | None = None
 
     @property
     def claim(self) -> Claim:

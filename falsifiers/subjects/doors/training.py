@@ -319,6 +319,10 @@ class Trainer(Protocol):
     def backends(self) -> tuple[str, ...]:
         """The ways in which it computes a step here: what is claimed of a step is asked of each."""
 
+    @property
+    def stand_in_backends(self) -> tuple[str, ...]:
+        """Those that cannot compute here, and whose runs are asked with plain formulas in the places of their kernels."""
+
     def fit(self, problem: Problem, folder: Path, plan: Plan) -> Run:
         """A run in that folder, or its continuation."""
 

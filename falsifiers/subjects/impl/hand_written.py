@@ -18,7 +18,7 @@ from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of, t
 from blackswan.falsifiers.subjects.doors.devices import Workload
 from blackswan.falsifiers.subjects.impl.late import few_tokens
 from blackswan.falsifiers.subjects.protocol import Lacks, Session
-from blackswan.impl import kernels
+from blackswan.impl import kernels, pipeline
 from blackswan.impl.classifier import Classifier, trainable_shapes
 from blackswan.impl.fused.packing import Packed
 from blackswan.impl.fused.step import FusedTrainer
@@ -26,6 +26,7 @@ from blackswan.impl.group import ALONE
 from blackswan.impl.operations import OPERATIONS
 from blackswan.impl.operations.attention import frequencies
 from blackswan.impl.optimiser import AdamW
+from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.trainer import Batch, Trainer
 from blackswan.reference.table import Array
 
@@ -113,6 +114,29 @@ class _Captured(FusedTrainer):
         for into, value in zip(_tensors(result[0]), _tensors(found), strict=True):
             into.copy_(value)
         return result[0]
+
+
+class _Plain(_Captured):
+    """Computes by the formulas below, and fills up with few tokens, wherever it is called."""
+
+    def _packed(self, part: Batch) -> Packed:
+        with few_tokens():
+            return super()._packed(part)
+
+    def _replayed(self, kind: str, packed: Packed, compute: Callable[[Packed], Any]) -> Any:
+        with few_tokens(), plain_kernels():
+            return super()._replayed(kind, packed, compute)
+
+
+class ByLayers(ClassifyPipeline):
+    """A pipeline on a CPU whose steps go through the hand-written layers, by the formulas below."""
+
+    def _backend(self) -> tuple[bool, str | None]:
+        return not self.merged, None
+
+    def _trainer(self, *given: Any) -> Trainer:
+        with mock.patch.object(pipeline, "FusedTrainer", _Plain):
+            return super()._trainer(*given)
 
 
 def _tensors(result: Any) -> tuple[Tensor, ...]:

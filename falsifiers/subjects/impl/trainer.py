@@ -33,6 +33,7 @@ from blackswan.falsifiers.subjects.impl.watching import Note, Stopped, Watch, on
 from blackswan.falsifiers.subjects.impl.workers import Outcome, on_ranks
 from blackswan.falsifiers.subjects.shared import random_states, torch_settings
 from blackswan.impl import group as groups
+from blackswan.impl import kernels
 from blackswan.impl.classifier import Adaptation, trainable_shapes
 from blackswan.impl.commands import train as train_command
 from blackswan.impl.config import ClassifyConfig
@@ -64,6 +65,11 @@ class Trainer(Door):
     def backends(self) -> tuple[str, ...]:
         """Automatic differentiation, and the hand-written layers, which need a GPU and are the default there."""
         return ("torch", "fused") if self._device.type == "cuda" else ("torch",)
+
+    @property
+    def stand_in_backends(self) -> tuple[str, ...]:
+        """On a CPU the hand-written layers, where Triton, which they import, is there."""
+        return ("fused",) if self._device.type == "cpu" and kernels.missing() is None else ()
 
     def fit(self, problem: Problem, folder: Path, plan: Plan) -> Run:
         """A run in that folder, or its continuation."""
@@ -305,13 +311,18 @@ def _adapter(folder: Path) -> dict[str, Array]:
 def _pipeline(problem: Problem, device: torch.device, group: Group) -> ClassifyPipeline:
     config = ClassifyConfig.from_mapping(problem.settings)
     architecture = config_of(problem.architecture)
+    kind: type[ClassifyPipeline] = ClassifyPipeline
+    if config.backend == "fused" and device.type == "cpu":
+        from blackswan.falsifiers.subjects.impl.hand_written import ByLayers  # imports Triton
+
+        kind = ByLayers
     if problem.parameters is None:
-        return ClassifyPipeline.from_random(architecture, config, device=device, group=group)
+        return kind.from_random(architecture, config, device=device, group=group)
     names = trainable_shapes(architecture, Adaptation.of(config))
     given = {name: torch.tensor(value, dtype=torch.float32) for name, value in problem.parameters.items()}
     base, trainable = ({name: value for name, value in given.items() if (name in names) == wanted} for wanted in (False, True))
     tokens = ByteTokens(config.max_seq_len, config.padding_side)
-    return ClassifyPipeline(architecture, config, base, trainable, tokens, device=device, group=group)
+    return kind(architecture, config, base, trainable, tokens, device=device, group=group)
 
 
 def _samples(problem: Problem, corpus: told.Corpus) -> Samples:
