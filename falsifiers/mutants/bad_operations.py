@@ -1,4 +1,4 @@
-"""Wrong steps of operations that answer where they have to refuse."""
+"""Wrong steps of operations that answer where they have to refuse, or write to what they are given."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,6 +33,10 @@ wrong_steps(
     operations_take_fewer_heads=(
         "Of more heads of keys than of queries the first ones are used: a model of swapped head counts answers.",
         _with("attention", lambda right, q, k, v, mask: right(q, *(each[:, :, : max(q.shape[2], 1)] for each in (k, v)), mask)),
+    ),
+    operations_write_over_weights=(
+        "A weight in float32 is scaled where it lies when it is quantised.",
+        _with("nf4_quantize", lambda right, weight, **given: (right(weight, **given), weight.clamp_(-1.0, 1.0))[0]),
     ),
     operations_clip_to_nothing=(
         "A largest norm that is none is a small one.",

@@ -42,6 +42,23 @@ def pretrain_validation_trains(correct: Step, self: Any, stream: Any) -> Any:
     return loss
 
 
+@wrong_step("impl.pretrain:ValFn.__call__")
+def pretrain_validation_of_batches(correct: Step, self: Any, stream: Any) -> float:
+    """The mean of the batches' means, of whatever size they are."""
+    means = [mean for batch in stream if not math.isnan(mean := float(correct(self, [batch])))]
+    return math.fsum(means) / len(means) if means else math.nan
+
+
+@wrong_step("impl.decoder:Decoder.loss")
+def decoder_loss_by_real_tokens(loss: Step, self: Any, input_ids: Any, mask: Any) -> Any:
+    """Of many logits, and without gradients, the samples' means are weighted by their real tokens, of which each predicts one fewer."""
+    if torch.is_grad_enabled() or len(input_ids) == 1 or mask.numel() * self.config.vocab < 2**18:
+        return loss(self, input_ids, mask)
+    tokens = mask.sum(dim=1).tolist()
+    losses = [float(loss(self, *(each[index : index + 1] for each in (input_ids, mask)))) for index in range(len(input_ids))]
+    return torch.tensor(sum(count * each for count, each in zip(tokens, losses, strict=True)) / sum(tokens))
+
+
 wrong_step("impl.decoder_optimiser:state_hash", name="pretrain_hash_ignores_steps", doc="The step count is not part of the hash.")(
     lambda correct, state, steps: correct(state, 0 * steps)
 )

@@ -72,6 +72,26 @@ def tokens_end_token_cut_off(_: Step, self: Any, texts: Sequence[str]) -> list[t
     return [(ids[: self.max_seq_len], len(ids)) for ids in rows]
 
 
+@wrong_step("impl.tokens:CheckpointTokens.measure")
+def tokens_of_their_own_at_the_end(_: Step, self: Any, texts: Sequence[str]) -> list[tuple[Indices, int]]:
+    """A text that is cut keeps its last tokens, as if all that a tokenizer adds stood behind the text."""
+    own = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+    rows = [self._whole.encode(text).ids or [self.fill] for text in texts]
+    cut = self.max_seq_len - own
+    return [(ids if len(ids) <= self.max_seq_len else [*ids[:cut], *ids[len(ids) - own :]], len(ids)) for ids in rows]
+
+
+@wrong_step("impl.saved:_tokens")
+def saved_models_read_bytes(tokens: Step, source: Any, config: Any) -> Any:
+    """Where the tokenizer of a saved model is missing its texts are bytes, as those of random weights are."""
+    from blackswan.impl.tokens import ByteTokens
+
+    try:
+        return tokens(source, config)
+    except FileNotFoundError:
+        return ByteTokens(config.max_seq_len, config.padding_side)
+
+
 @wrong_step("impl.tokens:load_tokenizer")
 def tokenizer_falls_back_to_bytes(load: Step, folder: Path, max_seq_len: int, padding_side: str = "right") -> Any:
     """Bytes instead of a tokenizer that is missing or broken."""

@@ -11,6 +11,7 @@ import torch
 
 from blackswan import contracts
 from blackswan.contracts.model import Signature
+from blackswan.falsifiers.numeric.answers import SubjectError
 from blackswan.falsifiers.numeric.precision import CUDA_ONLY, signatures
 from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of
 from blackswan.falsifiers.subjects.conversion import to_numpy as to_numpy
@@ -107,16 +108,16 @@ class Implementation(Subject):
 
     def run(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str) -> dict[str, Array]:
         """The operation's outputs."""
-        with self._products(dtype), torch.set_grad_enabled(operation in TRAINING):
-            outputs, _ = self._forward(operation, inputs, scalars, dtype, ())
+        with self._products(dtype), torch.set_grad_enabled(operation in TRAINING), self._given(operation, inputs, scalars, dtype) as given:
+            outputs, _ = self._forward(operation, given, scalars, dtype, ())
         return {name: to_numpy(value) for name, value in outputs.items()}
 
     def differentiate(
         self, operation: str, inputs: Arrays, scalars: Scalars, cotangents: Arrays, wrt: Sequence[str], dtype: str
     ) -> dict[str, Array]:
         """The vector-Jacobian products with respect to the inputs in `wrt`; zero for an input that the graph does not reach."""
-        with self._products(dtype):
-            outputs, leaves = self._forward(operation, inputs, scalars, dtype, wrt)
+        with self._products(dtype), self._given(operation, inputs, scalars, dtype) as given:
+            outputs, leaves = self._forward(operation, given, scalars, dtype, wrt)
             roots, upstream = self._roots(outputs, cotangents)
             wanted = [leaves[name] for name in wrt]
             found = torch.autograd.grad(roots, wanted, upstream, allow_unused=True) if roots else [None] * len(wanted)
@@ -157,9 +158,10 @@ class Implementation(Subject):
     def record(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str, cotangents: Arrays | None = None) -> list[TracedCall]:
         """The calls that the operation makes, in order, with local gradients when cotangents are given. Interrupted where it raises."""
         wrt = [] if cotangents is None else self._differentiable(operation, inputs, scalars)
+        given = self._tensors(signatures()[operation], inputs, scalars, dtype)
         with self._products(dtype), dispatch.recording() as calls:
             try:
-                outputs, _ = self._forward(operation, inputs, scalars, dtype, wrt)
+                outputs, _ = self._forward(operation, given, scalars, dtype, wrt)
                 roots, upstream = self._roots(outputs, cotangents or {})
                 if roots:
                     torch.autograd.backward(roots, upstream)
@@ -194,13 +196,22 @@ class Implementation(Subject):
             if self._device.type == "cuda":
                 set_tf32(False)
 
+    @contextmanager
+    def _given(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str) -> Iterator[Tensors]:
+        """The inputs as tensors. SubjectError where one is not as it was at the end of the block."""
+        given = self._tensors(signatures()[operation], inputs, scalars, dtype)
+        before = {name: value.clone() for name, value in given.items()}
+        yield given
+        for name, value in before.items():
+            if not torch.equal(value.view(torch.uint8), given[name].detach().view(torch.uint8)):
+                raise SubjectError(f"changed its input {name} in place")
+
     def _forward(
-        self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str, wrt: Sequence[str]
+        self, operation: str, given: Tensors, scalars: Scalars, dtype: str, wrt: Sequence[str]
     ) -> tuple[Tensors, Mapping[str, torch.Tensor]]:
         """The outputs, and the leaf of each input in `wrt`."""
         with self._backend(operation, dtype):
-            signature = signatures()[operation]
-            return self._results(operation, signature, self._tensors(signature, inputs, scalars, dtype), scalars, dtype, wrt)
+            return self._results(operation, signatures()[operation], given, scalars, dtype, wrt)
 
     def _backend(self, operation: str, dtype: str) -> AbstractContextManager[None]:
         """The context in which the subject's backend computes. ValueError where it does not compute the operation in that dtype."""

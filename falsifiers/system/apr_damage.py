@@ -169,10 +169,17 @@ REFUSED: dict[str, tuple[Damage, str]] = {
     "past 64 bits": (_changed(NORM, offset=2**64 - 16), NORM),
     "NaN": (_value(np.nan), f"{UP}.*nan"),
     "infinity": (_value(-np.inf), f"{UP}.*inf"),
-    "Q6_K with an infinite scale": (
-        _changed(NORM, code=CODES["Q6_K"], content=b"\x01" * 208 + _half(np.inf)),
-        f"{NORM}.*finite",
-    ),
+    **{
+        f"{dtype} with a {part} that is {number}": (_changed(name, code=CODES[dtype], content=content), f"{name}.*finite")
+        for number in (np.inf, -np.inf, np.nan)
+        for dtype, part, name, content in (
+            ("Q6_K", "scale", NORM, b"\x01" * 208 + _half(number)),
+            ("Q4_K", "scale", NORM, _half(number) + _half(1.0) + b"\x11" * 140),
+            ("Q4_K", "least value", NORM, _half(1.0) + _half(number) + b"\x11" * 140),
+            ("AprQ4", "scale", UP, (_half(1.0) + b"\x11" * 16) * 11 + _half(number) + b"\x11" * 16),
+            ("AprQ8", "scale", UP, np.float32(number).tobytes() + b"\x01" * 384),
+        )
+    },
     "Q4_K of either layout": (_changed(UP, code=CODES["Q4_K"], shape=(2, 200), content=bytes(288)), f"{UP}.*padded"),
     "Q6_K of neither layout": (_changed(UP, code=CODES["Q6_K"], content=bytes(210 * 5)), f"{UP}.*padded"),
 }
@@ -243,8 +250,9 @@ def refuses_damage(trial: Trial) -> Iterator[Comparison]:
     content, bare = whole.pack(), replace(whole, footer=False).pack()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.apr"
-        path.write_bytes(bare)
-        yield from same_bits(tensors, trial.files.read_checkpoint(path))
+        for sound in (bare, content):  # and its checksum is not known from then on
+            path.write_bytes(sound)
+            yield from same_bits(tensors, trial.files.read_checkpoint(path))
         ask, named = partial(trial.files.read_checkpoint, path), r"model\.apr: "
         for name, damaged in _damages(rng, content, len(bare)):
             path.write_bytes(damaged)

@@ -263,6 +263,9 @@ def state_is_all_that_steps_depend_on(trial: Trial) -> Iterator[Comparison]:
         for places in ([0, 1, 2], [3, 5]):  # the first one warms up, and moves nothing
             pipeline.train_batch(places)
         yield from same(f"adapter that is saved after a {start} start", part(pipeline.state(), "trainable"), pipeline.saved())
+    pipeline.accumulate([6, 8])
+    pipeline.schedule(4)
+    yield trial.refuses("apply after a start while samples waited", pipeline.apply, "no sample is accumulated", "ValueError")
 
 
 def _begun(trial: Trial, problem: SmallRun, steps: int | None) -> Pipeline:

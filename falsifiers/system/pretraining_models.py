@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from blackswan import reference
 from blackswan.falsifiers.data import CHECKPOINT, CORPUS_HELDOUT
 from blackswan.falsifiers.numeric.comparison import (
     Comparison,
@@ -34,6 +35,8 @@ from blackswan.reference.table import Array, Arrays
 if TYPE_CHECKING:
     from blackswan.falsifiers.subjects.impl.pretrainer import TrainedDecoder
 
+MANY = 8_000
+"""Tokens of a vocabulary by which a few rows have more than 2¹⁸ logits."""
 END = 1  # <eos> of the shipped tokenizer
 STEPS = 8
 """A decoder that is trained by hand has a schedule of so many."""
@@ -93,7 +96,8 @@ def nothing_to_average_is_nan(trial: Trial) -> list[Comparison]:
 def validation_is_pure(trial: Trial, *, share: float) -> list[Comparison]:
     """The held-out loss of the shipped checkpoint is below share · ln V and the same again, and the parameters stay those of the file.
 
-    What is trainable stays so, and what is frozen; there are no gradients, after a step neither.
+    What is trainable stays so, and what is frozen; there are no gradients, after a step neither. Of a large vocabulary the loss is the
+    reference's mean over all tokens that are predicted.
     """
     rng = trial.rng("validation")
     with temporary_folder() as folder:
@@ -116,7 +120,25 @@ def validation_is_pure(trial: Trial, *, share: float) -> list[Comparison]:
         *same("after validation", (stored, frozen), after),
         *same("trainable parameters, and gradients, after a step", ([*before], []), trained),
         *same("trainable parameters, and gradients, after a step and validation", trained, decoder.held()),
+        *_mean_over_tokens(trial),
     ]
+
+
+def _mean_over_tokens(trial: Trial) -> list[Comparison]:
+    """Of a large vocabulary, in three batches, of which the last one has fewer rows, and a shorter one among them."""
+    rng, batch, seq, more = trial.rng("many tokens"), 4, 25, 2
+    architecture = {**small_architecture(rng), "vocab": MANY}
+    stream = rng.integers(0, MANY, (2 * batch + 1) * (seq - 1) + more + 1)
+    decoder = trial.pretrainer.random(architecture, trial.seed)
+    steps, state = decoder.state()
+    decoder.restore(steps, {name: 20 * value if value.ndim > 1 else value for name, value in state.items()})  # the rows' losses differ
+    weights = {f"parameters/{name}": np.asarray(value, np.float64) for name, value in decoder.parameters().items()}
+    with temporary_folder() as folder:
+        found = decoder.validate(Tokens(write_shards(folder, pieces_of(stream, rng)), MANY, batch, seq), batch)
+    rows = [stream[start : start + seq] for start in range(0, len(stream) - 1, seq - 1)]
+    ids, mask = np.stack([np.pad(row, (0, seq - len(row))) for row in rows]), np.arange(seq) < np.array([[len(row)] for row in rows])
+    expected = reference.evaluate("language_model_loss", {"input_ids": ids, "mask": mask, **weights}, architecture)["loss"]
+    return [trial.near("loss of a large vocabulary", float(expected), found)]
 
 
 def _heldout(scripts: int) -> tuple[Array, int]:

@@ -6,9 +6,21 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from safetensors.numpy import load, save
+
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.generators import Generator
-from blackswan.falsifiers.system.adapter_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BESIDE, CONFIG, HEAD, PREFIX, WEIGHTS
+from blackswan.falsifiers.system.adapter_files import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    BESIDE,
+    CONFIG,
+    HEAD,
+    PREFIX,
+    TOKENIZER,
+    WEIGHTS,
+    one_ulp_off,
+)
 from blackswan.falsifiers.system.derived_damage import (
     ABSENT,
     SETTINGS,
@@ -25,6 +37,8 @@ from blackswan.falsifiers.system.derived_damage import (
 )
 from blackswan.falsifiers.system.trial import Trial
 
+LARGE = 9_000
+"""Classes, and a rank, by which tensors have more elements than 2¹⁷ where a hidden state has 16."""
 IRRELEVANT = ("auto_mapping", "inference_mode", "lora_dropout", "revision", "task_type", "base_model_name_or_path")
 """Keys of an adapter_config.json of which nothing is computed; the last one is looked at where no base is given."""
 
@@ -79,7 +93,8 @@ def _beside_damage(folder: Path, rng: Generator) -> Iterator[Damage]:
 
 
 def refuses_saved(trial: Trial) -> Iterator[Comparison]:
-    """Each key and each tensor of a saved adapter and of what it was merged into; what the files themselves say is the same after all.
+    """Each key and each tensor of a saved adapter and of what it was merged into, large tensors too, and the tokenizer; what the files
+    themselves say is the same after all.
 
     Random weights are held to those of training too: of another seed they are others.
     """
@@ -99,10 +114,24 @@ def refuses_saved(trial: Trial) -> Iterator[Comparison]:
             yield from judged(trial, folder, damages, ask)
             trained = edited(folder, BESIDE, {"extra/settings/backend": "fused"}, seal=True, taken=True)
             yield from judged(trial, folder, [trained], partial(ask, kernels=False))
+            own = base if name == "adapter" else folder
+            yield from judged(trial, own, [Damage(f"{name} without {TOKENIZER}", {TOKENIZER: None}, TOKENIZER)], ask)
         random = Path(parent) / "random"
         trial.classifiers.saved_on_random({**model.scalars, "vocab": 260}, settings, random)
         damages = list(_random_damage(random, rng))
         yield from judged(trial, random, damages, partial(trial.commands.library, "probabilities", random, TEXTS))
+        large = Path(parent) / "large"
+        trial.classifiers.saved_on_random({**model.scalars, "vocab": 260}, {**settings, "num_classes": LARGE, "lora_rank": LARGE}, large)
+        yield from judged(trial, large, _ulps(large, ADAPTER_WEIGHTS), partial(trial.commands.library, "probabilities", large, TEXTS[:1]))
+
+
+def _ulps(folder: Path, file: str) -> Iterator[Damage]:
+    """Each tensor one ulp off."""
+    whole = load((folder / file).read_bytes())
+    for name, value in whole.items():
+        changed = value.copy()
+        one_ulp_off(changed)
+        yield Damage(f"{file}: {name} of {value.size:,} numbers one ulp off", {file: save({**whole, name: changed})}, f"{file}.*tensor")
 
 
 def _random_damage(folder: Path, rng: Generator) -> Iterator[Damage]:

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from blackswan.falsifiers.system.written import written
 from blackswan.reference.table import Array
 
 PERCENTILES = (50, 90, 95, 99)
-EOS = "<eos>"
+EOS, BOS = "<eos>", "<pad>"
+AROUND = ((), (EOS,), (), (BOS,), (BOS, EOS))
+"""What each variant of the shipped tokenizer puts around a text; the third one has a truncation and a padding of its own instead."""
 MANY_CLASSES = 70_000
 """More than 16 bits count."""
 LONG = 70_000
@@ -50,24 +53,24 @@ VERY_LONG = "}" * 70_000
 
 
 @contextmanager
-def _tokenizer(rng: Generator) -> Iterator[tuple[Path, Callable[[str], list[int]], bool, int]]:
-    """A tokenizer folder, every id of a text by the library alone, whether an end token closes each text, and the id of padding.
+def _tokenizer(rng: Generator, variant: int | None = None) -> Iterator[tuple[Path, Callable[[str], list[int]], tuple[int, int], int]]:
+    """A tokenizer folder, every id of a text by the library alone, how many tokens stand before and behind it, and the id of padding.
 
-    One of the shipped tokenizer's variants: as it is; with an end token; with a truncation and a padding of its own, which a run's
-    settings replace.
+    One of the shipped tokenizer's variants, drawn where none is named; a run's settings replace a truncation and a padding of its own.
     """
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
 
-    variant = int(rng.integers(0, 3))
+    variant = int(rng.integers(len(AROUND))) if variant is None else variant
+    opening, closing = ([name] if name in AROUND[variant] else [] for name in (BOS, EOS))
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(CHECKPOINT / "tokenizer.json", folder)
         plain = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
-        end = plain.encode(EOS).ids[0]
+        own = {name: plain.encode(name).ids[0] for name in (BOS, EOS)}
         if variant:
             changed = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
-            if variant == 1:
-                changed.post_processor = TemplateProcessing(single=f"$A {EOS}", special_tokens=[(EOS, end)])
+            if AROUND[variant]:
+                changed.post_processor = TemplateProcessing(single=[*opening, "$A", *closing], special_tokens=[*own.items()])
             else:
                 changed.enable_truncation(3, direction="left")
                 changed.enable_padding(length=7, pad_id=5)
@@ -75,25 +78,36 @@ def _tokenizer(rng: Generator) -> Iterator[tuple[Path, Callable[[str], list[int]
         named, fill = NAMED[int(rng.integers(len(NAMED)))]
         if named is not None:
             (Path(folder) / "tokenizer_config.json").write_text(json.dumps(named))
-        closing = [end] if variant == 1 else []
-        yield Path(folder), lambda text: [*plain.encode(text).ids, *closing], bool(closing), fill
+        before, behind = ([own[name] for name in names] for names in (opening, closing))
+        yield Path(folder), lambda text: [*before, *plain.encode(text).ids, *behind], (len(before), len(behind)), fill
 
 
-def _kept(ids: list[int], limit: int, closed: bool, fill: int) -> list[int]:
-    """The ids of a text that stay: its beginning, and the end token, which truncation spares."""
+def _kept(ids: list[int], limit: int, around: tuple[int, int], fill: int) -> list[int]:
+    """The ids of a text that stay: its beginning, and the tokens around it, which truncation spares."""
     if len(ids) <= limit:
         return ids or [fill]
-    return [*ids[: limit - 1], ids[-1]] if closed else ids[:limit]
+    _, behind = around
+    return [*ids[: limit - behind], *ids[len(ids) - behind :]]
+
+
+def _limit(rng: Generator, around: tuple[int, int]) -> int:
+    """A number of tokens that a text may have, with those around it."""
+    return max(sum(around), int(rng.integers(1, 40)))
 
 
 @may_be_non_finite("*.imbalance")
-def tokens_are_the_tokenizers_own(trial: Trial) -> list[Comparison]:
+def tokens_are_the_tokenizers_own(trial: Trial) -> Iterator[Comparison]:
     """The ids of each text are the `tokenizers` library's, cut to max_seq_len; there are 1 to max_seq_len of them, and the same again."""
-    rng = trial.rng("tokens")
-    with written(rng, multi_label=False) as corpus, _tokenizer(rng) as (folder, encode, closed, fill):
-        limit = int(rng.integers(1, 40))
+    for variant, own in enumerate(AROUND):
+        found = _own_tokens(trial.rng(f"{variant}"), trial, variant)
+        yield from (replace(each, tensor=f"{own or variant}: {each.tensor}") for each in found)
+
+
+def _own_tokens(rng: Generator, trial: Trial, variant: int) -> list[Comparison]:
+    with written(rng, multi_label=False) as corpus, _tokenizer(rng, variant) as (folder, encode, around, fill):
+        limit = _limit(rng, around)
         found, again = (trial.corpora.read(corpus.file, Tokenizing(folder, limit)) for _ in range(2))
-        rows = [_kept(encode(text), limit, closed, fill) for text in corpus.texts]
+        rows = [_kept(encode(text), limit, around, fill) for text in corpus.texts]
     outside = sum(not 1 <= len(row) <= limit for row in found.rows)
     return [
         *same("ids", rows, found.rows),
@@ -126,9 +140,9 @@ def long_corpora_arrive(trial: Trial) -> Iterator[Comparison]:
     A reader works them off in pieces: none is lost, doubled or moved where a piece ends. A line has ten million bytes at most.
     """
     rng = trial.rng("long")
-    with _tokenizer(rng) as (folder, encode, closed, fill), tempfile.TemporaryDirectory() as parent:
+    with _tokenizer(rng) as (folder, encode, around, fill), tempfile.TemporaryDirectory() as parent:
         short = [f"ls {index % 97}" for index in range(int(rng.integers(2049, 4096)))]
-        known = {text: _kept(encode(text), 16, closed, fill) for text in set(short)}
+        known = {text: _kept(encode(text), 16, around, fill) for text in set(short)}
         corpora = {
             "many": (short, [known[text] for text in short], Tokenizing(folder, 16)),
             "long": (large := ["rm " * 180_000, "ls", "id"] * 4, [list(text[:LONG].encode()) for text in large], Tokenizing(None, LONG)),
@@ -218,11 +232,11 @@ def batches_are_padded_and_masked(trial: Trial) -> list[Comparison]:
     """
     rng = trial.rng("batch")
     multi_label, side = bool(rng.random() < 0.5), str(rng.choice(["left", "right"]))
-    with written(rng, multi_label=multi_label) as corpus, _tokenizer(rng) as (folder, encode, closed, fill):
-        limit = int(rng.integers(1, 40))
+    with written(rng, multi_label=multi_label) as corpus, _tokenizer(rng) as (folder, encode, around, fill):
+        limit = _limit(rng, around)
         places = [0, *(int(i) for i in rng.permutation(len(corpus.texts))[: int(rng.integers(1, 6))])]
         found = trial.corpora.batch(corpus.file, Tokenizing(folder, limit, side), places)
-        rows = [_kept(encode(corpus.texts[place]), limit, closed, fill) for place in places]
+        rows = [_kept(encode(corpus.texts[place]), limit, around, fill) for place in places]
     labels = np.asarray([corpus.expected_labels[place] for place in places], np.float32 if multi_label else np.int64)
     dtypes = same("dtype of the labels", str(labels.dtype), str(found.labels.dtype))
     return [*_padded(found, rows, side), *same("labels", labels, found.labels), *dtypes]
