@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -201,6 +202,14 @@ wrong_steps(
     memory_of_the_host_not_asked=("Attention takes what memory it can get.", lambda *_: None),
     memory_of_one_text=("Scores are counted for one text of a batch.", lambda room, q: room(q[:1])),
 )
+wrong_steps(
+    "impl.host:_of_containers",
+    containers_without_limits=("A container's limit is passed over.", lambda _: iter([float("inf")])),
+    limits_of_the_own_group_alone=("Limits of the groups above are passed over.", lambda left: islice(left(), 2)),
+)
+wrong_step(
+    "impl.host:_named", name="files_of_a_container_are_taken", doc="Files that a container keeps in memory are no room for anything else."
+)(lambda named, path: dict.fromkeys(named(path), "0") if path.name == "memory.stat" else named(path))
 wrong_steps(
     "impl.ledger:FOLDER_VARIABLE", ledger_folder_of_nobody=("The variable that names the folder is passed over.", lambda _: "LEDGER")
 )

@@ -45,28 +45,63 @@ def auto_alone_falls_back(trial: Trial) -> Iterator[Comparison]:
 def long_texts_need_memory(trial: Trial) -> Iterator[Comparison]:
     """Attention over texts for which the host has too little memory is refused before it is taken, of however many heads, and not where it
     has room for scores and a mask. A text of some GiB is one for which it is asked. What it has is what it says to be available, whatever
-    is free or in all; where it does not say that, a little text is no matter."""
+    is free or in all, and what the limits of its container leave; where it does not say that, a little text is no matter."""
     rng = trial.rng("host")
     batch, seq, heads = int(rng.integers(3, 7)), 16 * int(rng.integers(4, 9)), int(rng.integers(2, 5))
     scores = batch * seq**2 * 4 // 1024  # kB of one score a pair of tokens, in float32
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "meminfo"
+        said, path = Path(folder), Path(folder) / "meminfo"
         for available, other in product((scores - 1, 2 * scores, 64 * scores), (0, 10**6)):
             named = {"MemTotal": 10**7, "MemFree": other, "MemAvailable": available, "Buffers": other, "Cached": other, "SwapFree": other}
             path.write_text("".join(f"{f'{name}:':15} {count:9} kB\n" for name, count in named.items()))
             label, ask = (
                 f"{scores} kB of {available} kB available and {other} kB free",
-                partial(trial.devices.attend, batch, seq, heads, path),
+                partial(trial.devices.attend, batch, seq, heads, said),
             )
             if available < scores:
                 yield trial.refuses(label, ask, "max_seq_len or batch_size", "MemoryError")
             else:
                 yield from same(label, [batch, seq, heads, 2], list(ask().shape))
         path.write_text(f"MemAvailable: {LONG**2 // 512} kB\n")
-        yield trial.refuses(f"a text of {LONG} tokens", partial(trial.devices.attend_long, LONG, path), "max_seq_len", "MemoryError")
+        yield trial.refuses(f"a text of {LONG} tokens", partial(trial.devices.attend_long, LONG, said), "max_seq_len", "MemoryError")
         for content in ("MemTotal: 1 kB\n", "", "MemAvailable: many kB\n"):
             path.write_text(content)
-            yield from same("where it does not say", [1, 2, 1, 2], list(trial.devices.attend(1, 2, 1, path).shape))
+            yield from same("where it does not say", [1, 2, 1, 2], list(trial.devices.attend(1, 2, 1, said).shape))
+        path.write_text(f"MemAvailable: {64 * scores} kB\n")
+        for label, fits in _containers(said, scores):
+            ask = partial(trial.devices.attend, batch, seq, heads, said)
+            if fits:
+                yield from same(label, [batch, seq, heads, 2], list(ask().shape))
+            else:
+                yield trial.refuses(label, ask, "max_seq_len or batch_size", "MemoryError")
+
+
+def _containers(said: Path, scores: int) -> Iterator[tuple[str, bool]]:
+    """What there is in turn of limits, in kB, and whether `scores` kB and a mask are room: of a container's own group and of the one above
+    it, of which files take a part that the system takes back. A group may have no limit, and no memory that it counts."""
+    own, above = said / "groups" / "pods" / "one", said / "groups" / "pods"
+    own.mkdir(parents=True)
+    full, files = 50 * scores, 20 * scores
+    asked = {
+        "a limit that leaves too little": (full + scores - 1, 0, None, False),
+        "a limit that leaves enough": (full + 4 * scores, 0, None, True),
+        "a limit that files reach": (full, files, None, True),
+        "a limit that is passed": (full - scores, 0, None, False),
+        "no limit": (None, 0, None, True),
+        "no limit below one that leaves too little": (None, 0, full, False),
+        "a limit below one that leaves too little": (2 * full, 0, full, False),
+        "a limit below one that files reach": (2 * full, files, full, True),
+    }
+    for name in ("0::/pods/one\n", "4:memory:/elsewhere\n0::/pods/one\n"):
+        (said / "cgroup").write_text(name)
+        for label, (limit, kept, upper, fits) in asked.items():
+            for group, most in ((own, limit), (above, upper)):
+                (group / "memory.max").write_text("max\n" if most is None else f"{1024 * most}\n")
+                (group / "memory.current").write_text(f"{1024 * full}\n")
+                (group / "memory.stat").write_text(f"anon 7\ninactive_file {512 * kept}\nactive_file {512 * kept}\n")
+            yield label, fits
+    (said / "cgroup").write_text("4:memory:/pods/one\n")
+    yield "groups of an older kind", True
 
 
 def accelerators_have_their_torch_names(trial: Trial) -> Iterator[Comparison]:

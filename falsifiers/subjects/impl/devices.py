@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +34,11 @@ from blackswan.impl.fused.step import FusedTrainer
 from blackswan.impl.operations import OPERATIONS
 from blackswan.impl.trainer import Batch, Trainer
 from blackswan.reference.table import Array
+
+
+def _host(said: Path) -> AbstractContextManager[object]:
+    """Inside the block the system says what stands in that folder."""
+    return mock.patch.multiple(host, _MEMINFO=said / "meminfo", _OWN_GROUP=said / "cgroup", _GROUPS=said / "groups")
 
 
 class Devices(Door):
@@ -68,19 +73,20 @@ class Devices(Door):
         number = 0 if found.type == "cpu" else -1 if found.index is None else found.index  # without one it would be the current card
         return Chosen(found.type, number, len(caught), found.type == "cuda" and bool(narrow))
 
-    def attend(self, batch: int, seq: int, heads: int, meminfo: Path) -> Array:
-        """Attention over so many texts of so many tokens, by heads of two, on a host that says that of its memory; of few tokens too."""
+    def attend(self, batch: int, seq: int, heads: int, said: Path) -> Array:
+        """Attention over so many texts of so many tokens, by heads of two, on a host whose system says in that folder what memory it has:
+        `meminfo`, `cgroup` and `groups`; of few tokens too."""
         x, mask = torch.ones(batch, seq, heads, 2), torch.ones(batch, seq, dtype=torch.bool)
         operation = sys.modules[OPERATIONS["attention"].__module__]
-        with mock.patch.object(host, "_MEMINFO", meminfo), mock.patch.object(operation, "LITTLE", 0):
+        with _host(said), mock.patch.object(operation, "LITTLE", 0):
             return to_numpy(OPERATIONS["attention"](x, x, x, mask))
 
-    def attend_long(self, seq: int, meminfo: Path) -> None:
+    def attend_long(self, seq: int, said: Path) -> None:
         """Attention over a text of so many tokens on a host that says that of its memory. Torch is replaced, so that an attention that does
         not refuse first ends with an AttributeError instead of taking gigabytes."""
         x, mask = torch.ones(1).expand(1, seq, 1, 2), torch.ones(1, dtype=torch.bool).expand(1, seq)
         operation, nothing = sys.modules[OPERATIONS["attention"].__module__], SimpleNamespace(float32=torch.float32)
-        with mock.patch.object(host, "_MEMINFO", meminfo), mock.patch.object(operation, "torch", nothing):
+        with _host(said), mock.patch.object(operation, "torch", nothing):
             OPERATIONS["attention"](x, x, x, mask)
 
     def trainer(self, work: Workload, weights: Mapping[str, Array]) -> "PlacedTrainer":
