@@ -1,6 +1,6 @@
 """Values that are kept for later although what they came from changes, and memory that is used again too early: caches and buffers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -106,3 +106,38 @@ def start_keeps_what_waits(start: Step, self: Any, *given: Any, **named: Any) ->
     waited = getattr(vars(self).get("trainer"), "_accumulated", [])
     start(self, *given, **named)._accumulated.extend(waited)
     return self.trainer
+
+
+def _by_path(of: Callable[..., Any]) -> Callable[..., Any]:
+    """What was read first of what `of` makes of the arguments."""
+    known: dict[Any, Any] = {}
+
+    def read(right: Step, *given: Any, **named: Any) -> Any:
+        if (key := of(*given)) not in known:
+            found = right(*given, **named)
+            known[key] = list(found) if isinstance(found, Iterator) else found
+        return known[key]
+
+    return read
+
+
+for _step, _name, _doc, _of in (
+    ("corpus:_lines", "corpora", "Lines of a corpus are kept for its path.", lambda path: path),
+    ("tokens:read_tokenizer", "tokenizers", "A tokenizer is kept for its path.", lambda path: path),
+    ("settings:_entries", "settings", "What a YAML file says is kept for its path.", lambda path: path),
+    ("token_shards:_open_shard", "shards", "The tokens of a shard are kept for its path.", lambda path, *_: path),
+    (
+        "checkpoint:StoredTensors.__getitem__",
+        "tensors",
+        "Tensors of a checkpoint are kept for their file and name.",
+        lambda tensors, name: (tensors._stored[name].file, name),
+    ),
+    (
+        "apr_checkpoint:AprTensors.__getitem__",
+        "apr_tensors",
+        "Tensors of an .apr file are kept for its path and their name.",
+        lambda tensors, name: (tensors._file.path, name),
+    ),
+    ("saved:load_adapter", "adapters", "A saved adapter is kept for its folder.", lambda folder, *_: folder),
+):
+    wrong_step(f"impl.{_step}", name=f"{_name}_kept_by_their_path", doc=_doc)(_by_path(_of))
