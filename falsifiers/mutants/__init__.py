@@ -64,6 +64,7 @@ for _module in (
         "warm_up",
         "whole_models",
         "large",
+        "large_runs",
     ),
 ):
     import_module(f"{__name__}.{_module}")

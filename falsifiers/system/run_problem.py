@@ -83,7 +83,7 @@ class SmallRun(Problem):
         return np.asarray((1.0 / counts) * (counts.sum() / self.classes if over_samples else self.classes / (1.0 / counts).sum()))
 
 
-def small_run(trial: Trial, samples: tuple[int, int] = (9, 7), **settings: Any) -> SmallRun:
+def small_run(trial: Trial, samples: tuple[int, int] = (9, 7), hidden: int = SIZES["hidden"], **settings: Any) -> SmallRun:
     """A run of the trial's seed, on so many samples for training and validation; the settings given are not drawn."""
     rng = trial.rng("run")
     drawn: dict[str, Any] = {"family": str(rng.choice(["llama", "qwen2", "qwen3"]))}
@@ -95,10 +95,10 @@ def small_run(trial: Trial, samples: tuple[int, int] = (9, 7), **settings: Any) 
         **({"backend": trial.backend} if trial.backend else {}),
         **settings,
     }
-    drawn |= {"eps": 1e-6, "theta": 10000.0, "tied": True, "alpha": 4.0, "learning_rate": 1e-2}
+    drawn |= {"eps": 1e-6, "theta": 10000.0, "tied": True, "alpha": settings["lora_alpha"], "learning_rate": 1e-2}
     drawn |= {"targets": settings["lora_targets"], "pooling": settings["pooling"], "nf4": settings["quantize_nf4"]}
     drawn["double_quantize"] = settings["double_quantize"]
-    sizes = {**SIZES, "steps": 1, "micro": 1, "classes": settings["num_classes"], "rank": settings["lora_rank"]}
+    sizes = {**SIZES, "hidden": hidden, "steps": 1, "micro": 1, "classes": settings["num_classes"], "rank": settings["lora_rank"]}
     case = build(replace(trial.claim, operation="train_steps"), Draw(sizes, drawn, {}, trial.seed), "normal", "float32")
     parameters = {name.removeprefix("parameters/"): value for name, value in case.inputs.items() if name.startswith("parameters/")}
     training, validation = (_corpus(rng, count, settings["num_classes"], settings["multi_label"]) for count in samples)

@@ -28,6 +28,8 @@ from blackswan.reference.training import flatten
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 MANY = 7
 """Micro-batches of a step."""
+LARGE, HIDDEN, DOZENS = 1_030, 64, 35
+"""Classes, and a rank, by which a tensor has more than 2¹⁶ numbers where a hidden state has so many; micro-batches of a step."""
 
 
 def whole_run(trial: Trial, problem: SmallRun, **plan: Any) -> tuple[Run, Kept]:
@@ -58,8 +60,15 @@ def steps_follow_the_reference(trial: Trial) -> Iterator[Comparison]:
     # Of ten samples three classes have no equal shares, by which they would weigh alike.
     problem = small_run(trial, (10, 7), multi_label=several, class_weights=weights, backend=trial.backend or "torch", **limits, **parts)
     most = math.inf if plain else limits["gradient_clip_norm"]
-    spared = trial.attack.declared.get("multi_label_steps" if several else "train_steps", {}).get("decay") == "weights"
     run, _ = whole_run(trial, problem)
+    yield from _by_the_reference(trial, problem, run, most)
+    yield from _as_at_the_beginning(trial, problem, run)
+    yield from _as_a_fresh_one(trial, problem, run)
+
+
+def _by_the_reference(trial: Trial, problem: SmallRun, run: Run, most: float) -> Iterator[Comparison]:
+    """The steps of a run that clips to a norm."""
+    spared = trial.attack.declared.get("multi_label_steps" if problem.several else "train_steps", {}).get("decay") == "weights"
     before = problem.trainable()
     first = second = np.zeros(sum(value.size for value in before.values()))
     for step in run.steps:
@@ -79,8 +88,24 @@ def steps_follow_the_reference(trial: Trial) -> Iterator[Comparison]:
             moved = after_adamw(value, moments["exp_avg"][name], moments["exp_avg_sq"][name], step.number, step.learning_rate, decay)
             yield trial.near(f"{when}, {name}", moved, after[name])
         before, (first, second) = {name: after[name] for name in problem.names}, got
-    yield from _as_at_the_beginning(trial, problem, run)
-    yield from _as_a_fresh_one(trial, problem, run)
+
+
+@by_each_backend
+def large_runs_are_as_small_ones(trial: Trial) -> Iterator[Comparison]:
+    """Where tensors that are trained have more than 2¹⁶ numbers, and a step dozens of micro-batches, its loss, norm, moments and parameters
+    are the reference's too; a run that goes on from a state ends with the tensors, the state and the answers of one that was whole."""
+    sizes: dict[str, Any] = {"num_classes": LARGE, "lora_rank": LARGE, "lora_alpha": 2.0 * LARGE, "lora_targets": "q_v", "epochs": 1}
+    parts: dict[str, Any] = {"batch_size": 1, "accumulation_steps": DOZENS, "backend": trial.backend or "torch"}
+    problem = small_run(trial, (DOZENS + 20, 5), hidden=HIDDEN, gradient_clip_norm=0.5, weight_decay=0.1, **sizes, **parts)
+    with tempfile.TemporaryDirectory() as parent:
+        folders = Path(parent) / "whole", Path(parent) / "continued"
+        run = trial.trainer.fit(problem, folders[0], Plan(save_every=1))
+        yield from _by_the_reference(trial, problem, run, 0.5)
+        trial.trainer.fit(problem, folders[1], Plan(save_every=1, stop_after=2))
+        rest = trial.trainer.fit(problem, folders[1], Plan(save_every=1, resume=True))
+        yield from same("steps that were left", run.steps[1:], rest.steps)
+        yield from same("what a continued run leaves", *(trial.trainer.kept(folder) for folder in folders))
+        yield from same("the answer of a continued run", (run.result, run.left_loss), (rest.result, rest.left_loss))
 
 
 def _as_at_the_beginning(trial: Trial, problem: SmallRun, run: Run) -> list[Comparison]:

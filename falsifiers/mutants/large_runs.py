@@ -1,0 +1,39 @@
+"""Wrong steps of runs that are right while tensors are small and micro-batches few."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from blackswan.falsifiers.mutants.registry import wrong_step
+
+Step = Callable[..., Any]
+LARGE, MANY = 2**16, 32
+
+
+@wrong_step("impl.trainer:_joined")
+def steps_average_by_groups(joined: Step, results: list[Any]) -> Any:
+    """From 32 micro-batches on means count alike, of however many samples they are."""
+    found = joined(results)
+    if found.micro_batches <= MANY:
+        return found
+    alike = joined([replace(each, count=1) for each in results])
+    return replace(alike, count=found.count, correct=found.correct)
+
+
+@wrong_step("impl.fit:save_state")
+def states_of_small_tensors(save: Step, folder: Any, progress: Any, tensors: Any) -> None:
+    """Moments of large tensors are kept in 16 bits."""
+    narrow = {name for name, value in tensors.items() if value.numel() > LARGE and name.startswith("exp_avg")}
+    save(folder, progress, {name: value.bfloat16().to(value.dtype) if name in narrow else value for name, value in tensors.items()})
+
+
+@wrong_step("impl.optimiser:AdamW.clip")
+def gradients_clipped_in_parts(clip: Step, self: Any, gradient: Any, max_norm: float) -> Any:
+    """A long gradient is clipped a part at a time, each by its own norm."""
+    found, norm = clip(self, gradient, max_norm)
+    if gradient.numel() > LARGE:
+        parts = gradient.split(LARGE)
+        found = torch.cat([part * torch.clamp(max_norm / torch.linalg.vector_norm(part), max=1.0) for part in parts])
+    return found, norm
