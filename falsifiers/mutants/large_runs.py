@@ -22,6 +22,21 @@ def steps_average_by_groups(joined: Step, results: list[Any]) -> Any:
     return replace(alike, count=found.count, correct=found.correct)
 
 
+@wrong_step("impl.pipeline:ClassifyPipeline.answers")
+def answers_of_many_by_length(answers: Step, self: Any, texts: Any) -> Any:
+    """More than a thousand texts are put into batches by their length, and what comes of them stays in that order."""
+    return answers(self, sorted(texts, key=len) if len(texts) > 1_000 else texts)
+
+
+@wrong_step("impl.merge:_updated")
+def merged_in_parts_of_rows(updated: Step, path: str, weight: Any, adapter: Any) -> Any:
+    """Of a large weight the rows beyond the last whole part are written as they are stored."""
+    found = updated(path, weight, adapter)
+    if weight.numel() > LARGE and (rest := len(weight) % (LARGE // weight.shape[1])):
+        found[-rest:] = weight[-rest:]
+    return found
+
+
 @wrong_step("impl.fit:save_state")
 def states_of_small_tensors(save: Step, folder: Any, progress: Any, tensors: Any) -> None:
     """Moments of large tensors are kept in 16 bits."""

@@ -45,6 +45,8 @@ OF_A_CLASSIFIER: Mapping[str, Any] = {
 """What a classifier of transformers says in its config.json, and a language model that is made of its weights does not."""
 SHARD, SEQ = 7, 9
 """Documents are shorter and longer than a shard; one fills it."""
+LONGER = 70_000
+"""Tokens of a document."""
 FINE, COARSE = 0.5e-4 + 1e-9, 0.5e-2
 
 
@@ -228,6 +230,7 @@ def pretraining_is_counted_anew(trial: Trial) -> Iterator[Comparison]:
         trial.commands.run("export", f"--model={problem.base}", f"--output={problem.folder / 'base.apr'}")
         yield from _shards(trial, "text by an .apr file", problem, "other.txt", [*held_out[:-1], END], model="base.apr")
         yield from _of_many_tokens(trial, problem)
+        yield from _of_long_documents(trial, problem)
         yield from _pretrained(trial, problem, train, held_out)
         yield from _pretrained_in_pairs(trial, problem, len(train))
 
@@ -276,6 +279,14 @@ def _of_many_tokens(trial: Trial, problem: Small) -> Iterator[Comparison]:
         yield from _shards(trial, model.name, problem, "numbers.txt", [*ids, 0], *given, model=model.name, vocab=size)
 
 
+def _of_long_documents(trial: Trial, problem: Small) -> Iterator[Comparison]:
+    """Documents of more tokens than a shard has, and than 16 bits count, between short ones."""
+    texts = ["ls", "}" * LONGER, "id", "{" * LONGER]
+    (problem.folder / "long.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    expected = [token for text in texts for token in (*tokenizer().encode(text).ids, END)]
+    yield from _shards(trial, "long documents", problem, "long.jsonl", expected, shard=LONGER // 2)
+
+
 def _shards(
     trial: Trial,
     name: str,
@@ -285,16 +296,17 @@ def _shards(
     *given: str,
     model: str = "base",
     vocab: int | None = None,
+    shard: int = SHARD,
 ) -> Iterator[Comparison]:
     folder = problem.folder / (f"{corpus} tokens" if model == "base" else f"shards/by {model}")
-    asked = [problem.folder / corpus, f"--model={problem.folder / model}", f"--output={folder}", f"--shard-tokens={SHARD}", *given]
+    asked = [problem.folder / corpus, f"--model={problem.folder / model}", f"--output={folder}", f"--shard-tokens={shard}", *given]
     said = trial.commands.run("tokenize", *asked)
     index = json.loads((folder / "index.json").read_text())
     pieces = [np.fromfile(folder / each["file"], {"uint16": "<u2", "uint32": "<u4"}[index["dtype"]]) for each in index["shards"]]
     yield from same(f"tokens of the shards <{name}>", list(expected), np.concatenate(pieces).tolist())
     vocab = vocab or tokenizer().get_vocab_size()
     yield from same(f"dtype of the shards <{name}>", "uint16" if vocab <= 2**16 else "uint32", index["dtype"])
-    sizes = [min(SHARD, len(expected) - start) for start in range(0, len(expected), SHARD)]
+    sizes = [min(shard, len(expected) - start) for start in range(0, len(expected), shard)]
     yield from same(f"tokens of each shard <{name}>", sizes, [each["tokens"] for each in index["shards"]])
     digests = [hashlib.sha256((folder / each["file"]).read_bytes()).hexdigest() for each in index["shards"]]
     yield from same(f"digests of the shards <{name}>", digests, [each["sha256"] for each in index["shards"]])

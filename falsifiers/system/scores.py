@@ -51,6 +51,8 @@ def scores_are_of_the_largest_logits(trial: Trial) -> Iterator[Comparison]:
     confusion = times * _confusion(problem, labels, expected)
     accuracy = np.mean((expected == labels).reshape(len(rows), -1).all(axis=1))
     yield from same("classes", expected, given)
+    if times > 1:
+        yield from same("classes of many texts", np.concatenate([given] * times), pipeline.predict([*every] * times))
     yield from same("confusion", confusion, evaluation.confusion)
     yield trial.near("accuracy", accuracy, evaluation.accuracy)
     yield from (trial.near(name, value, getattr(evaluation, name)) for name, value in _scores(confusion, problem.several).items())
