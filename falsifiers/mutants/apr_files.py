@@ -331,3 +331,15 @@ def apr_finite_by_the_scale(require: Callable[..., Any], path: Any, entry: Any, 
     """Q4_K is looked at by the scale of its blocks, and not by what is subtracted of each."""
     if entry.dtype.name != "Q4_K" or torch.isinf(tensor).any():
         require(path, entry, tensor)
+
+
+@wrong_step("impl.apr:_require_apart")
+def apr_places_of_no_bytes(_: Callable[..., Any], path: Any, entries: Any) -> None:
+    """A tensor without bytes may not lie inside another one either."""
+    from blackswan.impl.apr import _refuse
+
+    taken = 0
+    for entry in sorted(entries, key=lambda entry: entry.start):
+        if entry.start < taken:
+            _refuse(path, f"tensor {entry.name!r}", "it overlaps another")
+        taken = entry.start + entry.size

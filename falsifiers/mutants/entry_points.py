@@ -46,6 +46,14 @@ def evaluation_reads_the_training_logits(forward_only: Any, trainer: Any, batch:
     return result
 
 
+@wrong_step("impl.trainer:Batch.split")
+def micro_batches_narrowed_from_the_left(split: Any, batch: Any, size: int) -> Any:
+    """A micro-batch keeps as many columns as its longest sample has, counted from the left, where texts may be padded."""
+    for part in split(batch, size):
+        longest = max(1, int(part.mask.sum(dim=1).max()))
+        yield replace(part, input_ids=part.input_ids[:, :longest], mask=part.mask[:, :longest])
+
+
 @wrong_step("impl.trainer:Trainer.forward_only")
 def evaluation_forgets_what_is_accumulated(forward_only: Any, trainer: Any, batch: Any, probabilities: bool = False) -> Any:
     """An evaluation drops all but the first of the accumulated micro-batches."""

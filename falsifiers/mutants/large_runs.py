@@ -37,6 +37,15 @@ def merged_in_parts_of_rows(updated: Step, path: str, weight: Any, adapter: Any)
     return found
 
 
+@wrong_step("impl.merge:merge_adapter")
+def merged_finite_by_sums(merge: Step, checkpoint: Any, adapter: Any, **named: Any) -> Any:
+    """A tensor is known to be finite by its sum, which 16 bits may not hold."""
+    for name, tensor in checkpoint.tensors.items():
+        if not torch.isfinite(tensor.sum()):
+            raise ValueError(f"{name}: NaN or infinity")
+    return merge(checkpoint, adapter, **named)
+
+
 @wrong_step("impl.fit:save_state")
 def states_of_small_tensors(save: Step, folder: Any, progress: Any, tensors: Any) -> None:
     """Moments of large tensors are kept in 16 bits."""

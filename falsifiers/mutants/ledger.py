@@ -308,3 +308,13 @@ wrong_steps(
         lambda right, pid: right(pid) if Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text() else None,
     ),
 )
+
+
+@wrong_step("impl.ledger:Ledger.release")
+def ledger_lock_goes_with_the_last(release: Callable[..., Any], self: Any, entry: Any) -> None:
+    """Whoever gives the last reservation back removes the lock's file, which others may wait for."""
+    from blackswan.impl.ledger import LOCK
+
+    release(self, entry)
+    if not self.entries():
+        (self.folder / LOCK).unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """Wrong steps with what is saved, or was: what else has a name like it, what a save is given, and what stays readable."""
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -214,3 +215,21 @@ wrong_steps(
         of_result(lambda said: {**said, "max_position_embeddings": 32_768}),
     ),
 )
+
+
+@wrong_step("impl.checkpoint:copy_tokenizer")
+def tokenizer_files_linked(copied: Any, tokenizer: Any, copy: Any) -> None:
+    """A tokenizer's file becomes another name of the base's: who edits one edits both."""
+    copied(tokenizer, copy)
+    copy.unlink()
+    os.link(tokenizer.resolve(), copy)
+
+
+@wrong_step("impl.architecture:_Reading._rotary")
+def scaling_without_its_base(rotary: Any, self: Any) -> Any:
+    """A rope_scaling that leaves the base out is taken for rope_parameters that have one, and the base is lost."""
+    scaling, parameters = (self.values.get(key) for key in ("rope_scaling", "rope_parameters"))
+    both = isinstance(scaling, dict) and isinstance(parameters, dict)
+    if both and {key: value for key, value in parameters.items() if key != "rope_theta"} == scaling:
+        self.values = {**self.values, "rope_parameters": scaling}
+    return rotary(self)

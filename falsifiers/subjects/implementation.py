@@ -198,7 +198,7 @@ class Implementation(Subject):
 
     @contextmanager
     def _given(self, operation: str, inputs: Arrays, scalars: Scalars, dtype: str) -> Iterator[Tensors]:
-        """The inputs as tensors. SubjectError where one is another one at the end of the block, unless parameters are there to be trained."""
+        """The inputs as tensors. SubjectError where one is changed at the end of the block, but for parameters that are trained."""
         given = self._tensors(signatures()[operation], inputs, scalars, dtype)
         before = {} if operation in TRAINING else {name: value.clone() for name, value in given.items()}
         yield given

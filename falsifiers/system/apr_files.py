@@ -222,6 +222,7 @@ def tied_heads(trial: Trial) -> list[Comparison]:
         "one ulp off": (nearly, image(said, [*stored, plain(HEAD, near, "F32")])),
         "copy of its own": (separate, image(said | {_by_a_name(trial): False}, [*stored, copy])),
         "empty by GGUF's name": (tied, image(said, [*gguf, replace(empty, name=apr_format.gguf_name(HEAD))])),
+        **{f"empty at {at}": (tied, image(said, [*stored, replace(empty, offset=at)])) for at in (0, 64, len(copy.content))},
     }  # fmt: skip
     found = []
     for case, (model, file) in cases.items():

@@ -41,6 +41,13 @@ LLAMA3 = {
 ROTARY: dict[str, tuple[Values, str]] = {
     "two bases": ({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, "rope_theta"),
     "two scalings": ({"rope_parameters": LLAMA3, "rope_scaling": {**LLAMA3, "factor": 4.0}}, "rope_scaling"),
+    **{
+        f"a scaling without its {key}": (
+            {"rope_parameters": {**LLAMA3, "rope_theta": 5e5}, "rope_scaling": {k: v for k, v in LLAMA3.items() if k != key}},
+            "rope_scaling",
+        )
+        for key in LLAMA3
+    },
     "a list": ({"rope_parameters": ["default"]}, "rope_parameters"),
     "another type": ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters"),
     "two names that differ": ({"rope_parameters": {"rope_type": "yarn", "type": "default"}}, "rope_parameters"),

@@ -144,8 +144,10 @@ def _complete(base: Path, config: Mapping[str, Any]) -> None:
 
 
 def _files(name: str, base: Path, folder: Path) -> list[Comparison]:
+    """The tokenizer and what lies beside it, in files of their own."""
     files = (TOKENIZER, *BESIDE_THE_TOKENIZER)
-    return [
+    shared = [path.name for path in folder.iterdir() if path.is_symlink() or path.stat().st_nlink > 1]
+    return same(f"files of a {name} that have another name", [], shared) + [
         each
         for file in files
         for each in same(f"{file} of a {name}", *(part.read_bytes() if part.is_file() else b"" for part in (base / file, folder / file)))

@@ -148,17 +148,20 @@ def evaluation_changes_nothing(trial: Trial) -> Iterator[Comparison]:
     And an evaluation after a step gives the reference's loss at the parameters then, not what the step left behind; in bfloat16 it is the
     loss that is given where nothing was evaluated before.
     """
-    for dtype in ("float32", "bfloat16"):
-        yield from _evaluated_between(trial, small_run(trial, dtype=dtype), exact=dtype == "float32")
+    for dtype, side in (("float32", "left"), ("float32", "right"), ("bfloat16", "left")):
+        found = _evaluated_between(trial, small_run(trial, dtype=dtype, padding_side=side), exact=dtype == "float32")
+        yield from (replace(each, tensor=f"{dtype}, padded on the {side}: {each.tensor}") for each in found)
 
 
 def _evaluated_between(trial: Trial, problem: SmallRun, exact: bool) -> Iterator[Comparison]:
     plain, mixed = trial.trainer.pipeline(problem), trial.trainer.pipeline(problem)
-    samples, places = problem.training.samples(), [4, 5, 7]
+    samples, places, every = problem.training.samples(), [4, 5, 7], range(len(problem.training))
     for name, *given in (("train_batch", [0, 1, 2]), ("accumulate", [3, 4, 8]), ("apply",), ("train_batch", [5, 6]), ("",)):
         if exact:
-            loss = problem.loss(part(mixed.state(), "trainable"), [samples[place] for place in places])
+            now = part(mixed.state(), "trainable")
+            loss, of_all = (problem.loss(now, [samples[place] for place in some]) for some in (places, every))
             yield trial.near(f"loss of an evaluation before {name or 'the end'}", loss, mixed.evaluate(places).loss)
+            yield trial.near(f"loss of all samples before {name or 'the end'}", of_all, mixed.forward_only(every).loss)
         mixed.forward_only([8, 2])
         mixed.predict([1])
         mixed.evaluate([0, 1, 2])

@@ -350,7 +350,8 @@ def _kept_by_layers(trial: Trial, work: Workload) -> list[Comparison]:
     """An estimate of the hand-written layers has what a block keeps of each token: its input, queries, keys, values, what attention gives,
     the sum after it, gate and up; and in a step of several micro-batches their gradients side by side, with the place of the next. As many
     tokens in short texts take as much, for they are packed."""
-    part = trial.memory.estimate(work).parts
+    whole = trial.memory.estimate(work)
+    part, alone = whole.parts, trial.memory.estimate(replace(work, accumulation=1)).total
     begun, grain = (trial.memory.estimate(replace(work, batch=batch)).parts.get("activations", 0) for batch in (5, 8))  # of 64 tokens each
     short = trial.memory.estimate(replace(work, batch=work.batch * SHORTER, seq=work.seq // SHORTER)).parts
     queries, keys = work.heads * work.head_dim, work.kv_heads * work.head_dim
@@ -365,4 +366,5 @@ def _kept_by_layers(trial: Trial, work: Workload) -> list[Comparison]:
             f"{name}: activations of as many tokens in short texts", short.get("activations", 0), 1.1 * part.get("activations", 0)
         ),
         value_at_least(f"{name}: gradients", part.get("gradients", 0), (min(work.accumulation, HELD) + 1) * gradient),
+        value_at_least(f"{name}: total above that of one", whole.total - alone, (min(work.accumulation, HELD) - 1) * gradient),
     ]

@@ -128,7 +128,9 @@ def race_stays_within_capacity(trial: Trial) -> list[Comparison]:
         for process in processes:
             process.join()
         left = ledger.reserved()
+        beside = ledger.entered_beside(ledger.acquire(0, GIB))
     return [
+        *same("processes in the ledger beside one that waited for the last release", 0, beside),
         value_inside("held together", peak.value, 0, fitting),
         *same("exit status of each process", [0] * PROCESSES, [process.exitcode for process in processes]),
         value_at_least("reservations", gained.value, fitting),

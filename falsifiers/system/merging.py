@@ -62,7 +62,8 @@ def merged_weights_are_sums(trial: Trial) -> list[Comparison]:
 
 
 def _too_large_when_merged(trial: Trial, rng: Generator) -> list[Comparison]:
-    """A sum that the base's dtype does not hold, and another tensor that is not finite, are refused by name, and nothing is written."""
+    """A sum that the base's dtype does not hold, and another tensor that is not finite, are refused by name, and nothing is written; large
+    numbers are merged."""
     model = generated(rng, trial.seed, "float16", nf4=False, targets="q_v")
     path = str(rng.choice([path for path in projections(model) if path.endswith(target_modules(model))]))
     model.decoder[f"{path}.weight"][0, 0] = np.finfo(np.float16).max
@@ -71,7 +72,11 @@ def _too_large_when_merged(trial: Trial, rng: Generator) -> list[Comparison]:
     damaged = generated(rng, trial.seed, "float32")
     name = str(rng.choice([name for name in damaged.decoder if "_proj." not in name]))
     damaged.decoder[name].reshape(-1)[-1:] = rng.choice([np.nan, np.inf, -np.inf])
-    return found + _refused_merge(trial, damaged, "a base that is not finite", name)
+    found += _refused_merge(trial, damaged, "a base that is not finite", name)
+    large = generated(rng, trial.seed, "float16")  # whose numbers add up to more than float16 holds
+    for name in [name for name in large.decoder if "norm" in name or name == EMBEDDING]:
+        large.decoder[name][:] = 5e4
+    return found + _merged_sums(trial, large)
 
 
 def _refused_merge(trial: Trial, model: Model, name: str, tensor: str) -> list[Comparison]:

@@ -1,16 +1,17 @@
 """Memory of devices as `impl` reserves, estimates and takes it."""
 
+import fcntl
 import gc
 import json
 import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 from unittest import mock
 
 import torch
@@ -263,6 +264,25 @@ class Ledger(Session):
         """The bytes that living processes have reserved of each card."""
         entries = self._book.entries()
         return [sum(entry.bytes for entry in entries if entry.device == key) for key in self._keys]
+
+    def entered_beside(self, reservation: int) -> int:
+        """How often somebody gets into the ledger beside a process that has waited for it while that reservation was given back."""
+        lock, living, beside, held = fcntl.flock, ledger.Ledger._living, list[str](), [reservation]
+
+        def waiting(file: IO[str], how: int) -> None:
+            if held:
+                self.release(held.pop())
+            lock(file, how)
+
+        def inside(book: ledger.Ledger) -> list[ledger.Entry]:
+            with (book.folder / ledger.LOCK).open("a") as other, suppress(BlockingIOError):
+                lock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                beside.append("inside")
+            return living(book)
+
+        with mock.patch("blackswan.impl.ledger.fcntl.flock", waiting), mock.patch("blackswan.impl.ledger.Ledger._living", inside):
+            self.reserved()
+        return len(beside)
 
     def run(self, card: int, count: int, block: Callable[[], object]) -> None:
         """Calls `block`, which needs so many bytes of the card, as a run is started."""

@@ -15,7 +15,8 @@ from blackswan.falsifiers.subjects.impl.devices import batch_of, trainer_of
 from blackswan.falsifiers.subjects.protocol import Session
 from blackswan.impl import dispatch
 from blackswan.impl.adapter import Adapter, save_adapter
-from blackswan.impl.checkpoint import Checkpoint
+from blackswan.impl.apr_write import save_apr
+from blackswan.impl.checkpoint import WEIGHTS, Checkpoint, save_checkpoint
 from blackswan.impl.classifier import trainable_shapes
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.merge import merge_adapter
@@ -32,7 +33,7 @@ Used = Callable[[], Mapping[str, Tensor]]
 """Works with an object and gives what came of it."""
 Calls = list[tuple[str, dict[str, Any], dict[str, Any]]]
 """Path and operation of each call, what it was given by name, and its results."""
-LATE = ("an adapter that is merged and saved",)
+LATE = ("an adapter that is merged and saved", "a decoder that is written")
 """Kinds of object that take their tensors when they work, and not when they are made."""
 BASE, BATCH = "base ", "batch "
 """Beginnings of the names of tensors that an object may read for as long as it lives."""
@@ -243,6 +244,23 @@ def _merged(work: Workload, held: Tensors, place: torch.device) -> Used:
     return used
 
 
+def _written(work: Workload, held: Tensors, place: torch.device) -> Used:
+    """A decoder in a folder, and in .apr files of every kind."""
+    del place
+
+    def used() -> Mapping[str, Tensor]:
+        decoder = Checkpoint(config_of(work.scalars), _plain(held, BASE))
+        with tempfile.TemporaryDirectory() as parent:
+            save_checkpoint(Path(parent) / "folder", decoder.config, decoder.tensors)
+            paths = {"folder": Path(parent) / "folder" / WEIGHTS}
+            for dtype in (None, "q8", "q4", "bfloat16"):
+                paths[str(dtype)] = Path(parent) / f"{dtype}.apr"
+                save_apr(paths[str(dtype)], decoder, {}, dtype)
+            return {name: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8) for name, path in paths.items()}
+
+    return used
+
+
 _GIVEN: dict[str, Callable[[Workload, Tensors, torch.device], Tensors]] = {
     "a state that is loaded": _state,
     "a decoder's state that is loaded": _decoder_state,
@@ -258,5 +276,6 @@ _OPENED: dict[str, Callable[[Workload, Tensors, torch.device], Used]] = {
     "a state that is given out": _reported,
     "a gradient": _applied,
     "an adapter that is merged and saved": _merged,
+    "a decoder that is written": _written,
 }
 """How an object of each kind is made of the tensors."""
