@@ -57,6 +57,7 @@ class TrainingRuns:
     """The door `trainer`, see the protocol of that name. Without `accumulate` a step's samples are one micro-batch."""
 
     backends = ("torch",)
+    stand_in_backends = ()
 
     def __init__(self, accumulate: bool, device: torch.device) -> None:
         self._accumulate, self._device = accumulate, device
