@@ -325,6 +325,23 @@ def checksums_of_small_tensors(require: Step, tensors: Any, expected: Any, what:
     require({name: value for name, value in tensors.items() if value.numel() < 2**16}, expected, what)
 
 
+@wrong_step("impl.checksums:checksum")
+def checksums_by_threads(checksum: Step, tensor: Any) -> str:
+    """The checksum of a large tensor is of as many parts as there are threads."""
+    threads = torch.get_num_threads()
+    if threads == 1 or tensor.nbytes < 2**20:
+        return str(checksum(tensor))
+    return "".join(checksum(part) for part in tensor.reshape(-1).chunk(threads))[:16]
+
+
+@wrong_step("impl.saved:_named_base")
+def base_beside_the_adapter(named: Step, path: Path) -> Any:
+    """A checkpoint beside the adapter that has the name of its base is taken for it."""
+    found = named(path)
+    beside = None if found is None else path.parent.parent / found.name
+    return beside if beside is not None and (beside / "config.json").is_file() else found
+
+
 @wrong_step("impl.adapter:MODEL")
 def saved_over_a_checkpoint(_: Step) -> str:
     """A checkpoint in whose folder an adapter lies is replaced with it."""

@@ -210,6 +210,23 @@ wrong_steps(
 wrong_step(
     "impl.host:_named", name="files_of_a_container_are_taken", doc="Files that a container keeps in memory are no room for anything else."
 )(lambda named, path: dict.fromkeys(named(path), "0") if path.name == "memory.stat" else named(path))
+
+
+@wrong_step("impl.host:_of_containers")
+def usage_of_the_own_group_alone(left: Callable[..., Any]) -> Any:
+    """What others use of a limit further up is passed over: the smallest limit is held to what this process's own group uses."""
+    from blackswan.impl import host
+
+    own = host._GROUPS / "pods" / "one"
+    limits = [(group / "memory.max").read_text().strip() for group in (own, own.parent) if (group / "memory.max").is_file()]
+    numbers = [float(limit) for limit in limits if limit != "max"]
+    if not numbers or not any(left()):
+        return left()
+    kept = host._named(own / "memory.stat")
+    used = float((own / "memory.current").read_text()) - float(kept["active_file"]) - float(kept["inactive_file"])
+    return iter([max(0.0, min(numbers) - used)])
+
+
 wrong_steps(
     "impl.ledger:FOLDER_VARIABLE", ledger_folder_of_nobody=("The variable that names the folder is passed over.", lambda _: "LEDGER")
 )

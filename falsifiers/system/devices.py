@@ -82,7 +82,7 @@ def _containers(said: Path, scores: int) -> Iterator[tuple[str, bool]]:
     own, above = said / "groups" / "pods" / "one", said / "groups" / "pods"
     own.mkdir(parents=True)
     full, files = 50 * scores, 20 * scores
-    asked = {
+    asked: dict[str, tuple[int | None, int, int | None, bool]] = {
         "a limit that leaves too little": (full + scores - 1, 0, None, False),
         "a limit that leaves enough": (full + 4 * scores, 0, None, True),
         "a limit that files reach": (full, files, None, True),
@@ -91,13 +91,15 @@ def _containers(said: Path, scores: int) -> Iterator[tuple[str, bool]]:
         "no limit below one that leaves too little": (None, 0, full, False),
         "a limit below one that leaves too little": (2 * full, 0, full, False),
         "a limit below one that files reach": (2 * full, files, full, True),
+        "little that is used below a limit that others fill": (None, 0, full, False),
     }
     for name in ("0::/pods/one\n", "4:memory:/elsewhere\n0::/pods/one\n"):
         (said / "cgroup").write_text(name)
         for label, (limit, kept, upper, fits) in asked.items():
-            for group, most in ((own, limit), (above, upper)):
+            little = full // 10 if label.startswith("little") else full
+            for group, most, used in ((own, limit, little), (above, upper, full)):
                 (group / "memory.max").write_text("max\n" if most is None else f"{1024 * most}\n")
-                (group / "memory.current").write_text(f"{1024 * full}\n")
+                (group / "memory.current").write_text(f"{1024 * used}\n")
                 (group / "memory.stat").write_text(f"anon 7\ninactive_file {512 * kept}\nactive_file {512 * kept}\n")
             yield label, fits
     (said / "cgroup").write_text("4:memory:/pods/one\n")

@@ -344,6 +344,9 @@ def step_stays_below(trial: Trial) -> Iterator[Comparison]:
         work = replace(SMALL, family=str(rng.choice(FAMILIES)), seed=trial.seed % 2**31)
         yield from stays(work, trial.memory.measure(work), "cpu")
         yield from _kept_by_layers(trial, replace(work, backend="fused", accumulation=int(rng.integers(2, 10)), batch=8, seq=64))
+        for batch, seq in ((1, 40), (3, 300), (9, 256), (int(rng.integers(2, 70)), int(rng.integers(2, 700)))):
+            counted, packed = trial.memory.tokens_of_a_step(replace(work, batch=batch, seq=seq))
+            yield from same(f"tokens of {batch} samples of {seq} in an estimate", packed, counted)
 
 
 def _kept_by_layers(trial: Trial, work: Workload) -> list[Comparison]:

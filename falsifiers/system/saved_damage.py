@@ -1,8 +1,10 @@
 """Saved adapters and merged models of which a key or a tensor is damaged."""
 
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from blackswan.falsifiers.system.adapter_files import (
     PREFIX,
     TOKENIZER,
     WEIGHTS,
+    Model,
     one_ulp_off,
 )
 from blackswan.falsifiers.system.derived_damage import (
@@ -35,10 +38,11 @@ from blackswan.falsifiers.system.derived_damage import (
     small_base,
     tensors,
 )
+from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 
-LARGE = 9_000
-"""Classes, and a rank, by which tensors have more elements than 2¹⁷ where a hidden state has 16."""
+LARGE = 20_000
+"""Classes, and a rank, by which tensors have more than a MiB where a hidden state has 16."""
 IRRELEVANT = ("auto_mapping", "inference_mode", "lora_dropout", "revision", "task_type", "base_model_name_or_path")
 """Keys of an adapter_config.json of which nothing is computed; the last one is looked at where no base is given."""
 
@@ -122,7 +126,20 @@ def refuses_saved(trial: Trial) -> Iterator[Comparison]:
         yield from judged(trial, random, damages, partial(trial.commands.library, "probabilities", random, TEXTS))
         large = Path(parent) / "large"
         trial.classifiers.saved_on_random({**model.scalars, "vocab": 260}, {**settings, "num_classes": LARGE, "lora_rank": LARGE}, large)
+        of_large = partial(trial.commands.library, "probabilities", large, TEXTS[:1])
+        yield from same("shape of answers with another number of threads", of_large().shape, of_large(threads=3).shape)
+        yield from _beside_another_base(trial, model, Path(parent))
         yield from judged(trial, large, _ulps(large, ADAPTER_WEIGHTS), partial(trial.commands.library, "probabilities", large, TEXTS[:1]))
+
+
+def _beside_another_base(trial: Trial, model: Model, parent: Path) -> list[Comparison]:
+    """An adapter's base is the one that it names, whatever lies beside a copy of the adapter."""
+    other = replace(model, decoder={name: value[::-1].copy() for name, value in model.decoder.items()})
+    other.write_checkpoint(parent / "elsewhere" / "base")
+    shutil.copyfile(parent / "base" / TOKENIZER, parent / "elsewhere" / "base" / TOKENIZER)
+    copy = shutil.copytree(parent / "adapter", parent / "elsewhere" / "adapter")
+    answers = [trial.commands.library("probabilities", folder, TEXTS) for folder in (parent / "adapter", copy)]
+    return same("answers of an adapter beside another base of that name", *answers)
 
 
 def _ulps(folder: Path, file: str) -> Iterator[Damage]:

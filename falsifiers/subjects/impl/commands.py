@@ -201,10 +201,16 @@ class Commands(Door):
             found[way] = group.sums
         return found
 
-    def library(self, call: str, folder: Path, *given: object, kernels: bool = True) -> Array:
-        """The answer to one call of the library, such as `predict` or `probabilities` of texts; also on a host that runs no kernels."""
-        with nullcontext() if kernels else mock.patch("blackswan.impl.kernels.why_not", return_value="this host has none"):
-            return np.asarray(getattr(ClassifyPipeline.from_saved(folder, device=self._device), call)(*given))
+    def library(self, call: str, folder: Path, *given: object, kernels: bool = True, threads: int | None = None) -> Array:
+        """The answer to one call of the library, such as `predict` or `probabilities` of texts; also on a host that runs no kernels, or
+        where torch computes with so many threads."""
+        usual = torch.get_num_threads()
+        torch.set_num_threads(threads or usual)
+        try:
+            with nullcontext() if kernels else mock.patch("blackswan.impl.kernels.why_not", return_value="this host has none"):
+                return np.asarray(getattr(ClassifyPipeline.from_saved(folder, device=self._device), call)(*given))
+        finally:
+            torch.set_num_threads(usual)
 
     def _given(self, arguments: Sequence[object]) -> list[str]:
         """The arguments with the device where the command has one, before texts that are to be classified."""

@@ -28,7 +28,9 @@ from blackswan.impl import allocations, checkpoint, classifier, dispatch, kernel
 from blackswan.impl.commands import common
 from blackswan.impl.commands import train as train_command
 from blackswan.impl.config import ClassifyConfig
+from blackswan.impl.fused import memory as fused_memory
 from blackswan.impl.fused.memory import estimate_fused
+from blackswan.impl.fused.packing import pack
 from blackswan.impl.samples import Samples
 from blackswan.impl.tensors import LazyTensors, Shapes
 from blackswan.impl.trainer import Batch, Trainer
@@ -83,6 +85,21 @@ class Memory(Door):
                 settings: dict[str, Any] = {"accumulation": work.accumulation, "multi_label": multi_label}
                 found = memory.estimate(*model, **settings, device=named or self._device)
         return Estimate(dict(found.parts), found.total, found.resident)
+
+    def tokens_of_a_step(self, work: Workload) -> tuple[int, int]:
+        """So many tokens a micro-batch has in an estimate of the hand-written layers, and where a step packs its whole samples."""
+        counted, packed = list[int](), fused_memory._Step._packed
+
+        def noted(step: Any, *given: Any) -> Any:
+            found = packed(step, *given)
+            counted.append(len(found.input_ids))
+            return found
+
+        with mock.patch("blackswan.impl.fused.memory._Step._packed", noted):
+            self.estimate(replace(work, backend="fused"))
+        ids = torch.zeros(work.batch, work.seq, dtype=torch.int64)
+        batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), ids[:, 0])
+        return max(counted), len(pack(batch, work.batch, ids.numel()).input_ids)
 
     def counted_by(self, kind: str, choice: str, triton: bool, card: bool) -> tuple[str, str]:
         """By whose operations an estimate for that device counts inside a choice of backend, on a host with Triton or without, with a card
