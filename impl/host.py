@@ -11,7 +11,7 @@ _OWN_GROUP, _GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 def available_memory() -> float:
     """Bytes that can be taken without pushing something out or being killed for it; infinite where the system does not say."""
-    return min(_of_machine(), *_of_containers())
+    return min([_of_machine(), *map(_left, _groups())])
 
 
 def _of_machine() -> float:
@@ -24,23 +24,29 @@ def _of_machine() -> float:
             return math.inf
 
 
-def _of_containers() -> Iterator[float]:
-    """What the limits of this process's control group and of those above it leave (cgroup v2). Files that they keep in memory are room."""
-    yield math.inf
+def _groups() -> Iterator[Path]:
+    """This process's control group and those above it, up to the container's own (cgroup v2)."""
     try:
         own = next(line[3:] for line in _OWN_GROUP.read_text().splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):
+    except (OSError, ValueError, StopIteration):
         return
     path = _GROUPS / own.strip("/")
-    for group in (path, *path.parents):
-        if not group.is_relative_to(_GROUPS):
-            return
-        try:
-            limit, used = (float((group / name).read_text()) for name in ("memory.max", "memory.current"))
-            kept = _named(group / "memory.stat")
-            yield max(0.0, limit - used + float(kept["active_file"]) + float(kept["inactive_file"]))
-        except (OSError, KeyError, ValueError):  # `max`, or a group that has no limit of its own
-            continue
+    yield from (group for group in (path, *path.parents) if group.is_relative_to(_GROUPS))
+
+
+def _left(group: Path) -> float:
+    """What a group's limit leaves; infinite where it has none."""
+    try:
+        return max(0.0, float((group / "memory.max").read_text()) - _used(group))
+    except (OSError, KeyError, ValueError):  # `max`, or no such file
+        return math.inf
+
+
+def _used(group: Path) -> float:
+    """Bytes that a group has taken, without files that it keeps in memory and what else the kernel takes back."""
+    kept = _named(group / "memory.stat")
+    room = (float(kept.get(name, 0)) for name in ("active_file", "inactive_file", "slab_reclaimable"))
+    return float((group / "memory.current").read_text()) - sum(room)
 
 
 def _named(path: Path) -> Mapping[str, str]:

@@ -327,8 +327,8 @@ def apr_of_no_experts_refused(plain: Step, file: Any) -> None:
 
 
 @wrong_step("impl.apr_checkpoint:_require_finite")
-def apr_finite_by_the_scale(require: Callable[..., Any], path: Any, entry: Any, tensor: Any) -> None:
-    """Q4_K is looked at by the scale of its blocks, and not by what is subtracted of each."""
+def apr_nan_of_q4_k(require: Callable[..., Any], path: Any, entry: Any, tensor: Any) -> None:
+    """NaN is not looked for in Q4_K, which comes of scales and least values that are none."""
     if entry.dtype.name != "Q4_K" or torch.isinf(tensor).any():
         require(path, entry, tensor)
 

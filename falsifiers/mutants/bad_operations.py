@@ -35,7 +35,7 @@ wrong_steps(
         _with("attention", lambda right, q, k, v, mask: right(q, *(each[:, :, : max(q.shape[2], 1)] for each in (k, v)), mask)),
     ),
     operations_write_over_weights=(
-        "A weight in float32 is scaled where it lies when it is quantised.",
+        "A weight is clamped where it lies when it is quantised.",
         _with("nf4_quantize", lambda right, weight, **given: (right(weight, **given), weight.clamp_(-1.0, 1.0))[0]),
     ),
     operations_clip_to_nothing=(

@@ -14,7 +14,7 @@ LARGE, MANY = 2**16, 32
 
 @wrong_step("impl.trainer:_joined")
 def steps_average_by_groups(joined: Step, results: list[Any]) -> Any:
-    """From 32 micro-batches on means count alike, of however many samples they are."""
+    """Of more than 32 micro-batches means count alike, of however many samples they are."""
     found = joined(results)
     if found.micro_batches <= MANY:
         return found

@@ -203,33 +203,27 @@ wrong_steps(
     memory_of_one_text=("Scores are counted for one text of a batch.", lambda room, q: room(q[:1])),
 )
 wrong_steps(
-    "impl.host:_of_containers",
-    containers_without_limits=("A container's limit is passed over.", lambda _: iter([float("inf")])),
-    limits_of_the_own_group_alone=("Limits of the groups above are passed over.", lambda left: islice(left(), 2)),
+    "impl.host:_groups",
+    containers_without_limits=("A container's limit is passed over.", lambda _: iter(())),
+    limits_of_the_own_group_alone=("Limits of the groups above are passed over.", lambda groups: islice(groups(), 1)),
+    limits_but_the_outermost=("The limit that a container itself has is passed over.", lambda groups: [*groups()][:-1]),
+)
+wrong_steps(
+    "impl.host:_used",
+    usage_of_the_own_group_alone=("What others use of a limit further up is passed over.", lambda used, _: used(_own_group())),
 )
 wrong_step(
     "impl.host:_named", name="files_of_a_container_are_taken", doc="Files that a container keeps in memory are no room for anything else."
 )(lambda named, path: dict.fromkeys(named(path), "0") if path.name == "memory.stat" else named(path))
-
-
-@wrong_step("impl.host:_of_containers")
-def usage_of_the_own_group_alone(left: Callable[..., Any]) -> Any:
-    """What others use of a limit further up is passed over: the smallest limit is held to what this process's own group uses."""
-    from blackswan.impl import host
-
-    own = host._GROUPS / "pods" / "one"
-    limits = [(group / "memory.max").read_text().strip() for group in (own, own.parent) if (group / "memory.max").is_file()]
-    numbers = [float(limit) for limit in limits if limit != "max"]
-    if not numbers or not any(left()):
-        return left()
-    kept = host._named(own / "memory.stat")
-    used = float((own / "memory.current").read_text()) - float(kept["active_file"]) - float(kept["inactive_file"])
-    return iter([max(0.0, min(numbers) - used)])
-
-
 wrong_steps(
     "impl.ledger:FOLDER_VARIABLE", ledger_folder_of_nobody=("The variable that names the folder is passed over.", lambda _: "LEDGER")
 )
+
+
+def _own_group() -> Path:
+    from blackswan.impl import host
+
+    return next(host._groups())
 
 
 def _said(name: str) -> float:

@@ -146,7 +146,7 @@ def _complete(base: Path, config: Mapping[str, Any]) -> None:
 def _files(name: str, base: Path, folder: Path) -> list[Comparison]:
     """The tokenizer and what lies beside it, in files of their own."""
     files = (TOKENIZER, *BESIDE_THE_TOKENIZER)
-    shared = [path.name for path in folder.iterdir() if path.is_symlink() or path.stat().st_nlink > 1]
+    shared = [path.name for path in folder.iterdir() if path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1)]
     return same(f"files of a {name} that have another name", [], shared) + [
         each
         for file in files

@@ -42,6 +42,9 @@ def auto_alone_falls_back(trial: Trial) -> Iterator[Comparison]:
                 yield from same(label, expected, ask())
 
 
+TOO_LONG = "max_seq_len or batch_size"
+
+
 def long_texts_need_memory(trial: Trial) -> Iterator[Comparison]:
     """Attention over texts for which the host has too little memory is refused before it is taken, of however many heads, and not where it
     has room for scores and a mask. A text of some GiB is one for which it is asked. What it has is what it says to be available, whatever
@@ -59,7 +62,7 @@ def long_texts_need_memory(trial: Trial) -> Iterator[Comparison]:
                 partial(trial.devices.attend, batch, seq, heads, said),
             )
             if available < scores:
-                yield trial.refuses(label, ask, "max_seq_len or batch_size", "MemoryError")
+                yield trial.refuses(label, ask, TOO_LONG, "MemoryError")
             else:
                 yield from same(label, [batch, seq, heads, 2], list(ask().shape))
         path.write_text(f"MemAvailable: {LONG**2 // 512} kB\n")
@@ -70,17 +73,14 @@ def long_texts_need_memory(trial: Trial) -> Iterator[Comparison]:
         path.write_text(f"MemAvailable: {64 * scores} kB\n")
         for label, fits in _containers(said, scores):
             ask = partial(trial.devices.attend, batch, seq, heads, said)
-            if fits:
-                yield from same(label, [batch, seq, heads, 2], list(ask().shape))
-            else:
-                yield trial.refuses(label, ask, "max_seq_len or batch_size", "MemoryError")
+            yield from (
+                same(label, [batch, seq, heads, 2], list(ask().shape)) if fits else [trial.refuses(label, ask, TOO_LONG, "MemoryError")]
+            )
 
 
 def _containers(said: Path, scores: int) -> Iterator[tuple[str, bool]]:
-    """What there is in turn of limits, in kB, and whether `scores` kB and a mask are room: of a container's own group and of the one above
-    it, of which files take a part that the system takes back. A group may have no limit, and no memory that it counts."""
-    own, above = said / "groups" / "pods" / "one", said / "groups" / "pods"
-    own.mkdir(parents=True)
+    """What there is in turn of limits, in kB, and whether `scores` kB and a mask are room: of a container's own group and of one above it,
+    of which files take a part that the system takes back. A group may have no limit, and no memory that it counts."""
     full, files = 50 * scores, 20 * scores
     asked: dict[str, tuple[int | None, int, int | None, bool]] = {
         "a limit that leaves too little": (full + scores - 1, 0, None, False),
@@ -93,17 +93,28 @@ def _containers(said: Path, scores: int) -> Iterator[tuple[str, bool]]:
         "a limit below one that files reach": (2 * full, files, full, True),
         "little that is used below a limit that others fill": (None, 0, full, False),
     }
-    for name in ("0::/pods/one\n", "4:memory:/elsewhere\n0::/pods/one\n"):
-        (said / "cgroup").write_text(name)
+    groups = said / "groups"
+    places = {"0::/pods/one": groups / "pods", "4:memory:/elsewhere\n0::/a/b/c": groups / "a", "0::/d/e": groups, "0::/": None}
+    for name, above in places.items():
+        own = groups / name.rpartition("0::/")[2]
+        own.mkdir(parents=True, exist_ok=True)
+        (said / "cgroup").write_text(f"{name}\n")
         for label, (limit, kept, upper, fits) in asked.items():
-            little = full // 10 if label.startswith("little") else full
-            for group, most, used in ((own, limit, little), (above, upper, full)):
-                (group / "memory.max").write_text("max\n" if most is None else f"{1024 * most}\n")
-                (group / "memory.current").write_text(f"{1024 * used}\n")
-                (group / "memory.stat").write_text(f"anon 7\ninactive_file {512 * kept}\nactive_file {512 * kept}\n")
-            yield label, fits
+            if above is None and upper:
+                continue
+            _say(own, limit, full // 10 if label.startswith("little") else full, kept)
+            if above is not None:
+                _say(above, upper, full, kept)
+            yield f"{name}: {label}", fits
     (said / "cgroup").write_text("4:memory:/pods/one\n")
     yield "groups of an older kind", True
+
+
+def _say(group: Path, limit: int | None, used: int, kept: int) -> None:
+    """What the system says of a control group, in kB."""
+    (group / "memory.max").write_text("max\n" if limit is None else f"{1024 * limit}\n")
+    (group / "memory.current").write_text(f"{1024 * used}\n")
+    (group / "memory.stat").write_text(f"anon 7\ninactive_file {512 * kept}\nactive_file {512 * kept}\n")
 
 
 def accelerators_have_their_torch_names(trial: Trial) -> Iterator[Comparison]:

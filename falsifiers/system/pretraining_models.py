@@ -134,12 +134,14 @@ def _mean_over_tokens(trial: Trial) -> list[Comparison]:
     decoder.restore(steps, {name: 20 * value if value.ndim > 1 else value for name, value in state.items()})  # the rows' losses differ
     weights = {f"parameters/{name}": np.asarray(value, np.float64) for name, value in decoder.parameters().items()}
     with temporary_folder() as folder:
-        found = decoder.validate(Tokens(write_shards(folder, pieces_of(stream, rng)), MANY, batch, seq), batch)
+        tokens = Tokens(write_shards(folder, pieces_of(stream, rng)), MANY, batch, seq)
+        found = {micro: decoder.validate(tokens, micro) for micro in (1, batch - 1, batch)}
     rows = [stream[start : start + seq] for start in range(0, len(stream) - 1, seq - 1)]
     ids, mask = np.stack([np.pad(row, (0, seq - len(row))) for row in rows]), np.arange(seq) < np.array([[len(row)] for row in rows])
     given = [{"input_ids": ids[row, None], "mask": mask[row, None], **weights} for row in range(len(rows))]
     losses = [float(reference.evaluate("language_model_loss", each, architecture)["loss"]) for each in given]
-    return [trial.near("loss of a large vocabulary", float(np.average(losses, weights=mask.sum(axis=1) - 1)), found)]
+    mean = float(np.average(losses, weights=mask.sum(axis=1) - 1))
+    return [trial.near(f"loss of a large vocabulary, {micro} rows at a time", mean, loss) for micro, loss in found.items()]
 
 
 def _heldout(scripts: int) -> tuple[Array, int]:

@@ -91,7 +91,7 @@ def small_run(trial: Trial, samples: tuple[int, int] = (9, 7), hidden: int = SIZ
     settings = {
         **{"num_classes": 3, "multi_label": False, "lora_rank": 2, "lora_alpha": 4.0, "lora_targets": targets, "pooling": pooling},
         **{"batch_size": MICRO, "accumulation_steps": ACCUMULATION, "epochs": 2, "max_seq_len": 16, "learning_rate": 1e-2},
-        "padding_side": ("right", "left")[trial.seed // 8 % 2],
+        "padding_side": str(trial.rng("side").choice(["right", "left"])),
         **{"gradient_clip_norm": 0.5, "quantize_nf4": False, "double_quantize": False, "seed": int(rng.integers(1000))},
         **({"backend": trial.backend} if trial.backend else {}),
         **settings,

@@ -54,8 +54,8 @@ def _require_room(q: Tensor) -> None:
     needed = q.shape[0] * q.shape[1] ** 2 * BYTES_A_SCORE
     if q.is_cpu and needed > LITTLE and needed > (free := available_memory()):
         raise MemoryError(
-            f"{q.shape[0]} texts of {q.shape[1]} tokens need {needed / 2**30:.1f} GiB for attention, and {free / 2**30:.1f} GiB are free; "
-            "choose a smaller max_seq_len or batch_size"
+            f"{q.shape[0]} texts of {q.shape[1]} tokens need {needed / 2**30:.1f} GiB for attention, and {free / 2**30:.1f} GiB are "
+            "available; choose a smaller max_seq_len or batch_size"
         )
 
 
