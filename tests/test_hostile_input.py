@@ -50,7 +50,7 @@ def test_epochs_whose_rates_would_fill_the_memory_are_refused() -> None:
 def test_a_text_that_attention_has_no_memory_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["blackswan.impl.operations.attention"], "available_memory", lambda: 2.0**32)
     x = torch.zeros(1, 100_000, 1, 2)
-    with pytest.raises(MemoryError, match=r"1 texts of 100000 tokens need 74\.5 GiB for attention, and 4\.0 GiB are free"):
+    with pytest.raises(MemoryError, match=r"1 texts of 100000 tokens need 74\.5 GiB for attention, and 4\.0 GiB are available"):
         attention(x, x, x, torch.ones(1, 100_000, dtype=torch.bool))
 
 
