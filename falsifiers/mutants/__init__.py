@@ -65,6 +65,7 @@ for _module in (
         "whole_models",
         "large",
         "large_runs",
+        "strides",
     ),
 ):
     import_module(f"{__name__}.{_module}")

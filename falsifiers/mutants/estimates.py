@@ -170,14 +170,14 @@ def estimate_of_whole_grains(packed: Step, self: Any, part: Any = None) -> Any:
 
 @wrong_step("impl.fused.memory:_Step._packed")
 def estimate_of_one_fused_sample(packed: Step, self: Any, part: Any = None) -> Any:
-    """The tokens of one sample are counted for a micro-batch of the hand-written layers."""
+    """A micro-batch of the hand-written layers is counted with the tokens of one sample."""
     found = packed(self, part)
     tokens = -(-self.longest // 16) * 16
     return replace(found, input_ids=found.input_ids[:tokens], positions=found.positions[:tokens])
 
 
 wrong_step(
-    "impl.fused.memory:WORKSPACES", name="estimate_of_one_fused_stream", doc="cuBLAS's workspace of the captured stream alone is counted."
+    "impl.fused.memory:WORKSPACES", name="estimate_of_one_fused_stream", doc="Counts cuBLAS's workspace of the captured stream alone."
 )(lambda _: 1)
 
 

@@ -151,7 +151,7 @@ def layers_step_while_samples_wait(train: Any, self: Any, batch: Any) -> Any:
 
 @wrong_step("impl.fused.step:FusedTrainer._packed")
 def layers_refuse_wide_batches(packed: Any, self: Any, part: Any) -> Any:
-    """A batch that is padded beyond the longest sample is refused, however few real tokens it has."""
+    """Refuses a batch that is padded beyond the longest sample, however few real tokens it has."""
     if part.mask.shape[1] > self.longest:
         raise ValueError(f"samples of {part.mask.shape[1]} tokens")
     return packed(self, part)
@@ -166,7 +166,7 @@ def layers_launch_for_the_first_longest(packed: Any, self: Any, part: Any) -> An
 
 @wrong_step("impl.trainer:Trainer._require_batch")
 def layers_take_labels_of_any_shape(require: Any, self: Any, batch: Any) -> None:
-    """Batches for captured steps are not looked at."""
+    """Trainers with captured steps take every batch without a look at it."""
     from blackswan.impl.fused.step import FusedTrainer
 
     if not isinstance(self, FusedTrainer):
@@ -175,7 +175,7 @@ def layers_take_labels_of_any_shape(require: Any, self: Any, batch: Any) -> None
 
 @wrong_step("impl.fused.step:FusedTrainer._packed")
 def layers_take_labels_up_to_the_classes(packed: Any, self: Any, part: Any) -> Any:
-    """With several labels a sample, a label may be as large as there are classes."""
+    """A label may be as large as the number of classes, where samples have several labels."""
     if not self.multi_label:
         return packed(self, part)
     found = packed(self, replace(part, labels=part.labels / self.classifier.adaptation.classes))

@@ -108,7 +108,7 @@ def apr_checksum_known_by_its_footer(require: Step, self: Any) -> None:
 
 @wrong_step("impl.pipeline:ClassifyPipeline.start")
 def start_keeps_what_waits(start: Step, self: Any, *given: Any, **named: Any) -> Any:
-    """Samples that waited for a step wait for the first one of the next start."""
+    """The next start takes over the samples that waited for a step."""
     waited = getattr(vars(self).get("trainer"), "_accumulated", [])
     start(self, *given, **named)._accumulated.extend(waited)
     return self.trainer

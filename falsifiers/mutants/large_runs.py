@@ -1,4 +1,4 @@
-"""Wrong steps of runs that are right while tensors are small and micro-batches few."""
+"""Mistakes that show in large tensors, long lists and runs of many micro-batches only."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +14,7 @@ LARGE, MANY = 2**16, 32
 
 @wrong_step("impl.trainer:_joined")
 def steps_average_by_groups(joined: Step, results: list[Any]) -> Any:
-    """Of more than 32 micro-batches means count alike, of however many samples they are."""
+    """The means of more than 32 micro-batches count alike, of however many samples they are."""
     found = joined(results)
     if found.micro_batches <= MANY:
         return found
@@ -30,7 +30,7 @@ def answers_of_many_by_length(answers: Step, self: Any, texts: Any) -> Any:
 
 @wrong_step("impl.merge:_updated")
 def merged_in_parts_of_rows(updated: Step, path: str, weight: Any, adapter: Any) -> Any:
-    """Of a large weight the rows beyond the last whole part are written as they are stored."""
+    """The rows of a large weight that lie beyond its last whole part are written as they are stored."""
     found = updated(path, weight, adapter)
     if weight.numel() > LARGE and (rest := len(weight) % (LARGE // weight.shape[1])):
         found[-rest:] = weight[-rest:]

@@ -51,7 +51,7 @@ def pretrain_validation_of_batches(correct: Step, self: Any, stream: Any) -> flo
 
 @wrong_step("impl.decoder:Decoder.loss")
 def decoder_loss_by_real_tokens(loss: Step, self: Any, input_ids: Any, mask: Any) -> Any:
-    """Of many logits, and without gradients, the samples' means are weighted by their real tokens, of which each predicts one fewer."""
+    """Samples are weighted by their real tokens, where each predicts one token fewer. Many logits without gradients show it."""
     if torch.is_grad_enabled() or len(input_ids) == 1 or mask.numel() * self.config.vocab < 2**18:
         return loss(self, input_ids, mask)
     tokens = mask.sum(dim=1).tolist()

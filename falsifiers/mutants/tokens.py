@@ -83,7 +83,7 @@ def tokens_of_their_own_at_the_end(_: Step, self: Any, texts: Sequence[str]) -> 
 
 @wrong_step("impl.saved:_tokens")
 def saved_models_read_bytes(tokens: Step, source: Any, config: Any) -> Any:
-    """Where the tokenizer of a saved model is missing its texts are bytes, as those of random weights are."""
+    """A saved model that lacks its tokenizer reads texts as bytes, as random weights do."""
     from blackswan.impl.tokens import ByteTokens
 
     try:

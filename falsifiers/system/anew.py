@@ -30,8 +30,8 @@ Ask = Callable[[Path], Any]
 
 
 def files_are_read_anew(trial: Trial) -> Iterator[Comparison]:
-    """Of each kind of file and folder that is read, one is read, replaced at its path by another one with as many entries of the same
-    sizes, and read again; the answer is that of the other one, as it is elsewhere."""
+    """One file or folder of each kind is read, replaced at its path by another one with as many entries of the same sizes, and read again.
+    The second answer is that of the other one, which is also read at a path of its own."""
     with tempfile.TemporaryDirectory() as parent:
         for kind, (first, second, ask) in _kinds(trial, Path(parent)).items():
             place, elsewhere = Path(parent) / kind / "place", Path(parent) / kind / "elsewhere"

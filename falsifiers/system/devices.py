@@ -79,8 +79,9 @@ def long_texts_need_memory(trial: Trial) -> Iterator[Comparison]:
 
 
 def _containers(said: Path, scores: int) -> Iterator[tuple[str, bool]]:
-    """What there is in turn of limits, in kB, and whether `scores` kB and a mask are room: of a container's own group and of one above it,
-    of which files take a part that the system takes back. A group may have no limit, and no memory that it counts."""
+    """Writes the limits of a container and of the group above it into files beside `said`, one case after the other, and yields each case's
+    name and whether `scores` kB and a mask fit. Files may take a part of the memory, which the system takes back. A group may have no
+    limit, and no memory that it counts."""
     full, files = 50 * scores, 20 * scores
     asked: dict[str, tuple[int | None, int, int | None, bool]] = {
         "a limit that leaves too little": (full + scores - 1, 0, None, False),

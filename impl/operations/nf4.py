@@ -148,7 +148,9 @@ def nf4_double_dequantize(codes: Tensor, scales: Tensor, offset: Tensor) -> Tens
     """codebook8[code] · scale + offset, float32 [blocks]."""
     # Its own codebook the library keeps on the device that asked first, which may be one without content.
     codebook = _dynamic_codebook(codes.device)
-    restored: Tensor = _library().dequantize_blockwise(codes, absmax=scales.float(), code=codebook, blocksize=GROUP_SIZE)
+    # Strides it does not look at.
+    stored = {"A": codes.contiguous(), "absmax": scales.float().contiguous()}
+    restored: Tensor = _library().dequantize_blockwise(**stored, code=codebook, blocksize=GROUP_SIZE)
     return restored + offset.float()
 
 

@@ -17,7 +17,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """The batch's samples as sequences of packed tokens; there are no rows of padding. Shapes as of the operation."""
     if not mask.all():
         raise Lacks("the fused engine packs the real tokens: it has no rows of padding")
-    (batch, seq), packed = mask.shape, [value.flatten(0, 1) for value in (q, k, v)]
+    (batch, seq), packed = mask.shape, [value.flatten(0, 1).contiguous() for value in (q, k, v)]
     bounds = torch.arange(0, batch * seq + 1, seq, dtype=torch.int32, device=q.device)
     return _Attention.apply(*packed, bounds, seq).view_as(q)  # type: ignore[no-any-return, no-untyped-call]  # torch
 
