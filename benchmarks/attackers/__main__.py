@@ -73,7 +73,7 @@ def _run(chosen: list[Bug], options: argparse.Namespace, path: Path, results: di
         if key not in results["unpatched"]:
             print(f"first the checkout without a patch, on {device}", file=sys.stderr, flush=True)
             results["unpatched"][key] = false_claims(options.pytest, device)
-    asked = _near(options) or (lambda bug: attack(bug, options.pytest, results["unpatched"][known[bug.device]]))
+    asked = _near(options, results["unpatched"]) or (lambda bug: attack(bug, options.pytest, results["unpatched"][known[bug.device]]))
     with ThreadPoolExecutor(options.jobs) as pool:
         outcomes = pool.map(asked, able)
         for count, (bug, outcome) in enumerate(zip(able, outcomes, strict=True), start=1):
@@ -81,14 +81,16 @@ def _run(chosen: list[Bug], options: argparse.Namespace, path: Path, results: di
             print(f"{count}/{len(able)} {bug.path.stem}: {outcome['outcome']}", file=sys.stderr, flush=True)
 
 
-def _near(options: argparse.Namespace) -> Callable[[Bug], dict[str, Any]] | None:
-    """With --near, a function that asks a bug's nearest claims, which are traced first."""
+def _near(options: argparse.Namespace, unpatched: dict[str, list[str]]) -> Callable[[Bug], dict[str, Any]] | None:
+    """With --near, a function that asks a bug's nearest claims, which are traced first. Claims that are false on a GPU are noted."""
     if options.near is None:
         return None
     from benchmarks.attackers import chance, near  # imports torch
 
     traced = chance.traces(chance.asked_on_cpu([]), options.near, options.jobs)
-    return lambda bug: near.attack(bug, traced)
+    print("first the checkout without a patch, on a GPU if there is one", file=sys.stderr, flush=True)
+    before = unpatched[f"{commit()} kernels"] = near.false_on_a_gpu()
+    return lambda bug: near.attack(bug, traced, before)
 
 
 def _write(path: Path, results: dict[str, Any], bug: Bug, outcome: dict[str, Any]) -> None:

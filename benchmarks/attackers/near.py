@@ -48,8 +48,11 @@ def changed(patch: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def attack(bug: Bug, traced: Sequence[chance.Traced]) -> Record:
-    """Asks those claims about a checkout with the bug, and gives what results.json says of it; the first false one names a culprit."""
+def attack(bug: Bug, traced: Sequence[chance.Traced], before: Sequence[str] = ()) -> Record:
+    """Asks those claims about a checkout with the bug, and gives what results.json says of it; the first false one names a culprit.
+
+    `before` are the claims on kernels that are false on the GPU without it; they are not asked there.
+    """
     start, asked, late, spent = time.perf_counter(), list[str](), dict[str, float](), 0.0
     near, beside = _nearest(changed(bug.path), traced)
     for seconds, target in [*near, *beside]:
@@ -62,7 +65,7 @@ def attack(bug: Bug, traced: Sequence[chance.Traced]) -> Record:
     if said["outcome"] == MISSED and late:
         said, asked = _asked(bug, list(late), max(late.values())), [*asked, *late]
     if said["outcome"] == MISSED and _has_gpu():
-        said = _asked_on_a_gpu(bug)
+        said = _asked_on_a_gpu(bug, before)
     elif said["outcome"] == MISSED and bug.device == "cuda":
         said = bug.outcome(NOT_RUN, reason="no CUDA device")
     return said | {"seconds": round(time.perf_counter() - start, 1), "asked": len(asked)}
@@ -86,12 +89,21 @@ def _asked(bug: Bug, claims: Sequence[str], slowest: float = MOST_SECONDS) -> Re
     return said if said["outcome"] == FOUND else bug.outcome(FOUND, claims=[first])
 
 
-def _asked_on_a_gpu(bug: Bug) -> Record:
+def false_on_a_gpu() -> list[str]:
+    """The claims on kernels that are false without a patch on this machine's GPU; none where there is no GPU."""
+    return whole.false_claims([f"--claim={name}" for name in _on_kernels()], "cuda") if _has_gpu() else []
+
+
+def _on_kernels() -> list[str]:
+    return [claim.id for contract in contracts.load() for claim in contract.claims if "KERNEL" in claim.id]
+
+
+def _asked_on_a_gpu(bug: Bug, before: Sequence[str]) -> Record:
     """Asks the claims on kernels about the bug on a GPU, the large one last and alone."""
-    known = [claim.id for contract in contracts.load() for claim in contract.claims if "KERNEL" in claim.id and claim.id != LARGE]
+    known = [name for name in _on_kernels() if name not in {false.split()[0] for false in before}]
     with _places:
-        said = whole.attack(replace(bug, device="cuda"), ["-x", *(f"--claim={name}" for name in known)], [])
-    if said["outcome"] == MISSED:
+        said = whole.attack(replace(bug, device="cuda"), ["-x", *(f"--claim={name}" for name in known if name != LARGE)], [])
+    if said["outcome"] == MISSED and LARGE in known:
         with _alone, ExitStack() as every:
             for _ in range(AT_A_TIME):
                 every.enter_context(_places)

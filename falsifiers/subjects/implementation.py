@@ -266,7 +266,7 @@ class Implementation(Subject):
 
 def _laid_out(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, in every other case with strides: its numbers alternate in memory with those of the tensor read backwards."""
-    if tensor.numel() < 2 or zlib.crc32(_bytes(tensor).cpu().numpy()) % 2:
+    if tensor.numel() < 2 or zlib.crc32(_bytes(tensor).cpu().numpy().data) % 2:
         return tensor
     return torch.stack((tensor, tensor.flip(list(range(tensor.dim())))), dim=-1)[..., 0]
 

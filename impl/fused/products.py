@@ -114,4 +114,4 @@ def _captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
 
 
 def _key(a: Tensor, b: Tensor, bias: Tensor | None) -> Key:
-    return a.shape, a.stride(), b.shape, b.stride(), bias is None, a.dtype, a.device
+    return a.shape, a.stride(), b.shape, b.stride(), None if bias is None else bias.stride(), a.dtype, a.device
