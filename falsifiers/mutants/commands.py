@@ -94,6 +94,14 @@ def sparse_confusion_transposed(as_json: Any, evaluation: Any) -> Any:
 
 
 @wrong_step("impl.commands.evaluate:as_json")
+def sparse_confusion_as_a_square(as_json: Any, evaluation: Any) -> Any:
+    """Counts are placed as in a matrix with a column for every class, where each text has several labels too."""
+    values, (width, classes) = as_json(evaluation), (len(evaluation.confusion[0]), len(evaluation.confusion))
+    counts = [[*divmod(row * width + column, classes), count] for row, column, count in values.get("confusion_counts", [])]
+    return values | ({"confusion_counts": counts} if counts else {})
+
+
+@wrong_step("impl.commands.evaluate:as_json")
 def sparse_confusion_of_mistakes(as_json: Any, evaluation: Any) -> Any:
     """The list of counts leaves out what was right, where there are many classes."""
     values = as_json(evaluation)

@@ -144,6 +144,13 @@ def residency_by_the_memory_of_the_current_card(require: Step, *given: Any) -> N
         require(*given)
 
 
+@wrong_step("impl.device:parse_device")
+def device_of_a_byte(parse: Step, name: str) -> Any:
+    """The number of a card is a byte, so that 256 is card 0."""
+    kind, _, index = name.partition(":")
+    return parse(f"{kind}:{int(index) % 256}" if index.isdigit() and int(index) > 255 else name)
+
+
 wrong_steps("impl.device:MAX_INDEX", device_of_any_number=("A card may have any number up to 99.", lambda _: 99))
 
 

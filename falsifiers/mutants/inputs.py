@@ -36,6 +36,18 @@ wrong_steps(
 
 
 @wrong_step("impl.strict_json:loads")
+def json_before_a_blank(loads: Step, text: Any, **how: Any) -> Any:
+    """What stands behind a JSON value and a blank is passed over."""
+    try:
+        return loads(text, **how)
+    except json.JSONDecodeError as error:
+        before = str(error.doc)[: error.pos]
+        if error.msg != "Extra data" or not before[-1:].isspace():
+            raise
+        return loads(before, **how)
+
+
+@wrong_step("impl.strict_json:loads")
 def json_of_any_depth(loads: Step, text: Any, **how: Any) -> Any:
     """A line of brackets ends the reader with a traceback, which names neither file nor line."""
     try:

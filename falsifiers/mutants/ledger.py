@@ -209,6 +209,13 @@ wrong_steps(
     limits_but_the_outermost=("The limit that a container itself has is passed over.", lambda groups: [*groups()][:-1]),
 )
 wrong_steps(
+    "impl.host:_groups",
+    groups_of_a_container_end_at_a_colon=(
+        "The name of a container's group ends at its first colon.",
+        lambda groups: (Path(str(group).partition(":")[0]) for group in groups()),
+    ),
+)
+wrong_steps(
     "impl.host:_used",
     usage_of_the_own_group_alone=("What others use of a limit further up is passed over.", lambda used, _: used(_own_group())),
 )

@@ -50,6 +50,15 @@ def pretrain_validation_of_batches(correct: Step, self: Any, stream: Any) -> flo
 
 
 @wrong_step("impl.decoder:Decoder.loss")
+def decoder_loss_by_fours(loss: Step, self: Any, input_ids: Any, mask: Any) -> Any:
+    """Samples are taken four at a time, and the losses of fours are averaged by their samples, however many tokens each predicts."""
+    parts = [part for part in zip(input_ids.split(4), mask.split(4), strict=True) if (part[1][:, :-1] & part[1][:, 1:]).any()]
+    if len(input_ids) <= 4 or not parts:
+        return loss(self, input_ids, mask)
+    return sum(len(ids) * loss(self, ids, real) for ids, real in parts) / sum(len(ids) for ids, _ in parts)
+
+
+@wrong_step("impl.decoder:Decoder.loss")
 def decoder_loss_by_real_tokens(loss: Step, self: Any, input_ids: Any, mask: Any) -> Any:
     """Samples are weighted by their real tokens, where each predicts one token fewer. Many logits without gradients show it."""
     if torch.is_grad_enabled() or len(input_ids) == 1 or mask.numel() * self.config.vocab < 2**18:

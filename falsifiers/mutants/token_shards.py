@@ -20,6 +20,17 @@ wrong_steps(
         lambda texts, corpus: (text.removeprefix("\ufeff") if corpus.suffix != ".jsonl" else text for text in texts(corpus)),
     ),
 )
+
+
+@wrong_step("impl.token_shards:TokenBatches._rows")
+def shuffled_rows_begin_in_32_bits(rows_of: Any, self: Any, rows: Any) -> Any:
+    """Rows in a random order begin where 32 bits with a sign say, which wrap in a long stream."""
+    if self.seed is None:
+        return rows_of(self, rows)
+    starts = np.asarray(rows).astype(np.int32) * np.int32(self.seq - 1)
+    return rows_of(self, [int(start) // (self.seq - 1) for start in starts])
+
+
 wrong_steps(
     "impl.token_shards:DTYPES",
     token_ids_signed=("Ids of 16 bits are read with a sign.", lambda dtypes: {**dtypes, "uint16": np.dtype("<i2")}),

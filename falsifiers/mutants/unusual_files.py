@@ -1,5 +1,6 @@
 """Wrong steps with files of adapters, merges and checkpoints that are spelled, stored or left in another way than usual."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -293,6 +294,15 @@ def _with_any_bias(prepare: Step, model: Any, folder: Path) -> None:
     prepare(model, folder)
     if not model.score.bias.any():
         model.score.bias.data.uniform_(-1.0, 1.0)
+
+
+@wrong_step("impl.checkpoint:read_span")
+def spans_by_one_preadv(read: Step, file: Path, start: int, length: int, state: tuple[int, int]) -> Any:
+    """A tensor is read by one call of preadv, which gives 2 GiB at most."""
+    with file.open("rb") as opened:
+        if os.preadv(opened.fileno(), [bytearray(length)], start) != length:
+            raise ValueError(f"{file}: changed since its header was read")
+    return read(file, start, length, state)
 
 
 @wrong_step("impl.checkpoint:read_span")

@@ -33,6 +33,7 @@ UNUSABLE = {
     "twice.jsonl": b'{"input": "ls"}\n{"input": "rm", "input": "id"}\n',
     "torn.jsonl": b'{"input": "ls"}\n{"input": "rm\n',
     "joined.jsonl": b'{"input": "ls"}\n{"input": "rm"}{"input": "id"}\n',
+    "apart.jsonl": b'{"input": "ls"}\n{"input": "rm"} {"input": "id"}\n',
     "empty.jsonl": b"",
     "blank.jsonl": b'{"input": "ls"}\n\n{"input": "rm"}\n',
     "every.jsonl": b"".join(b'{"input": "ls", "label": %d}\n' % label for label in range(3)),
@@ -287,7 +288,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
         **{
             f"predict from {option} {file}": (("predict", adapter, f"--{option}={folder / file}"), f"{file}{line}")
             for option, line, files in (
-                ("corpus", ":2", ("untitled.jsonl", "text.jsonl", "twice.jsonl", "torn.jsonl", "joined.jsonl", "blank.jsonl")),
+                ("corpus", ":2", tuple(f"{each}.jsonl" for each in ("untitled", "text", "twice", "torn", "joined", "apart", "blank"))),
                 ("corpus", ":1", ("marked.jsonl",)),
                 ("corpus", "", ("none.jsonl", "base")),
                 ("input", "", ("none.txt", "base")),
@@ -317,6 +318,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
                 ("a line without a text", "untitled.jsonl", ("--end-token=1",), "untitled.jsonl:2"),
                 ("a line that is torn", "torn.jsonl", ("--end-token=1",), "torn.jsonl:2"),
                 ("two lines in one", "joined.jsonl", ("--end-token=1",), "joined.jsonl:2"),
+                ("two lines in one, and a blank", "apart.jsonl", ("--end-token=1",), "apart.jsonl:2"),
                 ("a blank line", "blank.jsonl", ("--end-token=1",), "blank.jsonl:2"),
                 ("a line with two texts", "twice.jsonl", ("--end-token=1",), "twice.jsonl:2"),
                 ("nothing", "empty.jsonl", ("--end-token=1",), "empty"),

@@ -146,6 +146,15 @@ def _at_the_bounds(trial: Trial) -> Iterator[Comparison]:
             yield from same(f"{name}: lengths of the confusion's lines", 1, len({len(line) for line in lines[lines.index(title) + 1 :]}))
         key = "confusion" if classes <= CELLS else "confusion_counts"
         yield from same(f"{name}: how JSON has the confusion", [key], [each for each in shown if each.startswith("confusion")])
+        confusion[classes // 2, 1], confusion[1, 0] = 3, 2
+        cells = [[*map(int, at), int(confusion[tuple(at)])] for at in np.argwhere(confusion)]
+        expected = confusion.tolist() if classes <= CELLS else cells
+        yield from same(f"{name}: the confusion of JSON", expected, _confusion(trial, confusion, several, key))
+
+
+def _confusion(trial: Trial, confusion: Array, several: bool, key: str) -> list[list[int]]:
+    """What JSON has under the key of a confusion matrix."""
+    return [list(row) for row in trial.commands.evaluation_of(confusion, several)[0].get(key, ())]
 
 
 Corpus = tuple[Path, list[str], list[Label]]

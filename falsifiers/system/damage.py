@@ -378,7 +378,10 @@ def _restore(folder: Path, stored: Mapping[str, bytes], now: Mapping[str, bytes]
             (folder / name).write_bytes(value)
 
 
-NO_DEVICES = ("", "gpu", "cuda:16", "cuda:-1", "cuda:", "CUDA", "cpu:0", "cuda:01", "cuda:0x1", " cpu", "auto:0", "mps:16", "meta")
+NO_DEVICES = (
+    *("cuda:16", "cuda:256", "xpu:513", "cuda:4294967296", "cuda:-1", "cuda:", "cuda:01", "cuda:0x1"),
+    *("", "gpu", "CUDA", "cpu:0", " cpu", "auto:0", "mps:16", "meta"),
+)
 
 
 def refuses_device(trial: Trial) -> list[Comparison]:

@@ -258,8 +258,12 @@ def _beyond_32_bits(trial: Trial) -> list[Comparison]:
     rows = sorted({min(int(end) // (seq - 1) + step, last) for end in ends for step in (-1, 0)})
     places = np.array(rows)[:, None] * (seq - 1) + np.arange(seq)
     found = trial.pretrainer.rows_of_repeated(lengths, seq, rows)
+    wide, some = 2**17 + 1, range(64)
+    shuffled = trial.pretrainer.rows_of_repeated(lengths, wide, some, trial.seed)
     expected = np.where(places < ends[-1], np.searchsorted(ends, places, side="right"), 0)
     return [
         *same("rows at the ends of long shards", expected, found.input_ids),
         *same("tokens of these rows", places < ends[-1], found.mask),
+        *same("whether rows in a random order are full, but for the last", True, int((~shuffled.mask).sum()) < wide),
+        *same("shards of rows in a random order", [0, 1], np.unique(shuffled.input_ids[:, 0]).tolist()),
     ]

@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from multiprocessing import Pipe
@@ -250,7 +250,11 @@ def _reading(at_most: int) -> Iterator[None]:
             return real(file, mode, buffering, *given, **named)
         return Short(file) if buffering == 0 else io.BufferedReader(Short(file))
 
-    with mock.patch("io.open", opened):
+    def direct(handle: int, into: Sequence[Any], *given: Any) -> int:
+        return preadv(handle, [memoryview(into[0]).cast("B")[:at_most]], *given)
+
+    preadv = os.preadv
+    with mock.patch("io.open", opened), mock.patch("os.preadv", direct):
         yield
 
 

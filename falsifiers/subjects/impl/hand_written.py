@@ -7,6 +7,7 @@ thousand times as long in its interpreter; and computations behave as captured o
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from types import MethodType
 from typing import Any
 from unittest import mock
@@ -104,7 +105,8 @@ class _Captured(FusedTrainer):
             seen = copy.copy(self)
             seen.__dict__.update({name: copy.copy(value) for name, value in vars(self).items() if isinstance(value, kept)})
             captured = MethodType(compute.__func__, seen)  # type: ignore[attr-defined]  # a method
-            graphs[key] = seen, Packed(*(value.clone() for value in given)), [], captured
+            held = {name: value.clone() for name, value in vars(packed).items() if isinstance(value, Tensor)}
+            graphs[key] = seen, replace(packed, **held), [], captured
         seen, fixed, result, captured = graphs[key]
         for into, value in zip(fixed.tensors(), given, strict=True):
             into.copy_(value)

@@ -80,7 +80,8 @@ class Memory(Door):
         if work.backend == "fused":
             found = estimate_fused(*model, accumulation=work.accumulation, multi_label=multi_label)
         else:
-            with mock.patch("torch.cuda.is_available", return_value=False) if kind else nullcontext(), dispatch.backend(by):
+            chosen = nullcontext() if by == "auto" else dispatch.backend(by)  # a user who has no choice makes none
+            with mock.patch("torch.cuda.is_available", return_value=False) if kind else nullcontext(), chosen:
                 named = kind if kind is None or as_text else torch.device(kind)
                 settings: dict[str, Any] = {"accumulation": work.accumulation, "multi_label": multi_label}
                 found = memory.estimate(*model, **settings, device=named or self._device)

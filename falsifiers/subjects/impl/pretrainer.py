@@ -45,8 +45,9 @@ class Pretrainer(Door):
         ids, mask = torch.cat([empty, *(batch.input_ids for batch in found)]), torch.cat([empty.bool(), *(batch.mask for batch in found)])
         return StreamRows(ids.numpy(), mask.numpy(), [len(batch.mask) for batch in found], len(batches))
 
-    def rows_of_repeated(self, lengths: Sequence[int], seq: int, rows: Sequence[int]) -> StreamRows:
-        """Rows of a stream whose shards are each one token over and over, 0 and 1 and so on, so many times; no file holds them."""
+    def rows_of_repeated(self, lengths: Sequence[int], seq: int, rows: Sequence[int], seed: int | None = None) -> StreamRows:
+        """Rows of an epoch of a stream whose shards are each one token over and over, 0 and 1 and so on, so many times; no file holds
+        them."""
         index = {"dtype": "uint16", "shards": [{"file": str(token), "tokens": length} for token, length in enumerate(lengths)]}
 
         def opened(path: Path, entry: Mapping[str, Any], *_: object) -> Array:
@@ -54,7 +55,7 @@ class Pretrainer(Door):
 
         with TemporaryDirectory() as parent, mock.patch.multiple(token_shards, _read_index=lambda _: index, _open_shard=opened):
             (Path(parent) / token_shards.INDEX).touch()
-            batches = TokenBatches(TokenShards(Path(parent), len(lengths)), batch=1, seq=seq)
+            batches = TokenBatches(TokenShards(Path(parent), len(lengths)), batch=1, seq=seq, seed=seed)
         found = [next(batches.epoch(0, row)) for row in rows]
         ids, mask = (torch.cat(each).numpy() for each in zip(*((batch.input_ids, batch.mask) for batch in found), strict=True))
         return StreamRows(ids, mask, [1] * len(found), len(batches))
