@@ -257,7 +257,17 @@ def export_widens_nothing(getitem: Any, tensors: Any, name: str) -> Any:
 @wrong_step("impl.tensors:Converted.__getitem__")
 def export_asks_one_dtype(getitem: Any, tensors: Any, name: str) -> Any:
     """Nothing is converted where the embedding has the dtype that is asked for."""
-    own = tensors._tensors["model.embed_tokens.weight"].dtype if "model.embed_tokens.weight" in tensors.shapes else None
+    return _as_one_is("model.embed_tokens.weight", getitem, tensors, name)
+
+
+@wrong_step("impl.tensors:Converted.__getitem__")
+def export_asks_the_norm(getitem: Any, tensors: Any, name: str) -> Any:
+    """Nothing is converted where the last norm has the dtype that is asked for."""
+    return _as_one_is("model.norm.weight", getitem, tensors, name)
+
+
+def _as_one_is(one: str, getitem: Any, tensors: Any, name: str) -> Any:
+    own = tensors._tensors[one].dtype if one in tensors.shapes else None
     return tensors._tensors[name] if own == tensors._dtype else getitem(tensors, name)
 
 

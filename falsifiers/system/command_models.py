@@ -247,16 +247,18 @@ def _closing(path: Path) -> None:
     found.save(str(path))
 
 
-def _exported_in_one_dtype(trial: Trial, problem: Small, narrow: Path) -> list[Comparison]:
-    """A checkpoint in 16 bits whose norms alone have 32 is exported as if all had 16."""
-    mixed, one = problem.folder / "of two dtypes", problem.folder / "of one dtype"
+def _exported_in_one_dtype(trial: Trial, problem: Small, narrow: Path) -> Iterator[Comparison]:
+    """A checkpoint in 16 bits whose norms alone have 32 is exported as if all had 16, or 32."""
+    mixed = problem.folder / "of two dtypes"
     shutil.copytree(narrow, mixed)
     tensors = load_file(narrow / WEIGHTS)
     save_file({name: value.astype(np.float32) if "norm" in name else value for name, value in tensors.items()}, mixed / WEIGHTS)
-    trial.commands.run("export", f"--model={mixed}", f"--output={one}", "--dtype=bfloat16")
-    stored = load_file(one / WEIGHTS)
-    found = same("tensors of two dtypes, exported in 16 bits", tensors, stored)
-    return found + same("dtypes of what is exported in 16 bits", {"bfloat16"}, {value.dtype.name for value in stored.values()})
+    for dtype in ("bfloat16", "float32"):
+        one = problem.folder / f"of {dtype} alone"
+        trial.commands.run("export", f"--model={mixed}", f"--output={one}", f"--dtype={dtype}")
+        expected, stored = {name: value.astype(STORAGE[dtype]) for name, value in tensors.items()}, load_file(one / WEIGHTS)
+        yield from same(f"tensors of two dtypes, exported in {dtype}", expected, stored)
+        yield from same(f"dtypes of what is exported in {dtype}", {dtype}, {value.dtype.name for value in stored.values()})
 
 
 def _of_many_tokens(trial: Trial, problem: Small) -> Iterator[Comparison]:

@@ -155,6 +155,7 @@ def long_corpora_arrive(trial: Trial) -> Iterator[Comparison]:
             yield from same(f"ids of {name} texts", rows, read.rows)
             yield from same(f"labels of {name} texts", labels, read.labels)
     yield from _large_ids(trial)
+    yield from _beyond_4_gib(trial)
     yield from _longest_line(trial)
 
 
@@ -173,6 +174,13 @@ def _large_ids(trial: Trial) -> Iterator[Comparison]:
         file.path.write_text("".join(json.dumps({"input": text, "label": place % 2}) + "\n" for place, text in enumerate(texts)))
         yield from same("large ids", rows, trial.corpora.read(file, Tokenizing(Path(folder), 16)).rows)
         yield from _padded(trial.corpora.batch(file, Tokenizing(Path(folder), 16), [0, 1, 2]), rows, "right")
+
+
+def _beyond_4_gib(trial: Trial) -> list[Comparison]:
+    """Texts behind a billion of tokens, on either side of the place that 32 bits of bytes reach, have their own ids."""
+    rng = trial.rng("many tokens")
+    rows = [rng.integers(1, 2**20, int(count)).tolist() for count in rng.integers(2, 9, 12)]
+    return same("ids of texts behind a billion of tokens", rows, trial.corpora.behind(2**30 - 20, rows))
 
 
 def _longest_line(trial: Trial) -> list[Comparison]:

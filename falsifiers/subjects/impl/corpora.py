@@ -1,7 +1,12 @@
 """Corpora and the plan of an epoch, as `impl` reads and makes them."""
 
+import os
+from array import array
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from blackswan.falsifiers.subjects.doors.files import Batch, CorpusFile, Label, Split, Tokenizing, TokenRows
 from blackswan.falsifiers.subjects.impl import Door
@@ -44,6 +49,17 @@ class Corpora(Door):
         texts = [text for text, _ in self.load(corpus)]
         raw = tokenizer.batch([texts[place] for place in places])
         return Batch(*(value.cpu().numpy() for value in (found.input_ids, found.mask, found.labels, *raw)))
+
+    def behind(self, tokens: int, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The rows as samples of a corpus on a disk that begins with a sample of so many tokens, of which the file system stores none."""
+        ids = samples._IdsOnDisk(Path("corpus.jsonl"))
+        collected = samples._Collected(ids, 2, False)
+        collected.add([((), tokens)], [0])
+        ids._file.truncate(tokens * array(samples._IDS).itemsize)
+        ids._file.seek(0, os.SEEK_END)
+        collected._lengths[0] = tokens
+        collected.add([(row, len(row)) for row in rows], [0] * len(rows))
+        return list(collected.samples().rows.select(np.arange(1, len(rows) + 1)))
 
     def epoch_order(self, count: int, seed: int, epoch: int) -> list[int]:
         """The order of so many samples in an epoch of a run with that seed."""
