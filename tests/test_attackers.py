@@ -1,9 +1,14 @@
 """Changes drawn at random and patches: a wrong one is found by the claim that executes it, an equal one survives, and all else stays."""
 
+import sys
+from collections.abc import Sequence
 from difflib import unified_diff
 from pathlib import Path
+from typing import Any
 
-from benchmarks.attackers import chance, changes, near
+import pytest
+
+from benchmarks.attackers import chance, changes, near, seen
 from benchmarks.attackers.round import FOUND, MISSED, Bug
 from blackswan import contracts
 from blackswan.falsifiers.runner.campaign import Selection, targets
@@ -23,6 +28,14 @@ def test_a_claim_is_asked_of_the_lines_that_it_executes(tmp_path: Path) -> None:
     assert [(one["outcome"], one["asked"]) for one in found] == [(chance.KILLED, 1), (chance.SURVIVED, 1), (chance.UNSEEN, 0)]
     assert found[0]["by"] == "OPT-CLIP float32"
     assert optimisation.clip_by_global_norm.__code__ is before
+
+
+def test_it_is_seen_what_a_claim_gives_to_a_function() -> None:
+    (target,) = targets(contracts.load(), Selection(claims=["OP-POOL"], dtypes=["float32"]), "cpu")
+    found = seen.given(target)
+    assert found["impl.operations.layers:pool", "x"].keys() == {"float32", "with strides"}
+    assert found["impl.operations.layers:pool", "mode"] == {"text": 3}  # of mean, last and first: fewer than eight characters
+    assert sys.getprofile() is None
 
 
 def test_every_change_can_be_planted() -> None:
@@ -48,6 +61,22 @@ def test_a_patch_is_asked_of_the_claims_that_execute_what_it_changes(tmp_path: P
         outcomes.append(near.attack(Bug.read(patch), [(seconds, target, frozenset([place]))]))
     assert [(one["outcome"], one.get("claims"), one["asked"]) for one in outcomes] == [(FOUND, ["OPT-CLIP float32"], 1), (MISSED, None, 1)]
     assert (outcomes[0]["culprit"], outcomes[0]["said"]) == ("clip_by_global_norm at clip_by_global_norm", "function")
+
+
+def test_a_claim_that_is_false_without_the_patch_finds_nothing_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def holding(bug: Bug, options: Sequence[str], _: Sequence[str]) -> dict[str, Any]:
+        asked.extend(option.removeprefix("--claim=") for option in options)
+        return bug.outcome(MISSED, reason="")
+
+    monkeypatch.setattr(near, "_has_gpu", lambda: True)
+    monkeypatch.setattr(near.whole, "attack", holding)
+    patch = next((near.whole.CHECKOUT / "benchmarks" / "attackers" / "round-1").glob("*.patch"))
+    said = near.attack(Bug.read(patch), [], ["KERNEL-ROPE bfloat16", f"{near.LARGE} bfloat16"])
+    assert (said["outcome"], said["on"]) == (MISSED, "cuda")
+    assert "KERNEL-SWIGLU" in asked
+    assert not {"KERNEL-ROPE", near.LARGE} & set(asked)
 
 
 def test_claims_that_execute_another_line_of_the_file_come_next() -> None:

@@ -1,5 +1,5 @@
 """`python -m benchmarks.attackers round-1`: plants each bug of a round into a copy of the checkout and runs the falsifiers on it; with
-`random` in its place, changes that are drawn (see `chance`).
+`random` in its place, changes that are drawn (see `chance`); with `seen`, what the claims give to each function (see `seen`).
 
 Results go to results.json beside the patches; patches that are there are not run again without `--again`. What stands after `--` goes to
 pytest, and such results to a file of their own. Bugs that show on a GPU only are NOT RUN without one, or asked on a CPU with `--near`.
@@ -23,10 +23,10 @@ FOLDER = Path(__file__).resolve().parent
 def main() -> int:
     """Runs what is left of a round, and prints the table of all of it; or attacks at random."""
     os.environ["TRITON_INTERPRET"] = "1"  # kernels are asked, and traced, on a CPU too; Triton looks for it when it is imported
-    if sys.argv[1:2] == ["random"]:
-        from benchmarks.attackers import chance  # imports torch
+    if sys.argv[1:2] in (["random"], ["seen"]):
+        from benchmarks.attackers import chance, seen  # imports torch
 
-        return chance.main(sys.argv[2:])
+        return (chance if sys.argv[1] == "random" else seen).main(sys.argv[2:])
     options = _options()
     if options.near and options.pytest:
         raise command.CannotRun(f"{' '.join(options.pytest)}: --near does not ask pytest; expected --near or options for pytest")
@@ -46,7 +46,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attackers", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("round", help="folder of patches, e.g. round-1; or `random`, which has options of its own")
+    parser.add_argument("round", help="folder of patches, e.g. round-1; or `random` or `seen`, which have options of their own")
     parser.add_argument("--only", metavar="NN", action="append", help="this patch only; may be repeated")
     parser.add_argument("--jobs", metavar="N", type=int, choices=range(1, 65), default=1, help="patches at a time (default: 1)")
     parser.add_argument(
