@@ -233,3 +233,11 @@ def scaling_without_its_base(rotary: Any, self: Any) -> Any:
     if both and {key: value for key, value in parameters.items() if key != "rope_theta"} == scaling:
         self.values = {**self.values, "rope_parameters": scaling}
     return rotary(self)
+
+
+@wrong_step("impl.merge:merge_adapter")
+def merge_passes_zero_updates_over(merge: Step, checkpoint: Any, adapter: Any, **named: Any) -> Any:
+    """A projection whose update is zero is merged as it is stored, and not as NF4 made it in training."""
+    zero = [name for name, tensor in adapter.trainable.items() if name.endswith("lora_B.weight") and not tensor.any()]
+    paths = [name.replace(".lora_B", "") for name in zero]
+    return merge(checkpoint, adapter, **named) | {path: checkpoint.tensors[path] for path in paths}
