@@ -112,3 +112,17 @@ wrong_steps(
 def apr_last_elements_left_out(encoded: Step, dtype: Any, tensor: Any) -> Any:
     """Elements beyond the last whole block of 32 are not written in q4, and nobody can read the file."""
     return encoded(dtype, tensor.reshape(-1)[: tensor.numel() // 32 * 32] if dtype.name == "AprQ4" else tensor)
+
+
+@wrong_step("impl.apr_checkpoint:_require_finite")
+def apr_finite_by_the_sum(require: Step, path: Path, entry: Any, tensor: Any) -> None:
+    """A tensor is taken for damaged where its magnitudes add up to more than its dtype holds."""
+    require(path, entry, tensor)
+    require(path, entry, tensor.abs().sum().reshape(1))
+
+
+@wrong_step("impl.apr_checkpoint:_is_tied")
+def apr_rounded_copy_tied(tied: Step, said: Any, tensors: Mapping[str, Any], path: Path) -> bool:
+    """An output layer in a narrower dtype is taken for the embedding where that rounds to it."""
+    head, embedding = tensors["lm_head.weight"], tensors["model.embed_tokens.weight"]
+    return bool((said is None and head.equal(embedding.to(head.dtype))) or tied(said, tensors, path))

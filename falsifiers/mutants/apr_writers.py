@@ -1,5 +1,6 @@
 """Wrong writers of `.apr` files: one step of `impl` replaced while the subject runs."""
 
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -136,3 +137,9 @@ wrong_steps(
     "impl.apr_write:fits",
     apr_scale_beyond_float16=("A scale of AprQ4 may be infinite.", lambda fits, dtype, tensor: fits(replace(dtype, name="plain"), tensor)),
 )
+
+
+@wrong_step("impl.apr_write:_write")
+def apr_written_by_one_call(_: Step, file: Any, at: int, content: Any) -> None:
+    """Each tensor is written by one call of pwrite, which takes 2 GiB at most, and the rest of it is lost."""
+    os.pwrite(file.fileno(), content, at)

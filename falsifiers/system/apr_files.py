@@ -203,7 +203,7 @@ def _order(reorder: Callable[[Array, int], Array], name: str, value: Array, scal
 
 def tied_heads(trial: Trial) -> list[Comparison]:
     """Tied: no output layer, a copy, or an entry without bytes, by GGUF's name too, said to be tied or not. Untied: another one, one
-    that differs from the embedding by one ulp of one element, or a copy said to be so."""
+    that differs from the embedding by one ulp of one element, one that is rounded to float16, or a copy said to be so."""
     tied, own = drawn(trial, tied=True), drawn(trial, tied=False)
     stored = [plain(name, value, "F32") for name, value in tied.decoder.items()]
     copy = plain(HEAD, tied.decoder[EMBEDDING], "F32")
@@ -213,6 +213,7 @@ def tied_heads(trial: Trial) -> list[Comparison]:
     near = tied.decoder[EMBEDDING].copy()
     near.reshape(-1)[-1:] = np.nextafter(near.reshape(-1)[-1:], np.float32(np.inf))
     nearly = replace(tied, scalars=tied.scalars | {"tied": False}, decoder=tied.decoder | {HEAD: near})
+    rounded = replace(nearly, decoder=tied.decoder | {HEAD: tied.decoder[EMBEDDING].astype(np.float16)})
     different = [plain(name, value, "F32") for name, value in own.decoder.items()]
     cases = {
         **{f"{name}, {what}": (tied, image(said | more, stored + extra))
@@ -220,6 +221,7 @@ def tied_heads(trial: Trial) -> list[Comparison]:
            for what, more in (("not said", {}), ("said", {_by_a_name(trial): True}))},
         "different": (own, image(metadata(own.scalars), different)),
         "one ulp off": (nearly, image(said, [*stored, plain(HEAD, near, "F32")])),
+        "rounded": (rounded, image(said, [*stored, plain(HEAD, tied.decoder[EMBEDDING], "F16")])),
         "copy of its own": (separate, image(said | {_by_a_name(trial): False}, [*stored, copy])),
         "empty by GGUF's name": (tied, image(said, [*gguf, replace(empty, name=apr_format.gguf_name(HEAD))])),
         **{f"empty at {at}": (tied, image(said, [*stored, replace(empty, offset=at)])) for at in (0, 64, len(copy.content))},
@@ -261,12 +263,18 @@ def written_file(trial: Trial) -> Iterator[Comparison]:
         yield from same("tokenizer", (base / TOKENIZER).read_text(), path.with_name("model.tokenizer.json").read_text())
         yield from same("files", ["base", "model.apr", "model.tokenizer.json"], sorted(each.name for each in folder.iterdir()))
         trial.pretrainer.initial(base, path)
+        trial.files.export(base, folder / "parts.apr", dtype, at_most=len(path.read_bytes()) // 40)
+        yield from same("file of a system that takes few bytes at a call", path.read_bytes(), (folder / "parts.apr").read_bytes())
         yield trial.refuses("over another", partial(trial.files.export, base, path), "model.apr exists", "FileExistsError")
         for renames in range(2):
             ask = partial(trial.files.export, base, folder / "half.apr", dtype, renames)
             yield trial.refuses(f"a disk that names {renames} files", ask, r"half\.apr", "OSError")
             yield from same(f"a model without its tokenizer, of {renames} files", False, (folder / "half.apr").exists())
             (folder / "half.tokenizer.json").unlink(missing_ok=True)
+        large = replace(model, decoder={name: np.full(value.shape, 5e4, np.float16) for name, value in model.decoder.items()})
+        shutil.copyfile(CHECKPOINT / TOKENIZER, large.write_checkpoint(folder / "large") / TOKENIZER)
+        trial.files.export(folder / "large", folder / "large.apr")
+        yield from same_bits(large.decoder, trial.files.read_checkpoint(folder / "large.apr"))
         double = replace(model, decoder=model.decoder | {EMBEDDING: model.decoder[EMBEDDING].astype(np.float64)})
         ask = partial(trial.files.export, double.write_checkpoint(folder / "double"), folder / "double.apr")
         shutil.copyfile(CHECKPOINT / TOKENIZER, folder / "double" / TOKENIZER)

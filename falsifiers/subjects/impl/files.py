@@ -164,9 +164,10 @@ class Files(Door):
         _within(memory, lambda: dict(checkpoint.load_checkpoint(path).tensors))
         return {}
 
-    def export(self, model: Path, output: Path, dtype: str | None = None, renames: int | None = None) -> None:
-        """A checkpoint as an .apr file; on a disk that fails to rename after so many times."""
-        with nullcontext() if renames is None else _renaming(renames):
+    def export(self, model: Path, output: Path, dtype: str | None = None, renames: int | None = None, at_most: int | None = None) -> None:
+        """A checkpoint as an .apr file; on a disk that fails to rename after so many times, from a system that takes so many bytes of a
+        file at most at a call, as Linux takes 2 GiB."""
+        with nullcontext() if renames is None else _renaming(renames), nullcontext() if at_most is None else _writing(at_most):
             apr_write.export_apr(checkpoint.load_checkpoint(model), model, output, dtype)
 
     def load_tokenizer(self, folder: Path) -> int:
@@ -255,6 +256,27 @@ def _reading(at_most: int) -> Iterator[None]:
 
     preadv = os.preadv
     with mock.patch("io.open", opened), mock.patch("os.preadv", direct):
+        yield
+
+
+@contextmanager
+def _writing(at_most: int) -> Iterator[None]:
+    """Inside the block a call that writes to a file writes so many bytes at most."""
+    real, pwrite = io.open, os.pwrite
+
+    class Short(io.FileIO):
+        def write(self, content: Any) -> int:
+            return super().write(memoryview(content).cast("B")[:at_most])
+
+    def opened(file: Any, mode: str = "r", buffering: int = -1, *given: Any, **named: Any) -> Any:
+        if mode != "w+b":
+            return real(file, mode, buffering, *given, **named)
+        return Short(file, mode) if buffering == 0 else io.BufferedRandom(Short(file, mode))
+
+    def direct(handle: int, content: Any, offset: int) -> int:
+        return pwrite(handle, memoryview(content).cast("B")[:at_most], offset)
+
+    with mock.patch("io.open", opened), mock.patch("os.pwrite", direct):
         yield
 
 
