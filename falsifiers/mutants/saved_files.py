@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -241,3 +242,33 @@ def merge_passes_zero_updates_over(merge: Step, checkpoint: Any, adapter: Any, *
     zero = [name for name, tensor in adapter.trainable.items() if name.endswith("lora_B.weight") and not tensor.any()]
     paths = [name.replace(".lora_B", "") for name in zero]
     return merge(checkpoint, adapter, **named) | {path: checkpoint.tensors[path] for path in paths}
+
+
+@wrong_step("impl.checkpoint:read_span")
+def changed_shards_read(read: Step, file: Path, start: int, length: int, state: Any) -> Any:
+    """A shard that has changed since its header was read is read all the same."""
+    sharded = file.with_name("model.safetensors.index.json").exists()
+    return read(file, start, length, (file.stat().st_size, file.stat().st_mtime_ns) if sharded else state)
+
+
+@wrong_step("impl.checkpoint:_header")
+def headers_of_whole_words(header: Step, path: Path) -> Any:
+    """The tensors of a file are taken to begin at a multiple of eight bytes, which not every writer keeps to."""
+    after = -int.from_bytes(path.read_bytes()[:8], "little") % 8
+    return {name: replace(entry, start=entry.start + after) for name, entry in header(path).items()}
+
+
+@wrong_step("impl.adapter:read_tensors")
+def adapters_finite_by_the_sum(read: Step, path: Path, *prefix: str) -> Any:
+    """An adapter is taken for damaged where the magnitudes of a tensor add up to more than its dtype holds."""
+    found = read(path, *prefix)
+    for name, tensor in found.items():
+        if not torch.isfinite(tensor.abs().sum()):
+            raise ValueError(f"{path}: tensor {name!r} holds NaN or infinity")
+    return found
+
+
+wrong_steps(
+    "impl.saved:RopeScaling",
+    random_weights_without_scaling=("What was trained on random weights is opened without its rotary scaling.", lambda *_, **__: None),
+)

@@ -14,6 +14,7 @@ from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.system.adapter_files import CONFIG, TOKENIZER, WEIGHTS
 from blackswan.falsifiers.system.command_problem import tokenizer
+from blackswan.falsifiers.system.damage import changed_meanwhile
 from blackswan.falsifiers.system.derived_damage import (
     ABSENT,
     SETTINGS,
@@ -237,7 +238,7 @@ def _split_at_plainly(folder: Path, end: Mapping[str, Any], flag: str) -> Damage
 
 def refuses_parts(trial: Trial) -> Iterator[Comparison]:
     """Each key of config.json and tokenizer_config.json, and an index with its shards, which is read as the one file that they were, also
-    where all of them are links."""
+    where all of them are links, and not once a shard has changed."""
     rng = trial.rng("parts")
     with tempfile.TemporaryDirectory() as parent:
         folder, model = small_base(trial, Path(parent))
@@ -253,6 +254,7 @@ def refuses_parts(trial: Trial) -> Iterator[Comparison]:
         yield trial.refuses("longer texts than positions", partial(ask, max_seq_len=513), "max_seq_len", "ValueError")
         places = _shard(folder)
         yield from same("answer of the shards", whole, ask())
+        yield from (each for file in SHARDS for each in changed_meanwhile(trial, folder, folder / file))
         _as_in_a_cache(folder)
         yield from same("answer of links to the shards", whole, ask())
         yield from judged(trial, folder, [*_shard_damage(folder, places, rng), *forms(folder, INDEX, rng)], ask)

@@ -24,6 +24,7 @@ from blackswan.falsifiers.system.adapter_files import (
     Model,
     one_ulp_off,
 )
+from blackswan.falsifiers.system.config_files import SCALED
 from blackswan.falsifiers.system.derived_damage import (
     ABSENT,
     SETTINGS,
@@ -100,7 +101,7 @@ def refuses_saved(trial: Trial) -> Iterator[Comparison]:
     """Each key and each tensor of a saved adapter and of what it was merged into, large tensors too, and the tokenizer; what the files
     themselves say is the same after all.
 
-    Random weights are held to those of training too: of another seed they are others.
+    Random weights, whose rotary frequencies are scaled, are held to those of training too: of another seed they are others.
     """
     rng = trial.rng("saved")
     with tempfile.TemporaryDirectory() as parent:
@@ -121,7 +122,7 @@ def refuses_saved(trial: Trial) -> Iterator[Comparison]:
             own = base if name == "adapter" else folder
             yield from judged(trial, own, [Damage(f"{name} without {TOKENIZER}", {TOKENIZER: None}, TOKENIZER)], ask)
         random = Path(parent) / "random"
-        trial.classifiers.saved_on_random({**model.scalars, "vocab": 260}, settings, random)
+        trial.classifiers.saved_on_random({**model.scalars, **SCALED, "vocab": 260}, settings, random)
         damages = list(_random_damage(random, rng))
         yield from judged(trial, random, damages, partial(trial.commands.library, "probabilities", random, TEXTS))
         large = Path(parent) / "large"
