@@ -1,6 +1,7 @@
 """Wrong records of the command `train`: what it counts, writes and shows, and what a continuation makes of the lines that are there."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from blackswan.falsifiers.mutants.registry import wrong_step
@@ -90,6 +91,17 @@ def metrics_keep_the_epoch_of_steps(before: Any, line: str, epoch: int, step: in
 wrong_step("impl.metrics:cut_back", name="metrics_never_cut_back", doc="A continuation appends to all lines, torn ones too.")(
     lambda *_: None
 )
+
+
+@wrong_step("impl.metrics:cut_back")
+def metrics_cut_back_near_their_end(cut_back: Any, path: Path, *given: Any) -> None:
+    """Of the metrics only the last thousand lines are looked at, so that steps made again are in a long file twice."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    if len(lines) > 1000:
+        path.write_bytes(b"".join(lines[-1000:]))
+    cut_back(path, *given)
+    if len(lines) > 1000:
+        path.write_bytes(b"".join(lines[:-1000]) + path.read_bytes())
 
 
 @wrong_step("impl.metrics:_before")

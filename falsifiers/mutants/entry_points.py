@@ -164,6 +164,11 @@ wrong_step("impl.trainer:classes_of", name="labels_by_rounded_probabilities", do
 )
 
 
+wrong_step("impl.trainer:classes_of", name="classes_of_the_largest_probability", doc="A class is found by its rounded probability.")(
+    lambda classes, logits, several: classes(logits if several else torch.softmax(logits.float(), -1), several)
+)
+
+
 @wrong_step("impl.pipeline:evaluate")
 def evaluation_sums_in_float32(evaluate: Any, trainer: Any, samples: Any, *given: Any) -> Any:
     """The losses of samples are added up in float32."""

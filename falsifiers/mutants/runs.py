@@ -179,6 +179,12 @@ def fit_stops_one_epoch_late(after: Any, run: Any, record: Any) -> Any:
 
 
 @wrong_step("impl.fit:_Run._after")
+def fit_patience_without_a_loss(after: Any, run: Any, record: Any) -> Any:
+    """An epoch whose validation loss is 0 starts the patience anew, as one without validation does."""
+    return _ends(run, after(run, record), 0 if record.best or not record.validation_loss else run.progress.stale_epochs + 1)
+
+
+@wrong_step("impl.fit:_Run._after")
 def fit_patience_against_the_last_epoch(after: Any, run: Any, record: Any) -> Any:
     """An epoch better than the one before it starts the patience anew."""
     before = run.progress

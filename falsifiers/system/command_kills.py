@@ -1,5 +1,6 @@
 """A command that is killed or interrupted while it trains, and goes on as if it had not been."""
 
+import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,9 @@ from blackswan.falsifiers.system.command_problem import (
 from blackswan.falsifiers.system.continued import KILLED
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial, reads_files
+
+MANY = 10_000
+"""So many steps were made after the last state; their lines take more than a megabyte."""
 
 
 @reads_files
@@ -69,7 +73,9 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> Iterator[Comparison]:
             rank = trial.commands.killed(folder, kill, "train", f"--output={folder}", *resume, *where)
             if kill and kill.interrupt:
                 yield from _interrupted(trial, folder, next(interrupted), rank.ended)
-                yield from _foreign_line(trial, folder, where) if kill is planned[1] else ()
+                if kill is planned[1]:
+                    yield from _foreign_line(trial, folder, where)
+                    yield from _far_behind(trial, whole, folder, where)
                 continue
             expected, saved = _between_states(whole, rank, every, begun)
             yield from same(f"steps up to each state of a run that began after {begun['step']}", expected[: len(saved)], saved)
@@ -130,6 +136,20 @@ def _foreign_line(trial: Trial, folder: Path, where: Sequence[str]) -> Iterator[
         if f"{METRICS}:2" not in said.err:
             yield broken(f"message about the line {line}", "does not name it", f"{METRICS}:2", said.err[-300:])
         yield from same(f"metrics with the line {line}", before, (copy / METRICS).read_bytes())
+
+
+def _far_behind(trial: Trial, whole: Path, folder: Path, where: Sequence[str]) -> Iterator[Comparison]:
+    """However many lines were written after the state that a run goes on from, none of them is left."""
+    copy = folder.with_name("far behind")
+    shutil.copytree(folder, copy)
+    last = timed_metrics(copy)[-1]
+    with (copy / METRICS).open("a") as file:
+        file.writelines(json.dumps({**last, "step": last["step"] + more}) + "\n" for more in range(1, MANY + 1))
+    said = trial.commands.attempt("train", f"--output={copy}", "--resume", *where)
+    yield from same(f"status of a run that goes on from {MANY} steps before", 0, said.status)
+    yield from same(
+        f"numbers of the lines after {MANY} steps are made again", *(list(map(number_of, metrics(each))) for each in (whole, copy))
+    )
 
 
 def _started_again(trial: Trial, whole: Path, folder: Path, where: Sequence[str]) -> Iterator[Comparison]:

@@ -218,8 +218,10 @@ FEW = (5, 4)
 
 def _tied_or_not(trial: Trial, pace: str, **settings: Any) -> SmallRun:
     """Draws a run, of which all epochs end with the same validation loss, and not with the same head bias (`tied`), with losses that
-    `hardly` differ, or with others at the rate given.
+    `hardly` differ, with others at the rate given, or of which all losses are 0 (`perfect`).
     """
+    if pace == "perfect":
+        return _perfect(small_run(trial, **settings))
     if pace != "tied":
         return small_run(trial, **(settings | ({"learning_rate": HARDLY} if pace == "hardly" else {})))
     problem = small_run(trial, **{**settings, "learning_rate": STANDSTILL})
@@ -241,7 +243,7 @@ def best_checkpoint_has_the_lowest_loss(trial: Trial) -> Iterator[Comparison]:
     """
     settings: dict[str, Any] = {"epochs": 4, "learning_rate": 0.1}
     pace = ("perfect", "tied", "hardly", "given")[trial.seed % 4]
-    run, kept = whole_run(trial, _perfect(small_run(trial, **settings)) if pace == "perfect" else _tied_or_not(trial, pace, **settings))
+    run, kept = whole_run(trial, _tied_or_not(trial, pace, **settings))
     losses = [_number(epoch.validation_loss) for epoch in run.epochs]
     best = int(np.argmin(losses))
     yield from same("result, best epoch", best + 1, run.result and run.result.best_epoch)
@@ -256,9 +258,9 @@ def best_checkpoint_has_the_lowest_loss(trial: Trial) -> Iterator[Comparison]:
 def stops_after_patience_epochs(trial: Trial) -> Iterator[Comparison]:
     """The run ends with the first epoch that is `patience` epochs after the best one, else with the last.
 
-    Where all losses are the same, patience ends with the last epoch: such a run was not stopped early.
+    Where all losses are the same, patience ends with the last epoch: such a run was not stopped early. Where all are 0, epochs are left.
     """
-    patience, pace = 1 + trial.seed % 3, ("tied", "given", "hardly", "given")[trial.seed // 3 % 4]
+    patience, pace = 1 + trial.seed % 3, ("tied", "given", "hardly", "given", "perfect")[trial.seed // 3 % 5]
     most = 1 + patience if pace == "tied" else 7
     run, _ = whole_run(trial, _tied_or_not(trial, pace, samples=FEW, epochs=most, learning_rate=UNSTEADY, early_stop_patience=patience))
     losses = [_number(epoch.validation_loss) for epoch in run.epochs]

@@ -59,7 +59,8 @@ def scores_are_of_the_largest_logits(trial: Trial) -> Iterator[Comparison]:
 
 
 def sums_and_bounds_are_exact(trial: Trial) -> Iterator[Comparison]:
-    """Of several labels those are found whose logits are above 0, by however little, in bfloat16 too; and a mean is that of its samples.
+    """Of several labels those are found whose logits are above 0, by however little, in bfloat16 too; of one that of the largest logit,
+    though its probability is rounded to that of another; and a mean is that of its samples.
 
     Logits are the biases of the head. One sample has a loss beside which float32 loses those of the others.
     """
@@ -71,6 +72,7 @@ def sums_and_bounds_are_exact(trial: Trial) -> Iterator[Comparison]:
         yield from same(f"classes, {label}", expected, pipeline.predict([0, 1]))
         confusion = _confusion(problem, np.asarray(problem.training.labels[:2]), expected)
         yield from same(f"confusion, {label}", confusion, pipeline.evaluate([0, 1]).confusion)
+    yield from _largest_by_little(trial)
     bias = np.where(np.arange(problem.classes) == 0, np.float32(2**24), np.float32(0.0))
     labels: list[Label] = [[int(place > 0), *[0] * (problem.classes - 1)] for place in range(len(problem.training.labels))]
     problem = _by_biases(replace(problem, training=replace(problem.training, labels=labels)), bias)
@@ -80,6 +82,17 @@ def sums_and_bounds_are_exact(trial: Trial) -> Iterator[Comparison]:
     yield value_at_most("share of a mean loss that is lost", abs(pipeline.evaluate(places).loss - mean) / mean, SUMMED)
     yield from _weighed_as_given(trial)
     yield from _counted_beyond_16_bits(trial)
+
+
+def _largest_by_little(trial: Trial) -> Iterator[Comparison]:
+    """The class of the largest logit is found, one after another, where softmax gives all of them the same number."""
+    problem = small_run(trial, batch_size=1)
+    for largest in range(problem.classes):
+        bias = np.where(np.arange(problem.classes) == largest, np.float32(2.0**-30), np.float32(0.0))
+        pipeline, expected = trial.trainer.pipeline(_by_biases(problem, bias)), np.full(2, largest)
+        yield from same(f"classes, logit {largest} the largest by little", expected, pipeline.predict([0, 1]))
+        confusion = _confusion(problem, np.asarray(problem.training.labels[:2]), expected)
+        yield from same(f"confusion, logit {largest} the largest by little", confusion, pipeline.evaluate([0, 1]).confusion)
 
 
 def _weighed_as_given(trial: Trial) -> Iterator[Comparison]:
