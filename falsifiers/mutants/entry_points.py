@@ -116,6 +116,11 @@ def scores_counted_in_16_bits(count: Any, confusion: Any, *given: Any) -> None:
     confusion %= 2**16
 
 
+wrong_step("impl.trainer:Trainer._correct", name="right_answers_in_a_byte", doc="The right answers of a micro-batch begin anew after 255.")(
+    lambda correct, *given: correct(*given).to(torch.uint8)
+)
+
+
 @wrong_step("impl.trainer:Trainer.__init__")
 def class_weights_in_the_models_dtype(init: Any, self: Any, *given: Any, **settings: Any) -> None:
     """Weights of classes are rounded to the dtype of the model."""

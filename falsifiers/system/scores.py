@@ -105,15 +105,20 @@ def _weighed_as_given(trial: Trial) -> Iterator[Comparison]:
             yield value_at_most(f"share that is lost of a loss of weight {weight} in {dtype}", lost, WEIGHED)
 
 
-def _counted_beyond_16_bits(trial: Trial) -> list[Comparison]:
-    """A cell of the confusion counts more samples than 16 bits do: one of the shortest, again and again."""
+def _counted_beyond_16_bits(trial: Trial) -> Iterator[Comparison]:
+    """A cell of the confusion, and the right answers of an evaluation and of a step, count more samples than a byte or 16 bits do: one of
+    the shortest, again and again, whose class has the largest logit."""
     problem = small_run(trial, batch_size=SEVERAL)
     shortest = min(range(len(problem.training)), key=lambda place: len(problem.training.rows[place]))
-    label, pipeline = problem.training.labels[shortest], trial.trainer.pipeline(problem)
-    (found,) = pipeline.predict([shortest])
-    expected = np.zeros((problem.classes, problem.classes), np.int64)
-    expected[label, found] = BEYOND
-    return same("confusion of more samples than 16 bits count", expected, pipeline.evaluate([shortest] * BEYOND).confusion)
+    label = problem.training.labels[shortest]
+    bias = np.where(np.arange(problem.classes) == label, np.float32(1.0), np.float32(0.0))
+    pipeline, expected = trial.trainer.pipeline(_by_biases(problem, bias)), np.zeros((problem.classes, problem.classes), np.int64)
+    expected[label, label] = BEYOND
+    evaluation = pipeline.evaluate([shortest] * BEYOND)
+    yield from same("confusion of more samples than 16 bits count", expected, evaluation.confusion)
+    yield from same("accuracy of more samples than 16 bits count", 1.0, evaluation.accuracy)
+    accumulated = pipeline.accumulate([shortest] * SEVERAL)
+    yield from same("right answers of more samples than a byte counts", SEVERAL, accumulated.correct)
 
 
 def _by_biases(problem: SmallRun, bias: Array) -> SmallRun:
