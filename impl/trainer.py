@@ -183,13 +183,15 @@ class Trainer:
     def apply_gradient_vector(self, vector: Tensor) -> BatchResult:
         """One optimiser step with a gradient in the order of `gradient_vector`; the accumulated samples are forgotten, their loss reported.
 
+        A vector in another dtype, as NumPy's means are, is converted to that of the moments.
+
         Raises a ValueError for a vector of another length, and as `apply` does; nothing has changed then.
         """
         self._require_step_left()
         self.optimiser.split(vector)
         summary = _summary(self._accumulated)
         with scope(f"steps.{self.optimiser.steps}"):
-            norm = self._step(vector)
+            norm = self._step(vector.to(self.optimiser.exp_avg.dtype))
         self.discard()
         return BatchResult(summary.loss, summary.correct, summary.total, norm)
 

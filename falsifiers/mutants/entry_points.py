@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -30,6 +31,14 @@ def gradient_vector_head_first(gradient_vector: Any, trainer: Any) -> Any:
 def gradient_vector_not_clipped(apply: Any, trainer: Any, vector: Any) -> Any:
     """A step with a given vector leaves clipping out."""
     return unclipped(trainer, apply, vector)
+
+
+@wrong_step("impl.trainer:Trainer.apply_gradient_vector")
+def moments_in_the_dtype_of_a_vector(apply: Any, trainer: Any, vector: Any) -> Any:
+    """A vector in float64 leaves moments in float64, which no trainer of a float32 model loads."""
+    step = trainer._step
+    with mock.patch.object(trainer, "_step", side_effect=lambda _: step(vector)):
+        return apply(trainer, vector)
 
 
 wrong_step("impl.pipeline:trainable_shapes", name="trainable_count_without_bias", doc="The head's bias is not counted.")(

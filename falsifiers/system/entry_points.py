@@ -22,8 +22,8 @@ from blackswan.reference.training import flatten, split
 def gradient_vector_goes_out_and_in(trial: Trial) -> Iterator[Comparison]:
     """The vector is the reference's gradient in the order of layers, A before B, then the head.
 
-    Given back it makes the step of `train_batch`, bit for bit; of another length or shape, one number too, it is refused, and nothing
-    changes. A rate of 0 that is set then holds for all later steps, for there is no schedule: they move nothing.
+    Given back it makes the step of `train_batch`, bit for bit, in float64 too; of another length or shape, one number too, it is refused,
+    and nothing changes. A rate of 0 that is set then holds for all later steps, for there is no schedule: they move nothing.
     """
     problem, places = small_run(trial), range(5)
     asked, pipeline = trial.trainer.pipeline(problem), trial.trainer.pipeline(problem)
@@ -41,6 +41,10 @@ def gradient_vector_goes_out_and_in(trial: Trial) -> Iterator[Comparison]:
         yield from same(f"state after the {name}", before, pipeline.state())
     pipeline.apply_gradient_vector(vector)
     yield from same("state after the step with the vector", asked.state(), pipeline.state())
+    wide = trial.trainer.pipeline(problem)
+    wide.accumulate(places)
+    wide.apply_gradient_vector(vector.astype(np.float64))
+    yield from same("state after the step with the vector in float64", asked.state(), wide.state())
     pipeline.set_rate(0.0)
     for batch in ([3], [4, 5]):
         pipeline.train_batch(batch)
