@@ -245,3 +245,31 @@ wrong_steps(
 def layers_on_the_cpu_of_a_gpus_host(why: Step, dtype: Any, device: Any) -> Any:
     """Where there is a GPU, kernels are launched on tensors of the CPU."""
     return why(dtype, torch.device("cuda") if device.type == "cpu" else device)
+
+
+@wrong_step("impl.fused.step:FusedTrainer._move")
+def layers_divide_by_a_norm_of_zero(move: Step, self: Any, gradient: Any, finite: Any) -> None:
+    """A gradient is divided by its norm before it is multiplied by the bounded one, also where the norm is zero."""
+    norm = torch.linalg.vector_norm(gradient)
+    move(self, gradient * (norm / norm), finite)
+
+
+def _packing(**changes: Callable[[Any], Any]) -> Step:
+    """The packed tensors of those names are changed."""
+
+    def wrong(pack: Step, *given: Any) -> Any:
+        packed = pack(*given)
+        return replace(packed, **{name: change(getattr(packed, name)) for name, change in changes.items()})
+
+    return wrong
+
+
+wrong_steps(
+    "impl.fused.step:pack",
+    layers_take_labels_as_whole_numbers=("Labels between 0 and 1 are cut to whole numbers.", _packing(labels=torch.trunc)),
+    layers_count_positions_in_a_byte=("Positions of tokens begin again after 256.", _packing(positions=lambda value: value % 256)),
+    layers_count_tokens_in_16_bits=(
+        "Where samples begin and end is counted in 16 bits, which wrap.",
+        _packing(bounds=lambda value: value.to(torch.int16).to(value.dtype)),
+    ),
+)

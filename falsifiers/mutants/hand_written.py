@@ -86,6 +86,13 @@ def layers_scale_by_alpha(update: Step, self: Any, *given: Any) -> Any:
     return replace(made, scale=made.scale * made.b.shape[1])
 
 
+@wrong_step("impl.fused.linear:FusedLinear._update")
+def layers_scale_by_whole_numbers(update: Step, self: Any, *given: Any) -> Any:
+    """Alpha is divided by the rank without a remainder."""
+    made = update(self, *given)
+    return replace(made, scale=float(made.scale // 1))
+
+
 @wrong_step("impl.fused.model:FusedClassifier._head", "P31")
 def layers_average_over_places(head: Step, self: Any, y: Any, packed: Any) -> Any:
     """Places without a sample are counted in a micro-batch that is not full."""

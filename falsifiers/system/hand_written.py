@@ -30,6 +30,8 @@ RATE_SET = 5
 """Number of the call before which the rate is set by hand, when a step has been captured and, where nothing moves, no state was loaded."""
 MANY = 6
 """Micro-batches of a call, more than the four whose gradients are held side by side."""
+LONG = 300
+"""Tokens of a text, more than a byte counts."""
 LENGTHS = ((4, 4, 4), (6, 5, 1))
 """Of three samples in the first call and in later ones: as many tokens in all, and yet a longer sample than a captured step has met."""
 BIAS, HEAD = "trainable/score.bias", "trainable/score.weight"
@@ -95,6 +97,35 @@ def _single_steps(trial: Trial) -> Iterator[Comparison]:
         steps = trial.devices.steps(of_none, _adapted(drawn(rng, replace(of_none, targets="all")), work.targets), settings)
         ask = partial(steps.call, "train_batch", *_batch(rng, of_none, 2, False))
         yield trial.refuses(f"weights that cannot be joined: {label}", ask, f"{message}.*backend torch", "ValueError")
+    yield from _unusual_steps(trial)
+
+
+def _unusual_steps(trial: Trial) -> Iterator[Comparison]:
+    """A step on samples of which the head is certain, so that the gradient is exactly zero; one with labels between 0 and 1; and one on
+    more than 32,767 tokens, in texts of more than 255."""
+    rng = trial.rng("unusual steps")
+    work, settings = _drawn(rng, trial, 2, FAMILIES[trial.seed % 3])
+    many = replace(work, family="llama", layers=1, heads=2, kv_heads=1, head_dim=8, hidden=16, intermediate=24)
+    many = replace(many, seq=LONG, micro=1 + 2**15 // LONG, pooling="last")
+    many_settings = settings | {"max_norm": None, "scaling": {}, "class_weights": None}
+    certain = {BIAS: np.array([0.0, 0.0, 200.0], np.float32), HEAD: np.zeros((3, work.hidden), np.float32)}
+    ids, mask, labels = _batch(rng, work, 2, False)
+    soft = rng.uniform(0.1, 0.9, (2, work.classes)).astype(np.float32)
+    full = rng.integers(0, many.vocab, (many.micro, LONG))
+    asked: dict[str, tuple[Workload, dict[str, Any], Batch, dict[str, Array]]] = {
+        "no gradient": (work, settings, (ids, mask, np.full_like(labels, 2)), certain),
+        "labels between 0 and 1": (work, settings | {"multi_label": True, "class_weights": None}, (ids, mask, soft), {}),
+        "many tokens": (many, many_settings, (full, np.ones(full.shape, bool), rng.integers(0, many.classes, many.micro)), {}),
+    }
+    for label, (of_one, changed, batch, state) in asked.items():
+        weights, said = _adapted(drawn(rng, replace(of_one, targets="all")), of_one.targets), []
+        for backend in ("torch", "fused"):
+            steps = trial.devices.steps(replace(of_one, backend=backend), weights, changed)
+            steps.load({**steps.state(), **state})
+            said.append((steps.call("train_batch", *batch), steps.state()))
+        (right, expected), (answer, found) = said
+        yield from (trial.near(f"{label}: {key}", right[key], answer[key]) for key in right)
+        yield from _near_states(trial, label, expected, found, moving=label != "no gradient")
 
 
 SHARED_MEMORY = 227 * 1024
@@ -182,6 +213,7 @@ def _drawn(rng: Generator, trial: Trial, number: int, family: str) -> tuple[Work
     work = replace(work, eps=float(rng.choice([0.01, 0.1])))
     theta = 50.0 if family == "llama" else float(rng.choice([50.0, 2e5]))  # with a large one so few tokens do not show the scaling
     work = replace(work, theta=theta, pooling=POOLINGS[number // 2 % 2], targets=str(rng.choice(TARGETS)))
+    work = replace(work, alpha=float(rng.choice([0.75, 2.5])) * work.rank)
     work = replace(work, classes=3)  # so few that all of a sample's are right now and then
     weights = None if several or number % 3 == 0 else rng.uniform(0.3, 3.0, work.classes).tolist()
     settings = {"total_steps": 6, "learning_rate": 1e-2, "warmup_fraction": 0.5, "schedule": str(rng.choice(["linear", "cosine"]))}
