@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from yaml import Node, ScalarNode, SequenceNode
+from yaml import Node, ScalarNode, SequenceNode, compose_all
 
 from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 from blackswan.impl import settings
@@ -178,4 +178,20 @@ wrong_step("impl.token_shards:TokenBatches", name="batches_of_no_pairs", doc="Ro
 )
 wrong_step("impl.settings:resolve", name="settings_none_leaves_the_file", doc="An option of none is no option where the file has a value.")(
     lambda resolve, size, *given: resolve(size, *({name: each for name, each in one.items() if each.value is not None} for one in given))
+)
+wrong_steps(
+    "impl.config:target_modules",
+    settings_projections_after_blanks_lost=(
+        "A projection after a comma and a blank is taken, and gets no update.",
+        lambda right, targets: (
+            tuple(name for name in right(targets.replace(" ", "")) if name in targets.split(",")) if "," in targets else right(targets)
+        ),
+    ),
+)
+wrong_steps(
+    "impl.settings:yaml.compose",
+    settings_of_the_first_document=(
+        "Of several documents in a file of settings the first one is read, and the others are passed over.",
+        lambda _, text, Loader: next(iter(compose_all(text, Loader=Loader)), None),
+    ),
 )
