@@ -2,6 +2,7 @@
 
 import math
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -138,6 +139,18 @@ wrong_step("impl.pipeline:initial_trainable", name="lora_initial_seed_ignored", 
 def lora_initial_of_32_bits(seeded: Any, seed: int) -> Any:
     """Only the lower 32 bits of a seed count: runs whose seeds hold a date start alike, and their spread is too small."""
     return seeded(seed % 2**32)
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.from_pretrained")
+def lora_initial_of_32_bits_on_checkpoints(from_pretrained: Any, folder: Any, config: Any, **named: Any) -> Any:
+    """Only the lower 32 bits of a seed count where weights come from a checkpoint."""
+    from blackswan.impl.classifier import initial_trainable
+
+    def narrow(architecture: Any, adaptation: Any, seed: int) -> Any:
+        return initial_trainable(architecture, adaptation, seed % 2**32)
+
+    with mock.patch("blackswan.impl.pipeline.initial_trainable", narrow):
+        return from_pretrained(folder, config, **named)
 
 
 @wrong_step("impl.classifier:initial_factor")

@@ -43,7 +43,11 @@ def update_is_zero_and_random(trial: Trial) -> Iterator[Comparison]:
     targets = list(FACTORS)[trial.seed % 2]
     large = _settings(rng, targets)
     yield from _fresh(trial, "a large seed", _architecture(rng, FAMILIES[0]), {**large, "seed": LARGE + large["seed"]})
-    yield from _fresh(trial, f"checkpoint, {targets}", CHECKPOINT, _settings(rng, targets))
+    for further, least in ((2**32, 0), (1, LARGE)):
+        given = _settings(rng, targets)
+        yield from _fresh(
+            trial, f"checkpoint, {targets}, a seed from {least}", CHECKPOINT, {**given, "seed": least + given["seed"]}, further
+        )
 
 
 def _fresh(trial: Trial, name: str, model: Path | Mapping[str, Any], settings: dict[str, Any], further: int = 1) -> list[Comparison]:
