@@ -248,6 +248,21 @@ def memory_of_texts_before_they_are_cut(memory: Any, model: Any, config: Any, tr
         return memory(model, config, train, *given)
 
 
+@wrong_step("impl.commands.train:_train")
+def memory_given_back_before_the_run(train: Any, *given: Any) -> Any:
+    """What was reserved is given back before the model is trained, and another process may take it."""
+    from blackswan.impl import ledger
+
+    reserve = ledger.reserve
+
+    def at_once(*asked: Any) -> Any:
+        with reserve(*asked):
+            return nullcontext()
+
+    with mock.patch.object(ledger, "reserve", at_once):
+        return train(*given)
+
+
 wrong_step("impl.pipeline:ClassifyPipeline._require_updates", name="merged_models_are_trained", doc="A merged model's head is trained.")(
     lambda *_: None
 )

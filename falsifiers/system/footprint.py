@@ -231,6 +231,7 @@ def _of_last_micro_batches(trial: Trial) -> list[Comparison]:
             "reserved for a text of 256 tokens beyond one of 8, which attention keeps the probabilities of", training - short, 4 * 256**2
         ),
         *same("estimates of 8 and 12 samples, and of 5 and 13", full[2:], part),
+        *same("what a run does with memory", ["reserved", "loaded", "run", "given back"], trial.memory.held_in_a_run()),
         *same("estimates of 2, 4 and 8 samples in their order", sorted(set(full[:3])), full[:3]),
         *same("whether texts of 16 tokens take more than of 8", True, longer > full[1]),
         *same("whether float32 takes more than bfloat16 by a fifth", True, full[1] > 1.2 * narrow),

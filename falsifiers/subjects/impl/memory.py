@@ -2,13 +2,15 @@
 
 import fcntl
 import gc
+import io
 import json
 import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -24,6 +26,7 @@ from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.allocator import allocated
 from blackswan.falsifiers.subjects.impl.devices import batch_of, trainer_of
 from blackswan.falsifiers.subjects.protocol import Lacks, Session
+from blackswan.impl import __main__ as command
 from blackswan.impl import allocations, checkpoint, classifier, dispatch, kernels, ledger, memory
 from blackswan.impl.commands import common
 from blackswan.impl.commands import train as train_command
@@ -31,6 +34,7 @@ from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.fused import memory as fused_memory
 from blackswan.impl.fused.memory import estimate_fused
 from blackswan.impl.fused.packing import pack
+from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.samples import Samples
 from blackswan.impl.tensors import LazyTensors, Shapes
 from blackswan.impl.trainer import Batch, Trainer
@@ -140,6 +144,35 @@ class Memory(Door):
         given = CHECKPOINT, ClassifyConfig(**settings), train, validation if validated else None
         with mock.patch("torch.cuda.is_available", return_value=False):
             return train_command._memory(*given, torch.device(kind))
+
+    def held_in_a_run(self) -> list[str]:
+        """What the command `train` does, in its order, of these: it reserves memory and gives it back, loads a model and ends a run."""
+        noted, load, fit = list[str](), ClassifyPipeline.from_pretrained, ClassifyPipeline.fit
+
+        @contextmanager
+        def reserve(*_: Any) -> Iterator[None]:
+            noted.append("reserved")
+            yield
+            noted.append("given back")
+
+        def after(call: Callable[..., Any], what: str, *given: Any, **named: Any) -> Any:
+            found = call(*given, **named)
+            noted.append(what)
+            return found
+
+        def run(pipeline: ClassifyPipeline, *given: Any, **named: Any) -> Any:
+            return after(fit, "run", pipeline, *given, **named)
+
+        with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            (corpus := Path(folder) / "corpus.jsonl").write_text('{"input": "ls", "label": 1}\n{"input": "rm", "label": 0}\n')
+            files = [f"--model={CHECKPOINT}", f"--corpus={corpus}", f"--output={folder}/run", f"--device={self._device}"]
+            with (
+                mock.patch.object(ledger, "reserve", reserve),
+                mock.patch.object(ClassifyPipeline, "from_pretrained", partial(after, load, "loaded")),
+                mock.patch.object(ClassifyPipeline, "fit", run),
+            ):
+                command.main(["train", *files, "--epochs=1", "--validation-fraction=0", "--max-seq-len=8", "--warmup-fraction=0"])
+        return noted
 
     def measure(self, work: Workload, steps: int = 3) -> Usage:
         """Measures loading and steps by the device's allocator: the first step may capture a graph, the next have all state.
