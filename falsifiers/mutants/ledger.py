@@ -219,6 +219,18 @@ wrong_steps(
     "impl.host:_used",
     usage_of_the_own_group_alone=("What others use of a limit further up is passed over.", lambda used, _: used(_own_group())),
 )
+wrong_steps(
+    "impl.host:_named",
+    by=lambda left_out: lambda named, path: {name: value for name, value in named(path).items() if name != left_out},
+    kernels_memory_of_a_container_is_taken=("What the kernel can give back of a container's memory is no room.", "slab_reclaimable"),
+    active_files_of_a_container_are_taken=("Files that a container has read more than once are no room.", "active_file"),
+)
+wrong_step("impl.host:_named", name="files_in_memory_alone_are_room", doc="Files that have no other place than memory count as room.")(
+    lambda named, path: {**(found := named(path)), **({"active_file": found["file"]} if "file" in found else {})}
+)
+wrong_step("impl.host:_groups", name="groups_above_an_unseen_one_pass", doc="Where a process's own group is not seen, no limit holds.")(
+    lambda groups: iter(found if (found := list(groups())) and found[0].exists() else [])
+)
 wrong_step(
     "impl.host:_named", name="files_of_a_container_are_taken", doc="Files that a container keeps in memory are no room for anything else."
 )(lambda named, path: dict.fromkeys(named(path), "0") if path.name == "memory.stat" else named(path))

@@ -43,6 +43,8 @@ def auto_alone_falls_back(trial: Trial) -> Iterator[Comparison]:
 
 
 TOO_LONG = "max_seq_len or batch_size"
+TAKEN_BACK = ("active_file", "inactive_file", "slab_reclaimable")
+"""What the kernel takes back of a control group's memory, by the names of its account."""
 
 
 def long_texts_need_memory(trial: Trial) -> Iterator[Comparison]:
@@ -80,19 +82,22 @@ def long_texts_need_memory(trial: Trial) -> Iterator[Comparison]:
 
 def _containers(said: Path, scores: int) -> Iterator[tuple[str, bool]]:
     """Writes the limits of a container and of the group above it into files beside `said`, one case after the other, and yields each case's
-    name and whether `scores` kB and a mask fit. Files may take a part of the memory, which the system takes back. A group may have no
-    limit, and no memory that it counts."""
-    full, files = 50 * scores, 20 * scores
-    asked: dict[str, tuple[int | None, int, int | None, bool]] = {
-        "a limit that leaves too little": (full + scores - 1, 0, None, False),
-        "a limit that leaves enough": (full + 4 * scores, 0, None, True),
-        "a limit that files reach": (full, files, None, True),
-        "a limit that is passed": (full - scores, 0, None, False),
-        "no limit": (None, 0, None, True),
-        "no limit below one that leaves too little": (None, 0, full, False),
-        "a limit below one that leaves too little": (2 * full, 0, full, False),
+    name and whether `scores` kB and a mask fit. Files and what the kernel keeps may take a part of the memory, which the system takes back;
+    files that have no other place than memory are no room. A group may have no limit, and no memory that it counts; it may not be seen
+    from within a container, which sees the groups above."""
+    full = 50 * scores
+    files, nothing = {"active_file": 10 * scores, "inactive_file": 10 * scores}, dict[str, int]()
+    asked: dict[str, tuple[int | None, Mapping[str, int], int | None, bool]] = {
+        "a limit that leaves too little": (full + scores - 1, nothing, None, False),
+        "a limit that leaves enough": (full + 4 * scores, nothing, None, True),
+        **{f"a limit that {name} reaches": (full, {name: 20 * scores}, None, True) for name in TAKEN_BACK},
+        "a limit that files in memory alone reach": (full, {"file": full, "shmem": full, "inactive_anon": full}, None, False),
+        "a limit that is passed": (full - scores, nothing, None, False),
+        "no limit": (None, nothing, None, True),
+        "no limit below one that leaves too little": (None, nothing, full, False),
+        "a limit below one that leaves too little": (2 * full, nothing, full, False),
         "a limit below one that files reach": (2 * full, files, full, True),
-        "little that is used below a limit that others fill": (None, 0, full, False),
+        "little that is used below a limit that others fill": (None, nothing, full, False),
     }
     groups = said / "groups"
     places = {"0::/pods/one": groups / "pods", "4:memory:/elsewhere\n0::/a/b/c": groups / "a", "0::/": None}
@@ -108,15 +113,21 @@ def _containers(said: Path, scores: int) -> Iterator[tuple[str, bool]]:
             if above is not None:
                 _say(above, upper, full, kept)
             yield f"{name}: {label}", fits
+    for name in ("unseen", "unseen/and/below"):
+        (said / "cgroup").write_text(f"0::/{name}\n")
+        for limit in (full, full + 4 * scores):
+            _say(groups, limit, full, nothing)
+            yield f"{name}: a limit of {limit} kB above a group that is not seen", limit > full
     (said / "cgroup").write_text("4:memory:/pods/one\n")
     yield "groups of an older kind", True
 
 
-def _say(group: Path, limit: int | None, used: int, kept: int) -> None:
-    """What the system says of a control group, in kB."""
+def _say(group: Path, limit: int | None, used: int, kept: Mapping[str, int]) -> None:
+    """What the system says of a control group, in kB, with what is `kept` of the memory that is used by its names."""
     (group / "memory.max").write_text("max\n" if limit is None else f"{1024 * limit}\n")
     (group / "memory.current").write_text(f"{1024 * used}\n")
-    (group / "memory.stat").write_text(f"anon 7\ninactive_file {512 * kept}\nactive_file {512 * kept}\n")
+    stated = {"anon": 7} | dict.fromkeys(TAKEN_BACK, 0) | {name: 1024 * count for name, count in kept.items()}
+    (group / "memory.stat").write_text("".join(f"{name} {count}\n" for name, count in stated.items()))
 
 
 def accelerators_have_their_torch_names(trial: Trial) -> Iterator[Comparison]:
