@@ -202,6 +202,28 @@ def fingerprint_of_chunks_in_any_order(fingerprint: Any, tensor: Any) -> Any:
     return sum(fingerprint(part) for part in torch.split(tensor.detach().flatten(), agreement._CHUNK))
 
 
+@wrong_step("impl.agreement:fingerprint")
+def fingerprint_without_the_last_bytes(fingerprint: Any, tensor: Any) -> Any:
+    """What is left of a tensor's bytes after whole parts of 32 bits is not compared."""
+    import torch
+
+    every = tensor.detach().contiguous().flatten().view(torch.uint8)
+    return fingerprint(every[: len(every) // 4 * 4].view(torch.int32))
+
+
+@wrong_step("impl.agreement:_raise_first")
+def last_error_is_told(raise_first: Any, texts: Sequence[str], *given: Any) -> None:
+    """Of the errors of several workers the last one is raised, and the others are not named."""
+    last = max(rank for rank, text in enumerate(texts) if text)
+    raise_first([text if rank == last else "" for rank, text in enumerate(texts)], *given)
+
+
+@wrong_step("impl.agreement:_raise_first")
+def errors_without_words_are_none(raise_first: Any, texts: Sequence[str], *given: Any) -> None:
+    """A worker is looked for whose error has a message, and there may be none."""
+    raise_first([text if text.partition("\n")[2] else "" for text in texts], *given)
+
+
 @wrong_step("impl.agreement:require_equal")
 def ranks_of_other_tensors_are_blamed(require: Any, group: Any, tensors: Any) -> None:
     """A rank is said to have another tensor where only a later one differs."""

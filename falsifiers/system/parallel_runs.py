@@ -106,9 +106,10 @@ def mixed_workers_are_refused(trial: Trial) -> Iterator[Comparison]:
 
 def several_agree(trial: Trial) -> Iterator[Comparison]:
     """Of several workers those are named whose tensor or text is not that of the first one, and no other; of an error every line is told.
+    Of two errors the first one is told, and who has the other; one without a word is an error too.
 
     They sum in their order: float32 has other bits in another one. A tensor differs by two signs in float64, by the sign of a zero, by two
-    elements and by two whole chunks that are exchanged.
+    elements and by two whole chunks that are exchanged. One of numbers of two bytes or of one differs in its last number.
     """
     rng = trial.rng("several")
     alike = np.broadcast_to(rng.standard_normal(4 * SEVERAL_CHUNK), (SEVERAL, 4 * SEVERAL_CHUNK))
@@ -121,15 +122,21 @@ def several_agree(trial: Trial) -> Iterator[Comparison]:
     zero = np.zeros((SEVERAL, 5), np.float32)
     zero[second, 2] = -0.0
     one[first, 0], other[second, 0] = 7.0, 7.0
+    half, byte = np.zeros((SEVERAL, 9), np.float16), np.zeros((SEVERAL, 7), np.uint8)
+    half[first, -1], byte[third, -1] = 0.25, 1
     texts = ["one", "one", "one", "one"]
     texts[first] = texts[third] = "another"
     others = ", ".join(str(rank) for rank in sorted((first, third)))
     differ = [f"WorkerFailed: tensor {number} of rank {rank} differ" for number, rank in ((0, first), (0, second), (0, third), (0, second))]
     told = [f"WorkerFailed: tensor 0 of rank {', '.join(map(str, range(1, SEVERAL)))} differ", *differ]
-    told += ["", f"WorkerFailed: tensor 1 of rank {first} differ", f"ValueError: rank {others}: another text"]
+    told += ["", f"WorkerFailed: tensor 1 of rank {first} differ"]
+    told += [f"WorkerFailed: tensor 0 of rank {rank} differ" for rank in (first, third)]
+    told += [f"ValueError: rank {others}: another text"]
     reason = "the first line\nand the second, that says what to do" + LONG
     told.append(f"ValueError: rank {SEVERAL - 1} of {SEVERAL}: {reason}")
-    groups: list[list[Array]] = [[own], [signs], [places], [pieces], [zero], [alike], [alike, one, other]]
+    told.append(f"ValueError: rank {SEVERAL - 2} of {SEVERAL}: the first (also on rank {SEVERAL - 1})")
+    told.append(f"WorkerFailed: rank {SEVERAL - 1} of {SEVERAL}: ")
+    groups: list[list[Array]] = [[own], [signs], [places], [pieces], [zero], [alike], [alike, one, other], [half], [byte]]
     total = reduce(np.add, own)
     for rank, (said, summed) in enumerate(trial.trainer.agree(groups, texts, reason, SEVERAL_CHUNK)):
         begun = [text[: len(expected)] if expected else text for text, expected in zip(said, told, strict=False)]

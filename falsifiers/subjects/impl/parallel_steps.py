@@ -50,28 +50,31 @@ def _of_no_sample(trainer: Trainer, batch: Batch) -> str:
 def agree(
     group: Group, device: torch.device, held: Sequence[Sequence[Array]], texts: Sequence[str], reason: str, chunk: int
 ) -> tuple[list[str], Array]:
-    """What one rank is told of each group of tensors, of texts, and where the last rank fails; and the sum of the first tensors."""
+    """What one rank is told of each group of tensors, of texts, and where the last rank fails, the last two do, or the last one without a
+    word; and the sum of the first tensors."""
     groups._CHUNK = agreement._CHUNK = chunk
     said = list[str]()
 
     def tell(ask: Callable[[], object]) -> None:
         try:
             ask()
-        except (RuntimeError, ValueError) as error:
+        except (ArithmeticError, RuntimeError, ValueError) as error:
             said.append(f"{type(error).__name__}: {error}")
         else:
             said.append("")
 
-    def fail() -> None:
+    def fail(*errors: Exception) -> None:
         with agreement.together(group):
-            if group.rank == group.size - 1:
-                raise ValueError(reason)
+            if (place := group.rank - group.size + len(errors)) >= 0:
+                raise errors[place]
 
     for kind in held:
         own = {f"tensor {number}": torch.from_numpy(each[group.rank]).to(device) for number, each in enumerate(kind)}
         tell(partial(agreement.require_equal, group, own))
     tell(partial(agreement.require_same, group, "text", texts[group.rank]))
-    tell(fail)
+    tell(partial(fail, ValueError(reason)))
+    tell(partial(fail, ValueError("the first"), FloatingPointError("the second")))
+    tell(partial(fail, AssertionError()))
     return said, np.array(group.sum(torch.from_numpy(held[0][0][group.rank]).to(device)).cpu())
 
 
