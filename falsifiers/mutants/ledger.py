@@ -341,6 +341,24 @@ wrong_steps(
 
 
 @wrong_step("impl.ledger:Ledger.release")
+def ledger_releases_what_it_finds_alone(release: Step, self: Any, entry: Any) -> None:
+    """A reservation that a damaged ledger has lost cannot be given back."""
+    if entry.id not in {other.id for other in self.entries()}:
+        raise ValueError(f"{entry.id} is not in the ledger")
+    release(self, entry)
+
+
+@wrong_step("impl.ledger:Ledger.update")
+def ledger_updates_what_it_finds_alone(update: Step, self: Any, entry: Any, device: Any, count: int) -> Any:
+    """A reservation that a damaged ledger has lost is not entered again with its new size."""
+    there = entry.id in {other.id for other in self.entries()}
+    changed = update(self, entry, device, count)
+    if not there:
+        self.release(changed)
+    return changed
+
+
+@wrong_step("impl.ledger:Ledger.release")
 def ledger_lock_goes_with_the_last(release: Callable[..., Any], self: Any, entry: Any) -> None:
     """Whoever gives the last reservation back removes the lock's file, which others may wait for."""
     from blackswan.impl.ledger import LOCK

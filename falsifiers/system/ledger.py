@@ -196,6 +196,13 @@ def _of_no_ledger(trial: Trial) -> list[Comparison]:
                 ledger.release(0)
                 seen.seek(0)
                 found += same("a file that is replaced, as it was", before, seen.read())
+            ledger.acquire(0, 1)
+            (Path(folder) / "ledger.json").write_bytes(content)
+            ledger.update(1, GIB)
+            found += same("after a file was damaged beside a reservation that grows", [GIB], ledger.reserved())
+            (Path(folder) / "ledger.json").write_bytes(content)
+            ledger.release(1)
+            found += same("after a file was damaged beside a reservation that goes", [0], ledger.reserved())
     folders = {named: trial.memory.ledger_folder(named) for named in ("of/all", "")}
     own = Path(tempfile.gettempdir()) / f"blackswan-{os.getuid()}"
     return found + same("folders by what the environment names", {"of/all": Path("of/all"), "": own}, folders) + _of_no_folder(trial)
