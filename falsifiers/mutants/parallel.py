@@ -211,6 +211,12 @@ def fingerprint_without_the_last_bytes(fingerprint: Any, tensor: Any) -> Any:
     return fingerprint(every[: len(every) // 4 * 4].view(torch.int32))
 
 
+@wrong_step("impl.agreement:require_finite")
+def gradients_are_finite_by_their_norm(require: Any, gradient: Any) -> None:
+    """A gradient of finite numbers whose squares overflow is refused."""
+    require(gradient.norm())
+
+
 @wrong_step("impl.agreement:_raise_first")
 def last_error_is_told(raise_first: Any, texts: Sequence[str], *given: Any) -> None:
     """Of the errors of several workers the last one is raised, and the others are not named."""

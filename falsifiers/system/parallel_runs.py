@@ -106,7 +106,8 @@ def mixed_workers_are_refused(trial: Trial) -> Iterator[Comparison]:
 
 def several_agree(trial: Trial) -> Iterator[Comparison]:
     """Of several workers those are named whose tensor or text is not that of the first one, and no other; of an error every line is told.
-    Of two errors the first one is told, and who has the other; one without a word is an error too.
+    Of two errors the first one is told, and who has the other; one without a word is an error too. A
+    gradient whose sum is too large for float32 is finite.
 
     They sum in their order: float32 has other bits in another one. A tensor differs by two signs in float64, by the sign of a zero, by two
     elements and by two whole chunks that are exchanged. One of numbers of two bytes or of one differs in its last number.
@@ -135,7 +136,7 @@ def several_agree(trial: Trial) -> Iterator[Comparison]:
     reason = "the first line\nand the second, that says what to do" + LONG
     told.append(f"ValueError: rank {SEVERAL - 1} of {SEVERAL}: {reason}")
     told.append(f"ValueError: rank {SEVERAL - 2} of {SEVERAL}: the first (also on rank {SEVERAL - 1})")
-    told.append(f"WorkerFailed: rank {SEVERAL - 1} of {SEVERAL}: ")
+    told += [f"WorkerFailed: rank {SEVERAL - 1} of {SEVERAL}: ", ""]
     groups: list[list[Array]] = [[own], [signs], [places], [pieces], [zero], [alike], [alike, one, other], [half], [byte]]
     total = reduce(np.add, own)
     for rank, (said, summed) in enumerate(trial.trainer.agree(groups, texts, reason, SEVERAL_CHUNK)):

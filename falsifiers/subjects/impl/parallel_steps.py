@@ -51,7 +51,7 @@ def agree(
     group: Group, device: torch.device, held: Sequence[Sequence[Array]], texts: Sequence[str], reason: str, chunk: int
 ) -> tuple[list[str], Array]:
     """What one rank is told of each group of tensors, of texts, and where the last rank fails, the last two do, or the last one without a
-    word; and the sum of the first tensors."""
+    word, and of a gradient of large numbers; and the sum of the first tensors."""
     groups._CHUNK = agreement._CHUNK = chunk
     said = list[str]()
 
@@ -75,6 +75,7 @@ def agree(
     tell(partial(fail, ValueError(reason)))
     tell(partial(fail, ValueError("the first"), FloatingPointError("the second")))
     tell(partial(fail, AssertionError()))
+    tell(partial(agreement.require_finite, torch.full((3,), 3e38, device=device)))
     return said, np.array(group.sum(torch.from_numpy(held[0][0][group.rank]).to(device)).cpu())
 
 
