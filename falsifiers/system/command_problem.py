@@ -74,14 +74,16 @@ class Small:
         return path
 
     def labels(self, rng: Generator, count: int, without: int | None = None) -> list[Label]:
-        """Drawn labels, every class at least once where there are so many texts; `without` has none."""
+        """Drawn labels, every class at least once where there are so many texts, else each at most once; `without` has none."""
         chosen = [label for label in range(self.classes) if label != without]
         if self.several:
             drawn = rng.integers(0, 2, (count, self.classes))
             drawn[:, [label for label in range(self.classes) if label not in chosen]] = 0
             rows: list[Label] = drawn.tolist()
             return rows
-        return [chosen[place % len(chosen)] if place < len(chosen) else int(rng.choice(chosen)) for place in range(count)]
+        if count < len(chosen):
+            return [int(label) for label in rng.permutation(chosen)[:count]]
+        return [chosen[place] if place < len(chosen) else int(rng.choice(chosen)) for place in range(count)]
 
     def with_weights_of(self, labels: Sequence[Label]) -> "Small":
         """The same with the numbers that balance these labels, where its class weights are a word."""
