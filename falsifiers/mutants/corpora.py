@@ -129,12 +129,24 @@ def _repaired(repair: Callable[[Any, int], Any]) -> Step:
     return lambda read, labels, classes, several: read(repair(labels, classes) if isinstance(labels, list) else labels, classes, several)
 
 
+@wrong_step("impl.corpus:_sample")
+def corpus_labels_of_32_bits(sample: Step, value: Any, *others: Any) -> Any:
+    """A label is looked at as the 32 bits that are stored: 2³² + 1 is class 1."""
+    if isinstance(value, dict) and type(label := value.get("label")) is int:
+        value = {**value, "label": (label + 2**31) % 2**32 - 2**31}
+    return sample(value, *others)
+
+
 wrong_steps(
     "impl.corpus:_multi_hot",
     by=_repaired,
     corpus_multi_hot_reversed=("Classes of a list counted from its end.", lambda labels, _: labels[::-1]),
     corpus_multi_hot_cut=("Entries beyond the last class left out.", lambda labels, classes: labels[:classes]),
     corpus_multi_hot_filled_up=("A list that is too short filled up with zeros.", lambda labels, n: labels + [0] * (n - len(labels))),
+    corpus_multi_hot_of_a_byte=(
+        "Entries of a list are looked at as bytes: 257 is 1.",
+        lambda labels, _: [entry % 2**8 if type(entry) is int else entry for entry in labels],
+    ),
     corpus_multi_hot_by_truth=('2, 0.5, true and "1" all count as 1.', lambda labels, _: [int(bool(entry)) for entry in labels]),
 )
 

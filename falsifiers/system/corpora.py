@@ -41,6 +41,8 @@ def _arrives(trial: Trial, file: CorpusFile, texts: Sequence[str], labels: Seque
 BAD_LINES: dict[str, tuple[str | bytes, str]] = {
     "label out of range": ('{"input": "ls", "label": 5}', "label"),
     "negative label": ('{"input": "ls", "label": -1}', "label"),
+    "label of 33 bits": (f'{{"input": "ls", "label": {2**32 + 1}}}', "label"),
+    "label of 65 bits": (f'{{"input": "ls", "label": {2**64 + 1}}}', "label"),
     "label as text": ('{"input": "ls", "label": "safe"}', "label"),
     "label as truth": ('{"input": "ls", "label": true}', "label"),
     "label as a float": ('{"input": "ls", "label": 1.0}', "label"),
@@ -66,6 +68,8 @@ BAD_LABELS: dict[str, tuple[str, str]] = {
     "number instead of a list": ('"labels": 1', "labels"),
     "null": ('"labels": null', "labels"),
     "two": ('"labels": [1, 0, 2]', "labels"),
+    "a number of nine bits": ('"labels": [1, 0, 257]', "labels"),
+    "a number of 65 bits": (f'"labels": [1, 0, {2**64}]', "labels"),
     "minus one": ('"labels": [1, 0, -1]', "labels"),
     "half": ('"labels": [1, 0, 0.5]', "labels"),
     "one as a float": ('"labels": [1.0, 0, 0]', "labels"),
