@@ -258,3 +258,10 @@ wrong_step(
         class_counts=tuple(count % 256 for count in right.class_counts) if labels.ndim == 2 else right.class_counts,
     )
 )
+
+
+@wrong_step("impl.samples:_Collected.samples")
+def labels_of_one_sample_in_a_row(samples: Step, self: Any) -> Any:
+    """The labels of a corpus of one sample lose the axis of the samples."""
+    found = samples(self)
+    return replace(found, targets=found.targets.squeeze()) if found.multi_label else found

@@ -39,6 +39,10 @@ wrong_steps(
         "Epochs are counted in a byte: a long run sees its first orders again.",
         lambda order, count, seed, epoch: order(count, seed, epoch % 2**8),
     ),
+    order_of_samples_in_16_bits=(
+        "Up to 2¹⁶ samples are numbered in 16 bits, one of which is a sign.",
+        lambda order, count, *seeds: order(count, *seeds).astype(np.int16 if count <= 2**16 else np.int64),
+    ),
     order_same_in_each_epoch=("Shuffled once.", lambda order, count, seed, _: order(count, seed, 0)),
     order_ignores_seed=("The same order for every seed.", lambda order, count, _, epoch: order(count, 0, epoch)),
     order_of_seed_plus_epoch=(

@@ -31,6 +31,8 @@ def epochs_are_permutations(trial: Trial) -> Iterator[Comparison]:
             yield from same(f"order of epoch {epoch}, again", order, again)
             yield value_inside(f"neighbours kept in epoch {epoch}", int(np.sum(np.abs(np.diff(order)) == 1)), 0, 16)
             orders.append(tuple(order))
+    for many in (int(rng.integers(2**15 + 1, 2**16)), int(rng.integers(2**16 + 1, 2**17))):  # more than 15 and than 16 bits count
+        yield from same(f"order of {many} samples, sorted", np.arange(many), np.sort(trial.corpora.epoch_order(many, seed, 0)))
     repeated = len(orders) - len(set(orders))
     yield value_at_most("epochs in the order of another one or of another seed", repeated, 0)
 

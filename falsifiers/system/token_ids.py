@@ -217,6 +217,18 @@ def statistics_are_numpys(trial: Trial) -> Iterator[Comparison]:
     limit, multi_hot = tokenizing.max_seq_len, corpus.multi_hot
     yield from _statistics("whole", whole.statistics, lengths, multi_hot, limit)
     yield from _statistics("selected", part.statistics, lengths[some], multi_hot[some], limit)
+    yield from _of_one_sample(trial, multi_label)
+
+
+def _of_one_sample(trial: Trial, multi_label: bool) -> Iterator[Comparison]:
+    """Ids, labels and statistics of a corpus of one line."""
+    label: Any = [0, 1, 1] if multi_label else 1
+    with tempfile.TemporaryDirectory() as folder:
+        file = CorpusFile(Path(folder) / "corpus.jsonl", 3, multi_label)
+        file.path.write_text(json.dumps({"input": "ls", "labels" if multi_label else "label": label}) + "\n")
+        found = trial.corpora.read(file, Tokenizing(None, 8))
+    yield from same("ids and labels of one sample", [[list(b"ls")], [label]], [found.rows, found.labels])
+    yield from _statistics("one sample", found.statistics, np.asarray([2]), np.asarray([label if multi_label else [0, 1, 0]]), 8)
 
 
 def _statistics(prefix: str, found: Mapping[str, Any], lengths: Array, multi_hot: Array, limit: int) -> list[Comparison]:
