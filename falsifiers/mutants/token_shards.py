@@ -19,6 +19,10 @@ wrong_steps(
         "A text file loses the byte order mark that it begins with.",
         lambda texts, corpus: (text.removeprefix("\ufeff") if corpus.suffix != ".jsonl" else text for text in texts(corpus)),
     ),
+    documents_lose_one_a_piece=(
+        "Documents are worked off by the thousand, and the next one after each thousand is lost.",
+        lambda texts, corpus: (text for place, text in enumerate(texts(corpus)) if place % 1001 != 1000),
+    ),
 )
 
 

@@ -233,6 +233,7 @@ def pretraining_is_counted_anew(trial: Trial) -> Iterator[Comparison]:
         yield from _shards(trial, "text by an .apr file", problem, "other.txt", [*held_out[:-1], END], model="base.apr")
         yield from _of_many_tokens(trial, problem)
         yield from _of_long_documents(trial, problem)
+        yield from _of_many_documents(trial, problem, int(rng.integers(2049, 4096)))
         yield from _pretrained(trial, problem, train, held_out)
         yield from _pretrained_in_pairs(trial, problem, len(train))
 
@@ -289,6 +290,14 @@ def _of_long_documents(trial: Trial, problem: Small) -> Iterator[Comparison]:
     (problem.folder / "long.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     expected = [token for text in texts for token in (*tokenizer().encode(text).ids, END)]
     yield from _shards(trial, "long documents", problem, "long.jsonl", expected, shard=LONGER // 2)
+
+
+def _of_many_documents(trial: Trial, problem: Small, count: int) -> Iterator[Comparison]:
+    """Thousands of documents, which a program may work off in pieces, are all there, each once and in its place."""
+    texts = [f"ls {place % 97}" for place in range(count)]
+    known = {text: [*tokenizer().encode(text).ids, END] for text in {*texts}}
+    (problem.folder / "many.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    yield from _shards(trial, "many documents", problem, "many.jsonl", [token for text in texts for token in known[text]], shard=LONGER)
 
 
 def _shards(
