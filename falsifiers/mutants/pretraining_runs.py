@@ -79,6 +79,15 @@ wrong_step("impl.decoder_optimiser:DecoderAdamW.step", name="pretrain_step_left_
 )
 
 
+@wrong_step("impl.decoder_optimiser:DecoderAdamW.step")
+def pretrain_passes_over_zero_gradients(correct: Step, self: Any, gradients: Any, learning_rate: float) -> None:
+    """A parameter whose gradient is zero everywhere is passed over: it does not decay."""
+    kept = {name: self.parameters[name].detach().clone() for name, gradient in gradients.items() if not gradient.any()}
+    correct(self, gradients, learning_rate)
+    for name, value in kept.items():
+        self.parameters[name].data.copy_(value)
+
+
 @wrong_step("impl.decoder_optimiser:DecoderAdamW.load_state")
 def pretrain_resumes_without_moments(correct: Step, self: Any, tensors: Any, steps: int) -> None:
     """Moments are zero after a resume."""

@@ -36,6 +36,8 @@ SIZES = {"vocab": VOCAB, "hidden": 16, "intermediate": 24, "layers": 2, "heads":
 HELD_OUT = 40
 """Tokens on which a small run validates."""
 EPS = 1e-8
+STEPS = 8
+"""Of the schedule by which a decoder is trained outside a run."""
 
 
 def small_architecture(rng: Generator) -> dict[str, Any]:
@@ -216,6 +218,25 @@ def run_has_its_own_settings(trial: Trial) -> list[Comparison]:
         expected = -rate * decay * theta if theta.ndim > 1 else np.zeros_like(theta)
         limit = share * rate + 8 * UNIT_ROUNDOFF["float32"] * float(np.abs(theta).max())
         found.append(compare(name, expected, moved[name] - theta, Errors.flat(limit), UNIT_ROUNDOFF["float32"]))
+    return [*found, *_decays_without_gradients(trial)]
+
+
+def _decays_without_gradients(trial: Trial) -> list[Comparison]:
+    """Where the output of an attention is zero, as of a block that was added, nothing before it has a gradient; it decays like the rest."""
+    rng, rates = trial.rng("no gradient"), learning_rate_schedule(STEPS, 1e-2, 0.06, "constant")
+    architecture, layer = small_architecture(rng), "model.layers.0.self_attn."
+    decoder = trial.pretrainer.random(architecture, trial.seed)
+    for place in range(architecture["hidden"] * architecture["heads"] * architecture["head_dim"]):
+        decoder.overwrite(f"{layer}o_proj.weight", place, 0.0)
+    start = decoder.parameters()
+    for _ in range(2):  # the rate of the first is 0
+        decoder.train(rng.integers(0, VOCAB, (3, 8)))
+    end, found = decoder.parameters(), []
+    for name in (f"{layer}{part}_proj.weight" for part in "qkv"):
+        theta = np.asarray(start[name], np.float64)
+        limit, moved = 8 * UNIT_ROUNDOFF["float32"] * float(np.abs(theta).max()), end[name] - theta
+        expected = theta * (np.prod(1 - 0.1 * rates[:2]) - 1)
+        found.append(compare(f"{name} without a gradient", expected, moved, Errors.flat(limit), UNIT_ROUNDOFF["float32"]))
     return found
 
 
