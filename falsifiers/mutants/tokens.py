@@ -170,3 +170,20 @@ wrong_steps(
     batch_labels_of_the_next_sample=("Labels one sample off.", lambda batch: replace(batch, labels=batch.labels.roll(1, 0))),
     batch_multi_hot_in_integers=("Multi-hot labels are integers.", lambda batch: replace(batch, labels=batch.labels.long())),
 )
+
+
+@wrong_step("impl.tokens:CheckpointTokens.__init__")
+def tokens_around_a_text_beyond_the_limit(init: Step, self: Any, path: Path, settings: Path, limit: int, *side: str) -> None:
+    """A limit below the number of tokens that the tokenizer puts around a text is taken, and rows are longer than it."""
+    init(self, path, settings, max(limit, 2), *side)
+    self.max_seq_len = limit
+    self._tokenizer.enable_truncation(limit)
+
+
+@wrong_step("impl.tokens:read_tokenizer")
+def tokenizer_with_dropout_of_zero_refused(read: Step, path: Path) -> Any:
+    """A dropout of 0 is refused as if it left out merges."""
+    found = read(path)
+    if getattr(found.model, "dropout", None) is not None:
+        raise ValueError(f"{path}: dropout is given; expected null")
+    return found

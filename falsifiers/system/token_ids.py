@@ -24,7 +24,7 @@ from blackswan.reference.table import Array
 PERCENTILES = (50, 90, 95, 99)
 EOS, BOS = "<eos>", "<pad>"
 AROUND = ((), (EOS,), (), (BOS,), (BOS, EOS))
-"""What each variant of the shipped tokenizer puts around a text; the third one has a truncation and a padding of its own instead."""
+"""What each variant of the shipped tokenizer puts around a text; the third one has a truncation, a padding and a dropout of 0 instead."""
 MANY_CLASSES = 70_000
 """More than 16 bits count."""
 LONG = 70_000
@@ -74,6 +74,7 @@ def _tokenizer(rng: Generator, variant: int | None = None) -> Iterator[tuple[Pat
             else:
                 changed.enable_truncation(3, direction="left")
                 changed.enable_padding(length=7, pad_id=5)
+                changed.model.dropout = 0.0  # leaves out none, as null does
             changed.save(str(Path(folder) / "tokenizer.json"))
         named, fill = NAMED[int(rng.integers(len(NAMED)))]
         if named is not None:
@@ -108,6 +109,8 @@ def _own_tokens(rng: Generator, trial: Trial, variant: int) -> list[Comparison]:
         limit = _limit(rng, around)
         found, again = (trial.corpora.read(corpus.file, Tokenizing(folder, limit)) for _ in range(2))
         rows = [_kept(encode(text), limit, around, fill) for text in corpus.texts]
+        ask = partial(trial.corpora.read, corpus.file, Tokenizing(folder, sum(around) - 1))
+        too_few = [trial.refuses("fewer tokens than stand around a text", ask, "max_seq_len", "ValueError")] if sum(around) > 1 else []
     outside = sum(not 1 <= len(row) <= limit for row in found.rows)
     return [
         *same("ids", rows, found.rows),
@@ -115,6 +118,7 @@ def _own_tokens(rng: Generator, trial: Trial, variant: int) -> list[Comparison]:
         *same("labels", corpus.expected_labels, found.labels),
         value_at_most("samples of another length than 1 to max_seq_len", outside, 0),
         *same("again", found, again),
+        *too_few,
     ]
 
 
