@@ -3,6 +3,7 @@
 import hashlib
 import json
 import tempfile
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -244,6 +245,25 @@ def stream_too_short(trial: Trial) -> Iterator[Comparison]:
             yield from same(f"rows and batches of {name}", (rows, rows), (len(answer.input_ids), answer.length))
             yield from same(f"tokens in rows of {name}", 2 * rows, int(answer.mask.sum()))
     yield from _beyond_32_bits(trial)
+    yield _beyond_memory(trial)
+
+
+def _beyond_memory(trial: Trial) -> Comparison:
+    """Less than three tenths of a long shard are in memory at any time while it is opened and its last row read. Its file is a hole."""
+    size, seq = 6 * LONG, 4097
+    with tempfile.TemporaryDirectory() as parent:
+        folder = write_shards(Path(parent), [np.zeros(1, np.int64)])
+        with (folder / "part-0.bin").open("r+b") as file:
+            file.truncate(2 * size)
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        (folder / INDEX).write_text(json.dumps({"dtype": "uint16", "shards": [{"file": "part-0.bin", "tokens": size, "sha256": digest}]}))
+        tracemalloc.start()
+        try:
+            trial.pretrainer.epoch(Tokens(folder, VOCAB, 1, seq), 0, (size - 2) // (seq - 1))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    return value_at_most("share of a long shard in memory", peak / (2 * size), 0.3)
 
 
 def _beyond_32_bits(trial: Trial) -> list[Comparison]:
