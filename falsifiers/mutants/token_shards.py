@@ -19,6 +19,14 @@ wrong_steps(
         "A text file loses the byte order mark that it begins with.",
         lambda texts, corpus: (text.removeprefix("\ufeff") if corpus.suffix != ".jsonl" else text for text in texts(corpus)),
     ),
+    documents_end_after_64_kibibytes=(
+        "A text file is read in pieces of 2¹⁶ characters, each of which is a document.",
+        lambda texts, corpus: (
+            piece
+            for text in texts(corpus)
+            for piece in ([text] if corpus.suffix == ".jsonl" else [text[at : at + 2**16] for at in range(0, len(text), 2**16)])
+        ),
+    ),
     documents_lose_one_a_piece=(
         "Documents are worked off by the thousand, and the next one after each thousand is lost.",
         lambda texts, corpus: (text for place, text in enumerate(texts(corpus)) if place % 1001 != 1000),

@@ -285,11 +285,14 @@ def _of_many_tokens(trial: Trial, problem: Small) -> Iterator[Comparison]:
 
 
 def _of_long_documents(trial: Trial, problem: Small) -> Iterator[Comparison]:
-    """Documents of more tokens than a shard has, and than 16 bits count, between short ones."""
+    """Documents of more tokens than a shard has, and than 16 bits count, between short ones; and a file of more than 2¹⁷ characters."""
     texts = ["ls", "}" * LONGER, "id", "{" * LONGER]
     (problem.folder / "long.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     expected = [token for text in texts for token in (*tokenizer().encode(text).ids, END)]
     yield from _shards(trial, "long documents", problem, "long.jsonl", expected, shard=LONGER // 2)
+    text = "ls -la\n" * (LONGER // 3)  # more than 2¹⁷ bytes
+    (problem.folder / "long.txt").write_text(text)
+    yield from _shards(trial, "a long text", problem, "long.txt", [*tokenizer().encode(text).ids, END], shard=LONGER * 2)
 
 
 def _of_many_documents(trial: Trial, problem: Small, count: int) -> Iterator[Comparison]:
