@@ -1,5 +1,6 @@
 """Wrong pre-training runs: their steps, states and records, and the command that makes them; one step of `impl` replaced each."""
 
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -262,6 +263,13 @@ def pretrain_state_of_a_folder_of_tokens(correct: Step, self: Any, folder: Path,
     """A run belongs to the folder of its tokens, and does not go on where they were moved."""
     correct(self, folder, vocab)
     self.digest += str(folder)
+
+
+@wrong_step("impl.token_shards:TokenShards.__init__")
+def pretrain_state_of_shards_in_any_order(correct: Step, self: Any, folder: Path, vocab: int) -> None:
+    """A run belongs to its shards, in whichever order they are."""
+    correct(self, folder, vocab)
+    self.digest = "".join(sorted(hashlib.sha256(shard.tobytes()).hexdigest() for shard in self._shards))
 
 
 wrong_steps(

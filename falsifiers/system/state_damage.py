@@ -285,6 +285,8 @@ def _other_runs(trial: Trial, problem: Pretraining) -> dict[str, Pretraining]:
     for name, change in (("a token", [(ids[at] + 1) % train.vocab, ids[at + 1]]), ("the order", ids[[at + 1, at]])):
         stream = np.split(np.concatenate([ids[:at], change, ids[at + 2 :]]), ends)
         others[f"data.{name}"] = replace(problem, train=replace(train, folder=write_shards(problem.output.with_name(name), stream)))
+    turned = [*shards[1:], shards[0]] if len(shards) > 1 else [ids[at:], ids[:at]]
+    others["data.shards"] = replace(problem, train=replace(train, folder=write_shards(problem.output.with_name("turned"), turned)))
     tokenizer = problem.output.with_name(problem.tokenizer.name)
     tokenizer.write_bytes(problem.tokenizer.read_bytes() + b"\n")
     return others | {"tokenizer": replace(problem, tokenizer=tokenizer)}
