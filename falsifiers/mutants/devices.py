@@ -207,6 +207,13 @@ def algorithm_by_its_rank(fastest: Step, calls: Any, expected: Any, out: Any, ti
     return min(range(len(taken)), key=taken.__getitem__)
 
 
+@wrong_step("impl.fused.products:fastest_of")
+def algorithms_timed_before_they_are_compared(fastest: Step, calls: Any, expected: Any, out: Any, times: Any) -> int:
+    """Every algorithm is timed before it is compared, one that the library refuses to run too."""
+    times(calls)
+    return int(fastest(calls, expected, out, times))
+
+
 @wrong_step("impl.fused.layer:FusedLayer._mlp_backward")
 def fused_gate_written_while_read(backward: Step, self: Any, *given: Any) -> Any:
     """The gradients of gate and up are written over them while the work beside the products may not have read them yet."""

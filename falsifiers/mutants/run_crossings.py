@@ -285,3 +285,15 @@ def summary_without_double_quantisation(summary: Any, pipeline: Any) -> str:
     """Weights whose scales are quantised in turn are called NF4, and a merged model's updates are not."""
     text = str(summary(pipeline))
     return text.replace(" with double quantisation", "").replace(", merged into the base weights", "")
+
+
+@wrong_step("impl.commands.train:_train")
+def memory_of_a_share_of_a_batch(train: Any, options: Any, given: Any, group: Any, *others: Any) -> None:
+    """A worker reserves memory for its share of a micro-batch, where it computes whole ones."""
+    from blackswan.impl.commands.common import memory_of_a_step as right
+
+    def shared(model: Any, config: Any, *named: Any) -> Any:
+        return right(model, replace(config, batch_size=-(-config.batch_size // group.size)), *named)
+
+    with mock.patch("blackswan.impl.commands.train.memory_of_a_step", shared):
+        train(options, given, group, *others)

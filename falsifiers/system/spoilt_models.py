@@ -15,11 +15,11 @@ from blackswan.falsifiers.system.command_problem import Small, tokenizer
 
 def spoil_models(problem: Small) -> None:
     """Writes models into folders of their own: with a token that has no embedding, with frequencies scaled as Llama 3's, with more
-    positions than before scaling and with as many, with weights that float16 does not hold or just holds, without a tokenizer, with a part
-    of it, with one that draws lots or has the ids of two tokens exchanged.
+    positions than before scaling and with as many, with weights or norms that float16 does not hold or weights that it just holds, without
+    a tokenizer, with a part of it, with one that draws lots or has the ids of two tokens exchanged.
     """
     of_tokens = ("no tokenizer", "torn tokenizer", "drawing tokenizer", "exchanged tokens")
-    for name in ("scaled", "hardly scaled", "too large", "largest", *of_tokens):
+    for name in ("scaled", "hardly scaled", "too large", "norm too large", "largest", *of_tokens):
         shutil.copytree(problem.base, problem.folder / name)
     config = problem.folder / "scaled" / MODEL_CONFIG
     config.write_text(json.dumps({**_unscaled(config), "rope_parameters": LLAMA3, "eos_token_id": [1, 3]}))
@@ -35,9 +35,10 @@ def spoil_models(problem: Small) -> None:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     tokens["added_tokens"].append(one | flags)
     (problem.folder / "more tokens" / TOKENIZER).write_text(json.dumps(tokens))
-    for name, number in (("too large", 65520.0), ("largest", 65504.0)):
+    embedding, norm = "model.embed_tokens.weight", "model.norm.weight"
+    for name, tensor, number in (("too large", embedding, 65520.0), ("norm too large", norm, 65520.0), ("largest", embedding, 65504.0)):
         tensors = load_file(problem.folder / name / WEIGHTS)
-        tensors["model.embed_tokens.weight"].reshape(-1)[-2:] = number  # whose sum float16 does not hold
+        tensors[tensor].reshape(-1)[-2:] = number  # whose sum float16 does not hold
         save_file(tensors, problem.folder / name / WEIGHTS)
     exchanged = json.loads((problem.folder / "exchanged tokens" / TOKENIZER).read_text())
     ids, (first, *_, last) = exchanged["model"]["vocab"], tokenizer().encode("ls a").tokens

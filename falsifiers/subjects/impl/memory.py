@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 from unittest import mock
 
 import torch
@@ -38,6 +38,10 @@ from blackswan.impl.pipeline import ClassifyPipeline
 from blackswan.impl.samples import Samples
 from blackswan.impl.tensors import LazyTensors, Shapes
 from blackswan.impl.trainer import Batch, Trainer
+
+
+class _Reserved(BaseException):
+    """Ends a command when it has said how much memory it reserves."""
 
 
 class Memory(Door):
@@ -173,6 +177,31 @@ class Memory(Door):
             ):
                 command.main(["train", *files, "--epochs=1", "--validation-fraction=0", "--max-seq-len=8", "--warmup-fraction=0"])
         return noted
+
+    def reserved_by_one_of(self, workers: int, accumulation: int) -> int:
+        """Bytes that `train` reserves on a CUDA device, which need not be here, as one of so many workers: for micro-batches of four
+        long texts."""
+        group, noted = SimpleNamespace(rank=0, size=workers), list[int]()
+
+        @contextmanager
+        def joined(_: str) -> Iterator[tuple[Any, torch.device]]:
+            yield group, torch.device("cuda")
+
+        def reserve(_: torch.device, count: int) -> NoReturn:
+            noted.append(count)
+            raise _Reserved
+
+        with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()), suppress(_Reserved):
+            lines = (json.dumps({"input": 256 * "ls ", "label": place % 2}) for place in range(16))
+            (corpus := Path(folder) / "corpus.jsonl").write_text("\n".join(lines))
+            files = [f"--model={CHECKPOINT}", f"--corpus={corpus}", f"--output={folder}/run", "--validation-fraction=0"]
+            with (
+                mock.patch("torch.cuda.is_available", return_value=False),
+                mock.patch("blackswan.impl.group.joined", joined),
+                mock.patch.object(ledger, "reserve", reserve),
+            ):
+                command.main(["train", *files, "--batch-size=4", f"--accumulation-steps={accumulation}", "--device=cuda"])
+        return noted[0]
 
     def measure(self, work: Workload, steps: int = 3) -> Usage:
         """Measures loading and steps by the device's allocator: the first step may capture a graph, the next have all state.
