@@ -70,9 +70,10 @@ def test_a_claim_that_is_false_without_the_patch_finds_nothing_on_a_gpu(monkeypa
         asked.extend(option.removeprefix("--claim=") for option in options)
         return bug.outcome(MISSED, reason="")
 
-    monkeypatch.setattr(near, "_has_gpu", lambda: True)
+    monkeypatch.setattr(near, "has_gpu", lambda: True)
+    monkeypatch.setattr(near, "_asked", lambda bug, *_: bug.outcome(MISSED))  # on the CPU
     monkeypatch.setattr(near.whole, "attack", holding)
-    patch = next((near.whole.CHECKOUT / "benchmarks" / "attackers" / "round-1").glob("*.patch"))
+    patch = near.whole.CHECKOUT / "benchmarks" / "attackers" / "round-48" / "01-rope-wavelength-bands.patch"
     said = near.attack(Bug.read(patch), [], ["KERNEL-ROPE bfloat16", f"{near.LARGE} bfloat16"])
     assert (said["outcome"], said["on"]) == (MISSED, "cuda")
     assert "KERNEL-SWIGLU" in asked

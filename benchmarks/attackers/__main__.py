@@ -88,9 +88,11 @@ def _near(options: argparse.Namespace, unpatched: dict[str, list[str]]) -> Calla
     from benchmarks.attackers import chance, near  # imports torch
 
     traced = chance.traces(chance.asked_on_cpu([]), options.near, options.jobs)
-    print("first the checkout without a patch, on a GPU if there is one", file=sys.stderr, flush=True)
-    before = unpatched[f"{commit()} kernels"] = near.false_on_a_gpu()
-    return lambda bug: near.attack(bug, traced, before)
+    key = f"{commit()} kernels"
+    if near.has_gpu() and key not in unpatched:
+        print("first the checkout without a patch, on the GPU", file=sys.stderr, flush=True)
+        unpatched[key] = near.false_on_a_gpu()
+    return lambda bug: near.attack(bug, traced, unpatched.get(key, ()))
 
 
 def _write(path: Path, results: dict[str, Any], bug: Bug, outcome: dict[str, Any]) -> None:

@@ -51,7 +51,7 @@ def changed(patch: Path) -> frozenset[str]:
 def attack(bug: Bug, traced: Sequence[chance.Traced], before: Sequence[str] = ()) -> Record:
     """Asks those claims about a checkout with the bug, and gives what results.json says of it; the first false one names a culprit.
 
-    `before` are the claims on kernels that are false on the GPU without it; they are not asked there.
+    `before` are the claims on kernels that are false on the GPU without it, be it in one dtype; they are not asked there.
     """
     start, asked, late, spent = time.perf_counter(), list[str](), dict[str, float](), 0.0
     near, beside = _nearest(changed(bug.path), traced)
@@ -64,7 +64,7 @@ def attack(bug: Bug, traced: Sequence[chance.Traced], before: Sequence[str] = ()
     said = _asked(bug, asked)
     if said["outcome"] == MISSED and late:
         said, asked = _asked(bug, list(late), max(late.values())), [*asked, *late]
-    if said["outcome"] == MISSED and _has_gpu():
+    if said["outcome"] == MISSED and has_gpu():
         said = _asked_on_a_gpu(bug, before)
     elif said["outcome"] == MISSED and bug.device == "cuda":
         said = bug.outcome(NOT_RUN, reason="no CUDA device")
@@ -90,8 +90,8 @@ def _asked(bug: Bug, claims: Sequence[str], slowest: float = MOST_SECONDS) -> Re
 
 
 def false_on_a_gpu() -> list[str]:
-    """The claims on kernels that are false without a patch on this machine's GPU; none where there is no GPU."""
-    return whole.false_claims([f"--claim={name}" for name in _on_kernels()], "cuda") if _has_gpu() else []
+    """The claims on kernels that are false without a patch on this machine's GPU."""
+    return whole.false_claims([f"--claim={name}" for name in _on_kernels()], "cuda")
 
 
 def _on_kernels() -> list[str]:
@@ -101,6 +101,8 @@ def _on_kernels() -> list[str]:
 def _asked_on_a_gpu(bug: Bug, before: Sequence[str]) -> Record:
     """Asks the claims on kernels about the bug on a GPU, the large one last and alone."""
     known = [name for name in _on_kernels() if name not in {false.split()[0] for false in before}]
+    if not known:
+        return bug.outcome(NOT_RUN, reason="every claim on kernels is false without the patch")
     with _places:
         said = whole.attack(replace(bug, device="cuda"), ["-x", *(f"--claim={name}" for name in known if name != LARGE)], [])
     if said["outcome"] == MISSED and LARGE in known:
@@ -115,7 +117,8 @@ def _asked_on_a_gpu(bug: Bug, before: Sequence[str]) -> Record:
 
 
 @cache
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
+    """Whether there is one here."""
     import torch
 
     return torch.cuda.is_available()

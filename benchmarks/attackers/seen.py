@@ -2,7 +2,8 @@
 
 A mistake that shows for another kind of value is found by no claim: for a tensor with strides where none had any, for an empty text, for
 more samples than any claim has. A line has a function, one of its arguments, and each kind with the largest size that was seen of it:
-`int to 2^6` is a number below 64, `list to 2^3` has fewer than eight entries. What other processes call is not seen.
+`int to 2^6` is a number below 64, `list to 2^3` has fewer than eight entries. After the first 4,000 calls of a function in a claim one call
+in 97 is looked at. What other processes call is not seen.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.attackers import chance
@@ -34,18 +36,19 @@ def kinds(value: object) -> Iterator[tuple[str, int]]:
     """The kinds of a value, and the number of binary digits of its size: of a number itself, of a tensor its elements, else its length."""
     if value is None or isinstance(value, bool | torch.dtype | torch.device):
         yield str(value), 0
-    elif isinstance(value, torch.Tensor):
-        yield str(value.dtype).removeprefix("torch."), value.numel().bit_length()
-        if not value.is_contiguous():
-            yield "with strides", value.numel().bit_length()
+    elif isinstance(value, torch.Tensor | np.ndarray):
+        size = math.prod(value.shape)
+        yield str(value.dtype).removeprefix("torch.") if size else "no elements", size.bit_length()
+        if not (value.is_contiguous() if isinstance(value, torch.Tensor) else value.flags.c_contiguous):
+            yield "with strides", size.bit_length()
     elif isinstance(value, int):
-        yield "int below zero" if value < 0 else "int", value.bit_length()
+        yield "int below zero" if value < 0 else "int" if value else "0", value.bit_length()
     elif isinstance(value, float):
         yield next(name for name, is_so in _FLOATS.items() if is_so(value)), 0
     elif isinstance(value, str):
-        yield "text" if value.isascii() else "text not in ASCII", len(value).bit_length()
+        yield "text not in ASCII" if not value.isascii() else "text" if value else "empty text", len(value).bit_length()
     elif isinstance(value, Sized) and not isinstance(value, type):
-        yield type(value).__name__, len(value).bit_length()
+        yield type(value).__name__ if len(value) else f"empty {type(value).__name__}", len(value).bit_length()
     else:
         yield type(value).__name__, 0
 

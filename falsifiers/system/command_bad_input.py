@@ -336,7 +336,7 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
                 ("scaled", "rope_scaling", ("new.apr",)),
                 ("hardly scaled", "rope_scaling", ("new.apr",)),
                 ("too large", "embed_tokens", ("new.apr", "new")),
-                ("norm too large", "norm", ("new.apr", "new")),
+                ("norm too large", "model.norm.weight", ("new.apr", "new")),
                 ("no tokenizer", "tokenizer.json", ("new.apr", "new")),
             )
             for place in places

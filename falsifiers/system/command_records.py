@@ -64,7 +64,11 @@ def records_are_counted_anew(trial: Trial) -> list[Comparison]:
 def _runs(rng: Generator) -> dict[str, dict[str, Any]]:
     """The settings of each run."""
     moving = {"epochs": 6, "early_stop_patience": int(rng.integers(1, 3)), "schedule": "cosine", "warmup_fraction": 0.3}
-    still: dict[str, Any] = {"epochs": 11, "learning_rate": STANDSTILL, "multi_label": False}
+    still: dict[str, Any] = {
+        "epochs": 11,  # of two digits
+        "learning_rate": STANDSTILL,
+        "multi_label": False,
+    }
     return {
         "moving": {**moving, "learning_rate": float(rng.uniform(0.03, 0.08)), "multi_label": True},
         "one batch": {**still, "batch_size": 1, "accumulation_steps": 12, "validation_fraction": 0.0, "class_weights": [0.5, 2.0, 1.25]},

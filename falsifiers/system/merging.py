@@ -59,7 +59,8 @@ def merged_weights_are_sums(trial: Trial) -> list[Comparison]:
     if trial.seed % 2:
         drawn = {name: STORAGE[model.dtype if name == EMBEDDING else str(rng.choice(dtypes))] for name in model.decoder}
         model = replace(model, decoder={name: value.astype(drawn[name]) for name, value in model.decoder.items()})
-    large = [generated(rng, trial.seed, dtype, hidden=LARGE, layers=1)] if trial.seed % 5 == 0 else []
+    sizes = {"hidden": LARGE, "intermediate": LARGE, "layers": 1}
+    large = [generated(rng, trial.seed, "float32", targets="all", **sizes)] if trial.seed % 5 == 0 else []
     return [each for one in (model, other, *large) for each in _merged_sums(trial, one)] + _too_large_when_merged(trial, rng)
 
 

@@ -249,7 +249,8 @@ def stream_too_short(trial: Trial) -> Iterator[Comparison]:
 
 
 def _beyond_memory(trial: Trial) -> Comparison:
-    """Less than three tenths of a long shard are in memory at any time while it is opened and its last row read. Its file is a hole."""
+    """Python and NumPy hold less than three tenths of a long shard at any time while it is opened and its last row read. Its file is a
+    hole."""
     size, seq = 6 * LONG, 4097
     with tempfile.TemporaryDirectory() as parent:
         folder = write_shards(Path(parent), [np.zeros(1, np.int64)])
@@ -272,7 +273,7 @@ def _beyond_32_bits(trial: Trial) -> list[Comparison]:
     Each shard is one token over and over, and has no file.
     """
     rng, seq = trial.rng("many tokens"), 6
-    lengths = [2**31 - int(rng.integers(1, 5)), 2**31 + int(rng.integers(1, 5)), int(rng.integers(8, 40))]
+    lengths = [2**31 - int(rng.integers(1, 5)), 2**31 + int(rng.integers(5, 9)), int(rng.integers(8, 40))]
     ends = np.cumsum(lengths)
     last = -(-(int(ends[-1]) - 1) // (seq - 1)) - 1
     rows = sorted({min(int(end) // (seq - 1) + step, last) for end in ends for step in (-1, 0)})

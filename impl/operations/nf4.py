@@ -148,7 +148,7 @@ def nf4_double_dequantize(codes: Tensor, scales: Tensor, offset: Tensor) -> Tens
     """codebook8[code] · scale + offset, float32 [blocks]."""
     # Its own codebook the library keeps on the device that asked first, which may be one without content.
     codebook = _dynamic_codebook(codes.device)
-    # Strides it does not look at.
+    # The library ignores strides and reads memory in order.
     stored = {"A": codes.contiguous(), "absmax": scales.float().contiguous()}
     restored: Tensor = _library().dequantize_blockwise(**stored, code=codebook, blocksize=GROUP_SIZE)
     return restored + offset.float()

@@ -11,6 +11,7 @@ import numpy as np
 from blackswan.falsifiers.subjects.doors.files import Batch, CorpusFile, Label, Split, Tokenizing, TokenRows
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.workers import on_ranks
+from blackswan.falsifiers.subjects.protocol import Lacks
 from blackswan.impl import corpus as corpora
 from blackswan.impl import samples, tokens
 from blackswan.impl.group import Group
@@ -55,7 +56,10 @@ class Corpora(Door):
         ids = samples._IdsOnDisk(Path("corpus.jsonl"))
         collected = samples._Collected(ids, 2, False)
         collected.add([((), tokens)], [0])
-        ids._file.truncate(tokens * array(samples._IDS).itemsize)
+        try:
+            ids._file.truncate(tokens * array(samples._IDS).itemsize)
+        except OSError as error:
+            raise Lacks(f"a temporary file of so many tokens: {error}") from None
         ids._file.seek(0, os.SEEK_END)
         collected._lengths[0] = tokens
         collected.add([(row, len(row)) for row in rows], [0] * len(rows))

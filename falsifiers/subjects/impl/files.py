@@ -269,9 +269,10 @@ def _writing(at_most: int) -> Iterator[None]:
             return super().write(memoryview(content).cast("B")[:at_most])
 
     def opened(file: Any, mode: str = "r", buffering: int = -1, *given: Any, **named: Any) -> Any:
-        if mode != "w+b":
+        if "b" not in mode or mode == "rb":
             return real(file, mode, buffering, *given, **named)
-        return Short(file, mode) if buffering == 0 else io.BufferedRandom(Short(file, mode))
+        short = Short(file, mode)
+        return short if buffering == 0 else io.BufferedRandom(short) if "+" in mode else io.BufferedWriter(short)
 
     def direct(handle: int, content: Any, offset: int) -> int:
         return pwrite(handle, memoryview(content).cast("B")[:at_most], offset)

@@ -14,7 +14,8 @@ from blackswan.impl.fused.products import Products
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """The batch's samples as sequences of packed tokens; there are no rows of padding. Shapes as of the operation."""
+    """The batch's samples as sequences of packed tokens, dense as the engine's are; there are no rows of padding. Shapes as of the
+    operation."""
     if not mask.all():
         raise Lacks("the fused engine packs the real tokens: it has no rows of padding")
     (batch, seq), packed = mask.shape, [value.flatten(0, 1).contiguous() for value in (q, k, v)]
