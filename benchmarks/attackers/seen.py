@@ -56,14 +56,14 @@ def kinds(value: object) -> Iterator[tuple[str, int]]:
 _FLOATS = {"NaN": math.isnan, "infinite": math.isinf, "0.0": lambda value: value == 0, "below 0.0": lambda value: value < 0, "float": bool}
 
 
-def given(target: Target) -> Seen:
-    """What a claim gives to functions of `impl` in this process."""
+def given(target: Target) -> tuple[str, Seen]:
+    """How a claim ended while it was looked at, and the values that it gave to functions of `impl` in this process."""
     seen, calls = defaultdict[tuple[str, str], dict[str, int]](dict), Counter[str]()
 
     def look(frame: FrameType, event: str, _: Any) -> None:
         module, code = frame.f_globals.get("__name__", ""), frame.f_code
         if event != "call" or not module.startswith(f"{PACKAGE}impl") or "<" in (code.co_name[0], code.co_filename[0]):
-            return  # nor what has no name, or no source
+            return  # neither a function without a name nor one without a source
         name = f"{module.removeprefix(PACKAGE)}:{code.co_qualname}"
         calls[name] += 1
         if calls[name] > EVERY and calls[name] % THEN_EVERY:
@@ -78,18 +78,21 @@ def given(target: Target) -> Seen:
     threading.setprofile(look)
     sys.setprofile(look)
     try:
-        asking.outcome(nullcontext())
+        outcome = asking.outcome(nullcontext())
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]  # as `sys`
-    return dict(seen)
+    return outcome, dict(seen)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the lines of the functions whose name has the text."""
     options = _options(arguments)
-    seen = defaultdict[tuple[str, str], dict[str, int]](dict)
-    for found in answers([partial(given, target) for target in chance.asked_on_cpu(options.claim)], options.jobs):
+    seen, chosen = defaultdict[tuple[str, str], dict[str, int]](dict), chance.asked_on_cpu(options.claim)
+    looked_at = answers([partial(given, target) for target in chosen], options.jobs, in_order=True)
+    for target, (outcome, found) in zip(chosen, looked_at, strict=True):
+        if outcome != chance.SURVIVED:
+            print(f"{target.claim.id} {target.dtype} ended early ({outcome}): only a part of its values is listed", file=sys.stderr)
         for place, sizes in found.items():
             seen[place] = {kind: max(size, seen[place].get(kind, 0)) for kind, size in {**seen[place], **sizes}.items()}
     for (name, argument), sizes in sorted(seen.items()):

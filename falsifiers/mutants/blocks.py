@@ -26,7 +26,7 @@ def _ending(module: str, name: str, value: Any) -> Step:
 @wrong_step("impl.dispatch:replaced")
 @contextmanager
 def outer_replacement_wins(replaced: Step, functions: Mapping[str, Step]) -> Iterator[None]:
-    """Of two blocks that replace an operation the outer one goes on to do so inside the inner one."""
+    """An outer block that replaces an operation goes on to do so inside an inner one."""
     from blackswan.impl import dispatch
 
     with replaced({name: function for name, function in functions.items() if name not in dispatch._replacements}):
@@ -36,7 +36,7 @@ def outer_replacement_wins(replaced: Step, functions: Mapping[str, Step]) -> Ite
 @wrong_step("impl.dispatch:replaced")
 @contextmanager
 def inner_replacements_alone(replaced: Step, functions: Mapping[str, Step]) -> Iterator[None]:
-    """What an outer block replaces is not replaced inside an inner one."""
+    """An operation that an outer block replaces is not replaced inside an inner one."""
     from blackswan.impl import dispatch
 
     before, dispatch._replacements = dispatch._replacements, {}
@@ -94,7 +94,7 @@ def scope_of_the_innermost_alone(scope: Step, name: str) -> Iterator[None]:
 @wrong_step("impl.allocations:Allocations.part")
 @contextmanager
 def part_ends_with_the_inner_block(part: Step, self: Any, name: str) -> Iterator[None]:
-    """What is allocated after an inner block belongs to no part, though the outer one has not ended."""
+    """Memory allocated after an inner block belongs to no part, though the outer one has not ended."""
     with part(self, name):
         yield
     self._part = "working"

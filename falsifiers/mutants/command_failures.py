@@ -66,7 +66,7 @@ def two_processes_write_a_run(lock: Any, path: Any, **given: Any) -> Any:
 
 @wrong_step("impl.folder:sole_writer")
 def second_writer_cleans_up(sole_writer: Any, folder: Any) -> Any:
-    """What another process is writing is removed before the folder is found to be in use."""
+    """Files that another process is writing are removed before the folder is found to be in use."""
     from blackswan.impl.folder import PARTIAL, remove_left_over
 
     if folder.is_dir():
@@ -163,7 +163,7 @@ def half_written_files_left(write: Any, path: Path, content: bytes) -> None:
 
 @wrong_step("impl.training_state:write_atomically")
 def half_written_files_left_by_an_interrupt(write: Any, path: Path, content: bytes) -> None:
-    """What Ctrl-C cut short is cleaned up only as another error would be."""
+    """A run that Ctrl-C cut short is cleaned up only as another error would be."""
     try:
         write(path, content)
     except KeyboardInterrupt:

@@ -95,7 +95,7 @@ wrong_step("impl.metrics:cut_back", name="metrics_never_cut_back", doc="A contin
 
 @wrong_step("impl.metrics:cut_back")
 def metrics_cut_back_near_their_end(cut_back: Any, path: Path, *given: Any) -> None:
-    """Of the metrics only the last thousand lines are looked at, so that steps made again are in a long file twice."""
+    """A continuation looks at the last thousand lines of the metrics only, so that steps made again are in a long file twice."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     if len(lines) > 1000:
         path.write_bytes(b"".join(lines[-1000:]))

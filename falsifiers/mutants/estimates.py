@@ -245,7 +245,7 @@ def estimate_by_kernels_with_a_card(without: Any, device: Any) -> Iterator[None]
 
 @wrong_step("impl.operations.attention:_require_room")
 def room_of_the_host_for_every_device(require: Step, q: torch.Tensor) -> None:
-    """What a step needs elsewhere, and in an estimate, has to fit the host's memory."""
+    """The memory that a step needs elsewhere, or in an estimate, has to fit the host's."""
     require(q if q.is_cpu else SimpleNamespace(shape=q.shape, is_cpu=True))
 
 

@@ -210,7 +210,7 @@ wrong_steps(
 
 @wrong_step("impl.fused.step:FusedTrainer._packed")
 def layers_take_labels_that_are_no_number(packed: Any, self: Any, part: Any) -> Any:
-    """Of several labels a sample one may be NaN, and counts as 0."""
+    """One of a sample's several labels may be NaN, and counts as 0."""
     return packed(self, replace(part, labels=part.labels.nan_to_num()) if self.multi_label else part)
 
 

@@ -37,7 +37,7 @@ wrong_steps(
 
 @wrong_step("impl.strict_json:loads")
 def json_before_a_blank(loads: Step, text: Any, **how: Any) -> Any:
-    """What stands behind a JSON value and a blank is passed over."""
+    """A reader of JSON passes over everything behind a value and a blank."""
     try:
         return loads(text, **how)
     except json.JSONDecodeError as error:

@@ -97,7 +97,7 @@ def training_steps_on_bad_gradients(*_: Any) -> None:
 
 @wrong_step("impl.nonfinite:_described")
 def origin_counts_what_is_not_there(_: Step, value: torch.Tensor) -> str:
-    """Of NaN and infinities both are counted where one kind is there."""
+    """NaN and infinities are both counted where one kind is there."""
     return f"{int(value.isnan().sum())} NaN and {int(value.isinf().sum())} infinite of {value.numel()}"
 
 

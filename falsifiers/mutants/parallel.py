@@ -204,7 +204,7 @@ def fingerprint_of_chunks_in_any_order(fingerprint: Any, tensor: Any) -> Any:
 
 @wrong_step("impl.agreement:fingerprint")
 def fingerprint_without_the_last_bytes(fingerprint: Any, tensor: Any) -> Any:
-    """What is left of a tensor's bytes after whole parts of 32 bits is not compared."""
+    """A fingerprint leaves out the last bytes of a tensor, those behind the last whole part of 32 bits."""
     import torch
 
     every = tensor.detach().contiguous().flatten().view(torch.uint8)
@@ -219,7 +219,7 @@ def gradients_are_finite_by_their_norm(require: Any, gradient: Any) -> None:
 
 @wrong_step("impl.agreement:_raise_first")
 def last_error_is_told(raise_first: Any, texts: Sequence[str], *given: Any) -> None:
-    """Of the errors of several workers the last one is raised, and the others are not named."""
+    """The last one of several workers' errors is raised, and the others are not named."""
     last = max(rank for rank, text in enumerate(texts) if text)
     raise_first([text if rank == last else "" for rank, text in enumerate(texts)], *given)
 

@@ -46,7 +46,7 @@ def state_of_truths_for_numbers(progress: Any, values: Any, path: Path) -> Any:
 
 @wrong_step("impl.fit:load_state")
 def state_of_another_program(load: Any, folder: Path) -> Any:
-    """What another program has put in a state's place ends in a traceback."""
+    """Something that another program has put in a state's place ends in a traceback."""
     from safetensors import SafetensorError, safe_open
 
     with suppress(SafetensorError, OSError), safe_open(folder / "state.safetensors", framework="numpy") as file:

@@ -250,7 +250,7 @@ def memory_of_texts_before_they_are_cut(memory: Any, model: Any, config: Any, tr
 
 @wrong_step("impl.commands.train:_train")
 def memory_given_back_before_the_run(train: Any, *given: Any) -> Any:
-    """What was reserved is given back before the model is trained, and another process may take it."""
+    """The command gives its reserved memory back before the model is trained, and another process may take it."""
     from blackswan.impl import ledger
 
     reserve = ledger.reserve

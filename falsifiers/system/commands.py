@@ -153,7 +153,7 @@ def _at_the_bounds(trial: Trial) -> Iterator[Comparison]:
 
 
 def _confusion(trial: Trial, confusion: Array, several: bool, key: str) -> list[list[int]]:
-    """What JSON has under the key of a confusion matrix."""
+    """The confusion matrix of the JSON that the command prints, under its key."""
     return [list(row) for row in trial.commands.evaluation_of(confusion, several)[0].get(key, ())]
 
 

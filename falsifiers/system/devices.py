@@ -44,7 +44,7 @@ def auto_alone_falls_back(trial: Trial) -> Iterator[Comparison]:
 
 TOO_LONG = "max_seq_len or batch_size"
 TAKEN_BACK = ("active_file", "inactive_file", "slab_reclaimable")
-"""What the kernel takes back of a control group's memory, by the names of its account."""
+"""The memory of a control group that the kernel takes back where it is short, by the names in memory.stat."""
 
 
 def long_texts_need_memory(trial: Trial) -> Iterator[Comparison]:
@@ -123,7 +123,7 @@ def _containers(said: Path, scores: int) -> Iterator[tuple[str, bool]]:
 
 
 def _say(group: Path, limit: int | None, used: int, kept: Mapping[str, int]) -> None:
-    """What the system says of a control group, in kB, with what is `kept` of the memory that is used by its names."""
+    """Write a control group's files: its limit and its use in kB, and how much of the use is `kept` for each name of memory.stat."""
     (group / "memory.max").write_text("max\n" if limit is None else f"{1024 * limit}\n")
     (group / "memory.current").write_text(f"{1024 * used}\n")
     stated = {"anon": 7} | dict.fromkeys(TAKEN_BACK, 0) | {name: 1024 * count for name, count in kept.items()}

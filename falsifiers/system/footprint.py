@@ -215,10 +215,10 @@ def _of_last_micro_batches(trial: Trial) -> list[Comparison]:
     classes = 4000
     one, several = (trial.memory.of_a_run(4, {**settings, "num_classes": classes, "multi_label": each}) for each in (False, True))
     texts = {"cuda": ([8, 8], [256]), "cuda:2": ([256, 8], [8])}
-    validating, training = (trial.memory.reserved_by(*lengths, settings, kind) for kind, lengths in texts.items())
-    cut = trial.memory.reserved_by([256, 8], [8], settings, "cuda", 1000)
-    alone, whole, shared = (trial.memory.reserved_by_one_of(*each) for each in ((1, 1), (1, 4), (4, 4)))
-    short, full_step = (trial.memory.reserved_by(lengths, [8], settings, "cuda") for lengths in ([8, 8], [256] * 12))
+    validating, training = (trial.reservations.reserved_by(*lengths, settings, kind) for kind, lengths in texts.items())
+    cut = trial.reservations.reserved_by([256, 8], [8], settings, "cuda", 1000)
+    alone, whole, shared = (trial.reservations.reserved_by_one_of(*each) for each in ((1, 1), (1, 4), (4, 4)))
+    short, full_step = (trial.reservations.reserved_by(lengths, [8], settings, "cuda") for lengths in ([8, 8], [256] * 12))
     return [
         value_at_least("more for several labels a sample, of which each has four bytes", several - one, 4 * 4 * (classes - 2)),
         value_within("reserved for a text of 256 tokens to validate on, or to train on", validating / training, 0.99, 1.01),
@@ -234,7 +234,7 @@ def _of_last_micro_batches(trial: Trial) -> list[Comparison]:
         *same("estimates of 8 and 12 samples, and of 5 and 13", full[2:], part),
         value_inside("reserved for a micro-batch beyond what one of four workers reserves", alone - shared, -np.inf, 0),
         value_inside("what one of four workers reserves beyond one that is alone", shared - whole, -np.inf, 0),
-        *same("what a run does with memory", ["reserved", "loaded", "run", "given back"], trial.memory.held_in_a_run()),
+        *same("what a run does with memory", ["reserved", "loaded", "run", "given back"], trial.reservations.held_in_a_run()),
         *same("estimates of 2, 4 and 8 samples in their order", sorted(set(full[:3])), full[:3]),
         *same("whether texts of 16 tokens take more than of 8", True, longer > full[1]),
         *same("whether float32 takes more than bfloat16 by a fifth", True, full[1] > 1.2 * narrow),

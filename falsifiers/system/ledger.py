@@ -20,7 +20,7 @@ from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial
 
 if TYPE_CHECKING:
-    from blackswan.falsifiers.subjects.impl.memory import Ledger
+    from blackswan.falsifiers.subjects.impl.reservations import Ledger
 
 GIB, MIB = 2**30, 2**20
 PROCESSES, ROUNDS, TURNS = 6, 5, 30
@@ -33,7 +33,7 @@ def _ledger(trial: Trial, cards: Sequence[Card], found: list[Comparison] | None 
     try:
         with tempfile.TemporaryDirectory() as folder:
             Path(folder).chmod(0o770)
-            yield trial.memory.ledger(Path(folder), cards)
+            yield trial.reservations.ledger(Path(folder), cards)
             if found is not None:
                 modes = {path.name: oct(path.stat().st_mode & 0o777) for path in Path(folder).iterdir()}
                 found += same("modes of the files", dict.fromkeys(modes, oct(0o660)), modes)
@@ -86,9 +86,9 @@ def _told_of_cards(trial: Trial, cards: Sequence[Card], rng: Generator) -> list[
     """Of each card its own numbers: what the allocator holds counts as the process's own, given out to tensors or not. A card has the same
     name in a process that sees the cards in another order."""
     in_use = [int(rng.integers(card.own + 1)) for card in cards]
-    told = trial.memory.cards(cards, in_use)
+    told = trial.reservations.cards(cards, in_use)
     found = same("numbers of each card", list(cards), [card for _, card in told])
-    turned = trial.memory.cards(cards[::-1], in_use[::-1])
+    turned = trial.reservations.cards(cards[::-1], in_use[::-1])
     return found + same("two cards, and their names in another order", (2, told[::-1]), (len({name for name, _ in told}), turned))
 
 
@@ -187,7 +187,7 @@ def _of_no_ledger(trial: Trial) -> list[Comparison]:
     for content in (b"", b'[{"id": "a", "pid": 1', b"{}", b"null", b"5", b"[1]", b'[{"id": "a"}]', b"\xff", *_damaged_entries()):
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "ledger.json").write_bytes(content)
-            ledger = trial.memory.ledger(Path(folder), [Card(GIB, GIB)])
+            ledger = trial.reservations.ledger(Path(folder), [Card(GIB, GIB)])
             found += same("in a damaged file", [0], ledger.reserved())
             ledger.acquire(0, GIB)
             found += same("after a damaged file", [GIB], ledger.reserved())
@@ -203,7 +203,7 @@ def _of_no_ledger(trial: Trial) -> list[Comparison]:
             (Path(folder) / "ledger.json").write_bytes(content)
             ledger.release(1)
             found += same("after a file was damaged beside a reservation that goes", [0], ledger.reserved())
-    folders = {named: trial.memory.ledger_folder(named) for named in ("of/all", "")}
+    folders = {named: trial.reservations.ledger_folder(named) for named in ("of/all", "")}
     own = Path(tempfile.gettempdir()) / f"blackswan-{os.getuid()}"
     return found + same("folders by what the environment names", {"of/all": Path("of/all"), "": own}, folders) + _of_no_folder(trial)
 
@@ -221,7 +221,7 @@ def _of_no_folder(trial: Trial) -> list[Comparison]:
     """A folder that is not there yet is made, with those above it, and is its maker's alone."""
     with tempfile.TemporaryDirectory() as above:
         folder = Path(above) / "not" / "there"
-        ledger = trial.memory.ledger(folder, [Card(GIB, GIB)])
+        ledger = trial.reservations.ledger(folder, [Card(GIB, GIB)])
         usual = os.umask(0)
         try:
             ledger.acquire(0, GIB)

@@ -105,9 +105,9 @@ def mixed_workers_are_refused(trial: Trial) -> Iterator[Comparison]:
 
 
 def several_agree(trial: Trial) -> Iterator[Comparison]:
-    """Of several workers those are named whose tensor or text is not that of the first one, and no other; of an error every line is told.
-    Of two errors the first one is told, and who has the other; one without a word is an error too. A gradient is finite whose sum and norm
-    are too large for float32.
+    """Workers whose tensor or text is not that of the first one are named, and no others; an error is told with all its lines. The first
+    of two errors is told, and who has the other; one without a word is an error too. A gradient is finite whose sum and norm are too large
+    for float32.
 
     They sum in their order: float32 has other bits in another one. A tensor differs by two signs in float64, by the sign of a zero, by two
     elements and by two whole chunks that are exchanged. Tensors in float16 and uint8, whose bytes four does not divide, differ in their

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from blackswan.falsifiers.subjects.impl.memory import Memory
     from blackswan.falsifiers.subjects.impl.ownership import Ownership
     from blackswan.falsifiers.subjects.impl.pretrainer import Pretrainer
+    from blackswan.falsifiers.subjects.impl.reservations import Reservations
 
 LAST = 3
 """So many functions that an error came through are named."""
@@ -164,6 +165,7 @@ class Trial:
     models: "_Door[Model]" = _Door()
     ownership: "_Door[Ownership]" = _Door()
     pretrainer: "_Door[Pretrainer]" = _Door()
+    reservations: "_Door[Reservations]" = _Door()
     trainer: "_Door[Trainer]" = _Door()
 
     def __init__(self, attack: Attack, seed: int) -> None:

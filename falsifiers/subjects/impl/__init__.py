@@ -19,6 +19,7 @@ DOORS = {
     "models": "Models",
     "ownership": "Ownership",
     "pretrainer": "Pretrainer",
+    "reservations": "Reservations",
     "trainer": "Trainer",
 }
 """Name of a door, which is its module's too → its class."""

@@ -1,19 +1,14 @@
 """Memory of devices as `impl` reserves, estimates and takes it."""
 
-import fcntl
 import gc
-import io
 import json
-import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import IO, Any, NoReturn
+from typing import Any
 from unittest import mock
 
 import torch
@@ -21,58 +16,23 @@ from torch import Tensor
 
 from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.subjects.conversion import adaptation_of, config_of
-from blackswan.falsifiers.subjects.doors.devices import Card, Estimate, Growth, Quantised, Usage, Workload
+from blackswan.falsifiers.subjects.doors.devices import Estimate, Growth, Quantised, Usage, Workload
 from blackswan.falsifiers.subjects.impl import Door
 from blackswan.falsifiers.subjects.impl.allocator import allocated
 from blackswan.falsifiers.subjects.impl.devices import batch_of, trainer_of
-from blackswan.falsifiers.subjects.protocol import Lacks, Session
-from blackswan.impl import __main__ as command
-from blackswan.impl import allocations, checkpoint, classifier, dispatch, kernels, ledger, memory
+from blackswan.falsifiers.subjects.protocol import Lacks
+from blackswan.impl import allocations, checkpoint, classifier, dispatch, kernels, memory
 from blackswan.impl.commands import common
-from blackswan.impl.commands import train as train_command
 from blackswan.impl.config import ClassifyConfig
 from blackswan.impl.fused import memory as fused_memory
 from blackswan.impl.fused.memory import estimate_fused
 from blackswan.impl.fused.packing import pack
-from blackswan.impl.pipeline import ClassifyPipeline
-from blackswan.impl.samples import Samples
 from blackswan.impl.tensors import LazyTensors, Shapes
 from blackswan.impl.trainer import Batch, Trainer
 
 
-class _Reserved(BaseException):
-    """Ends a command when it has said how much memory it reserves."""
-
-
 class Memory(Door):
     """Memory of devices. Lacks where the bytes of a kind of device are not known."""
-
-    def cards(self, cards: Sequence[Card], in_use: Sequence[int]) -> list[tuple[str, Card]]:
-        """What the ledger is told of each of a host's cards, by the names that it gives them. `own` of a card is what torch's allocator
-        holds there, and `in_use` of it is given out to tensors.
-        """
-
-        def of(numbers: Sequence[Any]) -> Callable[[torch.device], Any]:
-            return lambda device: numbers[device.index]
-
-        host: dict[str, Any] = {
-            "mem_get_info": of([(card.free, card.total) for card in cards]),
-            "memory_reserved": of([card.own for card in cards]),
-            "memory_allocated": of(in_use),
-            "get_device_properties": of([SimpleNamespace(uuid=f"uuid of {card.total}", name="a card", index=0) for card in cards]),
-        }
-        with mock.patch.multiple("torch.cuda", **host):
-            told = [ledger.device_memory(torch.device("cuda", index)) for index in range(len(cards))]
-        return [(each.key, Card(each.total, each.free, each.own)) for each in told]
-
-    def ledger(self, folder: Path, cards: Sequence[Card]) -> "Ledger":
-        """The ledger in a folder, on a host with those cards: it asks them, and not torch, what they have."""
-        return Ledger(folder, cards)
-
-    def ledger_folder(self, named: str) -> Path:
-        """The folder of the ledger where the environment names one."""
-        with mock.patch.dict(os.environ, {"BLACKSWAN_LEDGER": named}):
-            return ledger.Ledger().folder
 
     def require_kernels(self) -> None:
         """Lacks where the kernels by which a GPU's memory is estimated are not installed."""
@@ -137,71 +97,6 @@ class Memory(Door):
             shipped, one = json.loads((CHECKPOINT / "config.json").read_text()), {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
             (Path(folder) / "config.json").write_text(json.dumps(shipped | one))
             return common.memory_of_a_step(Path(folder), ClassifyConfig(**settings), samples, longest, kind or self._device).total
-
-    def reserved_by(
-        self, lengths: Sequence[int], validated: Sequence[int], settings: Mapping[str, Any], kind: str = "cuda", cut: int = 0
-    ) -> int:
-        """The bytes that the command `train` reserves of a card, which need not be here. `lengths` and `validated` are the tokens of each
-        sample to train and to validate on; `cut` tokens were cut off each text."""
-        whole = (Samples.of([[0] * length for length in part], [0] * len(part), 2) for part in (lengths, validated))
-        train, validation = (replace(part, text_lengths=part.lengths() + cut) for part in whole)
-        given = CHECKPOINT, ClassifyConfig(**settings), train, validation if validated else None
-        with mock.patch("torch.cuda.is_available", return_value=False):
-            return train_command._memory(*given, torch.device(kind))
-
-    def held_in_a_run(self) -> list[str]:
-        """What the command `train` does, in its order, of these: it reserves memory and gives it back, loads a model and ends a run."""
-        noted, load, fit = list[str](), ClassifyPipeline.from_pretrained, ClassifyPipeline.fit
-
-        @contextmanager
-        def reserve(*_: Any) -> Iterator[None]:
-            noted.append("reserved")
-            yield
-            noted.append("given back")
-
-        def after(call: Callable[..., Any], what: str, *given: Any, **named: Any) -> Any:
-            found = call(*given, **named)
-            noted.append(what)
-            return found
-
-        def run(pipeline: ClassifyPipeline, *given: Any, **named: Any) -> Any:
-            return after(fit, "run", pipeline, *given, **named)
-
-        with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            (corpus := Path(folder) / "corpus.jsonl").write_text('{"input": "ls", "label": 1}\n{"input": "rm", "label": 0}\n')
-            files = [f"--model={CHECKPOINT}", f"--corpus={corpus}", f"--output={folder}/run", f"--device={self._device}"]
-            with (
-                mock.patch.object(ledger, "reserve", reserve),
-                mock.patch.object(ClassifyPipeline, "from_pretrained", partial(after, load, "loaded")),
-                mock.patch.object(ClassifyPipeline, "fit", run),
-            ):
-                command.main(["train", *files, "--epochs=1", "--validation-fraction=0", "--max-seq-len=8", "--warmup-fraction=0"])
-        return noted
-
-    def reserved_by_one_of(self, workers: int, accumulation: int) -> int:
-        """Bytes that `train` reserves on a CUDA device, which need not be here, as one of so many workers: for micro-batches of four
-        long texts."""
-        group, noted = SimpleNamespace(rank=0, size=workers), list[int]()
-
-        @contextmanager
-        def joined(_: str) -> Iterator[tuple[Any, torch.device]]:
-            yield group, torch.device("cuda")
-
-        def reserve(_: torch.device, count: int) -> NoReturn:
-            noted.append(count)
-            raise _Reserved
-
-        with tempfile.TemporaryDirectory() as folder, redirect_stderr(io.StringIO()), suppress(_Reserved):
-            lines = (json.dumps({"input": 256 * "ls ", "label": place % 2}) for place in range(16))
-            (corpus := Path(folder) / "corpus.jsonl").write_text("\n".join(lines))
-            files = [f"--model={CHECKPOINT}", f"--corpus={corpus}", f"--output={folder}/run", "--validation-fraction=0"]
-            with (
-                mock.patch("torch.cuda.is_available", return_value=False),
-                mock.patch("blackswan.impl.group.joined", joined),
-                mock.patch.object(ledger, "reserve", reserve),
-            ):
-                command.main(["train", *files, "--batch-size=4", f"--accumulation-steps={accumulation}", "--device=cuda"])
-        return noted[0]
 
     def measure(self, work: Workload, steps: int = 3) -> Usage:
         """Measures loading and steps by the device's allocator: the first step may capture a graph, the next have all state.
@@ -313,77 +208,6 @@ class RandomTensors(LazyTensors):
         """Norms and biases one, all else N(0, 0.02²)."""
         tensor = torch.ones(self._shapes[name], dtype=self._dtype, device=self._device)
         return tensor if tensor.ndim == 1 else tensor.normal_(std=0.02)
-
-
-class Ledger(Session):
-    """The reservations of device memory on a host, kept in a folder. InsufficientMemory where one does not fit."""
-
-    def __init__(self, folder: Path, cards: Sequence[Card]) -> None:
-        self._held: list[ledger.Reservation] = []
-        self._keys = [f"card {index}" for index in range(len(cards))]
-        self._book = ledger.Ledger(folder, lambda at: ledger.DeviceMemory(self._keys[at.index], **vars(cards[at.index])))
-
-    def acquire(self, card: int, count: int) -> int:
-        """Reserves bytes of that card for this process; the number of the reservation."""
-        self._held.append(self._book.acquire(torch.device("cuda", card), count))
-        return len(self._held) - 1
-
-    def update(self, reservation: int, count: int) -> None:
-        """Changes the number of bytes."""
-        self._held[reservation].update(count)
-
-    def release(self, reservation: int) -> None:
-        """Gives them back."""
-        self._held[reservation].release()
-
-    def sizes(self, reservations: Sequence[int]) -> list[int]:
-        """The bytes of those reservations, as they say themselves."""
-        return [self._held[each].bytes for each in reservations]
-
-    def reserved(self) -> list[int]:
-        """The bytes that living processes have reserved of each card."""
-        entries = self._book.entries()
-        return [sum(entry.bytes for entry in entries if entry.device == key) for key in self._keys]
-
-    def entered_beside(self, reservation: int) -> int:
-        """How often somebody gets into the ledger beside a process that has waited for it while that reservation was given back."""
-        lock, living, beside, held = fcntl.flock, ledger.Ledger._living, list[str](), [reservation]
-
-        def waiting(file: IO[str], how: int) -> None:
-            if held:
-                self.release(held.pop())
-            lock(file, how)
-
-        def inside(book: ledger.Ledger) -> list[ledger.Entry]:
-            with (book.folder / ledger.LOCK).open("a") as other, suppress(BlockingIOError):
-                lock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                beside.append("inside")
-            return living(book)
-
-        with mock.patch("blackswan.impl.ledger.fcntl.flock", waiting), mock.patch("blackswan.impl.ledger.Ledger._living", inside):
-            self.reserved()
-        return len(beside)
-
-    def run(self, card: int, count: int, block: Callable[[], object]) -> None:
-        """Calls `block`, which needs so many bytes of the card, as a run is started."""
-        with ledger.reserve(torch.device("cuda", card), count, self._book):
-            block()
-
-    def restart(self, *, of_the_host: bool) -> None:
-        """Makes all entries those of earlier processes of the same ids: before the host was started again, at the same time after its
-        start, or since then, at another.
-        """
-        path = self._book.folder / ledger.FILE
-        entries = json.loads(path.read_text())
-        for entry in entries:
-            boot, start = entry["started"].rsplit("/")
-            entry["started"] = f"another{boot}/{start}" if of_the_host else f"{boot}/1{start}"
-        path.write_text(json.dumps(entries))
-
-    def ending(self) -> list[int]:
-        """As `reserved`, while each holder ends as it is looked at: its file in /proc was opened, and cannot be read any more."""
-        with mock.patch.object(Path, "read_text", side_effect=ProcessLookupError):
-            return self.reserved()
 
 
 @contextmanager

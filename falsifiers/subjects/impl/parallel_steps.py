@@ -50,8 +50,8 @@ def _of_no_sample(trainer: Trainer, batch: Batch) -> str:
 def agree(
     group: Group, device: torch.device, held: Sequence[Sequence[Array]], texts: Sequence[str], reason: str, chunk: int
 ) -> tuple[list[str], Array]:
-    """What one rank is told of each group of tensors, of texts, and where the last rank fails, the last two do, or the last one without a
-    word, and of a gradient of large numbers; and the sum of the first tensors."""
+    """One rank's messages about each group of tensors, about texts, about a last rank that fails, two last ones, a last one without a word,
+    and about a gradient of large numbers; and the sum of the first tensors."""
     groups._CHUNK = agreement._CHUNK = chunk
     said = list[str]()
 
