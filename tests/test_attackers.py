@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.attackers import chance, changes, near, seen
 from benchmarks.attackers.round import FOUND, MISSED, Bug
@@ -28,6 +29,21 @@ def test_a_claim_is_asked_of_the_lines_that_it_executes(tmp_path: Path) -> None:
     assert [(one["outcome"], one["asked"]) for one in found] == [(chance.KILLED, 1), (chance.SURVIVED, 1), (chance.UNSEEN, 0)]
     assert found[0]["by"] == "OPT-CLIP float32"
     assert optimisation.clip_by_global_norm.__code__ is before
+
+
+def test_a_changed_function_keeps_what_it_gave() -> None:
+    own = {change.what: change for change in changes.every() if ":clip_by_global_norm#" in change.name}
+    one, other = (torch.full((1, 2), value) for value in (3.0, 5.0))
+
+    def norms() -> list[float]:
+        return [float(optimisation.clip_by_global_norm(gradients, 1.0)[1]) for gradients in (one, other, one)]
+
+    right = norms()
+    assert right[0] != right[1]
+    for what, expected in (("kept by its arguments", right), ("kept for every gradients", 3 * right[:1])):
+        with changes.applied(own[f"{what}: def clip_by_global_norm"].name):
+            assert norms() == expected
+    assert norms() == right
 
 
 def test_it_is_seen_what_a_claim_gives_to_a_function() -> None:

@@ -124,7 +124,7 @@ def main(arguments: Sequence[str]) -> int:
     """Prints a line for each change, and how many there are of each outcome."""
     options = _options(arguments)
     chosen = asked_on_cpu(options.claim)
-    counts, every = Counter[str](), list(changes.every())
+    counts, every = Counter[str](), [change for change in changes.every() if change.what.startswith(options.what)]
     with tempfile.TemporaryDirectory(prefix="attackers-") as temporary, (options.output or Path(os.devnull)).open("w") as output:
         near = traces(chosen, options.traces or Path(temporary), options.jobs)
         if options.claim:  # of the others there is nothing to be learnt
@@ -143,6 +143,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attackers random", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--changes", metavar="N", type=int, choices=range(1, 10_001), required=True, help="how many are drawn")
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="another one draws others (default: 0)")
+    parser.add_argument("--what", metavar="TEXT", default="", help="draw of those that begin so, as `kept for every` (default: of all)")
     parser.add_argument("--claim", metavar="ID", action="append", default=[], help="ask this claim only, of what it executes; repeatable")
     parser.add_argument("--jobs", metavar="J", type=int, choices=range(1, 257), default=cores(), help="processes (default: one a core)")
     parser.add_argument("--traces", metavar="DIR", type=Path, help="an existing folder that keeps which lines each claim executes")
