@@ -126,6 +126,24 @@ def start_keeps_what_waits(start: Step, self: Any, *given: Any, **named: Any) ->
     return self.trainer
 
 
+@wrong_step("impl.pipeline:ClassifyPipeline._logits")
+def answers_kept_by_their_texts(logits: Step, self: Any, texts: Any) -> Any:
+    """A pipeline keeps its answers to texts, also when it is trained further."""
+    known = vars(self).setdefault("_known", {})
+    if (key := tuple(texts)) not in known:
+        known[key] = logits(self, texts)
+    return known[key]
+
+
+@wrong_step("impl.pipeline:ClassifyPipeline.evaluate")
+def evaluations_kept_by_their_samples(evaluate: Step, self: Any, samples: Any) -> Any:
+    """A pipeline keeps the evaluation of samples, also when it is trained further."""
+    known = vars(self).setdefault("_evaluated", {})
+    if (key := tuple(samples)) not in known:
+        known[key] = evaluate(self, samples)
+    return known[key]
+
+
 def _by_path(of: Callable[..., Any]) -> Callable[..., Any]:
     """What was read first of what `of` makes of the arguments."""
     known: dict[Any, Any] = {}

@@ -66,9 +66,10 @@ class Classifiers(Door):
     def answers(
         self, model: Path, hyperparameters: Mapping[str, Any], trainable: Mapping[str, Array], texts: Sequence[str], labels: Sequence[Label]
     ) -> dict[str, Answered]:
-        """The answers of a checkpoint with those trainable tensors, as an `adapter` and `merged`, with each text's label for evaluation."""
-        pipeline = self._pipeline(model, hyperparameters, trainable)
+        """The answers of a checkpoint with those trainable tensors, as an `adapter` and `merged`, with each text's label for evaluation.
+        The adapter has answered the same with its first tensors before."""
         samples = [Sample(text, tuple(label) if isinstance(label, list) else label) for text, label in zip(texts, labels, strict=True)]
+        pipeline = self._pipeline(model, hyperparameters, trainable, lambda fresh: _answered(fresh, samples))
         with tempfile.TemporaryDirectory() as parent:
             pipeline.merge(Path(parent) / "merged")
             merged = ClassifyPipeline.from_merged(Path(parent) / "merged", device=self._device)
@@ -108,8 +109,16 @@ class Classifiers(Door):
         """Opens what was saved on the base that it names, and saves it there."""
         ClassifyPipeline.from_saved(adapter, device=self._device).save(folder)
 
-    def _pipeline(self, model: Path, hyperparameters: Mapping[str, Any], trainable: Mapping[str, Array]) -> ClassifyPipeline:
+    def _pipeline(
+        self,
+        model: Path,
+        hyperparameters: Mapping[str, Any],
+        trainable: Mapping[str, Array],
+        before: Callable[[ClassifyPipeline], object] | None = None,
+    ) -> ClassifyPipeline:
         pipeline = ClassifyPipeline.from_pretrained(model, ClassifyConfig.from_mapping(hyperparameters), device=self._device)
+        if before is not None:
+            before(pipeline)
         with torch.no_grad():
             for name, parameter in pipeline.classifier.trainable_parameters().items():
                 parameter.copy_(torch.tensor(trainable[name]))
