@@ -23,6 +23,38 @@ wrong_steps(
         lambda sharded, index: sharded(index.resolve()),
     ),
 )
+
+
+@wrong_step("impl.checkpoint:_sharded")
+def shards_of_their_first_dtype(sharded: Step, index: Path) -> Any:
+    """The tensors of a shard are read in the dtype of its first one."""
+    first: dict[Path, Any] = {}
+    return {name: replace(entry, dtype=first.setdefault(entry.file, entry.dtype)) for name, entry in sharded(index).items()}
+
+
+@wrong_step("impl.checkpoint:_sharded")
+def shards_of_any_name(sharded: Step, index: Path) -> Any:
+    """Every file of weights in a folder is a shard, also one that the index does not name."""
+    found = sharded(index)
+    if {path.name for path in index.parent.glob("*.safetensors")} - {entry.file.name for entry in found.values()}:
+        raise ValueError(f"{index}: it does not name every file of weights beside it")
+    return found
+
+
+@wrong_step("impl.strict_json:loads")
+def json_keys_twice_within(loads: Step, text: str | bytes, **options: Any) -> Any:
+    """A key that is given twice is found in the outermost object of a JSON text alone."""
+    found = loads(text, repeated=True)
+    objects: list[list[tuple[str, Any]]] = []
+
+    def seen(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        objects.append(pairs)
+        return dict(pairs)
+
+    json.loads(text, object_pairs_hook=seen)
+    return loads(text, **options) if objects and len(dict(objects[-1])) < len(objects[-1]) else found
+
+
 wrong_steps(
     "impl.tokens:belonging",
     apr_tokenizer_beside_a_links_target=(

@@ -4,15 +4,18 @@ import json
 import math
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors.numpy import load, save
+from safetensors.numpy import load, load_file, save
 
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.generators import Generator
-from blackswan.falsifiers.system.adapter_files import CONFIG, TOKENIZER, WEIGHTS
+from blackswan.falsifiers.numeric.precision import STORAGE
+from blackswan.falsifiers.system.adapter_files import CONFIG, TOKENIZER, WEIGHTS, Model
+from blackswan.falsifiers.system.adapters import DTYPES
 from blackswan.falsifiers.system.command_problem import tokenizer
 from blackswan.falsifiers.system.damage import changed_meanwhile
 from blackswan.falsifiers.system.derived_damage import (
@@ -27,7 +30,7 @@ from blackswan.falsifiers.system.derived_damage import (
     judged,
     small_base,
 )
-from blackswan.falsifiers.system.same import same
+from blackswan.falsifiers.system.same import same, same_tensors
 from blackswan.falsifiers.system.trial import Trial
 
 INDEX, SHARDS = "model.safetensors.index.json", ("model-1.safetensors", "model-2.safetensors")
@@ -159,13 +162,23 @@ def _taken(folder: Path, family: str) -> Iterator[Values]:
 
 def _shard(folder: Path) -> dict[str, str]:
     """Spreads the tensors of a checkpoint over two files, and gives the map of the index."""
-    whole = load((folder / WEIGHTS).read_bytes())
+    whole = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
     places = {name: SHARDS[place % 2] for place, name in enumerate(sorted(whole))}
     for file in SHARDS:
         (folder / file).write_bytes(save({name: whole[name] for name in whole if places[name] == file}))
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
     return places
+
+
+def _shards_of_several_dtypes(trial: Trial, model: Model, folder: Path) -> list[Comparison]:
+    """Shards whose tensors are in several dtypes, beside another file of weights that the index does not name, hold every tensor."""
+    rng = trial.rng("dtypes of shards")
+    decoder = {name: value.astype(STORAGE[str(rng.choice(DTYPES))]) for name, value in model.decoder.items()}
+    other = {name: -value for name, value in decoder.items()}
+    _shard(replace(model, decoder=decoder).write_checkpoint(folder))
+    (folder / "consolidated.safetensors").write_bytes(save(other))
+    return same_tensors(decoder, trial.files.read_checkpoint(folder))
 
 
 def _as_in_a_cache(folder: Path) -> None:
@@ -238,7 +251,7 @@ def _split_at_plainly(folder: Path, end: Mapping[str, Any], flag: str) -> Damage
 
 def refuses_parts(trial: Trial) -> Iterator[Comparison]:
     """Each key of config.json and tokenizer_config.json, and an index with its shards, which is read as the one file that they were, also
-    where all of them are links, and not once a shard has changed."""
+    where all of them are links or in several dtypes, and not once a shard has changed."""
     rng = trial.rng("parts")
     with tempfile.TemporaryDirectory() as parent:
         folder, model = small_base(trial, Path(parent))
@@ -255,6 +268,7 @@ def refuses_parts(trial: Trial) -> Iterator[Comparison]:
         places = _shard(folder)
         yield from same("answer of the shards", whole, ask())
         yield from (each for file in SHARDS for each in changed_meanwhile(trial, folder, folder / file))
+        yield from _shards_of_several_dtypes(trial, model, Path(parent) / "of several dtypes")
         _as_in_a_cache(folder)
         yield from same("answer of links to the shards", whole, ask())
         yield from judged(trial, folder, [*_shard_damage(folder, places, rng), *forms(folder, INDEX, rng)], ask)

@@ -92,6 +92,7 @@ def forms(folder: Path, file: str, rng: Generator) -> Iterator[Damage]:
         "no object": (b"[]", ""),
         "an end too early": (whole[: int(rng.integers(0, len(whole.rstrip())))], ""),
         "a key twice": (b"{" + f"{json.dumps(key)}: {json.dumps(value)},".encode() + whole[1:], f"{key}.*twice"),
+        "a key twice within": (b'{"surplus": {"a": 1, "a": 2},' + whole[1:], "'a' is given twice"),
         "a second object": (whole.rstrip() + b"{}", ""),
         "a second object behind a blank": (whole.rstrip() + b" \n {}", ""),
         "NaN": (b'{"surplus": NaN,' + whole[1:], "NaN"),
