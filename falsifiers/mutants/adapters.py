@@ -20,6 +20,11 @@ Tensors = Mapping[str, Any]
 Step = Callable[..., Any]
 
 
+def _in_one_dtype(tensors: Tensors, name: str) -> Tensors:
+    """All tensors in the dtype of the one of that name, where it is there."""
+    return {key: value.to(tensors[name].dtype) for key, value in tensors.items()} if name in tensors else tensors
+
+
 def _each(part: str, change: Callable[[Any], Any]) -> Callable[[Tensors], dict[str, Any]]:
     """The tensors whose name holds that part, changed."""
     return lambda tensors: {name: change(tensor) if part in name else tensor for name, tensor in tensors.items()}
@@ -105,6 +110,22 @@ wrong_steps(
     by=of_result,
     adapter_widened_when_loaded=("A bfloat16 adapter arrives in float32.", _each("", lambda tensor: tensor.float())),
 )
+wrong_steps(
+    "impl.adapter:read_tensors",
+    by=of_result,
+    adapter_in_the_dtype_of_its_head=(
+        "All tensors of an adapter arrive in the dtype of its head.",
+        lambda found: _in_one_dtype(found, "score.weight"),
+    ),
+)
+wrong_step(
+    "impl.adapter:save_file", name="adapter_saved_in_one_dtype", doc="All tensors of an adapter are saved in the dtype of the first one."
+)(lambda save, tensors, *given, **named: save(_in_one_dtype(tensors, next(iter(tensors))), *given, **named))
+wrong_step(
+    "impl.adapter:_IRRELEVANT",
+    name="adapter_of_copied_layers_accepted",
+    doc="Keys of PEFT's by which layers are copied, or updates act on some tokens alone, are passed over.",
+)(lambda keys: (*keys, "layer_replication", "trainable_token_indices", "alora_invocation_tokens"))
 wrong_steps("impl.adapter:PREFIX", adapter_prefix_left_out=("Names without base_model.model., which PEFT skips in silence.", lambda _: ""))
 
 
@@ -187,6 +208,16 @@ def checkpoint_near_copy_dropped(load: Step, folder: Path) -> Any:
     import torch
 
     with mock.patch("torch.equal", torch.allclose):
+        return load(folder)
+
+
+@wrong_step("impl.checkpoint:load_checkpoint")
+def checkpoint_narrow_copy_dropped(load: Step, folder: Path) -> Any:
+    """An output layer passes for a copy of the embedding where that is equal once it is rounded to its dtype."""
+    import torch
+
+    equal = torch.equal
+    with mock.patch("torch.equal", lambda one, other: equal(one, other.to(one.dtype))):
         return load(folder)
 
 
@@ -275,6 +306,14 @@ wrong_step("impl.merge:_config", name="merge_expects_a_folder", doc="A model of 
 def merged_config_contradicts_itself(config: Step, architecture: Any, source: Path) -> dict[str, Any]:
     """The merged config.json has the base's rotary parameters beside the architecture's own, which are spelled otherwise."""
     return {**config(architecture, source), **json.loads((source / "config.json").read_text())}
+
+
+@wrong_step("impl.merge:_updated")
+def merge_of_two_dtypes_refused(updated: Step, path: str, weight: Any, adapter: Any) -> Any:
+    """An update whose factors are in two dtypes cannot be merged."""
+    if len({tensor.dtype for name, tensor in adapter.trainable.items() if name.startswith(f"{path}.lora_")}) > 1:
+        raise RuntimeError("expected m1 and m2 to have the same dtype")
+    return updated(path, weight, adapter)
 
 
 @wrong_step("impl.merge:_dequantized", "P27")

@@ -74,14 +74,21 @@ class Model:
         save_file(self.decoder, folder / WEIGHTS)
         return folder
 
-    def write_peft(self, folder: Path, dtype: str = "float32", head_bias: bool = True, paths: bool = False, **said: Any) -> Path:
-        """An adapter as PEFT writes it, its targets by their names or `paths`; PEFT has no head bias where the model has none.
+    def write_peft(
+        self, folder: Path, dtypes: Mapping[str, Any] | None = None, head_bias: bool = True, paths: bool = False, **said: Any
+    ) -> Path:
+        """An adapter as PEFT writes it, its targets by their names or `paths`, each tensor in its own of `dtypes` or all in float32.
+
+        PEFT has no head bias where the model has none.
 
         `said` are other values of keys of its configuration.
         """
         folder.mkdir(parents=True)
         chosen = {name: value for name, value in self.trainable.items() if head_bias or name != "score.bias"}
-        save_file({PREFIX + name: value.astype(STORAGE[dtype], order="C") for name, value in chosen.items()}, folder / ADAPTER_WEIGHTS)
+        save_file(
+            {PREFIX + name: value.astype(dtypes[name] if dtypes else np.float32, order="C") for name, value in chosen.items()},
+            folder / ADAPTER_WEIGHTS,
+        )
         own = {"peft_type": "LORA", "task_type": "SEQ_CLS", "modules_to_save": ["classifier", "score"]}
         own |= {"r": self.scalars["rank"], "lora_alpha": self.scalars["alpha"], "base_model_name_or_path": "a/model"}
         adapted = [path for path in projections(self) if path.endswith(target_modules(self))]

@@ -80,15 +80,15 @@ def saved(trial: Trial, model: Model, *, merged: bool = False) -> Iterator[Path]
 def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     """A saved adapter_model.safetensors has PEFT's names, dtypes and bits, and adapter_config.json PEFT's keys.
 
-    Its tensors are of any dtype, and lie in memory in any order; the base may have one of more than a MiB. Everybody may open the folder
-    and read the files.
+    Its tensors are of any dtype, all of one or each of its own, and lie in memory in any order; the base may have one of more than a MiB.
+    Everybody may open the folder and read the files.
     """
     merged, rng = trial.seed % 2 == 0, trial.rng("model")
     pooling = "last" if trial.seed % 4 else str(rng.choice(["mean", "first"]))
     sizes = LARGE if trial.seed % 4 == 0 else {}
     model = generated(rng, trial.seed, "float32", **({"pooling": pooling, "nf4": False, **sizes} if merged else {}))
-    dtype = STORAGE[str(rng.choice(DTYPES))]
-    model = replace(model, trainable={name: _laid_out(rng, value.astype(dtype)) for name, value in model.trainable.items()})
+    dtypes = drawn_dtypes(rng, model)
+    model = replace(model, trainable={name: _laid_out(rng, value.astype(dtypes[name])) for name, value in model.trainable.items()})
     with saved(trial, model, merged=merged) as folder:
         stored, config = load_file(folder / "adapter" / ADAPTER_WEIGHTS), read_json(folder / "adapter" / ADAPTER_CONFIG)
         prepared = [each for part in ("adapter", *["merged"] * merged) for each in _prepared(trial, model, folder / part)]
@@ -111,6 +111,12 @@ def adapter_has_pefts_format(trial: Trial) -> list[Comparison]:
     tensors = same_tensors({PREFIX + name: value for name, value in model.trainable.items()}, stored)
     readable = same("modes of folder and files", dict.fromkeys(modes, oct(0o644)) | {"adapter": oct(0o755)}, modes)
     return same_keys(ADAPTER_CONFIG, said, config) + tensors + metadata + readable + prepared
+
+
+def drawn_dtypes(rng: Generator, model: Model) -> dict[str, np.dtype[Any]]:
+    """The dtype in which each tensor of an adapter is stored: one for all of them, or one for each."""
+    drawn, several = rng.choice(DTYPES, len(model.trainable)), bool(rng.integers(2))
+    return {name: np.dtype(STORAGE[str(drawn[place * several])]) for place, name in enumerate(model.trainable)}
 
 
 def _laid_out(rng: Generator, value: Array) -> Array:
@@ -161,23 +167,23 @@ def has_pt_metadata(file: Path) -> list[Comparison]:
 
 
 def adapter_arrives_exactly(trial: Trial) -> list[Comparison]:
-    """An adapter written as PEFT writes it, in any float dtype, its targets by names or paths, with or without a head bias, with whatever
+    """An adapter written as PEFT writes it, in any float dtypes, its targets by names or paths, with or without a head bias, with whatever
     start or place of training that changes nothing, arrives with tensors and settings; training goes on in float32 or float64."""
     rng = trial.rng("model")
     model = generated(rng, trial.seed, "float32", nf4=False, pooling="last")
-    dtype, head_bias = STORAGE[str(rng.choice(["float32", "bfloat16", "float16", "float64"]))], bool(rng.integers(2))
+    dtypes, head_bias = drawn_dtypes(rng, model), bool(rng.integers(2))
     factor = str(rng.choice([name for name in model.trainable if "lora_A" in name]))
-    model.trainable[factor][:] = 5e4 if dtype == np.float16 else 2e38  # their sum is infinite in 16 and in 32 bits
+    model.trainable[factor][:] = 5e4 if dtypes[factor] == np.float16 else 2e38  # their sum is infinite in 16 and in 32 bits
     with tempfile.TemporaryDirectory() as folder:
         neutral = {key: values[int(rng.integers(len(values)))] for key, values in NEUTRAL.items()}
-        written = model.write_peft(Path(folder) / "peft", str(dtype), head_bias, paths=bool(rng.integers(2)), **neutral)
+        written = model.write_peft(Path(folder) / "peft", dtypes, head_bias, paths=bool(rng.integers(2)), **neutral)
         found = trial.files.load_adapter(written, base := model.write_checkpoint(Path(folder) / "base"))
         own = str(rng.choice(["float32", "bfloat16", "float64"]))
         trained = trial.files.trained_dtypes(written, base, own)
-    masters = same(f"dtypes of an adapter in {dtype} that is trained in {own}", ["float64" if own == "float64" else "float32"], trained)
-    expected = {name: value.astype(dtype) for name, value in model.trainable.items()}
+    masters = same(f"dtypes of an adapter that is trained in {own}", ["float64" if own == "float64" else "float32"], trained)
+    expected = {name: value.astype(dtypes[name]) for name, value in model.trainable.items()}
     if not head_bias:
-        expected["score.bias"] = np.zeros_like(expected["score.bias"])
+        expected["score.bias"] = np.zeros(model.scalars["classes"], dtypes["score.weight"])
     return masters + same_keys("settings", asdict(model.settings), asdict(found.settings)) + same_tensors(expected, found.tensors)
 
 

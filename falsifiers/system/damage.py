@@ -151,6 +151,12 @@ def _nearly_tied(tensors: dict[str, Array], name: str) -> str:
     return _one_ulp(tensors, "lm_head.weight") and "tie_word_embeddings"
 
 
+def _tied_in_half(tensors: dict[str, Array], name: str) -> str:
+    """An output layer beside the embedding that it is said to be, which is rounded to 16 bits."""
+    tensors["lm_head.weight"] = tensors[name].astype(np.float16)
+    return "tie_word_embeddings"
+
+
 def _not_finite(value: float, place: int) -> Callable[[dict[str, Array], str], str]:
     def change(tensors: dict[str, Array], name: str) -> str:
         tensors[name].reshape(-1)[place] = value
@@ -169,6 +175,7 @@ CHECKPOINT_DAMAGE: dict[str, Damage] = {
     "misshapen tensor": _weights(_misshapen),
     "integer tensor": _weights(_integers),
     "tied output layer one ulp off": _weights(_nearly_tied, "embed_tokens"),
+    "tied output layer rounded to 16 bits": _weights(_tied_in_half, "embed_tokens"),
     "encoder": _checkpoint("decoder|encoder", model_type="bert", architectures=["BertForSequenceClassification"]),
     "unknown model type": _checkpoint(model_type="mystery"),
     "fewer layers than stored": _checkpoint(r"model\.layers", num_hidden_layers=1, layer_types=["full_attention"]),
@@ -184,6 +191,23 @@ NOT_FINITE: dict[str, Damage] = {
 }
 """Weights of which a run refuses to begin, quantised or not."""
 TOKENIZER_DAMAGE: dict[str, Damage] = {"no tokenizer": _removed(TOKENIZER), "truncated tokenizer": _truncated(TOKENIZER)}
+ON: Mapping[str, Any] = {
+    **{
+        "layer_replication": [[0, 1], [0, 2]],
+        "trainable_token_indices": [1],
+        "target_parameters": ["mlp.gate"],
+        "exclude_modules": ["k_proj"],
+    },
+    **{"alora_invocation_tokens": [1, 2], "arrow_config": {"top_k": 2}, "layers_pattern": "layers", "megatron_config": {"hidden_size": 16}},
+    **{
+        "use_qalora": True,
+        "use_bdlora": {"nblocks": 2},
+        "velora_config": {"groups": 2},
+        "monteclora_config": {"n": 2},
+        "kasa_config": {"a": 1},
+    },
+}
+"""Keys of PEFT's by which an adapter would be another function, or may be one, with values that it has where they are on."""
 ADAPTER_DAMAGE: dict[str, Damage] = {
     "no config": _removed(ADAPTER_CONFIG),
     "no weights": _removed(ADAPTER_WEIGHTS),
@@ -229,6 +253,7 @@ ADAPTER_DAMAGE: dict[str, Damage] = {
         for start in ("pissa", "pissa_niter_4", "olora", "corda", "eva", "loftq")
     },
     "a key of a later version, on": _adapter(use_something_new=True),
+    **{f"{key} of PEFT, on": _adapter(**{key: value}) for key, value in ON.items()},
 }
 OTHER_BASES: dict[str, tuple[str, str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
     "number of layers": ("theirs", f"{ADAPTER_WEIGHTS}.*lora_", lambda base: {"num_hidden_layers": 2 * base["num_hidden_layers"]}),

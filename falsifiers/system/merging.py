@@ -29,7 +29,16 @@ from blackswan.falsifiers.system.adapter_files import (
     shipped,
     target_modules,
 )
-from blackswan.falsifiers.system.adapters import DTYPES, EMBEDDING, expected_logits, has_pt_metadata, read_json, saved, within_noise
+from blackswan.falsifiers.system.adapters import (
+    DTYPES,
+    EMBEDDING,
+    drawn_dtypes,
+    expected_logits,
+    has_pt_metadata,
+    read_json,
+    saved,
+    within_noise,
+)
 from blackswan.falsifiers.system.same import content, same, same_keys, same_tensors
 from blackswan.falsifiers.system.trial import Trial, reads_files
 from blackswan.reference.table import Array
@@ -43,8 +52,8 @@ def merged_weights_are_sums(trial: Trial) -> list[Comparison]:
     """Merged weights are W + (alpha/r) B A up to one rounding to the stored dtype and float32 arithmetic, with W dequantised from NF4.
 
     The other tensors, the head and config.json are as they were. The base may be in several dtypes, and each weight keeps its own; the
-    adapter is in any dtype, and one of its updates is zero. It is asked of an adapter too that was trained in another dtype than the
-    checkpoint's, and in a fifth of the cases of weights with more than 2¹⁶ numbers.
+    adapter is in any dtype or in several, and one of its updates is zero. It is asked of an adapter too that was trained in another dtype
+    than the checkpoint's, and in a fifth of the cases of weights with more than 2¹⁶ numbers.
     """
     rng, dtypes = trial.rng("model"), list(DTYPES)
     stored, trained_in = map(str, rng.permutation(dtypes[:3])[:2])
@@ -52,8 +61,8 @@ def merged_weights_are_sums(trial: Trial) -> list[Comparison]:
     if trial.seed % 4 == 0:  # what has no update there keeps more digits than the sum
         dtype, fixed = "float64", {"nf4": False, "targets": "q_v"}
     model, other = generated(rng, trial.seed, dtype, **fixed), _rounded_in_training(trial, stored, trained_in)
-    own = STORAGE[str(rng.choice(dtypes))]
-    model = replace(model, trainable={name: value.astype(own) for name, value in model.trainable.items()})
+    own = drawn_dtypes(rng, model)
+    model = replace(model, trainable={name: value.astype(own[name]) for name, value in model.trainable.items()})
     for one in (model, other):  # an update that is zero, as it is before the first step
         one.trainable[str(rng.choice([name for name in one.trainable if name.endswith("lora_B.weight")]))][:] = 0
     if trial.seed % 2:
