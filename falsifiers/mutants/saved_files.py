@@ -17,6 +17,17 @@ from blackswan.falsifiers.mutants.registry import wrong_step, wrong_steps
 
 Step = Callable[..., Any]
 
+wrong_step(
+    "impl.folder:tempfile.mkdtemp",
+    name="partial_among_temporary_files",
+    doc="A folder is written among temporary files, which may be on another disk, from which it cannot get its name.",
+)(lambda made, *, prefix, **_: made(prefix=prefix))
+wrong_step(
+    "impl.checkpoint:shutil.copyfile",
+    name="tokenizers_copied_as_links",
+    doc="A file of a tokenizer that is a link is copied as a link, to what is not beside the copy.",
+)(lambda copied, file, copy: copied(file, copy, follow_symlinks=False))
+
 # What an adapter's file gets
 
 wrong_steps("impl.checksums:DIGITS", checksums_of_fewer_digits=("Checksums have fewer digits than those of before.", lambda _: 12))

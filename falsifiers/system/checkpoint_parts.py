@@ -181,7 +181,7 @@ def _shards_of_several_dtypes(trial: Trial, model: Model, folder: Path) -> list[
     return same_tensors(decoder, trial.files.read_checkpoint(folder))
 
 
-def _as_in_a_cache(folder: Path) -> None:
+def as_in_a_cache(folder: Path) -> None:
     """Makes each file a link to one of another name in another folder, as Hugging Face's cache keeps them."""
     blobs = folder.with_name("blobs")
     blobs.mkdir()
@@ -269,6 +269,6 @@ def refuses_parts(trial: Trial) -> Iterator[Comparison]:
         yield from same("answer of the shards", whole, ask())
         yield from (each for file in SHARDS for each in changed_meanwhile(trial, folder, folder / file))
         yield from _shards_of_several_dtypes(trial, model, Path(parent) / "of several dtypes")
-        _as_in_a_cache(folder)
+        as_in_a_cache(folder)
         yield from same("answer of links to the shards", whole, ask())
         yield from judged(trial, folder, [*_shard_damage(folder, places, rng), *forms(folder, INDEX, rng)], ask)

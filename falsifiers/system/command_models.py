@@ -23,6 +23,7 @@ from blackswan.falsifiers.subjects.doors.files import Tokens
 from blackswan.falsifiers.system import config_files
 from blackswan.falsifiers.system.adapter_files import CONFIG, HEAD, TOKENIZER, WEIGHTS, base_weight, read_adapter
 from blackswan.falsifiers.system.apr_spellings import CLASSES
+from blackswan.falsifiers.system.checkpoint_parts import as_in_a_cache
 from blackswan.falsifiers.system.command_problem import LONG, ODD, Small, options, small, texts_of, tokenizer
 from blackswan.falsifiers.system.commands import Answers
 from blackswan.falsifiers.system.same import same
@@ -52,7 +53,7 @@ FINE, COARSE = 0.5e-4 + 1e-9, 0.5e-2
 
 @reads_files
 def models_are_whole(trial: Trial) -> Iterator[Comparison]:
-    """A merged model has the updates in its weights, all else as in the base, and every file of the tokenizer.
+    """A merged model has the updates in its weights, all else as in the base, whose files are links, and every file of the tokenizer.
 
     An exported one has the base's tensors, rounded to the dtype asked for, its special tokens and its tokenizer, as a folder and as an .apr
     file, and so has what is made of that; with the .apr file for its base, which is gone, an adapter answers alike.
@@ -63,6 +64,7 @@ def models_are_whole(trial: Trial) -> Iterator[Comparison]:
         yield from _merged_after_training(trial, problem, texts_of(rng, 3))
     with small(trial, "models", {"multi_label": False, "epochs": 1}) as problem:
         _complete(problem.base, {"bos_token_id": 7, "eos_token_id": END, "initializer_range": 0.5, **OF_A_CLASSIFIER})
+        as_in_a_cache(problem.base)
         texts = texts_of(rng, 6)
         labels = problem.labels(rng, 6)
         run, merged = problem.folder / "run", problem.folder / "merged"

@@ -101,9 +101,12 @@ class Files(Door):
         return LoadedAdapter(AdapterSettings(**settings), _arrays(found.trainable))
 
     def flushed_save(self, folder: Path, base: Path, settings: AdapterSettings, tensors: Mapping[str, Array]) -> list[str]:
-        """Saves them from the host; what was flushed to the disk meanwhile, in its order, by paths from the folder around."""
+        """Saves them from the host; what was flushed to the disk meanwhile, in its order, by paths from the folder around.
+
+        There is no folder for temporary files then.
+        """
         seen: list[str] = []
-        with flushes(folder.parent, seen.append):
+        with flushes(folder.parent, seen.append), mock.patch.object(tempfile, "tempdir", str(folder.with_name("no such folder"))):
             _save(folder, base, settings, {name: torch.tensor(value) for name, value in tensors.items()})
         return [event.removeprefix("flush ") for event in seen]
 
