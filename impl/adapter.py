@@ -334,7 +334,8 @@ def read_tensors(path: Path, prefix: str = "") -> dict[str, Tensor]:
         raise FileNotFoundError(f"{path}: no such file; {hint}")
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+            # Copies: the library's tensors are the mapped file, and change with it.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118  # no mapping
     except SafetensorError as error:
         raise ValueError(f"{path}: not a whole safetensors file ({error}); copy it again") from None
     for name, tensor in tensors.items():

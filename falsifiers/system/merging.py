@@ -144,10 +144,10 @@ def _saved_again(trial: Trial, parent: Path) -> list[Comparison]:
 def _refuses_another_base(trial: Trial, model: Model, parent: Path, rng: Generator) -> list[Comparison]:
     """The adapter is not opened on a checkpoint of which one number of one tensor is the next that there is, and a run does not merge into
     one that has become so since it was opened."""
-    kind = ("norm.weight", "_proj.", "embed_tokens")[trial.seed % 3]
+    kind = ("norm.weight", "_proj.")[trial.seed // 2 % 2]
     drawn = str(rng.choice(sorted(each for each in model.decoder if kind in each)))
     found = []
-    for number, name in enumerate(dict.fromkeys((drawn, "model.norm.weight"))):  # the latter is read last
+    for number, name in enumerate(dict.fromkeys((drawn, EMBEDDING, "model.norm.weight"))):  # the largest, and what is read last
         (folder := parent / f"other {number}").mkdir()
         found += _refuses_one_ulp(trial, model, parent / "adapter", folder, name)
     return found
