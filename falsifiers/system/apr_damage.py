@@ -15,7 +15,7 @@ from blackswan.falsifiers.numeric.apr_format import CODES, NO_WEIGHTS, Image, St
 from blackswan.falsifiers.numeric.comparison import Comparison
 from blackswan.falsifiers.numeric.generators import Generator
 from blackswan.falsifiers.system.adapter_files import CONFIG, Model, generated
-from blackswan.falsifiers.system.apr_files import HEAD, image, metadata, same_bits
+from blackswan.falsifiers.system.apr_files import HEAD, LONG, image, metadata, same_bits
 from blackswan.falsifiers.system.apr_spellings import NAMES
 from blackswan.falsifiers.system.damage import changed_meanwhile
 from blackswan.falsifiers.system.trial import Trial
@@ -245,7 +245,7 @@ def refuses_file(trial: Trial) -> Iterator[Comparison]:
 
 
 def refuses_damage(trial: Trial) -> Iterator[Comparison]:
-    """One byte of a file with a checksum is another; a file is cut anywhere. A file that lost its checksum alone is whole."""
+    """One byte of a file with a checksum, small or large, is another; a file is cut anywhere. One that lost its checksum alone is whole."""
     rng, (whole, tensors) = trial.rng("damage"), _small(trial)
     content, bare = whole.pack(), replace(whole, footer=False).pack()
     with tempfile.TemporaryDirectory() as folder:
@@ -258,6 +258,13 @@ def refuses_damage(trial: Trial) -> Iterator[Comparison]:
             path.write_bytes(damaged)
             for time in ("once", "again"):
                 yield trial.refuses(f"{name}, {time}", ask, named, "ValueError")
+        large = replace(generated(rng, trial.seed, "float32", nf4=False, factor=1.0, layers=1, **LONG), config={})
+        content = image(metadata(large.scalars), [plain(name, value, "F32") for name, value in large.decoder.items()]).pack()
+        for megabyte in range(2):
+            changed = bytearray(content)
+            changed[megabyte * 2**20 + 2**16 + 4 * int(rng.integers(2**16))] ^= 1
+            path.write_bytes(changed)
+            yield trial.refuses(f"a byte behind {megabyte} MiB of {len(content):,} bytes", ask, r"model\.apr: footer", "ValueError")
 
 
 def _damages(rng: Generator, content: bytes, bare: int) -> list[tuple[str, bytes]]:
