@@ -20,6 +20,15 @@ def gradient_vector_tail_skipped(apply: Any, trainer: Any, vector: Any) -> Any:
     return apply(trainer, torch.cat([vector, vector.new_zeros(max(0, missing))])[: len(trainer.optimiser.exp_avg)])
 
 
+@wrong_step("impl.optimiser:AdamW.step")
+def steps_on_zero_move_nothing(step: Any, optimiser: Any, gradient: Any, learning_rate: float) -> None:
+    """A step on a gradient of zero is counted alone: parameters and moments do not decay, and nothing moves on."""
+    if gradient.any():
+        step(optimiser, gradient, learning_rate)
+    else:
+        optimiser.steps += 1
+
+
 @wrong_step("impl.trainer:Trainer.gradient_vector")
 def gradient_vector_head_first(gradient_vector: Any, trainer: Any) -> Any:
     """The head's part comes first."""

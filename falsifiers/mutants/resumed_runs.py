@@ -100,6 +100,18 @@ def resume_state_written_in_place(_: Any, path: Any, content: bytes) -> None:
 
 
 @wrong_step("impl.training_state:write_atomically")
+def state_written_in_one_call(write_atomically: Any, path: Any, content: bytes) -> None:
+    """The state is given to the system once, which may take a piece of it: of more than two gibibytes it always does."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent)
+    try:
+        taken = os.write(descriptor, content)
+    finally:
+        os.close(descriptor)
+        Path(name).unlink()
+    write_atomically(path, content[:taken])
+
+
+@wrong_step("impl.training_state:write_atomically")
 def state_written_elsewhere_first(_: Any, path: Any, content: bytes) -> None:
     """The temporary file is in the folder of such files, which may be on another disk, and where a killed run leaves it."""
     with tempfile.NamedTemporaryFile(delete=False) as file:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -226,6 +227,14 @@ def progress_never_on_a_terminal(init: Any, progress: Any, *given: Any, **option
 wrong_step("impl.progress:shutil.get_terminal_size", name="progress_lines_of_any_width", doc="Lines are not cut to the terminal's width.")(
     lambda *_: os.terminal_size((1000, 24))
 )
+
+
+@wrong_step("impl.progress:Progress.step")
+def progress_keeps_its_first_width(step: Any, progress: Any, record: Any) -> None:
+    """Lines are cut to the width that the terminal had at the first one, though it has become narrower."""
+    width = progress.__dict__.setdefault("_width", shutil.get_terminal_size())
+    with mock.patch("shutil.get_terminal_size", return_value=width):
+        step(progress, record)
 
 
 @wrong_step("impl.metrics:TensorBoard.step")

@@ -13,7 +13,7 @@ from blackswan.falsifiers.system.same import same
 from blackswan.falsifiers.system.trial import Trial, reads_files
 
 COLUMNS = 60
-"""Of a terminal on which no whole line has room."""
+"""Of a terminal on which no whole line has room; it becomes a column narrower with each line that is drawn."""
 SECONDS, HOURS = 0.5, 2000.0
 """That a step takes: there samples a second have digits, here the time that is left has hours."""
 EPOCHS = 2
@@ -91,7 +91,8 @@ def _of_no_loss(trial: Trial, problem: Small, where: Sequence[str]) -> Iterator[
     """A number that is zero is shown like any other: one step of this size makes every loss exactly zero."""
     run, board = problem.folder / "of no loss", problem.folder / "board of no loss"
     given = [f"--{name}={problem.corpus(f'{name} of no loss', ['ls'] * 3, [0] * 3)}" for name in ("corpus", "validation")]
-    arguments = ("train", f"--output={run}", f"--tensorboard={board}", *where, *given, f"--learning-rate={SATURATING}")
+    saturating = (f"--learning-rate={SATURATING}", "--weight-decay=0")  # a decay would turn the parameters' signs
+    arguments = ("train", f"--output={run}", f"--tensorboard={board}", *where, *given, *saturating)
     said, noted = trial.commands.shown(*arguments, pace=SECONDS)
     lines = timed_metrics(run)
     losses = [each["validation_loss"] for each in lines if each["kind"] == "epoch"]
@@ -174,7 +175,9 @@ def _timed(steps: Lines, line: Mapping[str, Any], match: "re.Match[str]", total:
 
 
 def _on_a_terminal(lines: Lines, total: int, err: str, message: str) -> Iterator[Comparison]:
-    expected = [text[: COLUMNS - 1] if line["kind"] == "step" else f"{text}\n" for line, text in _texts(lines, total)]
+    wide = COLUMNS - 1 + (lines[0]["kind"] == "epoch")  # that line is drawn over no other, after which the terminal would be narrower
+    texts = enumerate(_texts(lines, total))
+    expected = [text[: wide - drawn] if line["kind"] == "step" else f"{text}\n" for drawn, (line, text) in texts]
     drawn = err.split(CLEAR)
     if message:
         drawn[-1], _, said = drawn[-1].partition("\n")

@@ -21,7 +21,7 @@ from blackswan.falsifiers.system.runs import FEW, UNSTEADY
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial
 
-KILLED = "killed"
+KILLED, EMBEDDING = "killed", "model.embed_tokens.weight"
 FEATURES: tuple[dict[str, Any], ...] = ({"class_weights": [0.25, 1.5, 4.0]}, {"multi_label": True})
 """Settings of which each has a part in a run's identity or in its steps."""
 
@@ -76,7 +76,8 @@ def _kills(rng: Generator, events: Sequence[str], count: int) -> list[Kill]:
 def goes_on_from_every_write(trial: Trial) -> Iterator[Comparison]:
     """The folder as it was before something was done to one of its files: of the moments of each name one is drawn, and the run goes on
     from there, or begins anew where it had not begun, and ends as it did, in its folder and in memory; so it does from its end, where no
-    step is left. No file of the run is ever gone or empty after it was there.
+    step is left. No file of the run is ever gone or empty after it was there. Where the system takes a piece of what is written at a call,
+    the run leaves the same.
     """
     rng, problem = trial.rng("moments"), small_run(trial, samples=(BATCH, 3), epochs=2, learning_rate=0.1)
     with tempfile.TemporaryDirectory() as parent:
@@ -101,6 +102,14 @@ def goes_on_from_every_write(trial: Trial) -> Iterator[Comparison]:
                 yield from same(f"loss of the model after a kill before {name}", whole.left_loss, rest.left_loss)
                 yield from left_as_kept(f"after a kill before {name}", rest, trial.trainer.kept(copy))
         yield from _goes_on_from_its_end(trial, problem, folder, whole)
+        short = trial.trainer.fit(problem, folder.with_name("short"), Plan(save_every=1, at_most=PIECE))
+        yield from same("result where a call writes few bytes", whole.result, short.result)
+        yield from same(
+            "folder where a call writes few bytes", *(trial.trainer.kept(folder.with_name(name)) for name in ("whole", "short"))
+        )
+        yield from same(
+            "run.json where a call writes few bytes", *((folder.with_name(name) / "run.json").read_bytes() for name in ("whole", "short"))
+        )
         yield from _goes_on_after_an_early_stop(trial, Path(parent))
 
 
@@ -122,6 +131,8 @@ def _goes_on_from_its_end(trial: Trial, problem: SmallRun, folder: Path, whole: 
     return [*found, *same("folder of the run that has ended", before, content(folder)), *left_as_kept("at the end", again, kept)]
 
 
+PIECE = 1000
+"""So many bytes a system takes at a call, fewer than any state has."""
 MANY = 3000
 """Samples of a corpus that is larger than others."""
 FREE = "log_interval"
@@ -250,13 +261,15 @@ def _with_another(trial: Trial, problem: SmallRun, name: str, value: Any) -> Sma
 
 
 def _on_other_bases(problem: SmallRun, rng: Generator) -> dict[str, SmallRun]:
-    """A weight that is twice as large in NF4, which changes its scales, and one in NF4 and one that is not whose first two rows change
-    places; by its name."""
+    """A weight that is twice as large in NF4, which changes its scales, and one in NF4, a norm, the embedding and a bias, where there is
+    one, whose first two rows change places; by its name."""
     changes = {"twice as large": lambda weight: 2 * weight, "two rows exchanged": lambda weight: weight[[1, 0, *range(2, len(weight))]]}
     found = {}
-    for part, kinds in (("_proj.weight", [*changes]), ("norm.weight", ["two rows exchanged"])):
-        for kind in kinds:
-            name = str(rng.choice([name for name in problem.parameters if name.endswith(part)]))
+    exchanged = ["two rows exchanged"]
+    for part, kinds in (("_proj.weight", [*changes]), ("norm.weight", exchanged), (EMBEDDING, exchanged), ("_proj.bias", exchanged)):
+        names = [name for name in problem.parameters if name.endswith(part)]
+        for kind in kinds if names else ():
+            name = str(rng.choice(names))
             changed = np.ascontiguousarray(changes[kind](problem.parameters[name]))
             found[f"{name}, {kind}"] = replace(problem, parameters={**problem.parameters, name: changed})
     return found

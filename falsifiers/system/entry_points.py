@@ -71,7 +71,8 @@ def _reports(trial: Trial, problem: SmallRun) -> list[Comparison]:
 
 
 def _has_the_settings(trial: Trial) -> list[Comparison]:
-    """A step by hand is clipped to the settings' norm and moves parameters by AdamW at their rate and their decay."""
+    """A step by hand, and one on a gradient of zero after it, is clipped to the settings' norm and moves parameters by AdamW at their rate
+    and their decay."""
     problem = small_run(trial, weight_decay=0.5, gradient_clip_norm=0.05)
     pipeline, before = trial.trainer.pipeline(problem), problem.trainable()
     (gradient,), _ = clip_by_global_norm(problem.gradient(before, problem.training.samples()[:3])[None], 0.05)
@@ -81,6 +82,15 @@ def _has_the_settings(trial: Trial) -> list[Comparison]:
     found = [trial.near("first moment of a step by hand", (1.0 - BETA1) * gradient, got.astype(np.float32))]
     for name, value in before.items():
         found.append(trial.near(f"{name} after a step by hand", after_adamw(value, first[name], second[name], 1, 1e-2, 0.5), after[name]))
+    pipeline.accumulate([3])
+    pipeline.apply_gradient_vector(np.zeros(len(gradient), np.float32))
+    moved, decayed, squares = (part(pipeline.state(), group) for group in ("trainable", "exp_avg", "exp_avg_sq"))
+    for name, value in after.items():
+        found.append(
+            trial.near(f"first moment of {name} after a gradient of zero", BETA1 * np.asarray(first[name], np.float64), decayed[name])
+        )
+        expected = after_adamw(value, decayed[name], squares[name], 2, 1e-2, 0.5)
+        found.append(trial.near(f"{name} after a gradient of zero", expected, moved[name]))
     return found
 
 

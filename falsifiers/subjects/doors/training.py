@@ -69,7 +69,8 @@ class Plan:
     of the head's bias is NaN. After the first step that it makes, or where it is `late` as the first epoch ends, Ctrl-C comes `interrupts`
     times, to a handler of the program's own where `handled`; the model that it ended goes on with the run where `going_on`. A run `aside`
     is made by another thread than the main one. `copies` gets a folder `NUMBER EVENT` for each event of the process, as a kill would leave
-    the run's. The model was fitted to the samples `before` already, in another folder.
+    the run's. The model was fitted to the samples `before` already, in another folder. The system takes `at_most` so many bytes of what a
+    call writes.
     """
 
     resume: bool = False
@@ -86,6 +87,7 @@ class Plan:
     kill: Kill | None = None
     copies: Path | None = None
     before: Corpus | None = None
+    at_most: int | None = None
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,8 @@ class Commands(Door):
     ) -> tuple[Said, list[Noted]]:
         """A command whose standard error is a terminal of so many columns, 0 for none, and what it gives to TensorBoard, if that is there.
 
+        The terminal becomes a column narrower with each line that is drawn over another.
+
         The clocks go ahead by `pace` seconds, or up to half as many more, whenever one is looked at, as in a step of a large model. Ctrl-C
         comes when TensorBoard is given a number of the step `interrupt`.
         """
@@ -243,8 +245,15 @@ def _module(name: str, module: Any) -> Iterator[None]:
 
 
 class _Terminal(io.StringIO):
+    """A terminal that becomes a column narrower whenever a line is drawn over another."""
+
     def isatty(self) -> bool:
         return True
+
+    def write(self, text: str) -> int:
+        if text.startswith("\r"):
+            os.environ["COLUMNS"] = str(int(os.environ["COLUMNS"]) - 1)
+        return super().write(text)
 
 
 class _Board:

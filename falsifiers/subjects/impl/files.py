@@ -170,7 +170,7 @@ class Files(Door):
     def export(self, model: Path, output: Path, dtype: str | None = None, renames: int | None = None, at_most: int | None = None) -> None:
         """A checkpoint as an .apr file; on a disk that fails to rename after so many times, from a system that takes so many bytes of a
         file at most at a call, as Linux takes 2 GiB."""
-        with nullcontext() if renames is None else _renaming(renames), nullcontext() if at_most is None else _writing(at_most):
+        with nullcontext() if renames is None else _renaming(renames), nullcontext() if at_most is None else writing(at_most):
             apr_write.export_apr(checkpoint.load_checkpoint(model), model, output, dtype)
 
     def load_tokenizer(self, folder: Path) -> int:
@@ -263,9 +263,9 @@ def _reading(at_most: int) -> Iterator[None]:
 
 
 @contextmanager
-def _writing(at_most: int) -> Iterator[None]:
+def writing(at_most: int) -> Iterator[None]:
     """Inside the block a call that writes to a file writes so many bytes at most."""
-    real, pwrite = io.open, os.pwrite
+    real, pwrite, write = io.open, os.pwrite, os.write
 
     class Short(io.FileIO):
         def write(self, content: Any) -> int:
@@ -280,7 +280,10 @@ def _writing(at_most: int) -> Iterator[None]:
     def direct(handle: int, content: Any, offset: int) -> int:
         return pwrite(handle, memoryview(content).cast("B")[:at_most], offset)
 
-    with mock.patch("io.open", opened), mock.patch("os.pwrite", direct):
+    def plain(handle: int, content: Any) -> int:
+        return write(handle, memoryview(content).cast("B")[:at_most])
+
+    with mock.patch("io.open", opened), mock.patch("os.pwrite", direct), mock.patch("os.write", plain):
         yield
 
 

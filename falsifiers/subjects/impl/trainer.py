@@ -26,6 +26,7 @@ from blackswan.falsifiers.subjects.conversion import config_of
 from blackswan.falsifiers.subjects.doors import training as told
 from blackswan.falsifiers.subjects.doors.training import Epoch, Fault, Kept, Plan, Problem, Raised, Read, Run, Step, Steps
 from blackswan.falsifiers.subjects.impl import Door, parallel_steps
+from blackswan.falsifiers.subjects.impl.files import writing
 from blackswan.falsifiers.subjects.impl.kill_points import Copies, KillPoints, file_events, sums
 from blackswan.falsifiers.subjects.impl.misuse import misuses
 from blackswan.falsifiers.subjects.impl.pipelines import ERRORS, Pipeline
@@ -178,7 +179,8 @@ def _fit(group: Group, device: torch.device, problem: Problem, folder: Path, pla
     watch = Watch(pipeline, plan, event, journals and journals / str(group.rank))
     before, quantised, result, stopped = _frozen(pipeline), _quantised(pipeline), None, ""
     fit = partial(pipeline.fit, train, validation, folder, save_every=plan.save_every, on_step=watch.step, on_epoch=watch.epoch)
-    with reading(watch.read), watch.clock(), _of_the_process() as process, _handled(plan) as handled:
+    short = writing(plan.at_most) if plan.at_most else nullcontext()
+    with reading(watch.read), watch.clock(), _of_the_process() as process, _handled(plan) as handled, short:
         try:
             with ThreadPoolExecutor(1) as thread:
                 run = partial(fit, resume=plan.resume)
