@@ -283,6 +283,19 @@ def state_for_its_owner_alone(write: Any, path: Path, content: bytes) -> None:
     path.chmod(0o600)
 
 
+@wrong_step("impl.metrics:write_atomically")
+def metrics_that_were_cut_for_their_owner_alone(write: Any, path: Path, content: bytes) -> None:
+    """Metrics that a run which goes on has cut back keep the mode of a temporary file, which nobody else can read."""
+    write(path, content)
+    path.chmod(0o600)
+
+
+@wrong_step("impl.fit:_Run._identity")
+def identity_with_the_place_of_the_model(identity: Any, run: Any) -> Any:
+    """A run is not continued where its model has moved, though its weights are the same."""
+    return identity(run) | {"source": str(run.pipeline.source)}
+
+
 @wrong_step("impl.fit:_Run._require_fitting_samples")
 def labels_of_the_first_thousand(require: Any, run: Any) -> None:
     """Labels after the first thousand are not looked at, so that a run on many samples fails in the middle of an epoch."""

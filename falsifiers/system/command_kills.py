@@ -29,6 +29,8 @@ from blackswan.falsifiers.system.continued import KILLED
 from blackswan.falsifiers.system.same import content, same
 from blackswan.falsifiers.system.trial import Trial, reads_files
 
+READ = 0o444
+"""Of a file's mode, who may read it."""
 MANY = 10_000
 """So many steps were made after the last state; their lines take more than a megabyte."""
 
@@ -38,7 +40,7 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> Iterator[Comparison]:
     """A command that is killed at its writes, a line of its metrics torn, and given again with --resume leaves what a whole run does.
 
     Before, it is interrupted, also in an epoch's last step. Two kills come before a state is written, so that steps are made again, and an
-    epoch ends again; and the state is written after every so many steps.
+    epoch ends again; and the state is written after every so many steps. A command that goes on is given model and corpus by other names.
     """
     rng = trial.rng("kills")
     every = int(rng.integers(3, 5))
@@ -48,6 +50,7 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> Iterator[Comparison]:
         labels: list[Label] = [int(each) % problem.classes for each in rng.permutation(11)]  # classes of one size compete for the split
         corpus = problem.corpus("corpus", texts_of(rng, 11), labels)
         where = [f"--model={problem.base}", f"--corpus={corpus}", f"--save-every={every}", *options(problem.settings)]
+        elsewhere = [*where, f"--model={_linked(problem.base)}", f"--corpus={_linked(corpus)}"]
         whole, folder = problem.folder / "whole", problem.folder / "killed"
         rank = trial.commands.killed(whole, None, "train", f"--output={whole}", *where)
         if rank.ended:
@@ -70,7 +73,7 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> Iterator[Comparison]:
                 begun["step"] in (2, steps) or begun["step"] % every == 0 or begun["position"] == 0
             )  # by Ctrl-C, by number, as an epoch ends
             yield from same(f"whether a state is due after step {begun['step']}", True, due)
-            rank = trial.commands.killed(folder, kill, "train", f"--output={folder}", *resume, *where)
+            rank = trial.commands.killed(folder, kill, "train", f"--output={folder}", *resume, *(elsewhere if resume else where))
             if kill and kill.interrupt:
                 yield from _interrupted(trial, folder, next(interrupted), rank.ended)
                 if kill is planned[1]:
@@ -94,7 +97,17 @@ def killed_command_goes_on(trial: Trial, *, kills: int) -> Iterator[Comparison]:
         yield from same("state and adapters", *(trial.trainer.kept(each) for each in (whole, folder)))
         yield from _started_again(trial, whole, folder, where)
         left = [sorted(path.name for path in each.iterdir()) for each in (whole, folder)]
+        modes = {path.name: [(each / path.name).stat().st_mode for each in (whole, folder)] for path in whole.iterdir() if path.is_file()}
+        lost = [name for name, (before, now) in modes.items() if before & ~now & READ]
+        yield from same("files of the killed run that fewer may read", [], lost)
     yield from same("files of the run", *left)
+
+
+def _linked(path: Path) -> Path:
+    """Another name of a file or folder."""
+    link = path.with_name(f"moved {path.name}")
+    link.symlink_to(path)
+    return link
 
 
 def _not_flushed(events: Sequence[str]) -> list[str]:
