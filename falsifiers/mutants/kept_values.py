@@ -175,5 +175,10 @@ for _step, _name, _doc, _of in (
         lambda tensors, name: (tensors._file.path, name),
     ),
     ("saved:load_adapter", "adapters", "A saved adapter is kept for its folder.", lambda folder, *_: folder),
+    ("checkpoint:read_config", "architectures", "The architecture of a checkpoint is kept for its path.", lambda path: path),
+    ("commands.train:parameter_count", "parameters", "The number of a checkpoint's parameters is kept for its path.", lambda path: path),
+    ("token_shards:end_token", "ends", "The token that ends the texts of a model is kept for its path.", lambda path: path),
+    ("checkpoint:special_tokens", "special_tokens", "The special tokens of a model are kept for its path.", lambda path: path),
+    ("checkpoint:said_beside", "other_keys", "What else a checkpoint's config.json says is kept for its path.", lambda path: path),
 ):
     wrong_step(f"impl.{_step}", name=f"{_name}_kept_by_their_path", doc=_doc)(_by_path(_of))

@@ -14,7 +14,8 @@ from blackswan.falsifiers.data import CHECKPOINT
 from blackswan.falsifiers.numeric.apr_format import plain
 from blackswan.falsifiers.numeric.comparison import Comparison, broken
 from blackswan.falsifiers.subjects.doors.files import CorpusFile, Tokenizing, Tokens
-from blackswan.falsifiers.system.adapter_files import TOKENIZER, Model
+from blackswan.falsifiers.system import config_files
+from blackswan.falsifiers.system.adapter_files import CONFIG, TOKENIZER, Model
 from blackswan.falsifiers.system.apr_files import image, metadata
 from blackswan.falsifiers.system.derived_damage import SETTINGS, TEXTS, small_base
 from blackswan.falsifiers.system.same import same
@@ -74,6 +75,7 @@ def _kinds(trial: Trial, parent: Path) -> dict[str, tuple[Write, Write, Ask]]:
         "token shards": _pair(_shards, stream, another, lambda at: trial.pretrainer.epoch(Tokens(at / "tokens", VOCAB, 2, 5), 0)),
         "a checkpoint": _pair(_checkpoint, model, other, lambda at: trial.files.read_checkpoint(at / "model")),
         "an .apr file": _pair(_apr, model, other, lambda at: trial.files.read_checkpoint(at / "model.apr")),
+        "what a checkpoint says": _pair(_saying, (model, 3), (_shallower(model), 5), partial(_taken_from_it, trial, corpus.path)),
         "an adapter": _pair(saved, model, moved, lambda at: trial.commands.library("probabilities", at / "adapter", TEXTS)),
         "a merged model": _pair(saved, model, moved, lambda at: trial.commands.library("probabilities", at / "merged", TEXTS)),
     }
@@ -106,6 +108,33 @@ def _shards(stream: Any, folder: Path) -> None:
 
 def _checkpoint(model: Model, folder: Path) -> None:
     model.write_checkpoint(folder / "model")
+
+
+def _shallower(model: Model) -> Model:
+    """The model without its second layer."""
+    decoder = {name: value for name, value in model.decoder.items() if ".layers.1." not in name}
+    return replace(model, scalars={**model.scalars, "layers": 1}, decoder=decoder)
+
+
+def _saying(given: tuple[Model, int], folder: Path) -> None:
+    """A checkpoint with a tokenizer, whose texts end with a token of that id."""
+    model, end = given
+    config = config_files.plain(model.scalars) | {"eos_token_id": end, "bos_token_id": end + 1}
+    shutil.copyfile(CHECKPOINT / TOKENIZER, replace(model, config=config).write_checkpoint(folder / "model") / TOKENIZER)
+
+
+def _taken_from_it(trial: Trial, corpus: Path, folder: Path) -> dict[str, Any]:
+    """What commands take from a checkpoint's config.json: number of parameters, end of a text, special tokens."""
+    model = f"--model={folder / 'model'}"
+    with tempfile.TemporaryDirectory() as parent:
+        run, tokens, further, exported = (Path(parent) / name for name in ("run", "tokens", "further", "exported"))
+        settings = ("--epochs=1", "--warmup-fraction=0", "--validation-fraction=0", "--max-seq-len=8", "--no-quantize-nf4")
+        trial.commands.run("train", model, f"--corpus={corpus}", f"--output={run}", *settings)
+        trial.commands.run("tokenize", corpus, model, f"--output={tokens}")
+        trial.commands.run("pretrain", model, f"--tokens={tokens}", f"--output={further}", "--seq=8", "--warmup-fraction=0")
+        trial.commands.run("export", model, f"--output={exported}")
+        written = {"config.yaml": (run / "config.yaml").read_text(), "tokens": b"".join(each.read_bytes() for each in tokens.glob("*.bin"))}
+        return written | {str(each.relative_to(parent)): json.loads(each.read_text()) for each in Path(parent).rglob(CONFIG)}
 
 
 def _apr(model: Model, folder: Path) -> None:
