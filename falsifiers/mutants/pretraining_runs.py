@@ -3,6 +3,7 @@
 import hashlib
 import math
 import re
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -192,6 +193,12 @@ def pretrain_command_starts_at_random(decoder: Any, options: Any) -> Any:
     """Random weights where those of a checkpoint were given."""
     options.random = True
     return decoder(options)
+
+
+@wrong_step("impl.commands.pretrain:_decoder")
+def pretrain_command_seeds_of_32_bits(decoder: Any, options: Any) -> Any:
+    """Random weights are those of the lower 32 bits of the option's seed."""
+    return decoder(Namespace(**{**vars(options), "seed": options.seed % 2**32}))
 
 
 @wrong_step("impl.commands.pretrain:_decoder")

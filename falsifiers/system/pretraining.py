@@ -60,7 +60,7 @@ def small_pretraining(trial: Trial, epochs: int, **settings: Any) -> Iterator[tu
     count = int(rng.integers(60, 120))
     with temporary_folder() as folder:
         shards = [write_shards(folder / str(size), pieces_of(rng.integers(0, VOCAB, size), rng)) for size in (count, HELD_OUT)]
-        batch, seq, seed = int(rng.integers(2, 5)), int(rng.integers(6, 12)), int(rng.integers(1000))
+        batch, seq, seed = int(rng.integers(2, 5)), int(rng.integers(6, 12)), int(rng.integers(2**40, 2**62))
         train, validation = Tokens(shards[0], VOCAB, batch, seq, seed), Tokens(shards[1], VOCAB, batch, seq)
         given = {"epochs": epochs, "micro_batch": 2, "learning_rate": 1e-2, **settings}
         yield Pretraining(small_architecture(rng), seed, train, validation, folder / "output", TOKENIZER, given), count
