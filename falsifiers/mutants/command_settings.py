@@ -1,6 +1,7 @@
 """Wrong settings of a command: what a file or an option says is read, combined, bounded or written down wrongly."""
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -195,3 +196,31 @@ wrong_steps(
         lambda _, text, Loader: next(iter(compose_all(text, Loader=Loader)), None),
     ),
 )
+
+
+@wrong_step("impl.settings:_plain")
+def settings_lists_in_lines_refused(plain: Any, name: str, node: Node) -> Any:
+    """A list whose entries have lines of their own is none."""
+    if isinstance(node, SequenceNode) and not node.flow_style:
+        raise ValueError(f"{name} is a list of more than words and numbers")
+    return plain(name, node)
+
+
+wrong_step("impl.settings:_kind", name="settings_end_with_no_point", doc="A number whose point has no digit behind it is a word.")(
+    lambda kind, text: "str" if re.fullmatch(r"[-+]?[0-9]+\.(e.*)?", text) else kind(text)
+)
+wrong_step("impl.settings:_converted", name="settings_projections_counted", doc="A list that names a projection twice is no known one.")(
+    lambda right, name, value: right(
+        name, ",".join(value) if name == "lora_targets" and isinstance(value, list) and len(value) > len({*value}) else value
+    )
+)
+
+
+@wrong_step("impl.__main__:_run")
+def summary_passes_over_options_that_say_no(run: Any, command: Any, options: Any, name: str) -> Any:
+    """`summary` of an adapter passes over settings that are false, zero or none."""
+    if options.command == "summary" and options.adapter is not None:
+        for key, text in vars(options).items():
+            if key.startswith(settings._PREFIX) and text in (False, "0", "none"):
+                setattr(options, key, None)
+    return run(command, options, name)

@@ -345,7 +345,15 @@ def _unusable(problem: Small, where: Sequence[str], corpus: Path, run: Path) -> 
             f"tokenize by {what}": (("tokenize", folder / "bad.jsonl", f"--model={folder / what}", new, "--end-token=1"), "tokenizer.json")
             for what in ("no tokenizer", "torn tokenizer", "drawing tokenizer")
         },
-        "summary of other settings": (("summary", adapter, "--lora-rank=2"), "--lora-rank"),
+        **{
+            f"summary of other settings, {option}": (("summary", adapter, option), word)
+            for option, word in (
+                ("--lora-rank=2", "--lora-rank"),
+                ("--no-multi-label", "--multi-label"),
+                ("--early-stop-patience=none", "--early-stop-patience"),
+                ("--seed=0", "--seed"),
+            )
+        },
         "pretrain without tokens": (("pretrain", f"--model={problem.base}", f"--tokens={folder / 'none'}", new), "none"),
         **{
             f"pretrain {what}": (("pretrain", f"--model={model}", f"--tokens={folder / 'tokens'}", new, *given), message)

@@ -130,7 +130,8 @@ def _spelled(trial: Trial, file: Path, away: Mapping[str, Any]) -> Iterator[Comp
     expected = {setting: tuple(value) if isinstance(value, list) else value for setting, value in away.items()}
     in_files = {setting: spelling.in_a_file(value) for setting, value in away.items()}
     if "," not in (named := away["lora_targets"]):  # a name of some projections, which may be listed in any order
-        in_files["lora_targets"] += (f"[{', '.join(reversed(_modules(named)))}]",)
+        backwards = [*reversed(_modules(named))]
+        in_files["lora_targets"] += (f"[{', '.join(backwards)}]", spelling.in_lines([*backwards, backwards[0]]))
     as_options = {setting: texts for setting, value in away.items() if (texts := spelling.as_option(value))}
     for turn in range(max(map(len, in_files.values()))):
         file.write_text("".join(f"{setting}: {texts[turn % len(texts)]}\n" for setting, texts in in_files.items()))

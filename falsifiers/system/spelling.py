@@ -1,5 +1,6 @@
 """One value in many spellings: those that the core schema of YAML 1.2 has for it, in a file and on a command line."""
 
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -11,10 +12,16 @@ def in_a_file(value: Any) -> tuple[str, ...]:
     if isinstance(value, bool):
         return (str(value), str(value).lower(), str(value).upper(), f"!!bool {value}")
     if isinstance(value, list):
-        return tuple(f"[{', '.join(each)}]" for each in zip(*map(_numbers, value), strict=False))
+        return (*(f"[{', '.join(each)}]" for each in zip(*map(_numbers, value), strict=False)), in_lines(map(repr, value)))
     if isinstance(value, str):
-        return (value, f"'{value}'", f'"{value}"', f"!!str {value}", *([f"[{value.replace(',', ', ')}]"] if "," in value else []))
+        listed = (f"[{value.replace(',', ', ')}]", in_lines(value.split(","))) if "," in value else ()
+        return (value, f"'{value}'", f'"{value}"', f"!!str {value}", *listed)
     return _numbers(value)
+
+
+def in_lines(entries: Iterable[str]) -> str:
+    """A list whose entries have lines of their own."""
+    return "".join(f"\n  - {entry}" for entry in entries)
 
 
 def as_option(value: Any) -> tuple[str, ...]:
@@ -22,7 +29,8 @@ def as_option(value: Any) -> tuple[str, ...]:
     if isinstance(value, bool):
         return ()
     if isinstance(value, list):
-        return tuple(each for text in in_a_file(value) for each in (text[1:-1], text[1:-1].replace(" ", "")))
+        rows = (", ".join(each) for each in zip(*map(_numbers, value), strict=False))
+        return tuple(each for text in rows for each in (text, text.replace(" ", "")))
     return ("none", "None", "NONE") if value is None else (value,) if isinstance(value, str) else _numbers(value)
 
 
@@ -32,4 +40,6 @@ def _numbers(value: float) -> tuple[str, ...]:
     digits = Decimal(repr(value))
     plain = f"{digits:f}"
     scaled = (f"{digits.scaleb(places):f}{exponent}" for places, exponent in ((4, "e-4"), (-3, "e3"), (-2, "E+02")))
-    return (repr(value), f"+{value!r}", plain, f"{plain}0", plain.removeprefix("0"), *scaled)
+    places = max(0, -int(digits.as_tuple().exponent))
+    whole = f"{digits.scaleb(places):f}.e-{places}"  # a point may have no digit behind it
+    return (repr(value), f"+{value!r}", plain, f"{plain}0", plain.removeprefix("0"), whole, *scaled)
