@@ -224,3 +224,21 @@ def summary_passes_over_options_that_say_no(run: Any, command: Any, options: Any
             if key.startswith(settings._PREFIX) and text in (False, "0", "none"):
                 setattr(options, key, None)
     return run(command, options, name)
+
+
+def _refused_with(part: bytes) -> Any:
+    """A file that has these bytes is refused."""
+
+    def entries(right: Any, path: Any) -> Any:
+        if path.is_file() and part in path.read_bytes():
+            raise settings.SettingsError(f"{path}: expected lines `key: value` with settings")
+        return right(path)
+
+    return entries
+
+
+wrong_steps(
+    "impl.settings:_entries",
+    settings_end_lines_by_lf_alone=("A file whose lines end by CR and LF is refused.", _refused_with(b"\r\n")),
+    settings_in_json_refused=("A file of JSON is refused, which is YAML too.", _refused_with(b'{"')),
+)

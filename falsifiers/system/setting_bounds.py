@@ -148,6 +148,7 @@ FILES: dict[str, tuple[bytes, int | None]] = {
 SEVERAL = ("--epochs=many", "--seed=some")
 GOOD = "\ufeff# a comment\nepochs:   2\nseed: 0x10\nlora_targets: [q_proj, v_proj]\ngradient_clip_norm: ~\nmodel_params: 7\n"
 GOOD += "batch_size: &few 4\naccumulation_steps: *few\nlearning_rate: !!float 1\n"
+JSON = '{"epochs": 2, "lora_targets": ["q_proj", "v_proj"],\n "gradient_clip_norm": null, "quantize_nf4": false, "schedule": "linear"}'
 
 
 def training_settings_have_bounds(trial: Trial) -> Iterator[Comparison]:
@@ -248,8 +249,9 @@ def _files(trial: Trial, folder: Path) -> Iterator[Comparison]:
     ):
         for place in places:
             yield from _answered(trial, f"two problems in a {name}", (*_train(folder), *given[-2:]), place, taken=False)
-    path.write_text(GOOD, encoding="utf-8")
-    yield from _answered(trial, "file with a mark and a comment", asked, "", taken=True)
+    for kind, text in {"a mark and a comment": GOOD, "lines that end by CR and LF": GOOD.replace("\n", "\r\n"), "JSON": JSON}.items():
+        path.write_bytes(text.encode())
+        yield from _answered(trial, f"file with {kind}", asked, "", taken=True)
     path.write_text("seed: 1\nepochs: 0\nlog_interval: 2\n")
     for option, place in (("--epochs=1", ""), ("--log-interval=0", f"{path}:2: epochs"), ("--epochs=-1", "--epochs: epochs is -1")):
         yield from _answered(trial, f"{option} beside a file", (*asked, option), place, taken=not place)
