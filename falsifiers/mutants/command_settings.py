@@ -242,3 +242,14 @@ wrong_steps(
     settings_end_lines_by_lf_alone=("A file whose lines end by CR and LF is refused.", _refused_with(b"\r\n")),
     settings_in_json_refused=("A file of JSON is refused, which is YAML too.", _refused_with(b'{"')),
 )
+wrong_step(
+    "impl.commands.train:parameter_count", name="parameters_of_a_files_size", doc="An .apr file has a parameter for each four bytes."
+)(lambda right, model: model.stat().st_size // 4 if model.is_file() else right(model))
+
+
+@wrong_step("impl.commands.summary:memory_of_a_step")
+def summary_memory_of_folders_alone(right: Any, model: Any, *given: Any) -> Any:
+    """The memory of a step on an .apr file is not told."""
+    if model.is_file():
+        raise settings.SettingsError("--memory: expected a model to train on, from a checkpoint folder")
+    return right(model, *given)

@@ -94,8 +94,12 @@ def _reach(trial: Trial, name: str, problem: Small, away: Mapping[str, Any]) -> 
         if (title := f"memory of a training step on CUDA, {step}") not in memory:
             yield broken("summary of the memory of an adapter", "is of another step", title, str(memory))
         else:
-            of_model = trial.commands.run("summary", "--memory", f"--model={problem.base}", *options(expected)).out.splitlines()
+            apr = problem.folder / "base.apr"
+            trial.commands.run("export", f"--model={problem.base}", f"--output={apr}")
+            asked = ("summary", "--memory", *options(expected))
+            of_model, of_file = (trial.commands.run(*asked, f"--model={each}").out.splitlines() for each in (problem.base, apr))
             yield from same("memory of an adapter, and of its settings", *(said[said.index(title) :] for said in (of_model, memory)))
+            yield from same("memory of a folder, and of an .apr file", *(said[said.index(title) :] for said in (of_model, of_file)))
     if ways["lora_alpha"] == "default":
         yield from _alpha_of_a_file(trial, problem, where, expected)
     trial.commands.run(*where, f"--output={second}", f"--config={first / CONFIG}")
